@@ -260,6 +260,8 @@ class Data(Struct):
     valid_rows: int
     split: str
     synthetic: bool
+    baseline_rows: int | None = None
+    """Training rows, at equal distances, that the baselines were fitted on; only if not all were."""
     skipped: dict[str, int] | None = None
     """Lines of a log that were left out, by reason; only if there are any."""
 

@@ -6,7 +6,7 @@ Shapes: N samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -67,47 +67,67 @@ def majority(rate: float, count: int) -> Tensor:
 
 
 def additive_logits(
-    train_ids: list[Tensor],
+    train_ids: list[Tensor], labels_N: Tensor, valid_ids: list[Tensor], *, ridge: float = 2.0
+) -> Tensor:
+    """Logits of validation rows by a regression on the ids of training rows."""
+    return fit_additive(train_ids, labels_N, ridge=ridge)(valid_ids)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Additive:
+    """A logistic regression with an intercept, one weight for each id and one for each number."""
+
+    intercept: Tensor
+    weights: list[Tensor]
+    slopes_D: Tensor
+
+    def __call__(self, ids: list[Tensor], dense_ND: Tensor | None = None) -> Tensor:
+        """Logits of rows; an id above those of the training rows has weight 0."""
+        logits_N = self.intercept.expand(len(ids[0])).clone()
+        for ids_N, weight in zip(ids, self.weights):
+            logits_N += _looked_up(torch.nn.functional.pad(weight, (0, 1)), ids_N.clamp_max(len(weight)))
+        return logits_N if dense_ND is None else logits_N + dense_ND.double() @ self.slopes_D
+
+
+def fit_additive(
+    ids: list[Tensor],
     labels_N: Tensor,
-    valid_ids: list[Tensor],
+    dense_ND: Tensor | None = None,
     *,
-    dense: tuple[Tensor, Tensor] | None = None,
     ridge: float = 2.0,
     sweeps: int = 60,
     tolerance: float = 1e-6,
-) -> Tensor:
-    """Logistic regression with an intercept and one weight for each id, penalised by ridge / 2 * weight^2.
+) -> Additive:
+    """Fit a regression whose weights are penalised by ridge / 2 * weight^2.
 
     Newton steps, one group of weights at a time: within a group the problem splits into one-dimensional ones. Ids may
-    have several columns, of which negative ones are ignored. `dense` are numbers of the training and validation rows,
-    one weight for each column.
+    have several columns, of which negative ones are ignored.
     """
     labels_N = labels_N.double()
-    rows = [int(max(a.max(), b.max())) + 1 for a, b in zip(train_ids, valid_ids)]
-    weights = [torch.zeros(count, dtype=torch.float64) for count in rows]
+    weights = [torch.zeros(int(ids_N.max()) + 1, dtype=torch.float64) for ids_N in ids]
     intercept = majority(float(labels_N.mean()), 1)[0]
     logits_N = intercept.expand_as(labels_N).clone()
-    numbers = [part.double() for part in dense] if dense is not None and dense[0].shape[1] else None
-    slopes = torch.zeros(numbers[0].shape[1] if numbers else 0, dtype=torch.float64)
+    numbers_ND = dense_ND.double() if dense_ND is not None and dense_ND.shape[1] else None
+    slopes_D = torch.zeros(0 if dense_ND is None else dense_ND.shape[1], dtype=torch.float64)
     for _ in range(sweeps):
         largest = 0.0
-        for ids, weight in zip(train_ids, weights):
+        for ids_N, weight in zip(ids, weights):
             p_N = logits_N.sigmoid()
             # Ids of one row move its logit together: smaller steps keep their sum from overshooting.
-            most = ids.shape[1] if ids.ndim == 2 else 1
-            slope = _totals(ids, labels_N - p_N, len(weight)) - ridge * weight
-            curvature = _totals(ids, p_N * (1 - p_N), len(weight)) * most + ridge
+            most = ids_N.shape[1] if ids_N.ndim == 2 else 1
+            slope = _totals(ids_N, labels_N - p_N, len(weight)) - ridge * weight
+            curvature = _totals(ids_N, p_N * (1 - p_N), len(weight)) * most + ridge
             change = slope / curvature
             weight += change
-            logits_N += _looked_up(change, ids)
+            logits_N += _looked_up(change, ids_N)
             largest = max(largest, float(change.abs().max()))
-        if numbers:
+        if numbers_ND is not None:
             p_N = logits_N.sigmoid()
-            slope = numbers[0].T @ (labels_N - p_N) - ridge * slopes
-            curved = numbers[0].T @ (numbers[0] * (p_N * (1 - p_N)).unsqueeze(1))
-            change = torch.linalg.solve(curved + ridge * torch.eye(len(slopes), dtype=torch.float64), slope)
-            slopes += change
-            logits_N += numbers[0] @ change
+            slope = numbers_ND.T @ (labels_N - p_N) - ridge * slopes_D
+            curved = numbers_ND.T @ (numbers_ND * (p_N * (1 - p_N)).unsqueeze(1))
+            change = torch.linalg.solve(curved + ridge * torch.eye(len(slopes_D), dtype=torch.float64), slope)
+            slopes_D += change
+            logits_N += numbers_ND @ change
             largest = max(largest, float(change.abs().max()))
         p_N = logits_N.sigmoid()
         shift = (labels_N - p_N).sum() / (p_N * (1 - p_N)).sum().clamp_min(1e-12)
@@ -115,10 +135,7 @@ def additive_logits(
         logits_N += shift
         if max(largest, abs(float(shift))) < tolerance:
             break
-    result = intercept.expand(len(valid_ids[0])).clone()
-    for ids, weight in zip(valid_ids, weights):
-        result += _looked_up(weight, ids)
-    return result + numbers[1] @ slopes if numbers else result
+    return Additive(intercept=intercept, weights=weights, slopes_D=slopes_D)
 
 
 def _totals(ids: Tensor, values_N: Tensor, count: int) -> Tensor:
@@ -136,6 +153,7 @@ def _looked_up(weight: Tensor, ids: Tensor) -> Tensor:
 MOST_TRAINING_ROWS = 500_000
 """Baselines of click rows are fitted on at most so many training rows, at equal distances."""
 _MOST_CATEGORIES = 254
+_MOST_INDICATORS = 64
 _FOLDS, _PRIOR_ROWS = 5, 10
 
 
@@ -149,66 +167,122 @@ class FeatureRows:
     labels_N: Tensor
 
 
-def click_logits(train: FeatureRows, valid: FeatureRows, *, user: str | None, item: str | None) -> dict[str, Tensor]:
-    """Logits of the validation rows by rules and models of the same features: the majority class, biases of user and
-    item or else of every category, logistic regression, and gradient boosting if scikit-learn is installed."""
+ClickRule = Callable[[FeatureRows], Tensor]
+"""Logits of click rows."""
 
-    def additive(keys: Iterable[str], **more: Any) -> Tensor:
-        keys = list(keys)
-        ids = ([part.ids[key] for key in keys] for part in (train, valid))
-        return additive_logits(next(ids), train.labels_N, next(ids), **more)
 
-    logits = {"majority": majority(float(train.labels_N.double().mean()), len(valid.labels_N))}
+def click_rules(train: FeatureRows, *, user: str | None, item: str | None) -> dict[str, ClickRule]:
+    """Rules and models of the same features, fitted on training rows: the majority class, biases of user and item or
+    else of every category, logistic regression, and gradient boosting if scikit-learn is installed."""
+    rate = float(train.labels_N.double().mean())
+    rules: dict[str, ClickRule] = {"majority": lambda rows: majority(rate, len(rows.labels_N))}
     if item is not None:
-        logits["item_bias"] = additive([item])
+        rules["item_bias"] = _additive(train, [item])
     if user is not None and item is not None:
-        logits["user_item_bias"] = additive([user, item])
+        rules["user_item_bias"] = _additive(train, [user, item])
     elif len(train.ids) > 1 or train.dense_ND.shape[1]:
-        logits["category_bias"] = additive(train.ids, sweeps=20, tolerance=1e-4)
-    dense = (train.dense_ND, valid.dense_ND)
-    logits["logistic"] = additive(train.ids, dense=dense, sweeps=20, tolerance=1e-4)
-    boosted = _boosted(train, valid)
-    return logits if boosted is None else {**logits, "gradient_boosting": boosted}
+        rules["category_bias"] = _additive(train, list(train.ids), sweeps=20, tolerance=1e-4)
+    logistic = fit_additive(list(train.ids.values()), train.labels_N, train.dense_ND, sweeps=20, tolerance=1e-4)
+    rules["logistic"] = lambda rows: logistic([rows.ids[key] for key in train.ids], rows.dense_ND)
+    boosted = _boosted(train)
+    return rules if boosted is None else {**rules, "gradient_boosting": boosted}
 
 
-def _boosted(train: FeatureRows, valid: FeatureRows) -> Tensor | None:
-    """scikit-learn's histogram gradient boosting; columns with many categories become their cross-fitted mean label."""
+def _additive(train: FeatureRows, keys: list[str], **settings: Any) -> ClickRule:
+    fitted = fit_additive([train.ids[key] for key in keys], train.labels_N, **settings)
+    return lambda rows: fitted([rows.ids[key] for key in keys])
+
+
+def gradient_boosting(labels_N: NDArray[np.float32], **settings: Any) -> Any:
+    """A model of scikit-learn's histogram gradient boosting, to be fitted; None where scikit-learn is not installed or
+    the labels are of one class."""
     try:
         ensemble = import_module("sklearn.ensemble")
     except ImportError:
         notice_once("no baseline of gradient boosting: it needs scikit-learn (pip install 'recperf[baselines]')")
         return None
-    labels = train.labels_N.numpy()
+    if labels_N.min() == labels_N.max():
+        return None
+    return ensemble.HistGradientBoostingClassifier(random_state=0, **settings)
+
+
+Columns = Callable[[NDArray[np.int64]], NDArray[Any]]
+"""Columns of numbers from the ids of rows, [rows, most ids]."""
+
+
+def _boosted(train: FeatureRows) -> ClickRule | None:
+    """Gradient boosting on numbers and categories. Columns with many categories become their cross-fitted mean label;
+    those with several in a row also become indicators of the most common ones."""
+    labels_N = train.labels_N.numpy()
     columns, is_category = [train.dense_ND.numpy()], [False] * train.dense_ND.shape[1]
-    scored = [valid.dense_ND.numpy()]
+    encoders: dict[str, list[Columns]] = {}
     for key, ids in train.ids.items():
-        rows, others = (part.reshape(len(part), -1)[:, :1].numpy() for part in (ids, valid.ids[key]))
-        few = max(int(rows.max()), int(others.max())) < _MOST_CATEGORIES
-        if not few:
-            rows, others = _mean_labels(rows[:, 0], labels, others[:, 0])
-        columns.append(rows)
-        scored.append(others)
-        is_category.append(few)
-    model = ensemble.HistGradientBoostingClassifier(categorical_features=is_category, random_state=0)
-    model.fit(np.concatenate(columns, 1).astype(np.float32), labels)
-    return torch.from_numpy(model.decision_function(np.concatenate(scored, 1).astype(np.float32)))
+        ids_NL = ids.reshape(len(ids), -1).numpy()
+        several = ids.ndim == 2
+        if not several and int(ids_NL.max()) < _MOST_CATEGORIES:
+            encoders[key] = [lambda ids_NL: ids_NL]
+            columns.append(ids_NL)
+            is_category.append(True)
+            continue
+        means_N1, means_of = _mean_labels(ids_NL, labels_N)
+        indicators = [_indicators(ids_NL)] if several else []
+        encoders[key] = [means_of, *indicators]
+        columns += [means_N1, *(indicate(ids_NL) for indicate in indicators)]
+        is_category += [False] * sum(part.shape[1] for part in columns[-1 - len(indicators) :])
+    model = gradient_boosting(labels_N, categorical_features=is_category)
+    if model is None:
+        return None
+    model.fit(np.concatenate(columns, 1).astype(np.float32), labels_N)
+
+    def logits(rows: FeatureRows) -> Tensor:
+        columns = [rows.dense_ND.numpy()]
+        for key, encode in encoders.items():
+            ids_NL = rows.ids[key].reshape(len(rows.labels_N), -1).numpy()
+            columns += [one(ids_NL) for one in encode]
+        return torch.from_numpy(model.decision_function(np.concatenate(columns, 1).astype(np.float32)))
+
+    return logits
 
 
-def _mean_labels(
-    rows: NDArray[np.int64], labels: NDArray[np.float32], others: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The mean label of each row's category among training rows of other folds, drawn to that of all rows."""
-    count, rate = int(max(rows.max(), others.max())) + 1, float(labels.mean())
-    fold = np.arange(len(rows)) % _FOLDS
-    own = fold * count + rows
-    totals = [
-        np.bincount(own, values, _FOLDS * count).reshape(_FOLDS, count) for values in (labels, np.ones_like(labels))
+def _indicators(ids_NL: NDArray[np.int64]) -> Columns:
+    """Whether rows have each of the ids that most training rows have."""
+    counts = np.bincount(ids_NL[ids_NL >= 0])
+    common = np.argsort(-counts, kind="stable")[: min(_MOST_INDICATORS, np.count_nonzero(counts))]
+    # The last place is of all other ids, and of -1.
+    places = np.full(len(counts) + 1, len(common))
+    places[common] = np.arange(len(common))
+
+    def columns(ids_NL: NDArray[np.int64]) -> NDArray[np.float32]:
+        has = np.zeros((len(ids_NL), len(common) + 1), np.float32)
+        np.put_along_axis(has, places[np.minimum(ids_NL, len(counts))], 1.0, axis=1)
+        return has[:, :-1]
+
+    return columns
+
+
+def _mean_labels(ids_NL: NDArray[np.int64], labels_N: NDArray[np.float32]) -> tuple[NDArray[np.float64], Columns]:
+    """The mean label of each row's categories among training rows of other folds, drawn to that of all rows; and the
+    same for rows that are not training rows."""
+    count, rate = int(ids_NL.max()) + 1, float(labels_N.mean())
+    fold_N1 = (np.arange(len(ids_NL)) % _FOLDS)[:, None]
+    own_NL, present_NL = fold_N1 * count + ids_NL, ids_NL >= 0
+    by_fold = [
+        np.bincount(own_NL[present_NL], np.broadcast_to(values[:, None], ids_NL.shape)[present_NL], _FOLDS * count)
+        for values in (labels_N, np.ones_like(labels_N))
     ]
-    clicks, shown = totals[0].sum(0), totals[1].sum(0)
+    # One more category: those that no training row has.
+    clicks, shown = (np.append(part.reshape(_FOLDS, count).sum(0), 0.0) for part in by_fold)
 
-    def mean(clicks: NDArray[np.float64], shown: NDArray[np.float64]) -> NDArray[np.float64]:
-        return ((clicks + _PRIOR_ROWS * rate) / (shown + _PRIOR_ROWS))[:, None]
+    def mean(ids_NL: NDArray[np.int64], clicks: NDArray[np.float64], shown: NDArray[np.float64]) -> NDArray[np.float64]:
+        present_NL = ids_NL >= 0
+        means_NL = np.where(present_NL, (clicks + _PRIOR_ROWS * rate) / (shown + _PRIOR_ROWS), 0.0)
+        present_N1 = np.maximum(present_NL.sum(1, keepdims=True), 1)
+        means_N1: NDArray[np.float64] = means_NL.sum(1, keepdims=True) / present_N1
+        return means_N1
 
-    return mean(clicks[rows] - totals[0].ravel()[own], shown[rows] - totals[1].ravel()[own]), mean(
-        clicks[others], shown[others]
-    )
+    def columns(ids_NL: NDArray[np.int64]) -> NDArray[np.float64]:
+        known_NL = np.minimum(ids_NL, count)
+        return mean(ids_NL, clicks[known_NL], shown[known_NL])
+
+    others = (total[ids_NL] - part[own_NL] for total, part in zip((clicks, shown), by_fold))
+    return mean(ids_NL, *others), columns

@@ -19,13 +19,13 @@ from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
 from ..models.tables import HashedTable, SparseTables
-from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_logits
+from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_rules
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
 from ..train.ranking import Scorer
 from ..train.schedule import one_cycle
-from .click_candidates import ClickCatalogue, of_samples, strongest_feature
+from .click_candidates import AT_ONCE, ClickCatalogue, of_samples, strongest_feature
 
 SCORING_BATCH = 8192
 
@@ -70,12 +70,26 @@ def imported_rows(clicks: ImportedClicks) -> ScoredRows:
 
 def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
     """Of baselines on the features of imported clicks."""
-    train, valid = clicks.count("train"), clicks.count("valid")
     roles = {role: clicks.manifest[role] for role in ("user", "item")}
     names = {role: name if name in clicks.keys else None for role, name in roles.items()}
-    step = -(-train // MOST_TRAINING_ROWS)
-    fitted = _feature_rows(clicks, clicks.every("train", step))
-    return click_logits(fitted, _feature_rows(clicks, clicks.rows_of("valid", 0, valid)), **names)
+    rules = click_rules(_feature_rows(clicks, clicks.every("train", _fitted_step(clicks))), **names)
+    logits: dict[str, list[Tensor]] = {name: [] for name in rules}
+    for first in range(0, clicks.count("valid"), AT_ONCE):
+        rows = _feature_rows(clicks, clicks.rows_of("valid", first, first + AT_ONCE))
+        for name, rule in rules.items():
+            logits[name].append(rule(rows))
+    return {name: torch.cat(parts) for name, parts in logits.items()}
+
+
+def imported_facts(clicks: ImportedClicks) -> dict[str, Any]:
+    """Facts about imported clicks for a result."""
+    train, step = clicks.count("train"), _fitted_step(clicks)
+    return {**clicks.describe(), **({"baseline_rows": -(-train // step)} if step > 1 else {})}
+
+
+def _fitted_step(clicks: ImportedClicks) -> int:
+    """Baselines are fitted on every so many training rows."""
+    return -(-clicks.count("train") // MOST_TRAINING_ROWS)
 
 
 def _feature_rows(clicks: ImportedClicks, rows: Rows) -> FeatureRows:

@@ -74,6 +74,8 @@ def quality_table(result: Result) -> Table:
         f"Scored on {count(data['valid_rows'])} validation rows after the last step (not the best epoch), "
         f"{seeds_text(result)}; trained on {count(data['train_rows'])} rows."
     )
+    if data.get("baseline_rows"):
+        note += f" The baselines were fitted on {count(data['baseline_rows'])} of them, at equal distances."
     if "planted" in part["baselines"]:
         note += " The labels were drawn from the true model of the synthetic data: no model can do better."
     return Table(("", *(metric(name) for name in names)), rows, note)

@@ -27,7 +27,7 @@ from ...execution.workload import ScoredRows, describe_synthetic, require_memory
 from ...train.baselines import majority, synthetic_logits
 from ...train.loop import Order
 from ..click_candidates import ClickCatalogue, of_imported
-from ..clicks import SCORING_BATCH, imported_logits, imported_rows, imported_strongest, require_tables
+from ..clicks import SCORING_BATCH, imported_facts, imported_logits, imported_rows, imported_strongest, require_tables
 from .config import LESS, DLRMWorkloadConfig, estimate, reduction_bytes, table_share
 
 
@@ -99,7 +99,7 @@ class ClickSource:
     def facts(self) -> dict[str, Any]:
         """What a result records about the data."""
         if isinstance(self._store, ImportedClicks):
-            return self._store.describe()
+            return imported_facts(self._store)
         if self._store is not None:
             return describe_criteo(self._store)
         data, batch = self.config.data, self.config.train.batch_size

@@ -36,6 +36,7 @@ from ..clicks import (
     SCORING_BATCH,
     DLRMTrialState,
     PreparedSamples,
+    imported_facts,
     imported_logits,
     imported_samples,
     largest_product,
@@ -58,7 +59,7 @@ class PreparedClicks(PreparedSamples):
         if self.clicks is not None:
             require_tables(config.model, self.clicks)
             self.train, self.valid = imported_samples(self.clicks)
-            self.data = self.clicks.describe()
+            self.data = imported_facts(self.clicks)
         else:
             self.train, self.valid, self.data = movielens_samples(config.data, config.model)
         self.settings = choose(
