@@ -111,4 +111,4 @@ def test_a_wrong_import_is_one_line(call: Call, data: str) -> None:
     code, _, err = call("data", "import", "--clicks", "a.csv", "--label", "click")
     assert (code, "there is no column 'click' for the label; did you mean 'clicked'?" in err) == (3, True)
     code, _, err = call("run", "dlrm", "--data", data, "--data.split", "cold", "--data.holdout", "0.001")
-    assert (code, "leaves no rating to validate on" in err) == (3, True)
+    assert (code, "leaves no row to validate on" in err) == (3, True)

@@ -194,7 +194,7 @@ def test_cold_users_never_train() -> None:
 @pytest.mark.parametrize(("split", "ratings"), [("random", 1), ("random", 2), ("last", 5), ("cold", 1)])
 def test_a_split_that_leaves_a_side_empty_is_refused(split: Split, ratings: int) -> None:
     rows = [(row + 1, 1, 5, row) for row in range(ratings)]
-    with pytest.raises(DataError, match="leaves no rating to") as caught:
+    with pytest.raises(DataError, match="leaves no row to") as caught:
         build(small_dataset(rows), MovieLensConfig(split=split))
     assert caught.value.fix
 

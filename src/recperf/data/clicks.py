@@ -116,11 +116,11 @@ def mark_validation(
         valid = _last_of_each_user(users, np.zeros(rows) if times is None else times, config)
     empty = "train" if valid.all() else "validate" if not valid.any() else None
     if empty:
-        size = f"{rows} ratings by {len(np.unique(users))} users" if users is not None else f"{rows} rows"
+        size = f"{rows:,} rows" + (f" of {len(np.unique(users)):,} users" if users is not None else "")
         raise DataError(
-            f"split {config.split!r} with holdout {config.holdout} leaves no rating to {empty} on ({size})",
+            f"split {config.split!r} with holdout {config.holdout} leaves no row to {empty} on ({size})",
             where={"data": name},
-            fix="use more ratings, another data.split or another data.holdout",
+            fix="use more rows, another data.split or another data.holdout",
         )
     return valid
 

@@ -147,11 +147,19 @@ def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
 
 def require_tables(model: DLRMConfig, clicks: ImportedClicks) -> None:
     """Refuse a model whose tables or dense features are not those of the data, as in a config of other rows."""
-    sizes = (clicks.keys, clicks.table_rows, len(clicks.dense_names))
-    if (model.features, model.rows, model.dense) != sizes:
-        name = clicks.manifest["name"]
-        what = f"the model has other tables than the rows of {name} need: {model.rows}, not {clicks.table_rows}"
-        raise ConfigError(what, where={"field": "model.rows"}, fix=f"recperf run dlrm --data {name}")
+    needed, rows = dict(zip(clicks.keys, clicks.table_rows)), dict(zip(model.features, model.rows))
+    differing = next((key for key in (*needed, *rows) if rows.get(key) != needed.get(key)), None)
+    if differing is not None:
+        sizes = (f"{table[differing]:,} rows" if differing in table else "no table" for table in (rows, needed))
+        what = f"for column {differing!r} the model has {next(sizes)}, the data needs {next(sizes)}"
+    elif model.dense != len(clicks.dense_names):
+        what = f"the model has {model.dense:,} dense features, the data {len(clicks.dense_names):,}"
+    elif model.features != clicks.keys:
+        what = "the model has the tables of the data in another order"
+    else:
+        return
+    fix = f"recperf run dlrm --data {clicks.manifest['name']}"
+    raise ConfigError(what, where={"field": "model", "data": clicks.manifest["name"]}, fix=fix)
 
 
 class DLRMTrialState:
