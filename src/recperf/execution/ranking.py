@@ -75,7 +75,7 @@ class RankedRows:
         """Metrics, those of each segment of the scored rows, and replicates of the NDCG."""
         targets_Q = self.items_N[self.rows_Q]
         own_Q = score(self.rows_Q, targets_Q).double().cpu()
-        higher_Q, same_Q, _ = positions(score, self.rows_Q, own_Q, targets_Q, self.candidates())
+        higher_Q, same_Q = positions(score, self.rows_Q, own_Q, targets_Q, self.candidates())
         gain = gains(higher_Q, same_Q)
         by_segment = {}
         for name, inside_N in segments.items():

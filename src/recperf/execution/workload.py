@@ -193,13 +193,6 @@ class Prepared(Protocol):
         """Logits, or scores of any scale, that simple rules give the scored rows, by name and in the rows' order."""
         ...
 
-    def baselines(self) -> dict[str, dict[str, float]]:
-        """Metrics of simple rules on the same rows, by name."""
-        from ..train.metrics import binary_metrics
-
-        labels_N = self.scored_rows().labels_N
-        return {name: binary_metrics(logits_N, labels_N) for name, logits_N in self.baseline_logits().items()}
-
     def catalogue(self) -> Catalogue | None:
         """The items that rows can be ranked among; None where rows have no user or no item."""
         return None

@@ -23,11 +23,12 @@ Scorer = Callable[[Tensor, Tensor], Tensor]
 
 def positions(
     score: Scorer, rows_Q: Tensor, own_Q: Tensor, targets_Q: Tensor, candidates: Iterator[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row how many candidates score higher than its own item, how many others score the same, and how many
-    candidates there are. `candidates` yields each row's; the row's own item among them is passed over, because its
-    score `own_Q` is known. Pairs are scored in groups of about equal size, so memory is bounded."""
-    higher_Q, same_Q, count_Q = (torch.zeros(len(rows_Q), dtype=torch.int64) for _ in range(3))
+) -> tuple[Tensor, Tensor]:
+    """For each row how many candidates score higher than its own item, and how many others score the same.
+
+    `candidates` yields each row's; the row's own item among them is passed over, because its score `own_Q` is known.
+    Pairs are scored in groups of about equal size, so memory is bounded."""
+    higher_Q, same_Q = (torch.zeros(len(rows_Q), dtype=torch.int64) for _ in range(2))
     places: list[Tensor] = []
     items: list[Tensor] = []
 
@@ -46,13 +47,12 @@ def positions(
 
     for place, items_C in enumerate(candidates):
         others_C = items_C[items_C != targets_Q[place]]
-        count_Q[place] = len(others_C)
         places.append(torch.full_like(others_C, place))
         items.append(others_C)
         if sum(map(len, items)) >= PAIRS:
             flush()
     flush()
-    return higher_Q, same_Q, count_Q
+    return higher_Q, same_Q
 
 
 def gains(higher_Q: Tensor, same_Q: Tensor, top: int = TOP) -> dict[str, Tensor]:

@@ -36,7 +36,6 @@ class ClickOrder:
     batch_size: int
     seed: int
     split: Split = "train"
-    device: torch.device | str = "cpu"
     block_rows: int = BLOCK_ROWS
     group_blocks: int = GROUP_BLOCKS
     _offsets: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
@@ -106,15 +105,7 @@ class ClickOrder:
 
     def _batch(self, pieces: list[tuple[Tensor, Tensor, Tensor]]) -> ClickBatch:
         dense_BD, ids_BS, labels_B = pieces[0] if len(pieces) == 1 else (torch.cat(parts) for parts in zip(*pieces))
-        if torch.device(self.device).type == "cuda":
-            dense_BD, ids_BS, labels_B = dense_BD.pin_memory(), ids_BS.pin_memory(), labels_B.pin_memory()
-        # Ids are copied to the device as int32 and widened there.
-        ids_BS = ids_BS.to(self.device, non_blocking=True)
-        return ClickBatch(
-            dense_BD.to(self.device, non_blocking=True),
-            self._features(ids_BS),
-            labels_B.to(self.device, non_blocking=True).float(),
-        )
+        return ClickBatch(dense_BD, self._features(ids_BS), labels_B.float())
 
     def _features(self, ids_BS: Tensor) -> JaggedFeatures:
         keys, slots = self.store.keys, self.store.slots
@@ -128,7 +119,7 @@ class ClickOrder:
 
     def _offsets_of(self, ids: int) -> Tensor:
         if ids not in self._offsets:
-            self._offsets[ids] = torch.arange(ids + 1, device=self.device)
+            self._offsets[ids] = torch.arange(ids + 1)
         return self._offsets[ids]
 
 
