@@ -23,7 +23,7 @@ BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.-=*#"
 
 
 class Training:
-    """How far one training is, as told after every step."""
+    """How far one training is; updated after every step."""
 
     def __init__(self, label: str, total: int, done: int) -> None:
         self.label, self.total, self.first, self.step = label, total, done, done

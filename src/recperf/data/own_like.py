@@ -50,11 +50,13 @@ def ratings(random: np.random.Generator, users: int = 6_000, items: int = 1_200)
     for user in range(users):
         count = 2 + int(random.geometric(0.22))
         affinity_I = genres_IT @ liked_UT[user] / np.sqrt(genres_IT.sum(1))
-        chosen = _choose(random, popular_I * np.exp(0.5 * affinity_I), count)
-        score = 3.4 + mood_U[user] + quality_I[chosen] + 0.7 * affinity_I[chosen] + random.normal(0, 0.6, len(chosen))
-        times = first_U[user] + np.cumsum(random.exponential(0.7 * DAY_S, len(chosen))).astype(np.int64)
+        items_K = _draw(random, popular_I * np.exp(0.5 * affinity_I), count)
+        score = (
+            3.4 + mood_U[user] + quality_I[items_K] + 0.7 * affinity_I[items_K] + random.normal(0, 0.6, len(items_K))
+        )
+        times = first_U[user] + np.cumsum(random.exponential(0.7 * DAY_S, len(items_K))).astype(np.int64)
         for item, value, time in zip(
-            chosen.tolist(), np.clip(np.rint(score), 1, 5).astype(int).tolist(), times.tolist()
+            items_K.tolist(), np.clip(np.rint(score), 1, 5).astype(int).tolist(), times.tolist()
         ):
             genres = "|".join(GENRES[topic] for topic in np.flatnonzero(genres_IT[item]))
             rows.append((f"u{user}", f"m{item}", value, datetime.fromtimestamp(time, UTC).isoformat()[:19], genres))
@@ -74,10 +76,10 @@ def sessions(random: np.random.Generator, users: int = 1_500, items: int = 3_000
         popular_I = appeal_I * np.where(age_I >= 0, 0.5 ** (age_I / 4), 0.0)
         for user in np.flatnonzero(random.random(users) < 1 - np.exp(-0.25 * active_U)).tolist():
             topic = int(random.choice(TOPICS, p=taste_UT[user]))
-            chosen = _choose(random, popular_I * np.where(topic_I == topic, 1.0, 0.02), int(random.integers(2, 7)))
-            seconds = random.integers(0, DAY_S - 7_200) + np.cumsum(random.exponential(90.0, len(chosen)))
+            items_K = _draw(random, popular_I * np.where(topic_I == topic, 1.0, 0.02), int(random.integers(2, 7)))
+            seconds = random.integers(0, DAY_S - 7_200) + np.cumsum(random.exponential(90.0, len(items_K)))
             times = (1_000 * (START + day * DAY_S + seconds)).astype(np.int64)
-            rows += [(f"v{user}", item, time) for item, time in zip(chosen.tolist(), times.tolist())]
+            rows += [(f"v{user}", item, time) for item, time in zip(items_K.tolist(), times.tolist())]
     return iter(sorted(rows, key=lambda row: row[2]))
 
 
@@ -96,7 +98,7 @@ def _topics(random: np.random.Generator, items: int) -> Floats:
     return topics_IT
 
 
-def _choose(random: np.random.Generator, weights_I: Floats, count: int) -> NDArray[np.int64]:
+def _draw(random: np.random.Generator, weights_I: Floats, count: int) -> NDArray[np.int64]:
     """Different items, drawn by weight."""
     keys_I = random.exponential(1.0, len(weights_I)) / np.maximum(weights_I, 1e-12)
     return np.argpartition(keys_I, count)[:count]

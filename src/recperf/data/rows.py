@@ -99,8 +99,7 @@ class Ids:
         """Where in `values` each id of a column is; -1 for one that is missing or unknown."""
         compute, arrow = pyarrow(".compute"), pyarrow()
         column = as_text(column) if self.text else as_integers(column, self.role)
-        found = compute.index_in(column, value_set=self.values, skip_nulls=True)
-        places = compute.fill_null(found, -1)
+        places = compute.fill_null(compute.index_in(column, value_set=self.values, skip_nulls=True), -1)
         return np.asarray(places.cast(arrow.int64()).to_numpy(zero_copy_only=False) if _single(places) else places)
 
     def of_numbers(self, numbers_N: NDArray[np.int64]) -> Any:

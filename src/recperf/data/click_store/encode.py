@@ -60,7 +60,7 @@ class StoredColumns:
 
     @property
     def sparse(self) -> list[tuple[ColumnFacts, Vocabulary]]:
-        return [(one, words) for one, words in zip(self.facts, self.vocabularies) if one.kind != "numeric"]
+        return [pair for pair in zip(self.facts, self.vocabularies) if pair[0].kind != "numeric"]
 
 
 def layout_of(facts: list[ColumnFacts], *, times: bool) -> Layout:

@@ -50,8 +50,8 @@ class Vocabulary:
             indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
             codes = hashes[indices] if len(hashes) else np.zeros(len(texts), np.int32)
         else:
-            found = compute.index_in(texts, value_set=self.values).fill_null(UNSEEN - 1)
-            codes = found.to_numpy(zero_copy_only=False).astype(np.int32) + 1
+            entries = compute.index_in(texts, value_set=self.values).fill_null(UNSEEN - 1)
+            codes = entries.to_numpy(zero_copy_only=False).astype(np.int32) + 1
         return np.where(missing, 0, codes).astype(np.int32)
 
     def slots(self, lists: Any, width: int) -> NDArray[np.int32]:
