@@ -143,7 +143,7 @@ def test_scores_equal_the_evaluation(name: str, runs: Any, tmp_path: Path) -> No
         keys = list(zip(*(rows[column].to_pylist() for column in ("user", "item", "time"))))
         events = Counter(keys)
         unique = np.array([events[key] == 1 for key in keys])
-    assert unique.mean() > 0.99
+    assert unique.mean() > 0.95
     table, logits = table.filter(unique), logits[unique]
     np.testing.assert_array_equal(table["logit"].to_numpy().astype(np.float32), logits)
     assert np.allclose(table["score"].to_numpy(), 1 / (1 + np.exp(-logits.astype(np.float64))), atol=1e-6)
