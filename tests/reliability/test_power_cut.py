@@ -15,7 +15,8 @@ from power_cut import Recorder, Tree
 
 from recperf.cli import main
 from recperf.data.movielens_like import generate, write
-from recperf.data.yambda.imports import ImportOptions, import_events, originals
+from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.originals import originals
 from recperf.data.yambda.store import MANIFEST, open_store, verify
 from recperf.errors import DataError
 from recperf.runs.record import Run

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import places
+from ..config import require
 from ..errors import DataError, UsageError, closest
 from ..files import open_linked, read_linked
 
@@ -42,6 +44,9 @@ BUILT_IN = {
     "yambda-like": ("events", None),
 }
 """Kind of each dataset that recperf knows, and its folder inside the cache; none for generated ones."""
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+_RESERVED = ("yambda-", "movielens-100k", "movielens-like", "criteo", "ratings-like", "sessions-like")
+"""How the names begin that a dataset of a user cannot have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +83,18 @@ class Dataset:
                 with suppress(FileNotFoundError):
                     total += Path(root, file).lstat().st_size
         return total
+
+
+def legal_name(text: str) -> str:
+    """A name that a dataset may have, like a text."""
+    name = re.sub("[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:48] or "imported"
+    return f"my-{name}" if name.startswith(_RESERVED) else name
+
+
+def require_name(name: str) -> None:
+    """Refuse a name that a dataset of a user cannot have."""
+    is_free = re.fullmatch(_NAME, name) is not None and not name.startswith(_RESERVED)
+    require(is_free, "name", name, "letters, digits, dots and dashes, and not the name of another dataset")
 
 
 def names() -> list[str]:

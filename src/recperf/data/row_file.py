@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from .rows import Table, in_blocks, pyarrow
-from .yambda.imports.load import tables_of
-from .yambda.imports.source import Source, bad_file, inspect
+from .user_files.load import tables_of
+from .user_files.source import Source, bad_file, inspect
 
 
 class RowFile:

@@ -20,9 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recperf.config import to_json
+from recperf.data.user_files import load
 from recperf.data.yambda import imports
-from recperf.data.yambda.imports import ImportOptions, import_events, load, originals
+from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.imports.convert import convert
+from recperf.data.yambda.originals import originals
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import EventStore, open_store, ratios, verify
 from recperf.errors import ConfigError, DataError, MachineError, RecperfError, UsageError
@@ -514,7 +516,7 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
             raise ImportError(name)
         return import_module(name)
 
-    monkeypatch.setattr("recperf.data.yambda.imports.database.import_module", without)
+    monkeypatch.setattr("recperf.data.user_files.database.import_module", without)
     error = import_error(write(tmp_path, HEADER + '"1",1,1,4\n'))
     assert isinstance(error, MachineError)
     assert package in error.what

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from recperf.data.yambda.imports import load
-from recperf.data.yambda.imports.database import open_database
-from recperf.data.yambda.imports.source import inspect
+from recperf.data.user_files import load
+from recperf.data.user_files.database import open_database
+from recperf.data.user_files.source import inspect
 from recperf.data.yambda.store import open_store
 
 pytest.importorskip("pyarrow")

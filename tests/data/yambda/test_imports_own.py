@@ -13,7 +13,8 @@ from recperf.data.yambda import catalogue, imports
 from recperf.data.yambda.check import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
-from recperf.data.yambda.imports import ImportOptions, import_events, originals
+from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.originals import originals
 from recperf.data.yambda.ratings import read_events
 from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
 from recperf.data.yambda.store import EventStore, open_store, verify
@@ -88,7 +89,7 @@ def test_negatives_do_not_depend_on_the_size_of_batches(
 ) -> None:
     monkeypatch.setattr(imports, "_BATCH_ROWS", 2048)
     options = ImportOptions(events=tmp_path / "log.csv", negatives=3)
-    monkeypatch.setattr("recperf.data.yambda.imports.database._MAX_THREADS", 1)
+    monkeypatch.setattr("recperf.data.user_files.database._MAX_THREADS", 1)
     assert open_store(import_events(options, tmp_path / "again")).digest == implicit.digest
     popular = ImportOptions(events=tmp_path / "log.csv", negatives=3, negatives_by="popularity")
     assert open_store(import_events(popular, tmp_path / "popular")).digest != implicit.digest

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ...errors import DataError, UsageError, closest
-from ..yambda.imports.database import column_types, fetch_row, literal
-from ..yambda.imports.source import Source, inspect
+from ..user_files.database import column_types, fetch_row, literal
+from ..user_files.source import Source, inspect
 from .options import ClickOptions
 from .values import category, is_integer, is_list, is_number, is_text, is_time, no_number, present
 

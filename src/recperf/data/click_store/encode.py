@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, closest
-from ..yambda.imports.database import column_types, fetch_row, optional_package
+from ..user_files.database import column_types, fetch_row, optional_package
 from .columns import Layout
 from .values import categories, category, no_number, number
 from .vocabulary import Vocabulary

@@ -10,11 +10,10 @@ import numpy as np
 from ... import places
 from ...errors import notice_once
 from ...files import make_folder, one_at_a_time, temporary_folder, writing
-from ..datasets import Dataset
-from ..yambda.imports.database import optional_package
-from ..yambda.imports.ids import originals, own_ids
-from ..yambda.imports.load import LIST_MARK, LIST_ROLE
-from ..yambda.imports.options import legal_name
+from ..datasets import Dataset, legal_name
+from ..user_files.database import optional_package
+from ..user_files.load import LIST_MARK, LIST_ROLE
+from ..yambda.originals import originals, own_ids
 from ..yambda.ratings import GROUPS, stored
 from ..yambda.reference.cache import open_events
 from ..yambda.schema import ANCHORS, LISTEN_PLUS

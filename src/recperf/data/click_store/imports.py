@@ -20,9 +20,9 @@ import numpy as np
 from ...config import to_json
 from ...errors import DataError
 from ...files import make_folder, sha256, sync_folder, temporary_folder, write_json, writing
-from ..yambda.imports.database import column_types, fetch_row, open_database
-from ..yambda.imports.load import load_file
-from ..yambda.imports.source import Source
+from ..user_files.database import column_types, fetch_row, open_database
+from ..user_files.load import load_file
+from ..user_files.source import Source
 from .choose import Columns, choose_columns, decide_types, sql_name
 from .columns import PIECE, ColumnWriter, Layout
 from .encode import ColumnFacts, StoredColumns, layout_of, selection, stored_arrays
@@ -274,7 +274,7 @@ class _Build:
 
 def _pieces(reader: Any) -> Any:
     """Tables of exactly `PIECE` rows, the last one of what is left."""
-    from ..yambda.imports.database import optional_package
+    from ..user_files.database import optional_package
 
     arrow = optional_package("pyarrow")
     waiting: list[Any] = []

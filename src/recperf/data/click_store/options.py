@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from ...config import require, within
 from ...errors import UsageError
-from ..yambda.imports.options import require_name
+from ..datasets import require_name
 
 MOST_SLOTS: Final = 16
 """Most values of a multi-valued column that a row has; further ones are left out."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..yambda.imports.database import literal
+from ..user_files.database import literal
 
 TRUE, FALSE = ("1", "true", "1.0", "yes"), ("0", "false", "0.0", "no", "-1", "-1.0")
 MISSING = (

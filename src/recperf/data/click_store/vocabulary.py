@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import read_linked
-from ..yambda.imports.database import optional_package
+from ..user_files.database import optional_package
 from .rows import EMPTY
 
 UNSEEN = -2

@@ -61,7 +61,7 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
 
     if store.layout == "packed":
         verify(store, first_half)
-        from .imports.ids import originals
+        from .originals import originals
 
         lists = sorted(store.manifest.get("originals", {}))
         for role in lists:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..rows import BadRow, Ids, as_text, one_array, pyarrow
-from .imports.ids import own_ids
+from .originals import own_ids
 from .queries import Queries
 from .schema import ANCHORS, ORGANIC
 from .store import EventStore

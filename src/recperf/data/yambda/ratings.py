@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ...errors import notice_once
 from ..datasets import Dataset
 from ..ratings import Ints, Ratings
-from .imports.ids import originals, own_ids
-from .imports.load import LIST_MARK
+from ..user_files.load import LIST_MARK
+from .originals import originals, own_ids
 from .reference.cache import open_events
 from .schema import ANCHORS, LISTEN_PLUS
 from .store import EventStore

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...data.rows import Ids, Table, pyarrow
 from ...data.yambda.history import Histories
-from ...data.yambda.imports import originals
 from ...data.yambda.moments import Moments
+from ...data.yambda.originals import originals
 from ...data.yambda.queries import Queries
 from ...data.yambda.rates import PRIOR, RECENT
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES

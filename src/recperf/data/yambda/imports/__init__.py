@@ -19,18 +19,18 @@ import numpy as np
 from ....config import to_json
 from ....errors import DataError
 from ....files import sha256
+from ...user_files.database import RESTART, column_types, fetch_row, open_database
+from ...user_files.load import load_file
+from ...user_files.source import Source, inspect, require_role
 from ..schema import LEAST_PLAYED
 from ..store import MANIFEST, kinds_of, read_manifest
 from ..writer import StoreWriter, finished
 from .convert import ID_ROLES, convert
-from .database import RESTART, column_types, fetch_row, open_database
-from .ids import catalogue, number_ids, originals, write_originals
-from .load import load_file
+from .ids import catalogue, number_ids, write_originals
 from .negatives import Events, Negatives
 from .options import ImportOptions
-from .source import Source, inspect, require_role
 
-__all__ = ["ImportOptions", "import_events", "originals"]
+__all__ = ["ImportOptions", "import_events"]
 
 LICENCE = "that of the source"
 HELD_OUT = 0.2

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from ....errors import DataError
+from ...user_files.database import column_types, fetch_row, literal
+from ...user_files.load import LIST_MARK
+from ...user_files.source import Source
 from ..schema import EVENT_TYPES, MOST_ID
-from .database import column_types, fetch_row, literal
-from .load import LIST_MARK
 from .options import ImportOptions, TimeUnit
-from .source import Source
 
 OPTIONAL_ROLES = ("artist", "album")
 ID_ROLES = ("user", "item", *OPTIONAL_ROLES)

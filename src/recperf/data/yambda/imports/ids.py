@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError
-from ....files import read_linked, writing
-from ..store import EventStore, read_manifest
+from ....files import writing
+from ...user_files.database import RESTART, column_types, fetch_row
 from .convert import OPTIONAL_ROLES
-from .database import RESTART, column_types, fetch_row
 from .options import ImportOptions
 
 _AT_ONCE = 1 << 16
@@ -75,32 +74,3 @@ def catalogue(connection: Any, options: ImportOptions) -> tuple[NDArray[np.uint3
             catalogue_I2[item, position] = last
             several[f"{role}s"] += int(differs.sum())
     return catalogue_I2, several
-
-
-def own_ids(store: EventStore, role: str) -> list[int | str]:
-    """The user's own ids of the users, in the order of the store, or of the items 0, 1 and so on; role: user or item.
-
-    The id of an item that no event has is that of the store.
-    """
-    numbers = store.user_ids_U.tolist() if role == "user" else list(range(store.items))
-    if f"{role}s" not in store.manifest.get("originals", {}):
-        return numbers
-    listed = originals(store.folder, f"{role}s")
-    return [listed[number - 1] if 0 < number <= len(listed) else number for number in numbers]
-
-
-def originals(folder: Path, role: str) -> list[int | str]:
-    """What the ids of a store were in the user's file: entry k - 1 is that of id k. Roles: users, items, artists,
-    albums."""
-    path, listed = folder / f"{role}.jsonl", read_manifest(folder).get("originals", {}).get(role)
-    if listed is None:
-        what = f"this store has no list of its original {role}"
-        raise DataError(what, where={"file": path}, fix="import with --ids dense, which writes one")
-    try:
-        content = read_linked(path)
-    except FileNotFoundError:
-        content = b""
-    if hashlib.sha256(content).hexdigest() != listed["sha256"]:
-        what = f"the event store is damaged: {path.name} is not the file that was written"
-        raise DataError(what, where={"file": path}, fix=f"remove {folder} and import it again")
-    return [json.loads(line) for line in content.decode().split("\n")[:-1]]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from ....config import require, within
 from ....errors import UsageError
+from ...datasets import legal_name, require_name
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
 Signal = Literal["rating", "ratio", "label"]
@@ -25,20 +25,6 @@ KNOWN_NAMES: Final = {
     "genres": ("genres", "genre", "categories", "category"),
 }
 """Names by which the column of a role is recognised, in small letters without other characters."""
-_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_RESERVED: Final = ("yambda-", "movielens-100k", "movielens-like", "criteo", "ratings-like", "sessions-like")
-
-
-def legal_name(text: str) -> str:
-    """A name that a dataset may have, like a text."""
-    name = re.sub("[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:48] or "imported"
-    return f"my-{name}" if name.startswith(_RESERVED) else name
-
-
-def require_name(name: str) -> None:
-    """Refuse a name that a dataset of a user cannot have."""
-    is_free = re.fullmatch(_NAME, name) is not None and not name.startswith(_RESERVED)
-    require(is_free, "name", name, "letters, digits, dots and dashes, and not the name of another dataset")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from ....errors import DataError
-from ....files import sha256
+from ...errors import DataError
+from ...files import sha256
 from .database import column_types, literal, optional_package
 from .source import READ_ERRORS, HashedFile, Source, bad_file, unreadable
 

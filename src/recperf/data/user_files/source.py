@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from ....errors import DataError, UsageError, closest
-from ....files import open_linked
+from ...errors import DataError, UsageError, closest
+from ...files import open_linked
 from .database import optional_package
 
 Format = Literal["csv", "json", "parquet"]

@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ....errors import DataError, MachineError
-from ....files import writing
-from ....stop import FLAG
+from ...errors import DataError, MachineError
+from ...files import writing
+from ...stop import FLAG
 
 RESTART = "the same command starts again from the beginning"
 _MAX_THREADS = 4
@@ -25,7 +25,7 @@ def optional_package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        what = f"importing events needs the package {name.partition('.')[0]}"
+        what = f"reading your own files needs the package {name.partition('.')[0]}"
         raise MachineError(what, fix="pip install 'recperf[yambda]'") from None
 
 
