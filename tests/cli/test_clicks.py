@@ -40,7 +40,8 @@ def data(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     code, out, err = call("data", "import", "--clicks", write(tmp_path / "a.csv"), "--label", "clicked", *more)
     assert code == 0, err
     assert "next: recperf run dlrm --data mine" in out
-    assert "2023-11-14 22:13:20" in out
+    assert "1,500 rows" in out
+    assert "2023-11-14 to 2023-11-14" in out
     return "mine"
 
 

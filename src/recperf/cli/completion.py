@@ -89,8 +89,8 @@ def collect() -> Words:
         actions = getattr(module, "ACTIONS", {})
         for action in actions:
             named = getattr(module, "NAMED_BY", {}).get(action, ())
-            calls = [[action, *who] for who in ([[one] for one in named] or [[]])]
-            kinds = [parsed_into(module.command, call) for call in calls]
+            calls = getattr(module, "CALLS", {}).get(action) or [[one] for one in named] or [[]]
+            kinds = [parsed_into(module.command, [action, *call]) for call in calls]
             words.add(f"{name} {action}", named, [kind for kind in kinds if kind])
         if actions:
             words.after[name] = [*actions, "--help"]

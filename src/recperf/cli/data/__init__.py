@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +18,7 @@ ACTIONS = {
     "make": "write a synthetic dataset",
     "convert": "convert a click log to arrays, in bounded memory",
     "prepare": "convert raw listening events to an event store, in bounded memory",
-    "import": "import your own events, or with --clicks labelled rows (CSV, Parquet, JSON lines)",
+    "import": "import your own events, or with --clicks rows with a label (CSV, JSON lines, Parquet)",
     "info": "describe a dataset",
 }
 
@@ -27,8 +28,8 @@ HELP = """usage: recperf data ACTION NAME [OPTIONS]
 
 names: movielens-100k (real), movielens-like (synthetic), criteo (your click logs; nothing is downloaded), yambda-50m,
        yambda-500m, yambda-5b (real), yambda-like (synthetic), or the name of a dataset you imported
-  recperf data import FILE --name NAME             your own events
-  recperf data import --clicks FILE --name NAME    your own clicks: rows with a label
+  recperf data import FILE --name NAME             your own events: who took what, and when
+  recperf data import FILE --clicks --name NAME    your own clicks: rows with a label
   recperf data ACTION NAME --help    options of an action"""
 
 MODULES = {"events": "yambda"}
@@ -57,6 +58,18 @@ WITHOUT_NAME = """usage: recperf data {action} NAME [OPTIONS]
 
 names: {names}
   recperf data {action} NAME --help    options, which differ between datasets"""
+IMPORT = {
+    "events": """Import your own events: a log of who took what, and when. FILE comes right after import.
+
+With --clicks rows with a label are imported instead: recperf data import FILE --clicks --label COLUMN. Its options:
+recperf data import --clicks --help.""",
+    "clicks": """Import your own clicks: rows with a label. FILE comes right after import, or after --clicks.
+
+Without --clicks a log of events is imported: recperf data import FILE. Its options: recperf data import --help.""",
+}
+"""Description of each kind of import."""
+CALLS = {"import": (["FILE"], ["FILE", "--clicks"])}
+"""Arguments by which the options of an action differ."""
 _SWITCHES = (
     "-h", "--help", *(f"--{no}{name}" for no in ("", "no-") for name in ("json", "quiet", "gzip", "offline"))
 )  # fmt: skip
@@ -77,21 +90,27 @@ def command(words: list[str]) -> int:
         own = "" if action in ("get", "make") else ",\n       or the name of a dataset you imported"
         print_text(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
         return 0
-    if action == "import" and len(words) == 1:
-        raise UsageError("data import needs a file", fix="recperf data import FILE --name NAME")
-    if action == "import" and len(words) > 1 and not words[1].startswith("-"):
-        words = ["import", "--events", *words[1:]]
-    family = import_module(f".{_family(action, words[1:])}", __name__)
+    family_name = _family(action, words[1:])
+    if action == "import":
+        words = ["import", *_with_file(words[1:])]
+    family = import_module(f".{family_name}", __name__)
+    kind = "clicks" if family_name == "clicks" else "events"
     if action not in family.OPTIONS:
         name = _named(words[1:])
         raise UsageError(f"{name} is a log to make and to import", fix=f"recperf data make {name} --path FILE")
     options: Any = parse(
-        family.OPTIONS[action], words[1:], prog=f"recperf data {action}", description=ACTIONS[action] + "."
+        family.OPTIONS[action],
+        words[1:],
+        prog=f"recperf data {action}",
+        description=IMPORT[kind] if action == "import" else ACTIONS[action] + ".",
     )
     if action == "import" and options.store is None:
-        datasets.refuse_other_kind(options.name, "clicks" if family.__name__.endswith(".clicks") else "events")
+        datasets.refuse_other_kind(options.name, kind)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     facts = family.perform(action, options, terminal)
+    if action == "import":
+        name = options.name if options.store is None else facts["folder"]
+        facts["next"] = f"recperf run {'dlrm' if kind == 'clicks' else 'dlrm-v4'} --data {shlex.quote(name)}"
     if options.json:
         print_json(facts)
     else:
@@ -99,6 +118,26 @@ def command(words: list[str]) -> int:
     if action == "check" and not facts["intact"]:
         return conclude(family.not_intact(options.name, facts))
     return 0
+
+
+def _with_file(words: list[str]) -> list[str]:
+    """The arguments of an import with the file as the value of --clicks or --events, wherever it was given."""
+    is_clicks = any(word.partition("=")[0] == "--clicks" for word in words)
+    flag = "--clicks" if is_clicks else "--events"
+    if any(word.startswith(f"{flag}=") for word in words):
+        return words
+    at = words.index(flag) if flag in words else None
+    has_value = at is not None and at + 1 < len(words) and not words[at + 1].startswith("-")
+    # Only the first argument: further on it could be one of several values of an option.
+    if words and not words[0].startswith("-"):
+        if has_value:
+            assert at is not None
+            raise UsageError(f"two files are given: {words[0]} and {words[at + 1]}", fix="import them one by one")
+        return [flag, words[0], *(word for word in words[1:] if word != flag)]
+    if has_value or {"-h", "--help"} & set(words):
+        return words if has_value else [word for word in words if word != "--clicks"]
+    fix = f"recperf data import FILE{' --clicks' * is_clicks} --name NAME"
+    raise UsageError("data import needs a file, right after import", fix=fix)
 
 
 def _family(action: str, words: list[str]) -> str:

@@ -14,7 +14,7 @@ from ...data.click_store.options import ClickOptions
 from ...errors import DataError
 from ..parse import OutputOptions
 from ..terminal import Terminal
-from .output import print_facts
+from .output import print_facts, print_import
 from .progress import progress_bars
 
 
@@ -54,10 +54,32 @@ def not_intact(name: str, facts: dict[str, Any]) -> DataError:
 
 
 def say(facts: dict[str, Any], terminal: Terminal) -> None:
-    columns, following = facts.pop("columns", {}), facts.pop("next", None)
+    if "imported" in facts:
+        _say_import(facts, terminal)
+        return
+    columns = facts.pop("columns", {})
     print_facts(facts, terminal)
     width = max([20, *map(len, columns)])
     for name, text in columns.items():
         terminal.say(f"{name:<{width}} {text}")
-    if following:
-        terminal.say(f"next: {following}")
+
+
+def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
+    days = (facts["first"].split()[0], facts["last"].split()[0]) if facts["time"] else None
+    roles = {facts[role]: f"{role}, " for role in ("user", "item") if facts[role]}
+    columns = {facts["label_column"]: f"label, {facts['label']}"}
+    columns |= {facts["time"]: "time"} if facts["time"] else {}
+    columns |= {name: roles.get(name, "") + text for name, text in facts["columns"].items()}
+    columns |= {name: f"left out: {why}" for name, why in facts["left_out"].items()}
+    held_out = "by default a random fifth"
+    print_import(
+        facts,
+        terminal,
+        counts=f"{facts['rows']:,} rows, {facts['positives']:,} clicks ({facts['positive_share']:.1%})",
+        dates=days,
+        columns=columns,
+        lines={
+            "tables": f"categories of fewer than {facts['min_count']} training rows share a table row",
+            "held out": held_out + ("; the last fifth with --data.split time" if days else ""),
+        },
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,14 +10,12 @@ from typing import Any, Literal
 
 import tyro
 
-from ... import places
 from ...data.yambda.config import Strategy
 from ...data.yambda.imports.options import ImportOptions
 from ...errors import DataError, UsageError
-from ...units import size
 from ..parse import OutputOptions
 from ..terminal import Terminal
-from .output import print_facts
+from .output import count_of, print_facts, print_import
 from .progress import progress_bars
 
 SYNTHETIC = "yambda-like"
@@ -194,45 +192,45 @@ def day(seconds: int) -> str:
 
 
 def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
-    """What was imported, what will be held out, and the next command."""
-    name, days, options = facts["name"], facts.get("days"), facts["import"]
-    verb = "imported" if facts["imported"] else "already imported"
-    span = f", {days['first']} to {days['last']}" if days else ""
-    users, items = _count(facts["users"], "user"), _count(facts["items"], "item")
-    counts = f"{_count(facts['events_in_file'], 'event')} of {users} and {items}"
-    terminal.say(f"{verb} {name}: {counts}{span}")
-    roles = ("user", "item", "time", "rating", "ratio", "label", "genres", "artist", "album", "type")
-    used = [f"{role} {options[role]}" for role in roles if options[role] is not None]
-    terminal.say(f"  columns    {', '.join(used)}")
-    if options["time"] is not None:
-        terminal.say(f"  times      {TIME_UNITS[options['time_unit']]}")
-    share = facts["positive_share"]
-    if share is not None:
-        rule = f", rating {options['positive_from']:g} or more" if options["rating"] is not None else ""
-        terminal.say(
-            f"  positives  {share:.1%} of {facts['by_type']['listen'] + _drawn(facts):,} labelled events{rule}"
-        )
-    per_user = facts["events_per_user"]
-    terminal.say(
-        f"  per user   {_count(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
-    )
-    groups = [f"{facts[role]:,} {role}" for role in ("artists", "albums") if role in facts]
-    if groups:
-        source = " (first genre, and set of genres)" if options["genres"] is not None else ""
-        terminal.say(f"  groups     {', '.join(groups)}{source}")
+    days, per_user = facts.get("days"), facts["events_per_user"]
+    counts = f"{count_of(facts['events_in_file'], 'event')} of {count_of(facts['users'], 'user')}"
+    lines = {}
+    if facts["positive_share"] is not None:
+        labelled = facts["by_type"]["listen"] + facts.get("negatives", {}).get("drawn", 0)
+        lines["positives"] = f"{facts['positive_share']:.1%} of {labelled:,} labelled events"
+    lines["per user"] = f"{count_of(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
     begin = f", from {days['held_out_from']} on" if days else ""
-    terminal.say(f"  held out   by default the last fifth, about {facts['held_out']:,} events{begin}")
-    terminal.say(f"  store      {facts['folder']}, {size(facts['store_bytes'])}, written in {facts['seconds']:.1f} s")
-    for note in facts["notes"]:
-        terminal.notice(note)
-    here = facts["folder"] == str(places.dataset_folder(name) / "store")
-    terminal.say(f"train on it: recperf run dlrm-v4 --data {name if here else facts['folder']}")
+    lines["held out"] = f"by default the last fifth, about {facts['held_out']:,} events{begin}"
+    print_import(
+        facts,
+        terminal,
+        counts=f"{counts} and {count_of(facts['items'], 'item')}",
+        dates=(days["first"], days["last"]) if days else None,
+        columns=dict(_columns(facts)),
+        lines=lines,
+        notes=facts["notes"],
+    )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def _columns(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The columns of the file that were used, and what became of each."""
+    options = facts["import"]
+    groups = {role: _group(facts, role) for role in ("artist", "album") if f"{role}s" in facts}
+    texts = {
+        "user": f"user, {facts['users']:,} different",
+        "item": f"item, {facts['items']:,} different",
+        "time": f"time, in {TIME_UNITS[options['time_unit']]}",
+        "rating": f"rating, positive from {options['positive_from'] or 0:g} on",
+        "ratio": "share played, positive from 50 % on",
+        "label": f"label, positive: {', '.join(options['positives'] or ('1', 'true'))}",
+        "type": "kind of event",
+        "genres": f"genres, the first is the artist and the set of all the album: {', '.join(groups.values())}",
+        **groups,
+    }
+    yield from ((options[role], text) for role, text in texts.items() if options[role] is not None)
+    yield from ((name, "not used") for name in facts["unused_columns"])
 
 
-def _drawn(facts: dict[str, Any]) -> int:
-    drawn: int = facts.get("negatives", {}).get("drawn", 0)
-    return drawn
+def _group(facts: dict[str, Any], role: str) -> str:
+    missing = facts["items_without"][f"{role}s"]
+    return count_of(facts[f"{role}s"], role) + (f" ({count_of(missing, 'item')} without)" if missing else "")

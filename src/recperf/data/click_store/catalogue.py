@@ -27,7 +27,7 @@ def make(options: ClickOptions, folder: Path, *, reading: Progress, rows: Progre
         "imported": not existed,
         "seconds": round(seconds, 2),
         "rows_per_s": None if existed else round(manifest["rows"] / seconds),
-        "next": f"recperf run dlrm --data {options.name}",
+        "store_bytes": sum(file.stat().st_size for file in folder.iterdir()),
     }
 
 
@@ -42,11 +42,13 @@ def info(folder: Path) -> dict[str, Any]:
         "rows": manifest["rows"],
         "positives": manifest["positives"],
         "positive_share": manifest["positives"] / manifest["rows"],
-        "label": label["name"] if threshold is None else f"{label['name']} of at least {threshold:g}",
+        "label_column": label["name"],
+        "label": "0 or 1" if threshold is None else f"a click from {threshold:g} on",
         **{role: manifest[role] for role in ("user", "item", "time")},
         "first": _date(times[0]) if times else None,
         "last": _date(times[1]) if times else None,
         "left_out": manifest["left_out"],
+        "min_count": manifest["min_count"],
         "columns": {one["name"]: _column(from_json(ColumnFacts, one), manifest) for one in manifest["columns"]},
         "digest": manifest["digest"],
     }
@@ -69,7 +71,7 @@ def check(folder: Path) -> dict[str, Any]:
 def _column(one: ColumnFacts, manifest: dict[str, Any]) -> str:
     if one.kind == "numeric":
         parts = (
-            [f"numeric, {one.least:g} to {one.most:g}, by {manifest['scale']}"]
+            [f"numeric, {one.least:g} to {one.most:g}, {manifest['scale']} scale"]
             if one.least is not None
             else ["numeric"]
         )
@@ -77,7 +79,7 @@ def _column(one: ColumnFacts, manifest: dict[str, Any]) -> str:
         parts = [f"categorical, hashed to {one.buckets:,} rows"]
     else:
         entries = one.vocabulary["entries"]
-        parts = [f"categorical, {entries:,} categories, of at least {manifest['min_count']} training rows"]
+        parts = [f"categorical, {entries:,} categories"]
     if one.slots > 1:
         parts.append(f"up to {one.slots} in a row")
     if one.cut:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from ...config import require, within
 from ...errors import UsageError
-from ..datasets import require_name
+from ..datasets import legal_name, require_name
 
 MOST_SLOTS: Final = 16
 """Most values of a multi-valued column that a row has; further ones are left out."""
@@ -18,8 +18,8 @@ Scale = Literal["log", "quantile"]
 @dataclass(frozen=True, kw_only=True)
 class ClickOptions:
     clicks: Path
-    """The file: CSV or another delimited text, JSON lines (either may be in gzip), or Parquet. Its content decides the
-    format. Text is UTF-8."""
+    """The file, which may also come right after import: CSV or another delimited text, JSON lines (either may be in
+    gzip), or Parquet. Its content decides the format. Text is UTF-8."""
     label: str | None = None
     """Column of 0 or 1, false or true: whether the row was clicked. A column is given by its name or, counted from 1,
     its number. Default: a column named label, click, clicked or target."""
@@ -54,8 +54,8 @@ class ClickOptions:
     """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether the first line names the columns; auto: not if it has only numbers."""
-    name: str = "clicks"
-    """Name of the dataset."""
+    name: str = ""
+    """Name of the dataset; default: that of the file, without its ending."""
     memory_mib: int = 1024
     """Memory limit in MiB, at least 256, with the interpreter and its libraries."""
 
@@ -83,6 +83,8 @@ class ClickOptions:
             require(self.label is None, "positive_from", self.positive_from, "none with --label; --rating takes it")
         require(0 < len(self.separator) <= 8, "separator", self.separator, "1 to 8 characters")
         within(256, self.memory_mib, 1 << 30, "memory_mib")
+        if not self.name:
+            object.__setattr__(self, "name", legal_name(self.clicks.name.split(".")[0]))
         require_name(self.name)
 
     def listed(self, role: str) -> list[str]:

@@ -255,6 +255,11 @@ def import_events(options: ImportOptions, *, store: Path | None, progress: Bars)
         **facts,
         **facts["distinct"],
         "positive_share": facts["by_pool"]["listen_plus"] / labelled if labelled else None,
+        "items_without": {
+            role: facts["distinct"]["items"] - int((made.catalogue_I2[:, at] != 0).sum())
+            for at, role in enumerate(("artists", "albums"))
+            if role in facts["distinct"]
+        },
         "held_out": round(HELD_OUT * labelled),
         "store_bytes": sum(column["bytes"] for column in made.manifest["columns"].values()),
         "digest": made.digest,
@@ -285,8 +290,6 @@ def _notes(facts: dict[str, Any]) -> Iterator[str]:
     elif share in (0.0, 1.0):
         which = "positive" if share else "negative"
         yield f"all rows are {which}: check --positive-from, or draw negatives with --negatives 4 and without a label"
-    if facts["unused_columns"]:
-        yield f"columns that are not used: {', '.join(facts['unused_columns'])}"
 
 
 def _size_in(name: str) -> str | None:

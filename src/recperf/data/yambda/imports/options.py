@@ -30,8 +30,8 @@ KNOWN_NAMES: Final = {
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
     events: Path
-    """The file: CSV or another delimited text, JSON lines (either may be in gzip), or Parquet. Its content decides the
-    format. Text is UTF-8."""
+    """The file, which may also come right after import: CSV or another delimited text, JSON lines (either may be in
+    gzip), or Parquet. Its content decides the format. Text is UTF-8."""
     user: str | None = None
     """Column of the user's id. A column is given by its name or, counted from 1, its number. Columns of user, item,
     time, rating or label, and genres that are not given are recognised by usual names like userId or timestamp."""
