@@ -159,7 +159,7 @@ def test_a_label_of_several_actions_needs_its_positive_ones_named(tmp_path: Path
     content = "user,item,time,action\n1,1,1,view\n1,2,2,cart\n2,1,1,buy\n2,2,3,View\n"
     with pytest.raises(DataError, match="it has the values View, buy, cart, view") as failure:
         imported(tmp_path / "log.csv", content, label="action")
-    assert "--positives view" in str(failure.value.fix)
+    assert "--positives VALUE" in str(failure.value.fix)
     store = imported(tmp_path / "log.csv", content, label="action", positives=("buy", "cart"))
     assert (store.kinds(slice(None)) & LISTEN_PLUS).tolist() == [0, 1, 1, 0]
 

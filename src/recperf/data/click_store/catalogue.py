@@ -35,7 +35,7 @@ def info(folder: Path) -> dict[str, Any]:
     """What is in a store, from its description."""
     manifest = read_manifest(folder)
     label, times = manifest["label"], manifest["times"]
-    threshold = label["positive_from"]
+    threshold, rule = label["positive_from"], ", ".join(label.get("positives") or ("1", "true"))
     return {
         "name": manifest["name"],
         "folder": str(folder),
@@ -43,7 +43,7 @@ def info(folder: Path) -> dict[str, Any]:
         "positives": manifest["positives"],
         "positive_share": manifest["positives"] / manifest["rows"],
         "label_column": label["name"],
-        "label": "0 or 1" if threshold is None else f"a click from {threshold:g} on",
+        "label": f"a click: {rule}" if threshold is None else f"a click from {threshold:g} on",
         **{role: manifest[role] for role in ("user", "item", "time")},
         "first": _date(times[0]) if times else None,
         "last": _date(times[1]) if times else None,

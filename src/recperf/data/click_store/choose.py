@@ -167,7 +167,8 @@ def _position(source: Source, names: list[str], column: str, role: str) -> int:
     guess = closest(column, names)
     what = f"there is no column {column!r} for the {role}"
     what += f"; did you mean {guess!r}?" if guess else f"; known: {_shown(names)}"
-    raise DataError(what, where={"file": source.path, "columns": _shown(names)}, fix=f"give the {role} one of those")
+    fix = f"--{role.split()[0]} {guess}" if guess else f"give the {role} one of those"
+    raise DataError(what, where={"file": source.path, "columns": _shown(names)}, fix=fix)
 
 
 def decide_types(connection: Any, columns: Columns, separator: str) -> Columns:

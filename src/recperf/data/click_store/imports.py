@@ -37,6 +37,9 @@ RESTART = "the same command starts again from the beginning"
 RATING_SHARE = 0.8
 """A rating of at least this share of the largest one is a click."""
 
+_UNITS = {1_000_000_000: 1e17, 1_000_000: 1e14, 1_000: 1e11}
+"""The least time in each unit: seconds reach 1e11 in the year 5138, and milliseconds passed it in 1973."""
+
 Progress = Callable[..., None]
 
 
@@ -46,10 +49,12 @@ def import_clicks(
     *,
     reading: Progress = lambda *_: None,
     writing_rows: Progress = lambda *_: None,
+    split_note: str = "",
 ) -> dict[str, Any]:
     """Write a store of a user's click rows and return its manifest. If it fails it leaves nothing behind.
 
-    A finished store of the same file and options is left as it is.
+    A finished store of the same file and options is left as it is. `split_note` is what the description of a split
+    should add.
     """
     folder, began = folder.expanduser().absolute(), monotonic()
     source, columns = choose_columns(options)
@@ -72,6 +77,7 @@ def import_clicks(
                 source.require_unchanged(identity["sha256"], load_file(connection, source, reading))
                 manifest = _Build(connection, source, columns, options, draft).run(writing_rows)
             manifest |= {"name": options.name, "identity": identity, "seconds": round(monotonic() - began, 2)}
+            manifest["split_note"] = split_note
             write_json(draft / MANIFEST, manifest)
             draft.chmod(0o755)
             os.rename(draft, folder)
@@ -121,7 +127,11 @@ class _Build:
             "version": VERSION,
             "rows": self.rows,
             "positives": int(positives),
-            "label": {"name": self.columns.name(self.columns.label), "positive_from": threshold},
+            "label": {
+                "name": self.columns.name(self.columns.label),
+                "positive_from": threshold,
+                "positives": [*self.options.positives],
+            },
             "columns": [to_json(one) for one in facts],
             "separator": self.options.separator,
             **{role: None if at is None else self.columns.name(at) for role, at in roles.items()},
@@ -147,27 +157,29 @@ class _Build:
             threshold: float | None = requested if requested is not None else RATING_SHARE * largest
             sql = f"({value} >= {threshold!r})::UTINYINT"
         else:
-            threshold, sql = None, f"({label(column, kind)})::UTINYINT"
+            threshold, sql = None, f"({label(column, self.options.positives)})::UTINYINT"
             self._require_two_labels(column, name)
             missing = f"the label {name!r} is missing"
             self._require(f"{sql} IS NULL", column, lambda text: missing)
         positives = fetch_row(self.connection, f"SELECT sum({sql}) FROM raw")[0]
         if positives in (0, self.rows):
-            which = "a click" if not positives else "no click"
+            which = "every row" if positives else "no row"
             why = "" if threshold is None else f" (from {threshold:g} on a rating is a click)"
             fix = "--positive-from another number" if threshold is not None else "name another --label"
-            raise self._bad(f"no row of the label {name!r} is {which}{why}: nothing can be learned", fix)
+            raise self._bad(f"{which} is a click by the label {name!r}{why}: nothing can be learned", fix)
         return sql, threshold
 
     def _require_two_labels(self, column: str, name: str) -> None:
         query = f"SELECT DISTINCT {column}::VARCHAR FROM raw WHERE {column} IS NOT NULL ORDER BY 1 LIMIT 6"
         values = [value for (value,) in self.connection.execute(query).fetchall()]
+        if self.options.positives:
+            return
         strange = [value for value in values if value.lower() not in (*TRUE, *FALSE)]
         if not strange and len(values) <= 2:
             return
         shown = ", ".join(values[:5]) + (" and more" if len(values) > 5 else "")
         counted = "more than 5 values" if len(values) > 5 else f"{len(values)} value{'s' * (len(values) != 1)}"
-        fix = f"--rating {name} --positive-from NUMBER makes a label of numbers; --label names another column"
+        fix = f"--positives VALUE names those that are clicks, --rating {name} --positive-from NUMBER the least of them"
         raise self._bad(f"the label {name!r} has {counted} ({shown}); allowed: 0 and 1, or false and true", fix)
 
     def _time(self) -> str | None:
@@ -179,13 +191,13 @@ class _Build:
         unit = 1
         if not is_time(kind):
             value = number(column, kind, trimmed=True)
-            largest = fetch_row(self.connection, f"SELECT max({value}) FROM raw")[0]
-            if largest is None and is_text(kind):
-                unit = 0
-            else:
-                # Seconds reach 1e11 in the year 5138, and milliseconds passed it in 1973.
-                steps = ((1e17, 1_000_000_000), (1e14, 1_000_000), (1e11, 1_000))
-                unit = next((per_second for least, per_second in steps if (largest or 0) >= least), 1)
+            least, largest = fetch_row(self.connection, f"SELECT min({value}), max({value}) FROM raw")
+            unit = 0 if largest is None and is_text(kind) else _per_second(largest or 0.0)
+            # Times from 1973 on; smaller numbers count something else.
+            if unit and least is not None and least >= 1e8 and _per_second(least) != unit:
+                other = f"{value} < {_UNITS[unit]!r}"
+                what = f"the time {name!r} is {{}}, in another unit than the largest, {largest:.0f}"
+                self._require(other, column, what.format, "write all times in one unit")
         sql = microseconds(column, kind, unit)
         self._require(f"{sql} IS NULL", column, lambda text: f"the time {name!r} is {text}, which cannot be read")
         return sql
@@ -270,6 +282,11 @@ class _Build:
 
     def _bad(self, what: str, fix: str) -> DataError:
         return DataError(what, where={"file": self.source.path}, fix=fix)
+
+
+def _per_second(time: float) -> int:
+    """The unit of a time by its size, in parts of a second."""
+    return next((unit for unit, least in _UNITS.items() if time >= least), 1)
 
 
 def _pieces(reader: Any) -> Any:

@@ -23,6 +23,8 @@ class ClickOptions:
     label: str | None = None
     """Column of 0 or 1, false or true: whether the row was clicked. A column is given by its name or, counted from 1,
     its number. Default: a column named label, click, clicked or target."""
+    positives: tuple[str, ...] = ()
+    """Values of the label that are clicks, if it has others than 0 and 1, as in --positives buy cart."""
     rating: str | None = None
     """Column of a number in place of a label: a rating, of which the high ones count as clicks."""
     positive_from: float | None = None
@@ -75,6 +77,9 @@ class ClickOptions:
             column = getattr(self, role)
             if roles.get(column, "categorical") != "categorical" or (role == "item" and column and column == self.user):
                 raise UsageError(f"column {column!r} is given as {role} and as {roles.get(column, 'user')}")
+        require(
+            not (self.positives and self.rating), "positives", self.positives, "none with --rating; --label takes it"
+        )
         within(1, self.min_count, 1 << 31, "min_count")
         if self.hash is not None:
             within(4, self.hash, (1 << 31) - 1, "hash")

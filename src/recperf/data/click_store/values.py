@@ -110,9 +110,12 @@ def microseconds(name: str, kind: str, per_second: int) -> str:
     return f"TRY_CAST(round({number(name, kind, trimmed=True)} * {1_000_000 / per_second!r}) AS BIGINT)"
 
 
-def label(name: str, kind: str) -> str:
-    """SQL for 0 or 1, or NULL."""
+def label(name: str, positives: tuple[str, ...] = ()) -> str:
+    """SQL for 0 or 1, or NULL; with `positives` these values are 1 and all others 0."""
     text = f"lower({name}::VARCHAR)"
+    if positives:
+        clicked = names(value.lower() for value in positives)
+        return f"CASE WHEN {text} IN ({clicked}) THEN 1 WHEN {text} IS NOT NULL THEN 0 END"
     return f"CASE WHEN {text} IN ({names(TRUE)}) THEN 1 WHEN {text} IN ({names(FALSE)}) THEN 0 END"
 
 

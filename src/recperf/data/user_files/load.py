@@ -115,12 +115,17 @@ def _text_batches(source: Source, hashed: HashedFile) -> Iterator[tuple[Any, int
             values = list(zip(*rows)) or [()] * len(source.names)
             columns = {role: values[position] for role, position in source.columns.items()}
             try:
-                table = arrow.table({role: arrow.array(column, arrow.string()) for role, column in columns.items()})
+                arrays = {role: arrow.array(column, arrow.string()) for role, column in columns.items()}
             except UnicodeEncodeError:
                 texts = ("".join(filter(None, values)) for values in zip(*columns.values()))
                 wrong = (index for index, text in enumerate(texts) if _SURROGATE.search(text))
                 raise _not_utf8(source, first_row + next(wrong)) from None
-            yield table, file.tell()
+            for role, array in arrays.items():
+                data = array.buffers()[2]
+                if data is not None and b"\0" in data.to_pybytes():
+                    row = first_row + next(at for at, text in enumerate(columns[role]) if "\0" in (text or ""))
+                    raise bad_file(source.path, f"row {row:,} has a NUL byte", "write the file again, as text")
+            yield arrow.table(arrays), file.tell()
             first_row += len(rows)
 
 

@@ -119,6 +119,8 @@ def inspect(
     except READ_ERRORS as error:
         raise unreadable(path, error) from None
     first_line = _first_line(path, sample)
+    if delimiter is None and re.match(r"\s*\[\s*(\{|$)", first_line):
+        raise bad_file(path, "this is one JSON array", "write one object on each line, as jq -c '.[]' does")
     is_json = delimiter is None and first_line.lstrip().startswith("{")
     delimiter = delimiter or _guess_delimiter(path, first_line)
     names = _json_names(path, first_line) if is_json else _first_record(path, sample, delimiter)
@@ -155,7 +157,7 @@ def _first_line(path: Path, sample: bytes) -> str:
     except UnicodeDecodeError:
         raise bad_file(path, "the first line is not UTF-8 text", "convert the file to UTF-8") from None
     if not text.strip():
-        raise bad_file(path, "the first line is empty", "begin with a header or an event")
+        raise bad_file(path, "the first line is empty", "begin with a header or a row")
     return text
 
 
@@ -179,7 +181,7 @@ def _first_record(path: Path, sample: bytes, delimiter: str) -> list[str]:
         text = io.StringIO(sample.decode(errors="replace"), newline="")
         fields = next(csv.reader(text, delimiter=delimiter[0], strict=True))
     except csv.Error as error:
-        raise bad_file(path, f"the first line cannot be read: {error}", "begin with a header or an event") from None
+        raise bad_file(path, f"the first line cannot be read: {error}", "begin with a header or a row") from None
     return [field.strip() for field in fields[:: len(delimiter)]]
 
 
@@ -215,7 +217,11 @@ def require_role(source: Source, role: str) -> None:
     if role in source.columns:
         return
     shown = shown_names(source.names)
-    if all(re.fullmatch(r"[0-9.]*", name) for name in source.names):
+    repeated = next((name for name in source.names if name and source.names.count(name) > 1), None)
+    if repeated is not None:
+        what = f"the file has {source.names.count(repeated)} columns named {repeated!r}, and none is clearly the {role}"
+        fix = f"--{role} NUMBER of the column, counted from 1"
+    elif all(re.fullmatch(r"[0-9.]*", name) for name in source.names):
         what, fix = "the first line has numbers in place of column names", "--user 1 --item 2 --rating 3 --time 4"
     else:
         what, fix = f"no column has a usual name for the {role}", f"--{role} COLUMN, the name or the number of one"
@@ -241,7 +247,8 @@ def _position(path: Path, role: str, column: str, names: list[str]) -> int:
     what = f"there is no column {column!r} for the {role}; " + (
         f"did you mean {guess!r}?" if guess else f"known: {known}"
     )
-    raise DataError(what, where={"file": path, "columns": known}, fix=f"give the {role} one of those")
+    fix = f"--{role} {guess}" if guess else f"give the {role} one of those"
+    raise DataError(what, where={"file": path, "columns": known}, fix=fix)
 
 
 def bad_file(path: Path, what: str, fix: str) -> DataError:

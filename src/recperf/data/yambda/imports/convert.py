@@ -280,7 +280,7 @@ def _explain_label(connection: Any, column: Column, what: str) -> tuple[str, str
     shown = ", ".join(values[:_VALUES_SHOWN]) + (", ..." if len(values) > _VALUES_SHOWN else "")
     return (
         f"{what}; it has the values {shown}",
-        f"--positives {values[-1]} names those that count as positive, or --rating",
+        "--positives VALUE names those that count as positive, --rating takes numbers",
     )
 
 
