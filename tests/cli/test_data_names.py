@@ -90,8 +90,10 @@ def test_dlrm_reads_genres_and_drawn_negatives_of_imported_events(call: Call) ->
     code, out, err = call("run", "dlrm", "--data", "log", "--dry-run", "--json")
     assert code == 0, err
     dry = json.loads(out)
-    assert "540 rows" in dry["data"]
+    assert "540 rows, split random; events without times, in random order; 2 negatives drawn per event" in dry["data"]
     assert dry["config"]["model"]["features"] == ["user", "item", "genres"]
-    code, _, err = call("data", "import", "--clicks", "log.jsonl", "--label", "item", "--name", "log")
+    _, out, _ = call("run", "micro-dlrm", "--data", "log", "--data.split", "last", "--dry-run", "--json")
+    assert "events without times, in random order; 2 negatives drawn" in json.loads(out)["data"]
+    code, _, err = call("data", "import", "log.jsonl", "--clicks", "--label", "item", "--name", "log")
     assert code == 3
     assert "there is a dataset 'log' of events already" in err

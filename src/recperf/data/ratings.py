@@ -36,6 +36,8 @@ class Ratings:
     """Unix seconds."""
     liked_from: float = 4.0
     """A rating of at least this is a click."""
+    split_note: str = ""
+    """What the description of a split should add: drawn negatives, or an order in place of times."""
     own_ids: dict[str, list[int | str]] | None = None
     """The user's own ids of all users and items, in the order of their numbers; None where the numbers are the ids."""
 

@@ -58,7 +58,7 @@ def _convert(store: EventStore, folder: Path) -> None:
             separator=LIST_MARK,
             name=legal_name(store.name),
         )
-        import_clicks(options, folder)
+        import_clicks(options, folder, split_note=store.split_note)
 
 
 class _Columns:

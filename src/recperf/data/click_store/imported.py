@@ -279,9 +279,16 @@ class ImportedClicks:
             "rows": self.rows,
             "train_rows": self.count("train"),
             "valid_rows": self.count("valid"),
-            "split": self.split.split,
+            "split": self.split.split + self._split_note(),
             "synthetic": False,
         }
+
+    def _split_note(self) -> str:
+        """What takes the place of time, and what was drawn."""
+        note = str(self.manifest.get("split_note", ""))
+        if self.split.split == "last" and "times" not in self.arrays and not note.startswith("; events without times"):
+            note = "; rows without times, in order of the file" + note
+        return note
 
     def _validation_rows(self) -> NDArray[np.bool_]:
         by_user = self.split.split in ("last", "cold") and self.manifest["user"] in self.keys

@@ -109,5 +109,6 @@ def read_events(folder: Path) -> EventRatings:
         groups=groups,
         rows=rows,
         genres=genre_flags(store),
+        split_note=store.split_note,
         own_ids={"user": own_ids(store, "user"), "item": own_ids(store, "item")},
     )

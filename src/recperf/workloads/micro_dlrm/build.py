@@ -145,7 +145,7 @@ def movielens_samples(
         "rows": len(ratings.rating),
         "train_rows": len(train),
         "valid_rows": len(valid),
-        "split": config.split,
+        "split": config.split + ratings.split_note,
         "synthetic": ratings.synthetic,
     }
     return train, valid, facts

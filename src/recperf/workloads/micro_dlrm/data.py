@@ -34,7 +34,8 @@ def read(config: MovieLensConfig | RatingsConfig) -> tuple[Ratings, Clicks]:
 
 
 def describe(ratings: Ratings) -> str:
-    return f"{ratings.name}, {len(ratings.rating):,} ratings{' (synthetic)' if ratings.synthetic else ''}"
+    synthetic = " (synthetic)" if ratings.synthetic else ""
+    return f"{ratings.name}, {len(ratings.rating):,} ratings{synthetic}{ratings.split_note}"
 
 
 def check_sizes(model: DLRMConfig, clicks: Clicks) -> None:
