@@ -316,7 +316,7 @@ def test_the_baseline_to_beat_is_named_in_help_error_and_result(call, capfd: pyt
     small = ["--model.rows", "100", "--data.batches", "2", "--data.held-out-batches", "1", "--train.device", "cpu"]
     code, _, err = call("run", "micro-dlrm-dram", *small, "--target.beat", "item_bias")
     assert code == 3
-    assert "target.beat is 'item_bias'; allowed: auto (here majority), majority or none" in err
+    assert "target.beat is 'item_bias'; allowed: auto (here majority), majority, best or none" in err
     arguments = ["--no-peaks", "--no-report", "--target.auc", "0.99", "--run-dir", "r", "--json", "--quiet"]
     code, out, err = call("run", "micro-dlrm-dram", *small, *arguments)
     assert code == 5

@@ -159,7 +159,7 @@ def test_clicks_without_a_signal_are_not_predicted(tmp_path: Path, monkeypatch: 
     prepared = PreparedHistories(dlrm_v4.following(folder))
     logits, labels_N = prepared.baseline_logits(), prepared.scored_rows().labels_N
     for name in ("item_knn", "rates_start"):
-        assert auc(logits[name], labels_N) == pytest.approx(0.5, abs=0.04)
+        assert auc(logits[name], labels_N) == pytest.approx(0.5, abs=0.025)
     # The start of the model is this regression.
     start = prepared.trial(1).predictions().logits_N
     torch.testing.assert_close(start.double(), logits["rates_start"], rtol=1e-4, atol=1e-4)
