@@ -323,7 +323,7 @@ def test_bad_inputs_are_one_line_each(run: Path, tmp_path: Path) -> None:
     arguments = (run, "--input", file, "--output", output)
     file.write_text("usr,item\n1,2\n")
     error = refused(*arguments)
-    assert error.what == "the rows have no column 'user' for the user; is it 'usr'?"
+    assert error.what == "the rows have no column 'user'; is it 'usr'?"
     file.write_text("user,item\n1,2\n3,four\n")
     assert refused(*arguments).what == "row 2: item 'four' is not a whole number"
     file.write_text("")

@@ -83,7 +83,7 @@ def command(arguments: list[str]) -> int:
         cells = [[str(row["user"]), str(row["rank"]), str(row["item"]), f"{row['score']:.4f}"] for row in rows]
         terminal.say(table([["user", "rank", "item", "score"], *cells]))
     text = f"{len(users):,} users in {seconds:.1f} s on {summary['device']}: {number(summary['users_per_s'])} users/s"
-    terminal.say(text + (f"; {unknown:,} are unknown and were served by the row for unknown ids" if unknown else ""))
+    terminal.say(text + (f"; unknown: {unknown:,}, served by the row for unknown ids" if unknown else ""))
     if options.output is not None:
         terminal.say(f"  recommendations: {options.output}")
     if options.json:

@@ -79,7 +79,7 @@ def command(arguments: list[str]) -> int:
 
 def text_of(summary: dict[str, Any]) -> str:
     """The summary of a scoring for people."""
-    resumed = f", {summary['resumed_at']:,} of them before this command" if summary["resumed_at"] else ""
+    resumed = f", {summary['resumed_at']:,} of them before this command," if summary["resumed_at"] else ""
     lines = [
         f"{summary['rows']:,} rows scored{resumed} in {summary['seconds']:.1f} s on {summary['device']}: "
         f"{number(summary['rows_per_s'])} rows/s",

@@ -65,10 +65,11 @@ def find_column(role: str, spellings: Sequence[str], names: Sequence[str], *, re
     column = column or next((lower[name.lower()] for name in spellings if name.lower() in lower), None)
     if column is None and required:
         guess = next((near for name in spellings if (near := closest(name, names))), None)
+        serves = "" if role == spellings[0] else f" for the {role}"
         raise DataError(
-            f"the rows have no column {spellings[0]!r} for the {role}" + (f"; is it {guess!r}?" if guess else ""),
+            f"the rows have no column {spellings[0]!r}{serves}" + (f"; is it {guess!r}?" if guess else ""),
             where={"columns": ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")},
-            fix=f"rename the column of the {role} to {spellings[0]!r}",
+            fix=f"name the column that has it {spellings[0]!r}",
         )
     return column
 
