@@ -53,6 +53,17 @@ def test_bins_and_groups_change_neither_the_centre_nor_the_width() -> None:
     assert statistics.stdev(values) == pytest.approx(statistics.stdev(plain), rel=0.3)
 
 
+def test_a_mean_is_that_of_the_drawn_users_rows() -> None:
+    _, _, users_N = rows(500, 40)
+    resampling, rows_Q = Resampling(500, users_N, replicates=6), torch.arange(0, 500, 3)
+    values_Q = rows_Q.double().sin()
+    _, where = np.unique(users_N, return_inverse=True)
+    weights = [one.numpy()[where][rows_Q] for one in resampling.weights_RG]
+    assert resampling.mean(values_Q, rows_Q) == pytest.approx([np.average(values_Q, weights=one) for one in weights])
+    # One user's row: a replicate without that user has the plain mean.
+    assert resampling.mean(values_Q[:1], rows_Q[:1]) == pytest.approx([float(values_Q[0])] * 6)
+
+
 def test_rows_are_drawn_where_there_are_no_users_and_one_class_is_no_error() -> None:
     logits_N, labels_N, _ = rows(500, 10)
     assert Resampling(500).by == "rows"

@@ -54,9 +54,11 @@ class Resampling:
 
     def mean(self, values_Q: Tensor, rows_Q: Tensor) -> list[float]:
         """The mean of a value of some rows in each replicate; of all of them where a replicate has none."""
-        weights_RQ = self.weights_RG[:, self.groups_N[rows_Q]].double()
-        total_R = weights_RQ.sum(1)
-        mean_R = (weights_RQ @ values_Q.double()) / total_R.clamp_min(1)
+        group_Q, groups = self.groups_N[rows_Q], self.weights_RG.shape[1]
+        sums_G, count_G = (torch.bincount(group_Q, of_Q, groups).double() for of_Q in (values_Q.double(), None))
+        weights_RG = self.weights_RG.double()
+        total_R = weights_RG @ count_G
+        mean_R = (weights_RG @ sums_G) / total_R.clamp_min(1)
         mean_R = torch.where(total_R > 0, mean_R, values_Q.double().mean())
         return [float(value) for value in mean_R]
 
