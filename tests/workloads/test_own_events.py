@@ -100,6 +100,18 @@ def test_later_outcomes_change_nothing(store: EventStore) -> None:
         assert np.ptp(before, axis=0)[-3:].all()
 
 
+def test_the_next_users_first_event_is_no_row_of_a_user(store: EventStore) -> None:
+    """A row after all events of its user, at the time and with the item of the next user's first event."""
+    rates = RunningRates(store, 1_001_000)
+    ends = store.user_first_U1[1:-1].astype(np.int64)
+    queries = Histories(store, HistoryConfig(length=12)).events(ends, store.kinds(ends))
+    before = replace(queries, users_B=queries.users_B - 1)
+    assert rates.neighbours is not None
+    alone = rates.neighbours.of(replace(before, times_B=np.full(len(ends), 1_001_001)))
+    assert rates.neighbours.of(before).tolist() == alone.tolist()
+    assert alone.any()
+
+
 def log_odds(outcomes: np.ndarray, overall: float) -> float:
     share = (outcomes.sum() + PRIOR * overall) / (len(outcomes) + PRIOR)
     return float(np.log(share / (1 - share)) - np.log(overall / (1 - overall)))

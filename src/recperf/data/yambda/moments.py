@@ -24,6 +24,8 @@ from .store import EventStore
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "iso": "ISO text"}
 LAST_SECOND = 0xFFFFFFFF
+AT_ONCE = 1 << 20
+"""Events whose items are read at a time."""
 
 Longs = NDArray[np.int64]
 
@@ -35,7 +37,10 @@ class Moments:
         self.store = store
         self.imported: Mapping[str, Any] = store.manifest.get("import", {})
         self.users = Ids.of("user", own_ids(store, "user"), np.arange(store.users))
-        known = np.unique(store.items_at(slice(0, store.events)))
+        has_events_I = np.zeros(store.items, np.bool_)
+        for first in range(0, store.events, AT_ONCE):
+            has_events_I[store.items_at(slice(first, min(first + AT_ONCE, store.events)))] = True
+        known = np.flatnonzero(has_events_I)
         own = own_ids(store, "item")
         self.items = Ids.of("item", [own[item] for item in known], known)
 
@@ -83,7 +88,8 @@ class Moments:
         last = max(0, self.store.events - 1)
         inside_N = np.minimum(ends_N, last)
         same_N = (ends_N <= last) & (self.store.times_E[inside_N] == times_N)
-        same_N &= (self.store.items_E[inside_N] == items_N) & (users_N >= 0)
+        # Beyond the user's own events lie those of the next.
+        same_N &= (self.store.items_E[inside_N] == items_N) & (ends_N < self.store.user_first_U1[users_N + 1])
         asked_N = np.where(same_N, inside_N, ends_N - 1)
         some_N = (users_N >= 0) & (same_N | (ends_N > first_N))
         organic_N[some_N] = (self.store.kinds(asked_N[some_N]) & ORGANIC) > 0

@@ -102,15 +102,17 @@ class Neighbours:
         size = len(self.products_II)
         one_P, other_P = self.items_E[anchors_P].astype(np.int64), self.items_E[past_P].astype(np.int64)
         mine_P, theirs_P = self.residuals_E[anchors_P], self.residuals_E[past_P]
+        # Few of all pairs of items occur in a part.
+        pairs, pair_P = np.unique(one_P * size + other_P, return_inverse=True)
+        rows, columns = np.divmod(pairs, size)
 
-        def add(matrix_II: Floats, rows_P: Longs, columns_P: Longs, values_P: Floats) -> None:
-            sums = np.bincount(rows_P * size + columns_P, values_P, size * size)
-            matrix_II += sums.reshape(size, size).astype(np.float32)
+        def add(matrix_II: Floats, forth_P: Floats, back_P: Floats) -> None:
+            for one, other, values_P in ((rows, columns, forth_P), (columns, rows, back_P)):
+                matrix_II[one, other] += np.bincount(pair_P, values_P, len(pairs)).astype(np.float32)
 
-        for rows_P, columns_P, own_P in ((one_P, other_P, mine_P), (other_P, one_P, theirs_P)):
-            add(self.products_II, rows_P, columns_P, mine_P * theirs_P)
-            add(self.users_II, rows_P, columns_P, np.ones_like(own_P))
-            add(self.squares_II, rows_P, columns_P, own_P * own_P)
+        add(self.products_II, mine_P * theirs_P, mine_P * theirs_P)
+        add(self.users_II, np.ones_like(mine_P), np.ones_like(mine_P))
+        add(self.squares_II, mine_P * mine_P, theirs_P * theirs_P)
 
     def _described(self, candidates_B: NDArray[np.int32], past_BH: Longs, ok_BH: NDArray[np.bool_]) -> Floats:
         """The mean residual of similar items weighted by similarity, its numerator, and how many users it rests on."""
@@ -127,7 +129,9 @@ class Neighbours:
 
     def of(self, queries: Queries) -> Floats:
         ends_B = np.minimum(queries.ends_B, self.store.events - 1)
-        own_B = (queries.times_B < self.cut) & (self.times_E[ends_B] == queries.times_B) & (queries.users_B >= 0)
+        own_B = (queries.times_B < self.cut) & (self.times_E[ends_B] == queries.times_B)
+        # Beyond the user's own events lie those of the next.
+        own_B &= queries.ends_B < self.store.user_first_U1[queries.users_B + 1]
         own_B &= self.store.items_at(ends_B) == queries.items_B
         features_BF = self.trained_E[ends_B]
         rest = np.flatnonzero(~own_B)
