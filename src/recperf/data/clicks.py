@@ -35,6 +35,7 @@ class ClickArrays:
     users: Ints
     """[rows], as numbered in the data, also those that no training row has."""
     items: Ints
+    times: Ints
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +65,7 @@ def build(data: Ratings, config: SplitConfig) -> Clicks:
             labels=labels[rows].astype(np.float32),
             users=data.user[rows],
             items=data.item[rows],
+            times=data.timestamp[rows],
         )
 
     return Clicks(

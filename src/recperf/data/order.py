@@ -26,6 +26,8 @@ class Samples(Tensors):
     users_N: Tensor | None = None
     """The user of each sample, also of users whose id in `ids_FN` is 0; None where samples have no user."""
     items_N: Tensor | None = None
+    times_N: Tensor | None = None
+    """None where samples have no time."""
     dense_names: tuple[str, ...] = ()
     """Names of the dense features, where they are known."""
 

@@ -37,7 +37,7 @@ class PreparedSamples(Prepared):
     valid: Samples
 
     def scored_rows(self) -> ScoredRows:
-        return ScoredRows(self.valid.labels_N, self.valid.users_N, self.valid.items_N)
+        return ScoredRows(self.valid.labels_N, self.valid.users_N, self.valid.items_N, self.valid.times_N)
 
     def baseline_logits(self) -> dict[str, Tensor]:
         assert self.train is not None
@@ -64,8 +64,8 @@ class PreparedSamples(Prepared):
 def imported_rows(clicks: ImportedClicks) -> ScoredRows:
     """The validation rows of imported clicks."""
     labels_N = torch.from_numpy(clicks.labels("valid")).float()
-    ids = (clicks.role_ids(role, "valid") for role in ("user", "item"))
-    return ScoredRows(labels_N, *(None if codes is None else torch.from_numpy(codes) for codes in ids))
+    columns = (clicks.role_ids("user", "valid"), clicks.role_ids("item", "valid"), clicks.times("valid"))
+    return ScoredRows(labels_N, *(None if column is None else torch.from_numpy(column) for column in columns))
 
 
 def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
 
     def samples(split: Split) -> Samples:
         rows = clicks.rows_of(split, 0, clicks.count(split))
-        users, items = (clicks.role_ids(role, split) for role in ("user", "item"))
+        users, items, times = clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split)
         return Samples(
             keys=clicks.keys,
             dense_ND=torch.from_numpy(rows.dense_ND),
@@ -139,6 +139,7 @@ def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
             labels_N=torch.from_numpy(rows.labels_N).float(),
             users_N=None if users is None else torch.from_numpy(users),
             items_N=None if items is None else torch.from_numpy(items),
+            times_N=None if times is None else torch.from_numpy(times),
             dense_names=clicks.dense_names,
         )
 

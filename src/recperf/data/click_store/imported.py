@@ -263,6 +263,10 @@ class ImportedClicks:
             return None
         return self._slot(name)[self._index[split]].astype(np.int64)
 
+    def times(self, split: Split) -> NDArray[np.int64] | None:
+        """The time of every row of a split in microseconds; None if the dataset has no times."""
+        return np.asarray(self.arrays["times"][self._index[split]]) if "times" in self.arrays else None
+
     def click_rate(self, split: Split) -> float:
         """The share of the rows of a split that were clicked."""
         return float(self.arrays["labels"][self._index[split]].mean())

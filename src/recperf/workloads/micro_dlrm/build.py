@@ -160,4 +160,5 @@ def _samples(clicks: Clicks, arrays: ClickArrays) -> Samples:
         labels_N=torch.from_numpy(arrays.labels),
         users_N=torch.from_numpy(arrays.users),
         items_N=torch.from_numpy(arrays.items),
+        times_N=torch.from_numpy(arrays.times),
     )
