@@ -25,7 +25,7 @@ from ..train.intervals import Resampling
 from ..train.metrics import auc, binary_metrics, reliability
 from ..train.ranking import within_users
 from .ranking import RankedRows
-from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, ScoredRows, Trial
+from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, RankingConfig, ScoredRows, Trial
 
 FILE = "scores.json"
 SEGMENT = 0.1
@@ -37,14 +37,15 @@ class Assessment:
 
     def __init__(self, run: Run, world: Ranks, prepared: Prepared, notice: Callable[[str], None]) -> None:
         self.run, self.world, self.prepared, self.notice = run, world, prepared, notice
+        self._earlier: dict[str, Any] | None = run.read(FILE, Scores)
+        """Scores of an earlier process of the run."""
         if text := few_rows(prepared.data["valid_rows"]):
             notice(text)
 
     def baselines(self) -> dict[str, Any]:
         """Metrics of the baselines, from baselines.json where an earlier process wrote it."""
         metrics = self.run.read("baselines.json", Baselines)
-        scores = self.run.read(FILE, Scores)
-        if metrics is None or scores is None:
+        if metrics is None or self.world.on_leader(self._outdated):
             computed, scores = self.world.on_leader(lambda: self._baselines(metrics))
             self.run.write(FILE, scores)
             if metrics is None:
@@ -57,7 +58,9 @@ class Assessment:
         if metrics is None:
             metrics = {name: binary_metrics(logits_N, rows.labels_N) for name, logits_N in logits.items()}
         assessed = self._assessed
-        scores: dict[str, Any] = {"rows": len(rows.labels_N), "baselines": {}, "seeds": {}, **assessed.facts()}
+        facts = assessed.facts()
+        seeds = self._earlier_seeds(facts)
+        scores: dict[str, Any] = {"rows": len(rows.labels_N), "baselines": {}, "seeds": seeds, **facts}
         if assessed.resampling:
             scores["baselines"] = {name: assessed.sampled(logits_N, rows.labels_N) for name, logits_N in logits.items()}
         if isinstance(assessed.ranked, RankedRows):
@@ -65,6 +68,23 @@ class Assessment:
                 name: assessed.ranks(scorer) for name, scorer in self.prepared.baseline_scorers().items()
             }
         return metrics, scores
+
+    def _earlier_seeds(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Seeds that an earlier process trained, without what has another meaning since the rows changed."""
+        if self._earlier is None:
+            return {}
+        changed: dict[str, Any] = {}
+        if self._earlier["segments"] != facts["segments"]:
+            changed["segments"] = {}
+        if not _same_ranking(self._earlier, facts):
+            changed["ranking"] = None
+        return {seed: {**row, **changed} for seed, row in self._earlier["seeds"].items()}
+
+    def _outdated(self) -> bool:
+        """Whether no scores exist, or those of another ranking, and no seed has been ranked yet."""
+        if self._earlier is None:
+            return True
+        return not self._earlier["seeds"] and not _same_ranking(self._earlier, self._assessed.facts())
 
     @cached_property
     def _assessed(self) -> AssessedRows:
@@ -77,12 +97,23 @@ class Assessment:
             reason = "several ranks hold the tables"
         else:
             catalogue = self.prepared.catalogue()
-        config = self.prepared.config
+        if catalogue is None:
+            return AssessedRows(rows, None, reason)
+        return AssessedRows(rows, catalogue, self._ranked(rows, catalogue))
+
+    def _ranked(self, rows: ScoredRows, catalogue: Catalogue) -> RankedRows | str:
+        """What the config asks for; once a seed has been ranked, what was ranked then, so that seeds are comparable."""
+        config, earlier = self.prepared.config, self._earlier
         trained = config.train.epochs * self.prepared.data["train_rows"]
         if config.train.max_steps:
             trained = min(trained, config.train.max_steps * config.train.batch_size)
-        chosen = RankedRows.choose(config.ranking, trained, rows, catalogue) if catalogue else reason
-        return AssessedRows(rows, catalogue, chosen)
+        ranking = config.ranking
+        if earlier and earlier["seeds"] and earlier["rows_digest"] == _digest(rows):
+            if reason := earlier.get("not_ranked"):
+                return str(reason)
+            facts = earlier["ranking"]
+            ranking = RankingConfig(users=facts["users"], negatives=facts["negatives"])
+        return RankedRows.choose(ranking, trained, rows, catalogue)
 
     def trained(self, seed: int, trial: Trial, predictions: Predictions) -> None:
         """Record the predictions of a trained model."""
@@ -155,12 +186,13 @@ class AssessedRows:
     def facts(self) -> dict[str, Any]:
         """What scores.json says of the rows."""
         resampling = self.resampling
+        counted = {"new_users": self.catalogue.user_rows_are} if self.catalogue else {}
         facts = {
             "rows_digest": self.digest,
             "by": resampling.by if resampling else "rows",
             "units": resampling.units if resampling else len(self.rows.labels_N),
             "segments": {
-                name: {"rows": int(inside_N.sum()), "at_most": bound}
+                name: {"rows": int(inside_N.sum()), "at_most": bound, "counted": counted.get(name, "training rows")}
                 for name, (inside_N, bound) in self.segments.items()
             },
         }
@@ -201,6 +233,12 @@ class AssessedRows:
         assert isinstance(self.ranked, RankedRows)
         assert self.resampling is not None
         return self.ranked.ranked(score, self.resampling, {name: inside for name, (inside, _) in self.segments.items()})
+
+
+def _same_ranking(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two scores rank the same rows among the same items, or rank nothing."""
+    first, second = ({**(scores.get("ranking") or {}), "baselines": None} for scores in (one, other))
+    return first == second
 
 
 def _digest(rows: ScoredRows) -> str:

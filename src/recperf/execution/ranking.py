@@ -21,6 +21,8 @@ SHARE = 0.2
 """Ranking by default adds at most this to the counted work of the training."""
 STEP_PASSES = 3
 """A training step has about the work of so many forward passes."""
+REPEATS = 0.05
+"""Items that a user already has compete where more than this share of the training rows are repeats."""
 LEAST_USERS, MOST_USERS, LEAST_NEGATIVES = 100, 10_000, 100
 
 
@@ -33,12 +35,16 @@ class RankedRows:
     """Items that are drawn for each; 0: the whole catalogue."""
     catalogue: Catalogue
     items_N: Tensor
+    repeats: bool
+    """Whether items that a row's user already has compete."""
 
     @staticmethod
     def choose(config: RankingConfig, trained: int, rows: ScoredRows, catalogue: Catalogue) -> RankedRows | str:
         """The rows that the config asks for, or why none are ranked; `trained` samples are trained on in all."""
         if config.users == 0:
             return "ranking.users is 0"
+        if catalogue.not_ranked:
+            return catalogue.not_ranked
         assert rows.users_N is not None
         assert rows.items_N is not None
         rows_Q = first_positives(rows.labels_N, rows.users_N, rows.times_N)
@@ -55,21 +61,22 @@ class RankedRows:
             users = min(MOST_USERS, budget // (min(negatives, size) or size))
             if users < least or 0 < negatives < min(size, LEAST_NEGATIVES):
                 return f"it would add more than {SHARE:.0%} to the work of this training (--ranking.users {least})"
-        return RankedRows(rows_Q[:users], negatives if negatives < size else 0, catalogue, rows.items_N)
+        negatives, repeats = negatives if negatives < size else 0, catalogue.repeats > REPEATS
+        return RankedRows(rows_Q[:users], negatives, catalogue, rows.items_N, repeats)
 
     def candidates(self) -> Iterator[Tensor]:
-        """The items that each row's own competes with. What its user has in training rows competes only where the own
-        item is among it: who never repeats an item is not asked to, and who does is not spared the repeats."""
+        """The items that each row's own competes with. Whether those that its user already has are among them is
+        decided once for all rows: a choice by the row's own item would give it away."""
         for row in self.rows_Q.tolist():
             poll()
             items_I = self.catalogue.items_I
-            seen = self.catalogue.seen(row)
-            if not bool((seen == self.items_N[row]).any()):
-                items_I = items_I[~torch.isin(items_I, seen)]
+            if not self.repeats:
+                items_I = items_I[~torch.isin(items_I, self.catalogue.seen(row))]
             yield drawn(items_I, self.negatives, row) if self.negatives else items_I
 
     def facts(self) -> dict[str, Any]:
-        return {"users": len(self.rows_Q), "catalogue": len(self.catalogue.items_I), "negatives": self.negatives}
+        size = len(self.catalogue.items_I)
+        return {"users": len(self.rows_Q), "catalogue": size, "negatives": self.negatives, "repeats": self.repeats}
 
     def ranked(self, score: Scorer, resampling: Resampling, segments: dict[str, Tensor]) -> dict[str, Any]:
         """Metrics, those of each segment of the scored rows, and replicates of the NDCG."""

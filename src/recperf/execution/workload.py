@@ -122,12 +122,27 @@ class Catalogue(Protocol):
         ...
 
     @property
+    def user_rows_are(self) -> str:
+        """What `user_rows_N` counts: training rows, or events before the row."""
+        ...
+
+    @property
     def item_rows_N(self) -> Tensor:
         """For each scored row, how many training rows its item has."""
         ...
 
+    @property
+    def repeats(self) -> float:
+        """The share of the training rows whose item their user also has in another one before."""
+        ...
+
+    @property
+    def not_ranked(self) -> str | None:
+        """Why scored rows cannot be ranked; None where they can."""
+        ...
+
     def seen(self, row: int) -> Tensor:
-        """Items that the user of a scored row has in training rows."""
+        """Items that the user of a scored row has in training rows, or for events before it."""
         ...
 
 

@@ -97,13 +97,15 @@ class Segment(Struct):
     """new_users, rare_items or the_rest."""
     rows: int
     at_most: int
-    """Training rows of each user, or item, at most; 0 for the rest. For events of a user: those before the row."""
+    """The most that the user, or item, of a row in the segment has; 0 for the rest."""
     auc: Number | None
     """None: the rows have one class only."""
     baselines: Metrics
     """AUC of each baseline."""
     ranking: Metrics | None
     """Of the ranked rows in the segment; None: there are none."""
+    counted: str = "training rows"
+    """What `at_most` counts: training rows, or events before the row."""
 
 
 class RankingDifference(Interval):
@@ -121,7 +123,7 @@ class Ranking(Struct):
     users: int
     """Ranked: of each the first positive held-out row."""
     catalogue: int
-    """Items with training rows. Those that the user has there compete only where the ranked item is one of them."""
+    """Items with training rows."""
     negatives: int
     """Drawn from the catalogue for each row; 0: all of it competes."""
     metrics: Metrics
@@ -130,6 +132,9 @@ class Ranking(Struct):
     interval: Interval
     """Of ndcg_10."""
     differences: tuple[RankingDifference, ...]
+    repeats: bool | None = None
+    """Whether items that a user already has compete: where over 5 % of the training rows repeat an item of their user.
+    None in results of earlier versions, where they competed only if the ranked item was one of them."""
 
 
 class WithinUsers(Struct):

@@ -77,7 +77,8 @@ class SampledUsers(Struct):
 class SegmentFacts(Struct):
     rows: int
     at_most: int
-    """Training rows that the user, or the item, of each row has at most."""
+    """Training rows, or what `counted` says, that the user, or the item, of each row has at most."""
+    counted: str = "training rows"
 
 
 class RankingFacts(Struct):
@@ -85,6 +86,8 @@ class RankingFacts(Struct):
     catalogue: int
     negatives: int
     baselines: dict[str, SampledRanking]
+    repeats: bool | None = None
+    """Whether items that a user already has compete; None in runs of earlier versions."""
 
 
 class SampledScores(Struct):

@@ -153,6 +153,14 @@ def _by_item(scores_I: Tensor, rows_P: Tensor, items_P: Tensor) -> Tensor:
     return scores_I[items_P]
 
 
+def repeated_share(users_N: Tensor, items_N: Tensor) -> float:
+    """The share of rows whose pair of user and item an earlier row has."""
+    if not len(users_N):
+        return 0.0
+    pairs = torch.unique(users_N * (int(items_N.max()) + 1) + items_N)
+    return 1 - len(pairs) / len(users_N)
+
+
 def grouped_items(users_N: Tensor, items_N: Tensor) -> Callable[[int], Tensor]:
     """A function that returns the items of a user's rows."""
     sorted_N, order_N = users_N.sort(stable=True)

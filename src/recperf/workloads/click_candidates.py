@@ -22,7 +22,7 @@ from ..data.click_store.order import ClickOrder
 from ..data.click_store.rows import Rows, Split
 from ..data.order import Samples, cut
 from ..train.metrics import auc
-from ..train.ranking import Scorer, grouped_items, item_rules
+from ..train.ranking import Scorer, grouped_items, item_rules, repeated_share
 
 AT_ONCE = 1 << 18
 """Training rows that are read at a time."""
@@ -68,6 +68,9 @@ class Columns:
 class ClickCatalogue:
     """The items of training rows, as candidates for validation rows."""
 
+    user_rows_are = "training rows"
+    not_ranked = None
+
     def __init__(
         self,
         train: Columns,
@@ -81,6 +84,10 @@ class ClickCatalogue:
         self.item_rows_N = columns.rows_I[valid.items_N]
         users = 1 + max(int(train.users_N.max()), int(valid.users_N.max()))
         self.user_rows_N = torch.bincount(train.users_N, minlength=users)[valid.users_N]
+
+    @cached_property
+    def repeats(self) -> float:
+        return repeated_share(self.train.users_N, self.train.items_N)
 
     @cached_property
     def _items_of(self) -> Callable[[int], Tensor]:

@@ -160,6 +160,13 @@ def _within_users(result: Result) -> list[Block]:
     return [_ranking_table(result["workload"], rows, note)]
 
 
+_OWN_ITEMS = {
+    True: "compete too, because users of this data repeat items",
+    False: "do not compete, because users of this data hardly repeat items",
+    None: "compete only where the ranked item is one of them",
+}
+
+
 def _ranking(result: Result) -> list[Block]:
     part = result["quality"]
     ranking = part.get("ranking")
@@ -168,7 +175,7 @@ def _ranking(result: Result) -> list[Block]:
         return [Text(f"Items were not ranked: {why}.", "note")] if why else []
     note = (
         f"The first positive held-out row of {count(ranking['users'])} users, ranked among {_candidates(ranking)} that "
-        "have training rows. Items that a user already had compete only where the ranked item is one of them; ties "
+        f"have training rows. Items that a user already had {_OWN_ITEMS[ranking.get('repeats')]}; ties "
         "count as if broken at random. Labels say what users think of items they met, not which ones they meet: a "
         "model that learned from them alone may rank below popularity."
     )
@@ -195,7 +202,8 @@ def _segments(result: Result) -> list[Block]:
     ranked = next((list(segment["ranking"]) for segment in segments if segment["ranking"]), [])
     rows = []
     for segment in segments:
-        few = f"at most {count(segment['at_most'])} training rows" if segment["name"] != "the_rest" else ""
+        counted = segment.get("counted", "training rows")
+        few = f"at most {count(segment['at_most'])} {counted}" if segment["name"] != "the_rest" else ""
         ranking = segment["ranking"] or {}
         rows.append(
             cells(
@@ -208,7 +216,8 @@ def _segments(result: Result) -> list[Block]:
         )
     beside = (f"AUC, {baseline(rule)}",) if rule else ()
     head = ("", "scored rows", f"AUC, {result['workload']}", *beside, *(metric(name) for name in ranked))
-    note = "The tenth of the scored rows whose user has the fewest training rows, the same by item, and the others."
+    counted = segments[0].get("counted", "training rows")
+    note = f"The tenth of the scored rows whose user has the fewest {counted}, the same by item, and the others."
     return [Table(head, rows, note)]
 
 

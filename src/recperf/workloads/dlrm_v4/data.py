@@ -22,7 +22,7 @@ from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...data.yambda.rates import RunningRates
 from ...data.yambda.reference.cache import open_events
-from ...data.yambda.schema import LISTEN_PLUS
+from ...data.yambda.schema import DRAWN, LISTEN_PLUS
 from ...data.yambda.store import EventStore
 from ...data.yambda.synthesize.config import of_size
 from ...data.yambda.windows import Users, WindowIndex, refuse_overlap
@@ -30,7 +30,7 @@ from ...errors import ConfigError, DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
 from ...train.baselines import bias_logits, popularity
 from ...train.loop import Position
-from ...train.ranking import item_rules
+from ...train.ranking import item_rules, repeated_share
 from ...train.stream import next_window
 from . import baselines as event_baselines
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, regression_name, require_room
@@ -158,8 +158,15 @@ class EventWindows:
     @cached_property
     def events(self) -> EventCatalogue:
         """The items that scored anchors are ranked among."""
-        train = self._samples(self._newest_positions())
-        return EventCatalogue(self.store, train.ids_FN[1], self._scored_positions(self.windows_at(None)))
+        newest_N, windows = self._newest_positions(), self.windows_at(None)
+        users_N, items_N = self._samples(newest_N).ids_FN
+        happened_N = torch.from_numpy((self.store.kinds(newest_N) & np.uint8(DRAWN)) == 0)
+        repeats = repeated_share(users_N[happened_N], items_N[happened_N])
+        reads_rates = self.config.model.rates_hidden or self.config.data.baselines == "all"
+        # Similarities that a candidate is scored with hold all outcomes of the training windows.
+        reason = "scored windows lie among those that are trained on"
+        not_ranked = reason if reads_rates and windows.start < self.train_windows.stop else None
+        return EventCatalogue(self.store, items_N, self._scored_positions(windows), repeats, not_ranked)
 
     def catalogue(self) -> EventCatalogue:
         return self.events

@@ -35,6 +35,9 @@ class EventCatalogue:
     train_items_N: Tensor
     positions_N: Positions
     """Events that are scored, in their order."""
+    repeats: float
+    not_ranked: str | None = None
+    user_rows_are: str = "events before the row"
 
     @cached_property
     def rows_I(self) -> Tensor:
@@ -52,7 +55,12 @@ class EventCatalogue:
 
     @cached_property
     def user_rows_N(self) -> Tensor:
-        return torch.from_numpy(self.positions_N - self._first_N)
+        """Events before the anchor, without those that an import drew."""
+        if self.store.stored_per_event == 1:
+            return torch.from_numpy(self.positions_N - self._first_N)
+        happened_E = (self.store.kinds(slice(0, self.store.events)) & np.uint8(DRAWN)) == 0
+        before_E1 = np.concatenate([[0], np.cumsum(happened_E)])
+        return torch.from_numpy(before_E1[self.positions_N] - before_E1[self._first_N])
 
     @cached_property
     def item_rows_N(self) -> Tensor:

@@ -1,0 +1,112 @@
+"""Scores of a resumed run: seeds and baselines stay comparable, whatever the config of a later process says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.distributed.ranks import current
+from recperf.execution.quality import Assessment
+from recperf.execution.ranking import RankedRows
+from recperf.execution.workload import Predictions, Prepared, RankingConfig, ScoredRows
+from recperf.runs.quality import detail
+from recperf.runs.record import Run
+
+ROWS, ITEMS = 60, 9
+
+
+class Rows(Prepared):
+    """Every user has four scored rows, two of them positive."""
+
+    def __init__(self, ranking: RankingConfig, items: int = ITEMS) -> None:
+        train = SimpleNamespace(epochs=1, max_steps=None, batch_size=8)
+        self.config = SimpleNamespace(ranking=ranking, train=train)
+        self.data = {"valid_rows": 5000, "train_rows": 1000}
+        self.items = items
+        place = torch.arange(ROWS)
+        self.rows = ScoredRows((place % 2).float(), place // 4, place % ITEMS)
+
+    def scored_rows(self) -> ScoredRows:
+        return self.rows
+
+    def baseline_logits(self) -> dict[str, torch.Tensor]:
+        return {"rule": self.rows.labels_N + torch.arange(ROWS).sin()}
+
+    def baseline_scorers(self) -> dict[str, Any]:
+        return {"rule": lambda rows_P, items_P: items_P.float()}
+
+    def catalogue(self) -> Any:
+        none_N = torch.arange(ROWS)
+        return SimpleNamespace(
+            items_I=torch.arange(self.items), user_rows_N=none_N, user_rows_are="training rows", item_rows_N=none_N,
+            seen=lambda row: torch.zeros(0, dtype=torch.int64), repeats=0.0, not_ranked=None,
+        )  # fmt: skip
+
+
+def process(folder: Path, seed: int | None, prepared: Rows) -> dict[str, Any]:
+    """What a process leaves that computes the baselines and maybe trains a seed."""
+    run = Run(folder)
+    assessment = Assessment(run, current(), prepared, lambda text: None)
+    assessment.baselines()
+    if seed is not None:
+        rows = prepared.rows
+        model = SimpleNamespace(train=lambda mode: None)
+        trial: Any = SimpleNamespace(
+            recipe=SimpleNamespace(model=model), candidate_logits=lambda rows_P, items_P: -items_P.float()
+        )
+        logits_N = rows.labels_N + seed * torch.arange(ROWS).cos()
+        assessment.trained(seed, trial, Predictions(logits_N, rows.labels_N, rows.users_N, rows.items_N))
+    run.close()
+    scores: dict[str, Any] = json.loads((folder / "scores.json").read_text())
+    return scores
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Run.create("x", {}, folder=tmp_path / "run").close()
+    return tmp_path / "run"
+
+
+def test_a_later_process_ranks_what_the_first_seed_ranked(folder: Path) -> None:
+    first = process(folder, 1, Rows(RankingConfig(users=5, negatives=3)))
+    second = process(folder, 2, Rows(RankingConfig(users=12, negatives=0)))
+    assert second["ranking"] == first["ranking"]
+    assert second["seeds"]["1"] == first["seeds"]["1"]
+    assert second["seeds"]["2"]["ranking"] == second["seeds"]["1"]["ranking"]
+
+
+def test_before_the_first_seed_the_later_config_decides(folder: Path) -> None:
+    assert process(folder, None, Rows(RankingConfig(users=0)))["not_ranked"]
+    scores = process(folder, 1, Rows(RankingConfig(users=12)))
+    assert scores["ranking"]["users"] == 12
+    assert scores["seeds"]["1"]["ranking"]["metrics"]
+
+
+@pytest.mark.parametrize(("share", "compete"), [(0.0, False), (0.5, True)])
+def test_the_answer_does_not_decide_which_items_compete(share: float, compete: bool) -> None:
+    """Rows whose item their user already has, and rows whose item is new."""
+    prepared = Rows(RankingConfig(users=15, negatives=0))
+    catalogue = prepared.catalogue()
+    catalogue.repeats, catalogue.seen = share, lambda row: torch.tensor([0, 1, 2, 3, 4])
+    ranked = RankedRows.choose(prepared.config.ranking, 1000, prepared.rows, catalogue)
+    assert isinstance(ranked, RankedRows)
+    assert ranked.facts()["repeats"] == compete
+    expected = list(range(ITEMS)) if compete else list(range(5, ITEMS))
+    assert [items.tolist() for items in ranked.candidates()] == [expected] * 15
+
+
+def test_finished_seeds_stay_when_baselines_are_computed_again(folder: Path) -> None:
+    """As after a change of the training rows: rankings among other items are not comparable, all else is."""
+    ranking = RankingConfig(users=5, negatives=0)
+    first = process(folder, 1, Rows(ranking))["seeds"]["1"]
+    (folder / "baselines.json").unlink()
+    seeds = process(folder, 2, Rows(ranking, ITEMS - 1))["seeds"]
+    assert seeds["1"] == {**first, "ranking": None}
+    quality = detail(json.loads((folder / "scores.json").read_text()), {"auc": 0.7})
+    assert quality["differences"][0]["seeds"] == 2
+    assert quality["ranking"]["differences"][0]["seeds"] == 1
