@@ -207,7 +207,7 @@ def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress, nega
         kinds = kinds_of(types, ratios, np.ones(len(types), np.uint8))
         events = {"uids": users, "items": items, "times": times, "kinds": kinds, "ratios": ratios}
         if negatives is not None:
-            # Whole users only: a negative must not be an item that follows in the next batch.
+            # Whole users only: a negative must not be an item of an earlier batch.
             events = {name: np.concatenate([waiting[name], events[name]]) for name in events} if waiting else events
             whole = int(np.searchsorted(events["uids"], events["uids"][-1]))
             waiting = {name: column[whole:] for name, column in events.items()}

@@ -53,7 +53,7 @@ class ImportOptions:
     """Values of the label that count as positive, such as buy; all others are negative."""
     negatives: int | None = None
     """Without rating, ratio and label: negative items to draw for every row, none of them one that the user has
-    anywhere in the file; default: 4."""
+    had by then; default: 4."""
     negatives_by: Literal["uniform", "popularity"] = "uniform"
     """Draw every item equally often, or as often as it is in the file."""
     order: Literal["random", "rows"] = "random"
