@@ -158,7 +158,7 @@ def test_a_candidate_scores_as_if_it_were_the_row(store: EventStore) -> None:
 
 
 def test_clicks_without_a_signal_are_not_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An item that was drawn for a user never turns positive later: what was drawn must not be learned from."""
+    """What was drawn is no outcome, and must not be learned from."""
     monkeypatch.setattr("recperf.workloads.dlrm_v4.baselines.gradient_boosting", lambda *_: None)
     users, items, clicks, draw = 200, 150, 15, np.random.default_rng(3)
     rows = (

@@ -2,9 +2,9 @@
 
 Two items are similar if the same users' outcomes with both were above, or both below, what user and item alone let
 expect: the cosine of these residuals, smaller for few users. Where an import drew the negatives, outcomes say nothing:
-items are similar there if more users have both than independent users would. Drawn negatives are not learned from,
-because an item that was drawn for a user never turns positive later. Similarities that an anchor of the training
-windows is described with come from outcomes before its part of the time; from the cut on they stay as they are.
+items are similar there if more users have both than independent users would. Drawn negatives are not learned from:
+no user gave these outcomes. Similarities that an anchor of the training windows is described with come from outcomes
+before its part of the time; from the cut on they stay as they are.
 
 Shapes: E events, N anchors, B queries, H events of a history, I frequent items.
 """

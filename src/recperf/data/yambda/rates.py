@@ -5,8 +5,8 @@ Shapes: E events, N listens, B anchors, G groups, F features.
 Everything is causal. Of a user only events before the anchor count, of an item only events of an earlier second. The
 listens of a group (a user, an item, a user with an item...) lie side by side in the order of time, with running sums,
 so that a binary search finds any moment, also that of a candidate that is no event. Negatives that an import drew count
-as listens that were not positive, but not in groups of a user with an item or artist: an item that was drawn for a user
-is never one of the user's own.
+as listens that were not positive, but not in groups of a user with an item or artist: no user met an
+item that was drawn.
 """
 
 from __future__ import annotations
