@@ -18,6 +18,7 @@ from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.rates import PRIOR, RECENT, RunningRates
 from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store
+from recperf.errors import ConfigError
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
 from recperf.models.dlrm_v4.padding import Padding
@@ -110,6 +111,17 @@ def test_the_next_users_first_event_is_no_row_of_a_user(store: EventStore) -> No
     alone = rates.neighbours.of(replace(before, times_B=np.full(len(ends), 1_001_001)))
     assert rates.neighbours.of(before).tolist() == alone.tolist()
     assert alone.any()
+
+
+def test_a_store_without_neighbours_has_no_item_knn(store: EventStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recperf.workloads.dlrm_v4.baselines.gradient_boosting", lambda *_: None)
+    monkeypatch.setattr("recperf.data.yambda.neighbours.MOST_EVENTS", EVENTS - 1)
+    config = dlrm_v4.following(store.folder)
+    logits = PreparedHistories(config).baseline_logits()
+    assert "running_means" in logits
+    assert "item_knn" not in logits
+    with pytest.raises(ConfigError, match="item_knn"):
+        PreparedHistories(replace(config, target=replace(config.target, beat="item_knn")))
 
 
 def log_odds(outcomes: np.ndarray, overall: float) -> float:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.order import Samples
-from ...data.yambda import catalogue
+from ...data.yambda import catalogue, neighbours
 from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...data.yambda.rates import RunningRates
@@ -92,7 +92,7 @@ class EventWindows:
         left_out = int(train.counts_S.sum()) - train.samples
         if left_out:
             self.data["skipped"] = {"anchors that fill no batch at the end of their window": left_out}
-        self.target = bounds(config)
+        self.target = bounds(config, neighbours=self.store.events <= neighbours.MOST_EVENTS)
 
     def _split(self) -> str:
         train, scored = self.train_windows, self.windows_at(None)
@@ -158,8 +158,8 @@ class EventWindows:
     @cached_property
     def events(self) -> EventCatalogue:
         """The items that scored anchors are ranked among."""
-        newest_N, windows = self._newest_positions(), self.windows_at(None)
-        users_N, items_N = self._samples(newest_N).ids_FN
+        newest_N, windows = self._newest_positions, self.windows_at(None)
+        users_N, items_N = self._newest_samples.ids_FN
         happened_N = torch.from_numpy((self.store.kinds(newest_N) & np.uint8(DRAWN)) == 0)
         repeats = repeated_share(users_N[happened_N], items_N[happened_N])
         reads_rates = self.config.model.rates_hidden or self.config.data.baselines == "all"
@@ -172,10 +172,15 @@ class EventWindows:
         return self.events
 
     def baseline_scorers(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-        train = self._samples(self._newest_positions())
+        train = self._newest_samples
         rules = item_rules(train.ids_FN[0], train.ids_FN[1], train.labels_N, self.store.items)
         return {**rules, **{name: self._ranks_by(rule) for name, rule in self._running_rules.items()}}
 
+    @cached_property
+    def _newest_samples(self) -> Samples:
+        return self._samples(self._newest_positions)
+
+    @cached_property
     def _newest_positions(self) -> np.ndarray[Any, Any]:
         """Of the newest training anchors, as many as simple rules learn from."""
         newest: list[np.ndarray[Any, Any]] = []
@@ -197,7 +202,7 @@ class EventWindows:
     def baseline_logits(self) -> dict[str, Tensor]:
         """Of the rows that the end of training is scored on."""
         scored_N = self._scored_positions(self.windows_at(None))
-        train, valid = self._samples(self._newest_positions()), self._samples(scored_N)
+        train, valid = self._newest_samples, self._samples(scored_N)
         logits = {**bias_logits(train, valid), "popularity": popularity(train, valid)}
         if self._running_rules:
             rates_NF = self._rates_of(scored_N)
@@ -212,9 +217,10 @@ class EventWindows:
         train_NF, labels_N = self._rates_to_fit
         rules: dict[str, event_baselines.Rule] = {
             "running_means": event_baselines.running_means,
-            "item_knn": event_baselines.regressed(train_NF, labels_N, event_baselines.NEIGHBOURS),
             regression_name(self.config): event_baselines.linear(*self._rates_regression),
         }
+        if self.rates.neighbours is not None:
+            rules["item_knn"] = event_baselines.regressed(train_NF, labels_N, event_baselines.NEIGHBOURS)
         boosted = event_baselines.gradient_boosting(train_NF, labels_N)
         return rules if boosted is None else {**rules, "gradient_boosting": boosted}
 
@@ -241,7 +247,7 @@ class EventWindows:
     @cached_property
     def _rates_to_fit(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Running rates and labels of the newest training anchors."""
-        train_N = self._newest_positions()[-event_baselines.MOST_ROWS :]
+        train_N = self._newest_positions[-event_baselines.MOST_ROWS :]
         return self._rates_of(train_N), self._labels(train_N)
 
     def _rates_of(self, positions_N: Positions) -> NDArray[np.float32]:
