@@ -38,18 +38,27 @@ def popularity(train: Samples, valid: Samples) -> Tensor:
     item = train.keys.index("item")
     train_N, valid_N = train.ids_FN[item], valid.ids_FN[item]
     counts = torch.bincount(train_N, minlength=int(max(train_N.max(), valid_N.max())) + 1).double().log1p()
-    design_N2 = torch.stack([torch.ones_like(counts[train_N]), counts[train_N]], 1)
-    weight_2, labels_N = torch.zeros(2, dtype=torch.float64), train.labels_N.double()
-    ridge_22 = 1e-6 * torch.eye(2, dtype=torch.float64)
+    weights_1, intercept = regression(counts[train_N, None].numpy(), train.labels_N.numpy(), penalty=1e-6)
+    return intercept + float(weights_1[0]) * counts[valid_N]
+
+
+def regression(
+    features_NF: NDArray[Any], labels_N: NDArray[np.float32], *, penalty: float = 1.0
+) -> tuple[NDArray[np.float64], float]:
+    """Weights and intercept of a logistic regression by Newton's method; penalty / 2 * weight^2 is added to the loss,
+    summed over rows, for each weight."""
+    design_NF = np.concatenate([features_NF, np.ones((len(features_NF), 1), np.float32)], 1).astype(np.float64)
+    weights_F = np.zeros(design_NF.shape[1])
+    penalty_FF = np.diag([penalty] * features_NF.shape[1] + [1e-6])
     for _ in range(30):
-        p_N = (design_N2 @ weight_2).sigmoid()
-        slope_2 = design_N2.T @ (labels_N - p_N)
-        curvature_22 = design_N2.T @ (design_N2 * (p_N * (1 - p_N)).unsqueeze(1)) + ridge_22
-        change_2 = torch.linalg.solve(curvature_22, slope_2)
-        weight_2 += change_2
-        if float(change_2.abs().max()) < 1e-8:
+        p_N = 1 / (1 + np.exp(-np.clip(design_NF @ weights_F, -30, 30)))
+        slope_F = design_NF.T @ (labels_N - p_N) - penalty_FF @ weights_F
+        curvature_FF = design_NF.T @ (design_NF * (p_N * (1 - p_N))[:, None]) + penalty_FF
+        change_F = np.linalg.solve(curvature_FF, slope_F)
+        weights_F += change_F
+        if np.abs(change_F).max() < 1e-8:
             break
-    return weight_2[0] + weight_2[1] * counts[valid_N]
+    return weights_F[:-1], float(weights_F[-1])
 
 
 def synthetic_logits(bags: RandomBags, held_out_batches: int) -> dict[str, Tensor]:
@@ -193,7 +202,7 @@ def _additive(train: FeatureRows, keys: list[str], **settings: Any) -> ClickRule
     return lambda rows: fitted([rows.ids[key] for key in keys])
 
 
-def gradient_boosting(labels_N: NDArray[np.float32], **settings: Any) -> Any:
+def boosting(labels_N: NDArray[np.float32], **settings: Any) -> Any:
     """A model of scikit-learn's histogram gradient boosting, to be fitted; None where scikit-learn is not installed or
     the labels are of one class."""
     try:
@@ -229,7 +238,7 @@ def _boosted(train: FeatureRows) -> ClickRule | None:
         encoders[key] = [means_of, *indicators]
         columns += [means_N1, *(indicate(ids_NL) for indicate in indicators)]
         is_category += [False] * sum(part.shape[1] for part in columns[-1 - len(indicators) :])
-    model = gradient_boosting(labels_N, categorical_features=is_category)
+    model = boosting(labels_N, categorical_features=is_category)
     if model is None:
         return None
     model.fit(np.concatenate(columns, 1).astype(np.float32), labels_N)

@@ -28,7 +28,7 @@ from ...data.yambda.synthesize.config import of_size
 from ...data.yambda.windows import Users, WindowIndex, refuse_overlap
 from ...errors import ConfigError, DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
-from ...train.baselines import bias_logits, popularity
+from ...train.baselines import bias_logits, popularity, regression
 from ...train.loop import Position
 from ...train.ranking import item_rules, repeated_share
 from ...train.stream import next_window
@@ -242,7 +242,7 @@ class EventWindows:
 
     @cached_property
     def _rates_regression(self) -> tuple[NDArray[np.float64], float]:
-        return event_baselines.regression(*self._rates_to_fit)
+        return regression(*self._rates_to_fit)
 
     @cached_property
     def _rates_to_fit(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
