@@ -167,6 +167,15 @@ def test_a_label_of_several_actions_needs_its_positive_ones_named(tmp_path: Path
     assert (store.kinds(slice(None)) & LISTEN_PLUS).tolist() == [0, 1, 1, 0]
 
 
+@pytest.mark.parametrize("values", [("yes", "no"), ("1", "-1")])
+def test_labels_are_written_as_for_clicks(tmp_path: Path, values: tuple[str, str]) -> None:
+    content = f"user,item,time,conversion\n1,1,1,{values[0]}\n1,2,2,{values[1]}\n"
+    store = imported(tmp_path / "log.csv", content)
+    assert (store.kinds(slice(None)) & LISTEN_PLUS).tolist() == [1, 0]
+    with pytest.raises(DataError, match=r"label '-1' is not 0 or 1.*has the values -1, 0"):
+        imported(tmp_path / "log.csv", "user,item,time,label\n1,1,1,0\n1,2,2,-1\n", folder="other")
+
+
 def test_click_models_read_drawn_negatives_as_rows(implicit: EventStore) -> None:
     ratings = read_events(implicit.folder)
     assert len(ratings.user) == 1440

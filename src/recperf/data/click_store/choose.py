@@ -9,18 +9,11 @@ from typing import Any, Literal
 from ...errors import DataError, UsageError, closest
 from ..user_files.database import column_types, fetch_row, literal
 from ..user_files.source import Source, inspect
+from ..user_files.spellings import COLUMNS, plain
 from .options import ClickOptions
 from .values import category, is_integer, is_list, is_number, is_text, is_time, no_number, present
 
 Kind = Literal["categorical", "numeric", "multi"]
-NAMES = {
-    "label": ("label", "click", "clicked", "is_click", "is_clicked", "target", "converted", "conversion"),
-    "rating": ("rating", "stars"),
-    "time": ("timestamp", "time", "ts", "datetime", "date", "event_time", "unix_timestamp"),
-    "user": ("user", "user_id", "userid", "uid", "visitor_id", "customer_id"),
-    "item": ("item", "item_id", "itemid", "movie_id", "movieid", "product_id", "ad_id", "article_id", "iid"),
-}
-"""Names by which a column is recognised where no option names one, the likeliest first."""
 RATINGS = ["user", "item", "rating", "timestamp"]
 """The columns of a file of four numbers without a header, as MovieLens has them."""
 _CRITEO_NUMBER, _CRITEO_CATEGORY = (
@@ -150,8 +143,8 @@ def _label(source: Source, names: list[str], options: ClickOptions) -> tuple[int
 
 
 def _recognised(names: list[str], role: str) -> int | None:
-    plain = [name.strip().lower().replace(" ", "_") for name in names]
-    return next((plain.index(name) for name in NAMES[role] if name in plain), None)
+    plain_names = [plain(name) for name in names]
+    return next((plain_names.index(name) for name in COLUMNS[role] if name in plain_names), None)
 
 
 def _shown(names: list[str]) -> str:
@@ -185,7 +178,7 @@ def decide_types(connection: Any, columns: Columns, separator: str) -> Columns:
 
 
 def _decide(connection: Any, name: str, column: str, kind: str, separator: str) -> tuple[Kind | None, str]:
-    plain = name.lower()
+    lower = name.lower()
     if is_list(kind):
         return "multi", ""
     if is_time(kind):
@@ -201,13 +194,13 @@ def _decide(connection: Any, name: str, column: str, kind: str, separator: str) 
     )
     if not rows or distinct < 2:
         return None, "the same everywhere" if rows else "empty"
-    if _CRITEO_NUMBER.fullmatch(plain) and numbers:
+    if _CRITEO_NUMBER.fullmatch(lower) and numbers:
         return "numeric", ""
-    if _CRITEO_CATEGORY.fullmatch(plain):
+    if _CRITEO_CATEGORY.fullmatch(lower):
         return "categorical", ""
     if numbers and not whole:
         return "numeric", ""
-    is_id = re.search(r"(^|_)ids?$", plain) is not None or plain in (*NAMES["user"], *NAMES["item"])
+    is_id = re.search(r"(^|_)ids?$", lower) is not None or plain(name) in (*COLUMNS["user"], *COLUMNS["item"])
     if numbers and not is_id and not (distinct <= _FEW_VALUES and distinct * 10 <= rows):
         return "numeric", ""
     if distinct * 2 > rows:

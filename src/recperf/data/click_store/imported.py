@@ -23,11 +23,11 @@ from ...errors import DataError
 from ..blocks import verified
 from ..clicks import mark_validation
 from ..config import SplitConfig
+from ..user_files.spellings import MISSING as MISSING_TEXTS
 from .columns import open_columns, require_arrays
 from .encode import ColumnFacts, StoredColumns, encode_table, layout_of
 from .imports import read_manifest
 from .rows import EMPTY, Rows, Split
-from .values import MISSING as MISSING_TEXTS
 from .vocabulary import read_vocabulary
 
 RARE, MISSING, FIRST = 0, 1, 2

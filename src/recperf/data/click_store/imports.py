@@ -20,14 +20,16 @@ import numpy as np
 from ...config import to_json
 from ...errors import DataError
 from ...files import make_folder, sha256, sync_folder, temporary_folder, write_json, writing
-from ..user_files.database import column_types, fetch_row, open_database
+from ..rows import in_blocks
+from ..user_files.database import column_types, fetch_row, open_database, optional_package
 from ..user_files.load import load_file
 from ..user_files.source import Source
+from ..user_files.spellings import FALSE, TRUE
 from .choose import Columns, choose_columns, decide_types, sql_name
 from .columns import PIECE, ColumnWriter, Layout
 from .encode import ColumnFacts, StoredColumns, layout_of, selection, stored_arrays
 from .options import MOST_SLOTS, ClickOptions
-from .values import FALSE, TRUE, categories, category, is_text, is_time, label, microseconds, no_number, number
+from .values import categories, category, is_text, is_time, label, microseconds, no_number, number
 from .vocabulary import read_vocabulary, write_vocabulary
 
 FORMAT = "recperf clicks"
@@ -261,7 +263,9 @@ class _Build:
         query = ", ".join(f"{sql} AS {name}" for name, sql in selected.items())
         part: dict[str, Any] = {"rows": 0, "piece": PIECE, "chain": ""}
         with ColumnWriter(self.folder, 0, part, layout, again=RESTART) as writer:
-            for batch in _pieces(self.connection.sql(f"SELECT {query} FROM raw").to_arrow_reader(1 << 16)):
+            batches = self.connection.sql(f"SELECT {query} FROM raw").to_arrow_reader(1 << 16)
+            table = optional_package("pyarrow").Table
+            for batch in in_blocks((table.from_batches([batch]) for batch in batches), PIECE):
                 arrays = stored_arrays(stored, batch)
                 arrays["labels"] = batch["label"].to_numpy().astype(np.uint8)
                 if time_sql:
@@ -287,25 +291,6 @@ class _Build:
 def _per_second(time: float) -> int:
     """The unit of a time by its size, in parts of a second."""
     return next((unit for unit, least in _UNITS.items() if time >= least), 1)
-
-
-def _pieces(reader: Any) -> Any:
-    """Tables of exactly `PIECE` rows, the last one of what is left."""
-    from ..user_files.database import optional_package
-
-    arrow = optional_package("pyarrow")
-    waiting: list[Any] = []
-    rows = 0
-    for batch in reader:
-        waiting.append(batch)
-        rows += len(batch)
-        while rows >= PIECE:
-            table = arrow.Table.from_batches(waiting)
-            yield table.slice(0, PIECE)
-            rest = table.slice(PIECE)
-            waiting, rows = rest.to_batches(), len(rest)
-    if rows:
-        yield arrow.Table.from_batches(waiting)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -9,14 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..user_files.database import literal
+from ..user_files.spellings import FALSE, MISSING, NUMBER, TRUE
 
-TRUE, FALSE = ("1", "true", "1.0", "yes"), ("0", "false", "0.0", "no", "-1", "-1.0")
-MISSING = (
-    "#N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "\\N", "n/a", "nan", "null",
-)  # fmt: skip
-"""How programs write a missing value."""
 _WHITESPACE = "".join(chr(code) for code in range(1, 0x3001) if chr(code).isspace())
-_NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 
 
@@ -82,7 +77,7 @@ def number(name: str, kind: str, *, trimmed: bool = False) -> str:
     """SQL for a finite number, or NULL."""
     if is_text(kind):
         text = name if trimmed else present(name, kind, trimmed=False)
-        value = f"CASE WHEN regexp_full_match({text}, '{_NUMBER}') THEN TRY_CAST({text} AS DOUBLE) END"
+        value = f"CASE WHEN regexp_full_match({text}, '{NUMBER}') THEN TRY_CAST({text} AS DOUBLE) END"
     elif is_number(kind) or kind == "BOOLEAN":
         value = f"{name}::DOUBLE"
     else:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Literal
 from ...errors import DataError, UsageError, closest
 from ...files import open_linked
 from .database import optional_package
+from .spellings import plain
 
 Format = Literal["csv", "json", "parquet"]
 Header = Literal["auto", "yes", "no"]
@@ -204,9 +205,9 @@ def _positions(
             what = f"column {column!r} is given as {roles[position]} and as {role}"
             raise UsageError(what, where={"file": path}, fix="give each column once")
         roles[position] = role
-    plain = [re.sub("[^a-z0-9]", "", name.lower()) for name in names]
+    plain_names = [plain(name) for name in names]
     for role, usual in recognised.items():
-        matching = [plain.index(name) for name in usual if plain.count(name) == 1]
+        matching = [plain_names.index(name) for name in usual if plain_names.count(name) == 1]
         for position in [position for position in matching if position not in roles][:1]:
             roles[position] = role
     return {role: position for position, role in roles.items()}

@@ -14,6 +14,7 @@ from ....errors import DataError
 from ...user_files.database import column_types, fetch_row, literal
 from ...user_files.load import LIST_MARK
 from ...user_files.source import Source
+from ...user_files.spellings import FALSE, MISSING, NUMBER, TRUE
 from ..schema import EVENT_TYPES, MOST_ID
 from .options import ImportOptions, TimeUnit
 
@@ -32,18 +33,14 @@ _UNITS = {
 }
 _VALUES_SHOWN = 5
 """Values of a label in a message."""
-_MISSING = ("#N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "\\N", "n/a", "nan", "null")
-"""How programs write a missing value; taken for an id, all users without one would become one user."""
-_TRUE, _FALSE = ("1", "true", "1.0"), ("0", "false", "0.0")
 _INTEGER_ID = r"0|-?[1-9][0-9]{0,17}"
-_NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _DATE = r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
 _CLOCK = r"[ T]([01][0-9]|2[0-3])(?::([0-5][0-9])(?::([0-5][0-9])(?:\.[0-9]{1,9})?)?)?"
 _ZONE = r"(?:Z|([+-])([0-9]{2}):?([0-9]{2})?)"
 _MACROS = (
     "bounded(x, low, high) AS CASE WHEN x BETWEEN low AND high THEN x END",
     "finite(x) AS CASE WHEN isfinite(x) THEN x END",
-    f"parsed(x) AS finite(CASE WHEN regexp_full_match(x, '{_NUMBER}') THEN TRY_CAST(x AS DOUBLE) END)",
+    f"parsed(x) AS finite(CASE WHEN regexp_full_match(x, '{NUMBER}') THEN TRY_CAST(x AS DOUBLE) END)",
     # The operator // rounds towards zero, so times before 1970 are left out first.
     "whole_seconds(x, unit) AS CASE WHEN x >= 0 THEN x // unit END",
     "digits(x) AS coalesce(TRY_CAST(x AS BIGINT), 0)",
@@ -196,7 +193,12 @@ def _value(connection: Any, column: Column, options: ImportOptions) -> str:
         positives = _list(tuple(value.lower() for value in options.positives))
         ratio = f"CASE WHEN {text} IN ({positives}) THEN {FULLY_PLAYED} WHEN {text} IS NOT NULL THEN 0 END"
     elif column.role == "label":
-        ratio = f"CASE WHEN {text} IN ({_list(_TRUE)}) THEN {FULLY_PLAYED} WHEN {text} IN ({_list(_FALSE)}) THEN 0 END"
+        # A label of -1, 0 and 1 has three values.
+        has_zeros = fetch_row(connection, f"SELECT bool_or({text} IN ('0', '0.0')) FROM raw")[0]
+        negatives = tuple(value for value in FALSE if not (has_zeros and value.startswith("-")))
+        ratio = (
+            f"CASE WHEN {text} IN ({_list(TRUE)}) THEN {FULLY_PLAYED} WHEN {text} IN ({_list(negatives)}) THEN 0 END"
+        )
     elif column.role == "rating":
         listened = f"{_number(column)} >= {options.positive_from!r}"
         ratio = f"CASE {listened} WHEN true THEN {FULLY_PLAYED} WHEN false THEN 0 END"
@@ -227,7 +229,7 @@ def _present(column: Column) -> str:
     if column.family == "float":
         return f"CASE WHEN NOT isnan({column.name}) THEN {column.name} END"
     is_text = column.family == "text"
-    return f"CASE WHEN {column.name} NOT IN ({_list(_MISSING)}) THEN {column.name} END" if is_text else column.name
+    return f"CASE WHEN {column.name} NOT IN ({_list(MISSING)}) THEN {column.name} END" if is_text else column.name
 
 
 def _number(column: Column) -> str:
@@ -289,7 +291,7 @@ def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple
     role, fix = column.role, "repair or remove that row, or check which column is which"
     if value is None:
         return f"no {role}", fix
-    if role in ID_ROLES and value in _MISSING:
+    if role in ID_ROLES and value in MISSING:
         return f"no {role}: {value!r} stands for a missing value", "remove such rows, or give that id another name"
     if role in ID_ROLES and options.ids == "keep":
         allowed, fix = f"an integer from 0 to {MOST_ID:,}", "--ids dense takes any integers and text"

@@ -9,22 +9,11 @@ from typing import Final, Literal
 from ....config import require, within
 from ....errors import UsageError
 from ...datasets import legal_name, require_name
+from ...user_files.spellings import COLUMNS
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
 Signal = Literal["rating", "ratio", "label"]
 SIGNALS: Final[tuple[Signal, ...]] = ("rating", "ratio", "label")
-KNOWN_NAMES: Final = {
-    "user": ("user", "userid", "uid", "visitorid", "visitor", "customerid", "customer", "memberid", "reviewerid"),
-    "item": (
-        *("item", "itemid", "iid", "movieid", "movie", "productid", "product", "articleid", "article", "trackid"),
-        *("track", "songid", "song", "bookid", "book", "videoid", "video", "gameid", "game", "isbn", "asin"),
-    ),
-    "time": ("time", "timestamp", "ts", "datetime", "date", "eventtime", "createdat"),
-    "rating": ("rating", "stars", "score"),
-    "label": ("label", "clicked", "click", "liked", "bought", "purchased"),
-    "genres": ("genres", "genre", "categories", "category"),
-}
-"""Names by which the column of a role is recognised, in small letters without other characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +128,7 @@ class ImportOptions:
         """Usual names of the columns of roles that are not given."""
         optional = () if self.signal is not None or self.negatives is not None else ("rating", "label")
         roles = ("user", "item", "time", *optional, *(() if self.album else ("genres",)))
-        return {role: KNOWN_NAMES[role] for role in roles if getattr(self, role) is None}
+        return {role: COLUMNS[role] for role in roles if getattr(self, role) is None}
 
     def with_columns(self, columns: dict[str, str]) -> ImportOptions:
         """The options with recognised columns; of rating and label the first."""
