@@ -35,15 +35,15 @@ class Options:
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf completion", description=DESCRIPTION)
-    words = collect()
+    completions = collect()
     if options.shell == "zsh":
         print_text("autoload -U +X bashcompinit && bashcompinit")
-    print_text(fish(words) if options.shell == "fish" else bash(words))
+    print_text(fish(completions) if options.shell == "fish" else bash(completions))
     return 0
 
 
 @dataclass
-class Words:
+class Completions:
     """The words that may follow."""
 
     after: dict[str, list[str]] = field(default_factory=dict)
@@ -73,17 +73,17 @@ class Words:
         self.after[place] = [*first, *(flag for flag in options if flag not in set(leave_out)), "--help"]
 
 
-def collect() -> Words:
+def collect() -> Completions:
     """Ask every command which options it has."""
     from . import COMMANDS
 
-    words = Words(summaries=COMMANDS)
+    completions = Completions(summaries=COMMANDS)
     for name in WORKLOADS:
         kind = find(name).config
-        words.add(name, (), (kind,))
-        words.fields[name] = words.after.pop(name)[:-1]
-        words.values[f"--preset {name}"] = dict.fromkeys(find(name).presets)
-    config = {flag for flags in words.fields.values() for flag in flags}
+        completions.add(name, (), (kind,))
+        completions.fields[name] = completions.after.pop(name)[:-1]
+        completions.values[f"--preset {name}"] = dict.fromkeys(find(name).presets)
+    config = {flag for flags in completions.fields.values() for flag in flags}
     for name in COMMANDS:
         module = importlib.import_module(f".{name}", __package__)
         actions = getattr(module, "ACTIONS", {})
@@ -91,16 +91,16 @@ def collect() -> Words:
             named = getattr(module, "NAMED_BY", {}).get(action, ())
             calls = getattr(module, "CALLS", {}).get(action) or [[one] for one in named] or [[]]
             kinds = [parsed_into(module.command, [action, *call]) for call in calls]
-            words.add(f"{name} {action}", named, [kind for kind in kinds if kind])
+            completions.add(f"{name} {action}", named, [kind for kind in kinds if kind])
         if actions:
-            words.after[name] = [*actions, "--help"]
+            completions.after[name] = [*actions, "--help"]
             continue
         kind = parsed_into(module.command, [])
         about_workload = kind is not None and any(option == "preset" for option, _, _ in fields_of(kind))
-        words.add(name, WORKLOADS if about_workload else (), [kind] if kind else (), leave_out=config)
-        words.with_workload += [name] if about_workload else []
-    words.after[""] = [*COMMANDS, "--help", "--version"]
-    return words
+        completions.add(name, WORKLOADS if about_workload else (), [kind] if kind else (), leave_out=config)
+        completions.with_workload += [name] if about_workload else []
+    completions.after[""] = [*COMMANDS, "--help", "--version"]
+    return completions
 
 
 def flags_of(name: str, hint: Any) -> list[str]:
@@ -197,14 +197,14 @@ _recperf() {
 complete -F _recperf recperf"""
 
 
-def bash(words: Words) -> str:
+def bash(completions: Completions) -> str:
     """The script for bash: tables of words, and a function that chooses from them."""
     from ..data.datasets import BUILT_IN
 
     tables = {
-        "@AFTER@": words.after,
-        "@FIELDS@": words.fields,
-        "@VALUES@": {flag: list(values) for flag, values in words.values.items()},
+        "@AFTER@": completions.after,
+        "@FIELDS@": completions.fields,
+        "@VALUES@": {flag: list(values) for flag, values in completions.values.items()},
     }
     script = BASH
     for mark, table in tables.items():
@@ -212,22 +212,22 @@ def bash(words: Words) -> str:
             f"        {_quoted(key)}) printf '%s\\n' {' '.join(map(_quoted, row))} ;;" for key, row in table.items()
         )
         script = script.replace(mark, "\n".join(cases))
-    script = script.replace("@WORKLOAD@", "|".join(words.with_workload))
-    script = script.replace("@RUNS@", "|".join(map(_quoted, words.with_runs)))
+    script = script.replace("@WORKLOAD@", "|".join(completions.with_workload))
+    script = script.replace("@RUNS@", "|".join(map(_quoted, completions.with_runs)))
     return script.replace("@BUILTIN@", " ".join(BUILT_IN))
 
 
-def fish(words: Words) -> str:
+def fish(completions: Completions) -> str:
     """The script for fish: one line for each word, with the words after which it stands."""
     lines = ["# Completion of recperf for fish: written by `recperf completion`."]
     first = "__fish_use_subcommand"
-    lines += [_fish(first, name, words.summaries.get(name, "")) for name in words.after[""]]
-    for place, listed in words.after.items():
+    lines += [_fish(first, name, completions.summaries.get(name, "")) for name in completions.after[""]]
+    for place, listed in completions.after.items():
         seen = " ".join(f"; and __fish_seen_subcommand_from {word}" for word in place.split())[6:]
         lines += [_fish(seen, word) for word in listed if place]
-    about = f"__fish_seen_subcommand_from {' '.join(words.with_workload)}; and __fish_seen_subcommand_from "
-    lines += [_fish(about + name, flag) for name, flags in words.fields.items() for flag in flags]
-    for option, values in words.values.items():
+    about = f"__fish_seen_subcommand_from {' '.join(completions.with_workload)}; and __fish_seen_subcommand_from "
+    lines += [_fish(about + name, flag) for name, flags in completions.fields.items() for flag in flags]
+    for option, values in completions.values.items():
         flag, _, workload = option.partition(" ")
         condition = f" -n '__fish_seen_subcommand_from {workload}'" if workload else ""
         lines.append(f"complete -c recperf{condition} -l {flag[2:]} -x -a {_quoted(' '.join(values))}")
