@@ -219,7 +219,7 @@ def _columns(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     texts = {
         "user": f"user, {facts['users']:,} different",
         "item": f"item, {facts['items']:,} different",
-        "time": f"time, in {TIME_UNITS[options['time_unit']]}",
+        "time": f"time, in {TIME_UNITS.get(options['time_unit'], 'seconds')}",
         "rating": f"rating, positive from {options['positive_from'] or 0:g} on",
         "ratio": "share played, positive from 50 % on",
         "label": f"label, positive: {', '.join(options['positives'] or ('1', 'true'))}",
