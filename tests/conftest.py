@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         importlib.import_module("triton.language")
+
+# nohup and shells in the background ignore these for all that they start; tests send them.
+for number, default in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, default)
 
 # The same examples in every run: a failure is found by whoever causes it, and found again. RECPERF_HYPOTHESIS=random
 # looks at new ones.

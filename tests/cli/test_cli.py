@@ -73,7 +73,7 @@ def test_version_and_help(call) -> None:
         (["run", "--train.batchsize", "3"], 2, "did you mean '--train.batch-size'?"),
         (["run", "--batch_size=3"], 2, "did you mean '--train.batch-size'?"),
         (["run", "--train.batch-size", "x"], 2, "--train.batch-size: 'x' is not a whole number"),
-        (["run", "--data.split", "newest"], 2, "'random', 'last', 'cold'"),
+        (["run", "--data.split", "newest"], 2, "'random', 'last', 'time', 'cold'"),
         (["run", "--preset", "defualt"], 2, "did you mean 'default'?"),
         (["run", "--preset"], 2, "--preset needs a value"),
         (["run", "--resume", "a", "--config", "b"], 2, "exclude each other"),
@@ -415,7 +415,8 @@ def test_a_lost_output_hides_no_other_failure(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("where", "became"), [("_baselines", "nothing was trained yet"), ("measure_run", "what was trained is saved")]
+    ("where", "became"),
+    [("Assessment.baselines", "nothing was trained yet"), ("measure_run", "what was trained is saved")],
 )
 def test_a_signal_outside_of_the_training_says_what_became_of_it(
     call: Call, monkeypatch: pytest.MonkeyPatch, where: str, became: str

@@ -205,12 +205,12 @@ def sleeps(rank: int, seconds: float, on: int = 1) -> None:
     """A rank waits for its data in every step."""
     step = RankStep.__call__
 
-    def slow(self: RankStep, batches: Iterator[Any], rate: float) -> Any:
+    def slow(self: RankStep, batches: Iterator[Any], *options: Any) -> Any:
         def late() -> Iterator[Any]:
             time.sleep(seconds)
             yield next(batches)
 
-        return step(self, late() if rank == on else batches, rate)
+        return step(self, late() if rank == on else batches, *options)
 
     RankStep.__call__ = slow  # type: ignore[method-assign]
 

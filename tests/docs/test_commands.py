@@ -87,7 +87,7 @@ class Command:
     @property
     def arguments(self) -> list[str]:
         """Without a comment and without the prompt; `...` stands for more of the same."""
-        return [word for word in shlex.split(self.text, comments=True) if word.strip(".")]
+        return [word for word in shlex.split(self.text.split(" > ")[0], comments=True) if word.strip(".")]
 
     @property
     def key(self) -> str:

@@ -27,7 +27,16 @@ from .schemas import Progress, SavedConfig, require_schema
 CONFIG_SCHEMA = 1
 PROFILE_MARK = ".profile"
 """Marks a folder as one for a profile."""
-OWN_FILES = ("config.json", "progress.json", "data.json", "machine.json", "baselines.json", "events.jsonl", ".lock")
+OWN_FILES = (
+    "config.json",
+    "progress.json",
+    "data.json",
+    "machine.json",
+    "baselines.json",
+    "scores.json",
+    "events.jsonl",
+    ".lock",
+)
 """The files that a run writes before it trains."""
 
 

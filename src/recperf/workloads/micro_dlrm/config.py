@@ -41,7 +41,7 @@ class MicroDLRMConfig(TrialsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data.source != "clicks":
+        if not isinstance(self.data, MovieLensConfig) or self.data.source != "clicks":
             self.distributed.require_tables(self.model.features)
 
 
