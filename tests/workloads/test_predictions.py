@@ -160,9 +160,7 @@ def test_a_column_that_holds_the_label_is_named(tmp_path: Path) -> None:
     draw = np.random.default_rng(2)
     labels = draw.random(1500) < 0.3
     lines = [
-        f"{draw.integers(40)},{draw.integers(60)},{draw.normal():.3f},{3.1 - 2 * one},{int(one)}"
-        for one in labels
-        for label in labels
+        f"{draw.integers(40)},{draw.integers(60)},{draw.normal():.3f},{3.1 - 2 * one},{int(one)}" for one in labels
     ]
     (tmp_path / "ads.csv").write_text("\n".join(["user,ad,age,refund,clicked", *lines]))
     options = ClickOptions(clicks=tmp_path / "ads.csv", label="clicked", categorical="user,ad", numeric="age,refund")

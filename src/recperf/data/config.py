@@ -25,6 +25,11 @@ class SplitConfig:
         require(0.0 < self.holdout < 1.0, "data.holdout", self.holdout, "above 0 and below 1")
         within(0, self.split_seed, 1 << 53, "data.split_seed")
 
+    @property
+    def has_clicks(self) -> bool:
+        """Whether the data is a dataset that `recperf data import --clicks` wrote."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class RatingsConfig(SplitConfig):
@@ -75,6 +80,10 @@ class MovieLensConfig(SplitConfig):
     def rows_split(self) -> SplitConfig:
         """How rows are split, without where they are."""
         return SplitConfig(split=self.split, holdout=self.holdout, split_seed=self.split_seed)
+
+    @property
+    def has_clicks(self) -> bool:
+        return self.source == "clicks"
 
 
 @dataclass(frozen=True, kw_only=True)

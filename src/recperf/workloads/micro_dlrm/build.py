@@ -55,7 +55,7 @@ class PreparedClicks(PreparedSamples):
         require_room(config)
         self.config = config
         self.train: Samples
-        self.clicks = imported(config.data) if config.data.source == "clicks" else None
+        self.clicks = imported(config.data) if config.data.has_clicks else None
         if self.clicks is not None:
             require_tables(config.model, self.clicks)
             self.train, self.valid = imported_samples(self.clicks)

@@ -41,7 +41,7 @@ class MicroDLRMConfig(TrialsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.data, MovieLensConfig) or self.data.source != "clicks":
+        if not self.data.has_clicks:
             self.distributed.require_tables(self.model.features)
 
 
@@ -79,7 +79,7 @@ def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
 
 def resolve(config: MicroDLRMConfig) -> MicroDLRMConfig:
     """With imported clicks: the tables and the number of dense features that the data has."""
-    if config.data.source != "clicks":
+    if not config.data.has_clicks:
         return config
     from ...data.click_store.imported import sizes_of
 
@@ -112,7 +112,7 @@ def planned(config: MicroDLRMConfig) -> PlannedWorkload:
 
 def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
     """The requested bounds, or else the published ones on the published data and split."""
-    if config.data.source == "clicks":
+    if config.data.has_clicks:
         return config.target.bounds("logistic", *BIASES, "gradient_boosting")
     bounds = config.target.bounds(*BIASES)
     if data["name"] == "movielens-100k" and data["split"] == "random":

@@ -15,7 +15,7 @@ from .config import MicroDLRMConfig, require_room
 def check(config: MicroDLRMConfig) -> str:
     """Check memory, data and table sizes without training; the line names the data."""
     require_room(config)
-    if config.data.source == "clicks":
+    if config.data.has_clicks:
         facts = imported(config.data).describe()
         return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
     ratings, clicks = read(config.data)

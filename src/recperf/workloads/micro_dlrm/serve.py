@@ -27,7 +27,7 @@ def serve(config: MicroDLRMConfig) -> Served:
     product = largest_product(config.model, config.train.batch_size)
     settings = choose(config.train, largest_product_flops=product)
     model = DLRM(config.model).to(settings.device)
-    if config.data.source == "clicks":
+    if config.data.has_clicks:
         return ServedImported(imported(config.data), model, settings)
     return ServedRatings(config, model, settings)
 
