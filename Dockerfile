@@ -10,20 +10,20 @@ ENV PATH=/venv/bin:$PATH
 RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" "torch==$TORCH"
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY src src
-RUN pip install --no-cache-dir --constraint constraints.txt ".[report,yambda,mlperf]"
+RUN pip install --no-cache-dir --constraint constraints.txt ".[report,yambda,mlperf,baselines]"
 
 FROM python:3.11.9-slim-bookworm
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc=4:12.2.* libc6-dev=2.36-* \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 --create-home recperf \
-    && mkdir --parents /work/runs /cache \
-    && chown -R recperf:recperf /work /cache
+    && mkdir --parents /home/recperf/runs /cache \
+    && chown -R recperf:recperf /home/recperf/runs /cache
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH RECPERF_HOME=/cache
 USER 1000:1000
-WORKDIR /work
-VOLUME ["/work/runs", "/cache"]
+WORKDIR /home/recperf
+VOLUME ["/home/recperf/runs", "/cache"]
 HEALTHCHECK NONE
 ENTRYPOINT ["recperf"]
 CMD ["--help"]

@@ -303,10 +303,10 @@ def rule(table: dict[str, str], command: Command) -> str | None:
 def run(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
     """Run a command in this process, smaller where it takes long; it must end as the page says."""
     smaller = shlex.split(rule(SMALLER, command) or "")
-    words = command.arguments[1:]
-    end = words.index("--") if "--" in words else len(words)
-    arguments = [*words[:end], *smaller, *words[end:]]
-    if words[0] == "export":  # torch.export may refuse a batch of any size after other commands in the same process.
+    arguments = command.arguments[1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    arguments = [*arguments[:end], *smaller, *arguments[end:]]
+    if arguments[0] == "export":  # torch.export may refuse a batch of any size after other commands in the same process.
         code = subprocess.run([sys.executable, "-m", "recperf", *arguments], check=False).returncode
     else:
         code = main(arguments)
@@ -317,40 +317,40 @@ def run(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
         assert command.error in printed.err, where
     else:
         # A training of a moment may miss its target, and its claims about speed may fail.
-        assert code in ((0, 5) if words[0] in ("run", "check") else (0,)), where
+        assert code in ((0, 5) if arguments[0] in ("run", "check") else (0,)), where
 
 
 def read(command: Command) -> None:
     """Only read a command: recperf's options by its parser, torchrun's by its own, a target of make by make."""
-    words = [word.replace("/shared/", "shared/") for word in command.arguments]
-    while re.fullmatch("[A-Z_]+=.*", words[0]):
-        del words[0]
-    if words[0] == "make":
-        subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    elif words[:2] == ["docker", "build"]:
-        assert (ROOT / (words[words.index("--file") + 1] if "--file" in words else "Dockerfile")).is_file()
-    elif "recperf" in words or "recperf:cuda" in words:
-        if "--data" in words:  # A dataset that is not here could not be looked up.
-            del words[words.index("--data") : words.index("--data") + 2]
-        if words[0] == "torchrun":
+    arguments = [word.replace("/shared/", "shared/") for word in command.arguments]
+    while re.fullmatch("[A-Z_]+=.*", arguments[0]):
+        del arguments[0]
+    if arguments[0] == "make":
+        subprocess.run(["make", "--dry-run", *arguments[1:]], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    elif arguments[:2] == ["docker", "build"]:
+        assert (ROOT / (arguments[arguments.index("--file") + 1] if "--file" in arguments else "Dockerfile")).is_file()
+    elif "recperf" in arguments or "recperf:cuda" in arguments:
+        if "--data" in arguments:  # A dataset that is not here could not be looked up.
+            del arguments[arguments.index("--data") : arguments.index("--data") + 2]
+        if arguments[0] == "torchrun":
             from torch.distributed.run import get_args_parser
 
-            get_args_parser().parse_args(words[1:])
+            get_args_parser().parse_args(arguments[1:])
         with only_parsing(), pytest.raises(Parsed):
-            start = words.index("recperf:cuda" if "recperf:cuda" in words else "recperf")
-            assert main(words[start + 1 :]) == 0, command
+            start = arguments.index("recperf:cuda" if "recperf:cuda" in arguments else "recperf")
+            assert main(arguments[start + 1 :]) == 0, command
     else:
-        assert words[0] == "pip" or any((ROOT / word).is_file() for word in words if "/" in word), command
+        assert arguments[0] == "pip" or any((ROOT / word).is_file() for word in arguments if "/" in word), command
 
 
 def test_commands_in_sentences_exist() -> None:
     """They name a command or part of one, often with a placeholder in capitals."""
     for command in (command for page in PAGES for command in commands(page) if command.mentioned):
-        words = command.arguments
-        whole = len(words) > 3 and "--help" not in words and not re.search(r"\b[A-Z]+\b", command.text)
-        if words[0] == "recperf" and (not whole or "--ranks" in words[-1]):
-            assert words[1:2] in ([], *([name] for name in (*recperf.cli.COMMANDS, "COMMAND", "--help"))), command
-        elif words[0] == "make" or (whole and words[0] == "recperf"):
+        arguments = command.arguments
+        whole = len(arguments) > 3 and "--help" not in arguments and not re.search(r"\b[A-Z]+\b", command.text)
+        if arguments[0] == "recperf" and (not whole or "--ranks" in arguments[-1]):
+            assert arguments[1:2] in ([], *([name] for name in (*recperf.cli.COMMANDS, "COMMAND", "--help"))), command
+        elif arguments[0] == "make" or (whole and arguments[0] == "recperf"):
             read(command)
 
 

@@ -105,9 +105,9 @@ def commit(repository: Path, repeats: int) -> None:
     git(repository, "commit", "--allow-empty", "--quiet", "--message", f"{repeats} repeats")
 
 
-def git(folder: Path, *words: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     names = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
-    called = subprocess.run(["git", *names, *words], cwd=folder, check=True, capture_output=True, text=True)
+    called = subprocess.run(["git", *names, *arguments], cwd=folder, check=True, capture_output=True, text=True)
     return called.stdout.strip()
 
 
@@ -131,11 +131,11 @@ def test_two_commits(
     commit(head, 8)
     monkeypatch.setattr(measure, "FEWEST_ROUNDS", 1)
     monkeypatch.setattr(measure, "DISTURBED", 1.0)
-    words = ["--base", base, "--head", head, "--arguments", "--script train.py", "--rounds", "1"]
-    assert measure.main([str(word) for word in [*words, "--output", tmp_path / "out", "--gate", "5%"]]) == 5
+    arguments = ["--base", base, "--head", head, "--arguments", "--script train.py", "--rounds", "1"]
+    assert measure.main([str(word) for word in [*arguments, "--output", tmp_path / "out", "--gate", "5%"]]) == 5
     assert "recperf: slower: step +" in (tmp_path / "out" / "report.md").read_text()
     (base / "train.py").write_text("raise SystemExit(3)")
-    assert measure.main([str(word) for word in [*words, "--output", tmp_path / "other"]]) == 0
+    assert measure.main([str(word) for word in [*arguments, "--output", tmp_path / "other"]]) == 0
     assert "not judged: a commit could not be profiled" in (tmp_path / "other" / "report.md").read_text()
 
 
@@ -146,8 +146,8 @@ def test_two_equal_commits(
     base, head = checkouts
     commit(head, 1)
     monkeypatch.setattr(measure, "DISTURBED", 1.0)
-    words = ["--base", base, "--head", head, "--arguments", "--script train.py", "--output", tmp_path / "out"]
-    assert measure.main([str(word) for word in [*words, "--rounds", "4"]]) == 0
+    arguments = ["--base", base, "--head", head, "--arguments", "--script train.py", "--output", tmp_path / "out"]
+    assert measure.main([str(word) for word in [*arguments, "--rounds", "4"]]) == 0
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def api() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             self.end_headers()
             self.wfile.write(json.dumps(content).encode())
 
-        def log_message(self, *words: Any) -> None:
+        def log_message(self, *arguments: Any) -> None:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -224,9 +224,9 @@ def test_the_action_calls_the_script_on_both_commits(tmp_path: Path, checkouts: 
         environment["PATH"] = f"{stand_in.parent}:{os.environ['PATH']}"
         called = subprocess.run(["bash", "-c", step["run"]], cwd=tmp_path / "clone", env=environment, check=False)
         assert called.returncode == code
-    words = (tmp_path / "arguments").read_text().splitlines()
-    assert words[words.index("--arguments") + 1] == "dlrm --seed 'a b'"
-    assert words[-1] == "--comment"
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert arguments[arguments.index("--arguments") + 1] == "dlrm --seed 'a b'"
+    assert arguments[-1] == "--comment"
     assert "range(1)" in (tmp_path / "base.py").read_text()
 
 

@@ -75,32 +75,32 @@ _SWITCHES = (
 )  # fmt: skip
 
 
-def command(words: list[str]) -> int:
-    action = choose_action("data", words, ACTIONS, HELP)
+def command(arguments: list[str]) -> int:
+    action = choose_action("data", arguments, ACTIONS, HELP)
     if action is None:
         return 0
     if action == "list":
         from .list import list_datasets
 
-        return list_datasets(words[1:])
-    if action in NAMED_BY and _named(words[1:]) is None:
+        return list_datasets(arguments[1:])
+    if action in NAMED_BY and _named(arguments[1:]) is None:
         names = ", ".join(NAMED_BY[action])
-        if not {"-h", "--help"} & set(words):
+        if not {"-h", "--help"} & set(arguments):
             raise UsageError(f"data {action} needs the name of a dataset", fix=f"recperf data {action} NAME: {names}")
         own = "" if action in ("get", "make") else ",\n       or the name of a dataset you imported"
         print_text(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
         return 0
-    family_name = _family(action, words[1:])
+    family_name = _family(action, arguments[1:])
     if action == "import":
-        words = ["import", *_with_file(words[1:])]
+        arguments = ["import", *_with_file(arguments[1:])]
     family = import_module(f".{family_name}", __name__)
     kind = "clicks" if family_name == "clicks" else "events"
     if action not in family.OPTIONS:
-        name = _named(words[1:])
+        name = _named(arguments[1:])
         raise UsageError(f"{name} is a log to make and to import", fix=f"recperf data make {name} --path FILE")
     options: Any = parse(
         family.OPTIONS[action],
-        words[1:],
+        arguments[1:],
         prog=f"recperf data {action}",
         description=IMPORT[kind] if action == "import" else ACTIONS[action] + ".",
     )
@@ -120,31 +120,31 @@ def command(words: list[str]) -> int:
     return 0
 
 
-def _with_file(words: list[str]) -> list[str]:
-    """The arguments of an import with the file as the value of --clicks or --events, wherever it was given."""
-    is_clicks = any(word.partition("=")[0] == "--clicks" for word in words)
+def _with_file(arguments: list[str]) -> list[str]:
+    """The arguments of an import with the file as the value of --clicks or --events, wherever it stands."""
+    is_clicks = any(argument.partition("=")[0] == "--clicks" for argument in arguments)
     flag = "--clicks" if is_clicks else "--events"
-    if any(word.startswith(f"{flag}=") for word in words):
-        return words
-    at = words.index(flag) if flag in words else None
-    has_value = at is not None and at + 1 < len(words) and not words[at + 1].startswith("-")
+    if any(argument.startswith(f"{flag}=") for argument in arguments):
+        return arguments
+    at = arguments.index(flag) if flag in arguments else None
+    has_value = at is not None and at + 1 < len(arguments) and not arguments[at + 1].startswith("-")
     # Only the first argument: further on it could be one of several values of an option.
-    if words and not words[0].startswith("-"):
+    if arguments and not arguments[0].startswith("-"):
         if has_value:
             assert at is not None
-            raise UsageError(f"two files are given: {words[0]} and {words[at + 1]}", fix="import them one by one")
-        return [flag, words[0], *(word for word in words[1:] if word != flag)]
-    if has_value or {"-h", "--help"} & set(words):
-        return words if has_value else [word for word in words if word != "--clicks"]
+            raise UsageError(f"two files: {arguments[0]} and {arguments[at + 1]}", fix="import them one by one")
+        return [flag, arguments[0], *(argument for argument in arguments[1:] if argument != flag)]
+    if has_value or {"-h", "--help"} & set(arguments):
+        return arguments if has_value else [argument for argument in arguments if argument != "--clicks"]
     fix = f"recperf data import FILE{' --clicks' * is_clicks} --name NAME"
     raise UsageError("data import needs a file, right after import", fix=fix)
 
 
-def _family(action: str, words: list[str]) -> str:
+def _family(action: str, arguments: list[str]) -> str:
     """The module of the dataset named on the command line."""
     if action == "import":
-        return "clicks" if any(word.partition("=")[0] == "--clicks" for word in words) else "yambda"
-    name = _named(words)
+        return "clicks" if any(argument.partition("=")[0] == "--clicks" for argument in arguments) else "yambda"
+    name = _named(arguments)
     example, refusal, call = ONLY.get(action, ("", "", ""))
     if name is None:
         return FAMILY[example]
@@ -162,10 +162,10 @@ def _family(action: str, words: list[str]) -> str:
     return family
 
 
-def _named(words: list[str]) -> str | None:
+def _named(arguments: list[str]) -> str | None:
     """The first argument that is neither an option nor the value of one."""
-    before = ["", *words]
-    for word, last in zip(words, before):
-        if not word.startswith("-") and (not last.startswith("-") or "=" in last or last in _SWITCHES):
-            return word
+    before = ["", *arguments]
+    for argument, last in zip(arguments, before):
+        if not argument.startswith("-") and (not last.startswith("-") or "=" in last or last in _SWITCHES):
+            return argument
     return None

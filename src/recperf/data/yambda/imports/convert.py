@@ -74,7 +74,7 @@ class Column:
 def convert(connection: Any, source: Source, options: ImportOptions) -> ImportOptions:
     """Create the table `events`: row, user_id, item_id, seconds, type_code, played, and artist_id, album_id if any.
 
-    Returns the options with the unit of times and the least positive rating that were found.
+    Returns the options with the unit of times and the least positive rating of the file.
     """
     for macro in _MACROS:
         connection.execute(f"CREATE MACRO {macro}")
@@ -125,8 +125,8 @@ def _group_genres(connection: Any) -> None:
     """
     text = "regexp_replace(value, '^\\[|\\]$', '', 'g')"
     connection.execute('CREATE TABLE texts AS SELECT DISTINCT "genres"::VARCHAR AS value FROM raw')
-    found = ", ".join(f"bool_or(contains({text}, '{mark}'))" for mark in (LIST_MARK, ";"))
-    bars, semicolons = fetch_row(connection, f"SELECT {found} FROM texts")
+    separators = ", ".join(f"bool_or(contains({text}, '{mark}'))" for mark in (LIST_MARK, ";"))
+    bars, semicolons = fetch_row(connection, f"SELECT {separators} FROM texts")
     mark = LIST_MARK if bars else ";" if semicolons else ","
     # Quotes are those of a list that a program printed.
     trimmed = "lambda genre: trim(genre, ' ''\"')"

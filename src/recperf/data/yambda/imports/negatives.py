@@ -71,8 +71,8 @@ class Negatives:
         place = np.arange(items_NK.size)
         row, column = np.divmod(place, max(1, self.count))
         for attempt in range(_ROUNDS):
-            words = xxh64([row + self.events, column, np.full(len(row), attempt)], self.seed)
-            ticket = (words % np.uint64(self._ends[-1])).astype(np.int64)
+            hashes = xxh64([row + self.events, column, np.full(len(row), attempt)], self.seed)
+            ticket = (hashes % np.uint64(self._ends[-1])).astype(np.int64)
             items = self._known[np.searchsorted(self._ends, ticket, side="right")]
             items_NK.reshape(-1)[place] = items
             key = users_N[row] * len(self.counts_I) + items
@@ -93,8 +93,8 @@ class Negatives:
             begin = np.searchsorted(users_N, users_N[event])
             others = np.setdiff1d(self._known, items_N[begin : end_N[event] + 1])
             if len(others):
-                words = xxh64([row[mine] + self.events, column[mine], np.full(len(mine), _ROUNDS)], self.seed)
-                items_NK.reshape(-1)[place[mine]] = others[(words % np.uint64(len(others))).astype(np.int64)]
+                hashes = xxh64([row[mine] + self.events, column[mine], np.full(len(mine), _ROUNDS)], self.seed)
+                items_NK.reshape(-1)[place[mine]] = others[(hashes % np.uint64(len(others))).astype(np.int64)]
             else:
                 found_NK.reshape(-1)[place[mine]] = False
         self.events += len(users_N)
