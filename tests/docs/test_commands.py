@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -306,10 +305,7 @@ def run(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = command.arguments[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     arguments = [*arguments[:end], *smaller, *arguments[end:]]
-    if arguments[0] == "export":  # torch.export may refuse a batch of any size after other commands in the same process.
-        code = subprocess.run([sys.executable, "-m", "recperf", *arguments], check=False).returncode
-    else:
-        code = main(arguments)
+    code = main(arguments)
     printed = capfd.readouterr()
     where = f"{command.page}: {command.text}: exit code {code}\n{printed.out[-2000:]}{printed.err[-2000:]}"
     if command.error:

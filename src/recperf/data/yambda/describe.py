@@ -68,12 +68,7 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
         "events_per_item": _spread(seen),
         "top_items_share": float(seen[: max(1, len(seen) // 100)].sum() / store.events),
         "user_lengths": _powers(lengths_U),
-        "windows": {
-            "seconds": windows.seconds,
-            "count": index.windows if index else 0,
-            "first_anchor": index.t_min if index else None,
-            "last_anchor": index.t_max if index else None,
-        },
+        "windows": _windows(index, windows.seconds),
         "anchors": {
             "min_history": windows.min_history,
             "total": int(anchors_W.sum()),
@@ -88,6 +83,15 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
             "events_by_day": events_by_day,
             "anchors_by_window": anchors_W,
         },
+    }
+
+
+def _windows(index: WindowIndex | None, seconds: int) -> dict[str, Any]:
+    return {
+        "seconds": seconds,
+        "count": index.windows if index else 0,
+        "first_anchor": index.t_min if index else None,
+        "last_anchor": index.t_max if index else None,
     }
 
 
