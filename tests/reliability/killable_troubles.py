@@ -138,7 +138,7 @@ def at_most(file_bytes: int) -> None:
 def poison(step: int) -> None:
     """Set a weight to NaN at a step."""
     from recperf.models.dlrm_v4.model import DLRMv4
-    from recperf.workloads.dlrm_v4.build import SteppedModel
+    from recperf.workloads.dlrm_v4.steps import SteppedModel
 
     original = SteppedModel.loss
 

@@ -34,7 +34,8 @@ from ...models.dlrm_v4.stages import StagedLoss
 from ...models.dlrm_v4.tables import DLRMv4Tables
 from ...points import reached
 from .batches import InputOrder, Numbered
-from .build import Evaluations, HistoryTrial, PreparedHistories, SteppedModel
+from .build import Evaluations, HistoryTrial, PreparedHistories
+from .steps import SteppedModel
 
 TABLES = "tables."
 """What the names of tables begin with in a state."""
