@@ -1,28 +1,28 @@
-"""AUC of dlrm-v4 with the defaults for own events, beside its baselines, over seeds; the last fifth is held out.
+"""AUC and NDCG@10 of dlrm-v4 with the defaults for own events, beside its baselines, over seeds.
 
-Made-up logs of two shapes, and files of your own: NAME=FILE.csv with columns user, item, time and rating or label.
+Runs `recperf run dlrm-v4 --data STORE --seeds N`: the last fifth of the events is held out. Made-up logs of two shapes,
+and your own: NAME=FILE.csv with columns user, item, time and rating or label, or NAME=FOLDER of an imported store.
+Arguments after `--` go to the command, for example `-- --ranking.users 303 --ranking.negatives 0`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from _rows import record, row, show
 from recperf.data.yambda.imports import ImportOptions, import_events
-from recperf.train.device import applied
-from recperf.train.loop import Position, take_step
-from recperf.train.metrics import binary_metrics
-from recperf.workloads.dlrm_v4.build import PreparedHistories
-from recperf.workloads.dlrm_v4.config import following
 
+TARGET_MISSED = 5
+"""Exit code of a run that trained and did not reach its target."""
 Columns = dict[str, np.ndarray]
 
 
@@ -61,39 +61,45 @@ def log(draw: np.random.Generator, user: Any, item: Any, time: Any, logits: Any)
 MADE_UP: dict[str, Callable[[np.random.Generator], Columns]] = {"courses": courses, "offers": offers}
 
 
-def scores(store: Path, seeds: int, device: Any) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    config = following(store)
-    prepared = PreparedHistories(replace(config, train=replace(config.train, device=device)))
-    labels_N = prepared.scored_rows().labels_N
-    aucs = {name: [binary_metrics(values, labels_N)["auc"]] for name, values in prepared.baseline_logits().items()}
-    with applied(prepared.settings):
-        for seed in range(1, seeds + 1):
-            aucs.setdefault("dlrm-v4", []).append(trained(prepared, seed))
-    facts = {name: prepared.data[name] for name in ("train_rows", "valid_rows", "split")}
-    return aucs, {**facts, "device": prepared.settings.device_name}
+def measured(name: str, store: Path, arguments: list[str], folder: Path) -> list[dict[str, Any]]:
+    """AUC and NDCG@10 of the model, a value for each seed, and of each baseline."""
+    command = ["run", "dlrm-v4", "--data", str(store), "--run-dir", str(folder), "--no-report", "--no-peaks"]
+    done = subprocess.run([sys.executable, "-m", "recperf", *command, *arguments], check=False)
+    if done.returncode not in (0, TARGET_MISSED):
+        sys.exit(done.returncode)
+    result, scores = (json.loads((folder / f"{file}.json").read_text()) for file in ("result", "scores"))
+    quality, facts = result["quality"], {"device": result["performance"]["device"]}
+    facts |= {key: result["data"][key] for key in ("train_rows", "valid_rows", "split")}
+    own = [seed["metrics"]["auc"] for seed in quality["seeds"]]
+    rows = beside(name, "auc", own, quality, facts)
+    if ranking := quality.get("ranking"):
+        facts |= {key: ranking[key] for key in ("users", "catalogue", "negatives", "repeats")}
+        own = [seed["ranking"]["metrics"]["ndcg_10"] for seed in scores["seeds"].values()]
+        rows += beside(name, "ndcg_10", own, ranking, facts)
+    return rows
 
 
-def trained(prepared: PreparedHistories, seed: int) -> float:
-    trial = prepared.trial(seed)
-    recipe, at = trial.recipe, Position()
-    recipe.model.train()
-    for epoch in range(recipe.epochs):
-        batches = recipe.order.batches(epoch, 0)
-        for _ in range(len(recipe.order)):
-            take_step(recipe, batches, at.step)
-            at = replace(at, step=at.step + 1)
-    return float(trial.score()["auc"])
+def beside(
+    name: str, metric: str, own: list[float], part: dict[str, Any], facts: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Rows of the model and of every baseline, with the paired difference between them."""
+    differences = {one["baseline"]: one for one in part["differences"]}
+    rows = [row("event_quality", f"{name}: dlrm-v4", metric, "", own, {**facts, "interval": part["interval"]})]
+    for rule, metrics in part["baselines"].items():
+        conditions = {**facts, "model_less_this": differences[rule]}
+        rows.append(row("event_quality", f"{name}: {rule}", metric, "", [metrics[metric]], conditions))
+    return rows
 
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("files", nargs="*", help="NAME=FILE.csv, or NAME=FOLDER of an imported store")
     words.add_argument("--seeds", type=int, default=5)
-    words.add_argument("--device", default="auto")
-    words.add_argument("--made-up", nargs="*", default=list(MADE_UP))
+    words.add_argument("--made-up", nargs="*", default=list(MADE_UP), choices=list(MADE_UP))
     words.add_argument("--dry", action="store_true", help="print rows and do not store them")
-    options = words.parse_args()
-    torch.manual_seed(0)
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options, more = words.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(path) for name, path in (entry.split("=", 1) for entry in options.files)}
         for number, name in enumerate(options.made_up):
@@ -101,14 +107,12 @@ def main() -> None:
             files[name] = Path(folder, f"{name}.csv")
             table = np.stack(list(columns.values()), 1)
             np.savetxt(files[name], table, "%d", ",", header=",".join(columns), comments="")
-        rows = []
-        for name, file in files.items():
-            store = file
-            if file.is_file():
-                store = import_events(ImportOptions(events=file, name="benchmark"), Path(folder, f"{name}-store"))
-            aucs, facts = scores(store, options.seeds, options.device)
-            rows += [row("event_quality", f"{name}: {rule}", "auc", "", values, facts) for rule, values in aucs.items()]
-            print("\n".join(map(show, rows[-len(aucs) :])), flush=True)
+        for name, store in files.items():
+            if store.is_file():
+                store = import_events(ImportOptions(events=store, name=name), Path(folder, f"{name}-store"))
+            arguments = ["--seeds", str(options.seeds), *more]
+            rows += (found := measured(name, store, arguments, Path(folder, f"{name}-run")))
+            print("\n".join(map(show, found)), flush=True)
     if not options.dry:
         record(rows)
 
