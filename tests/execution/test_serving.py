@@ -284,7 +284,7 @@ def test_exports_need_no_recperf(runs: Any, tmp_path: Path) -> None:
     # Twice in one process, of tables as wide as the example has rows.
     exports = {tmp_path / "first": "clicks", tmp_path / "second": "clicks", tmp_path / "events": "dlrm-v4"}
     for folder, name in exports.items():
-        manifest = recperf.open(runs(name)).export(folder)
+        manifest = recperf.open(runs(name), device="cpu").export(folder)
         assert manifest["program"]["largest_difference"] < 1e-6
     done = subprocess.run([sys.executable, "-I", "-c", READER, *exports], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
