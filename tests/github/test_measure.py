@@ -129,7 +129,7 @@ def checkouts(tmp_path: Path) -> tuple[Path, Path]:
 def test_two_commits(
     measure: ModuleType, checkouts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One round of each, on however busy a machine: the head does its work eight times in a step."""
+    """One round of each, on however busy a machine: a step of the head waits eight times as long."""
     base, head = checkouts
     commit(head, 8)
     monkeypatch.setattr(measure, "FEWEST_ROUNDS", 1)
@@ -230,7 +230,7 @@ def test_the_action_calls_the_script_on_both_commits(tmp_path: Path, checkouts: 
     arguments = (tmp_path / "arguments").read_text().splitlines()
     assert arguments[arguments.index("--arguments") + 1] == "dlrm --seed 'a b'"
     assert arguments[-1] == "--comment"
-    assert "range(1)" in (tmp_path / "base.py").read_text()
+    assert "sleep(0.01 * 1)" in (tmp_path / "base.py").read_text()
 
 
 def test_the_workflow_of_the_page_fits_the_action() -> None:
