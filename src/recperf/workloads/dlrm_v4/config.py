@@ -254,7 +254,9 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
     model = replace(model, rows=own_data.rows(store, model))
     # One epoch: in a second one the rows of ids have memorised the outcomes, and the score on the future falls.
     train = replace(config.train, learning_rate=3e-3, table_learning_rate=0.02, final_rate=0.0)
-    return replace(config, data=data, model=model, train=train, target=TargetConfig(beat="best"))
+    # Scoring has no gradients to keep: in batches of a thousand it is twice as fast as in batches of training.
+    evaluate = replace(config.evaluate, batch_size=1024)
+    return replace(config, data=data, model=model, train=train, evaluate=evaluate, target=TargetConfig(beat="best"))
 
 
 def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
