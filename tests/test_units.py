@@ -28,3 +28,12 @@ def test_sizes_have_at_most_three_digits(count: float, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (7, "7"), (1234, "1.23 k"), (2.5e6, "2.5 M"), (999.6e6, "1 G")])
 def test_counts_have_a_decimal_prefix(value: float, text: str) -> None:
     assert units.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5TB", 1500 * 10**9), ("40gib", 40 << 30), ("100", 100),
+     ("3kB", 3000), ("", None), ("many", None), ("-1GiB", None), ("nan", None)],
+)  # fmt: skip
+def test_sizes_are_read(text: str, bytes_: int | None) -> None:
+    assert units.byte_count(text) == bytes_

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SIZES = (
+    *((name, 1024**power) for power, name in list(enumerate(_BINARY))[:0:-1]),
+    *((f"{prefix}B", int(factor)) for factor, prefix in _DECIMAL),
+    ("B", 1),
+)
+"""Units that a size may be given in, the longest names first."""
 
 
 def size(count: float) -> str:
@@ -23,3 +29,17 @@ def number(value: float) -> str:
         if abs(value) >= 0.9995 * limit:
             return f"{value / limit:.3g} {prefix}"
     return f"{value:.3g}"
+
+
+def byte_count(text: str) -> int | None:
+    """The bytes that a size says, as in 512MiB, 40GiB or 1.5 TB; None if it says none."""
+    number, unit = text.strip(), 1
+    for name, factor in _SIZES:
+        if number.lower().endswith(name.lower()):
+            number, unit = number[: -len(name)].strip(), factor
+            break
+    try:
+        value = float(number) * unit
+    except ValueError:
+        return None
+    return int(value) if 0 <= value < 1 << 62 else None
