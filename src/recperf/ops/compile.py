@@ -209,17 +209,20 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
 
 
 @functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="recperf-native")
+def _pool(threads: int, name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix=name)
 
 
-def share(work: Callable[[int, int], None], cuts: list[int]) -> None:
-    """Call `work` between consecutive cuts, each range on its own thread: ctypes releases the interpreter's lock."""
+def share(work: Callable[[int, int], None], cuts: list[int], *, pool: str = "recperf-native") -> None:
+    """Call `work` between consecutive cuts, each range on its own thread: ctypes releases the interpreter's lock.
+
+    `pool` names the threads; those of another name do not wait for this work.
+    """
     ranges = list(zip(cuts, cuts[1:]))
     if len(ranges) == 1:
         work(*ranges[0])
         return
-    others = [_pool(len(ranges)).submit(work, *one) for one in ranges[1:]]
+    others = [_pool(len(ranges), pool).submit(work, *one) for one in ranges[1:]]
     work(*ranges[0])
     for other in others:
         other.result()

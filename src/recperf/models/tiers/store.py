@@ -1,0 +1,266 @@
+"""Where all rows of the tables lie while a model trains: in host memory, or in files.
+
+A record is a row's weights and optimizer state side by side. A row that was never written has no place yet: it takes
+neither memory nor disk, and whoever needs it computes its initial value. Files are working files of one process, from
+which nothing is resumed: what survives a kill is a checkpoint.
+
+Shapes: R rows of all tables, W values of a record, T tables, N rows of a call.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import stat
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import machine
+from ...config import require
+from ...errors import ArgumentError, DataError, MachineError, RecperfError, shorten_middle
+from ...files import alone, open_regular, writing
+from ...ops.rows import Fault, Name, RecordFault, RecordFiles, choose
+from ...ops.rows.rule import require_rows
+from ...stop import FLAG
+from ...units import size
+
+MAP_NORESERVE = 0x4000
+"""Linux's value, on all of its common processors; Python names it from 3.13 on."""
+SUFFIX = ".recperf-rows"
+UNSAVED = 256 << 20
+"""Bytes written after which the kernel is asked to begin writing them to the disk. A container's memory limit counts
+pages that wait for it, and by its own measure, a share of the whole machine's memory, the kernel may begin too late."""
+RESUME = "--resume RUN continues after the last checkpoint"
+ELSEWHERE = "choose another place with --tables.folder"
+
+Rows = NDArray[np.int64]
+Values = NDArray[np.float32]
+
+
+class RowStore(Protocol):
+    """All records of a model's tables. Calls come from one thread at a time; inside, several threads share the work."""
+
+    rows: int
+    width: int
+    written_R: NDArray[np.bool_]
+    """Whether a row was ever written; others may not be read."""
+
+    def read(self, rows_N: Rows, out_NW: Values) -> None:
+        """Copy records to `out_NW`, which is contiguous and may be pinned memory of a tensor."""
+        ...
+
+    def write(self, rows_N: Rows, values_NW: Values) -> None:
+        """Replace the records of distinct rows."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class HostRows:
+    """All records in host memory; memory is taken when a row is written first."""
+
+    def __init__(self, rows: int, width: int, *, impl: Name = "auto") -> None:
+        require(rows >= 1, "rows", rows, "at least 1")
+        require(width >= 1, "width", width, "at least 1")
+        self.rows, self.width = rows, width
+        self.written_R = np.zeros(rows, np.bool_)
+        self._body, self.why = choose(impl)
+        self._table_RW = np.frombuffer(_mapping(4 * rows * width), np.float32).reshape(rows, width)
+
+    def read(self, rows_N: Rows, out_NW: Values) -> None:
+        _require_call(self, rows_N, "out_NW", out_NW)
+        _require_written(self, rows_N)
+        self._body.gather(self._table_RW, rows_N, out_NW)
+
+    def write(self, rows_N: Rows, values_NW: Values) -> None:
+        _require_call(self, rows_N, "values_NW", values_NW)
+        self._body.scatter(self._table_RW, rows_N, values_NW)
+        self.written_R[rows_N] = True
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._table_RW = np.empty((0, self.width), np.float32)
+
+
+class FileRows:
+    """All records in files of a folder, one per table; disk is taken when a row is written first.
+
+    The folder belongs to this process as long as the store is open. Files that a killed process left there are removed.
+    """
+
+    def __init__(
+        self, folder: Path, tables: dict[str, int], width: int, *, keep: bool = False, impl: Name = "auto"
+    ) -> None:
+        require(len(tables) >= 1, "tables", tables, "at least 1")
+        require(min(tables.values()) >= 1, "rows", min(tables.values()), "at least 1")
+        require(width >= 1, "width", width, "at least 1")
+        starts_T1 = np.cumsum([0, *tables.values()], dtype=np.int64)
+        self.rows, self.width = int(starts_T1[-1]), width
+        self.written_R = np.zeros(self.rows, np.bool_)
+        self.names, self.paths = tuple(tables), tuple(_path(folder, place, name) for place, name in enumerate(tables))
+        self._body, self.why = choose(impl)
+        self._unsaved = 0
+        with ExitStack() as stack:
+            stack.enter_context(alone(folder, what="keeping its tables in this folder", again=ELSEWHERE))
+            _remove_leftovers(folder)
+            if not keep:
+                stack.callback(self._remove)
+                stack.enter_context(FLAG.before_exit(self._remove))
+            files = RecordFiles((), starts_T1, width)
+            handles = tuple(
+                _create(path, count * files.record_bytes, stack) for path, count in zip(self.paths, tables.values())
+            )
+            self._files = RecordFiles(handles, starts_T1, width)
+            self._stack = stack.pop_all()
+
+    def read(self, rows_N: Rows, out_NW: Values) -> None:
+        _require_call(self, rows_N, "out_NW", out_NW)
+        _require_written(self, rows_N)
+        ascending_N, order_N = _sorted(rows_N)
+        try:
+            self._body.read_records(self._files, ascending_N, order_N, out_NW)
+        except RecordFault as fault:
+            raise self._error(fault, "read") from None
+
+    def write(self, rows_N: Rows, values_NW: Values) -> None:
+        """Replace the records of distinct rows. After an error the caller still has their values: records that were not
+        written whole do not match their checksum."""
+        _require_call(self, rows_N, "values_NW", values_NW)
+        ascending_N, order_N = _sorted(rows_N)
+        try:
+            self._body.write_records(self._files, ascending_N, order_N, values_NW)
+        except RecordFault as fault:
+            raise self._error(fault, "written") from None
+        self.written_R[rows_N] = True
+        self._unsaved += values_NW.nbytes
+        self._require_saved(start=self._unsaved >= UNSAVED)
+
+    def close(self) -> None:
+        """Close the files, and remove them unless they are kept."""
+        self._stack.close()
+
+    def _remove(self) -> None:
+        for path in self.paths:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def _require_saved(self, *, start: bool) -> None:
+        """Fail if the kernel could not bring to the disk what was written earlier: reading it might give old values."""
+        for name, path, handle in zip(self.names, self.paths, self._files.handles):
+            code = self._body.written_back(handle, start=start)
+            if code:
+                raise MachineError(
+                    f"rows of table {_quoted(name)} were lost on their way to the disk: {os.strerror(code)}",
+                    where={"file": path},
+                    fix=f"check the disk; {RESUME}",
+                )
+        self._unsaved = 0 if start else self._unsaved
+
+    def _error(self, fault: RecordFault, done: str) -> RecperfError:
+        """The error for a user: table, row and file."""
+        table = int(np.searchsorted(self._files.starts_T1, fault.row, side="right")) - 1
+        path, row = self.paths[table], fault.row - int(self._files.starts_T1[table])
+        what = f"row {row:,} of table {_quoted(self.names[table])}"
+        where: dict[str, object] = {"file": path}
+        if fault.fault is Fault.SYSTEM:
+            return _system_error(f"{what} cannot be {done}", fault.code, where, self._files.handles[table])
+        cause = {
+            Fault.SHORT: "is missing: its file became shorter",
+            Fault.EMPTY: "is missing: its place in the file is empty",
+            Fault.OTHER_ROW: "is missing: its place in the file holds another row",
+            Fault.DAMAGED: "is damaged: its checksum does not match",
+        }[fault.fault]
+        return DataError(f"{what} {cause}", where=where, fix=f"check the disk and who else writes there; {RESUME}")
+
+
+def _system_error(what: str, code: int, where: dict[str, object], handle: int) -> MachineError:
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        with suppress(OSError):
+            disk = os.fstatvfs(handle)
+            where = {**where, "free": size(disk.f_bavail * disk.f_frsize)}
+        cause = "the disk is full" if code == errno.ENOSPC else "the disk quota is used up"
+        return MachineError(f"{what}: {cause}", where=where, fix=f"free some space; {RESUME}")
+    if code == errno.EFBIG:
+        return MachineError(
+            f"{what}: the file may not become larger", where=where, fix=f"ulimit -f unlimited; {RESUME}"
+        )
+    return MachineError(f"{what}: {os.strerror(code)}", where=where, fix=f"check the disk; {RESUME}")
+
+
+def _mapping(count: int) -> mmap.mmap:
+    """Memory of the process alone that is taken page by page when it is written first."""
+    try:
+        memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MachineError(
+            f"this machine refuses {size(count)} of memory for the tables: {getattr(error, 'strerror', None) or error}",
+            where=machine.address_space(),
+            fix="--tables.placement file",
+        ) from None
+    # A row that is written takes a whole page: huge ones only where all of them have room.
+    if hasattr(mmap, "MADV_HUGEPAGE") and count <= machine.available_bytes():
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _create(path: Path, count: int, stack: ExitStack) -> int:
+    """A new file of so many bytes, all of them a hole."""
+    with writing(path, fix=ELSEWHERE):
+        handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        stack.callback(os.close, handle)
+        os.ftruncate(handle, count)
+        if hasattr(os, "posix_fadvise"):
+            # Nothing is gained from reading what lies beside a row.
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+    return handle
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(f"*{SUFFIX}"):
+        with writing(path, fix=ELSEWHERE):
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise DataError("a table file is not a regular file", where={"file": path}, fix=ELSEWHERE)
+            path.unlink()
+
+
+def _path(folder: Path, place: int, name: str) -> Path:
+    """The file of a table, whose name may hold anything."""
+    return folder / f"{place:04d}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:80]}{SUFFIX}"
+
+
+def _quoted(name: str) -> str:
+    return shorten_middle(repr(name), 80)
+
+
+def _sorted(rows_N: Rows) -> tuple[Rows, Rows | None]:
+    """The rows in ascending order and where each was, or None if they are in order already."""
+    if (rows_N[1:] >= rows_N[:-1]).all():
+        return rows_N, None
+    order_N = np.argsort(rows_N)
+    return rows_N[order_N], order_N
+
+
+def _require_call(store: RowStore, rows_N: Rows, name: str, values_NW: Values) -> None:
+    if rows_N.dtype != np.int64 or rows_N.ndim != 1 or not rows_N.flags.c_contiguous:
+        raise ArgumentError(
+            f"rows_N is {rows_N.dtype} of shape {rows_N.shape}; it must be contiguous int64 of one dimension"
+        )
+    shape = len(rows_N), store.width
+    if values_NW.dtype != np.float32 or values_NW.shape != shape or not values_NW.flags.c_contiguous:
+        raise ArgumentError(
+            f"{name} is {values_NW.dtype} of shape {values_NW.shape}; it must be contiguous float32 of shape {shape}"
+        )
+    require_rows(rows_N, store.rows)
+
+
+def _require_written(store: RowStore, rows_N: Rows) -> None:
+    written_N = store.written_R[rows_N]
+    if not written_N.all():
+        raise ArgumentError(f"row {rows_N[written_N.argmin()]} was never written; it has its initial value")

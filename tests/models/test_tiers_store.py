@@ -1,0 +1,200 @@
+"""Stores of rows in host memory and in files: what they hold, and what becomes of faults of a disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recperf.errors import ArgumentError, DataError, MachineError
+from recperf.models.tiers import store as stores
+from recperf.models.tiers.store import FileRows, HostRows, RowStore
+from recperf.ops.rows import native
+
+TABLES = {"item": 500, "a/../b\x1b[2J" + "é" * 300: 3, "": 200}
+ROWS, WIDTH = sum(TABLES.values()), 17
+IMPLEMENTATIONS = ["reference", "native"]
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def impl(request: pytest.FixtureRequest) -> Any:
+    if request.param == "native" and isinstance(native.library(), str):
+        pytest.skip(str(native.library()))
+    return request.param
+
+
+@pytest.fixture
+def filed(tmp_path: Path, impl: Any) -> Any:
+    store = FileRows(tmp_path / "tables", TABLES, WIDTH, impl=impl)
+    yield store
+    store.close()
+
+
+def fill(store: RowStore) -> Any:
+    values_RW = np.random.default_rng(0).standard_normal((store.rows, store.width), np.float32)
+    store.write(np.arange(store.rows), values_RW)
+    return values_RW
+
+
+@pytest.mark.parametrize("kind", ["host", "file"])
+def test_a_store_holds_what_was_written_last(kind: str, impl: Any, tmp_path: Path) -> None:
+    store: RowStore = (
+        HostRows(ROWS, WIDTH, impl=impl) if kind == "host" else FileRows(tmp_path, TABLES, WIDTH, impl=impl)
+    )
+    draw, expected = np.random.default_rng(1), np.zeros((ROWS, WIDTH), np.float32)
+    written_R = np.zeros(ROWS, bool)
+    for _ in range(20):
+        rows_N = draw.permutation(ROWS)[: draw.integers(0, 90)]
+        expected[rows_N] = draw.standard_normal((len(rows_N), WIDTH), np.float32)
+        written_R[rows_N] = True
+        store.write(rows_N, expected[rows_N])
+        assert np.array_equal(store.written_R, written_R)
+        rows_N = draw.choice(np.flatnonzero(written_R), 64) if written_R.any() else rows_N
+        out_NW = np.full((len(rows_N), WIDTH), np.nan, np.float32)
+        store.read(rows_N, out_NW)
+        assert np.array_equal(out_NW, expected[rows_N])
+    unwritten = np.flatnonzero(~written_R)[:1]
+    with pytest.raises(ValueError, match=f"row {unwritten[0]} was never written"):
+        store.read(unwritten, np.empty((1, WIDTH), np.float32))
+    with pytest.raises(ArgumentError, match="contiguous float32 of shape"):
+        store.read(unwritten, np.empty((1, WIDTH + 1), np.float32))
+    with pytest.raises(ArgumentError, match="contiguous int64"):
+        store.write(unwritten.astype(np.int32), np.empty((1, WIDTH), np.float32))
+    with pytest.raises(ArgumentError, match=f"allowed: 0 to {ROWS - 1}"):
+        store.write(np.array([ROWS]), np.empty((1, WIDTH), np.float32))
+    store.close()
+    store.close()
+
+
+def test_untouched_rows_take_neither_memory_nor_disk(tmp_path: Path) -> None:
+    rows, width = 3 << 20, 257  # 3 GiB
+    host, filed = HostRows(rows, width), FileRows(tmp_path, {"item": rows}, width)
+    assert filed.paths[0].stat().st_size >= 4 * rows * width
+    assert filed.paths[0].stat().st_blocks == 0
+    rows_N, values_NW = np.array([rows - 1, 5]), np.ones((2, width), np.float32)
+    for store in (host, filed):
+        store.write(rows_N, values_NW)
+        out_NW = np.zeros((2, width), np.float32)
+        store.read(rows_N, out_NW)
+        assert out_NW.all()
+        store.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_memory_that_the_machine_refuses() -> None:
+    with pytest.raises(MachineError, match=r"refuses .* of memory for the tables") as caught:
+        stores._mapping(1 << 60)
+    assert caught.value.fix == "--tables.placement file"
+
+
+def first_file(store: FileRows) -> Any:
+    return store.paths[0].open("r+b")
+
+
+def test_a_file_that_became_shorter(filed: FileRows) -> None:
+    fill(filed)
+    with first_file(filed) as file:
+        file.truncate(499 * filed._files.record_bytes)
+    out_NW = np.empty((2, WIDTH), np.float32)
+    filed.read(np.array([498, 500]), out_NW)
+    with pytest.raises(DataError, match="row 499 of table 'item' is missing: its file became shorter") as caught:
+        filed.read(np.array([500, 499]), out_NW)
+    assert caught.value.where == {"file": str(filed.paths[0])}
+
+
+def test_a_file_that_was_removed_still_serves(filed: FileRows) -> None:
+    values_RW, out_RW = fill(filed), np.empty((ROWS, WIDTH), np.float32)
+    filed.paths[0].unlink()
+    filed.read(np.arange(ROWS), out_RW)
+    assert np.array_equal(out_RW, values_RW)
+
+
+def test_records_that_are_not_what_was_written(filed: FileRows) -> None:
+    fill(filed)
+    count = filed._files.record_bytes
+    with first_file(filed) as file:
+        content = bytearray(file.read())
+        content[7 * count + 30] ^= 4
+        content[20 * count : 21 * count] = content[21 * count : 22 * count]
+        content[40 * count : 41 * count] = bytes(count)
+        file.seek(0)
+        file.write(content)
+    out_NW = np.empty((1, WIDTH), np.float32)
+    for row, fault in (
+        (7, "is damaged: its checksum does not match"),
+        (20, "is missing: its place in the file holds another row"),
+        (40, "is missing: its place in the file is empty"),
+    ):
+        with pytest.raises(DataError, match=f"row {row} of table 'item' {fault}"):
+            filed.read(np.array([row]), out_NW)
+        filed.read(np.array([row + 1]), out_NW)
+
+
+def test_a_full_disk_loses_nothing_that_was_written(filed: FileRows) -> None:
+    values_RW = fill(filed)
+    kept = os.dup(filed._files.handles[2])
+    full = os.open("/dev/full", os.O_RDWR)
+    os.dup2(full, filed._files.handles[2])
+    with pytest.raises(MachineError, match="row 0 of table '' cannot be written: the disk is full") as caught:
+        filed.write(np.array([503, 9]), np.zeros((2, WIDTH), np.float32))
+    assert "free" in caught.value.where
+    os.dup2(kept, filed._files.handles[2])
+    os.close(kept)
+    os.close(full)
+    filed.write(np.array([9]), values_RW[[9]])
+    out_RW = np.empty_like(values_RW)
+    filed.read(np.arange(ROWS), out_RW)
+    assert np.array_equal(out_RW, values_RW)
+
+
+def test_a_limit_of_the_size_of_files(impl: Any, tmp_path: Path) -> None:
+    rows, values_RW = np.arange(1 << 15), np.ones((1 << 15, 8), np.float32)
+    store = FileRows(tmp_path, {"item": len(rows)}, 8, impl=impl)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        with pytest.raises(MachineError, match=r"cannot write 0000-item.recperf-rows: File too large"):
+            FileRows(tmp_path / "other", {"item": len(rows)}, 8, impl=impl)
+        last = (1 << 20) // store._files.record_bytes
+        fault = f"row {last:,} of table 'item' cannot be written: the file may not become larger"
+        with pytest.raises(MachineError, match=fault):
+            store.write(rows, values_RW)
+        assert not store.written_R.any()
+        store.write(rows[:last], values_RW[:last])
+        store.read(rows[:last], np.empty_like(values_RW[:last]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    store.close()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["lock", "lock", "other"]
+
+
+def test_a_write_that_the_disk_lost_is_reported(filed: FileRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(filed)
+    monkeypatch.setattr(filed._body, "written_back", lambda handle, start: 5)
+    with pytest.raises(MachineError, match=r"rows of table 'item' were lost .*: Input/output error"):
+        filed.write(np.array([1]), np.zeros((1, WIDTH), np.float32))
+
+
+def test_the_folder_belongs_to_one_process(tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    store = FileRows(folder, TABLES, WIDTH, keep=True)
+    fill(store)
+    with pytest.raises(MachineError, match="another process is keeping its tables in this folder"):
+        FileRows(folder, TABLES, WIDTH)
+    store.close()
+    assert len([*folder.iterdir()]) == 1 + len(TABLES)
+    (folder / "others").write_text("stay")
+    # Those of a killed process are removed, of other tables too.
+    again = FileRows(folder, {"user": 4}, WIDTH)
+    assert sorted(path.name for path in folder.iterdir()) == ["0000-user.recperf-rows", "lock", "others"]
+    assert again.paths[0].stat().st_blocks == 0
+    again.close()
+    link = folder / "0000-user.recperf-rows"
+    link.symlink_to(folder / "others")
+    with pytest.raises(DataError, match="a table file is not a regular file"):
+        FileRows(folder, {"user": 4}, WIDTH)
+    assert (folder / "others").read_text() == "stay"
