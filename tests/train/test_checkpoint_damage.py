@@ -154,7 +154,7 @@ def test_forged_manifests_are_refused(two: Path) -> None:
         (lambda body: body.update(state=[]), "its state is not a JSON object"),
         (lambda body: body.update(step="20"), "has no valid step"),
         (lambda body: body.pop("files"), "has no valid files"),
-        (lambda body: body.update(format=3), "it has format 3; this version reads format 4"),
+        (lambda body: body.update(format=3), "it has format 3; this version reads formats 4 and 5"),
     ]
     for change, reason in changes:
         (two / "manifest.json").write_bytes(manifest)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,7 +157,7 @@ class RankStore(CheckpointStore):
     def _write_tensors(self, draft: Path, content: Content) -> list[Written]:
         return self._all("write", draft)
 
-    def _fault(self, path: Path, *, from_disk: bool = False) -> str | None:
+    def _fault(self, path: Path, *, from_disk: bool = False, known: Collection[str] = ()) -> str | None:
         # Sizes first: the other ranks need not read what is no checkpoint at all.
         fault = folders.fault(path, hashed=False)
         if fault is not None:

@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,37 @@ def write_file(path: Path, content: bytes) -> dict[str, Any]:
     return file.facts
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChunkedTensor:
+    """A tensor that is made some rows at a time, while it is written."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[int, int], Tensor]
+    """The rows from one number up to another, contiguous in host memory."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def chunks(self) -> Iterator[Tensor]:
+        count = max(1, CHUNK * self.shape[0] // max(1, self.nbytes))
+        for start in range(0, self.shape[0], count):
+            yield self.read(start, min(start + count, self.shape[0]))
+
+    def copied(self) -> Tensor:
+        """All of it in host memory."""
+        copy, start = torch.empty(self.shape, dtype=self.dtype), 0
+        for rows in self.chunks():
+            copy[start : start + len(rows)] = rows
+            start += len(rows)
+        return copy
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> dict[str, Any]:
     """Write a safetensors file, and return its size and digest."""
     # Wide types first: then every tensor starts at a multiple of its element size.
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     header, end = {}, 0
     for name, tensor in ordered:
         place = [end, end := end + tensor.nbytes]
@@ -97,7 +125,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     with SyncedFile(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
-            for rows in _chunks(tensor):
+            for rows in tensor.chunks() if isinstance(tensor, ChunkedTensor) else _chunks(tensor):
                 file.write(_bytes_of(rows.contiguous().cpu()))
     return file.facts
 

@@ -2,22 +2,25 @@
 
 The manifest describes every tensor by its path in the tree ("trial/model/top.0.weight"): shape, dtype, and the
 rectangles it was written in, each with its file, the key in that file and its place. A tensor that one process holds
-is a single rectangle, under its path.
+is a single rectangle, under its path. One whose rows lie in tiers has increments of rows instead.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..machine import available_bytes
+from ..units import size
 from .checkpoint_file import DTYPE_NAMES, DTYPES, TensorFile, write_tensors
+from .checkpoint_rows import Chain, ChangedRows, Increment, StoredRows, TieredTensor, link, load_plain, tiered_tensors
 from .checkpoint_shards import Rectangle, Sharded, StoredShard, fill
 
 FILE_BYTES = 1 << 30
@@ -34,12 +37,19 @@ class Piece(NamedTuple):
     tensor: Tensor
     sharded: bool
 
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
 
 class Written(NamedTuple):
-    """What one process wrote: size and digest of its files, and the rectangles in them by the paths of tensors."""
+    """What one process wrote: size and digest of its files, and what is in them by the paths of tensors."""
 
     files: dict[str, dict[str, Any]]
     shards: dict[str, list[dict[str, Any]]]
+    increments: dict[str, list[dict[str, Any]]]
+    linked: set[str]
+    """Files of earlier checkpoints, which were read back when they were written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +60,33 @@ class Content:
     tensors: dict[str, dict[str, Any]]
     """Shape, dtype and width by path; of sharded tensors too, which other ranks write parts of."""
     pieces: list[Piece]
+    tiered: dict[str, TieredTensor] = field(default_factory=dict)
+    increment: Increment = field(default_factory=lambda: Increment(changes=[], generations={}, chain=None))
+    """Of the tensors in tiers."""
 
     @classmethod
-    def of(cls, state: dict[str, Any], *, host_copies: dict[str, Tensor] | None = None) -> Content:
-        """With `host_copies` the tensors are copied to host memory, where training does not change them. The copies
-        stay in that dictionary and are overwritten by the next call, so that memory is allocated once."""
+    def of(
+        cls, state: dict[str, Any], *, host_copies: dict[str, Tensor] | None = None, chain: Chain | None = None
+    ) -> Content:
+        """Tensors in tiers continue the `chain`. With `host_copies` all are copied, as by `copied`."""
         content = cls(tree=None, tensors={}, pieces=[])
         tree = content._value(state, ())
-        pieces = content.pieces if host_copies is None else _copied(content.pieces, host_copies)
-        return cls(tree=tree, tensors=content.tensors, pieces=pieces)
+        content = replace(content, tree=tree, increment=Increment.of(content.tiered, chain))
+        return content if host_copies is None else content.copied(host_copies)
+
+    def copied(self, host_copies: dict[str, Tensor]) -> Content:
+        """The same in host memory, where training does not change it. The copies of tensors stay in `host_copies` and
+        are overwritten by the next call, so that memory is allocated once."""
+        increment = replace(self.increment, changes=[change.copied() for change in self.increment.changes])
+        return replace(self, pieces=_copied(self.pieces, host_copies), increment=increment)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this process writes, at least."""
+        return self.increment.nbytes + sum(piece.nbytes for piece in self.pieces)
 
     def _value(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(value, Tensor | Sharded):
+        if isinstance(value, Tensor | Sharded | TieredTensor):
             return {"$tensor": self._take(value, _shown(path))}
         if isinstance(value, dict):
             pairs = [(key, self._value(inner, (*path, key))) for key, inner in value.items()]
@@ -79,10 +104,14 @@ class Content:
             return value
         raise TypeError(f"{_shown(path)} is a {type(value).__name__}, which a checkpoint cannot hold")
 
-    def _take(self, tensor: Tensor | Sharded, path: str) -> str:
+    def _take(self, tensor: Tensor | Sharded | TieredTensor, path: str) -> str:
         if path in self.tensors:
             raise TypeError(f"two tensors of the state have the path {path}")
-        if isinstance(tensor, Sharded):
+        described = {}
+        if not isinstance(tensor, Tensor | Sharded):
+            width = math.prod(tensor.shape[1:])
+            self.tiered[path], described = tensor, {"initial": tensor.initial}
+        elif isinstance(tensor, Sharded):
             width = tensor.width
             for place, part, written in tensor.shards:
                 if written:
@@ -97,33 +126,38 @@ class Content:
             self.pieces.append(Piece(path, place, path, tensor, False))
         if tensor.dtype not in DTYPE_NAMES:
             raise TypeError(f"{path} is a tensor of {tensor.dtype}, which a checkpoint cannot hold")
-        self.tensors[path] = {"shape": list(tensor.shape), "dtype": DTYPE_NAMES[tensor.dtype], "width": width}
+        about = {"shape": list(tensor.shape), "dtype": DTYPE_NAMES[tensor.dtype], "width": width}
+        self.tensors[path] = {**about, **described}
         return path
 
     def write(self, folder: Path, *, rank: int = 0) -> Written:
         """Write the tensors into synced files of this rank; those that are not sharded are rank 0's."""
-        written = Written({}, {})
-        for number, pieces in enumerate(self._by_file(rank)):
+        written = Written({}, {}, {}, set())
+        own = [piece for piece in self.pieces if piece.sharded or not rank]
+        for number, pieces in enumerate(_by_file(own)):
             name = f"rank{rank}-{number:05d}.safetensors"
             written.files[name] = write_tensors(folder / name, {piece.key: piece.tensor for piece in pieces})
             for piece in pieces:
                 entry = {"file": name, "key": piece.key, "place": list(piece.place)}
                 written.shards.setdefault(piece.path, []).append(entry)
+        if not rank:
+            self._write_rows(folder, written)
         return written
 
-    def _by_file(self, rank: int) -> Iterator[list[Piece]]:
-        pieces: list[Piece] = []
-        size = 0
-        for piece in self.pieces:
-            if rank and not piece.sharded:
-                continue
-            if pieces and size + piece.tensor.nbytes > FILE_BYTES:
-                yield pieces
-                pieces, size = [], 0
-            pieces.append(piece)
-            size += piece.tensor.nbytes
-        if pieces:
-            yield pieces
+    def _write_rows(self, folder: Path, written: Written) -> None:
+        """Link the files of earlier increments, and write those of this one."""
+        chain = self.increment.chain
+        written.increments.update({path: [] for path in self.tiered})
+        if chain:
+            written.increments.update({path: list(entries) for path, entries in chain.increments.items()})
+            written.files.update(chain.files)
+            written.linked.update(name for name in chain.files if link(chain.folder / name, folder / name))
+        for number, changes in enumerate(_by_file(self.increment.changes)):
+            name = f"rows{self.increment.number}-{number:05d}.safetensors"
+            tensors = {key: tensor for change in changes for key, tensor in change.tensors().items()}
+            written.files[name] = write_tensors(folder / name, tensors)
+            for change in changes:
+                written.increments[change.path].append(change.entry(name))
 
     def manifest(self, written: list[Written]) -> dict[str, Any]:
         """What the manifest says of the state, from what all ranks wrote."""
@@ -131,8 +165,32 @@ class Content:
             path: {**about, "shards": [shard for each in written for shard in each.shards.get(path, [])]}
             for path, about in self.tensors.items()
         }
+        for path in self.tiered:
+            tensors[path]["increments"] = written[0].increments[path]
         files = {name: facts for each in written for name, facts in each.files.items()}
         return {"files": files, "tensors": tensors, "state": self.tree}
+
+    def chain_at(self, folder: Path, written: list[Written]) -> Chain | None:
+        """What the next checkpoint continues once this one is on disk in that folder."""
+        if not self.tiered:
+            return None
+        return Chain.of(folder, self.manifest(written), self.increment.generations)
+
+
+T = TypeVar("T", Piece, ChangedRows)
+
+
+def _by_file(pieces: Iterable[T]) -> Iterator[list[T]]:
+    together: list[T] = []
+    size = 0
+    for piece in pieces:
+        if together and size + piece.nbytes > FILE_BYTES:
+            yield together
+            together, size = [], 0
+        together.append(piece)
+        size += piece.nbytes
+    if together:
+        yield together
 
 
 def _whole(shape: tuple[int, ...]) -> Rectangle:
@@ -164,9 +222,13 @@ class StateReader:
     _open: dict[str, TensorFile] = field(default_factory=dict)
     _read: set[str] = field(default_factory=set)
     """Tensors that were read: a few bytes of a state must not name one a thousand times."""
+    _loaded: dict[str, TieredTensor] = field(default_factory=dict)
+    """Tensors in tiers that now have exactly the rows of this checkpoint, by path."""
 
     def read(self, into: Any = None) -> Any:
         """The state; its tensors are those of `into`, where that has one of the same path, shape and dtype."""
+        for tensor in tiered_tensors(into):
+            tensor.clear()
         try:
             return self._value(self.manifest["state"], into)
         finally:
@@ -184,14 +246,43 @@ class StateReader:
             if path in self._read:
                 raise ValueError(f"the state has {path!r} twice")
             self._read.add(path)
-            return self._tensor(self.manifest["tensors"][path], into)
+            about = self.manifest["tensors"][path]
+            return self._rows(path, about, into) if "increments" in about else self._tensor(about, into)
         if "$float" in value:
             return _NOT_FINITE[value["$float"]]
         into = into if isinstance(into, dict) else {}
         pairs = value["$pairs"] if "$pairs" in value else value.items()
         return {key: self._value(inner, into.get(key)) for key, inner in pairs}
 
-    def _tensor(self, about: dict[str, Any], into: Any) -> Tensor | Sharded:
+    def chain(self) -> Chain | None:
+        """What the next checkpoint continues, if all tensors in tiers were loaded from increments."""
+        generations = {path: tensor.changed(0)[1] for path, tensor in self._loaded.items()}
+        return Chain.of(self.folder, self.manifest, generations) if generations else None
+
+    def _rows(self, path: str, about: dict[str, Any], into: Any) -> Tensor | Sharded | TieredTensor:
+        """A tensor that is stored as increments of rows."""
+        shape, dtype = tuple(about["shape"]), DTYPES[about["dtype"]]
+        stored = StoredRows(shape, dtype, about["initial"], about["increments"], self._file)
+        target: Tensor | Sharded | TieredTensor = into
+        if not isinstance(into, Tensor | Sharded | TieredTensor) or (isinstance(into, Tensor) and not _separate(into)):
+            nbytes = math.prod(shape) * dtype.itemsize
+            if nbytes > available_bytes():
+                raise MemoryError(f"{path} of {size(nbytes)} does not fit into memory")
+            target = torch.empty(shape, dtype=dtype)
+        if tuple(target.shape) != shape or target.dtype != dtype:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        if isinstance(target, Sharded):
+            for shard in target.shards:
+                stored.fill_(shard.tensor, shard.place)
+        elif isinstance(target, Tensor):
+            target = target.detach()
+            stored.fill_(target, _whole(shape))
+        else:
+            stored.load(target)
+            self._loaded[path] = target
+        return target
+
+    def _tensor(self, about: dict[str, Any], into: Any) -> Tensor | Sharded | TieredTensor:
         shape, dtype, width = tuple(about["shape"]), DTYPES[about["dtype"]], about["width"]
         stored = [StoredShard(Rectangle(*each["place"]), each["file"], each["key"]) for each in about["shards"]]
         if isinstance(into, Sharded):
@@ -207,6 +298,11 @@ class StateReader:
             return into
         if math.prod(shape) * dtype.itemsize > sum(file["bytes"] for file in self.manifest["files"].values()):
             raise ValueError(f"a tensor of shape {shape} is larger than the files of this checkpoint")
+        if not isinstance(into, Tensor) and isinstance(into, TieredTensor):
+            if into.shape != shape or into.dtype != dtype:
+                return torch.empty(shape, dtype=dtype, device="meta")
+            load_plain(into, lambda row, rows: fill(Rectangle(row, len(rows), 0, width), rows, stored, self._fill_from))
+            return into
         tensor = into.detach() if _fits(into, shape, dtype) else torch.empty(shape, dtype=dtype)
         if len(stored) == 1 and stored[0].place == Rectangle(*_whole(shape)[:3], width):
             self._file(stored[0].file).read(stored[0].key, shape, tensor)
@@ -228,24 +324,30 @@ class StateReader:
 
 
 def _fits(tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether a tensor can be read into: elements that share memory, as of an expanded one, cannot."""
-    if not isinstance(tensor, Tensor) or tensor.shape != shape or tensor.dtype != dtype:
-        return False
+    """Whether a tensor can be read into."""
+    return isinstance(tensor, Tensor) and tensor.shape == shape and tensor.dtype == dtype and _separate(tensor)
+
+
+def _separate(tensor: Tensor) -> bool:
+    """Whether each element has a place of its own: those of an expanded tensor share one."""
     separate = all(stride or size < 2 for size, stride in zip(tensor.shape, tensor.stride()))
     return separate and tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 def tensor_bytes(value: Any) -> int:
-    """The bytes of all tensors in a tree."""
+    """The bytes of all tensors in a tree; of one in tiers those of the rows that were written, and their numbers."""
     if isinstance(value, Tensor | Sharded):
         return value.nbytes
+    if isinstance(value, TieredTensor):
+        return value.written() * (math.prod(value.shape[1:]) * value.dtype.itemsize + torch.int64.itemsize)
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return sum(map(tensor_bytes, inner))
 
 
 def shape_mismatch(ours: Any, saved: Any, path: str = "") -> str | None:
     """The first tensor that has another shape in a saved tree, in a line; none where all that are in both agree."""
-    if isinstance(ours, Tensor | Sharded) and isinstance(saved, Tensor | Sharded):
+    kinds = Tensor | Sharded | TieredTensor
+    if isinstance(ours, kinds) and isinstance(saved, kinds):
         if tuple(ours.shape) == tuple(saved.shape):
             return None
         return f"{path} is {tuple(ours.shape)}, the checkpoint's {tuple(saved.shape)}"
