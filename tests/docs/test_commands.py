@@ -49,6 +49,8 @@ SMALLER = {
     r"profile dlrm .*plain": f"{DLRM} {PROFILE} --mode budget",
     r"profile dlrm ": f"{DLRM} {PROFILE}",
     r"data make criteo": "--lines 2000",
+    r"data reuse .*criteo-kaggle": "--steps 2",
+    r"data reuse": "--data.events 8000 --data.windows.min-history 5 --steps 2",
     r"data make yambda-like": "--events 20000",
     r"plan dlrm-v4 .*--skew": "--model.row-scale 0.003",
 }

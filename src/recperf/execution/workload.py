@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,10 +15,12 @@ from ..errors import MachineError, UsageError
 from ..machine import available_bytes, usable_cores
 from ..measure.cost import Cost
 from ..runs.contract import Claim
-from ..train.config import TargetConfig
+from ..train.config import TargetConfig, TrainConfig
 from ..units import size
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from ..data.datasets import Dataset
@@ -258,6 +260,28 @@ class Arm:
     """Number of table rows that its ids refer to, all equally often; None where some are more popular."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lookups:
+    """The table rows that each step of a training uses, known without a model."""
+
+    data: str
+    """Name of the data."""
+    tables: dict[str, int]
+    """Rows of each table."""
+    record_bytes: int
+    """Bytes of a row's weights and optimizer state."""
+    steps: int
+    """Steps of the training."""
+    rows: Callable[[], Iterator[NDArray[np.int64]]]
+    """Yields the rows of each step, tables one behind the other, with repeats."""
+
+
+def planned_steps(train: TrainConfig, batches: int) -> int:
+    """Steps of a training with so many batches in an epoch."""
+    steps = train.epochs * batches
+    return min(steps, train.max_steps or steps)
+
+
 def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
     """Fixes that any workload on a CPU has: more threads, or oneDNN, where the user set less."""
     if settings.device.type != "cpu":
@@ -336,6 +360,8 @@ class Workload:
     """"module:Class" of the `Prepared` of several ranks; None where the workload runs in one process only."""
     plan: str | None = None
     """"module:function" that counts the work of a config for `recperf plan`."""
+    lookups: str | None = None
+    """"module:function" that returns the `Lookups` of a config; None where every step changes all rows."""
     resolve: Callable[[Any], Any] = lambda config: config
     """Replaces values of a config that stand for what this machine has; a run saves and resumes the result."""
     datasets: Mapping[str, Callable[[Any, Dataset], Any]] = field(default_factory=dict)

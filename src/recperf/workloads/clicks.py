@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.batch import ClickBatch
+from ..data.batch import ClickBatch, JaggedFeatures
 from ..data.click_store.imported import ImportedClicks
 from ..data.click_store.rows import Rows, Split
 from ..data.order import Samples
 from ..errors import ConfigError
-from ..execution.workload import Predictions, Prepared, ScoredRows
+from ..execution.workload import Lookups, Predictions, Prepared, ScoredRows, planned_steps
+from ..measure.cost import FLOAT
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
@@ -221,6 +224,26 @@ def one_cycle_recipe(model: DLRM, optimizer: Optimizer, order: Order, settings: 
         epochs=settings.epochs,
         max_steps=settings.max_steps,
     )
+
+
+def click_lookups(
+    config: Any,
+    order: Order,
+    *,
+    data: str,
+    tables: dict[str, int],
+    numbers: int,
+    rows_of: Callable[[JaggedFeatures], Tensor],
+) -> Lookups:
+    """The rows of the batches of an order; `numbers` are those of a row and its optimizer state."""
+
+    def rows() -> Iterator[NDArray[np.int64]]:
+        for epoch in range(config.train.epochs):
+            for batch in order.batches(epoch):
+                yield rows_of(batch.features.trimmed()).cpu().numpy()
+
+    steps = planned_steps(config.train, len(order))
+    return Lookups(data=data, tables=tables, record_bytes=FLOAT * numbers, steps=steps, rows=rows)
 
 
 def largest_product(model: DLRMConfig, batch: int) -> int:

@@ -20,6 +20,7 @@ ACTIONS = {
     "prepare": "convert raw listening events to an event store, in bounded memory",
     "import": "import your own events, or with --clicks rows with a label (CSV, JSON lines, Parquet)",
     "info": "describe a dataset",
+    "reuse": "tell how large a cache of table rows serves which share of a training's lookups",
 }
 
 HELP = """usage: recperf data ACTION NAME [OPTIONS]
@@ -68,7 +69,7 @@ recperf data import --clicks --help.""",
 Without --clicks a log of events is imported: recperf data import FILE. Its options: recperf data import --help.""",
 }
 """Description of each kind of import."""
-CALLS = {"import": (["FILE"], ["FILE", "--clicks"])}
+CALLS = {"import": (["FILE"], ["FILE", "--clicks"]), "reuse": (["--workload", "dlrm"], ["--workload", "dlrm-v4"])}
 """Arguments by which the options of an action differ."""
 _SWITCHES = (
     "-h", "--help", *(f"--{no}{name}" for no in ("", "no-") for name in ("json", "quiet", "gzip", "offline"))
@@ -83,6 +84,10 @@ def command(arguments: list[str]) -> int:
         from .list import list_datasets
 
         return list_datasets(arguments[1:])
+    if action == "reuse":
+        from .reuse import reuse
+
+        return reuse(arguments[1:])
     if action in NAMED_BY and _named(arguments[1:]) is None:
         names = ", ".join(NAMED_BY[action])
         if not {"-h", "--help"} & set(arguments):

@@ -14,7 +14,7 @@ from ..terminal import Terminal, progress_bar
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-Unit = Literal["events", "rows", "users", "bytes", "share"]
+Unit = Literal["events", "rows", "users", "steps", "bytes", "share"]
 
 
 class Bar:
@@ -50,7 +50,7 @@ class Bar:
         self.bar.update(self.bar.task_ids[0], completed=done, total=total or None, description=line, refresh=True)
 
     def _amount(self, done: int, total: int, rows: int, rate: float) -> str:
-        if self.unit in ("events", "rows", "users"):
+        if self.unit in ("events", "rows", "users", "steps"):
             of = f" of {number(total)}" if total else ""
             return f"{number(done)}{of} {self.unit}  {number(rate)} {self.unit}/s"
         if self.unit == "share":

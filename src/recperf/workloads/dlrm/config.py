@@ -366,6 +366,7 @@ DLRM = Workload(
     build="recperf.workloads.dlrm.build:PreparedDLRM",
     ranks="recperf.workloads.dlrm.ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",
+    lookups="recperf.workloads.dlrm.data:lookups",
     datasets={"criteo": on_criteo, "clicks": on_clicks, "events": on_events},
     serve="recperf.workloads.dlrm.serve:serve",
     resolve=resolve,

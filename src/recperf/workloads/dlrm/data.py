@@ -23,11 +23,20 @@ from ...data.criteo.store import describe as describe_criteo
 from ...data.random_bags import RandomBags
 from ...data.random_config import read_profile
 from ...errors import ConfigError
-from ...execution.workload import ScoredRows, describe_synthetic, require_memory
+from ...execution.workload import Lookups, ScoredRows, describe_synthetic, require_memory
+from ...ops.bag.reference import stacked_rows
 from ...train.baselines import majority, synthetic_logits
 from ...train.loop import Order
 from ..click_candidates import ClickCatalogue, of_imported
-from ..clicks import SCORING_BATCH, imported_facts, imported_logits, imported_rows, imported_strongest, require_tables
+from ..clicks import (
+    SCORING_BATCH,
+    click_lookups,
+    imported_facts,
+    imported_logits,
+    imported_rows,
+    imported_strongest,
+    require_tables,
+)
 from .config import LESS, DLRMWorkloadConfig, estimate, reduction_bytes, table_share
 
 
@@ -164,3 +173,25 @@ class ClickSource:
         if isinstance(self._store, ImportedClicks):
             return imported_logits(self._store)
         return {"majority": majority(self._store.click_rate("train"), self.facts()["valid_rows"])}
+
+
+def lookups(config: DLRMWorkloadConfig) -> Lookups:
+    """The rows of the training batches."""
+    optimizer, model = config.train.optimizer, config.dlrm
+    if optimizer == "adamw":
+        raise ConfigError(
+            "adamw changes every row of the tables in every step, so that all of them are always in use",
+            where={"field": "train.optimizer"},
+            fix="--train.optimizer rowwise-adagrad",
+        )
+    source = ClickSource(config)
+    tables = dict(zip(model.features, model.rows))
+    starts_F = torch.tensor([0, *tables.values()][:-1]).cumsum(0)
+    return click_lookups(
+        config,
+        source.host_order(config.seed),
+        data=source.facts()["name"],
+        tables=tables,
+        numbers=model.dim + {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, model.dim),
+        rows_of=lambda features: stacked_rows(features.values_V, features.offsets_FB1, starts_F),
+    )

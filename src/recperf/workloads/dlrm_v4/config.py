@@ -301,6 +301,7 @@ DLRM_V4 = Workload(
     build="recperf.workloads.dlrm_v4.build:PreparedHistories",
     ranks="recperf.workloads.dlrm_v4.ranks:PreparedHistoriesOnRanks",
     plan="recperf.workloads.dlrm_v4.plan:planned",
+    lookups="recperf.workloads.dlrm_v4.plan:lookups",
     datasets={"events": on_events},
     serve="recperf.workloads.dlrm_v4.serve:ServedHistories",
     submission="recperf.workloads.dlrm_v4.build:submission",

@@ -1,4 +1,4 @@
-"""What `recperf plan` needs to know about dlrm-v4. Torch-free until a dataset is read."""
+"""What `recperf plan` and `recperf data reuse` need to know about dlrm-v4. Torch-free until a dataset is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from ...config import within
 from ...errors import DataError
-from ...measure.cost import Cost
+from ...execution.workload import Lookups, planned_steps
+from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4 import cost, memory
 from ...models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
 from ...plan.work import DatasetIds, PlannedWorkload, RankIds, Table, Work
@@ -133,7 +134,7 @@ def _read_ids(config: DLRMv4WorkloadConfig, folder: Path, rank_batch: int, ranks
 
     def rank_ids(anchors_of_rank: NDArray[np.int64]) -> RankIds:
         batch = histories.batch(anchors_of_rank)
-        return RankIds(_ids_by_table(batch, config.model.table_rows), len(batch.times_T))
+        return RankIds(ids_by_table(batch, config.model.table_rows), len(batch.times_T))
 
     def global_batches() -> Iterator[Iterator[RankIds]]:
         for start in np.linspace(0, len(anchors) - global_batch, batches).astype(np.int64):
@@ -141,6 +142,27 @@ def _read_ids(config: DLRMv4WorkloadConfig, folder: Path, rank_batch: int, ranks
             yield (rank_ids(selected[rank::ranks]) for rank in range(ranks))
 
     return DatasetIds(store.name, batches, global_batches())
+
+
+def lookups(config: DLRMv4WorkloadConfig) -> Lookups:
+    """The rows of the training batches."""
+    from ...data.yambda.loader import Loader
+    from .data import EventWindows
+
+    windows, tables = EventWindows(config), config.model.table_rows
+    order, starts = windows.train_order(), dict(zip(tables, np.cumsum([0, *tables.values()]).tolist()))
+
+    def rows() -> Iterator[NDArray[np.int64]]:
+        for _ in range(config.train.epochs):
+            with Loader(order, windows.plain, workers=config.data.workers) as loader:
+                for batch in loader:
+                    used = ids_by_table(batch, tables).items()
+                    yield np.concatenate([starts[table] + ids.astype(np.int64) for table, ids in used])
+
+    # Row-wise Adagrad has one number for each row.
+    record_bytes = FLOAT * (config.model.table_dim + 1)
+    steps = planned_steps(config.train, len(order))
+    return Lookups(data=windows.store.name, tables=tables, record_bytes=record_bytes, steps=steps, rows=rows)
 
 
 def _anchors(store: EventStore, index: WindowIndex, needed: int) -> NDArray[np.int64]:
@@ -160,7 +182,8 @@ def _anchors(store: EventStore, index: WindowIndex, needed: int) -> NDArray[np.i
     return anchors
 
 
-def _ids_by_table(batch: Any, table_rows: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+def ids_by_table(batch: Any, table_rows: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+    """The rows of each table that a batch looks up, with repeats."""
     features: dict[str, list[NDArray[np.int64]]] = {}
     for feature, name in FEATURE_TABLES.items():
         features.setdefault(name, []).append(batch.features[feature][0].numpy())

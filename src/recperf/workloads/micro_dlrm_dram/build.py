@@ -11,22 +11,30 @@ import torch
 from torch import Tensor
 
 from ...config import to_json
-from ...data.batch import ClickBatch
+from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.order import Samples, ShuffledOrder, cut
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
-from ...execution.workload import Arm, Fix, Predictions, ScoredRows, Trial, cpu_fixes, describe_synthetic
+from ...execution.workload import Arm, Fix, Lookups, Predictions, ScoredRows, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import HashedTable
+from ...ops.bag.reference import hash_rows
 from ...stop import poll
 from ...train.baselines import synthetic_logits
 from ...train.device import Settings, choose
 from ...train.loop import Order, Position
 from ...train.optim import AdamW
 from ...train.sparse import SparseRows, SplitOptimizer
-from ..clicks import SCORING_BATCH, DLRMTrialState, PreparedSamples, largest_product, one_cycle_recipe
+from ..clicks import (
+    SCORING_BATCH,
+    DLRMTrialState,
+    PreparedSamples,
+    click_lookups,
+    largest_product,
+    one_cycle_recipe,
+)
 from ..micro_dlrm.build import movielens_samples
 from .config import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
 from .data import check
@@ -35,8 +43,9 @@ from .data import check
 class PreparedDram(PreparedSamples):
     """Data and settings; a trial allocates the table."""
 
-    def __init__(self, config: MicroDLRMDramConfig) -> None:
-        check(config)
+    def __init__(self, config: MicroDLRMDramConfig, *, allocates: bool = True) -> None:
+        if allocates:
+            check(config)
         self.config = config
         self.rows = resolved_rows(config)
         self.model = config.model.dlrm(self.rows)
@@ -177,3 +186,24 @@ class DramTrial(DLRMTrialState):
     def rows_of(self, batch: ClickBatch) -> Tensor:
         """The table rows a batch looks up."""
         return self.table.rows_of(batch.features)
+
+
+def lookups(config: MicroDLRMDramConfig) -> Lookups:
+    """The rows of the training batches."""
+    prepared, model = PreparedDram(config, allocates=False), config.model
+
+    def rows_of(features: JaggedFeatures) -> Tensor:
+        parts = [
+            hash_rows(features[key][0], model.hash_seed + index, prepared.rows)
+            for index, key in enumerate(features.keys)
+        ]
+        return torch.cat(parts)
+
+    return click_lookups(
+        config,
+        prepared.order(config.seed),
+        data=prepared.data["name"],
+        tables={"shared": prepared.rows},
+        numbers=model.dim + (config.train.table_optimizer == "adagrad"),
+        rows_of=rows_of,
+    )

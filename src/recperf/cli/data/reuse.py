@@ -1,0 +1,236 @@
+"""recperf data reuse NAME: how large a cache of table rows serves which share of the lookups of a training."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any
+
+import tyro
+
+from ... import workloads
+from ...config import require, within
+from ...data import datasets
+from ...data.reuse import FOLLOWED, SIZES_D, Reuse
+from ...errors import UsageError
+from ...execution.workload import Lookups, load
+from ...units import byte_count, size
+from ..options import C, WorkloadOptions, choose, read_options
+from ..terminal import Terminal, print_json, table
+from .progress import progress_bars
+
+DESCRIPTION = """Tell how large a cache of table rows serves which share of the lookups of a training, before it runs.
+
+The batches of the training are read, no table is allocated. A row counts once in a step. Of large tables a sample of
+rows is followed; the standard error is printed."""
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
+GOAL = 0.99
+"""The recommended cache serves this share of the lookups of rows that were used before."""
+MOST_SIZES = 8
+"""Cache sizes in the printed table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(WorkloadOptions[C]):
+    workload: str | None = None
+    """The workload that trains on the dataset; by default the first that can and does not change all rows in a step."""
+    memory: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """A size of the cache to report as well, as in 40GiB; can be repeated."""
+    steps: int = 1000
+    """Training steps to read, from the first one on; 0: all."""
+    followed: int = FOLLOWED
+    """Rows to follow at most."""
+
+
+def reuse(arguments: list[str]) -> int:
+    choice = choose(_as_workload(arguments))
+    options = read_options(Options, choice, verb="data reuse", description=DESCRIPTION)
+    within(0, options.steps, 1 << 40, "steps")
+    memory = [byte_count(text) for text in options.memory]
+    for text, count in zip(options.memory, memory):
+        require(bool(count), "memory", text, "a size as in 512MiB or 40GiB")
+    if choice.workload.lookups is None:
+        raise UsageError(
+            f"{choice.workload.name} changes all rows of its tables in every step: no smaller cache serves it",
+            fix="recperf data reuse NAME --workload dlrm",
+        )
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    lookups: Lookups = load(choice.workload.lookups)(options.values)
+    counted = _count(lookups, options, terminal)
+    depth = getattr(getattr(options.values, "tables", None), "depth", 2)
+    facts = {"workload": choice.workload.name, **describe(counted, lookups, [m for m in memory if m], depth)}
+    if options.json:
+        print_json(facts)
+    else:
+        terminal.say(as_text(facts))
+    return 0
+
+
+def _as_workload(arguments: list[str]) -> list[str]:
+    """The arguments of a command about a workload: a dataset that comes first as --data, --workload as its name."""
+    rest = list(arguments)
+    workload = _take(rest, "--workload")
+    if workload is not None:
+        workloads.find(workload)
+    first = rest[0] if rest and not rest[0].startswith("-") else None
+    if first is not None and first not in workloads.names():
+        kind = datasets.find(first).kind
+        able = (name for name in workloads.able(kind) if workloads.find(name).lookups)
+        return [workload or next(able, "dlrm"), "--data", *rest]
+    flags = {argument.partition("=")[0] for argument in rest}
+    if first is None and workload is None and flags & {"-h", "--help"}:
+        workload = "dlrm-v4"
+    if first is None and workload is None and "--config" not in flags:
+        raise UsageError(
+            "data reuse needs a dataset, or a workload for its own data",
+            fix="recperf data reuse NAME, or recperf data reuse --workload dlrm",
+        )
+    return rest if workload is None else [workload, *rest]
+
+
+def _take(arguments: list[str], flag: str) -> str | None:
+    """Remove an option and return its value."""
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == flag:
+            following = [value] if equals else arguments[place + 1 : place + 2]
+            del arguments[place : place + (1 if equals else 2)]
+            return next(iter(following), "")
+    return None
+
+
+def _count(lookups: Lookups, options: Options[Any], terminal: Terminal) -> Reuse:
+    counted = Reuse(list(lookups.tables.values()), followed=options.followed)
+    steps = min(lookups.steps, options.steps or lookups.steps)
+    with progress_bars(terminal, resumable=False) as bars, closing(lookups.rows()) as batches:  # type: ignore[type-var]
+        show = bars("steps read", "steps")
+        for step, rows_N in enumerate(islice(batches, steps)):
+            show(step, steps)
+            counted.add(rows_N)
+    return counted
+
+
+def describe(counted: Reuse, lookups: Lookups, memory: list[int], depth: int) -> dict[str, Any]:
+    """The curve with everything that is printed; `depth` batches are fetched ahead of the current one."""
+    record, uses, first = lookups.record_bytes, int(counted.uses_T.sum()), int(counted.first_T.sum())
+    least = min((depth + 1) * counted.most_in_batch, sum(lookups.tables.values()))
+
+    def point(slots: int) -> dict[str, Any]:
+        misses = int(counted.misses_T(slots).sum())
+        return {
+            "rows": slots,
+            "bytes": slots * record,
+            "served": counted.served(slots),
+            "error": counted.error(slots),
+            # A row that was never used before has its initial value, which is computed and not copied.
+            "in_bytes_per_step": (misses - first) * record / max(1, counted.batches),
+            "out_bytes_per_step": max(0, misses - slots) * record / max(1, counted.batches),
+        }
+
+    def smallest(share: float) -> dict[str, Any] | None:
+        slots = counted.slots_for(share)
+        return None if slots is None else point(max(slots, least))
+
+    repeated = GOAL * (uses - first) / max(1, uses)
+    best = smallest(repeated) or point(least)
+    sizes = {bytes_ // record for bytes_ in memory} | set(_sizes(least, first, record))
+    return {
+        "data": lookups.data,
+        "steps": {"read": counted.batches, "of": lookups.steps},
+        "rows": sum(lookups.tables.values()),
+        "record_bytes": record,
+        "table_bytes": record * sum(lookups.tables.values()),
+        "used_rows": first,
+        "rows_per_step": uses / max(1, counted.batches),
+        "first_use_share": first / max(1, uses),
+        "followed_share": counted.rate,
+        "batches_in_cache": depth + 1,
+        "least_bytes": least * record,
+        "curve": [point(slots) for slots in sorted(sizes)],
+        "smallest": {f"{share:g}": smallest(share) for share in SHARES},
+        "recommended": best | {"option": f"--tables.device-bytes {_rounded_up(best['bytes'])}"},
+        "tables": [
+            {
+                "name": name,
+                "rows": rows,
+                "used_rows": min(rows, int(counted.first_T[place])),
+                "rows_per_step": int(counted.uses_T[place]) / max(1, counted.batches),
+                "first_use_share": int(counted.first_T[place]) / max(1, int(counted.uses_T[place])),
+                "served": {str(slots * record): counted.served(slots, place) for slots in sorted(sizes)},
+                "served_recommended": counted.served(best["rows"], place),
+            }
+            for place, (name, rows) in enumerate(lookups.tables.items())
+        ],
+    }
+
+
+def _sizes(least: int, used: int, record: int) -> list[int]:
+    """Caches in rows: powers of two in bytes, from those that the batches in flight need to those for all used rows."""
+    powers = [1 << power for power in range(10, 60) if least * record <= 1 << power < used * record]
+    every = -(-len(powers) // MOST_SIZES) or 1
+    all_used = next((int(slots) for slots in SIZES_D if slots >= used), used)
+    return [*(power // record for power in powers[::-1][::every][::-1]), max(least, all_used)]
+
+
+def _rounded_up(count: int) -> str:
+    """Bytes as an option takes them: whole MiB, from 10 GiB on whole GiB."""
+    unit, name = (30, "GiB") if count >= 10 << 30 else (20, "MiB")
+    return f"{max(1, -(-count >> unit))}{name}"
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    steps, best, record = facts["steps"], facts["recommended"], facts["record_bytes"]
+    read = "" if steps["read"] == steps["of"] else f"the first {steps['read']:,} of "
+    all_followed = facts["followed_share"] == 1
+    followed = "" if all_followed else f"; 1 of {1 / facts['followed_share']:,.0f} rows was followed"
+    used = f"{'' if all_followed else 'about '}{facts['used_rows']:,} are used, {size(facts['used_rows'] * record)}"
+    lines = [
+        f"{facts['workload']} on {facts['data']}, {read}{steps['of']:,} steps: {facts['rows_per_step']:,.0f} distinct "
+        "rows per step",
+        f"tables {size(facts['table_bytes'])}: {facts['rows']:,} rows of {record:,} bytes with optimizer state; {used}",
+        f"{facts['first_use_share']:.1%} of the lookups are first uses, which no cache serves{followed}",
+        "",
+        table([["cache", "rows", "serves", "in per step", "out per step"], *map(_row, facts["curve"])]),
+        "",
+        "smallest cache that serves",
+    ]
+    for share, point in facts["smallest"].items():
+        text = (
+            "none: first uses are more than the rest"
+            if point is None
+            else f"{size(point['bytes'])}, {point['rows']:,} rows"
+        )
+        lines.append(f"  {float(share):>4.0%}  {text}")
+    lines += [
+        f"  at least {size(facts['least_bytes'])}: the rows of {facts['batches_in_cache']} batches have to fit",
+        "",
+        f"by table, in one cache of {size(best['bytes'])}",
+        table([["table", "rows", "used", "per step", "first uses", "served"], *map(_table, facts["tables"])]),
+        "",
+        _recommendation(facts),
+    ]
+    return "\n".join(lines)
+
+
+def _row(point: dict[str, Any]) -> list[str]:
+    error = f" ± {100 * point['error']:.1f}" if point["error"] else ""
+    moved = (size(point[f"{way}_bytes_per_step"]) for way in ("in", "out"))
+    return [size(point["bytes"]), f"{point['rows']:,}", f"{100 * point['served']:.1f}{error} %", *moved]
+
+
+def _table(one: dict[str, Any]) -> list[str]:
+    shares = (f"{one[name]:.1%}" for name in ("first_use_share", "served_recommended"))
+    return [one["name"], f"{one['rows']:,}", f"{one['used_rows']:,}", f"{one['rows_per_step']:,.0f}", *shares]
+
+
+def _recommendation(facts: dict[str, Any]) -> str:
+    best = facts["recommended"]
+    if best["bytes"] >= facts["table_bytes"]:
+        whole = size(facts["table_bytes"])
+        return f"recommended: --tables.placement device: nothing smaller than all tables, {whole}, serves {GOAL:.0%}"
+    moved = (size(best["in_bytes_per_step"]), size(best["out_bytes_per_step"]))
+    return (
+        f"recommended: {best['option']}: it serves {GOAL:.0%} of the lookups of rows that were used before; "
+        f"{moved[0]} a step come from host memory or files, {moved[1]} go back"
+    )

@@ -1,0 +1,60 @@
+"""`recperf data reuse`: the curve of a dataset, of a workload's own data, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from recperf.units import byte_count
+
+Call = Callable[..., tuple[int, str, str]]
+DLRM = (
+    *("--model.rows", 50_000, 300, "--model.bottom", 4, 8, "--model.dim", 8, "--model.top", 8, 1),
+    *("--data.no-distinct", "--data.ids", "zipf"),
+)
+
+
+def test_the_curve_of_random_clicks_rises_with_the_cache(call: Call) -> None:
+    options = ("--data.batches", 30, "--train.batch-size", 128, "--train.optimizer", "rowwise-adagrad")
+    code, out, err = call("data", "reuse", "--workload", "dlrm", *DLRM, *options, "--memory", "100KiB", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert facts["steps"] == {"read": 30, "of": 30}
+    assert facts["record_bytes"] == 4 * 9
+    assert facts["followed_share"] == 1
+    sizes, served = [p["bytes"] for p in facts["curve"]], [p["served"] for p in facts["curve"]]
+    assert sizes == sorted(sizes)
+    assert served == sorted(served)
+    assert 100 * 1024 // 36 in [p["rows"] for p in facts["curve"]]
+    whole = facts["curve"][-1]
+    assert whole["served"] == pytest.approx(1 - facts["first_use_share"])
+    assert (whole["in_bytes_per_step"], whole["out_bytes_per_step"]) == (0, 0)
+    best = facts["recommended"]
+    option, recommended = best["option"].split()
+    assert option == "--tables.device-bytes"
+    assert best["bytes"] <= (byte_count(recommended) or 0) < best["bytes"] + (1 << 20)
+    assert best["served"] >= 0.99 * (1 - facts["first_use_share"])
+
+
+def test_events_are_read_in_the_order_of_the_training(call: Call) -> None:
+    events = ("--data.events", 8_000, "--data.windows.min-history", 5)
+    code, out, err = call("data", "reuse", "yambda-like", *events, "--steps", 6, "--followed", 500)
+    assert code == 0, err
+    assert "dlrm-v4 on yambda-like, the first 6 of " in err + out
+    for text in ("user_x_artist_x_hour", "± ", "smallest cache that serves", "recommended: --tables."):
+        assert text in out + err
+
+
+def test_what_has_no_curve_is_refused_with_what_has_one(call: Call) -> None:
+    for arguments, what, fix in (
+        (["--workload", "micro-dlrm"], "changes all rows", "--workload dlrm"),
+        ([], "needs a dataset", "recperf data reuse NAME"),
+        (["nothing-like-it"], "there is no dataset", ""),
+        (["--workload", "dlrm", "--memory", "much"], "memory is 'much'", ""),
+    ):
+        code, _, err = call("data", "reuse", *arguments)
+        assert code in (2, 3)
+        assert what in err
+        assert fix in err

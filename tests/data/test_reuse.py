@@ -1,0 +1,96 @@
+"""The miss-ratio curve against a cache that is simulated row by row."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recperf.data.reuse import SIZES_D, Reuse
+
+Batches = list[NDArray[np.int64]]
+
+
+def simulated(batches: Batches, slots: int) -> tuple[int, int]:
+    """Uses, and misses of a cache that first places a batch's rows and then drops the least recently used ones."""
+    cache: OrderedDict[int, None] = OrderedDict()
+    uses = misses = 0
+    for rows_N in batches:
+        for row in sorted(set(rows_N.tolist()) - set(cache)):
+            misses += 1
+            cache[row] = None
+        for row in sorted(set(rows_N.tolist())):
+            uses += 1
+            cache.move_to_end(row)
+        while len(cache) > slots:
+            cache.popitem(last=False)
+    return uses, misses
+
+
+def zipf(rows: int, batches: int, batch: int, *, exponent: float, seed: int = 3) -> Batches:
+    """Batches of ids by popularity, popular ids anywhere in the table."""
+    generator = np.random.default_rng(seed)
+    shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
+    names = generator.permutation(rows)
+    return [names[np.searchsorted(shares, generator.random(batch) * shares[-1])] for _ in range(batches)]
+
+
+def test_a_curve_of_all_rows_is_that_of_the_simulated_cache() -> None:
+    """Of every size that is counted, for all tables and for each."""
+    batches = zipf(900, 60, 150, exponent=0.8)
+    reuse = Reuse([200, 700], followed=900)
+    for rows_N in batches:
+        reuse.add(rows_N)
+    assert reuse.rate == 1.0
+    tables = [[rows_N[rows_N < 200] for rows_N in batches], [rows_N[rows_N >= 200] for rows_N in batches]]
+    assert reuse.uses_T.tolist() == [sum(len(set(rows_N.tolist())) for rows_N in table) for table in tables]
+    for slots in (150, 160, 256, 300, 508, 900, 5000):
+        assert slots in SIZES_D or slots >= 900
+        uses, misses = simulated(batches, slots)
+        assert int(reuse.misses_T(slots).sum()) == misses
+        assert reuse.served(slots) == pytest.approx(1 - misses / uses)
+        assert reuse.error(slots) == 0.0
+    assert int(reuse.first_T.sum()) == len(set(np.concatenate(batches).tolist()))
+    slots = reuse.slots_for(0.5)
+    assert slots is not None
+    smaller = max(size for size in SIZES_D.tolist() if size < slots)
+    assert reuse.served(slots) >= 0.5 > reuse.served(smaller)
+    assert reuse.slots_for(1.0) is None
+
+
+def test_a_sampled_curve_is_within_its_stated_error_and_its_memory_bounded() -> None:
+    batches = zipf(200_000, 150, 4_000, exponent=0.9)
+    exact, sampled = Reuse([200_000], followed=200_000), Reuse([200_000], followed=4_096)
+    before = sampled.nbytes
+    for rows_N in batches:
+        exact.add(rows_N)
+        sampled.add(rows_N)
+        assert sampled.nbytes <= before + 4_096 * 16
+    assert exact.rate == 1.0
+    assert sampled.rate < 0.1
+    assert sampled.uses_T.tolist() == exact.uses_T.tolist()
+    for slots in (8_000, 16_000, 32_000, 64_000, 128_000):
+        error = sampled.error(slots)
+        assert 0 < error < 0.02
+        assert abs(sampled.served(slots) - exact.served(slots)) < 3 * error
+    assert all(a <= b for a, b in pairwise(sampled.served(slots) for slots in SIZES_D.tolist()))
+
+
+def test_a_batch_of_more_rows_than_are_followed_is_counted_by_fewer() -> None:
+    reuse = Reuse([1 << 40], followed=100)
+    rows_N = np.arange(50_000) << 20
+    for _ in range(3):
+        reuse.add(rows_N)
+    assert reuse.rate <= 100 / 50_000 * 2
+    assert reuse.most_in_batch == 50_000
+    assert reuse.served(60_000) == pytest.approx(2 / 3, abs=4 * reuse.error(60_000))
+    assert reuse.served(10_000) == pytest.approx(0.2 * 2 / 3, abs=0.1)
+
+
+def test_nothing_counted_is_served_by_anything() -> None:
+    reuse = Reuse([10])
+    reuse.add(np.zeros(0, np.int64))
+    assert (reuse.served(0), reuse.error(5)) == (1.0, 0.0)
