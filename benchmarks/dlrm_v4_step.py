@@ -39,6 +39,7 @@ from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop
 from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
 from recperf.models.dlrm_v4.memory import memory
 from recperf.models.dlrm_v4.model import DLRMv4
+from recperf.models.dlrm_v4.tables import DLRMv4Tables
 from recperf.train.optim import AdamW
 
 NAME = "dlrm_v4_step"
@@ -106,8 +107,11 @@ def parts_that_fit(config: DLRMv4Config, batch: HistoryBatch, limit: float) -> i
 class Trainer:
     """One way, trained on through all its readings."""
 
-    def __init__(self, config: DLRMv4Config, device: torch.device) -> None:
-        self.model = DLRMv4(config, seed=SEED, device=device)
+    last: torch.Tensor
+    """The loss of the last micro-batch."""
+
+    def __init__(self, config: DLRMv4Config, device: torch.device, *, tables: DLRMv4Tables | None = None) -> None:
+        self.model = DLRMv4(config, seed=SEED, device=device, tables=tables)
         self.model.train()
         self.dense = self.model.dense_parameters()
         self.adam = Adam([(self.dense, 0.0)], eps=EPS)
@@ -117,7 +121,9 @@ class Trainer:
         whole = sum(len(part) for part in parts)
         for index, part in enumerate(parts):
             self.model.set_step(SEED, self.number, index)
-            (self.model.loss(part) * (len(part) / whole)).backward()
+            loss = self.model.loss(part) * (len(part) / whole)
+            loss.backward()
+            self.last = loss.detach()
         with span("dense_update"):
             torch.nn.utils.clip_grad_norm_(self.dense, CLIP, foreach=True)
             self.adam.step(RATE)

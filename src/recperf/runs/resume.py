@@ -23,9 +23,10 @@ from .schemas import ChangedField
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
     "distributed.sharding", "distributed.placement", "distributed.timeout_s", "distributed.pipeline", "ranking.*",
+    "tables.*",
 )  # fmt: skip
 """Fields that may change freely: the path of the data (its digest is compared anyway), who reads it, when checkpoints
-are saved, which rank holds which table, and what is ranked after training."""
+are saved, which rank holds which table, where rows lie, and what is ranked after training."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -29,30 +30,80 @@ Result = TypeVar("Result")
 Input = TypeVar("Input", bound=Prepared)
 
 
-def prefetched(batches: Iterator[Batch], prepare: Callable[[Batch], Input], device: torch.device) -> Iterator[Input]:
-    """Each batch prepared, in order; on a GPU one batch ahead of the running step."""
-    if device.type != "cuda":
+def prefetched(
+    batches: Iterator[Batch],
+    prepare: Callable[[Batch], Input],
+    device: torch.device,
+    *,
+    depth: int = 1,
+    finished: Callable[[Input], None] | None = None,
+) -> Iterator[Input]:
+    """Each batch prepared, in order, up to `depth` of them ahead of the running step: on a GPU, and wherever someone
+    wants to know that a batch is `finished`, which is when the next one is asked for or nobody will use it."""
+    if device.type != "cuda" and finished is None:
         yield from map(prepare, batches)
         return
-    steps, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    finish = finished or (lambda prepared: None)
+    stream = _Stream(device) if device.type == "cuda" else None
 
     def next_input() -> tuple[Input, Any] | None:
-        with torch.cuda.stream(side):
+        with stream or nullcontext():
             for batch in batches:
-                prepared, ready = prepare(batch), torch.cuda.Event()  # type: ignore[no-untyped-call]
-                ready.record(side)
-                return prepared, ready
+                prepared = prepare(batch)
+                return prepared, stream and stream.event()
         return None
 
+    ready: deque[Future[tuple[Input, Any] | None]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="recperf-prefetch") as thread:
-        future = thread.submit(next_input)
-        while (result := future.result()) is not None:
-            prepared, ready = result
-            steps.wait_event(ready)
-            prepared.record_stream(steps)
-            future = thread.submit(next_input)
-            yield prepared
-            del prepared, result
+        try:
+            ready.extend(thread.submit(next_input) for _ in range(depth))
+            while (result := ready.popleft().result()) is not None:
+                prepared, event = result
+                if stream is not None:
+                    stream.join(prepared, event)
+                ready.append(thread.submit(next_input))
+                try:
+                    yield prepared
+                finally:
+                    finish(prepared)
+                del prepared, result
+        finally:
+            for future in ready:
+                if not future.cancel() and (unused := _result(future)) is not None:
+                    finish(unused[0])
+
+
+def _result(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except Exception:
+        # Whoever closed the batches early does not need them.
+        return None
+
+
+class _Stream:
+    """A CUDA stream on which batches are prepared for the stream of the training steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.steps = torch.cuda.current_stream(device)
+        self.side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> None:
+        self._entered = torch.cuda.stream(self.side)
+        self._entered.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.__exit__(*error)
+
+    def event(self) -> Any:
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(self.side)
+        return ready
+
+    def join(self, prepared: Prepared, ready: Any) -> None:
+        """Let the steps wait for a batch, and its memory for the steps."""
+        self.steps.wait_event(ready)
+        prepared.record_stream(self.steps)
 
 
 def prepared_on_host(batches: Iterator[Batch], prepare: Callable[[Batch], Result]) -> Iterator[Result]:

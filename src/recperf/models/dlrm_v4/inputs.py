@@ -9,7 +9,7 @@ album) in the batch, N picks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ...data.yambda.schema import HISTORY
 from ...errors import DataError
 from ...ops.assemble import Plan, plan
 from ...ops.lookup import expand, unique
+from ..tiers.cache import Placed
 from .config import ACTIONS, CANDIDATE_CODE, FEATURE_TABLES, DLRMv4Config
 
 MAX_KEY = 1 << 62
@@ -84,6 +85,10 @@ class Inputs:
     """Tokens of the longest row of the whole batch, of which this may be a part."""
     rates_BF: Tensor | None = None
     """Running rates, for a model that reads them."""
+    slots: dict[str, Tensor] = field(default_factory=dict)
+    """For each table the slots of its rows, where tables lie in tiers and the batch was placed."""
+    placed: Placed | None = None
+    """What holds the rows in these slots."""
 
     def __len__(self) -> int:
         return self.labels_B.shape[0]

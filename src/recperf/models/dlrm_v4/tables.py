@@ -6,6 +6,7 @@ Shapes: R rows of a table, D width, U distinct rows that a batch uses.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from ...ops import lookup as ops
 from ...ops.hashing import finalise_torch_, signed, stream
 from ...ops.splitmix import GOLDEN
 from ..init import generator
+from ..tiers.cache import TieredRows
+from ..tiers.columns import TableColumns
 from .config import DLRMv4Config
 from .inputs import Inputs
 
@@ -34,13 +37,16 @@ class DLRMv4Tables(nn.Module):
 
     def __init__(self, config: DLRMv4Config, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__()
-        self.names = config.tables
-        for name, rows in config.table_rows.items():
-            self.register_buffer(name, torch.empty(rows, config.table_dim, device=device))
-            self.register_buffer(f"{name}_state", torch.zeros(rows, device=device))
+        self.config, self.names = config, config.tables
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
+        self._allocate(device)
         self.reset(seed)
+
+    def _allocate(self, device: torch.device | str) -> None:
+        for name, rows in self.config.table_rows.items():
+            self.register_buffer(name, torch.empty(rows, self.config.table_dim, device=device))
+            self.register_buffer(f"{name}_state", torch.zeros(rows, device=device))
 
     def requires_grad_(self, requires_grad: bool = True) -> DLRMv4Tables:
         """Freeze or train the tables."""
@@ -66,14 +72,19 @@ class DLRMv4Tables(nn.Module):
 
     def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
         """Return the rows that the batch uses in every table; parts of one batch share them, so gradients add up."""
-        if inputs.rows is self._rows:
+        rows = self.places(inputs)
+        if rows is self._rows:
             return self._leaves
-        leaves = {name: ops.gather(self.table(name), rows_U) for name, rows_U in inputs.rows.items()}
+        leaves = {name: ops.gather(self.table(name), rows_U) for name, rows_U in rows.items()}
         if torch.is_grad_enabled() and not self.frozen:
             if any(True for _ in self.gradients()):
                 raise RuntimeError("another batch has gradients: call update() or forget() before the next lookup")
-            self._rows, self._leaves = inputs.rows, {name: leaf.requires_grad_() for name, leaf in leaves.items()}
+            self._rows, self._leaves = rows, {name: leaf.requires_grad_() for name, leaf in leaves.items()}
         return leaves
+
+    def places(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Where the rows of a batch lie in the tensors that `table` returns."""
+        return inputs.rows
 
     def gradients(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield the name, the used rows and their gradient of every table that has a gradient."""
@@ -101,6 +112,59 @@ class DLRMv4Tables(nn.Module):
         return gradient_RD
 
 
+class TieredDLRMv4Tables(DLRMv4Tables):
+    """The same tables in tiers: `table` is the cache of the device, and a batch to train on has been placed in it.
+    Batches that are only scored read rows where they lie."""
+
+    def __init__(self, config: DLRMv4Config, tiers: TieredRows, *, seed: int = 0) -> None:
+        self.tiers = tiers
+        super().__init__(config, seed=seed)
+
+    def _allocate(self, device: torch.device | str) -> None:
+        """The cache is there already, and rows get their initial values when they are needed."""
+
+    def table(self, name: str) -> Tensor:
+        return self.tiers.cache_SD
+
+    def state(self, name: str) -> Tensor:
+        return self.tiers.state_SK.view(-1)
+
+    def reset(self, seed: int) -> None:
+        rows, dim, self.seed = self.config.table_rows, self.config.table_dim, seed
+        self.tiers.initial = lambda name, rows_U: uniform_rows(rows_U, dim, rows[name] ** -0.5, table_seed(seed, name))
+        self.tiers.clear()
+        self.forget()
+
+    def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
+        if inputs.placed is None:
+            return {name: self.tiers.peek(name, rows_U) for name, rows_U in inputs.rows.items()}
+        return super().lookup(inputs)
+
+    def columns(self) -> dict[str, TableColumns]:
+        """The tensors that these tables would have on the device."""
+        weights, state = slice(0, self.config.table_dim), slice(self.config.table_dim, self.config.table_dim + 1)
+        leaves: dict[str, TableColumns] = {}
+        for name, rows in self.config.table_rows.items():
+            drawn = {"kind": "uniform", "bound": rows**-0.5, "seed": table_seed(self.seed, name)}
+            leaves[name] = TableColumns(self.tiers, name, weights, drawn)
+            leaves[f"{name}_state"] = TableColumns(self.tiers, name, state, {"kind": "zero"}, flat=True)
+        return leaves
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        destination.update({prefix + name: leaf for name, leaf in self.columns().items()})
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Reading a checkpoint has loaded the rows."""
+        for name in self.columns():
+            if not isinstance(state_dict[prefix + name], TableColumns):
+                raise TypeError(f"{prefix + name} was not read into the tiers of this model")
+
+    def places(self, inputs: Inputs) -> dict[str, Tensor]:
+        if not self.tiers.in_flight(inputs.placed):
+            raise RuntimeError("the rows of this batch may have left the cache: use batches one after the other")
+        return inputs.slots
+
+
 def table_seed(seed: int, name: str) -> int:
     return generator(seed, f"table.{name}").initial_seed()
 
@@ -108,10 +172,25 @@ def table_seed(seed: int, name: str) -> int:
 @torch.no_grad()
 def fill_uniform_(table_RD: Tensor, bound: float, seed: int, first_row: int = 0) -> None:
     """Fill with numbers in +-bound, the same bits on every device; a shard begins at `first_row` of the table."""
-    flat, start_place, key = table_RD.view(-1), first_row * table_RD.shape[1], stream(seed)
+    flat, start_place = table_RD.view(-1), first_row * table_RD.shape[1]
     for start in range(0, flat.numel(), CHUNK):
         part = flat[start : start + CHUNK]
-        places = torch.arange(part.numel(), device=flat.device)
-        words = finalise_torch_(places.mul_(signed(GOLDEN)).add_(signed(key + GOLDEN * (start_place + start))))
-        bits = words.bitwise_right_shift_(40).bitwise_and_((1 << 24) - 1)
-        part.copy_(bits.to(torch.float32).mul_(STEP).sub_(1.0).mul_(bound))
+        part.copy_(_uniform(torch.arange(part.numel(), device=flat.device), start_place + start, bound, seed))
+
+
+@torch.no_grad()
+def uniform_rows(rows_U: Tensor, dim: int, bound: float, seed: int) -> Tensor:
+    """Rows of a table that `fill_uniform_` fills, alone."""
+    out_UD, columns_D = torch.empty(len(rows_U), dim, device=rows_U.device), torch.arange(dim, device=rows_U.device)
+    step = max(1, CHUNK // dim)
+    for start in range(0, len(rows_U), step):
+        places = rows_U[start : start + step, None] * dim + columns_D
+        out_UD[start : start + step] = _uniform(places, 0, bound, seed)
+    return out_UD
+
+
+def _uniform(places: Tensor, start: int, bound: float, seed: int) -> Tensor:
+    """The numbers at places of a table, counted from a start; overwrites the places."""
+    words = finalise_torch_(places.mul_(signed(GOLDEN)).add_(signed(stream(seed) + GOLDEN * start)))
+    bits = words.bitwise_right_shift_(40).bitwise_and_((1 << 24) - 1)
+    return bits.to(torch.float32).mul_(STEP).sub_(1.0).mul_(bound)

@@ -12,7 +12,7 @@ from ...units import byte_count, size
 Placement = Literal["device", "host", "file"]
 ROOM = 0.9
 """Share of the free memory that tables may take."""
-SMALLEST = 1 << 20
+SMALLEST = 1 << 16
 """Bytes of the smallest cache."""
 
 
@@ -52,8 +52,12 @@ class TablesConfig:
                     count is not None and count >= SMALLEST,
                     f"tables.{name}",
                     text,
-                    "a size of at least 1MiB, as in 512MiB or 40GiB",
+                    "a size of at least 64KiB, as in 512MiB or 40GiB",
                 )
+
+    def requested(self, *, several: bool) -> bool:
+        """Whether the tables must fit into memory: with several ranks, or where the user wants them there."""
+        return several or self.placement in ("device", "host")
 
 
 @dataclass(frozen=True)

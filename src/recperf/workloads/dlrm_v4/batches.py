@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -16,6 +16,7 @@ from ...data.yambda.order import StreamOrder
 from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.inputs import Inputs, prepare
 from ...models.dlrm_v4.padding import Packed, Padding
+from ...models.tiers.cache import TieredRows
 from ...points import reached
 from ...train.prefetch import prefetched, prepared_on_host
 
@@ -40,6 +41,8 @@ class InputOrder:
     model: DLRMv4Config
     device: torch.device
     workers: int
+    tiers: TieredRows | None = None
+    """Where batches to train on are placed, if the tables lie in tiers."""
 
     def __len__(self) -> int:
         return len(self.order)
@@ -52,10 +55,27 @@ class InputOrder:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:
-            for number, inputs in enumerate(prefetched(iter(loader), self.inputs, self.device), start):
+            for number, inputs in enumerate(self._prepared(iter(loader)), start):
                 if number in self.firsts:
                     reached("window: entered")
                 yield Numbered(inputs, epoch * len(self) + number)
+
+    def _prepared(self, batches: Iterator[HistoryBatch]) -> Iterator[Inputs]:
+        tiers = self.tiers
+        if tiers is None:
+            return prefetched(batches, self.inputs, self.device)
+        owner = object()
+
+        def placed(batch: HistoryBatch) -> Inputs:
+            inputs = self.inputs(batch)
+            placed = tiers.place(inputs.rows, owner)
+            return replace(inputs, slots=placed.slots, placed=placed)
+
+        def finish(inputs: Inputs) -> None:
+            assert inputs.placed is not None
+            tiers.finish(inputs.placed)
+
+        return prefetched(batches, placed, self.device, depth=tiers.config.depth, finished=finish)
 
     @cached_property
     def firsts(self) -> frozenset[int]:
@@ -78,7 +98,7 @@ class PackedBatch:
 class PackedOrder(InputOrder):
     """The same batches for a graph: prepared on the host; one of another size is prepared as it is."""
 
-    padding: Padding
+    padding: Padding = field(kw_only=True)
 
     def packed(self, batch: HistoryBatch) -> PackedBatch | HistoryBatch:
         if len(batch) != self.padding.samples:

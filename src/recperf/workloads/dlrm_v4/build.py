@@ -15,13 +15,19 @@ from torch import Tensor
 from ...data.batch import HistoryBatch
 from ...data.yambda.order import StreamOrder
 from ...distributed.ranks import current
+from ...errors import UsageError
 from ...execution.submission import Submission
 from ...execution.workload import Predictions, Prepared
+from ...machine import available_bytes
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padding import Padding
+from ...models.dlrm_v4.tables import TieredDLRMv4Tables
+from ...models.tiers.cache import TieredRows
+from ...models.tiers.config import Tiers
+from ...models.tiers.opening import open_tiers
 from ...points import reached
 from ...runs.mlperf.facts import Facts, Precision
 from ...runs.mlperf.log import MLPerfLog
@@ -33,7 +39,7 @@ from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.stream import after_windows, interval, seams_of
 from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
-from .config import DLRMv4WorkloadConfig, require_room
+from .config import DLRMv4WorkloadConfig, place_tables, require_room
 from .data import EventWindows
 from .ranking import candidate_logits
 from .steps import AdamAndRows, SteppedModel, learning_rate
@@ -63,12 +69,29 @@ class PreparedHistories(EventWindows, Prepared):
         super().__init__(config)
         self.settings = settings_of(config)
         self.histories = self.gatherer(pin=self.settings.device.type == "cuda")
+        self.tiers = self._tiers()
+        self.settings.reasons["tables"] = self.tiers.why
         self.graph, self.settings.reasons["graph"] = self._graph()
+
+    def _tiers(self) -> Tiers:
+        """Where the tables go; several ranks hold shards of them in tiers of their own library."""
+        device, placement = self.settings.device, self.config.tables.placement
+        if current().size > 1:
+            if placement in ("host", "file"):
+                raise UsageError(
+                    f"tables.placement {placement} needs a single process: ranks hold their shards by TorchRec",
+                    fix="--distributed.placement item_id=host, or one rank",
+                )
+            return Tiers("device", 0, "device: each rank holds its shards")
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+        return place_tables(self.config, device=device.type, device_free=free)
 
     def _graph(self) -> tuple[bool, str]:
         """Whether a step runs as a CUDA graph, and why: batches are padded to one shape for it."""
         model, device, requested = self.config.model, self.settings.device, self.config.train.graph
         lack = current().choose("", several=BETWEEN_RANKS)
+        if not lack and self.tiers.placement != "device":
+            lack = "the slots of a batch's rows are found on the host"
         if not lack and (model.input_dropout or model.hstu.dropout):
             lack = "what dropout drops is computed on the host, from the number of the step"
         if not lack and model.hstu.attention_scale != "fixed":
@@ -175,7 +198,14 @@ class HistoryTrial:
             self._left.setdefault(seam, []).append(place)
 
     def _model(self, seed: int) -> DLRMv4:
-        return DLRMv4(self.prepared.config.model, seed=seed, device=self.prepared.settings.device)
+        model, device, tiers = self.prepared.config.model, self.prepared.settings.device, self.prepared.tiers
+        tables = None
+        if tiers.placement != "device":
+            rows = open_tiers(
+                model.table_rows, tiers, self.prepared.config.tables, dim=model.table_dim, state=1, device=device
+            )
+            tables = TieredDLRMv4Tables(model, rows, seed=seed)
+        return DLRMv4(model, seed=seed, device=device, tables=tables)
 
     def _stepped(self, seed: int, device: torch.device) -> SteppedModel:
         return SteppedModel(self.model, seed, device)
@@ -189,7 +219,7 @@ class HistoryTrial:
             return inputs
         config = self.prepared.config
         parts = (inputs.order, inputs.histories, inputs.model, inputs.device, inputs.workers)
-        return PackedOrder(*parts, Padding(config.model, config.train.batch_size))
+        return PackedOrder(*parts, padding=Padding(config.model, config.train.batch_size))
 
     def _whole_step(self, inputs: InputOrder) -> WholeStep | None:
         """The step as a graph. Even at learning rate 0 it adds to the rows' Adagrad states and counts predictions."""
@@ -211,7 +241,11 @@ class HistoryTrial:
     def inputs(self, order: StreamOrder) -> InputOrder:
         prepared = self.prepared
         device, workers = prepared.settings.device, prepared.config.data.workers
-        return InputOrder(order, prepared.histories, prepared.config.model, device, workers)
+        return InputOrder(order, prepared.histories, prepared.config.model, device, workers, self._tiers)
+
+    @property
+    def _tiers(self) -> TieredRows | None:
+        return self.model.tables.tiers if isinstance(self.model.tables, TieredDLRMv4Tables) else None
 
     def _evaluations(self) -> stream.Evaluations:
         options, batch_size = self.prepared.config.evaluate, self.prepared.config.train.batch_size

@@ -13,11 +13,13 @@ from ...data.yambda.schema import DAY_S
 from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
+from ...machine import available_bytes
 from ...measure.cost import FLOAT
 from ...models.dlrm_v4 import config as models
 from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.cost import full_load, step
 from ...models.dlrm_v4.memory import memory
+from ...models.tiers.config import TablesConfig, Tiers, decide
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.mlperf.config import SubmissionConfig
 from ...train.config import BIASES, GraphTrainConfig, TargetConfig
@@ -158,6 +160,7 @@ class DLRMv4WorkloadConfig(TrialsConfig):
     train: HistoryTrainConfig = field(default_factory=HistoryTrainConfig)
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
     mlperf: SubmissionConfig = field(default_factory=SubmissionConfig)
+    tables: TablesConfig = field(default_factory=TablesConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
@@ -272,7 +275,18 @@ def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
 
 def require_room(config: DLRMv4WorkloadConfig) -> None:
     share = held_share(config.model.table_rows, config.distributed)
-    require_memory(estimate(config), tables=share, more=summed_bytes(config.model.dense_parameters), fix=SMALLER)
+    # Tables that do not fit go to files, unless they were requested elsewhere.
+    tables = share if config.tables.requested(several=share < 1) else 0.0
+    require_memory(estimate(config), tables=tables, more=summed_bytes(config.model.dense_parameters), fix=SMALLER)
+
+
+def place_tables(config: DLRMv4WorkloadConfig, *, device: str, device_free: int) -> Tiers:
+    """Where the tables go, on a device of which so many bytes are free."""
+    counted, model = estimate(config), config.model
+    needed = counted.table_bytes + FLOAT * sum(model.table_rows.values())
+    others = sum(counted.memory.values()) - needed
+    host = available_bytes() - (0 if device == "cuda" else others)
+    return decide(config.tables, needed, device=device, device_free=device_free - others, host_free=host)
 
 
 def bounds(config: DLRMv4WorkloadConfig, *, neighbours: bool = True) -> dict[str, Any]:

@@ -1,0 +1,211 @@
+"""Training steps of dlrm-v4 with its tables on the GPU, in host memory and in files.
+
+The published model, batch 1,024, made-up batches whose lengths and distinct items are like the benchmark's. Every batch
+uses other rows than those before it: none is in the cache, each is read from the store and one is written back for it,
+which is the worst case. All rows of the store were written before, so none is computed instead of read. A reading is
+the time between the ends of two steps by the device's events. Losses of all placements of one size have to be equal.
+
+Run as `python benchmarks/table_tiers.py --sizes 37 93 --placements device host file`; `--tiny` runs anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from _histories import MEAN, SHORTEST, made_up
+from _rows import record, row, show
+from dlrm_v4_step import ROOM, Trainer, parts_that_fit
+from recperf.data.batch import HistoryBatch
+from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop
+from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
+from recperf.models.dlrm_v4.tables import TieredDLRMv4Tables
+from recperf.models.tiers.cache import Placed, TieredRows
+from recperf.models.tiers.config import TablesConfig, Tiers
+from recperf.models.tiers.opening import open_tiers
+from recperf.train.prefetch import prefetched
+
+NAME, SEED, GIB = "table_tiers", 3, 1 << 30
+STRIDE = 1_000_003
+"""Between the rows of one batch and the next."""
+BASES = 4
+"""Batches that are made up; others are these with other rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """The micro-batches of a step, on the device."""
+
+    parts: list[Inputs]
+    placed: Placed | None
+
+    def record_stream(self, stream: Any) -> None:
+        for part in self.parts:
+            part.record_stream(stream)
+
+
+def moved(batch: HistoryBatch, number: int) -> HistoryBatch:
+    """The same batch with other rows."""
+    features = replace(batch.features, values_V=batch.features.values_V + STRIDE * number)
+    return replace(batch, features=features)
+
+
+def write_all(tiers: TieredRows) -> float:
+    """Write every row of the store; returns the seconds."""
+    began, rows, step = perf_counter(), tiers.store.rows, 1 << 18
+    values = np.random.default_rng(1).uniform(-1e-3, 1e-3, (step, tiers.store.width)).astype(np.float32)
+    values[:, tiers.dim :] = 0
+    for first in range(0, rows, step):
+        here = np.arange(first, min(first + step, rows))
+        tiers.store.write(here, values[: len(here)])
+    return perf_counter() - began
+
+
+def trainer_of(
+    config: DLRMv4Config, placement: Any, cache: int, depth: int, folder: Path, device: torch.device
+) -> tuple[Trainer, TieredRows | None]:
+    if placement == "device":
+        return Trainer(config, device), None
+    tables = TablesConfig(placement=placement, depth=depth, folder=folder)
+    tiers = open_tiers(
+        config.table_rows, Tiers(placement, cache, ""), tables, dim=config.table_dim, state=1, device=device
+    )
+    return Trainer(config, device, tables=TieredDLRMv4Tables(config, tiers, seed=SEED)), tiers
+
+
+def measured(
+    config: DLRMv4Config, bases: list[HistoryBatch], parts: int, options: argparse.Namespace, placement: str, cache: int,
+    device: torch.device,
+) -> tuple[list[float], list[float], dict[str, Any]]:  # fmt: skip
+    """Seconds of steps, the losses of the first ones, and facts."""
+    cuda = device.type == "cuda"
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        trainer, tiers = trainer_of(config, placement, cache, options.depth, Path(folder), device)
+        facts: dict[str, Any] = {"placement": placement, "depth": options.depth, "micro_batches": parts}
+        if tiers is not None and not options.fresh:
+            facts["store_written_s"] = write_all(tiers)
+        owner = object()
+
+        def source() -> Iterator[HistoryBatch]:
+            for number in range(options.warm_up + options.steps + 1):
+                yield moved(bases[number % len(bases)], number)
+
+        def prepared(batch: HistoryBatch) -> Ready:
+            inputs = prepare_parts(batch.to(device, non_blocking=True), config, parts)
+            if tiers is None:
+                return Ready(inputs, None)
+            placed = tiers.place(inputs[0].rows, owner)
+            return Ready([replace(part, slots=placed.slots, placed=placed) for part in inputs], placed)
+
+        def finished(ready: Ready) -> None:
+            if tiers is not None and ready.placed is not None:
+                tiers.finish(ready.placed)
+
+        ends, losses, rows, walls = [], [], [], []
+        depth = options.depth if tiers is not None else 1
+        for number, ready in enumerate(prefetched(source(), prepared, device, depth=depth, finished=finished)):
+            if tiers is not None and number == options.warm_up:
+                tiers.traffic.reset()
+            trainer.step(ready.parts)
+            losses.append(trainer.last)
+            rows.append(sum(rows_U.numel() for rows_U in ready.parts[0].rows.values()))
+            if cuda:
+                done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                done.record()
+                ends.append(done)
+            walls.append(perf_counter())
+        if cuda:
+            torch.cuda.synchronize(device)
+            seconds = [begin.elapsed_time(end) * 1e-3 for begin, end in zip(ends, ends[1:])][options.warm_up :]
+            facts["peak_gib"] = torch.cuda.max_memory_allocated(device) / GIB
+        else:
+            seconds = [end - begin for begin, end in zip(walls, walls[1:])][options.warm_up :]
+        facts |= {"distinct_rows": statistics.fmean(rows), "table_gib": 4 * config.table_parameters / GIB}
+        if tiers is not None:
+            steps = max(1, tiers.traffic.batches)
+            facts |= {
+                "cache_gib": tiers.slots * tiers.record_bytes / GIB,
+                "hit_rate": tiers.traffic.hits / max(1, tiers.traffic.rows),
+                "fetched_mb": tiers.traffic.fetched_bytes / steps / 1e6,
+                "written_back_mb": tiers.traffic.written_back_bytes / steps / 1e6,
+                "placing_ms": tiers.traffic.busy_s / steps * 1e3,
+                "waiting_ms": tiers.traffic.wait_s / steps * 1e3,
+            }
+            tiers.close()
+        return seconds, [float(loss) for loss in losses[:8]], facts
+
+
+def scaled(config: DLRMv4Config, gib: float) -> DLRMv4Config:
+    return replace(config, row_scale=config.row_scale * gib * GIB / (4 * config.table_parameters))
+
+
+def main(arguments: list[str]) -> int:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--tiny", action="store_true", help="a small model on any device; no rows")
+    words.add_argument("--sizes", type=float, nargs="+", default=[37.0, 93.0], help="GiB of tables")
+    words.add_argument("--placements", nargs="+", default=["device", "host"], choices=["device", "host", "file"])
+    words.add_argument(
+        "--cache", type=float, default=40.0, help="GiB of the GPU for rows in use, at most a third of the tables"
+    )
+    words.add_argument("--depth", type=int, default=2)
+    words.add_argument("--batch", type=int, default=1024)
+    words.add_argument("--steps", type=int, default=16)
+    words.add_argument("--warm-up", type=int, default=6)
+    words.add_argument("--fresh", action="store_true", help="rows that were never written: they get initial values")
+    words.add_argument("--folder", type=Path, help="parent of the table files")
+    words.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    words.add_argument("--no-record", action="store_true")
+    options = words.parse_args(arguments)
+    device, config = torch.device(options.device), gpu()
+    if options.tiny:
+        config, options.batch, options.steps, options.warm_up = laptop(), 6, 3, 2
+        bases = [made_up(config, 6, SEED + number, mean=25, shortest=10) for number in range(BASES)]
+        sizes, parts = [4 * config.table_parameters / GIB], 1
+    else:
+        bases = [made_up(config, options.batch, SEED + number, mean=MEAN, shortest=SHORTEST) for number in range(BASES)]
+        sizes = options.sizes
+        limit = ROOM * torch.cuda.get_device_properties(device).total_memory - 6 * GIB
+        parts = max(parts_that_fit(scaled(config, max(options.cache, min(sizes))), batch, limit) for batch in bases)
+    if device.type == "cuda":
+        bases = [batch.pin_memory() for batch in bases]
+    rows, reference = [], None
+    for gib in sizes:
+        sized = scaled(config, gib)
+        losses_by: dict[str, list[float]] = {}
+        for placement in options.placements:
+            if placement == "device" and gib > options.cache and not options.tiny:
+                continue
+            cache = int(min(options.cache, gib / 3) * GIB)
+            seconds, losses, facts = measured(sized, bases, parts, options, placement, cache, device)
+            losses_by[placement] = losses
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(device)
+            middle = statistics.median(seconds)
+            reference = reference or (middle if placement == "device" else None)
+            facts["of_all_on_the_gpu"] = middle / reference if reference else None
+            facts["losses"] = losses
+            rows.append(row(NAME, f"{gib:.0f} GiB, {placement}", "step", "ms", [1e3 * one for one in seconds], facts))
+            print(show(rows[-1]), facts, flush=True)
+        if options.fresh and len({tuple(one) for one in losses_by.values()}) > 1:
+            print(f"losses differ: {losses_by}")
+            return 5
+    if not options.tiny and not options.no_record:
+        print(f"rows appended to {record(rows).name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

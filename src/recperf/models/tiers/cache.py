@@ -1,0 +1,394 @@
+"""Rows of embedding tables in a cache on the device, in front of a store that holds all of them.
+
+A batch is placed before it is used: its rows get slots of the cache, those that are missing are fetched, and rows that
+no batch in flight uses make room for them. Training then reads and updates slots, so that it computes what it would
+compute with all rows on the device. A row that was never trained has its initial value, computed when it is needed.
+
+Rows of all tables have one numbering, a table's after those of the table before. A record is a row's weights and its
+optimizer state, which always move together.
+
+Shapes: R rows of all tables, S slots, N rows of a batch, D weights of a row, K numbers of its state, W = D + K.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import MachineError
+from ...units import size
+from .config import TablesConfig
+from .store import RowStore
+
+SAMPLE = 4096
+"""Slots that are sampled to find out how long ago rows were used."""
+SCANNED = 1 << 18
+"""Slots that are searched at a time for rows that may leave."""
+SPARE = 2.0
+"""So many more rows than needed are expected to qualify to leave, so that the search ends soon."""
+
+Longs = NDArray[np.int64]
+Initial = Callable[[str, Tensor], Tensor]
+"""The initial weights of rows of a table, given its name; computed on the device of the rows."""
+
+
+@dataclass
+class Traffic:
+    """What was looked up and moved, since the start or the last `reset`."""
+
+    batches: int = 0
+    rows: int = 0
+    """Distinct rows of each batch, summed over the batches."""
+    hits: int = 0
+    """Of these, the rows that the cache held."""
+    fetched: int = 0
+    """Rows that were read from the store; the other misses were new and got their initial values."""
+    written_back: int = 0
+    fetched_bytes: int = 0
+    written_back_bytes: int = 0
+    busy_s: float = 0.0
+    """Time that placing took, beside the steps."""
+    wait_s: float = 0.0
+    """Part of it spent waiting for a step to end before rows could leave."""
+
+    def reset(self) -> None:
+        for one in fields(self):
+            setattr(self, one.name, one.default)
+
+
+@dataclass(eq=False)
+class Placed:
+    """A batch whose rows are in the cache until it is finished."""
+
+    number: int
+    owner: object
+    """Who placed it; the batches of one owner are finished in their order."""
+    slots: dict[str, Tensor]
+    """For each table the slots of the batch's rows."""
+    rows_N: Longs = field(repr=False)
+
+
+class TieredRows:
+    """A cache of rows on a device, and the store behind it. One thread places batches while another trains."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, int],
+        store: RowStore,
+        *,
+        dim: int,
+        slots: int,
+        config: TablesConfig,
+        device: torch.device,
+    ) -> None:
+        self.tables, self.store, self.dim, self.config = dict(tables), store, dim, config
+        self.device, self.cuda = device, device.type == "cuda"
+        self.initial: Initial
+        """Set by the tables whose rows these are."""
+        counts = list(tables.values())
+        self.starts = dict(zip(tables, np.cumsum([0, *counts[:-1]]).tolist()))
+        rows, state = sum(counts), store.width - dim
+        slots = min(slots, rows)
+        # Zeros that nobody wrote take no memory: of a table of a billion rows only what is used does.
+        self.slot_R = np.zeros(rows, np.int32)
+        """One more than the slot of each row; 0: it is not in the cache."""
+        self.changed_R = np.zeros(rows, np.int32)
+        """The generation in which each row was last trained; 0: never."""
+        self.generation = 1
+        """A checkpoint begins a new one."""
+        self.row_S = np.full(slots, -1, np.int64)
+        self.last_S = np.zeros(slots, np.int64)
+        """The last batch that used each slot."""
+        self.uses_S = np.zeros(slots, np.int32)
+        self.cache_SD = torch.empty(slots, dim, device=device)
+        self.state_SK = torch.zeros(slots, state, device=device)
+        self.filled, self._hand, self._count = 0, 0, 0
+        self.traffic = Traffic()
+        self._active: dict[int, Placed] = {}
+        """Batches that are placed and not finished, by their numbers."""
+        self._ends: dict[int, Any] = {}
+        """Events after finished batches that placing has not waited for yet."""
+        self._loaded: Any = None
+        """The event after the last rows were put into slots."""
+        self._returning: list[tuple[Longs, Tensor, Any]] = []
+        """Rows on their way back to the store: numbers, records in host memory, the event after the copy."""
+        self._staging: tuple[Tensor, Any] = torch.empty(0), None
+        self._turn = threading.Condition()
+
+    @property
+    def slots(self) -> int:
+        return len(self.row_S)
+
+    @property
+    def record_bytes(self) -> int:
+        return 4 * self.store.width
+
+    def place(self, rows: Mapping[str, Tensor], owner: object) -> Placed:
+        """Bring the distinct rows of a batch into the cache, where they stay until it is finished."""
+        began = perf_counter()
+        counts = {name: len(rows_U) for name, rows_U in rows.items()}
+        rows_N = self._numbered(rows)
+        with self._turn:
+            self._count += 1
+            number = self._count
+            slots_N = self.slot_R[rows_N].astype(np.int64) - 1
+            missing_N = slots_N < 0
+            self.last_S[slots_N[~missing_N]] = number
+            missing = int(missing_N.sum())
+            free_M = self._free(missing, number, owner)
+            leaving = self.row_S[free_M] >= 0
+            slots_N[missing_N] = free_M
+            self._exchange(rows_N[missing_N], free_M, free_M[leaving])
+            self.last_S[free_M] = number
+            self.uses_S[slots_N] += 1
+            self._age(number)
+            self.traffic.batches += 1
+            self.traffic.rows += len(rows_N)
+            self.traffic.hits += len(rows_N) - missing
+            slots = torch.from_numpy(slots_N).to(self.device)
+            placed = Placed(number, owner, dict(zip(counts, slots.split(list(counts.values())))), rows_N)
+            self._active[number] = placed
+        self.traffic.busy_s += perf_counter() - began
+        return placed
+
+    def finish(self, placed: Placed) -> None:
+        """Its rows may leave once the device has executed what is queued so far. They count as trained."""
+        with self._turn:
+            if self._active.pop(placed.number, None) is None:
+                return
+            self.changed_R[placed.rows_N] = self.generation
+            if self.cuda:
+                self._ends[placed.number] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._ends[placed.number].record()
+            self._turn.notify_all()
+
+    def in_flight(self, placed: Placed) -> bool:
+        return placed.number in self._active
+
+    def peek(self, name: str, rows_U: Tensor) -> Tensor:
+        """The weights of rows, of which those outside the cache stay outside."""
+        return self.records({name: rows_U})[:, : self.dim]
+
+    def records(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Weights and state of rows, on the device."""
+        rows_N = self._numbered(rows)
+        with self._turn:
+            self._write_back()
+            if self._loaded is not None:
+                self._loaded.wait()
+            out_NW = torch.empty(len(rows_N), self.store.width, device=self.device)
+            slots_N = self.slot_R[rows_N].astype(np.int64) - 1
+            cached_N = slots_N >= 0
+            places, slots = self._index(np.flatnonzero(cached_N)), self._index(slots_N[cached_N])
+            out_NW[places] = torch.cat([self.cache_SD[slots], self.state_SK[slots]], 1)
+            self._read(rows_N[~cached_N], np.flatnonzero(~cached_N), out_NW[:, : self.dim], out_NW[:, self.dim :])
+        return out_NW
+
+    def end_generation(self) -> int:
+        """Begin a new generation and return the one before. Batches in flight belong to both: one of them may have
+        been trained on, and the others will be."""
+        with self._turn:
+            for placed in self._active.values():
+                self.changed_R[placed.rows_N] = self.generation
+            self.generation += 1
+            return self.generation - 1
+
+    @torch.no_grad()
+    def load(self, rows_N: Longs, columns: slice, values_N: Tensor) -> None:
+        """Overwrite columns of the records of rows, in the store; the cache is left empty."""
+        with self._turn:
+            self._empty()
+            values = np.zeros((len(rows_N), self.store.width), np.float32)
+            old_N = self.store.written_R[rows_N]
+            if columns != slice(0, self.store.width):
+                if old_N.any():
+                    room = np.empty((int(old_N.sum()), self.store.width), np.float32)
+                    self.store.read(rows_N[old_N], room)
+                    values[old_N] = room
+                for name, part_N, numbers in self._by_table(rows_N[~old_N]):
+                    initial = self.initial(name, torch.from_numpy(numbers))
+                    values[np.flatnonzero(~old_N)[part_N], : self.dim] = initial.numpy()
+            values[:, columns] = values_N.reshape(len(rows_N), -1).cpu().numpy()
+            self.store.write(rows_N, values)
+            self.changed_R[rows_N] = self.generation
+
+    def clear(self) -> None:
+        """Every row has its initial value again."""
+        with self._turn:
+            self._returning.clear()
+            self._drop()
+            self.store.written_R[:] = False
+            self.changed_R[:] = 0
+
+    def _empty(self) -> None:
+        """Write everything back and empty the cache; no batch may be in flight."""
+        if self._active:
+            raise RuntimeError("rows cannot be replaced while batches are in flight")
+        filled = np.flatnonzero(self.row_S >= 0)
+        if len(filled):
+            if self.cuda:
+                torch.cuda.synchronize(self.device)
+            self._give_back(filled)
+        self._write_back()
+        self._drop()
+
+    def _drop(self) -> None:
+        self.slot_R[self.row_S[self.row_S >= 0]] = 0
+        self.row_S[:], self.last_S[:], self.uses_S[:] = -1, 0, 0
+        self.filled = self._hand = 0
+        self._ends.clear()
+
+    def _numbered(self, rows: Mapping[str, Tensor]) -> Longs:
+        parts = [rows_U + self.starts[name] for name, rows_U in rows.items()]
+        return np.asarray(torch.cat(parts).cpu().numpy()) if parts else np.empty(0, np.int64)
+
+    def _index(self, places: Longs) -> Tensor:
+        return torch.from_numpy(places).to(self.device)
+
+    def _free(self, count: int, number: int, owner: object) -> Longs:
+        """Slots for so many rows: empty ones, then those of rows that leave."""
+        fresh = np.arange(self.filled, min(self.filled + count, self.slots))
+        self.filled += len(fresh)
+        if len(fresh) == count:
+            return fresh
+        began = perf_counter()
+        while True:
+            oldest = min(self._active, default=number)
+            leaving = self._leaving(count - len(fresh), oldest - 1)
+            if len(leaving) == count - len(fresh):
+                break
+            if not any(placed.owner is owner for placed in self._active.values()):
+                needed = size((self.slots + count - len(fresh) - len(leaving)) * self.record_bytes).replace(" ", "")
+                option = "device-bytes" if self.cuda else "resident"
+                raise MachineError(
+                    f"a batch uses more rows than the {self.slots:,} that fit into {size(self.slots * self.record_bytes)}",
+                    fix=f"--tables.{option} {needed} or more, or smaller batches",
+                )
+            self._turn.wait()
+        self.traffic.wait_s += perf_counter() - began
+        for finished in [one for one in self._ends if one < oldest]:
+            self._ends.pop(finished).wait()
+        return np.concatenate([fresh, leaving])
+
+    def _leaving(self, count: int, until: int) -> Longs:
+        """Up to so many slots that were last used by batch `until` or before: by the config those that were used
+        longest ago or least often, as well as a sample of the slots tells which these are."""
+        score_S = self.last_S if self.config.eviction == "recent" else self.uses_S
+        step = max(1, self.slots // SAMPLE)
+        sample = score_S[self._hand % step :: step]
+        share = min(1.0, SPARE * count / self.slots)
+        limit = np.quantile(sample, share, method="higher")
+        for threshold in (limit, np.inf):
+            chosen: list[Longs] = []
+            missing, scanned = count, 0
+            while missing and scanned < self.slots:
+                stop = min(self._hand + SCANNED, self.slots)
+                here = slice(self._hand, stop)
+                fits = (self.last_S[here] <= until) & (score_S[here] <= threshold) & (self.row_S[here] >= 0)
+                places = np.flatnonzero(fits)[:missing] + self._hand
+                scanned += stop - self._hand
+                self._hand = int(places[-1]) + 1 if len(places) == missing else stop % self.slots
+                self._hand %= self.slots
+                chosen.append(places)
+                missing -= len(places)
+            leaving = np.unique(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
+            if len(leaving) == count or threshold == np.inf:
+                return leaving
+        return leaving
+
+    def _age(self, number: int) -> None:
+        """Halve the uses now and then, so that rows that were once popular can leave."""
+        if number % 1024 == 0:
+            self.uses_S >>= 1
+
+    def _exchange(self, rows_M: Longs, slots_M: Longs, leaving: Longs) -> None:
+        """Send the rows of leaving slots back to the store and fetch the missing rows."""
+        earlier, self._returning = self._returning, []
+        if len(leaving):
+            self._give_back(leaving)
+        now, self._returning = self._returning, earlier
+        # A missing row may be on its way back since an earlier batch.
+        self._write_back()
+        self._returning = now
+        if not self.cuda:
+            self._write_back()
+        self.slot_R[rows_M] = slots_M + 1
+        self.row_S[slots_M] = rows_M
+        self._read(rows_M, slots_M, self.cache_SD, self.state_SK)
+        self.uses_S[slots_M] = 0
+        if self.cuda:
+            self._loaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._loaded.record()
+
+    def _give_back(self, slots: Longs) -> None:
+        """Begin to copy records to host memory, and forget their slots."""
+        rows, index = self.row_S[slots].copy(), self._index(slots)
+        records = torch.cat([self.cache_SD.index_select(0, index), self.state_SK.index_select(0, index)], 1)
+        event = None
+        if self.cuda:
+            room = torch.empty(records.shape, pin_memory=True)
+            room.copy_(records, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            records = room
+        self._returning.append((rows, records, event))
+        self.slot_R[rows] = 0
+        self.row_S[slots] = -1
+        self.traffic.written_back += len(rows)
+        self.traffic.written_back_bytes += records.nbytes
+
+    def _write_back(self) -> None:
+        """Write what returned to the store."""
+        for rows, records, event in self._returning:
+            if event is not None:
+                event.synchronize()
+            self.store.write(rows, records.numpy())
+        self._returning.clear()
+
+    def _read(self, rows_M: Longs, places_M: Longs, weights_XD: Tensor, state_XK: Tensor) -> None:
+        """Put records of the store, or initial ones, to places of tensors on the device."""
+        old_M = self.store.written_R[rows_M]
+        for name, part, numbers in self._by_table(rows_M[~old_M]):
+            places = self._index(places_M[~old_M][part])
+            weights_XD.index_copy_(0, places, self.initial(name, self._index(numbers)))
+            state_XK.index_fill_(0, places, 0.0)
+        if count := int(old_M.sum()):
+            staged = self._staged(rows_M[old_M], count)
+            places = self._index(places_M[old_M])
+            weights_XD.index_copy_(0, places, staged[:, : self.dim])
+            state_XK.index_copy_(0, places, staged[:, self.dim :])
+            self.traffic.fetched += count
+            self.traffic.fetched_bytes += staged.nbytes
+
+    def _staged(self, rows: Longs, count: int) -> Tensor:
+        """Records of the store on the device, by way of pinned memory."""
+        room, copied = self._staging
+        if copied is not None:
+            copied.synchronize()
+        if len(room) < count:
+            room = torch.empty(count + count // 4, self.store.width, pin_memory=self.cuda)
+        self.store.read(rows, room[:count].numpy())
+        staged = room[:count].to(self.device, non_blocking=True)
+        if self.cuda:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        self._staging = room, copied
+        return staged
+
+    def _by_table(self, rows: Longs) -> Iterable[tuple[str, Longs, Longs]]:
+        """Tables that rows belong to, with the places of these rows and their numbers within the table."""
+        for name, start in self.starts.items():
+            inside = np.flatnonzero((rows >= start) & (rows < start + self.tables[name]))
+            if len(inside):
+                yield name, inside, rows[inside] - start
+
+    def close(self) -> None:
+        self.store.close()

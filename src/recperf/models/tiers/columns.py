@@ -1,0 +1,56 @@
+"""Columns of a table in tiers as a leaf of a state: what a checkpoint reads, and loads again.
+
+Shapes: R rows of the table, N rows among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .cache import TieredRows
+
+
+@dataclass(frozen=True, eq=False)
+class TableColumns:
+    """The weights of a table, or the optimizer state of its rows."""
+
+    tiers: TieredRows
+    table: str
+    columns: slice
+    initial: dict[str, Any]
+    """What rows that were never trained are computed from, as JSON values."""
+    flat: bool = False
+    """Whether the tensor has one dimension, a number for each row."""
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, width = self.tiers.tables[self.table], self.columns.stop - self.columns.start
+        return (rows,) if self.flat else (rows, width)
+
+    def written(self) -> int:
+        return int((self._generations() > 0).sum())
+
+    def changed(self, since: int) -> tuple[Tensor, int]:
+        """The rows that were trained or loaded after a generation, and the generation that ends now."""
+        generation = self.tiers.end_generation()
+        return torch.from_numpy((self._generations() > since).nonzero()[0]), generation
+
+    def values(self, rows_N: Tensor) -> Tensor:
+        records = self.tiers.records({self.table: rows_N.to(self.tiers.device)})
+        values = records[:, self.columns].cpu().contiguous()
+        return values.view(-1) if self.flat else values
+
+    def load(self, rows_N: Tensor, values: Tensor) -> None:
+        self.tiers.load((rows_N + self.tiers.starts[self.table]).numpy(), self.columns, values)
+
+    def clear(self) -> None:
+        self.tiers.clear()
+
+    def _generations(self) -> Any:
+        start = self.tiers.starts[self.table]
+        return self.tiers.changed_R[start : start + self.tiers.tables[self.table]]

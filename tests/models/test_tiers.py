@@ -1,0 +1,53 @@
+"""Tables in tiers train to the same bits as tables on the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.models.tiers.config import TablesConfig
+from recperf.train.device import applied
+from recperf.train.loop import take_step
+from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads.dlrm_v4.config import laptop
+
+
+def config_of(tables: TablesConfig) -> Any:
+    config = laptop()
+    data = replace(config.data, events=8000, windows=replace(config.data.windows, min_history=8))
+    train = replace(config.train, batch_size=32, max_steps=60, device="cpu")
+    return replace(config, data=data, train=train, tables=tables)
+
+
+def trained(tables: TablesConfig, steps: int) -> tuple[list[float], Any, Any]:
+    prepared = PreparedHistories(config_of(tables))
+    losses = []
+    with applied(prepared.settings):
+        trial = prepared.trial(1)
+        trial.recipe.model.train()
+        batches = trial.recipe.order.batches(0)
+        for step in range(steps):
+            losses.append(float(take_step(trial.recipe, batches, step)[0]))
+        scores = trial.predictions().logits_N
+    return losses, scores, trial
+
+
+@pytest.fixture(scope="module")
+def on_device() -> Any:
+    return trained(TablesConfig(), 40)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("eviction", ["recent", "frequent"])
+def test_losses_and_scores_are_equal_to_the_bit(on_device: Any, depth: int, eviction: Any) -> None:
+    losses, scores, trial = trained(
+        TablesConfig(placement="file", resident="64KiB", depth=depth, eviction=eviction), 40
+    )
+    assert losses == on_device[0]
+    assert torch.equal(scores, on_device[1])
+    tiers = trial.model.tables.tiers
+    assert 0 < tiers.traffic.hits < tiers.traffic.rows
+    assert tiers.traffic.written_back > 0
