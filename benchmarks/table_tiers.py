@@ -85,9 +85,14 @@ def trainer_of(
 
 
 def measured(
-    config: DLRMv4Config, bases: list[HistoryBatch], parts: int, options: argparse.Namespace, placement: str, cache: int,
+    config: DLRMv4Config,
+    bases: list[HistoryBatch],
+    parts: int,
+    options: argparse.Namespace,
+    placement: str,
+    cache: int,
     device: torch.device,
-) -> tuple[list[float], list[float], dict[str, Any]]:  # fmt: skip
+) -> tuple[list[float], list[float], dict[str, Any]]:
     """Seconds of steps, the losses of the first ones, and facts."""
     cuda = device.type == "cuda"
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -155,9 +160,7 @@ def main(arguments: list[str]) -> int:
     words.add_argument("--tiny", action="store_true", help="a small model on any device; no rows")
     words.add_argument("--sizes", type=float, nargs="+", default=[37.0, 93.0], help="GiB of tables")
     words.add_argument("--placements", nargs="+", default=["device", "host"], choices=["device", "host", "file"])
-    words.add_argument(
-        "--cache", type=float, default=40.0, help="GiB of the GPU for rows in use, at most a third of the tables"
-    )
+    words.add_argument("--cache", type=float, default=40.0, help="GiB for rows in use, at most a third of all")
     words.add_argument("--depth", type=int, default=2)
     words.add_argument("--batch", type=int, default=1024)
     words.add_argument("--steps", type=int, default=16)

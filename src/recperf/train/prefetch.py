@@ -90,7 +90,7 @@ class _Stream:
 
     def __enter__(self) -> None:
         self._entered = torch.cuda.stream(self.side)
-        self._entered.__enter__()
+        self._entered.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
         self._entered.__exit__(*error)

@@ -154,7 +154,8 @@ class TieredRows:
             self.traffic.rows += len(rows_N)
             self.traffic.hits += len(rows_N) - missing
             slots = torch.from_numpy(slots_N).to(self.device)
-            placed = Placed(number, owner, dict(zip(counts, slots.split(list(counts.values())))), rows_N)
+            by_table = zip(counts, torch.split(slots, list(counts.values())))
+            placed = Placed(number, owner, dict(by_table), rows_N)
             self._active[number] = placed
         self.traffic.busy_s += perf_counter() - began
         return placed
@@ -170,8 +171,8 @@ class TieredRows:
                 self._ends[placed.number].record()
             self._turn.notify_all()
 
-    def in_flight(self, placed: Placed) -> bool:
-        return placed.number in self._active
+    def in_flight(self, placed: Placed | None) -> bool:
+        return placed is not None and placed.number in self._active
 
     def peek(self, name: str, rows_U: Tensor) -> Tensor:
         """The weights of rows, of which those outside the cache stay outside."""
@@ -269,7 +270,7 @@ class TieredRows:
                 needed = size((self.slots + count - len(fresh) - len(leaving)) * self.record_bytes).replace(" ", "")
                 option = "device-bytes" if self.cuda else "resident"
                 raise MachineError(
-                    f"a batch uses more rows than the {self.slots:,} that fit into {size(self.slots * self.record_bytes)}",
+                    f"a batch uses more rows than fit into the {size(self.slots * self.record_bytes)} for rows in use",
                     fix=f"--tables.{option} {needed} or more, or smaller batches",
                 )
             self._turn.wait()

@@ -41,7 +41,7 @@ class InputOrder:
     model: DLRMv4Config
     device: torch.device
     workers: int
-    tiers: TieredRows | None = None
+    tiers: TieredRows | None = field(default=None, kw_only=True)
     """Where batches to train on are placed, if the tables lie in tiers."""
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class PackedBatch:
 class PackedOrder(InputOrder):
     """The same batches for a graph: prepared on the host; one of another size is prepared as it is."""
 
-    padding: Padding = field(kw_only=True)
+    padding: Padding
 
     def packed(self, batch: HistoryBatch) -> PackedBatch | HistoryBatch:
         if len(batch) != self.padding.samples:

@@ -219,7 +219,7 @@ class HistoryTrial:
             return inputs
         config = self.prepared.config
         parts = (inputs.order, inputs.histories, inputs.model, inputs.device, inputs.workers)
-        return PackedOrder(*parts, padding=Padding(config.model, config.train.batch_size))
+        return PackedOrder(*parts, Padding(config.model, config.train.batch_size))
 
     def _whole_step(self, inputs: InputOrder) -> WholeStep | None:
         """The step as a graph. Even at learning rate 0 it adds to the rows' Adagrad states and counts predictions."""
@@ -241,7 +241,7 @@ class HistoryTrial:
     def inputs(self, order: StreamOrder) -> InputOrder:
         prepared = self.prepared
         device, workers = prepared.settings.device, prepared.config.data.workers
-        return InputOrder(order, prepared.histories, prepared.config.model, device, workers, self._tiers)
+        return InputOrder(order, prepared.histories, prepared.config.model, device, workers, tiers=self._tiers)
 
     @property
     def _tiers(self) -> TieredRows | None:
