@@ -1,0 +1,57 @@
+"""Tables in host memory and in files train to the same bits on a GPU as tables in its memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recperf.models.tiers.config import TablesConfig
+from recperf.train.device import applied
+from recperf.train.loop import take_step
+from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads.dlrm_v4.config import laptop
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+STEPS = 200
+
+
+def trained(tables: TablesConfig) -> tuple[list[float], torch.Tensor, Any]:
+    config = laptop()
+    data = replace(config.data, events=40_000, windows=replace(config.data.windows, min_history=8))
+    train = replace(config.train, batch_size=32, device="cuda", graph="off", deterministic=True)
+    prepared = PreparedHistories(replace(config, data=data, train=train, tables=tables))
+    losses: list[torch.Tensor] = []
+    with applied(prepared.settings):
+        trial = prepared.trial(1)
+        trial.recipe.model.train()
+        batches = trial.recipe.order.batches(0)
+        for step in range(STEPS):
+            losses.append(take_step(trial.recipe, batches, step)[0])
+        scores = trial.predictions().logits_N
+    return torch.stack(losses).tolist(), scores, trial
+
+
+@pytest.fixture(scope="module")
+def on_device(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECPERF_HOME", str(tmp_path_factory.mktemp("home")))
+        yield trained(TablesConfig(placement="device"))
+
+
+@pytest.mark.parametrize("placement", ["host", "file"])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_placements_train_to_the_same_bits(on_device: Any, placement: Any, depth: int, tmp_path: Path) -> None:
+    tables = TablesConfig(placement=placement, device_bytes="96KiB", depth=depth, folder=tmp_path)
+    losses, scores, trial = trained(tables)
+    assert losses == on_device[0]
+    assert torch.equal(scores, on_device[1])
+    tiers = trial.model.tables.tiers
+    assert tiers.traffic.fetched > 1000
+    assert tiers.traffic.written_back > 1000
+    for name, leaf in trial.model.tables.columns().items():
+        rows = torch.arange(leaf.shape[0])
+        assert torch.equal(leaf.values(rows), on_device[2].model.tables.get_buffer(name).cpu()), name
