@@ -43,7 +43,7 @@ def test_a_curve_of_all_rows_is_that_of_the_simulated_cache() -> None:
     batches = zipf(900, 60, 150, exponent=0.8)
     reuse = Reuse([200, 700], followed=900)
     for rows_N in batches:
-        reuse.add(rows_N)
+        reuse.add([rows_N[rows_N < 200], rows_N[rows_N >= 200] - 200])
     assert reuse.rate == 1.0
     tables = [[rows_N[rows_N < 200] for rows_N in batches], [rows_N[rows_N >= 200] for rows_N in batches]]
     assert reuse.uses_T.tolist() == [sum(len(set(rows_N.tolist())) for rows_N in table) for table in tables]
@@ -66,8 +66,8 @@ def test_a_sampled_curve_is_within_its_stated_error_and_its_memory_bounded() -> 
     exact, sampled = Reuse([200_000], followed=200_000), Reuse([200_000], followed=4_096)
     before = sampled.nbytes
     for rows_N in batches:
-        exact.add(rows_N)
-        sampled.add(rows_N)
+        exact.add([rows_N])
+        sampled.add([rows_N])
         assert sampled.nbytes <= before + 4_096 * 16
     assert exact.rate == 1.0
     assert sampled.rate < 0.1
@@ -83,7 +83,7 @@ def test_a_batch_of_more_rows_than_are_followed_is_counted_by_fewer() -> None:
     reuse = Reuse([1 << 40], followed=100)
     rows_N = np.arange(50_000) << 20
     for _ in range(3):
-        reuse.add(rows_N)
+        reuse.add([rows_N])
     assert reuse.rate <= 100 / 50_000 * 2
     assert reuse.most_in_batch == 50_000
     assert reuse.served(60_000) == pytest.approx(2 / 3, abs=4 * reuse.error(60_000))
@@ -92,5 +92,5 @@ def test_a_batch_of_more_rows_than_are_followed_is_counted_by_fewer() -> None:
 
 def test_nothing_counted_is_served_by_anything() -> None:
     reuse = Reuse([10])
-    reuse.add(np.zeros(0, np.int64))
+    reuse.add([np.zeros(0, np.int64)])
     assert (reuse.served(0), reuse.error(5)) == (1.0, 0.0)

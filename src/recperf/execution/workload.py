@@ -272,8 +272,8 @@ class Lookups:
     """Bytes of a row's weights and optimizer state."""
     steps: int
     """Steps of the training."""
-    rows: Callable[[], Iterator[NDArray[np.int64]]]
-    """Yields the rows of each step, tables one behind the other, with repeats."""
+    rows: Callable[[], Iterator[list[NDArray[np.int64]]]]
+    """Yields for each step the rows that it looks up in each table, with repeats."""
 
 
 def planned_steps(train: TrainConfig, batches: int) -> int:

@@ -233,14 +233,14 @@ def click_lookups(
     data: str,
     tables: dict[str, int],
     numbers: int,
-    rows_of: Callable[[JaggedFeatures], Tensor],
+    rows_of: Callable[[JaggedFeatures], list[Tensor]],
 ) -> Lookups:
     """The rows of the batches of an order; `numbers` are those of a row and its optimizer state."""
 
-    def rows() -> Iterator[NDArray[np.int64]]:
+    def rows() -> Iterator[list[NDArray[np.int64]]]:
         for epoch in range(config.train.epochs):
             for batch in order.batches(epoch):
-                yield rows_of(batch.features.trimmed()).cpu().numpy()
+                yield [rows_N.cpu().numpy() for rows_N in rows_of(batch.features.trimmed())]
 
     steps = planned_steps(config.train, len(order))
     return Lookups(data=data, tables=tables, record_bytes=FLOAT * numbers, steps=steps, rows=rows)

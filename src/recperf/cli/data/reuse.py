@@ -105,9 +105,9 @@ def _count(lookups: Lookups, options: Options[Any], terminal: Terminal) -> Reuse
     steps = min(lookups.steps, options.steps or lookups.steps)
     with progress_bars(terminal, resumable=False) as bars, closing(lookups.rows()) as batches:  # type: ignore[type-var]
         show = bars("steps read", "steps")
-        for step, rows_N in enumerate(islice(batches, steps)):
+        for step, tables in enumerate(islice(batches, steps)):
             show(step, steps)
-            counted.add(rows_N)
+            counted.add(tables)
     return counted
 
 
@@ -226,6 +226,8 @@ def _table(one: dict[str, Any]) -> list[str]:
 
 def _recommendation(facts: dict[str, Any]) -> str:
     best = facts["recommended"]
+    if facts["first_use_share"] == 1:
+        return "no row is used twice in these steps: read more of them with --steps"
     if best["bytes"] >= facts["table_bytes"]:
         whole = size(facts["table_bytes"])
         return f"recommended: --tables.placement device: nothing smaller than all tables, {whole}, serves {GOAL:.0%}"

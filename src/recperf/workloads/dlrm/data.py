@@ -24,7 +24,6 @@ from ...data.random_bags import RandomBags
 from ...data.random_config import read_profile
 from ...errors import ConfigError
 from ...execution.workload import Lookups, ScoredRows, describe_synthetic, require_memory
-from ...ops.bag.reference import stacked_rows
 from ...train.baselines import majority, synthetic_logits
 from ...train.loop import Order
 from ..click_candidates import ClickCatalogue, of_imported
@@ -186,12 +185,11 @@ def lookups(config: DLRMWorkloadConfig) -> Lookups:
         )
     source = ClickSource(config)
     tables = dict(zip(model.features, model.rows))
-    starts_F = torch.tensor([0, *tables.values()][:-1]).cumsum(0)
     return click_lookups(
         config,
         source.host_order(config.seed),
         data=source.facts()["name"],
         tables=tables,
         numbers=model.dim + {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, model.dim),
-        rows_of=lambda features: stacked_rows(features.values_V, features.offsets_FB1, starts_F),
+        rows_of=lambda features: [features[key][0] for key in features.keys],
     )

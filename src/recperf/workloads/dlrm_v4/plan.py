@@ -150,14 +150,14 @@ def lookups(config: DLRMv4WorkloadConfig) -> Lookups:
     from .data import EventWindows
 
     windows, tables = EventWindows(config), config.model.table_rows
-    order, starts = windows.train_order(), dict(zip(tables, np.cumsum([0, *tables.values()]).tolist()))
+    order = windows.train_order()
 
-    def rows() -> Iterator[NDArray[np.int64]]:
+    def rows() -> Iterator[list[NDArray[np.int64]]]:
         for _ in range(config.train.epochs):
             with Loader(order, windows.plain, workers=config.data.workers) as loader:
                 for batch in loader:
-                    used = ids_by_table(batch, tables).items()
-                    yield np.concatenate([starts[table] + ids.astype(np.int64) for table, ids in used])
+                    used = ids_by_table(batch, tables)
+                    yield [used[table] for table in tables]
 
     # Row-wise Adagrad has one number for each row.
     record_bytes = FLOAT * (config.model.table_dim + 1)

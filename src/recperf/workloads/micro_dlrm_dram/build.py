@@ -192,12 +192,12 @@ def lookups(config: MicroDLRMDramConfig) -> Lookups:
     """The rows of the training batches."""
     prepared, model = PreparedDram(config, allocates=False), config.model
 
-    def rows_of(features: JaggedFeatures) -> Tensor:
+    def rows_of(features: JaggedFeatures) -> list[Tensor]:
         parts = [
             hash_rows(features[key][0], model.hash_seed + index, prepared.rows)
             for index, key in enumerate(features.keys)
         ]
-        return torch.cat(parts)
+        return [torch.cat(parts)]
 
     return click_lookups(
         config,
