@@ -73,7 +73,7 @@ def measured(name: str, store: Path, arguments: list[str], folder: Path) -> list
     own = [seed["metrics"]["auc"] for seed in quality["seeds"]]
     rows = beside(name, "auc", own, quality, facts)
     if ranking := quality.get("ranking"):
-        facts |= {key: ranking[key] for key in ("users", "catalogue", "negatives", "repeats")}
+        facts |= {key: ranking[key] for key in ("users", "catalogue", "negatives", "repeats", "meeting")}
         own = [seed["ranking"]["metrics"]["ndcg_10"] for seed in scores["seeds"].values()]
         rows += beside(name, "ndcg_10", own, ranking, facts)
     return rows

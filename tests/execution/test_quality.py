@@ -44,7 +44,7 @@ class Rows(Prepared):
         none_N = torch.arange(ROWS)
         return SimpleNamespace(
             items_I=torch.arange(self.items), user_rows_N=none_N, user_rows_are="training rows", item_rows_N=none_N,
-            seen=lambda row: torch.zeros(0, dtype=torch.int64), repeats=0.0, not_ranked=None,
+            seen=lambda row: torch.zeros(0, dtype=torch.int64), repeats=0.0, not_ranked=None, meeting_is=None,
         )  # fmt: skip
 
 
@@ -98,6 +98,34 @@ def test_the_answer_does_not_decide_which_items_compete(share: float, compete: b
     assert ranked.facts()["repeats"] == compete
     expected = list(range(ITEMS)) if compete else list(range(5, ITEMS))
     assert [items.tolist() for items in ranked.candidates()] == [expected] * 15
+
+
+class Met(Rows):
+    """Users meet items with high numbers, and like those with low ones."""
+
+    def baseline_scorers(self) -> dict[str, Any]:
+        return dict.fromkeys(("popularity", "rule"), lambda rows_P, items_P: -items_P.float())
+
+    def catalogue(self) -> Any:
+        catalogue = super().catalogue()
+        catalogue.meeting_is, catalogue.meeting = "by number", lambda rows_P, items_P: 5 * items_P.double()
+        return catalogue
+
+
+def test_predicted_labels_are_ranked_with_the_probability_of_meeting_and_counts_are_not(folder: Path) -> None:
+    scores = process(folder, 1, Met(RankingConfig(users=12, negatives=0)))
+    ranking, seed = scores["ranking"], scores["seeds"]["1"]["ranking"]["metrics"]
+    assert ranking["meeting"] == "by number"
+    assert seed == ranking["baselines"]["rule"]["metrics"] != ranking["baselines"]["popularity"]["metrics"]
+    assert detail(scores, {"auc": 0.7})["ranking"]["meeting"] == "by number"
+
+
+def test_a_run_that_was_ranked_by_labels_alone_still_is(folder: Path) -> None:
+    first = process(folder, 1, Rows(RankingConfig(users=12, negatives=0)))
+    del first["ranking"]["meeting"]
+    (folder / "scores.json").write_text(json.dumps(first))
+    seeds = process(folder, 2, Met(RankingConfig(users=12, negatives=0)))["seeds"]
+    assert seeds["2"]["ranking"] == seeds["1"]["ranking"]
 
 
 def test_finished_seeds_stay_when_baselines_are_computed_again(folder: Path) -> None:

@@ -220,11 +220,15 @@ def test_recommendations_are_the_highest_scores(
     frame: dict[str, Any] = {"user": np.full(len(items), user), "item": np.array(items)}
     if name == "clicks":
         frame = click_rows(np.full(len(items), int(user)), np.array([int(item.split()[1]) for item in items]))
-    scores = opened.score(frame)["logit"]
+    logits = opened.score(frame)["logit"].astype(np.float64)
+    meeting = served.meeting()[0].numpy()
+    np.testing.assert_allclose(np.exp(meeting).sum(), 1)
+    scores = meeting - np.log1p(np.exp(-logits))
     best = np.argsort(-scores, kind="stable")[:5]
     rows = opened.recommend([user], k=5)
     assert rows["item"].tolist() == [items[place] for place in best]
-    np.testing.assert_allclose(rows["logit"], scores[best], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rows["logit"], logits[best], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rows["rank_score"], scores[best], rtol=1e-5, atol=1e-6)
     capfd.readouterr()
     command = ["recommend", str(opened.folder), "--users", str(user), "--k", "5", "--json", "--exclude-seen"]
     assert main(command) == 0

@@ -13,7 +13,7 @@ from sklearn.metrics import (
 )
 
 from recperf.train import ranking
-from recperf.train.ranking import drawn, first_positives, gains, positions, within_users
+from recperf.train.ranking import RecentShares, drawn, first_positives, gains, positions, within_users
 
 
 def test_metrics_are_scikit_learns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +83,26 @@ def test_drawn_items_are_different_and_repeat(count: int) -> None:
     assert len(items.unique()) == len(items) == min(count, 100)
     assert torch.equal(items, drawn(items_I, count, 17))
     assert set(items.tolist()) <= set(items_I.tolist())
+
+
+def test_shares_are_of_earlier_events_within_the_time() -> None:
+    draw = torch.Generator().manual_seed(3)
+    items_N, times_N = (torch.randint(high, (400,), generator=draw) for high in (7, 50))
+    shares = RecentShares(items_N, times_N, 7, 9)
+    for now in (0, 5, 23, 50):
+        recent_N = (times_N < now) & (times_N >= now - 9)
+        counts_I = torch.bincount(items_N[recent_N], minlength=7)
+        expected_I = (counts_I + 1 / 7) / (recent_N.sum() + 1)
+        shares_I = shares(torch.arange(7), torch.full((7,), now)).exp()
+        torch.testing.assert_close(shares_I, expected_I.double(), check_dtype=False)
+        assert float(shares_I.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("lives", "seconds"), [(4096, 4096), (128, 128)])
+def test_how_long_an_event_counts_follows_the_data(lives: int, seconds: int) -> None:
+    """Items that stay, and items of which others are there after a while."""
+    draw, times_N = torch.Generator().manual_seed(3), torch.arange(4096)
+    items_N = times_N // lives * 10 + torch.randint(10, (4096,), generator=draw)
+    users_N, labels_N = torch.randint(500, (4096,), generator=draw), torch.ones(4096)
+    fitted = RecentShares(items_N, times_N, int(items_N.max()) + 1).fitted(users_N, labels_N)
+    assert seconds // 4 <= fitted.seconds <= seconds

@@ -112,11 +112,29 @@ def test_what_an_import_drew_is_no_item_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *(f"{u},{i},{t}" for u, i, t in rows)]))
     store = open_store(import_events(ImportOptions(events=tmp_path / "log.csv", negatives=2), tmp_path / "store"))
     catalogue = EventCatalogue(store, torch.zeros(1, dtype=torch.int64), np.arange(store.events), repeats=0.0)
+    assert catalogue.meeting_is is None
     items, drawn = store.items_at(slice(0, store.events)), store.kinds(slice(0, store.events)) & DRAWN > 0
     for row, user in enumerate(store.users_by_position(np.arange(store.events))):
         before = slice(int(store.user_first_U1[user]), row)
         assert catalogue.seen(row).tolist() == items[before][~drawn[before]].tolist()
         assert catalogue.user_rows_N[row] == row // 3 % 6
+
+
+def test_what_users_meet_is_counted_before_the_row() -> None:
+    prepared = histories()
+    catalogue, store = prepared.catalogue(), prepared.store
+    rows_Q = torch.arange(0, len(catalogue.positions_N), 40)
+    positions_Q = catalogue.positions_N[rows_Q]
+    items_Q, times_Q = (
+        torch.from_numpy(column[positions_Q].astype(np.int64)) for column in (store.items_E, store.times_E)
+    )
+    own_Q = catalogue.meeting(rows_Q, items_Q)
+    shares = catalogue.shares
+    for place in range(len(rows_Q)):
+        before_N = shares.times_N < times_Q[place]
+        known = replace(shares, items_N=shares.items_N[before_N], times_N=shares.times_N[before_N])
+        assert own_Q[place] == known(items_Q[place : place + 1], times_Q[place : place + 1])
+    assert prepared.baseline_scorers()["recent_popularity"](rows_Q, items_Q).equal(own_Q)
 
 
 def test_the_first_positive_row_is_the_earliest(tmp_path: Path) -> None:

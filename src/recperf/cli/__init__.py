@@ -25,7 +25,7 @@ COMMANDS = {
     "show": "show config, parameters, FLOPs, bytes and memory of a workload without running it",
     "run": "train a workload and write its result",
     "score": "score rows of a file with the model of a run",
-    "recommend": "list the items with the highest scores for users, by the model of a run",
+    "recommend": "list the items that users most likely meet and like, by the model of a run",
     "export": "write the model of a run as files that need no recperf: tables, weights and a program",
     "checkpoint": "list, verify or prune the checkpoints of a run",
     "report": "write the HTML page of a run, or of several runs compared",

@@ -14,8 +14,9 @@ from .parse import parse
 from .score import ModelOptions, open_run
 from .terminal import Terminal, print_json, table
 
-DESCRIPTION = """List the items with the highest scores for users, exact over the whole catalogue. dlrm-v4 reads each
-user's whole history in the store. Users and items are your own ids."""
+DESCRIPTION = """List the items that users most likely meet and like, exact over the whole catalogue: score is the
+predicted probability of a positive label, rank_score its logarithm plus that of the probability that a user meets the
+item. dlrm-v4 reads each user's whole history in the store. Users and items are your own ids."""
 MOST_SHOWN = 20
 """Users whose items are printed; more go to a file."""
 
@@ -33,8 +34,8 @@ class Options(ModelOptions):
     exclude_seen: bool = False
     """Leave out the items that a user has in the training rows; with dlrm-v4, in any event of the store."""
     output: Path | None = None
-    """The file to write, .parquet or .csv, with the columns user, rank, item, score and logit; without one the items of
-    up to 20 users are printed."""
+    """The file to write, .parquet or .csv, with the columns user, rank, item, score, logit and rank_score; without one
+    the items of up to 20 users are printed."""
 
 
 def command(arguments: list[str]) -> int:
@@ -71,17 +72,22 @@ def command(arguments: list[str]) -> int:
     finally:
         bar.close()
     seconds = perf_counter() - began
+    meeting = run.model.meeting
     summary = {
         **run.model.facts,
         "users": len(users),
         "unknown_users": unknown,
         "seconds": round(seconds, 3),
         "users_per_s": round(len(users) / max(seconds, 1e-9), 1),
+        "meeting": None if meeting is None else meeting[1],
         "output": None if options.output is None else str(options.output),
     }
     if rows:
-        cells = [[str(row["user"]), str(row["rank"]), str(row["item"]), f"{row['score']:.4f}"] for row in rows]
-        terminal.say(table([["user", "rank", "item", "score"], *cells]))
+        names = ("user", "rank", "item", "score", "rank_score")
+        cells = [[f"{row[name]:.4f}" if "score" in name else str(row[name]) for name in names] for row in rows]
+        terminal.say(table([list(names), *cells]))
+        by = f"log of the probability that a user meets the item, {meeting[1]}, times the score" if meeting else "logit"
+        terminal.say(f"ordered by rank_score: the {by}")
     text = f"{len(users):,} users in {seconds:.1f} s on {summary['device']}: {number(summary['users_per_s'])} users/s"
     terminal.say(text + (f"; unknown: {unknown:,}, served by the row for unknown ids" if unknown else ""))
     if options.output is not None:

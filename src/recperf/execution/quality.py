@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..runs.result import Baselines
 from ..runs.schemas import Scores
 from ..train.intervals import Resampling
 from ..train.metrics import auc, binary_metrics, reliability
-from ..train.ranking import within_users
+from ..train.ranking import COUNTS, Scorer, within_users
 from .ranking import RankedRows
 from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, RankingConfig, ScoredRows, Trial
 
@@ -65,7 +65,8 @@ class Assessment:
             scores["baselines"] = {name: assessed.sampled(logits_N, rows.labels_N) for name, logits_N in logits.items()}
         if isinstance(assessed.ranked, RankedRows):
             scores["ranking"]["baselines"] = {
-                name: assessed.ranks(scorer) for name, scorer in self.prepared.baseline_scorers().items()
+                name: assessed.ranks(scorer, predicts_labels=name not in COUNTS)
+                for name, scorer in self.prepared.baseline_scorers().items()
             }
         return metrics, scores
 
@@ -113,6 +114,9 @@ class Assessment:
                 return str(reason)
             facts = earlier["ranking"]
             ranking = RankingConfig(users=facts["users"], negatives=facts["negatives"])
+            ranked = RankedRows.choose(ranking, trained, rows, catalogue)
+            # Runs of earlier versions were ranked by labels alone.
+            return ranked if isinstance(ranked, str) or facts.get("meeting") else replace(ranked, meeting_is=None)
         return RankedRows.choose(ranking, trained, rows, catalogue)
 
     def trained(self, seed: int, trial: Trial, predictions: Predictions) -> None:
@@ -144,7 +148,7 @@ class Assessment:
         }
         if isinstance(assessed.ranked, RankedRows):
             trial.recipe.model.train(False)
-            recorded["ranking"] = assessed.ranks(trial.candidate_logits)
+            recorded["ranking"] = assessed.ranks(trial.candidate_logits, predicts_labels=True)
         return recorded
 
 
@@ -229,10 +233,11 @@ class AssessedRows:
             }
         }
 
-    def ranks(self, score: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Any]:
+    def ranks(self, score: Scorer, *, predicts_labels: bool) -> dict[str, Any]:
         assert isinstance(self.ranked, RankedRows)
         assert self.resampling is not None
-        return self.ranked.ranked(score, self.resampling, {name: inside for name, (inside, _) in self.segments.items()})
+        segments = {name: inside for name, (inside, _) in self.segments.items()}
+        return self.ranked.ranked(score, self.resampling, segments, predicts_labels=predicts_labels)
 
 
 def _same_ranking(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..stop import poll
 from ..train.intervals import Resampling
-from ..train.ranking import Scorer, drawn, first_positives, gains, positions
+from ..train.ranking import Scorer, drawn, first_positives, gains, joint, positions
 from .workload import Catalogue, RankingConfig, ScoredRows
 
 SHARE = 0.2
@@ -37,6 +37,8 @@ class RankedRows:
     items_N: Tensor
     repeats: bool
     """Whether items that a row's user already has compete."""
+    meeting_is: str | None
+    """What says how likely users meet items; None: candidates are ranked by predicted labels alone."""
 
     @staticmethod
     def choose(config: RankingConfig, trained: int, rows: ScoredRows, catalogue: Catalogue) -> RankedRows | str:
@@ -62,7 +64,7 @@ class RankedRows:
             if users < least or 0 < negatives < min(size, LEAST_NEGATIVES):
                 return f"it would add more than {SHARE:.0%} to the work of this training (--ranking.users {least})"
         negatives, repeats = negatives if negatives < size else 0, catalogue.repeats > REPEATS
-        return RankedRows(rows_Q[:users], negatives, catalogue, rows.items_N, repeats)
+        return RankedRows(rows_Q[:users], negatives, catalogue, rows.items_N, repeats, catalogue.meeting_is)
 
     def candidates(self) -> Iterator[Tensor]:
         """The items that each row's own competes with. Whether those that its user already has are among them is
@@ -75,11 +77,20 @@ class RankedRows:
             yield drawn(items_I, self.negatives, row) if self.negatives else items_I
 
     def facts(self) -> dict[str, Any]:
-        size = len(self.catalogue.items_I)
-        return {"users": len(self.rows_Q), "catalogue": size, "negatives": self.negatives, "repeats": self.repeats}
+        return {
+            "users": len(self.rows_Q),
+            "catalogue": len(self.catalogue.items_I),
+            "negatives": self.negatives,
+            "repeats": self.repeats,
+            "meeting": self.meeting_is,
+        }
 
-    def ranked(self, score: Scorer, resampling: Resampling, segments: dict[str, Tensor]) -> dict[str, Any]:
+    def ranked(
+        self, score: Scorer, resampling: Resampling, segments: dict[str, Tensor], *, predicts_labels: bool
+    ) -> dict[str, Any]:
         """Metrics, those of each segment of the scored rows, and replicates of the NDCG."""
+        if predicts_labels and self.meeting_is is not None:
+            score = joint(score, self.catalogue.meeting)
         targets_Q = self.items_N[self.rows_Q]
         own_Q = score(self.rows_Q, targets_Q).double().cpu()
         higher_Q, same_Q = positions(score, self.rows_Q, own_Q, targets_Q, self.candidates())

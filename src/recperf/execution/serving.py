@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,6 +140,11 @@ class Served(Protocol):
         columns = [compute.take(values, pyarrow().array(at)) for values, at in zip((users, self.items.values), pairs)]
         return self.logits(self.encode(dict(zip(("user", "item"), columns))).inputs).view(len(users), count)
 
+    def meeting(self) -> tuple[Tensor, str] | None:
+        """Log probability that a user meets each item of `items`, and what it is computed from; None where labels say
+        which items users meet."""
+        return None
+
     def seen(self, user: int) -> Sequence[int]:
         """Places in `items` of what a user, given as a place in `users`, has in the training rows or in the store."""
         return ()
@@ -169,6 +175,11 @@ class TrainedModel:
             "step": folders.step_of(self.checkpoint),
             "device": self.served.settings.device_name,
         }
+
+    @cached_property
+    def meeting(self) -> tuple[Tensor, str] | None:
+        """Log probability that a user meets each item, and what it is computed from."""
+        return self.served.meeting()
 
     def require_same_data(self, digest: str | None) -> None:
         """Refuse data that is not the run's: its ids would be looked up in the rows of others."""

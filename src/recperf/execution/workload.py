@@ -143,6 +143,16 @@ class Catalogue(Protocol):
         """Why scored rows cannot be ranked; None where they can."""
         ...
 
+    @property
+    def meeting_is(self) -> str | None:
+        """What `meeting` is computed from; None where labels themselves say which items users meet, as where negatives
+        were drawn."""
+        ...
+
+    def meeting(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
+        """Log probabilities that the users of scored rows meet items, from what was known before the rows."""
+        ...
+
     def seen(self, row: int) -> Tensor:
         """Items that the user of a scored row has in training rows, or for events before it."""
         ...

@@ -94,7 +94,7 @@ def _ranking(scores: dict[str, Any], seeds: list[dict[str, Any]]) -> dict[str, A
     facts, ranked = scores.get("ranking"), [seed["ranking"] for seed in seeds if seed.get("ranking")]
     if not facts or not ranked:
         return {"not_ranked": scores["not_ranked"]} if scores.get("not_ranked") else {}
-    what = {name: facts[name] for name in ("users", "catalogue", "negatives", "repeats") if name in facts}
+    what = {name: facts[name] for name in ("users", "catalogue", "negatives", "repeats", "meeting") if name in facts}
     return {"ranking": {**what, **_beside(ranked, facts["baselines"], "ndcg_10")}}
 
 

@@ -135,6 +135,9 @@ class Ranking(Struct):
     repeats: bool | None = None
     """Whether items that a user already has compete: where over 5 % of the training rows repeat an item of their user.
     None in results of earlier versions, where they competed only if the ranked item was one of them."""
+    meeting: str | None = None
+    """What says how likely a user meets an item: candidates are ranked by that times the predicted probability of a
+    positive label. None: by the latter alone."""
 
 
 class WithinUsers(Struct):

@@ -88,6 +88,8 @@ class RankingFacts(Struct):
     baselines: dict[str, SampledRanking]
     repeats: bool | None = None
     """Whether items that a user already has compete; None in runs of earlier versions."""
+    meeting: str | None = None
+    """What says how likely users meet items; None: candidates are ranked by predicted labels alone."""
 
 
 class SampledScores(Struct):

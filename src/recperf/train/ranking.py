@@ -1,21 +1,26 @@
 """Ranking metrics of one relevant item among candidates: hit rate, NDCG and reciprocal rank; ties have no luck.
 
-Shapes: Q ranked rows, P pairs of a row and a candidate, I items of the catalogue.
+Shapes: N rows, Q ranked rows, P pairs of a row and a candidate, I items of the catalogue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from .baselines import additive_logits
+from .baselines import fit_additive
 
 TOP = 10
 PAIRS = 1 << 16
 """Pairs that are scored at a time."""
+COUNTS = ("popularity", "recent_popularity", "positives")
+"""Rules that count rows of an item: they predict no label."""
+QUARTERS, HALVINGS = 4, 12
+"""Parts of the events whose first positives say how long an event counts, and how many times are compared."""
 
 Scorer = Callable[[Tensor, Tensor], Tensor]
 """Scores of pairs: the numbers of scored rows, and for each the item that takes the place of the row's own."""
@@ -134,23 +139,78 @@ def drawn(items_I: Tensor, count: int, row: int) -> Tensor:
     return items_I[places[torch.randperm(len(places), generator=generator)[:count]]]
 
 
-def item_rules(users_N: Tensor, items_N: Tensor, labels_N: Tensor, items: int) -> dict[str, Scorer]:
-    """Rules that rank the items of the catalogue alike for every user, from training rows: how often an item is in
-    them, how often with a positive label, and the item's weight beside the users' in a logistic regression. `items` is
-    the largest item number + 1."""
-    positive_N = labels_N > 0
-    scores = {
-        "popularity": torch.bincount(items_N, minlength=items).double(),
-        "positives": torch.bincount(items_N[positive_N], minlength=items).double(),
-        "user_item_bias": additive_logits(
-            [users_N, items_N], labels_N, [torch.zeros(items, dtype=torch.int64), torch.arange(items)]
-        ),
-    }
-    return {name: partial(_by_item, scores_I) for name, scores_I in scores.items()}
+def item_rules(
+    users_N: Tensor, items_N: Tensor, labels_N: Tensor, items: int, scored_users_N: Tensor
+) -> dict[str, Scorer]:
+    """Rules from training rows: how often an item is in them, how often with a positive label, and a logistic
+    regression on user and item. `items` is the largest item number + 1; the users of the scored rows come last."""
+    regression = fit_additive([users_N, items_N], labels_N)
+    counts = {"popularity": items_N, "positives": items_N[labels_N > 0]}
+    rules = {name: partial(_by_item, torch.bincount(rows, minlength=items).double()) for name, rows in counts.items()}
+    return {**rules, "user_item_bias": lambda rows_P, items_P: regression([scored_users_N[rows_P], items_P])}
 
 
 def _by_item(scores_I: Tensor, rows_P: Tensor, items_P: Tensor) -> Tensor:
     return scores_I[items_P]
+
+
+def joint(score: Scorer, meeting: Scorer) -> Scorer:
+    """The log probability that a user meets an item and that the label is then positive, from the logits of a model of
+    labels. Labels say what users think of items that they met, and alone put items first that nobody meets."""
+    return lambda rows_P, items_P: rank_scores(score(rows_P, items_P).cpu(), meeting(rows_P, items_P))
+
+
+def rank_scores(logits: Tensor, meeting: Tensor) -> Tensor:
+    """Of logits and log probabilities of meeting."""
+    return torch.nn.functional.logsigmoid(logits.double()) + meeting
+
+
+def log_shares(rows_I: Tensor) -> Tensor:
+    """Log probability that a row has an item, by how many rows each item has, and one row spread over all items."""
+    return ((rows_I.double() + 1 / max(1, len(rows_I))) / (rows_I.sum() + 1)).log()
+
+
+@dataclass(frozen=True, eq=False)
+class RecentShares:
+    """How likely a user meets an item at a moment: the item's share of all events in a time before it, with one event
+    spread over the catalogue."""
+
+    items_N: Tensor
+    times_N: Tensor
+    """In seconds, below 2^32."""
+    catalogue: int
+    """Number of items."""
+    seconds: int = 1 << 32
+    """How long an event counts."""
+
+    @cached_property
+    def _codes_N(self) -> Tensor:
+        """Item in the upper bits, time in the lower 32."""
+        return (self.items_N << 32 | self.times_N).sort()[0]
+
+    @cached_property
+    def _sorted_N(self) -> Tensor:
+        return self.times_N.sort()[0]
+
+    def __call__(self, items_P: Tensor, times_P: Tensor, seconds: int | None = None) -> Tensor:
+        """Log probabilities, from events of earlier seconds."""
+        begins_P = (times_P - (self.seconds if seconds is None else seconds)).clamp_min(0)
+        of_item_P, all_P = (
+            torch.searchsorted(sorted_N, upper_P | times_P) - torch.searchsorted(sorted_N, upper_P | begins_P)
+            for sorted_N, upper_P in ((self._codes_N, items_P << 32), (self._sorted_N, torch.zeros_like(items_P)))
+        )
+        return ((of_item_P.double() + 1 / self.catalogue) / (all_P + 1)).log()
+
+    def fitted(self, users_N: Tensor, labels_N: Tensor) -> RecentShares:
+        """With the time, of the halvings of that of all events, that makes what is ranked most likely among these
+        events: the first positive item of each user, here in each quarter of them."""
+        count, span = len(self._sorted_N), int(self._sorted_N[-1] - self._sorted_N[0]) + 1
+        edges = self._sorted_N[[count * quarter // QUARTERS for quarter in range(1, QUARTERS)]]
+        quarters_N = torch.searchsorted(edges, self.times_N, right=True)
+        rows_Q = first_positives(labels_N, users_N * QUARTERS + quarters_N, self.times_N)
+        items_Q, times_Q = self.items_N[rows_Q], self.times_N[rows_Q]
+        options = [max(1, span >> halving) for halving in range(HALVINGS)]
+        return replace(self, seconds=max(options, key=lambda seconds: float(self(items_Q, times_Q, seconds).sum())))
 
 
 def repeated_share(users_N: Tensor, items_N: Tensor) -> float:

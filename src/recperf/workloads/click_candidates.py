@@ -22,10 +22,12 @@ from ..data.click_store.order import ClickOrder
 from ..data.click_store.rows import Rows, Split
 from ..data.order import Samples, cut
 from ..train.metrics import auc
-from ..train.ranking import Scorer, grouped_items, item_rules, repeated_share
+from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share
 
 AT_ONCE = 1 << 18
 """Training rows that are read at a time."""
+SHOWN = "its share of the training rows"
+"""What says how likely users meet items."""
 
 
 class ItemColumns:
@@ -69,6 +71,7 @@ class ClickCatalogue:
     """The items of training rows, as candidates for validation rows."""
 
     user_rows_are = "training rows"
+    meeting_is = SHOWN
     not_ranked = None
 
     def __init__(
@@ -96,13 +99,21 @@ class ClickCatalogue:
     def seen(self, row: int) -> Tensor:
         return self._items_of(int(self.valid.users_N[row]))
 
+    @cached_property
+    def _log_shares_I(self) -> Tensor:
+        return log_shares(self.columns.rows_I)
+
+    def meeting(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
+        return self._log_shares_I[items_P]
+
     def batches(self, rows_P: Tensor, items_P: Tensor) -> Iterator[ClickBatch]:
         """Validation rows, in batches, if their items were these."""
         return self._batches(rows_P, items_P, self.columns)
 
     def rules(self) -> dict[str, Scorer]:
         train = self.train
-        return item_rules(train.users_N, train.items_N, train.labels_N, len(self.columns.rows_I))
+        items = len(self.columns.rows_I)
+        return item_rules(train.users_N, train.items_N, train.labels_N, items, self.valid.users_N)
 
 
 def _items(train_N: Tensor, valid_N: Tensor) -> int:

@@ -25,7 +25,8 @@ from ..models.embeddings import StackedTables
 from ..models.tables import SparseTables
 from ..stop import poll
 from ..train.device import Settings
-from .click_candidates import ItemColumns, MemoryRows, add_training_rows
+from ..train.ranking import log_shares
+from .click_candidates import SHOWN, ItemColumns, MemoryRows, add_training_rows
 from .clicks import SCORING_BATCH
 
 Longs = NDArray[np.int64]
@@ -123,6 +124,11 @@ class ServedClicks(Served):
         return {}
 
 
+def item_shares(items_N: Longs, items: int) -> tuple[Tensor, str]:
+    """How likely users meet items, from the places of those of the training rows; negative ones are no item."""
+    return log_shares(torch.from_numpy(np.bincount(items_N[items_N >= 0], minlength=items))), SHOWN
+
+
 class SeenItems:
     """The items of each user, both as places."""
 
@@ -209,6 +215,10 @@ class ServedImported(ServedClicks):
         dense_PD, ids_PS = item.replaced(items_P, *user.replaced(users_P, dense_PD, ids_PS))
         rows = Rows(dense_PD.numpy(), ids_PS.int().numpy(), np.zeros(len(users_P), np.uint8))
         return self.logits(rows).view(len(users_U), len(items_I))
+
+    def meeting(self) -> tuple[Tensor, str] | None:
+        assert self.items is not None
+        return item_shares(self._role_ids[1] - 1, len(self.items))
 
     @cached_property
     def _seen(self) -> SeenItems:

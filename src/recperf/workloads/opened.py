@@ -98,7 +98,8 @@ class OpenRun:
         return with_columns(frame, score_columns(torch.cat(logits) if logits else torch.empty(0)))
 
     def recommend(self, users: Any, k: int = 10, *, exclude_seen: bool = False) -> Any:
-        """The k items with the highest scores for each user, from all items: columns user, rank, item, score, logit.
+        """The k items of all that each user most likely meets and likes: columns user, rank, item, score, logit, and
+        rank_score, which orders them.
 
         `users` are own ids, as a list or as a column of a frame. With `exclude_seen`, items that a user has in the
         training rows are left out; with dlrm-v4, those of any event of the store.

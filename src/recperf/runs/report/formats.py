@@ -21,6 +21,7 @@ BASELINES = {
     "item_bias": "item bias",
     "majority": "majority class",
     "popularity": "item popularity",
+    "recent_popularity": "item popularity just before",
     "positives": "items' positive rows",
     "item_knn": "item-kNN",
     "rates_regression": "logistic regression on running rates",

@@ -50,7 +50,17 @@ def _ranked(result: Result) -> list[str]:
         best = best_of(ranking["differences"])
         beside = f"; NDCG@10 {_over(best, 'ndcg')}" if best else ""
         sentences.append(f"{names} over {_candidates(ranking)}, {count(ranking['users'])} users{beside}.")
+        sentences.append(_ranked_by(ranking))
     return sentences
+
+
+def _ranked_by(ranking: dict[str, Any]) -> str:
+    if meeting := ranking.get("meeting"):
+        return (
+            f"Candidates are ranked by the probability that the user meets the item, {meeting}, times the predicted "
+            "probability of a positive label."
+        )
+    return "Candidates are ranked by the predicted probability of a positive label."
 
 
 def _over_start(part: dict[str, Any]) -> list[str]:
@@ -176,9 +186,10 @@ def _ranking(result: Result) -> list[Block]:
     note = (
         f"The first positive held-out row of {count(ranking['users'])} users, ranked among {_candidates(ranking)} that "
         f"have training rows. Items that a user already had {_OWN_ITEMS[ranking.get('repeats')]}; ties "
-        "count as if broken at random. Labels say what users think of items they met, not which ones they meet: a "
-        "model that learned from them alone may rank below popularity."
+        f"count as if broken at random. {_ranked_by(ranking)}"
     )
+    if ranking.get("meeting"):
+        note += " So are those of baselines that predict labels; the others are ranked by how many rows an item has."
     return [_ranking_table(result["workload"], ranking, note)]
 
 

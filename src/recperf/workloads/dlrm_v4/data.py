@@ -30,7 +30,7 @@ from ...errors import ConfigError, DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
 from ...train.baselines import bias_logits, popularity, regression
 from ...train.loop import Position
-from ...train.ranking import item_rules, repeated_share
+from ...train.ranking import RecentShares, item_rules, repeated_share
 from ...train.stream import next_window
 from . import baselines as event_baselines
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, regression_name, require_room
@@ -166,14 +166,35 @@ class EventWindows:
         # Similarities that a candidate is scored with hold all outcomes of the training windows.
         reason = "scored windows lie among those that are trained on"
         not_ranked = reason if reads_rates and windows.start < self.train_windows.stop else None
-        return EventCatalogue(self.store, items_N, self._scored_positions(windows), repeats, not_ranked)
+        scored_N = self._scored_positions(windows)
+        find_shares = lambda: self.shares(np.concatenate([newest_N, scored_N]))  # noqa: E731
+        return EventCatalogue(self.store, items_N, scored_N, repeats, not_ranked, find_shares)
+
+    def shares(self, positions_N: Positions | None = None) -> RecentShares | None:
+        """How likely users meet items, from these events, or from the newest of all; what counts as recent comes from
+        the training. None where negatives were drawn."""
+        if self.store.stored_per_event > 1:
+            return None
+        if positions_N is None:
+            positions_N = self._newest(range(self.index.windows), "all")
+        train, newest_N = self._newest_samples, self._newest_positions
+        items = len(torch.unique(train.ids_FN[1]))
+        fitted = RecentShares(train.ids_FN[1], self._times(newest_N), items).fitted(train.ids_FN[0], train.labels_N)
+        items_N = torch.from_numpy(self.store.items_at(positions_N))
+        return replace(fitted, items_N=items_N, times_N=self._times(positions_N))
+
+    def _times(self, positions_N: Positions) -> Tensor:
+        return torch.from_numpy(self.store.times_E[positions_N].astype(np.int64))
 
     def catalogue(self) -> EventCatalogue:
         return self.events
 
     def baseline_scorers(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
         train = self._newest_samples
-        rules = item_rules(train.ids_FN[0], train.ids_FN[1], train.labels_N, self.store.items)
+        users_N = torch.from_numpy(self.store.users_by_position(self.events.positions_N))
+        rules = item_rules(train.ids_FN[0], train.ids_FN[1], train.labels_N, self.store.items, users_N)
+        if self.events.shares is not None:
+            rules["recent_popularity"] = self.events.meeting
         return {**rules, **{name: self._ranks_by(rule) for name, rule in self._running_rules.items()}}
 
     @cached_property
@@ -182,10 +203,13 @@ class EventWindows:
 
     @cached_property
     def _newest_positions(self) -> np.ndarray[Any, Any]:
-        """Of the newest training anchors, as many as simple rules learn from."""
+        return self._newest(self.train_windows, "train")
+
+    def _newest(self, windows: range, users: Users) -> np.ndarray[Any, Any]:
+        """The newest anchors, as many as simple rules learn from."""
         newest: list[np.ndarray[Any, Any]] = []
-        for window in reversed(self.train_windows):
-            newest.insert(0, self.index.anchors(window, "train"))
+        for window in reversed(windows):
+            newest.insert(0, self.index.anchors(window, users))
             if sum(map(len, newest)) >= MOST_BASELINE_ROWS:
                 break
         return np.concatenate(newest)[-MOST_BASELINE_ROWS:]

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from ...data.yambda.history import Histories
 from ...data.yambda.queries import Queries
-from ...data.yambda.schema import DRAWN
+from ...data.yambda.schema import DAY_S, DRAWN
 from ...data.yambda.store import EventStore
 from ...models.dlrm_v4.inputs import Inputs
 from ...train.prefetch import prepared_on_host
+from ...train.ranking import RecentShares
 
 Positions = np.ndarray[Any, Any]
 
@@ -37,7 +38,23 @@ class EventCatalogue:
     """Events that are scored, in their order."""
     repeats: float
     not_ranked: str | None = None
+    find_shares: Callable[[], RecentShares | None] = lambda: None
+    """Computes `shares`, which only rankings need."""
     user_rows_are: str = "events before the row"
+
+    @cached_property
+    def shares(self) -> RecentShares | None:
+        """How likely users meet items; None where negatives were drawn, because then labels say it."""
+        return self.find_shares()
+
+    @property
+    def meeting_is(self) -> str | None:
+        return None if self.shares is None else recent(self.store, self.shares)
+
+    def meeting(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
+        assert self.shares is not None
+        times_P = self.store.times_E[self.positions_N[rows_P.numpy()]].astype(np.int64)
+        return self.shares(items_P, torch.from_numpy(times_P))
 
     @cached_property
     def rows_I(self) -> Tensor:
@@ -71,6 +88,13 @@ class EventCatalogue:
         before = slice(int(self._first_N[row]), int(self.positions_N[row]))
         happened = (self.store.kinds(before) & np.uint8(DRAWN)) == 0
         return torch.from_numpy(self.store.items_at(before)[happened])
+
+
+def recent(store: EventStore, shares: RecentShares) -> str:
+    """What these shares are."""
+    if store.time_order != "time":
+        return "its share of the events before"
+    return f"its share of the events of the {shares.seconds / DAY_S:,.3g} days before"
 
 
 @torch.no_grad()

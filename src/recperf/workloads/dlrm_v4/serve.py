@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from ...train.prefetch import prepared_on_host
 from .build import settings_of
 from .config import DLRMv4WorkloadConfig
 from .data import EventWindows, opened
+from .ranking import recent
 
 MEANINGS = {
     "context_BCW": "embeddings of the context features: uid, then the cross features in the order of the tables",
@@ -66,13 +69,17 @@ class ServedHistories(Served):
         self.optional = {"time": self.moments.spellings("time")} if self.moments.has_times else {}
         pin = self.settings.device.type == "cuda"
         if config.model.rates_hidden:
-            self.histories = EventWindows(config).gatherer(pin=pin)
+            self.histories = self.windows.gatherer(pin=pin)
         else:
             self.histories = Histories(self.store, config.data.history, pin=pin)
         self.model: DLRMv4 = DLRMv4(config.model, device=self.settings.device)
         self.batch_size = config.evaluate.batch_size or config.train.batch_size
         # Parts are saved between blocks; at the speed of a large model on a CPU one takes about ten seconds.
         self.block_rows = 32 * self.batch_size
+
+    @cached_property
+    def windows(self) -> EventWindows:
+        return EventWindows(self.config)
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         return Encoded(*self.moments.queries(rows))
@@ -145,8 +152,7 @@ class ServedHistories(Served):
         return pyarrow().table({"item": self.items.values, "number": numbers, "artist": artists, "album": albums})
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Queries]]:
-        windows = EventWindows(self.config)
-        order = windows.valid_order(windows.windows_at(None))
+        order = self.windows.valid_order(self.windows.windows_at(None))
         together = self.block_rows // self.batch_size
         for first in range(0, len(order), together):
             numbers = range(first, min(first + together, len(order)))
@@ -161,6 +167,15 @@ class ServedHistories(Served):
                 "label": ((kinds_N & LISTEN_PLUS) > 0).astype(np.int8),
             }
             yield pyarrow().table(rows), queries
+
+    def meeting(self) -> tuple[Tensor, str] | None:
+        """Of now, after the last event."""
+        shares = self.windows.shares()
+        if shares is None:
+            return None
+        items_I = torch.from_numpy(self.items.numbers_V)
+        shares = replace(shares, catalogue=len(items_I))
+        return shares(items_I, torch.full_like(items_I, self.moments.now + 1)), recent(self.store, shares)
 
     def seen(self, user: int) -> Sequence[int]:
         first, stop = self.store.user_first_U1[user : user + 2].tolist()

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ...data.click_store.rows import Rows
 from ...data.clicks import dense_features, split_rows
@@ -17,7 +18,7 @@ from ...data.rows import Ids, Table, pyarrow
 from ...execution.serving import Encoded, Served
 from ...models.dlrm import DLRM
 from ...train.device import Settings, choose
-from ..click_serve import Longs, SeenItems, ServedClicks, ServedImported, part_of
+from ..click_serve import Longs, SeenItems, ServedClicks, ServedImported, item_shares, part_of
 from ..clicks import largest_product
 from .config import MicroDLRMConfig
 from .data import check_sizes, imported, read
@@ -112,6 +113,10 @@ class ServedRatings(ServedClicks):
         inputs = Rows(valid.dense, valid.ids.T.astype(np.int32), valid.labels.astype(np.uint8))
         for first, last in self.blocks(len(rows)):
             yield rows.slice(first, last - first), part_of(inputs, first, last)
+
+    def meeting(self) -> tuple[Tensor, str] | None:
+        places_N = np.searchsorted(self.items.numbers_V, self.ratings.item[~self.valid_N])
+        return item_shares(places_N, len(self.items))
 
     @cached_property
     def _seen(self) -> SeenItems:
