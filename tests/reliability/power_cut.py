@@ -178,7 +178,7 @@ class Recorder:
             yield self
 
     def _functions(self) -> dict[str, Any]:
-        real = {name: getattr(os, name) for name in ("open", "write", "close", "ftruncate", "fsync")}
+        real = {name: getattr(os, name) for name in ("open", "write", "close", "ftruncate", "fsync", "link")}
         recorder = self
 
         def opening(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -208,9 +208,16 @@ class Recorder:
             if handle in recorder._handles:
                 recorder._do(Op("sync", recorder._handles[handle][0]))
 
+        def link(source: Any, target: Any, **options: Any) -> None:
+            real["link"](source, target, **options)
+            pair = recorder._parts(source, None), recorder._parts(target, None)
+            if pair[0] is not None and pair[1] is not None:
+                child = recorder._node(pair[0])
+                recorder._do(Op("enter", recorder._node(pair[1][:-1]), pair[1][-1], child=child))
+
         moves = {name: self._moving(getattr(os, name)) for name in ("rename", "replace")}
         changes = {name: self._changing(name, getattr(os, name)) for name in ("mkdir", "rmdir", "unlink", "remove")}
-        own = {"open": opening, "write": write, "close": close, "ftruncate": ftruncate, "fsync": fsync}
+        own = {"open": opening, "write": write, "close": close, "ftruncate": ftruncate, "fsync": fsync, "link": link}
         return own | moves | changes
 
     def _moving(self, real: Any) -> Any:

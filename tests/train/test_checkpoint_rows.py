@@ -6,6 +6,7 @@ import shutil
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,15 @@ from torch import Tensor
 
 from recperf import points
 from recperf.errors import MachineError
+from recperf.execution import saving
 from recperf.models.dlrm_v4.tables import fill_uniform_
 from recperf.models.init import InitialRows
-from recperf.train import checkpoint, checkpoint_file, checkpoint_folder, checkpoint_rows
+from recperf.train import checkpoint, checkpoint_file, checkpoint_folder, checkpoint_rows, checkpoint_state
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.checkpoint_rows import TieredTensor, initial_rows
 from recperf.train.checkpoint_shards import Rectangle, Shard, Sharded
 from recperf.train.checkpoint_state import shape_mismatch, tensor_bytes
+from recperf.train.config import TrainConfig
 
 
 def step_(table: Table, draw: torch.Generator, count: int = 6) -> None:
@@ -184,6 +187,19 @@ def test_a_stop_at_any_point_leaves_rows_that_load(tmp_path: Path, name: str, mo
     assert same(resumed(tmp_path, keep_last=2)[0].plain(), loaded.plain())
 
 
+def test_a_large_increment_is_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 150)
+    checkpoints, _ = store(tmp_path)
+    table = Table()
+    for step, count in ((1, 40), (2, 20)):
+        table.write(torch.arange(count), torch.randn(count, D + 1))
+        checkpoints.save(step, state_of(table, step), best=False)
+    sizes = [(tmp_path / "step-00000002" / name).stat().st_size for name in row_files(tmp_path / "step-00000002")]
+    assert len(sizes) > 12
+    assert max(sizes) < 700
+    assert same(resumed(tmp_path)[0].plain(), table.plain())
+
+
 def test_files_are_copied_where_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints, _ = store(tmp_path, keep_last=2)
     table = Table()
@@ -277,7 +293,8 @@ def test_initial_rows_are_those_of_the_models() -> None:
 FORGERIES: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("count", lambda about: about["increments"][0].update(count=1 << 40), "not torch.int64 [1099511627776]"),
     ("fewer", lambda about: about["increments"][0].update(count=3), "not torch.int64 [3]"),
-    ("text", lambda about: about["increments"][0].update(count="x"), "it cannot be read: TypeError"),
+    ("empty", lambda about: about["increments"][0].update(count=0), "an increment has no valid number of rows"),
+    ("text", lambda about: about["increments"][0].update(count="x"), "an increment has no valid number of rows"),
     ("below", lambda about: about.update(shape=[2, D]), "are not ascending numbers below 2"),
     ("shape", lambda about: about.update(shape=[0, D]), "a table cannot have the shape"),
     ("width", lambda about: about.update(shape=[R, D + 1]), "not torch.float32"),
@@ -328,8 +345,8 @@ def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
             store(tmp_path)[0].load(into=state_of(Table()))
 
 
-def test_damage_of_a_linked_file_is_found(tmp_path: Path) -> None:
-    checkpoints, _ = store(tmp_path)
+def test_damage_of_a_linked_file_is_found_and_repaired(tmp_path: Path) -> None:
+    checkpoints, notices = store(tmp_path)
     table = Table()
     for step in (1, 2):
         table.write(torch.arange(20 // step), torch.randn(20 // step, D + 1))
@@ -337,11 +354,24 @@ def test_damage_of_a_linked_file_is_found(tmp_path: Path) -> None:
     flip(tmp_path / "step-00000002" / "rows0-00000.safetensors", -2)
     with pytest.raises(Exception, match=r"rows0-00000.safetensors does not match its digest"):
         store(tmp_path)[0].load(into=state_of(Table()))
+    # A training that goes on reads it again in turn, and then writes all rows.
+    for step in range(3, 8):
+        table.write(torch.tensor([step]), torch.randn(1, D + 1))
+        checkpoints.save(step, state_of(table, step), best=False)
+    assert notices == [
+        "rows0-00000.safetensors of checkpoint step-00000003 does not match its digest: the next one has all rows again"
+    ]
+    table.write(torch.tensor([9]), torch.randn(1, D + 1))
+    checkpoints.save(8, state_of(table, 8), best=False)
+    assert increments(tmp_path / "step-00000008")[0] == 20
+    assert same(resumed(tmp_path)[0].plain(), table.plain())
 
 
 def test_sizes_count_the_rows_that_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table()
     assert tensor_bytes(table.state()) == 0
+    huge = SimpleNamespace(state=lambda: {"table": Leaf(table, slice(0, D), (1 << 40, D), UNIFORM)})
+    saving.require_room(tmp_path, huge, TrainConfig(), pytest.fail)  # type: ignore[arg-type]
     table.write(torch.arange(10), torch.randn(10, D + 1))
     assert tensor_bytes(table.state()) == 10 * (4 * D + 8) + 10 * (4 + 8)
     checkpoints, _ = store(tmp_path, background=True)

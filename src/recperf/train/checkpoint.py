@@ -44,6 +44,8 @@ class CheckpointStore:
     """Checkpoints newer than the loaded one that were damaged at that time."""
     _chain: Chain | None = None
     """The checkpoint that the tensors in tiers were last saved to or loaded from: the next one continues it."""
+    _last_read: dict[str, int] = field(default_factory=dict)
+    """The step at which each file of increments was last read."""
     _host_copies: dict[str, Tensor] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -118,6 +120,7 @@ class CheckpointStore:
         self.on_disk()
         reached("save: indexed")
         self._prune(final)
+        self._read_linked(step, content)
 
     def _write_new(self, final: Path, step: int, content: Content, best: bool) -> list[Written]:
         """Write a draft beside the final place, sync its files and the draft itself, then rename it."""
@@ -164,6 +167,28 @@ class CheckpointStore:
             folders.drop_from_cache(path)
         return folders.fault(path, known=known)
 
+    def _read_linked(self, step: int, content: Content) -> None:
+        """Read files of earlier increments again, in turn, about as many bytes as were written: they stay for long, so
+        that a disk may lose one. Then the next save writes all rows, while they are still in memory."""
+        chain, budget = self._chain, content.increment.nbytes
+        if chain is None:
+            return
+        linked = content.increment.chain.files if content.increment.chain else {}
+        self._last_read.update({name: step for name in chain.files if name not in linked})
+        for name in sorted(linked, key=lambda name: self._last_read.get(name, 0)):
+            if budget <= 0:
+                return
+            try:
+                fault = folders.file_fault(chain.folder / name, chain.files[name])
+            except OSError as error:
+                fault = f"cannot be read: {error.strerror or error}"
+            if fault is not None:
+                self.notice(f"{name} of checkpoint {chain.folder.name} {fault}: the next one has all rows again")
+                self._damaged.add(chain.folder)
+                self._chain = None
+                return
+            self._last_read[name], budget = step, budget - chain.files[name]["bytes"]
+
     def _read_back(self, path: Path, linked: Collection[str]) -> None:
         """Read from the disk, not from memory: older checkpoints may only go once this one can be read. Linked files
         were read back with the checkpoint they were written for, and outlive it."""
@@ -191,7 +216,8 @@ class CheckpointStore:
             newer = folders.step_of(path) > folders.step_of(newest)
             if path in (newest, best) or (newer and path not in self._damaged):
                 continue
-            if not newer and len(remaining) < self.keep_last and folders.fault(path, hashed=False) is None:
+            intact = path not in self._damaged and folders.fault(path, hashed=False) is None
+            if not newer and len(remaining) < self.keep_last and intact:
                 remaining.append(path)
                 continue
             folders.discard(path)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,10 @@ class ChunkedTensor:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def __getitem__(self, part: slice) -> ChunkedTensor:
+        shape = (part.stop - part.start, *self.shape[1:])
+        return replace(self, shape=shape, read=lambda start, stop: self.read(part.start + start, part.start + stop))
 
     def chunks(self) -> Iterator[Tensor]:
         count = max(1, CHUNK * self.shape[0] // max(1, self.nbytes))

@@ -161,7 +161,7 @@ def fault(
             return f"{extra[0]} does not belong to it"
         first, step = share
         for name, stated in list(files.items())[first::step]:
-            reason = _file_fault(path / name, stated, hashed and name not in known)
+            reason = file_fault(path / name, stated, hashed and name not in known)
             if reason:
                 return f"{name} {reason}"
     except Damaged as damage:
@@ -178,7 +178,8 @@ def _lost(error: OSError) -> bool:
     return is_damage(error) or error.errno == errno.EIO
 
 
-def _file_fault(file: Path, stated: dict[str, Any], hashed: bool) -> str | None:
+def file_fault(file: Path, stated: dict[str, Any], hashed: bool = True) -> str | None:
+    """What is wrong with a file of a checkpoint, whose size and maybe digest are compared with those stated."""
     try:
         opened = open(open_regular(file), "rb")
     except OSError as error:

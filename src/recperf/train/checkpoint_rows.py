@@ -131,9 +131,17 @@ class ChangedRows(NamedTuple):
         """The same, with values that training does not change."""
         return self._replace(values=self.values if isinstance(self.values, Tensor) else self.values.copied())
 
+    def parts(self, nbytes: int) -> Iterator[ChangedRows]:
+        """The same in pieces of about that size, of which each goes to one file."""
+        count = max(1, nbytes * len(self.rows_N) // self.nbytes)
+        for start in range(0, len(self.rows_N), count):
+            part = slice(start, min(start + count, len(self.rows_N)))
+            yield ChangedRows(self.path, self.rows_N[part], self.values[part])
+
     def tensors(self) -> dict[str, Tensor | ChunkedTensor]:
         """By their keys in a file."""
-        return {f"{self.path}@rows": self.rows_N, f"{self.path}@values": self.values}
+        key = f"{self.path}@{int(self.rows_N[0])}"
+        return {f"{key}.rows": self.rows_N, f"{key}.values": self.values}
 
     def entry(self, file: str) -> dict[str, Any]:
         """As the manifest describes it."""
@@ -261,6 +269,8 @@ class StoredRows:
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 2) or any(type(size) is not int or size < 1 for size in self.shape):
             raise ValueError(f"a table cannot have the shape {self.shape}")
+        if any(type(entry["count"]) is not int or entry["count"] < 1 for entry in self.increments):
+            raise ValueError("an increment has no valid number of rows")
         keys = [(entry["file"], entry[kind]) for entry in self.increments for kind in ("rows", "values")]
         if len(set(keys)) < len(keys):
             raise ValueError("an increment is listed twice")
@@ -277,10 +287,10 @@ class StoredRows:
         _fill_rectangle_(out, place, initial_rows(self.initial, self.shape), self.shape)
         columns = slice(place.first_column, place.first_column + place.columns)
         for rows_n, values in self._chunks():
-            inside_n = (rows_n >= place.first_row) & (rows_n < place.first_row + place.rows)
-            own = values[inside_n]
-            own = own[:, columns] if out.dim() == 2 else own
-            out.index_copy_(0, (rows_n[inside_n] - place.first_row).to(out.device), own.to(out.device))
+            # They are ascending.
+            first, stop = torch.searchsorted(rows_n, torch.tensor([place.first_row, place.first_row + place.rows]))
+            own = values[first:stop, columns] if out.dim() == 2 else values[first:stop]
+            out.index_copy_(0, (rows_n[first:stop] - place.first_row).to(out.device), own.to(out.device))
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Rows and their values, in the order in which they were written."""

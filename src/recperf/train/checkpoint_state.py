@@ -152,7 +152,8 @@ class Content:
             written.increments.update({path: list(entries) for path, entries in chain.increments.items()})
             written.files.update(chain.files)
             written.linked.update(name for name in chain.files if link(chain.folder / name, folder / name))
-        for number, changes in enumerate(_by_file(self.increment.changes)):
+        parts = [part for change in self.increment.changes for part in change.parts(FILE_BYTES)]
+        for number, changes in enumerate(_by_file(parts)):
             name = f"rows{self.increment.number}-{number:05d}.safetensors"
             tensors = {key: tensor for change in changes for key, tensor in change.tensors().items()}
             written.files[name] = write_tensors(folder / name, tensors)
