@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,3 +92,56 @@ class FBGEMM:
 
     def table_RD(self) -> Tensor:
         return torch.cat([weights.detach() for weights in self.bags.split_embedding_weights()])
+
+
+class CachedTables(torch.nn.Module):
+    """The tables of dlrm-v4 as one TBE whose rows lie in host memory that the GPU reads, with a cache on the GPU
+    (MANAGED_CACHING): each distinct row of a batch is looked up once. Has the methods that a training step calls."""
+
+    def __init__(self, rows: dict[str, int], dim: int, cache_bytes: int, device: torch.device, rate: float) -> None:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        super().__init__()
+        self.names = tuple(rows)
+        place = (EmbeddingLocation.MANAGED_CACHING, ComputeDevice.CUDA)
+        self.bags = SplitTableBatchedEmbeddingBagsCodegen(
+            [(count, dim, *place) for count in rows.values()],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=rate,
+            weights_precision=SparseType.FP32,
+            output_dtype=SparseType.FP32,
+            stochastic_rounding=False,
+            pooling_mode=PoolingMode.NONE,
+            bounds_check_mode=BoundsCheckMode.NONE,
+            cache_load_factor=cache_bytes / (4 * dim * sum(rows.values())),
+            uvm_host_mapped=True,
+            device=device,
+        )
+        self.forget()
+
+    def lookup(self, inputs: Any) -> dict[str, Tensor]:
+        if inputs.rows is self._rows:
+            return self._leaves
+        counts = [rows_U.numel() for rows_U in inputs.rows.values()]
+        offsets = torch.tensor([0, *counts], pin_memory=True).to(inputs.labels_B.device, non_blocking=True).cumsum(0)
+        self._rows, self._found = inputs.rows, self.bags(torch.cat(list(inputs.rows.values())), offsets)
+        parts = torch.split(self._found.detach(), counts)
+        self._leaves = {name: part.requires_grad_() for name, part in zip(inputs.rows, parts)}
+        return self._leaves
+
+    def update(self, rate: float, eps: float) -> None:
+        """The rate was set at the beginning; the backward pass of the TBE updates the rows."""
+        assert self._found is not None
+        gradients = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in self._leaves.values()]
+        self._found.backward(torch.cat(gradients))  # type: ignore[no-untyped-call]
+        self.forget()
+
+    def forget(self) -> None:
+        self._rows: Any = None
+        self._leaves: dict[str, Tensor] = {}
+        self._found: Tensor | None = None

@@ -2,7 +2,8 @@
 
 The published model, batch 1,024, made-up batches whose lengths and distinct items are like the benchmark's. Every batch
 uses other rows than those before it: none is in the cache, each is read from the store and one is written back for it,
-which is the worst case. All rows of the store were written before, so none is computed instead of read. A reading is
+which is the worst case. `fbgemm` is the same step with the tables in FBGEMM's TBE, rows in host memory and a cache of
+the same size (MANAGED_CACHING). All rows of the store were written before, so none is computed instead of read. A reading is
 the time between the ends of two steps by the device's events. Losses of all placements of one size have to be equal.
 
 Run as `python benchmarks/table_tiers.py --sizes 37 93 --placements device host file`; `--tiny` runs anywhere.
@@ -24,9 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from _fbgemm_peer import CachedTables
 from _histories import MEAN, SHORTEST, made_up
 from _rows import record, row, show
-from dlrm_v4_step import ROOM, Trainer, parts_that_fit
+from dlrm_v4_step import RATE, ROOM, Trainer, parts_that_fit
 from recperf.data.batch import HistoryBatch
 from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop
 from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
@@ -37,8 +39,8 @@ from recperf.models.tiers.opening import open_tiers
 from recperf.train.prefetch import prefetched
 
 NAME, SEED, GIB = "table_tiers", 3, 1 << 30
-STRIDE = 1_000_003
-"""Between the rows of one batch and the next."""
+STRIDES = 0x9E3779B1, 0x85EBCA77
+"""Odd numbers that spread the rows of one batch and the next."""
 BASES = 4
 """Batches that are made up; others are these with other rows."""
 
@@ -56,8 +58,9 @@ class Ready:
 
 
 def moved(batch: HistoryBatch, number: int) -> HistoryBatch:
-    """The same batch with other rows."""
-    features = replace(batch.features, values_V=batch.features.values_V + STRIDE * number)
+    """The same batch with other rows: an id is multiplied by an odd number of its own for each batch."""
+    ids = batch.features.values_V * (2 * (STRIDES[0] * number % 1_000_003) + 1) + STRIDES[1] * number
+    features = replace(batch.features, values_V=ids)
     return replace(batch, features=features)
 
 
@@ -72,11 +75,23 @@ def write_all(tiers: TieredRows) -> float:
     return perf_counter() - began
 
 
+def fill(tiers: TieredRows) -> None:
+    """Fill the cache, so that each further row replaces one."""
+    owner, (name, rows) = object(), max(tiers.tables.items(), key=lambda table: table[1])
+    step = 1 << 18
+    for first in range(0, min(rows, tiers.slots), step):
+        here = torch.arange(first, min(first + step, rows, tiers.slots), device=tiers.device)
+        tiers.finish(tiers.place({name: here}, owner))
+
+
 def trainer_of(
     config: DLRMv4Config, placement: Any, cache: int, depth: int, folder: Path, device: torch.device
 ) -> tuple[Trainer, TieredRows | None]:
     if placement == "device":
         return Trainer(config, device), None
+    if placement == "fbgemm":
+        peer: Any = CachedTables(config.table_rows, config.table_dim, cache, device, RATE)
+        return Trainer(config, device, tables=peer), None
     tables = TablesConfig(placement=placement, depth=depth, folder=folder)
     tiers = open_tiers(
         config.table_rows, Tiers(placement, cache, ""), tables, dim=config.table_dim, state=1, device=device
@@ -100,6 +115,7 @@ def measured(
         facts: dict[str, Any] = {"placement": placement, "depth": options.depth, "micro_batches": parts}
         if tiers is not None and not options.fresh:
             facts["store_written_s"] = write_all(tiers)
+            fill(tiers)
         owner = object()
 
         def source() -> Iterator[HistoryBatch]:
@@ -159,7 +175,9 @@ def main(arguments: list[str]) -> int:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--tiny", action="store_true", help="a small model on any device; no rows")
     words.add_argument("--sizes", type=float, nargs="+", default=[37.0, 93.0], help="GiB of tables")
-    words.add_argument("--placements", nargs="+", default=["device", "host"], choices=["device", "host", "file"])
+    words.add_argument(
+        "--placements", nargs="+", default=["device", "host"], choices=["device", "host", "file", "fbgemm"]
+    )
     words.add_argument("--cache", type=float, default=40.0, help="GiB for rows in use, at most a third of all")
     words.add_argument("--depth", type=int, default=2)
     words.add_argument("--batch", type=int, default=1024)

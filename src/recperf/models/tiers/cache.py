@@ -133,9 +133,9 @@ class TieredRows:
 
     def place(self, rows: Mapping[str, Tensor], owner: object) -> Placed:
         """Bring the distinct rows of a batch into the cache, where they stay until it is finished."""
-        began = perf_counter()
         counts = {name: len(rows_U) for name, rows_U in rows.items()}
         rows_N = self._numbered(rows)
+        began = perf_counter()
         with self._turn:
             self._count += 1
             number = self._count
@@ -291,7 +291,7 @@ class TieredRows:
             chosen: list[Longs] = []
             missing, scanned = count, 0
             while missing and scanned < self.slots:
-                stop = min(self._hand + SCANNED, self.slots)
+                stop = min(self._hand + min(SCANNED, self.slots - scanned), self.slots)
                 here = slice(self._hand, stop)
                 fits = (self.last_S[here] <= until) & (score_S[here] <= threshold) & (self.row_S[here] >= 0)
                 places = np.flatnonzero(fits)[:missing] + self._hand
@@ -300,7 +300,7 @@ class TieredRows:
                 self._hand %= self.slots
                 chosen.append(places)
                 missing -= len(places)
-            leaving = np.unique(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
+            leaving = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
             if len(leaving) == count or threshold == np.inf:
                 return leaving
         return leaving
