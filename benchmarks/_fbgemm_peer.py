@@ -122,15 +122,18 @@ class CachedTables(torch.nn.Module):
             uvm_host_mapped=True,
             device=device,
         )
-        self.forget()
+        self._rows: Any = None
+        self._leaves: dict[str, Tensor] = {}
+        self._found: Tensor | None = None
 
     def lookup(self, inputs: Any) -> dict[str, Tensor]:
         if inputs.rows is self._rows:
             return self._leaves
         counts = [rows_U.numel() for rows_U in inputs.rows.values()]
         offsets = torch.tensor([0, *counts], pin_memory=True).to(inputs.labels_B.device, non_blocking=True).cumsum(0)
-        self._rows, self._found = inputs.rows, self.bags(torch.cat(list(inputs.rows.values())), offsets)
-        parts = torch.split(self._found.detach(), counts)
+        found: Tensor = self.bags(torch.cat(list(inputs.rows.values())), offsets)
+        self._rows, self._found = inputs.rows, found
+        parts = torch.split(found.detach(), counts)
         self._leaves = {name: part.requires_grad_() for name, part in zip(inputs.rows, parts)}
         return self._leaves
 
@@ -142,6 +145,4 @@ class CachedTables(torch.nn.Module):
         self.forget()
 
     def forget(self) -> None:
-        self._rows: Any = None
-        self._leaves: dict[str, Tensor] = {}
-        self._found: Tensor | None = None
+        self._rows, self._leaves, self._found = None, {}, None

@@ -3,8 +3,9 @@
 The published model, batch 1,024, made-up batches whose lengths and distinct items are like the benchmark's. Every batch
 uses other rows than those before it: none is in the cache, each is read from the store and one is written back for it,
 which is the worst case. `fbgemm` is the same step with the tables in FBGEMM's TBE, rows in host memory and a cache of
-the same size (MANAGED_CACHING). All rows of the store were written before, so none is computed instead of read. A reading is
-the time between the ends of two steps by the device's events. Losses of all placements of one size have to be equal.
+the same size (MANAGED_CACHING). All rows of the store were written before, so none is computed instead of read. A
+reading is the time between the ends of two steps by the device's events. With `--fresh` no row was written before; then
+losses of all placements of one size have to be equal.
 
 Run as `python benchmarks/table_tiers.py --sizes 37 93 --placements device host file`; `--tiny` runs anywhere.
 """
@@ -41,6 +42,7 @@ from recperf.train.prefetch import prefetched
 NAME, SEED, GIB = "table_tiers", 3, 1 << 30
 STRIDES = 0x9E3779B1, 0x85EBCA77
 """Odd numbers that spread the rows of one batch and the next."""
+PLACEMENTS = ("device", "host", "file", "fbgemm")
 BASES = 4
 """Batches that are made up; others are these with other rows."""
 
@@ -175,9 +177,7 @@ def main(arguments: list[str]) -> int:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--tiny", action="store_true", help="a small model on any device; no rows")
     words.add_argument("--sizes", type=float, nargs="+", default=[37.0, 93.0], help="GiB of tables")
-    words.add_argument(
-        "--placements", nargs="+", default=["device", "host"], choices=["device", "host", "file", "fbgemm"]
-    )
+    words.add_argument("--placements", nargs="+", default=["device", "host"], choices=PLACEMENTS)
     words.add_argument("--cache", type=float, default=40.0, help="GiB for rows in use, at most a third of all")
     words.add_argument("--depth", type=int, default=2)
     words.add_argument("--batch", type=int, default=1024)
