@@ -150,3 +150,12 @@ def test_this_machine_is_a_device(call: Call, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_plan_needs_no_torch(runs_without_torch: Callable[..., None]) -> None:
     runs_without_torch("plan", "dlrm-v4", "--preset", "mlperf", "--quiet")
+
+
+def test_tables_that_do_not_fit_into_one_device_are_priced_in_tiers(call: Call) -> None:
+    code, out, _ = call("dlrm-v4", "--preset", "mlperf", "--ranks", "1", "--served", "0.95")
+    assert code == 0
+    assert "tables in tiers: 560 GiB of rows beside a cache of" in out
+    assert "serves 95.0% of" in out
+    small = as_json(call, "dlrm-v4", "--preset", "gpu", "--ranks", "1")["points"][0]
+    assert "tiers" not in small

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from recperf.data.reuse import SIZES_D, Reuse
+from recperf.data.xxh64 import xxh64
 
 Batches = list[NDArray[np.int64]]
 
@@ -17,12 +18,13 @@ Batches = list[NDArray[np.int64]]
 def simulated(batches: Batches, slots: int) -> tuple[int, int]:
     """Uses, and misses of a cache that first places a batch's rows and then drops the least recently used ones."""
     cache: OrderedDict[int, None] = OrderedDict()
+    hashes = xxh64([np.arange(max(int(rows_N.max()) for rows_N in batches) + 1)]).tolist()
     uses = misses = 0
     for rows_N in batches:
         for row in sorted(set(rows_N.tolist()) - set(cache)):
             misses += 1
             cache[row] = None
-        for row in sorted(set(rows_N.tolist())):
+        for row in sorted(set(rows_N.tolist()), key=lambda row: int(hashes[row])):
             uses += 1
             cache.move_to_end(row)
         while len(cache) > slots:

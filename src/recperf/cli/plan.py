@@ -19,6 +19,7 @@ from ..plan.predict import rank_batch_of
 from ..plan.sharding import COLUMN_WIDTH, Codec, KindOrAuto, Parallelism, Wire
 from ..plan.summary import Question, plan_point, with_scaling
 from ..plan.work import PlannedWorkload
+from ..units import byte_count
 from . import plan_text
 from .options import C, WorkloadOptions, choose, read_options
 from .peaks import stored_or_measured
@@ -83,6 +84,7 @@ def command(arguments: list[str]) -> int:
     options = read_options(Options, choice, verb="plan", description=DESCRIPTION)
     counts = _ranks(options.ranks)
     price, currency = _price(options.price)
+    within(0.0, options.served or 0.0, 1.0, "served")
     out = _require_out(options.out)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     workload = choice.workload.planned(options.values)
@@ -93,13 +95,16 @@ def command(arguments: list[str]) -> int:
         options.network or ("loopback" if options.gpu == "cpu" else "ib400"), ranks_per_node=options.ranks_per_node
     )
     parallelism = _parallelism(options)
+    tables = getattr(options.values, "tables", None)
     points = []
     for ranks in counts:
         skew = _skew(options, workload, ranks, parallelism)
         history = options.history if options.history is not None or skew is None else skew.mean_history
         point = plan_point(
-            workload, ranks, device, network, parallelism, options, price=price, skew=skew, history=history
-        )
+            workload, ranks, device, network, parallelism, options, price=price, skew=skew, history=history,
+            cache_bytes=byte_count(tables.device_bytes) if tables else None,
+            tiered=tables is not None and tables.placement in ("host", "file"),
+        )  # fmt: skip
         points.append(point)
     plan = {
         "schema": 1,

@@ -59,6 +59,7 @@ def _details(point: dict[str, Any], currency: str | None) -> list[str]:
         "",
         f"memory: {_verdict(point['memory'])}",
         table(_memory(point["memory"])),
+        *_tiers(point.get("tiers")),
         "",
         "tables",
         table(
@@ -124,6 +125,23 @@ def _verdict(memory: dict[str, Any]) -> str:
         for one in memory["remedies"]
     ]
     return text + (f"\n  fits with: {'; or '.join(options)}" if options else "\n  no other sharding makes it fit")
+
+
+def _tiers(tiers: dict[str, Any] | None) -> list[str]:
+    if tiers is None:
+        return []
+    room = f"{size(tiers['table_bytes'])} of rows beside a cache of {size(tiers['cache_bytes'])} on the device"
+    lines = [
+        "",
+        f"tables in tiers: {room}, which serves {tiers['served']:.1%} of {tiers['rows_per_step']:,.0f} rows a step",
+        f"  ({tiers['origin']})",
+    ]
+    rows = [["tables in", "moved each way", "time", "step", "samples/s", "limited by"]]
+    for name, one in tiers["stores"].items():
+        moving = max(seconds for part, seconds in one["parts"].items() if part != "the device")
+        step = (_time(one["seconds"]), f"{one['samples_per_s']:,.0f}", one["limit"])
+        rows.append([name, size(one["bytes_each_way"]), _time(moving), *step])
+    return [*lines, table(rows)] if tiers["stores"] else lines
 
 
 def _skew(skew: dict[str, Any]) -> list[str]:

@@ -159,8 +159,10 @@ class Reuse:
         np.add.at(self._counts_GD, (groups_S, classes_S), 1 << self._halvings)
 
     def _use(self, rows_S: Words, known_S: NDArray[np.bool_], places_S: Words) -> None:
-        """Make the rows the most recent ones."""
-        times_S = self._now + np.arange(len(rows_S))
+        """Make the rows the most recent ones; which of a batch is older, a hash decides, as popular rows may have low
+        numbers."""
+        times_S = np.empty(len(rows_S), np.int64)
+        times_S[np.argsort(xxh64([rows_S]))] = self._now + np.arange(len(rows_S))
         self._last[self._times_K[places_S[known_S]]] = False
         self._last[times_S] = True
         self._now += len(rows_S)

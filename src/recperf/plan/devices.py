@@ -173,11 +173,31 @@ class Network:
         within(1, self.ranks_per_node, 1 << 16, "network.ranks_per_node")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """Rows of tables in host memory or in files."""
+
+    name: str
+    """Name in plans."""
+    limit: str
+    """What is busy when rows are read and written."""
+    reads_per_s: float = 1e12
+    """Rows that can be read."""
+    read_bytes_per_s: float = 1e16
+    """Bytes of rows that can be read."""
+    write_bytes_per_s: float
+    """Bytes of rows that can be written."""
+    origin: str
+    """Source of the figures."""
+
+
 _FILE = tomllib.loads(files(__package__).joinpath("devices.toml").read_text(encoding="utf-8"))
 KNOWN = {name: from_json(Device, {"name": name, **fields}, field="device") for name, fields in _FILE["device"].items()}
 NETWORKS = {
     name: from_json(Network, {"name": name, **fields}, field="network") for name, fields in _FILE["network"].items()
 }
+
+STORES = {name: from_json(Store, {"name": name, **fields}, field="store") for name, fields in _FILE["store"].items()}
 
 
 def from_peaks(peaks: dict[str, Any]) -> Device:

@@ -69,6 +69,8 @@ class Skew:
     batches: int
     mean_history: float | None = None
     """Mean events of a history, where batches of a dataset were counted."""
+    exponent: float | None = None
+    """Of the power law that ids were drawn from."""
 
     def distinct_per_sample(self, batch: int) -> dict[str, float]:
         """Different ids in a rank's batch for each of its samples, by table; empty unless a dataset was counted."""
@@ -98,7 +100,8 @@ def zipf(work: Work, batch: int, ranks: int, exponent: float, *, hashed: bool = 
         else:
             traffic[table.name] = _even(table, batch, ranks)
     place = "spread by a hash" if hashed else "in the first rows of their tables"
-    return Skew(traffic, f"Zipf with exponent {exponent:g}, popular ids {place}", DRAWN_BATCHES)
+    origin = f"Zipf with exponent {exponent:g}, popular ids {place}"
+    return Skew(traffic, origin, DRAWN_BATCHES, exponent=exponent)
 
 
 @lru_cache(maxsize=4)

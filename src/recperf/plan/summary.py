@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import advice, failures, target
+from . import advice, failures, target, tiers
 from .devices import Device, Network
 from .network import ranks_on_node
 from .predict import Prediction, predict
@@ -34,6 +34,9 @@ class Question:
     """Seconds from a failure to the next step."""
     failure_seed: int = 0
     """Seed of the failure times."""
+    served: float | None = None
+    """Tables in tiers: share of the rows of a step that the cache serves, as recperf data reuse counts it. Default:
+    estimated from --skew."""
 
 
 def plan_point(
@@ -47,8 +50,11 @@ def plan_point(
     price: float | None = None,
     skew: Skew | None = None,
     history: float | None = None,
+    cache_bytes: int | None = None,
+    tiered: bool = False,
 ) -> dict[str, Any]:
-    """Everything about one number of ranks; `price` is that of one device for an hour."""
+    """Everything about one number of ranks; `price` is that of one device for an hour. Tables that do not fit into one
+    device, or should not, are also priced in tiers."""
     plan = predict(workload, ranks, device, network, parallelism, skew=skew, history=history)
     share = device.share(ranks_on_node(ranks, network))
     point = _step(plan, parallelism)
@@ -57,6 +63,9 @@ def plan_point(
             {"options": options, "bytes": memory.peak, "without_reuse_bytes": memory.without_reuse}
             for options, memory in advice.remedies(plan, parallelism, share)
         ]
+    # Ranks hold their shards in the memory of their devices.
+    if ranks == 1 and (tiered or not plan.memory.fits):
+        point["tiers"] = tiers.price(plan, share, cache_bytes=cache_bytes, served=question.served)
     if skew is not None:
         arrivals = advice.arrivals(plan.work, plan.skew, plan.rank_batch, ranks, parallelism)
         limits = advice.limits(plan, parallelism, share)

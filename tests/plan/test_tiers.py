@@ -1,0 +1,64 @@
+"""Tables in tiers: the share that a cache serves, and what limits a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recperf.data.reuse import Reuse
+from recperf.plan import tiers
+from recperf.plan.devices import KNOWN
+from recperf.plan.predict import Prediction, predict
+from recperf.plan.skew import popularity, zipf
+from recperf.workloads import find
+
+
+def test_the_estimated_share_is_that_of_a_counted_log() -> None:
+    """Of ids drawn by a power law; first uses, of which a long training has none, are left out."""
+    rows, ids, steps = 20_000, 800, 400
+    share_K = popularity(rows, 0.8)
+    generator = np.random.default_rng(5)
+    warm, whole = Reuse([rows], followed=rows), Reuse([rows], followed=rows)
+    for step in range(steps):
+        batch = generator.choice(rows, ids, p=share_K)
+        whole.add([batch])
+        if step < steps // 2:
+            warm.add([batch])
+    use_K = -np.expm1(ids * np.log1p(-share_K))
+    for slots in (2_048, 4_096, 8_192):
+        misses = int(whole.misses_T(slots).sum() - warm.misses_T(slots).sum())
+        counted = 1 - misses / int(whole.uses_T.sum() - warm.uses_T.sum())
+        assert tiers.served_by(np.ones(rows), use_K, slots) == pytest.approx(counted, abs=0.01)
+    assert tiers.served_by(np.ones(rows), use_K, rows) == 1.0
+
+
+@pytest.fixture(scope="module")
+def published() -> Prediction:
+    workload = find("dlrm-v4")
+    return predict(workload.planned(workload.presets["mlperf"]()), 1, KNOWN["h200"])
+
+
+def test_a_step_takes_as_long_as_the_slowest_of_device_link_and_store(published: Prediction) -> None:
+    device = KNOWN["h200"]
+    priced = tiers.price(published, device, served=0.9)
+    assert priced["table_bytes"] == 4 * 513 * sum(table.rows for table in published.work.tables)
+    host, file = priced["stores"]["host"], priced["stores"]["file"]
+    assert host["limit"] == "the device"
+    assert host["seconds"] == published.seconds
+    assert host["bytes_each_way"] == pytest.approx(0.1 * priced["rows_per_step"] * 4 * 513)
+    slow = tiers.price(published, replace(device, host_bytes_per_s=1e7), served=0.9)["stores"]["host"]
+    assert (slow["limit"], slow["seconds"]) == ("the link", slow["bytes_each_way"] / 1e7)
+    none = tiers.price(published, device, served=0.0)["stores"]["file"]
+    assert none["limit"] == "the disk"
+    assert none["seconds"] > file["seconds"]
+
+
+def test_skewed_ids_are_served_better_and_a_batch_must_fit(published: Prediction) -> None:
+    device, cache = KNOWN["h200"], 8 << 30
+    even = tiers.price(published, device, cache_bytes=cache)
+    skewed = replace(published, skew=zipf(published.work, published.rank_batch, 1, 1.05))
+    assert even["served"] < tiers.price(skewed, device, cache_bytes=cache)["served"] < 1
+    small = tiers.price(published, device, cache_bytes=1 << 20)
+    assert (small["served"], small["stores"]) == (0.0, {})
