@@ -205,7 +205,7 @@ def main(arguments: list[str]) -> int:
         sized = scaled(config, gib)
         losses_by: dict[str, list[float]] = {}
         for placement in options.placements:
-            if placement == "device" and gib > options.cache and not options.tiny:
+            if placement in ("device", "fbgemm") and gib > options.cache and not options.tiny:
                 continue
             cache = int(min(options.cache, gib / 3) * GIB)
             seconds, losses, facts = measured(sized, bases, parts, options, placement, cache, device)
