@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recperf.errors import ArgumentError
-from recperf.ops.rows import Fault, RecordFault, RecordFiles, native, reference
+from recperf.ops.rows import Fault, RecordFault, RecordFiles, Request, native, reference
 
 BODIES = [pytest.param(reference, id="reference"), pytest.param(native, id="native")]
 WIDTHS = [1, 3, 17, 513]
@@ -67,47 +67,45 @@ def test_rows_in_memory(body: Any, width: int) -> None:
     assert np.array_equal(table_RW, expected_RW)
 
 
-REQUESTS = {
+PLACES = {
     "all": np.arange(ROWS),
     "none": np.empty(0, np.int64),
-    "first and last of every table": np.array([0, 699, 700, 701, 999]),
+    "first and last of every file": np.array([0, 699, 700, 701, 999]),
     "runs and gaps": np.flatnonzero(np.arange(ROWS) % 7 < 3),
-    "random": np.sort(np.random.default_rng(5).permutation(ROWS)[:400]),
+    "random": np.random.default_rng(5).permutation(ROWS)[:400],
 }
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_records_are_the_same_bytes_in_both(files: Any, width: int, name: str) -> None:
-    rows_N, sides = REQUESTS[name], []
-    order_N = np.random.default_rng(3).permutation(len(rows_N))
+    places_N, sides = PLACES[name], []
+    rows_N = np.random.default_rng(3).permutation(len(places_N)) * 1000
     written_NW = values(len(rows_N), width)
     for body in (reference, native):
         opened = files(width)
-        body.write_records(opened, rows_N, order_N, written_NW)
+        body.write_records(opened, Request.of(rows_N, places_N), written_NW)
         sides.append((opened, [os.pread(handle, 1 << 24, 0) for handle in opened.handles]))
     assert sides[0][1] == sides[1][1]
     for (opened, _), body in zip(sides, (native, reference)):
         out_NW = np.full_like(written_NW, np.nan)
-        body.read_records(opened, rows_N, order_N, out_NW)
+        body.read_records(opened, Request.of(rows_N, places_N), out_NW)
         assert np.array_equal(out_NW, written_NW)
-        body.read_records(opened, rows_N, None, out_NW)
-        assert np.array_equal(out_NW, written_NW[order_N])
-        twice_N = np.repeat(rows_N, 2)
+        twice_N = np.random.default_rng(4).permutation(np.repeat(np.arange(len(rows_N)), 2))
         out_NW = np.full((len(twice_N), width), np.nan, np.float32)
-        body.read_records(opened, twice_N, None, out_NW)
-        assert np.array_equal(out_NW, np.repeat(written_NW[order_N], 2, axis=0))
+        body.read_records(opened, Request.of(rows_N[twice_N], places_N[twice_N]), out_NW)
+        assert np.array_equal(out_NW, written_NW[twice_N])
 
 
 @pytest.mark.parametrize("body", BODIES)
 def test_records_longer_than_a_buffer_and_rows_that_the_kernel_does_not_hold(body: Any, files: Any) -> None:
-    opened, rows_N = files(70_001, (40,)), np.arange(0, 40, 2)
+    opened, request = files(70_001, (40,)), Request.of(np.arange(20), np.arange(0, 40, 2))
     written_NW = values(20, 70_001)
-    body.write_records(opened, rows_N, None, written_NW)
+    body.write_records(opened, request, written_NW)
     os.fsync(opened.handles[0])
     os.posix_fadvise(opened.handles[0], 0, 0, os.POSIX_FADV_DONTNEED)
     out_NW = np.empty_like(written_NW)
-    body.read_records(opened, rows_N, None, out_NW)
+    body.read_records(opened, request, out_NW)
     assert np.array_equal(out_NW, written_NW)
 
 
@@ -126,8 +124,8 @@ def test_one_or_two_changed_bits_change_the_checksum() -> None:
     ("fault", "row"), [(Fault.SHORT, 640), (Fault.EMPTY, 10), (Fault.OTHER_ROW, 11), (Fault.DAMAGED, 650)]
 )
 def test_a_wrong_record_is_found(body: Any, files: Any, fault: Fault, row: int) -> None:
-    opened, rows_N = files(17), np.arange(ROWS)
-    body.write_records(opened, rows_N, None, values(ROWS, 17))
+    opened, request = files(17), Request.of(np.arange(ROWS), np.arange(ROWS))
+    body.write_records(opened, request, values(ROWS, 17))
     handle, place, count = opened.handles[0], row * opened.record_bytes, opened.record_bytes
     if fault is Fault.SHORT:
         os.ftruncate(handle, place + 9)
@@ -138,7 +136,7 @@ def test_a_wrong_record_is_found(body: Any, files: Any, fault: Fault, row: int) 
     else:
         os.pwrite(handle, bytes([os.pread(handle, 1, place + 50)[0] ^ 1]), place + 50)
     with pytest.raises(RecordFault) as caught:
-        body.read_records(opened, rows_N, None, np.empty((ROWS, 17), np.float32))
+        body.read_records(opened, request, np.empty((ROWS, 17), np.float32))
     assert (caught.value.fault, caught.value.row) == (fault, row)
 
 
@@ -151,10 +149,10 @@ def test_what_would_leave_the_tables_is_refused(body: Any, files: Any) -> None:
                 call(table_RW, rows_N, values(2, 2))
         for call in (body.read_records, body.write_records):
             with pytest.raises(ArgumentError, match="allowed: 0 to 4"):
-                call(opened, rows_N, None, values(2, 2))
+                call(opened, Request.of(np.arange(2), rows_N), values(2, 2))
     with pytest.raises(ArgumentError, match="ascending order"):
-        body.read_records(opened, np.array([3, 2]), None, values(2, 2))
-    with pytest.raises(ArgumentError, match="has a row twice"):
-        body.write_records(opened, np.array([3, 3]), None, values(2, 2))
-    with pytest.raises(ArgumentError, match="positions outside 0 to 1"):
-        body.read_records(opened, np.array([2, 3]), np.array([0, 2]), values(2, 2))
+        body.read_records(opened, Request(np.arange(2), np.array([3, 2]), np.arange(2)), values(2, 2))
+    with pytest.raises(ArgumentError, match="there is one twice"):
+        body.write_records(opened, Request.of(np.arange(2), np.array([3, 3])), values(2, 2))
+    with pytest.raises(ArgumentError, match="order_N has numbers from 0 to 2"):
+        body.read_records(opened, Request(np.arange(2), np.array([2, 3]), np.array([0, 2])), values(2, 2))

@@ -25,7 +25,7 @@ from ... import machine
 from ...config import require
 from ...errors import ArgumentError, DataError, MachineError, RecperfError, shorten_middle
 from ...files import alone, open_regular, writing
-from ...ops.rows import Fault, Name, RecordFault, RecordFiles, choose
+from ...ops.rows import Fault, Name, RecordFault, RecordFiles, Request, choose
 from ...ops.rows.rule import require_rows
 from ...stop import FLAG
 from ...units import size
@@ -33,9 +33,8 @@ from ...units import size
 MAP_NORESERVE = 0x4000
 """Linux's value, on all of its common processors; Python names it from 3.13 on."""
 SUFFIX = ".recperf-rows"
-UNSAVED = 256 << 20
-"""Bytes written after which the kernel is asked to begin writing them to the disk. A container's memory limit counts
-pages that wait for it, and by its own measure, a share of the whole machine's memory, the kernel may begin too late."""
+MOST_ROWS = (1 << 32) - 1
+"""Of one table in a file: places are counted in 32 bits."""
 RESUME = "--resume RUN continues after the last checkpoint"
 ELSEWHERE = "choose another place with --tables.folder"
 
@@ -89,7 +88,10 @@ class HostRows:
 
 
 class FileRows:
-    """All records in files of a folder, one per table; disk is taken when a row is written first.
+    """All records in files of a folder, one per table.
+
+    A row gets its place when it is written first, after those of the rows before it: a file is as long as the rows that
+    were written, which lie in one piece, and rows that left the cache together are read together.
 
     The folder belongs to this process as long as the store is open. Files that a killed process left there are removed.
     """
@@ -98,33 +100,34 @@ class FileRows:
         self, folder: Path, tables: dict[str, int], width: int, *, keep: bool = False, impl: Name = "auto"
     ) -> None:
         require(len(tables) >= 1, "tables", tables, "at least 1")
-        require(min(tables.values()) >= 1, "rows", min(tables.values()), "at least 1")
+        for count in tables.values():
+            require(1 <= count <= MOST_ROWS, "rows", count, f"1 to {MOST_ROWS:,}")
         require(width >= 1, "width", width, "at least 1")
         starts_T1 = np.cumsum([0, *tables.values()], dtype=np.int64)
         self.rows, self.width = int(starts_T1[-1]), width
         self.written_R = np.zeros(self.rows, np.bool_)
         self.names, self.paths = tuple(tables), tuple(_path(folder, place, name) for place, name in enumerate(tables))
         self._body, self.why = choose(impl)
-        self._unsaved = 0
+        self._ranks_R = np.zeros(self.rows, np.uint32)
+        """The place of a row in its file, from 1 on; 0: none yet."""
+        self._used_T = np.zeros(len(tables), np.int64)
+        """Places of each file that rows have."""
         with ExitStack() as stack:
             stack.enter_context(alone(folder, what="keeping its tables in this folder", again=ELSEWHERE))
             _remove_leftovers(folder)
             if not keep:
                 stack.callback(self._remove)
                 stack.enter_context(FLAG.before_exit(self._remove))
-            files = RecordFiles((), starts_T1, width)
-            handles = tuple(
-                _create(path, count * files.record_bytes, stack) for path, count in zip(self.paths, tables.values())
-            )
+            handles = tuple(_create(path, stack) for path in self.paths)
             self._files = RecordFiles(handles, starts_T1, width)
             self._stack = stack.pop_all()
 
     def read(self, rows_N: Rows, out_NW: Values) -> None:
         _require_call(self, rows_N, "out_NW", out_NW)
         _require_written(self, rows_N)
-        ascending_N, order_N = _sorted(rows_N)
+        places_N = self._tables(rows_N)[1] + self._ranks_R[rows_N] - 1
         try:
-            self._body.read_records(self._files, ascending_N, order_N, out_NW)
+            self._body.read_records(self._files, Request.of(rows_N, places_N), out_NW)
         except RecordFault as fault:
             raise self._error(fault, "read") from None
 
@@ -132,40 +135,55 @@ class FileRows:
         """Replace the records of distinct rows. After an error the caller still has their values: records that were not
         written whole do not match their checksum."""
         _require_call(self, rows_N, "values_NW", values_NW)
-        ascending_N, order_N = _sorted(rows_N)
+        tables_N, starts_N = self._tables(rows_N)
+        ranks_N = self._ranks_R[rows_N].astype(np.int64)
+        used_T = self._used_T.copy()
+        new_N = np.flatnonzero(ranks_N == 0)
+        new_N = new_N[np.argsort(rows_N[new_N])]
+        if (np.diff(rows_N[new_N]) == 0).any():
+            raise ArgumentError("rows_N has a row twice")
+        for table, count in zip(*np.unique(tables_N[new_N], return_counts=True)):
+            of_table_N = new_N[tables_N[new_N] == table]
+            ranks_N[of_table_N] = used_T[table] + np.arange(1, count + 1)
+            used_T[table] += count
         try:
-            self._body.write_records(self._files, ascending_N, order_N, values_NW)
+            self._body.write_records(self._files, Request.of(rows_N, starts_N + ranks_N - 1), values_NW)
         except RecordFault as fault:
             raise self._error(fault, "written") from None
+        self._ranks_R[rows_N], self._used_T = ranks_N, used_T
         self.written_R[rows_N] = True
-        self._unsaved += values_NW.nbytes
-        self._require_saved(start=self._unsaved >= UNSAVED)
+        self._require_saved()
 
     def close(self) -> None:
         """Close the files, and remove them unless they are kept."""
         self._stack.close()
+
+    def _tables(self, rows_N: Rows) -> tuple[Rows, Rows]:
+        """The table of each row, and the first row of that table."""
+        starts_T1 = self._files.starts_T1
+        tables_N = np.searchsorted(starts_T1, rows_N, side="right") - 1
+        return tables_N, starts_T1[tables_N]
 
     def _remove(self) -> None:
         for path in self.paths:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def _require_saved(self, *, start: bool) -> None:
+    def _require_saved(self) -> None:
         """Fail if the kernel could not bring to the disk what was written earlier: reading it might give old values."""
         for name, path, handle in zip(self.names, self.paths, self._files.handles):
-            code = self._body.written_back(handle, start=start)
+            code = self._body.lost_write(handle)
             if code:
                 raise MachineError(
                     f"rows of table {_quoted(name)} were lost on their way to the disk: {os.strerror(code)}",
                     where={"file": path},
                     fix=f"check the disk; {RESUME}",
                 )
-        self._unsaved = 0 if start else self._unsaved
 
     def _error(self, fault: RecordFault, done: str) -> RecperfError:
         """The error for a user: table, row and file."""
-        table = int(np.searchsorted(self._files.starts_T1, fault.row, side="right")) - 1
-        path, row = self.paths[table], fault.row - int(self._files.starts_T1[table])
+        table, start = (int(one) for one in self._tables(np.asarray(fault.row)))
+        path, row = self.paths[table], fault.row - start
         what = f"row {row:,} of table {_quoted(self.names[table])}"
         where: dict[str, object] = {"file": path}
         if fault.fault is Fault.SYSTEM:
@@ -210,12 +228,10 @@ def _mapping(count: int) -> mmap.mmap:
     return memory
 
 
-def _create(path: Path, count: int, stack: ExitStack) -> int:
-    """A new file of so many bytes, all of them a hole."""
+def _create(path: Path, stack: ExitStack) -> int:
     with writing(path, fix=ELSEWHERE):
         handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         stack.callback(os.close, handle)
-        os.ftruncate(handle, count)
         if hasattr(os, "posix_fadvise"):
             # Nothing is gained from reading what lies beside a row.
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
@@ -237,14 +253,6 @@ def _path(folder: Path, place: int, name: str) -> Path:
 
 def _quoted(name: str) -> str:
     return shorten_middle(repr(name), 80)
-
-
-def _sorted(rows_N: Rows) -> tuple[Rows, Rows | None]:
-    """The rows in ascending order and where each was, or None if they are in order already."""
-    if (rows_N[1:] >= rows_N[:-1]).all():
-        return rows_N, None
-    order_N = np.argsort(rows_N)
-    return rows_N[order_N], order_N
 
 
 def _require_call(store: RowStore, rows_N: Rows, name: str, values_NW: Values) -> None:

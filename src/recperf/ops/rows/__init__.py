@@ -1,8 +1,8 @@
 """Moves rows of tables between a batch and where all rows lie: `reference` (numpy, anywhere) and `native` (C threads).
 
 implementation, why = choose("auto")
-implementation.gather(table_RW, rows_N, out_NW)                     # host memory; scatter is the other direction
-implementation.read_records(files, rows_N, order_N, out_NW)         # files; write_records is the other direction
+implementation.gather(table_RW, rows_N, out_NW)     # host memory; scatter is the other direction
+implementation.read_records(files, Request.of(rows_N, places_N), out_NW)     # files; write_records is the other
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 
 from .. import choice
-from .rule import Fault, RecordFault, RecordFiles
+from .rule import Fault, RecordFault, RecordFiles, Request
 
 Name = Literal["auto", "reference", "native"]
 
-__all__ = ["Fault", "Name", "RecordFault", "RecordFiles", "choose"]
+__all__ = ["Fault", "Name", "RecordFault", "RecordFiles", "Request", "choose"]
 
 
 def choose(name: Name) -> tuple[ModuleType, str]:

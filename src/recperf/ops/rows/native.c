@@ -20,9 +20,11 @@ enum { FINE, SYSTEM, SHORT, EMPTY, OTHER_ROW, DAMAGED };
 
 typedef struct {
     const int32_t *handles;
-    const int64_t *starts; /* the first row of each table, and the number of rows of all */
+    const int64_t *starts; /* the first place of each file, and the number of places of all */
+    const int64_t *rows, *places;
+    const int64_t *order; /* the positions of rows and places, by ascending place */
     int64_t width;
-} files;
+} call;
 
 typedef struct {
     int64_t kind, row, code;
@@ -75,104 +77,97 @@ static int64_t bytes_of(int64_t width) { return 8 * (2 + words_of(width)); }
 
 static fault wrong(int64_t kind, int64_t row, int64_t code) { return (fault){kind, row, code}; }
 
-static int64_t table_of(const files *f, int64_t table, int64_t row) {
-    while (row >= f->starts[table + 1]) table++;
-    return table;
-}
-
-/* Rows that are read or written at once: those at positions first..last, all of one table. */
+/* Records that lie in one file and are read or written at once: those at first..last of the order. */
 typedef struct {
-    int64_t first, last, table;
+    int64_t first, last, file;
 } run;
 
-static off_t offset_of(const files *f, run r, const int64_t *rows) {
-    return (off_t)((rows[r.first] - f->starts[r.table]) * bytes_of(f->width));
+static int64_t place(const call *c, int64_t i) { return c->places[c->order[i]]; }
+static int64_t row(const call *c, int64_t i) { return c->rows[c->order[i]]; }
+
+static off_t offset_of(const call *c, run r) {
+    return (off_t)((place(c, r.first) - c->starts[r.file]) * bytes_of(c->width));
 }
 
-static int64_t length_of(const files *f, run r, const int64_t *rows) {
-    return (rows[r.last - 1] - rows[r.first] + 1) * bytes_of(f->width);
+static int64_t length_of(const call *c, run r) {
+    return (place(c, r.last - 1) - place(c, r.first) + 1) * bytes_of(c->width);
 }
 
-/* The run that begins at a position: its rows lie at most `gap` bytes apart and fit into the buffer together. */
-static run next_run(const files *f, const int64_t *rows, int64_t first, int64_t last, int64_t table, int64_t gap) {
-    const int64_t bytes = bytes_of(f->width);
-    run r = {first, first + 1, table_of(f, table, rows[first])};
-    for (; r.last < last && rows[r.last] < f->starts[r.table + 1]; r.last++)
-        if ((rows[r.last] - rows[r.last - 1] - 1) * bytes > gap || (rows[r.last] - rows[first] + 1) * bytes > BUFFER) break;
+/* The run that begins at `first`: its records lie at most `gap` bytes apart and fit into the buffer together. */
+static run next_run(const call *c, int64_t first, int64_t last, int64_t file, int64_t gap) {
+    const int64_t bytes = bytes_of(c->width), begin = place(c, first);
+    while (begin >= c->starts[file + 1]) file++;
+    run r = {first, first + 1, file};
+    for (int64_t before = begin; r.last < last; r.last++) {
+        const int64_t next = place(c, r.last);
+        if (next >= c->starts[file + 1] || (next - before - 1) * bytes > gap || (next - begin + 1) * bytes > BUFFER) break;
+        before = next;
+    }
     return r;
 }
 
 /* Ask the kernel to read a run into its memory, without waiting for it. */
-static void announce(const files *f, run r, const int64_t *rows) {
+static void announce(const call *c, run r) {
 #ifdef POSIX_FADV_WILLNEED
-    posix_fadvise(f->handles[r.table], offset_of(f, r, rows), (off_t)length_of(f, r, rows), POSIX_FADV_WILLNEED);
+    posix_fadvise(c->handles[r.file], offset_of(c, r), (off_t)length_of(c, r), POSIX_FADV_WILLNEED);
 #else
-    (void)f, (void)r, (void)rows;
+    (void)c, (void)r;
 #endif
 }
 
 /* Whether the run was in the kernel's memory, and is in the buffer now. */
-static int read_at_once(const files *f, run r, const int64_t *rows, char *buffer) {
+static int read_at_once(const call *c, run r, char *buffer) {
 #ifdef RWF_NOWAIT
-    const size_t length = (size_t)length_of(f, r, rows);
+    const size_t length = (size_t)length_of(c, r);
     struct iovec to = {buffer, length};
-    return preadv2(f->handles[r.table], &to, 1, offset_of(f, r, rows), RWF_NOWAIT) == (ssize_t)length;
+    return preadv2(c->handles[r.file], &to, 1, offset_of(c, r), RWF_NOWAIT) == (ssize_t)length;
 #else
-    (void)f, (void)r, (void)rows, (void)buffer;
+    (void)c, (void)r, (void)buffer;
     return 0;
 #endif
 }
 
-/* A failure within a run is one of the row at which it stopped, or, in a gap, of the row after it. */
-static fault stopped(const files *f, run r, const int64_t *rows, int64_t done, int64_t kind, int64_t code) {
+/* A failure within a run is one of the record at which it stopped, or, in a gap, of the record after it. */
+static fault stopped(const call *c, run r, int64_t done, int64_t kind, int64_t code) {
     int64_t at = r.first;
-    while (at + 1 < r.last && (rows[at] - rows[r.first] + 1) * bytes_of(f->width) <= done) at++;
-    return wrong(kind, rows[at], code);
+    while (at + 1 < r.last && (place(c, at) - place(c, r.first) + 1) * bytes_of(c->width) <= done) at++;
+    return wrong(kind, row(c, at), code);
 }
 
-static fault read_run(const files *f, run r, const int64_t *rows, char *buffer) {
-    const int64_t length = length_of(f, r, rows);
+static fault move_run(const call *c, run r, char *buffer, int writing) {
+    const int64_t length = length_of(c, r);
     for (int64_t done = 0; done < length;) {
-        const ssize_t count =
-            pread(f->handles[r.table], buffer + done, (size_t)(length - done), offset_of(f, r, rows) + (off_t)done);
+        const int handle = c->handles[r.file];
+        const size_t left = (size_t)(length - done);
+        const off_t from = offset_of(c, r) + (off_t)done;
+        const ssize_t count = writing ? pwrite(handle, buffer + done, left, from) : pread(handle, buffer + done, left, from);
         if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) return stopped(f, r, rows, done, count ? SYSTEM : SHORT, count ? errno : 0);
-        done += count;
-    }
-    return wrong(FINE, 0, 0);
-}
-
-static fault write_run(const files *f, run r, const int64_t *rows, const char *buffer) {
-    const int64_t length = length_of(f, r, rows);
-    for (int64_t done = 0; done < length;) {
-        const ssize_t count =
-            pwrite(f->handles[r.table], buffer + done, (size_t)(length - done), offset_of(f, r, rows) + (off_t)done);
-        if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) return stopped(f, r, rows, done, SYSTEM, count ? errno : ENOSPC);
+        if (count < 0) return stopped(c, r, done, SYSTEM, errno);
+        if (count == 0) return stopped(c, r, done, writing ? SYSTEM : SHORT, ENOSPC);
         done += count;
     }
     return wrong(FINE, 0, 0);
 }
 
 /* Check the records of a run in the buffer and copy their values out. */
-static fault take(const files *f, run r, const int64_t *rows, const int64_t *order, const uint64_t *buffer, float *out) {
-    const int64_t words = words_of(f->width);
+static fault take(const call *c, run r, const uint64_t *buffer, float *out) {
+    const int64_t words = words_of(c->width), begin = place(c, r.first);
     for (int64_t i = r.first; i < r.last; i++) {
-        const uint64_t *record = buffer + (rows[i] - rows[r.first]) * (words + 2), head = (uint64_t)rows[i] + 1;
-        if (record[0] != head) return wrong(record[0] ? OTHER_ROW : EMPTY, rows[i], 0);
-        if (record[words + 1] != checksum(head, record + 1, words)) return wrong(DAMAGED, rows[i], 0);
-        memcpy(out + (order ? order[i] : i) * f->width, record + 1, (size_t)f->width * sizeof(float));
+        const uint64_t *record = buffer + (place(c, i) - begin) * (words + 2), head = (uint64_t)row(c, i) + 1;
+        if (record[0] != head) return wrong(record[0] ? OTHER_ROW : EMPTY, row(c, i), 0);
+        if (record[words + 1] != checksum(head, record + 1, words)) return wrong(DAMAGED, row(c, i), 0);
+        memcpy(out + c->order[i] * c->width, record + 1, (size_t)c->width * sizeof(float));
     }
     return wrong(FINE, 0, 0);
 }
 
-static void put(const files *f, run r, const int64_t *rows, const int64_t *order, uint64_t *buffer, const float *values) {
-    const int64_t words = words_of(f->width);
+static void put(const call *c, run r, uint64_t *buffer, const float *values) {
+    const int64_t words = words_of(c->width);
     for (int64_t i = r.first; i < r.last; i++) {
         uint64_t *record = buffer + (i - r.first) * (words + 2);
-        record[0] = (uint64_t)rows[i] + 1;
+        record[0] = (uint64_t)row(c, i) + 1;
         record[words] = 0;
-        memcpy(record + 1, values + (order ? order[i] : i) * f->width, (size_t)f->width * sizeof(float));
+        memcpy(record + 1, values + c->order[i] * c->width, (size_t)c->width * sizeof(float));
         record[words + 1] = checksum(record[0], record + 1, words);
     }
 }
@@ -182,65 +177,62 @@ static uint64_t *new_buffer(int64_t width) {
     return malloc((size_t)(bytes > BUFFER ? bytes : BUFFER));
 }
 
-/* Read the rows at positions first..last, which never decrease, to their positions of `out`. */
-fault read_records(const files *f, const int64_t *rows, const int64_t *order, float *out, int64_t first, int64_t last) {
-    uint64_t *buffer = new_buffer(f->width);
-    if (!buffer) return wrong(SYSTEM, rows[first], ENOMEM);
+/* Read the records at first..last of the order to their positions of `out`. */
+fault read_records(const call *c, float *out, int64_t first, int64_t last) {
+    uint64_t *buffer = new_buffer(c->width);
+    if (!buffer) return wrong(SYSTEM, row(c, first), ENOMEM);
     fault result = wrong(FINE, 0, 0);
     run waiting[WAITING];
-    for (int64_t at = first, table = 0; at < last && !result.kind;) {
+    for (int64_t at = first, file = 0; at < last && !result.kind;) {
         int64_t count = 0;
         while (at < last && count < WAITING && !result.kind) {
-            const run r = next_run(f, rows, at, last, table, GAP);
-            table = r.table, at = r.last;
-            if (read_at_once(f, r, rows, (char *)buffer))
-                result = take(f, r, rows, order, buffer, out);
+            const run r = next_run(c, at, last, file, GAP);
+            file = r.file, at = r.last;
+            if (read_at_once(c, r, (char *)buffer))
+                result = take(c, r, buffer, out);
             else
-                announce(f, waiting[count++] = r, rows);
+                announce(c, waiting[count++] = r);
         }
         for (int64_t i = 0; i < count && !result.kind; i++) {
-            result = read_run(f, waiting[i], rows, (char *)buffer);
-            if (!result.kind) result = take(f, waiting[i], rows, order, buffer, out);
+            result = move_run(c, waiting[i], (char *)buffer, 0);
+            if (!result.kind) result = take(c, waiting[i], buffer, out);
         }
     }
     free(buffer);
     return result;
 }
 
-/* Write the rows at positions first..last, ascending and distinct, with the values at their positions. A page that a run
- * covers in part is read before it is written: all are announced before the first is written, because writing holds a
- * lock of the file, under which the disk would be waited for. */
-fault write_records(const files *f, const int64_t *rows, const int64_t *order, const float *values, int64_t first,
-                    int64_t last) {
-    uint64_t *buffer = new_buffer(f->width);
-    if (!buffer) return wrong(SYSTEM, rows[first], ENOMEM);
+/* Write the records at first..last of the order, whose places are distinct. A page that a run covers in part is read
+ * before it is written: all are announced before the first is written, because writing holds a lock of the file, under
+ * which the disk would be waited for. */
+fault write_records(const call *c, const float *values, int64_t first, int64_t last) {
+    uint64_t *buffer = new_buffer(c->width);
+    if (!buffer) return wrong(SYSTEM, row(c, first), ENOMEM);
     fault result = wrong(FINE, 0, 0);
     run waiting[WAITING];
-    for (int64_t at = first, table = 0; at < last && !result.kind;) {
+    for (int64_t at = first, file = 0; at < last && !result.kind;) {
         int64_t count = 0;
         for (; at < last && count < WAITING; at = waiting[count++].last) {
-            waiting[count] = next_run(f, rows, at, last, table, 0);
-            table = waiting[count].table;
-            announce(f, waiting[count], rows);
+            waiting[count] = next_run(c, at, last, file, 0);
+            file = waiting[count].file;
+            announce(c, waiting[count]);
         }
         for (int64_t i = 0; i < count && !result.kind; i++) {
-            put(f, waiting[i], rows, order, buffer, values);
-            result = write_run(f, waiting[i], rows, (const char *)buffer);
+            put(c, waiting[i], buffer, values);
+            result = move_run(c, waiting[i], (char *)buffer, 1);
         }
     }
     free(buffer);
     return result;
 }
 
-/* The error number of a failed write of the kernel to the disk since the last call; 0 if there was none. With `start`
- * all changed pages of the file begin to be written. */
-int64_t written_back(int64_t handle, int64_t start) {
-#ifdef SYNC_FILE_RANGE_WRITE
-    if (start) sync_file_range((int)handle, 0, 0, SYNC_FILE_RANGE_WRITE);
+/* The error number of a write that the kernel could not bring to the disk since the last call; 0 if there was none. */
+int64_t lost_write(int64_t handle) {
+#ifdef SYNC_FILE_RANGE_WAIT_BEFORE
     /* Waits for the first page at most, and reports failures of any. */
     if (sync_file_range((int)handle, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) && (errno == EIO || errno == ENOSPC)) return errno;
 #else
-    (void)handle, (void)start;
+    (void)handle;
 #endif
     return 0;
 }

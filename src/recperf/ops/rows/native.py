@@ -17,7 +17,7 @@ from ...machine import usable_cores
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from . import reference
-from .rule import Fault, RecordFault, RecordFiles, Rows, Values, require_ascending, require_order, require_rows
+from .rule import Fault, RecordFault, RecordFiles, Request, Rows, Values, require_rows
 
 AHEAD_BYTES = 8 << 10
 """What is prefetched: several rows, well within the first cache."""
@@ -27,10 +27,10 @@ POOL = "recperf-rows"
 """Threads of their own: a step that shares its work on the others must not wait for rows of a later batch."""
 
 
-class _Files(ctypes.Structure):
-    """The struct `files` of native.c."""
+class _Call(ctypes.Structure):
+    """The struct `call` of native.c."""
 
-    _fields_ = (("handles", POINTER), ("starts", POINTER), ("width", I64))
+    _fields_ = (*((name, POINTER) for name in ("handles", "starts", "rows", "places", "order")), ("width", I64))
 
 
 class _Fault(ctypes.Structure):
@@ -42,11 +42,11 @@ class _Fault(ctypes.Structure):
 _FUNCTIONS = {
     "gather": [POINTER] * 3 + [I64] * 4,
     "scatter": [POINTER] * 3 + [I64] * 3,
-    "read_records": [POINTER] * 4 + [I64] * 2,
-    "write_records": [POINTER] * 4 + [I64] * 2,
-    "written_back": [I64] * 2,
+    "read_records": [POINTER] * 2 + [I64] * 2,
+    "write_records": [POINTER] * 2 + [I64] * 2,
+    "lost_write": [I64],
 }
-library = native_library(__file__, _FUNCTIONS, {"read_records": _Fault, "write_records": _Fault, "written_back": I64})
+library = native_library(__file__, _FUNCTIONS, {"read_records": _Fault, "write_records": _Fault, "lost_write": I64})
 """Returns the compiled library, or the reason why it cannot be used."""
 
 
@@ -70,37 +70,40 @@ def scatter(table_RW: Values, rows_N: Rows, values_NW: Values) -> None:
     _share(lambda first, last: call(*places, first, last, width), len(rows_N), values_NW.nbytes)
 
 
-def read_records(files: RecordFiles, rows_N: Rows, order_N: Rows | None, out_NW: Values) -> None:
-    """Read ascending rows; row i goes to position order_N[i] of `out_NW`, or to i."""
-    require_ascending(rows_N, int(files.starts_T1[-1]))
-    _records(usable(library()).read_records, files, rows_N, order_N, "out_NW", out_NW)
+def read_records(files: RecordFiles, request: Request, out_NW: Values) -> None:
+    """Read records to `out_NW`."""
+    request.require(files)
+    _records(usable(library()).read_records, files, request, "out_NW", out_NW)
 
 
-def write_records(files: RecordFiles, rows_N: Rows, order_N: Rows | None, values_NW: Values) -> None:
-    """Write ascending, distinct rows; row i has the values at position order_N[i], or i."""
-    require_ascending(rows_N, int(files.starts_T1[-1]), distinct=True)
-    _records(usable(library()).write_records, files, rows_N, order_N, "values_NW", values_NW)
+def write_records(files: RecordFiles, request: Request, values_NW: Values) -> None:
+    """Write records to distinct places."""
+    request.require(files, distinct=True)
+    _records(usable(library()).write_records, files, request, "values_NW", values_NW)
 
 
-def written_back(handle: int, *, start: bool) -> int:
-    """The error number of a write that the kernel could not bring to the disk; `start`: begin to write all changes."""
-    return int(usable(library()).written_back(handle, start))
+def lost_write(handle: int) -> int:
+    """The error number of a write that the kernel could not bring to the disk since the last call; 0: there is none."""
+    return int(usable(library()).lost_write(handle))
 
 
 def _records(
-    call: Callable[..., _Fault], files: RecordFiles, rows_N: Rows, order_N: Rows | None, name: str, values_NW: Values
+    function: Callable[..., _Fault], files: RecordFiles, request: Request, name: str, values_NW: Values
 ) -> None:
-    count = len(rows_N)
-    require_order(order_N, count)
-    rows, values = _places(rows_N, name, values_NW, files.width)
-    order = None if order_N is None else address("order_N", order_N, np.int64, (count,))
-    handles = np.array(files.handles, np.int32)
-    starts = address("starts_T1", files.starts_T1, np.int64, (len(handles) + 1,))
-    columns = _Files(handles.ctypes.data, starts, files.width)
+    count, handles = len(request.rows_N), np.array(files.handles, np.int32)
+    rows, values = _places(request.rows_N, name, values_NW, files.width)
+    call = _Call(
+        handles=handles.ctypes.data,
+        starts=address("starts_T1", files.starts_T1, np.int64, (len(handles) + 1,)),
+        rows=rows,
+        places=address("places_N", request.places_N, np.int64, (count,)),
+        order=address("order_N", request.order_N, np.int64, (count,)),
+        width=files.width,
+    )
     faults: list[_Fault] = []
 
     def work(first: int, last: int) -> None:
-        faults.append(call(ctypes.byref(columns), rows, order, values, first, last))
+        faults.append(function(ctypes.byref(call), values, first, last))
 
     _share(work, count, values_NW.nbytes)
     worst = min((fault for fault in faults if fault.kind), key=lambda fault: fault.row, default=None)
@@ -132,14 +135,14 @@ def self_check() -> None:
     np.testing.assert_equal(actual, expected)
     scatter(copy_RW, rows_N, expected)
     np.testing.assert_equal(copy_RW[rows_N], expected)
+    request = Request.of(rows_N, np.array([8, 0, 1, 4]))
     with tempfile.TemporaryFile() as file:
         files = RecordFiles((file.fileno(),), np.array([0, len(table_RW)]), table_RW.shape[1])
         for writer, reader in ((sys.modules[__name__], reference), (reference, sys.modules[__name__])):
             file.truncate(0)
-            file.truncate(len(table_RW) * files.record_bytes)
             actual[:] = 0
-            writer.write_records(files, rows_N, None, expected)
-            reader.read_records(files, rows_N, None, actual)
+            writer.write_records(files, request, expected)
+            reader.read_records(files, request, actual)
             np.testing.assert_equal(actual, expected)
-        if written_back(file.fileno(), start=True):
+        if lost_write(file.fileno()):
             raise OSError("the kernel reports a failed write")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..splitmix import GOLDEN, finalise_numpy_
-from .rule import Fault, RecordFault, RecordFiles, Rows, Values, require_ascending, require_order, require_rows
+from .rule import Fault, RecordFault, RecordFiles, Request, Rows, Values, require_rows
 
 LANES, FACTOR, HALF = 4, 0xD6E8FEB86659FD93, 32
 """Words are mixed into four sums in turn, so that a processor works on four at a time; the factor is odd."""
@@ -30,14 +30,14 @@ def scatter(table_RW: Values, rows_N: Rows, values_NW: Values) -> None:
     table_RW[rows_N] = values_NW
 
 
-def read_records(files: RecordFiles, rows_N: Rows, order_N: Rows | None, out_NW: Values) -> None:
-    """Read ascending rows; row i goes to position order_N[i] of `out_NW`, or to i."""
-    require_ascending(rows_N, int(files.starts_T1[-1]))
-    require_order(order_N, len(rows_N))
-    for first in range(0, len(rows_N), PART):
-        part = slice(first, first + PART)
-        rows = rows_N[part]
-        records = np.frombuffer(b"".join(_read(files, int(row)) for row in rows), np.uint64).reshape(len(rows), -1)
+def read_records(files: RecordFiles, request: Request, out_NW: Values) -> None:
+    """Read records to `out_NW`."""
+    request.require(files)
+    for first in range(0, len(request.order_N), PART):
+        part = request.order_N[first : first + PART]
+        rows, places = request.rows_N[part], request.places_N[part]
+        content = b"".join(_read(files, row, place) for row, place in zip(rows.tolist(), places.tolist()))
+        records = np.frombuffer(content, np.uint64).reshape(len(rows), -1)
         heads = rows.astype(np.uint64) + np.uint64(1)
         for fault, wrong in (
             (Fault.EMPTY, records[:, 0] == 0),
@@ -46,22 +46,27 @@ def read_records(files: RecordFiles, rows_N: Rows, order_N: Rows | None, out_NW:
         ):
             if wrong.any():
                 raise RecordFault(fault, int(rows[wrong.argmax()]))
-        out_NW[part if order_N is None else order_N[part]] = records[:, 1:-1].view(np.float32)[:, : files.width]
+        out_NW[part] = records[:, 1:-1].view(np.float32)[:, : files.width]
 
 
-def write_records(files: RecordFiles, rows_N: Rows, order_N: Rows | None, values_NW: Values) -> None:
-    """Write ascending, distinct rows; row i has the values at position order_N[i], or i."""
-    require_ascending(rows_N, int(files.starts_T1[-1]), distinct=True)
-    require_order(order_N, len(rows_N))
-    for first in range(0, len(rows_N), PART):
-        part = slice(first, first + PART)
-        records = np.zeros((len(rows_N[part]), files.record_bytes // 8), np.uint64)
-        records[:, 0] = rows_N[part] + 1
+def write_records(files: RecordFiles, request: Request, values_NW: Values) -> None:
+    """Write records to distinct places."""
+    request.require(files, distinct=True)
+    for first in range(0, len(request.order_N), PART):
+        part = request.order_N[first : first + PART]
+        rows, places = request.rows_N[part], request.places_N[part]
+        records = np.zeros((len(rows), files.record_bytes // 8), np.uint64)
+        records[:, 0] = rows + 1
         values = records[:, 1:-1].copy()
-        values.view(np.float32)[:, : files.width] = values_NW[part if order_N is None else order_N[part]]
+        values.view(np.float32)[:, : files.width] = values_NW[part]
         records[:, 1:-1], records[:, -1] = values, checksums(records[:, 0], values)
-        for row, record in zip(rows_N[part].tolist(), records):
-            _write(files, row, record.tobytes())
+        for row, place, record in zip(rows.tolist(), places.tolist(), records):
+            _write(files, row, place, record.tobytes())
+
+
+def lost_write(handle: int) -> int:
+    """Python cannot ask the kernel for a write that it could not bring to the disk."""
+    return 0
 
 
 def checksums(heads_N: Words, words_NC: Words) -> Words:
@@ -81,14 +86,14 @@ def _mixed(sums: Words, words: Words) -> Words:
     return product ^ product >> np.uint64(HALF)
 
 
-def _place(files: RecordFiles, row: int) -> tuple[int, int]:
-    """The handle of a row's file and where its record begins."""
-    table = int(np.searchsorted(files.starts_T1, row, side="right")) - 1
-    return files.handles[table], (row - int(files.starts_T1[table])) * files.record_bytes
+def _offset(files: RecordFiles, place: int) -> tuple[int, int]:
+    """The handle of the file of a place, and where the record begins there."""
+    table = int(np.searchsorted(files.starts_T1, place, side="right")) - 1
+    return files.handles[table], (place - int(files.starts_T1[table])) * files.record_bytes
 
 
-def _read(files: RecordFiles, row: int) -> bytes:
-    handle, offset = _place(files, row)
+def _read(files: RecordFiles, row: int, place: int) -> bytes:
+    handle, offset = _offset(files, place)
     record = b""
     try:
         while len(record) < files.record_bytes:
@@ -101,21 +106,11 @@ def _read(files: RecordFiles, row: int) -> bytes:
     return record
 
 
-def _write(files: RecordFiles, row: int, record: bytes) -> None:
-    handle, offset = _place(files, row)
+def _write(files: RecordFiles, row: int, place: int, record: bytes) -> None:
+    handle, offset = _offset(files, place)
     try:
         while record:
             count = os.pwrite(handle, record, offset)
             record, offset = record[count:], offset + count
     except OSError as error:
         raise RecordFault(Fault.SYSTEM, row, error.errno or 0) from None
-
-
-def written_back(handle: int, *, start: bool) -> int:
-    """The error number of a write that the kernel could not bring to the disk; `start`: write all changes."""
-    try:
-        if start:
-            os.fsync(handle)
-    except OSError as error:
-        return error.errno or 0
-    return 0
