@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,6 +40,17 @@ def test_the_rows_of_a_large_table_all_differ() -> None:
 def test_the_rows_of_a_wide_table_all_differ() -> None:
     """More blocks than a block of 256 columns has rows, in a smaller pattern."""
     assert distinct_rows(filled(40_000, 256, 0.01)) == 40_000
+
+
+@pytest.mark.parametrize("std", [0.1, None])
+@pytest.mark.parametrize("rows", [10, 1000])
+def test_single_rows_have_the_bits_of_the_whole_table(std: float | None, rows: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(init, "PATTERN", 1 << 10)
+    table_RD = filled(rows, 7, std)
+    initial = InitialRows(rows, 7, std=std, seed=1, name="table")
+    for count in (0, 3, 2 * rows):
+        rows_N = torch.randint(rows, (count,), generator=torch.Generator().manual_seed(1))
+        assert torch.equal(initial.rows(rows_N).view(torch.int32), table_RD[rows_N].view(torch.int32))
 
 
 @pytest.mark.parametrize("std", [0.1, None])

@@ -194,6 +194,30 @@ def test_updates_of_stacked_tables_are_those_of_rows(
         torch.testing.assert_close(mine, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("implementation", ALL)
+def test_rows_in_the_slots_of_a_cache_get_the_bits_of_a_whole_table(implementation: str, kind: str) -> None:
+    """Slots in another order than the rows, and one row in most chunks."""
+    table, ids, offsets, gradient = batch([9] * 12, 37, 5)
+    ids = torch.where(ids < 20, 7, ids)
+    weights, state, norm, _ = updated(implementation, kind, (table, ids, offsets, gradient))
+    rows, places = torch.unique(ids, return_inverse=True)
+    slots = torch.randperm(50, generator=torch.Generator().manual_seed(1))[: len(rows)]
+    it, cache, moved_state = body(implementation), torch.zeros(50, 5), moments(kind, table)
+    cache[slots] = table[rows]
+    if moved_state is not None:
+        whole, moved_state = moved_state, torch.zeros(50, *moved_state.shape[1:])
+        moved_state[slots] = whole[rows]
+    assert torch.equal(it.bag_sum(cache, slots[places], offsets), it.bag_sum(table, ids, offsets))
+    grouped = it.Grouped(places, offsets, len(rows)).moved(slots, len(cache))
+    for rate in (0.1, torch.tensor([0.05])):
+        it.update(cache, moved_state, grouped, gradient, rate=rate, eps=1e-8, decay=0.2, scale=0.5)
+    assert torch.equal(cache[slots], weights[rows])
+    assert state is None or (moved_state is not None and torch.equal(moved_state[slots], state[rows]))
+    assert it.squared_norm(grouped, gradient) == norm
+
+
 @pytest.mark.usefixtures("triton")
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("kind", STATES)

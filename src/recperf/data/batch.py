@@ -26,6 +26,11 @@ class Tensors:
     def pin_memory(self) -> Self:
         return self._each(lambda part: part.pin_memory())
 
+    def record_stream(self, stream: Any) -> None:
+        """Keep its memory until a CUDA stream has executed what is queued so far."""
+        for part in self._parts().values():
+            part.record_stream(stream)
+
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self._parts().values())

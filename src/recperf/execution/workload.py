@@ -14,12 +14,14 @@ from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes, usable_cores
 from ..measure.cost import Cost
+from ..models.tiers.config import TablesConfig, Tiers, decide
 from ..runs.contract import Claim
 from ..train.config import TargetConfig, TrainConfig
 from ..units import size
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -338,6 +340,40 @@ def require_memory(estimate: Estimate, *, tables: float = 1.0, more: int = 0, fi
             f"{size(needed)} are needed{by}, {size(available)} are free",
             fix=fix,
         )
+
+
+def place_tables(tables: TablesConfig, counted: Estimate, state_bytes: int, *, device: str, device_free: int) -> Tiers:
+    """Where the tables go, whose rows have so many bytes of optimizer state, on a device with so many free bytes."""
+    needed = counted.table_bytes + state_bytes
+    others = sum(counted.memory.values()) - needed
+    host_free = available_bytes() - (0 if device == "cuda" else others)
+    return decide(tables, needed, device=device, device_free=device_free - others, host_free=host_free)
+
+
+def placed_tables(tables: TablesConfig, counted: Estimate, state_bytes: int, device: torch.device) -> Tiers:
+    """The same on a device of this machine; several ranks hold shards of the tables by another library."""
+    import torch
+
+    if current().size > 1:
+        if tables.placement in ("host", "file"):
+            raise UsageError(
+                f"tables.placement {tables.placement} needs a single process: ranks hold their shards by TorchRec",
+                fix="--distributed.placement TABLE=host, or one rank",
+            )
+        return Tiers("device", 0, "device: each rank holds its shards")
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    return place_tables(tables, counted, state_bytes, device=device.type, device_free=free)
+
+
+def require_table_memory(
+    tables: TablesConfig, counted: Estimate, state_bytes: int, *, share: float = 1.0, more: int = 0, fix: str = SMALLER
+) -> None:
+    """`require_memory` for tables that go to files where they do not fit, unless they were requested in memory."""
+    if tables.requested(several=share < 1 or current().size > 1):
+        require_memory(counted, tables=share, more=more, fix=fix)
+    else:
+        cache = place_tables(tables, counted, state_bytes, device="cpu", device_free=available_bytes()).cache_bytes
+        require_memory(counted, tables=0.0, more=more + cache - state_bytes, fix=fix)
 
 
 def held_share(rows: Mapping[str, int], options: DistributedConfig) -> float:

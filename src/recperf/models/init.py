@@ -1,6 +1,6 @@
 """Initial values drawn from (seed, name): independent of what else is drawn, of the order and of the device.
 
-Shapes: R rows, D width, P rows of the pattern.
+Shapes: R rows, D width, P rows of the pattern, N single rows.
 """
 
 from __future__ import annotations
@@ -60,6 +60,55 @@ class InitialRows:
         else:
             pattern_PD.normal_(0, std, generator=draw)
         self.pattern_PD = pattern_PD
+        blocks = -(-rows // (2 * self.half))
+        # Memory that is taken as blocks are used.
+        self._known_B, self._transforms_B2D = torch.zeros(blocks, dtype=torch.bool), torch.empty(blocks, 2, dim)
+
+    @torch.no_grad()
+    def rows(self, rows_N: Tensor) -> Tensor:
+        """Single rows, in any order: the bits that `fill_` writes there."""
+        out_ND = torch.empty(len(rows_N), self.pattern_PD.shape[1], device=rows_N.device)
+        for start in range(0, len(rows_N), 2 * self.half):
+            part = slice(start, start + 2 * self.half)
+            out_ND[part] = self._single(rows_N[part])
+        return out_ND.mul_(self.bound) if self.std is None else out_ND
+
+    def _single(self, rows_N: Tensor) -> Tensor:
+        pattern_PD = self.pattern_PD = self.pattern_PD.to(rows_N.device)
+        blocks_N, places_N = rows_N // (2 * self.half), rows_N % (2 * self.half)
+        own_ND, later_N1 = pattern_PD[places_N], (blocks_N > 0)[:, None]
+        if not later_N1.any():
+            return own_ND
+        transform_N2D = self._transforms(blocks_N)[blocks_N]
+        if self.std is None:
+            moved_ND = own_ND + transform_N2D[:, 0]
+            moved_ND.sub_(torch.mul(moved_ND, 0.5).round_(), alpha=2)
+        else:
+            other_ND = pattern_PD[(places_N + self.half) % (2 * self.half)]
+            cosine_ND, sine_ND = transform_N2D.unbind(1)
+            sine_ND = torch.where((places_N >= self.half)[:, None], sine_ND, -sine_ND)
+            moved_ND = (own_ND * cosine_ND).add_(other_ND.mul_(sine_ND))
+        return torch.where(later_N1, moved_ND, own_ND)
+
+    def _transforms(self, blocks_N: Tensor) -> Tensor:
+        """The transforms of all blocks, of which those of these blocks are computed."""
+        device = blocks_N.device
+        self._known_B, self._transforms_B2D = self._known_B.to(device), self._transforms_B2D.to(device)
+        new_B = torch.unique(blocks_N[~self._known_B[blocks_N]])
+        if new_B.numel():
+            transforms_B2D = torch.stack([torch.stack(self._transform(block)) for block in new_B.tolist()])
+            self._transforms_B2D[new_B] = transforms_B2D.to(device)
+            self._known_B[new_B] = True
+            if device.type == "cuda":
+                # Threads on other streams read them too.
+                torch.cuda.current_stream(device).synchronize()
+        return self._transforms_B2D
+
+    def _transform(self, block: int) -> tuple[Tensor, Tensor]:
+        """How a block differs from the pattern: the shift of each column, or cosine and sine of its rotation."""
+        draw = generator(self.seed, f"{self.name}.{block}")
+        amount_D = torch.empty(self.pattern_PD.shape[1]).uniform_(-1, 1, generator=draw)
+        return (amount_D, amount_D) if self.std is None else ((amount_D * math.pi).cos(), (amount_D * math.pi).sin())
 
     @torch.no_grad()
     def fill_(self, out_RD: Tensor, first_row: int = 0) -> None:
@@ -77,16 +126,14 @@ class InitialRows:
         """Write rows start to stop of half a block. Each operation rounds once, so all devices give the same bits."""
         block, lower = divmod(half_block, 2)
         own, other = (self.pattern_PD[half * self.half :][start:stop] for half in (lower, 1 - lower))
-        draw = generator(self.seed, f"{self.name}.{block}")
-        amount_D = torch.empty(out.shape[1]).uniform_(-1, 1, generator=draw)
         if not block:
             out.copy_(own)
         elif self.std is None:
-            torch.add(own, amount_D.to(out.device), out=out)
+            torch.add(own, self._transform(block)[0].to(out.device), out=out)
             torch.mul(out, 0.5, out=scratch).round_()
             out.sub_(scratch, alpha=2)
         else:
-            cosine_D, sine_D = (amount_D * math.pi).cos(), (amount_D * math.pi).sin()
+            cosine_D, sine_D = self._transform(block)
             torch.mul(own, cosine_D.to(out.device), out=out)
             out.add_(torch.mul(other, (sine_D if lower else -sine_D).to(out.device), out=scratch))
         if self.std is None:

@@ -3,13 +3,18 @@
 `SparseTables` stacks one table per feature into one tensor. `HashedTable` is one table shared by all features: an id is
 hashed, with its own seed per feature, to a row.
 
-Shapes: V ids, F features, B samples, N = F * B bags, R rows of all tables, D width.
+Where all rows do not fit on the device they lie in tiers: a batch to train on is placed in a cache first, whose slots
+are then looked up and updated. Batches that are only scored read rows where they lie.
+
+Shapes: V ids, F features, B samples, N = F * B bags, R rows of all tables, D width, U distinct rows of a batch.
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -18,14 +23,18 @@ from torch import Tensor
 
 from ..data.batch import JaggedFeatures
 from ..measure.spans import span
-from ..ops.bag import Name, choose
+from ..ops.bag import Name, choose, reference
 from ..ops.bag.reference import stacked_rows
+from ..ops.lookup import unique
 from .embeddings import Embeddings, require_ids, require_keys
 from .init import InitialRows
 from .streams import SideStreams
+from .tiers.cache import Placed, TieredRows
 
 HUGE_PAGE = 2 << 20
 MADV_HUGEPAGE = 14
+SHARED = "shared"
+"""The name of the one table that all features share."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,21 @@ class Used:
     ids_V: Tensor
     offsets_N1: Tensor
     gradient_ND: Tensor
+    slots_U: Tensor | None = None
+    """In tiers ids are places among the distinct rows of the batch, which lie in these slots."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedFeatures(JaggedFeatures):
+    """Features of a batch whose rows are in the cache; the values are places among its distinct rows, ascending."""
+
+    rows_U: Tensor = field(kw_only=True)
+    slots_U: Tensor = field(kw_only=True)
+    placed: Placed = field(kw_only=True)
+
+    def slice(self, start: int, stop: int) -> PlacedFeatures:
+        part = super().slice(start, stop)
+        return replace(self, values_V=part.values_V, offsets_FB1=part.offsets_FB1)
 
 
 class SparseGradients(Embeddings):
@@ -46,12 +70,27 @@ class SparseGradients(Embeddings):
     huge: str
     """Whether huge pages were requested from the kernel."""
 
-    def __init__(self, rows: int, dim: int, *, bag: Name, huge_pages: bool, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        rows: int,
+        dim: int,
+        *,
+        bag: Name,
+        huge_pages: bool,
+        device: torch.device | str,
+        tiers: TieredRows | None,
+    ) -> None:
         super().__init__()
-        # Allocated where it stays: moving a large table would hold it twice.
-        table_RD = torch.empty(rows, dim, device=device)
-        self.huge = "asked of the kernel" if huge_pages and ask_for_huge_pages(table_RD) else "no"
-        self.register_buffer("table_RD", table_RD)
+        self.tiers = tiers
+        if tiers is None:
+            # Allocated where it stays: moving a large table would hold it twice.
+            self.register_buffer("table_RD", torch.empty(rows, dim, device=device))
+        else:
+            # Not a buffer: it holds no particular rows, and placing writes to this very memory.
+            self.table_RD = tiers.cache_SD
+        table_RD = self.table_RD
+        ask = huge_pages and tiers is None
+        self.huge = "asked of the kernel" if ask and ask_for_huge_pages(table_RD) else "no"
         self.used: list[Used] = []
         self.group_early = True
         """Sort the ids in the backward pass already; an update that needs no sorting turns it off."""
@@ -80,6 +119,54 @@ class SparseGradients(Embeddings):
         pooled_FBD, _ = self.record(features)
         return dict(zip(self.keys, pooled_FBD.unbind(0)))
 
+    @abstractmethod
+    def rows_of(self, features: JaggedFeatures) -> Tensor:
+        """The row of all tables that each id of a batch refers to."""
+
+    @abstractmethod
+    def _by_table(self, rows_U: Tensor) -> dict[str, Tensor]:
+        """Ascending rows of all tables as rows of each table."""
+
+    def _checked_rows(self, features: JaggedFeatures) -> Tensor:
+        """`rows_of`, where ids outside their table are an error on every device."""
+        return self.rows_of(features)
+
+    def place(self, features: JaggedFeatures, owner: object) -> PlacedFeatures:
+        """Bring the rows of a batch into the cache, until the batch is finished."""
+        assert self.tiers is not None
+        ids = unique(self._checked_rows(features))
+        placed = self.tiers.place(self._by_table(ids.values_U), owner)
+        return PlacedFeatures(
+            features.keys,
+            ids.inverse_N,
+            features.offsets_FB1,
+            features.one_id_a_bag,
+            rows_U=ids.values_U,
+            slots_U=torch.cat([*placed.slots.values()]),
+            placed=placed,
+        )
+
+    def _record_tiered(self, features: JaggedFeatures) -> tuple[Tensor, Tensor]:
+        """The pooled rows of a batch that was placed, or else of one to score, whose rows are read where they lie."""
+        assert self.tiers is not None
+        if isinstance(features, PlacedFeatures):
+            if not self.tiers.in_flight(features.placed):
+                raise RuntimeError("the rows of this batch may have left the cache: use batches one after the other")
+            rows_XD, places_V = self.table_RD, features.slots_U[features.values_V]
+            saved_V = features.values_V
+        else:
+            ids = unique(self._checked_rows(features))
+            records_UW = self.tiers.records(self._by_table(ids.values_U))
+            rows_XD, places_V = records_UW[:, : self.tiers.dim].contiguous(), ids.inverse_N
+            saved_V = places_V
+        pooled = self.bag.bag_sum(rows_XD, places_V, features.offsets_FB1)
+        return pooled.view(len(self.keys), features.batch_size, -1), saved_V
+
+    def _reset_tiered(self, initial: Callable[[str, Tensor], Tensor]) -> None:
+        assert self.tiers is not None
+        self.tiers.initial = initial
+        self.tiers.clear()
+
     def group_ahead(self, ids_V: Tensor, features: JaggedFeatures) -> None:
         """With a second stream, sort the ids during the forward pass; only the update needs the result."""
         if self.streams.enabled and self.training and self.group_early and not self.used and not self.frozen:
@@ -88,7 +175,10 @@ class SparseGradients(Embeddings):
 
     def backward(self, saved: Tensor, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
         gradient_ND = gradient_FBD.reshape(-1, gradient_FBD.shape[2]).to(self.table_RD.dtype)
-        self.used.append(Used(saved, features.offsets_FB1, gradient_ND))
+        slots_U = features.slots_U if isinstance(features, PlacedFeatures) else None
+        if self.tiers is not None and slots_U is None:
+            raise RuntimeError("tables in tiers train on batches that were placed")
+        self.used.append(Used(saved, features.offsets_FB1, gradient_ND, slots_U))
         if len(self.used) > 1:
             self._grouped = None
         elif self.group_early and self._grouped is None:
@@ -126,12 +216,18 @@ class SparseGradients(Embeddings):
         return self.used[0]
 
     def _group(self, used: Used) -> Any:
-        return self.bag.Grouped(used.ids_V, used.offsets_N1, self.table_RD.shape[0], self.starts_F)
+        if used.slots_U is None:
+            return self.bag.Grouped(used.ids_V, used.offsets_N1, self.table_RD.shape[0], self.starts_F)
+        # Grouped by places among the distinct rows, not by slots: in the order that the whole table would have.
+        grouped = self.bag.Grouped(used.ids_V, used.offsets_N1, max(1, len(used.slots_U)))
+        return grouped.moved(used.slots_U, self.table_RD.shape[0])
 
 
 def _joined(used: list[Used], features: int) -> Used:
     """Several slices as one batch: feature-major again, the slices of a feature in sequence."""
     ids, lengths, gradients = [], [], []
+    if any(part.slots_U is not used[0].slots_U for part in used):
+        raise RuntimeError("gradients of several batches: rows in tiers are updated after each batch")
     for feature in range(features):
         for part in used:
             bags = (part.offsets_N1.numel() - 1) // features
@@ -140,7 +236,7 @@ def _joined(used: list[Used], features: int) -> Used:
             lengths.append(edges.diff())
             gradients.append(part.gradient_ND[feature * bags : (feature + 1) * bags])
     offsets_N1 = torch.cat([used[0].offsets_N1.new_zeros(1), torch.cat(lengths).cumsum(0)])
-    return Used(torch.cat(ids), offsets_N1, torch.cat(gradients))
+    return Used(torch.cat(ids), offsets_N1, torch.cat(gradients), used[0].slots_U)
 
 
 class SparseTables(SparseGradients):
@@ -157,8 +253,9 @@ class SparseTables(SparseGradients):
         *,
         bag: Name = "auto",
         device: torch.device | str = "cpu",
+        tiers: TieredRows | None = None,
     ) -> None:
-        super().__init__(sum(rows), dim, bag=bag, huge_pages=True, device=device)
+        super().__init__(sum(rows), dim, bag=bag, huge_pages=True, device=device, tiers=tiers)
         if len(rows) != len(keys):
             raise ValueError(f"{len(keys)} tables need as many row counts, not {len(rows)}")
         self.keys, self.rows = keys, rows
@@ -167,26 +264,53 @@ class SparseTables(SparseGradients):
 
     def table(self, key: str) -> Tensor:
         """The rows of one table, a view."""
+        if self.tiers is not None:
+            raise RuntimeError("the rows of a table in tiers do not lie in one tensor")
         index = self.keys.index(key)
         return self.table_RD[self.starts[index] : self.starts[index] + self.rows[index]]
 
     @torch.no_grad()
     def reset(self, std: float, seed: int) -> None:
         """Draw the initial rows; a std of 0 means uniform in +-1/sqrt(rows)."""
-        for key, rows in zip(self.keys, self.rows):
-            dim = self.table_RD.shape[1]
-            InitialRows(rows, dim, std=std or None, seed=seed, name=f"table.{key}").fill_(self.table(key))
+        dim = self.table_RD.shape[1]
+        initial = (
+            (key, InitialRows(rows, dim, std=std or None, seed=seed, name=f"table.{key}"))
+            for key, rows in zip(self.keys, self.rows)
+        )
+        if self.tiers is not None:
+            tables = dict(initial)
+            self._reset_tiered(lambda key, rows_N: tables[key].rows(rows_N))
+        else:
+            for key, table in initial:
+                table.fill_(self.table(key))
 
     def check(self, features: JaggedFeatures) -> None:
         require_ids(features, self.keys, self.rows)
 
     def rows_of(self, features: JaggedFeatures) -> Tensor:
         """The row of the stacked tensor that each id refers to."""
+        if isinstance(features, PlacedFeatures):
+            return features.rows_U[features.values_V]
         features = features.trimmed()
         return stacked_rows(features.values_V, features.offsets_FB1, self.starts_F)
 
+    def _checked_rows(self, features: JaggedFeatures) -> Tensor:
+        require_keys(features, self.keys)
+        features = features.trimmed()
+        ids = features.values_V, features.offsets_FB1, sum(self.rows), self.starts_F
+        rows_V: Tensor = self.bag.checked_rows(*ids) if ids[0].is_cpu else reference.checked_rows(*ids, wait=True)
+        return rows_V
+
+    def _by_table(self, rows_U: Tensor) -> dict[str, Tensor]:
+        assert self.starts_F is not None
+        edges = [*torch.searchsorted(rows_U, self.starts_F).tolist(), len(rows_U)]
+        parts = zip(self.keys, self.starts, edges, edges[1:])
+        return {key: rows_U[first:last] - start for key, start, first, last in parts}
+
     def record(self, features: JaggedFeatures) -> tuple[Tensor, Tensor]:
         require_keys(features, self.keys)
+        if self.tiers is not None:
+            return self._record_tiered(features)
         ids_V = self._ids(features)
         self.group_ahead(ids_V, features)
         pooled = self.bag.bag_sum(self.table_RD, ids_V, features.offsets_FB1, self.starts_F)
@@ -212,13 +336,18 @@ class HashedTable(SparseGradients):
         bag: Name = "auto",
         huge_pages: bool = True,
         device: torch.device | str = "cpu",
+        tiers: TieredRows | None = None,
     ) -> None:
-        super().__init__(rows, dim, bag=bag, huge_pages=huge_pages, device=device)
+        super().__init__(rows, dim, bag=bag, huge_pages=huge_pages, device=device, tiers=tiers)
         self.keys, self.rows, self.seed = keys, rows, seed
 
     @torch.no_grad()
     def reset(self, std: float, seed: int) -> None:
-        InitialRows(*self.table_RD.shape, std=std, seed=seed, name="table").fill_(self.table_RD)
+        initial = InitialRows(self.rows, self.table_RD.shape[1], std=std, seed=seed, name="table")
+        if self.tiers is not None:
+            self._reset_tiered(lambda _, rows_N: initial.rows(rows_N))
+        else:
+            initial.fill_(self.table_RD)
 
     def check(self, features: JaggedFeatures) -> None:
         """Accept any id: all of them hash to a row."""
@@ -230,13 +359,20 @@ class HashedTable(SparseGradients):
     def rows_of(self, features: JaggedFeatures) -> Tensor:
         """The row that each id of a batch hashes to."""
         require_keys(features, self.keys)
+        if isinstance(features, PlacedFeatures):
+            return features.rows_U[features.values_V]
         parts, start = [], 0
         for index, count in enumerate(features.ids_per_key):
             parts.append(self.bag.hash_rows(features.values_V[start : start + count], self.seed + index, self.rows))
             start += count
         return torch.cat(parts)
 
+    def _by_table(self, rows_U: Tensor) -> dict[str, Tensor]:
+        return {SHARED: rows_U}
+
     def record(self, features: JaggedFeatures) -> tuple[Tensor, Tensor]:
+        if self.tiers is not None:
+            return self._record_tiered(features)
         with span("hash"):
             rows_V = self.rows_of(features)
         pooled = self.bag.bag_sum(self.table_RD, rows_V, features.offsets_FB1)

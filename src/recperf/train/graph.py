@@ -30,6 +30,7 @@ WARM_UP = 3
 Requested = Literal["auto", "on", "off"]
 SWITCH = "--train.graph"
 BETWEEN_RANKS = "ranks communicate in the middle of a step"
+SLOTS_ON_HOST = "the slots of a batch's rows are found on the host"
 FIXED_SHAPES = "a GPU, and shapes that do not change"
 
 

@@ -38,7 +38,10 @@ class SparseRows:
         self.table, self.decay, self.eps, self.scatter = table, decay, eps, scatter
         rows_RD = table.table_RD
         shape = rows_RD.shape if each else rows_RD.shape[:1]
-        self.state_R: Tensor | None = rows_RD.new_zeros(shape) if adagrad else None
+        self.state_R: Tensor | None = None
+        """In tiers that of the rows in the cache."""
+        if adagrad:
+            self.state_R = rows_RD.new_zeros(shape) if table.tiers is None else table.tiers.state_SK.view(shape)
         table.group_early = not scatter
 
     def squared_norm(self) -> float:
@@ -54,10 +57,12 @@ class SparseRows:
         if self.scatter:
             assert isinstance(self.table, SparseTables)
             used = self.table.take_gradient()
+            ids_V, starts_F = used.ids_V, self.table.starts_F
+            if used.slots_U is not None:
+                ids_V, starts_F = used.slots_U[ids_V], None
             self.table.bag.scatter_sgd(
-                self.table.table_RD, used.ids_V, used.offsets_N1, used.gradient_ND, rate=rate,
-                starts_F=self.table.starts_F,
-            )  # fmt: skip
+                self.table.table_RD, ids_V, used.offsets_N1, used.gradient_ND, rate=rate, starts_F=starts_F
+            )
             return
         grouped, gradient_ND = self.table.grouped()
         self.table.bag.update(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,11 +22,12 @@ from ..measure.cost import FLOAT
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
-from ..models.tables import HashedTable, SparseTables
+from ..models.tables import SHARED, HashedTable, PlacedFeatures, SparseTables
 from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_rules
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
+from ..train.prefetch import prefetched
 from ..train.ranking import Scorer
 from ..train.schedule import one_cycle
 from .click_candidates import AT_ONCE, ClickCatalogue, of_samples, strongest_feature
@@ -196,7 +198,7 @@ class DLRMTrialState:
         """Name and rows of each table."""
         tables = self.model.embeddings
         if isinstance(tables, HashedTable):
-            return [("shared", tables.rows)]
+            return [(SHARED, tables.rows)]
         assert isinstance(tables, StackedTables | SparseTables)
         return list(zip(tables.keys, tables.rows))
 
@@ -211,6 +213,32 @@ class DLRMTrialState:
 def own_samples(batch: Any) -> int:
     """Samples of a batch that this process works on: all of them, or its part where ranks share a batch."""
     return len(getattr(batch, "part", batch))
+
+
+@dataclass(frozen=True)
+class PlacedOrder:
+    """Batches whose rows are in the cache of tables in tiers, placed there while earlier steps run."""
+
+    order: Order
+    tables: SparseTables | HashedTable
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
+        tiers, owner = self.tables.tiers, object()
+        assert tiers is not None
+
+        def place(batch: ClickBatch) -> ClickBatch:
+            return replace(batch, features=self.tables.place(batch.features, owner))
+
+        def finish(batch: ClickBatch) -> None:
+            assert isinstance(batch.features, PlacedFeatures)
+            tiers.finish(batch.features.placed)
+
+        batches = self.order.batches(epoch, start)
+        return prefetched(batches, place, self.device, depth=tiers.config.depth, finished=finish)
 
 
 def one_cycle_recipe(model: DLRM, optimizer: Optimizer, order: Order, settings: TrainConfig) -> Recipe:

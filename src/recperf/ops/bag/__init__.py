@@ -7,6 +7,10 @@ grouped = implementation.Grouped(ids, offsets, table.shape[0], starts)
 implementation.update(table, state, grouped, gradient, rate=..., eps=..., decay=..., scale=...)
 
 `starts` says where the table of each feature begins when several are stacked in one; without it ids are rows.
+
+`grouped.moved(slots, count)` is for a cache of rows: ids are places among the distinct rows of a batch, in ascending
+order, and `slots` says where each lies in a tensor of `count` rows. Groups keep the order of the rows, which decides in
+which order triton adds gradients and all of them add up a norm: so a cache gives the same bits as the whole table.
 """
 
 from __future__ import annotations

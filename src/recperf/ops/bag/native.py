@@ -86,6 +86,12 @@ def checked_rows(ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor 
     return rows_V
 
 
+def checked_slots(slots_U: Tensor, count: int) -> Tensor:
+    if slots_U.numel() and not 0 <= int(slots_U.min()) <= int(slots_U.max()) < count:
+        raise ArgumentError(f"slots_U goes from {int(slots_U.min())} to {int(slots_U.max())}; there are {count} slots")
+    return slots_U
+
+
 def _unknown(place: int, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None) -> ArgumentError:
     if starts_F is not None:
         bag = int(torch.searchsorted(offsets_B1, place, right=True)) - 1
@@ -133,6 +139,11 @@ class Grouped:
         bags = torch.arange(offsets_B1.numel() - 1, dtype=torch.int32)
         self.bags_V = bags.repeat_interleave(offsets_B1.diff(), output_size=count)
         self.cuts = self._cuts(_threads(count))
+
+    def moved(self, slots_U: Tensor, count: int) -> Grouped:
+        """The same groups, of rows that lie elsewhere."""
+        self.rows, self.rows_V = count, checked_slots(slots_U, count).index_select(0, self.rows_V)
+        return self
 
     def _cuts(self, threads: int) -> list[int]:
         """Cuts of the sorted order for the threads, never between two occurrences of one row."""

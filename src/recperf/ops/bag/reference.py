@@ -31,10 +31,12 @@ def stacked_rows(ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None) -> 
     return ids_V + starts_F.repeat_interleave(edges_F1.diff(), output_size=ids_V.numel())
 
 
-def checked_rows(ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None) -> Tensor:
-    """`stacked_rows`; on a CPU an id outside its table is an error. On a GPU the check would wait for the device."""
+def checked_rows(
+    ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None, *, wait: bool = False
+) -> Tensor:
+    """`stacked_rows`; an id outside its table is an error: on a CPU, and on a GPU where the check may wait for it."""
     rows_V = stacked_rows(ids_V, offsets_B1, starts_F)
-    if ids_V.device.type == "cpu":
+    if wait or ids_V.device.type == "cpu":
         starts_F = ids_V.new_zeros(1) if starts_F is None else starts_F
         sizes_F = torch.cat([starts_F[1:], starts_F.new_tensor([rows])]) - starts_F
         sizes_V = stacked_rows(torch.zeros_like(ids_V), offsets_B1, sizes_F)
@@ -60,6 +62,11 @@ class Grouped:
         bag_V = bags.repeat_interleave(offsets_B1.diff(), output_size=rows_V.numel())
         self.bags_V = bag_V[order_V]
         self.rows_U, self.group_V = torch.unique_consecutive(self.sorted_V, return_inverse=True)
+
+    def moved(self, slots_U: Tensor, count: int) -> Grouped:
+        """The same groups, of rows that lie elsewhere."""
+        self.rows_U = slots_U.index_select(0, self.rows_U)
+        return self
 
     @property
     def unique(self) -> int:

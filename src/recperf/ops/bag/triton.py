@@ -222,6 +222,11 @@ class Grouped:
         self.bags_V = bags_V.index_select(0, order_V)
         """The bag of each id, in the order of the sorted rows."""
 
+    def moved(self, slots_U: Tensor, count: int) -> Grouped:
+        """The same groups, of rows that lie elsewhere; no id may be after the last bag or outside its table."""
+        self.rows, self.sorted_V = count, slots_U.index_select(0, self.sorted_V.long())
+        return self
+
     @property
     def unique(self) -> int:
         """The number of distinct rows; waits for the device."""

@@ -13,7 +13,7 @@ from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
-from ...execution.workload import Fix, Predictions, Prepared, ScoredRows, cpu_fixes, require_memory
+from ...execution.workload import Fix, Predictions, Prepared, ScoredRows, cpu_fixes, placed_tables
 from ...measure.cost import FLOAT, Cost
 from ...models.arithmetic import Arithmetic, FastArithmetic
 from ...models.cost import dlrm_step, sparse_dlrm_step
@@ -23,11 +23,22 @@ from ...models.interaction import Dot, Interaction
 from ...models.losses import make as make_loss
 from ...models.streams import SideStreams
 from ...models.tables import SparseTables
+from ...models.tiers.config import Tiers
+from ...models.tiers.opening import open_tiers
 from ...ops import dot, relu
 from ...stop import poll
 from ...train.device import Settings, choose
 from ...train.fast import SWITCH, resolve
-from ...train.graph import BETWEEN_RANKS, CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed, GraphStep
+from ...train.graph import (
+    BETWEEN_RANKS,
+    SLOTS_ON_HOST,
+    CopiedFeed,
+    DrawnBatch,
+    DrawnFeed,
+    DrawnOrder,
+    Feed,
+    GraphStep,
+)
 from ...train.loop import Optimizer, Order, Position, Recipe
 from ...train.optim import make_dense
 from ...train.ranking import Scorer
@@ -35,8 +46,19 @@ from ...train.schedule import make as make_schedule
 from ...train.sparse import SparseRows, SplitOptimizer
 from ...units import size
 from ..click_candidates import ClickCatalogue
-from ..clicks import DLRMTrialState, largest_product, own_samples
-from .config import LESS, DLRMWorkloadConfig, bounds, estimate, max_ids, reduction_bytes, table_share
+from ..clicks import DLRMTrialState, PlacedOrder, largest_product, own_samples
+from .config import (
+    LESS,
+    DLRMWorkloadConfig,
+    bounds,
+    estimate,
+    max_ids,
+    reduction_bytes,
+    require_room,
+    state_bytes,
+    table_share,
+    table_state,
+)
 from .data import ClickSource, CopiedOrder
 
 
@@ -47,6 +69,9 @@ class ConfiguredDLRM:
         self.config, self.model = config, config.dlrm
         product = largest_product(self.model, config.train.batch_size)
         settings = choose(config.train, largest_product_flops=product)
+        self.tiers = Tiers("device", 0, "device: adamw changes every row in every step")
+        if config.train.optimizer != "adamw":
+            self.tiers = placed_tables(config.tables, estimate(config), state_bytes(config), settings.device)
         self._require_room(settings.device)
         self.switches = resolve(
             config.fast,
@@ -54,9 +79,9 @@ class ConfiguredDLRM:
             drawn=self.drawn,
             slices=config.train.micro_batches,
             optimizer=config.train.optimizer,
-            lack=current().choose("", several=BETWEEN_RANKS),
+            lack=current().choose("" if self.tiers.placement == "device" else SLOTS_ON_HOST, several=BETWEEN_RANKS),
         )
-        reasons = {**settings.reasons, **self.switches.reasons}
+        reasons = {**settings.reasons, **self.switches.reasons, "tables": self.tiers.why}
         if settings.device.type == "cpu" and self.switches.precision == "bfloat16":
             reasons["onednn"] = "off: it warns of every bfloat16 product on a CPU without bfloat16 instructions"
             settings = replace(settings, onednn=False)
@@ -69,11 +94,13 @@ class ConfiguredDLRM:
 
     def _require_room(self, device: torch.device) -> None:
         """Refuse a config that does not fit into the memory of the device."""
-        counted, share, more = estimate(self.config), table_share(self.config), reduction_bytes(self.config)
         if device.type == "cpu":
-            require_memory(counted, tables=share, more=more, fix=LESS)
+            require_room(self.config)
             return
-        needed = sum(counted.memory.values()) - (1 - share) * counted.table_bytes + more
+        counted, more = estimate(self.config), reduction_bytes(self.config)
+        needed = sum(counted.memory.values()) - (1 - table_share(self.config)) * counted.table_bytes + more
+        if self.tiers.placement != "device":
+            needed += self.tiers.cache_bytes - counted.table_bytes - state_bytes(self.config)
         free = torch.cuda.mem_get_info()[0]
         if needed > free:
             raise MachineError(
@@ -148,6 +175,7 @@ class PreparedDLRM(ConfiguredDLRM, Prepared):
                 fixes.append(self._fix("optimizer", "one kernel for all dense parameters", 1e-4, optimizer="fused"))
             return tuple(fixes)
         capturable = config.train.micro_batches == 1 and config.train.optimizer != "adamw"
+        capturable &= self.tiers.placement == "device"
         switchable: dict[str, tuple[bool, str, float, str]] = {
             "input": (self.drawn and switches.input != "device", "batches drawn on the device", 2e-3, "device"),
             "pinned": (switches.input == "pageable", "batches copied from pinned memory", 1e-4, "pinned"),
@@ -209,7 +237,11 @@ class DLRMBuilder:
             reasons["bag"] = "torch: adamw updates every row, so the tables have a dense gradient"
             return StackedTables(model.features, model.rows, model.dim)
         bag: Any = "auto" if self.prepared.switches.embedding else "reference"
-        tables = SparseTables(model.features, model.rows, model.dim, bag=bag, device=device)
+        config, tiers = self.prepared.config, None
+        if self.prepared.tiers.placement != "device":
+            rows, state = dict(zip(model.features, model.rows)), table_state(config)
+            tiers = open_tiers(rows, self.prepared.tiers, config.tables, dim=model.dim, state=state, device=device)
+        tables = SparseTables(model.features, model.rows, model.dim, bag=bag, device=device, tiers=tiers)
         tables.streams = streams
         reasons["bag"] = tables.why
         return tables
@@ -246,6 +278,9 @@ class DLRMTrial(DLRMBuilder, DLRMTrialState):
         self.optimizer = self._optimizer(streams)
         self.bags = prepared.source.bags(seed, device) if prepared.drawn else None
         order, whole = prepared.order(seed), None
+        tables = self.model.embeddings
+        if isinstance(tables, SparseTables) and tables.tiers is not None:
+            order = PlacedOrder(order, tables, device)
         if switches.graph:
             order, whole = self._graph(order)
         self.recipe = Recipe(

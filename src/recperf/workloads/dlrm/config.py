@@ -11,10 +11,12 @@ from ...data.config import SplitConfig
 from ...data.criteo.config import DENSE, KEYS, CriteoConfig
 from ...data.random_config import RandomBagsConfig
 from ...distributed.config import DistributedConfig
-from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, summed_bytes
+from ...errors import ConfigError
+from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_table_memory, summed_bytes
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
+from ...models.tiers.config import TablesConfig
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...train.config import BIASES, PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
 from ..click_plan import planned_clicks
@@ -145,10 +147,17 @@ class DLRMWorkloadConfig(TrialsConfig):
     train: DLRMTrainConfig = field(default_factory=DLRMTrainConfig)
     fast: FastConfig = field(default_factory=FastConfig)
     target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="none"))
+    tables: TablesConfig = field(default_factory=TablesConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.train.optimizer == "adamw" and self.tables.placement in ("host", "file"):
+            raise ConfigError(
+                f"tables.placement is {self.tables.placement}, but adamw changes every row in every step",
+                where={"field": "tables.placement, train.optimizer"},
+                fix="--train.optimizer rowwise-adagrad",
+            )
         if self.data.source != "clicks" or self.model.features:
             self.distributed.require_tables(self.dlrm.features)
         if self.data.source == "random":
@@ -326,6 +335,23 @@ def reduction_bytes(config: DLRMWorkloadConfig) -> int:
     """Bytes of the all-reduce buffer; AdamW's table gradients are part of it."""
     model = config.dlrm
     return summed_bytes(model.mlp_parameters + (model.table_parameters if config.train.optimizer == "adamw" else 0))
+
+
+def table_state(config: DLRMWorkloadConfig) -> int:
+    """Numbers of optimizer state that a row has: AdamW's two moments and gradient, or Adagrad's sums of squares."""
+    dim = config.model.dim
+    return {"adamw": 3 * dim, "adagrad": dim, "rowwise-adagrad": 1, "sgd": 0}[config.train.optimizer]
+
+
+def state_bytes(config: DLRMWorkloadConfig) -> int:
+    return FLOAT * table_state(config) * sum(config.dlrm.rows)
+
+
+def require_room(config: DLRMWorkloadConfig) -> None:
+    """Refuse a config that does not fit into the memory of a CPU."""
+    share, more = table_share(config), reduction_bytes(config)
+    tables = TablesConfig(placement="device") if config.train.optimizer == "adamw" else config.tables
+    require_table_memory(tables, estimate(config), state_bytes(config), share=share, more=more, fix=LESS)
 
 
 def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:

@@ -23,7 +23,7 @@ from ...data.criteo.store import describe as describe_criteo
 from ...data.random_bags import RandomBags
 from ...data.random_config import read_profile
 from ...errors import ConfigError
-from ...execution.workload import Lookups, ScoredRows, describe_synthetic, require_memory
+from ...execution.workload import Lookups, ScoredRows, describe_synthetic
 from ...train.baselines import majority, synthetic_logits
 from ...train.loop import Order
 from ..click_candidates import ClickCatalogue, of_imported
@@ -36,13 +36,13 @@ from ..clicks import (
     imported_strongest,
     require_tables,
 )
-from .config import LESS, DLRMWorkloadConfig, estimate, reduction_bytes, table_share
+from .config import DLRMWorkloadConfig, require_room, table_state
 
 
 def check(config: DLRMWorkloadConfig) -> str:
     """Check the data without reading all of it, and the memory where a CPU will train; the line names the data."""
     if config.train.device == "cpu" or not Path("/dev/nvidia0").exists():
-        require_memory(estimate(config), tables=table_share(config), more=reduction_bytes(config), fix=LESS)
+        require_room(config)
     _require_readable(config)
     if config.data.source == "random":
         return f"synthetic batches, {config.data.ids} ids"
@@ -176,8 +176,8 @@ class ClickSource:
 
 def lookups(config: DLRMWorkloadConfig) -> Lookups:
     """The rows of the training batches."""
-    optimizer, model = config.train.optimizer, config.dlrm
-    if optimizer == "adamw":
+    model = config.dlrm
+    if config.train.optimizer == "adamw":
         raise ConfigError(
             "adamw changes every row of the tables in every step, so that all of them are always in use",
             where={"field": "train.optimizer"},
@@ -190,6 +190,6 @@ def lookups(config: DLRMWorkloadConfig) -> Lookups:
         source.host_order(config.seed),
         data=source.facts()["name"],
         tables=tables,
-        numbers=model.dim + {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, model.dim),
+        numbers=model.dim + table_state(config),
         rows_of=lambda features: [features[key][0] for key in features.keys],
     )

@@ -15,10 +15,8 @@ from torch import Tensor
 from ...data.batch import HistoryBatch
 from ...data.yambda.order import StreamOrder
 from ...distributed.ranks import current
-from ...errors import UsageError
 from ...execution.submission import Submission
-from ...execution.workload import Predictions, Prepared
-from ...machine import available_bytes
+from ...execution.workload import Predictions, Prepared, placed_tables
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import prepare
@@ -26,7 +24,6 @@ from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padding import Padding
 from ...models.dlrm_v4.tables import TieredDLRMv4Tables
 from ...models.tiers.cache import TieredRows
-from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...points import reached
 from ...runs.mlperf.facts import Facts, Precision
@@ -34,12 +31,12 @@ from ...runs.mlperf.log import MLPerfLog
 from ...stop import poll
 from ...train import stream
 from ...train.device import Settings, choose, repeatable, resident_threads
-from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, choose_graph
+from ...train.graph import BETWEEN_RANKS, SLOTS_ON_HOST, SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.stream import after_windows, interval, seams_of
 from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
-from .config import DLRMv4WorkloadConfig, place_tables, require_room
+from .config import DLRMv4WorkloadConfig, estimate, require_room, state_bytes
 from .data import EventWindows
 from .ranking import candidate_logits
 from .steps import AdamAndRows, SteppedModel, learning_rate
@@ -69,29 +66,16 @@ class PreparedHistories(EventWindows, Prepared):
         super().__init__(config)
         self.settings = settings_of(config)
         self.histories = self.gatherer(pin=self.settings.device.type == "cuda")
-        self.tiers = self._tiers()
+        self.tiers = placed_tables(config.tables, estimate(config), state_bytes(config), self.settings.device)
         self.settings.reasons["tables"] = self.tiers.why
         self.graph, self.settings.reasons["graph"] = self._graph()
-
-    def _tiers(self) -> Tiers:
-        """Where the tables go; several ranks hold shards of them in tiers of their own library."""
-        device, placement = self.settings.device, self.config.tables.placement
-        if current().size > 1:
-            if placement in ("host", "file"):
-                raise UsageError(
-                    f"tables.placement {placement} needs a single process: ranks hold their shards by TorchRec",
-                    fix="--distributed.placement item_id=host, or one rank",
-                )
-            return Tiers("device", 0, "device: each rank holds its shards")
-        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
-        return place_tables(self.config, device=device.type, device_free=free)
 
     def _graph(self) -> tuple[bool, str]:
         """Whether a step runs as a CUDA graph, and why: batches are padded to one shape for it."""
         model, device, requested = self.config.model, self.settings.device, self.config.train.graph
         lack = current().choose("", several=BETWEEN_RANKS)
         if not lack and self.tiers.placement != "device":
-            lack = "the slots of a batch's rows are found on the host"
+            lack = SLOTS_ON_HOST
         if not lack and (model.input_dropout or model.hstu.dropout):
             lack = "what dropout drops is computed on the host, from the number of the step"
         if not lack and model.hstu.attention_scale != "fixed":

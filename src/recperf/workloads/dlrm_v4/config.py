@@ -12,14 +12,13 @@ from ...data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from ...data.yambda.schema import DAY_S
 from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
-from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_memory, summed_bytes
-from ...machine import available_bytes
+from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_table_memory, summed_bytes
 from ...measure.cost import FLOAT
 from ...models.dlrm_v4 import config as models
 from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.cost import full_load, step
 from ...models.dlrm_v4.memory import memory
-from ...models.tiers.config import TablesConfig, Tiers, decide
+from ...models.tiers.config import TablesConfig
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.mlperf.config import SubmissionConfig
 from ...train.config import BIASES, GraphTrainConfig, TargetConfig
@@ -275,18 +274,13 @@ def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
 
 def require_room(config: DLRMv4WorkloadConfig) -> None:
     share = held_share(config.model.table_rows, config.distributed)
-    # Tables that do not fit go to files, unless they were requested elsewhere.
-    tables = share if config.tables.requested(several=share < 1) else 0.0
-    require_memory(estimate(config), tables=tables, more=summed_bytes(config.model.dense_parameters), fix=SMALLER)
+    more = summed_bytes(config.model.dense_parameters)
+    require_table_memory(config.tables, estimate(config), state_bytes(config), share=share, more=more, fix=SMALLER)
 
 
-def place_tables(config: DLRMv4WorkloadConfig, *, device: str, device_free: int) -> Tiers:
-    """Where the tables go, on a device of which so many bytes are free."""
-    counted, model = estimate(config), config.model
-    needed = counted.table_bytes + FLOAT * sum(model.table_rows.values())
-    others = sum(counted.memory.values()) - needed
-    host = available_bytes() - (0 if device == "cuda" else others)
-    return decide(config.tables, needed, device=device, device_free=device_free - others, host_free=host)
+def state_bytes(config: DLRMv4WorkloadConfig) -> int:
+    """Of row-wise Adagrad: one number for each row."""
+    return FLOAT * sum(config.model.table_rows.values())
 
 
 def bounds(config: DLRMv4WorkloadConfig, *, neighbours: bool = True) -> dict[str, Any]:

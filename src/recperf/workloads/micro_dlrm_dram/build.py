@@ -15,11 +15,22 @@ from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.order import Samples, ShuffledOrder, cut
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
-from ...execution.workload import Arm, Fix, Lookups, Predictions, ScoredRows, Trial, cpu_fixes, describe_synthetic
+from ...execution.workload import (
+    Arm,
+    Fix,
+    Lookups,
+    Predictions,
+    ScoredRows,
+    Trial,
+    cpu_fixes,
+    describe_synthetic,
+    placed_tables,
+)
 from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
-from ...models.tables import HashedTable
+from ...models.tables import SHARED, HashedTable
+from ...models.tiers.opening import open_tiers
 from ...ops.bag.reference import hash_rows
 from ...stop import poll
 from ...train.baselines import synthetic_logits
@@ -30,13 +41,14 @@ from ...train.sparse import SparseRows, SplitOptimizer
 from ..clicks import (
     SCORING_BATCH,
     DLRMTrialState,
+    PlacedOrder,
     PreparedSamples,
     click_lookups,
     largest_product,
     one_cycle_recipe,
 )
 from ..micro_dlrm.build import movielens_samples
-from .config import MicroDLRMDramConfig, bounds, hot_ids, resolved_rows
+from .config import MicroDLRMDramConfig, bounds, estimate, hot_ids, resolved_rows, state_bytes, table_state
 from .data import check
 
 
@@ -52,6 +64,8 @@ class PreparedDram(PreparedSamples):
         self.settings: Settings = choose(
             config.train, largest_product_flops=largest_product(self.model, config.train.batch_size)
         )
+        self.tiers = placed_tables(config.tables, estimate(config), state_bytes(config), self.settings.device)
+        self.settings.reasons["tables"] = self.tiers.why
         self.train: Samples | None = None
         if config.data.ids == "movielens":
             self.train, self.valid, self.data = movielens_samples(config.data)
@@ -124,9 +138,10 @@ class PreparedDram(PreparedSamples):
         return tuple(fixes)
 
     def pair(self, trial: Trial, hot_bytes: int | None) -> dict[str, Arm] | None:
-        """The same model and shapes, ids from a few or from the whole virtual space."""
+        """The same model and shapes, ids from a few or from the whole virtual space. With rows in host memory or files
+        the two would compare those with the cache, not memory with a processor's caches."""
         data, hot = self.config.data, hot_ids(self.config, hot_bytes)
-        if self.train is not None or data.id_space <= hot:
+        if self.train is not None or data.id_space <= hot or self.tiers.placement != "device":
             return None
         uniform = data.ids == "uniform"
         return {
@@ -151,6 +166,10 @@ class DramTrial(DLRMTrialState):
         config, settings = prepared.config, prepared.config.train
         model, device = config.model, prepared.settings.device
         self.prepared, self.seed = prepared, seed
+        tiers = None
+        if prepared.tiers.placement != "device":
+            tables, state = {SHARED: prepared.rows}, table_state(config)
+            tiers = open_tiers(tables, prepared.tiers, config.tables, dim=model.dim, state=state, device=device)
         self.table = HashedTable(
             model.features,
             prepared.rows,
@@ -159,6 +178,7 @@ class DramTrial(DLRMTrialState):
             bag=model.bag,
             huge_pages=model.huge_pages,
             device=device,
+            tiers=tiers,
         )
         self.model = DLRM(prepared.model, seed=seed, embeddings=self.table).to(device)
         prepared.settings.reasons["bag"] = self.table.why
@@ -169,7 +189,10 @@ class DramTrial(DLRMTrialState):
         dense = AdamW([(self.model.dense_parameters(), settings.weight_decay)])
         ratio = settings.table_learning_rate / settings.learning_rate
         self.optimizer = SplitOptimizer(dense, sparse, table_ratio=ratio, clip=settings.clip)
-        self.recipe = one_cycle_recipe(self.model, self.optimizer, prepared.order(seed), settings)
+        order = prepared.order(seed)
+        if tiers is not None:
+            order = PlacedOrder(order, self.table, device)
+        self.recipe = one_cycle_recipe(self.model, self.optimizer, order, settings)
 
     @torch.no_grad()
     def predictions(self, at: Position | None = None) -> Predictions:
@@ -204,6 +227,6 @@ def lookups(config: MicroDLRMDramConfig) -> Lookups:
         prepared.order(config.seed),
         data=prepared.data["name"],
         tables={"shared": prepared.rows},
-        numbers=model.dim + (config.train.table_optimizer == "adagrad"),
+        numbers=model.dim + table_state(config),
         rows_of=rows_of,
     )

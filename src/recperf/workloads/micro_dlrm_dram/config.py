@@ -14,6 +14,7 @@ from ...measure.limits import verdict_of
 from ...measure.peaks.store import find
 from ...models.config import HashedDLRMConfig
 from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
+from ...models.tiers.config import TablesConfig
 from ...runs.contract import Claim, budget_sums, known_machine, loss_falls, quality_target
 from ...runs.measured_claims import limits_lead, on_cpu, pair_ratio_as_measured, share_of_forward_at_least
 from ...train.config import BIASES, SparseTrainConfig
@@ -37,6 +38,7 @@ class MicroDLRMDramConfig(TrialsConfig):
             epochs=2, batch_size=1024, checkpoint_epochs=False, table_weight_decay=0.0, device="cpu"
         )
     )
+    tables: TablesConfig = field(default_factory=TablesConfig)
 
 
 def default() -> MicroDLRMDramConfig:
@@ -113,6 +115,15 @@ def estimate(config: MicroDLRMDramConfig) -> Estimate:
         step=hashed_dlrm_step(model, batch, ids=ids, unique=min(ids, rows), adagrad=adagrad),
         memory=hashed_dlrm_memory(model, batch, ids=ids),
     )
+
+
+def state_bytes(config: MicroDLRMDramConfig) -> int:
+    """Of the optimizer of the table: Adagrad has one number for each row."""
+    return FLOAT * table_state(config) * resolved_rows(config)
+
+
+def table_state(config: MicroDLRMDramConfig) -> int:
+    return int(config.train.table_optimizer == "adagrad")
 
 
 def planned(config: MicroDLRMDramConfig) -> PlannedWorkload:

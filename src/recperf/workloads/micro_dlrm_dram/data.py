@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ...data.catalogue import load
-from ...execution.workload import require_memory
+from ...execution.workload import require_table_memory
 from ..micro_dlrm.data import describe
-from .config import MicroDLRMDramConfig, estimate
+from .config import MicroDLRMDramConfig, estimate, state_bytes
 
 
 def check(config: MicroDLRMDramConfig) -> str:
     """Check memory and data without training; the line names the data."""
-    require_memory(estimate(config))
+    require_table_memory(config.tables, estimate(config), state_bytes(config))
     if config.data.ids == "movielens":
         return describe(load(config.data))
     return f"{config.data.ids} ids from a space of {config.data.id_space:,} (synthetic)"
