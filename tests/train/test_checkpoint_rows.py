@@ -355,15 +355,14 @@ def test_damage_of_a_linked_file_is_found_and_repaired(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"rows0-00000.safetensors does not match its digest"):
         store(tmp_path)[0].load(into=state_of(Table()))
     # A training that goes on reads it again in turn, and then writes all rows.
-    for step in range(3, 8):
-        table.write(torch.tensor([step]), torch.randn(1, D + 1))
-        checkpoints.save(step, state_of(table, step), best=False)
+    table.write(torch.arange(10), torch.randn(10, D + 1))
+    checkpoints.save(3, state_of(table, 3), best=False)
     assert notices == [
         "rows0-00000.safetensors of checkpoint step-00000003 does not match its digest: the next one has all rows again"
     ]
     table.write(torch.tensor([9]), torch.randn(1, D + 1))
-    checkpoints.save(8, state_of(table, 8), best=False)
-    assert increments(tmp_path / "step-00000008")[0] == 20
+    checkpoints.save(4, state_of(table, 4), best=False)
+    assert increments(tmp_path / "step-00000004") == [20]
     assert same(resumed(tmp_path)[0].plain(), table.plain())
 
 

@@ -46,6 +46,8 @@ class CheckpointStore:
     """The checkpoint that the tensors in tiers were last saved to or loaded from: the next one continues it."""
     _last_read: dict[str, int] = field(default_factory=dict)
     """The step at which each file of increments was last read."""
+    _unread: int = 0
+    """Bytes of increments that were written, less those of linked files that were read again."""
     _host_copies: dict[str, Tensor] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -168,15 +170,16 @@ class CheckpointStore:
         return folders.fault(path, known=known)
 
     def _read_linked(self, step: int, content: Content) -> None:
-        """Read files of earlier increments again, in turn, about as many bytes as were written: they stay for long, so
-        that a disk may lose one. Then the next save writes all rows, while they are still in memory."""
-        chain, budget = self._chain, content.increment.nbytes
+        """Read linked files again, in turn, as many bytes as increments are written: they stay for long, so that a disk
+        may lose one. Then the next save writes all rows, while they are still in memory."""
+        chain = self._chain
         if chain is None:
             return
         linked = content.increment.chain.files if content.increment.chain else {}
         self._last_read.update({name: step for name in chain.files if name not in linked})
+        self._unread += content.increment.nbytes
         for name in sorted(linked, key=lambda name: self._last_read.get(name, 0)):
-            if budget <= 0:
+            if self._unread < chain.files[name]["bytes"]:
                 return
             try:
                 fault = folders.file_fault(chain.folder / name, chain.files[name])
@@ -187,7 +190,8 @@ class CheckpointStore:
                 self._damaged.add(chain.folder)
                 self._chain = None
                 return
-            self._last_read[name], budget = step, budget - chain.files[name]["bytes"]
+            self._last_read[name] = step
+            self._unread -= chain.files[name]["bytes"]
 
     def _read_back(self, path: Path, linked: Collection[str]) -> None:
         """Read from the disk, not from memory: older checkpoints may only go once this one can be read. Linked files
