@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from recperf.models.tiers.config import TablesConfig
+from recperf.train.checkpoint import CheckpointStore
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.dlrm_v4.build import PreparedHistories
@@ -51,3 +53,30 @@ def test_losses_and_scores_are_equal_to_the_bit(on_device: Any, depth: int, evic
     tiers = trial.model.tables.tiers
     assert 0 < tiers.traffic.hits < tiers.traffic.rows
     assert tiers.traffic.written_back > 0
+
+
+@pytest.mark.parametrize("placements", [("file", "device"), ("device", "file"), ("file", "file")])
+def test_a_checkpoint_resumes_into_another_placement(
+    on_device: Any, tmp_path: Path, placements: tuple[str, str]
+) -> None:
+    """Two saves, the second an increment; then a new process would load it and train on."""
+    first, second = (TablesConfig(placement=name, resident="64KiB") for name in placements)  # type: ignore[arg-type]
+    store = CheckpointStore(folder=tmp_path, notice=pytest.fail)
+    losses: list[float] = []
+    for tables, start, stop in ((first, 0, 20), (second, 20, 40)):
+        prepared = PreparedHistories(config_of(tables))
+        with applied(prepared.settings):
+            trial = prepared.trial(1)
+            if start:
+                state = CheckpointStore(folder=tmp_path, notice=pytest.fail).load(into={"trial": trial.state()})
+                assert state is not None
+                trial.restore(state["trial"])
+            trial.recipe.model.train()
+            batches = trial.recipe.order.batches(0, start)
+            for step in range(start, stop):
+                losses.append(float(take_step(trial.recipe, batches, step)[0]))
+                if step in (5, 19):
+                    store.save(step, {"trial": trial.state()}, best=False)
+            scores = trial.predictions().logits_N if start else None
+    assert losses == on_device[0]
+    assert torch.equal(scores, on_device[1])

@@ -75,7 +75,7 @@ class TieredTensor(Protocol):
 
     def clear(self) -> None:
         """Forget all rows of the table: each has its initial value again, in all columns of its record, and counts as
-        never written. It is called for all tensors of a state before anything is loaded into one."""
+        never written. It is called, where rows were written, for all tensors of a state before anything is loaded."""
         ...
 
 

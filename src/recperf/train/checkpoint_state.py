@@ -229,7 +229,8 @@ class StateReader:
     def read(self, into: Any = None) -> Any:
         """The state; its tensors are those of `into`, where that has one of the same path, shape and dtype."""
         for tensor in tiered_tensors(into):
-            tensor.clear()
+            if tensor.written():
+                tensor.clear()
         try:
             return self._value(self.manifest["state"], into)
         finally:
