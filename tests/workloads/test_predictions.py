@@ -134,6 +134,7 @@ def test_what_users_meet_is_counted_before_the_row() -> None:
         before_N = shares.times_N < times_Q[place]
         known = replace(shares, items_N=shares.items_N[before_N], times_N=shares.times_N[before_N])
         assert own_Q[place] == known(items_Q[place : place + 1], times_Q[place : place + 1])
+    assert torch.isin(shares.items_N, catalogue.items_I).all(), "items without training rows do not compete"
     assert prepared.baseline_scorers()["recent_popularity"](rows_Q, items_Q).equal(own_Q)
 
 

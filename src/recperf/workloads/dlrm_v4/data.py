@@ -167,7 +167,12 @@ class EventWindows:
         reason = "scored windows lie among those that are trained on"
         not_ranked = reason if reads_rates and windows.start < self.train_windows.stop else None
         scored_N = self._scored_positions(windows)
-        find_shares = lambda: self.shares(np.concatenate([newest_N, scored_N]))  # noqa: E731
+
+        def find_shares() -> RecentShares | None:
+            # Items that appear after the training do not compete, so an anchor's own must not count either.
+            trained_N = np.isin(self.store.items_at(scored_N), items_N.numpy())
+            return self.shares(np.concatenate([newest_N, scored_N[trained_N]]))
+
         return EventCatalogue(self.store, items_N, scored_N, repeats, not_ranked, find_shares)
 
     def shares(self, positions_N: Positions | None = None) -> RecentShares | None:
