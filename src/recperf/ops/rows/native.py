@@ -57,7 +57,7 @@ def gather(table_RW: Values, rows_N: Rows, out_NW: Values) -> None:
     table = address("table_RW", table_RW, np.float32, (rows, width))
     places = table, *_places(rows_N, "out_NW", out_NW, width)
     call, ahead = usable(library()).gather, max(1, AHEAD_BYTES // max(1, 4 * width))
-    _share(lambda first, last: call(*places, first, last, width, ahead), len(rows_N), out_NW.nbytes)
+    _share(lambda first, last: call(*places, first, last, width, ahead), len(rows_N), out_NW.nbytes, _cores())
 
 
 def scatter(table_RW: Values, rows_N: Rows, values_NW: Values) -> None:
@@ -67,19 +67,21 @@ def scatter(table_RW: Values, rows_N: Rows, values_NW: Values) -> None:
     table = address("table_RW", table_RW, np.float32, (rows, width))
     places = table, *_places(rows_N, "values_NW", values_NW, width)
     call = usable(library()).scatter
-    _share(lambda first, last: call(*places, first, last, width), len(rows_N), values_NW.nbytes)
+    _share(lambda first, last: call(*places, first, last, width), len(rows_N), values_NW.nbytes, _cores())
 
 
 def read_records(files: RecordFiles, request: Request, out_NW: Values) -> None:
     """Read records to `out_NW`."""
     request.require(files)
-    _records(usable(library()).read_records, files, request, "out_NW", out_NW)
+    _records(usable(library()).read_records, files, request, "out_NW", out_NW, _cores())
 
 
 def write_records(files: RecordFiles, request: Request, values_NW: Values) -> None:
     """Write records to distinct places."""
     request.require(files, distinct=True)
-    _records(usable(library()).write_records, files, request, "values_NW", values_NW)
+    # The kernel lets one thread at a time write to a file; another can prepare its records meanwhile.
+    most = min(_cores(), 2 * len(files.handles))
+    _records(usable(library()).write_records, files, request, "values_NW", values_NW, most)
 
 
 def lost_write(handle: int) -> int:
@@ -88,7 +90,7 @@ def lost_write(handle: int) -> int:
 
 
 def _records(
-    function: Callable[..., _Fault], files: RecordFiles, request: Request, name: str, values_NW: Values
+    function: Callable[..., _Fault], files: RecordFiles, request: Request, name: str, values_NW: Values, most: int
 ) -> None:
     count, handles = len(request.rows_N), np.array(files.handles, np.int32)
     rows, values = _places(request.rows_N, name, values_NW, files.width)
@@ -105,7 +107,7 @@ def _records(
     def work(first: int, last: int) -> None:
         faults.append(function(ctypes.byref(call), values, first, last))
 
-    _share(work, count, values_NW.nbytes)
+    _share(work, count, values_NW.nbytes, most)
     worst = min((fault for fault in faults if fault.kind), key=lambda fault: fault.row, default=None)
     if worst is not None:
         raise RecordFault(Fault(worst.kind), worst.row, worst.code)
@@ -119,9 +121,9 @@ def _places(rows_N: Rows, name: str, values_NW: Values, width: int) -> tuple[int
 _cores = functools.cache(usable_cores)
 
 
-def _share(work: Callable[[int, int], None], count: int, size: int) -> None:
+def _share(work: Callable[[int, int], None], count: int, size: int, most: int) -> None:
     if count:
-        threads = min(count, _cores()) if size >= SMALL else 1
+        threads = min(count, most) if size >= SMALL else 1
         share(work, even_cuts(count, threads), pool=POOL)
 
 
