@@ -109,19 +109,22 @@ class CachedTables(torch.nn.Module):
         super().__init__()
         self.names = tuple(rows)
         place = (EmbeddingLocation.MANAGED_CACHING, ComputeDevice.CUDA)
-        self.bags = SplitTableBatchedEmbeddingBagsCodegen(
-            [(count, dim, *place) for count in rows.values()],
-            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            learning_rate=rate,
-            weights_precision=SparseType.FP32,
-            output_dtype=SparseType.FP32,
-            stochastic_rounding=False,
-            pooling_mode=PoolingMode.NONE,
-            bounds_check_mode=BoundsCheckMode.NONE,
-            cache_load_factor=cache_bytes / (4 * dim * sum(rows.values())),
-            uvm_host_mapped=True,
-            device=device,
-        )
+        # In a list, so that what it keeps as parameters are none of the model's.
+        self._bags = [
+            SplitTableBatchedEmbeddingBagsCodegen(
+                [(count, dim, *place) for count in rows.values()],
+                optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+                learning_rate=rate,
+                weights_precision=SparseType.FP32,
+                output_dtype=SparseType.FP32,
+                stochastic_rounding=False,
+                pooling_mode=PoolingMode.NONE,
+                bounds_check_mode=BoundsCheckMode.NONE,
+                cache_load_factor=cache_bytes / (4 * dim * sum(rows.values())),
+                uvm_host_mapped=True,
+                device=device,
+            )
+        ]
         self._rows: Any = None
         self._leaves: dict[str, Tensor] = {}
         self._found: Tensor | None = None
@@ -131,7 +134,7 @@ class CachedTables(torch.nn.Module):
             return self._leaves
         counts = [rows_U.numel() for rows_U in inputs.rows.values()]
         offsets = torch.tensor([0, *counts], pin_memory=True).to(inputs.labels_B.device, non_blocking=True).cumsum(0)
-        found: Tensor = self.bags(torch.cat(list(inputs.rows.values())), offsets)
+        found: Tensor = self._bags[0](torch.cat(list(inputs.rows.values())), offsets)
         self._rows, self._found = inputs.rows, found
         parts = torch.split(found.detach(), counts)
         self._leaves = {name: part.requires_grad_() for name, part in zip(inputs.rows, parts)}

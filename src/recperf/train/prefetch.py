@@ -86,7 +86,8 @@ class _Stream:
 
     def __init__(self, device: torch.device) -> None:
         self.steps = torch.cuda.current_stream(device)
-        self.side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # Its many small kernels would each wait for a large one of the step.
+        self.side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> None:
         self._entered = torch.cuda.stream(self.side)

@@ -153,7 +153,7 @@ class TieredRows:
             self.traffic.batches += 1
             self.traffic.rows += len(rows_N)
             self.traffic.hits += len(rows_N) - missing
-            slots = torch.from_numpy(slots_N).to(self.device)
+            slots = self._index(slots_N)
             by_table = zip(counts, torch.split(slots, list(counts.values())))
             placed = Placed(number, owner, dict(by_table), rows_N)
             self._active[number] = placed
@@ -252,7 +252,9 @@ class TieredRows:
         return np.asarray(torch.cat(parts).cpu().numpy()) if parts else np.empty(0, np.int64)
 
     def _index(self, places: Longs) -> Tensor:
-        return torch.from_numpy(places).to(self.device)
+        """On the device; pinned first, since a copy from other memory would wait for what is queued before it."""
+        index = torch.from_numpy(places)
+        return index.pin_memory().to(self.device, non_blocking=True) if self.cuda else index
 
     def _free(self, count: int, number: int, owner: object) -> Longs:
         """Slots for so many rows: empty ones, then those of rows that leave."""
