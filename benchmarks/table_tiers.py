@@ -1,11 +1,11 @@
 """Training steps of dlrm-v4 with its tables on the GPU, in host memory and in files.
 
-The published model, batch 1,024, made-up batches whose lengths and distinct items are like the benchmark's. The
-rows of a batch are spread evenly over the tables, without the popularity of real ids, so that a cache finds in it only
-what it holds by chance; the cache is full, and for each row that is read one is written back. `fbgemm` is the same step with the tables in FBGEMM's TBE, rows in host memory and a cache of
-the same size (MANAGED_CACHING). All rows of the store were written before, so none is computed instead of read. A
-reading is the time between the ends of two steps by the device's events. With `--fresh` no row was written before; then
-losses of all placements of one size have to be equal.
+The published model, batch 1,024, made-up batches whose lengths and distinct items are like the benchmark's. The rows of
+a batch are spread evenly over the tables, without the popularity of real ids, so that the cache holds of them only what
+it has by chance; the cache is full, and for each row that is read one is written back. `fbgemm` is the same step with
+the tables in FBGEMM's TBE, rows in host memory and a cache of the same size (MANAGED_CACHING). All rows of the store
+were written before, so none is computed instead of read. A reading is the time between the ends of two steps by the
+device's events. With `--fresh` no row was written before; then losses of all placements of one size have to be equal.
 
 Run as `python benchmarks/table_tiers.py --sizes 37 93 --placements device host file`; `--tiny` runs anywhere.
 """
