@@ -7,10 +7,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from recperf.data.reuse import SIZES_D, Reuse
 from recperf.data.xxh64 import xxh64
+from recperf.models.tiers.cache import TieredRows
+from recperf.models.tiers.config import TablesConfig
+from recperf.models.tiers.store import HostRows
 
 Batches = list[NDArray[np.int64]]
 
@@ -90,6 +94,25 @@ def test_a_batch_of_more_rows_than_are_followed_is_counted_by_fewer() -> None:
     assert reuse.most_in_batch == 50_000
     assert reuse.served(60_000) == pytest.approx(2 / 3, abs=4 * reuse.error(60_000))
     assert reuse.served(10_000) == pytest.approx(0.2 * 2 / 3, abs=0.1)
+
+
+@pytest.mark.parametrize("slots", [2_048, 8_192])
+def test_the_cache_of_a_training_serves_and_moves_as_much_as_the_curve_says(slots: int) -> None:
+    """Its rows leave in the order of their last use as well as a sample tells."""
+    batches = zipf(20_000, 150, 1_000, exponent=0.9)
+    reuse = Reuse([20_000])
+    rows = TieredRows(
+        {"t": 20_000}, HostRows(20_000, 3), dim=2, slots=slots, config=TablesConfig(), device=torch.device("cpu")
+    )
+    rows.initial = lambda name, rows_U: torch.zeros(len(rows_U), 2)
+    for rows_N in batches:
+        reuse.add([rows_N])
+        rows.finish(rows.place({"t": torch.from_numpy(np.unique(rows_N))}, "test"))
+    moved, misses = rows.traffic, int(reuse.misses_T(slots).sum())
+    assert moved.rows == int(reuse.uses_T.sum())
+    assert moved.hits / moved.rows == pytest.approx(reuse.served(slots), abs=0.02)
+    assert moved.fetched == pytest.approx(misses - int(reuse.first_T.sum()), abs=0.02 * moved.rows)
+    assert moved.written_back == pytest.approx(misses - slots, abs=0.02 * moved.rows)
 
 
 def test_nothing_counted_is_served_by_anything() -> None:

@@ -196,11 +196,8 @@ def as_text(facts: dict[str, Any]) -> str:
         "smallest cache that serves",
     ]
     for share, point in facts["smallest"].items():
-        text = (
-            "none: first uses are more than the rest"
-            if point is None
-            else f"{size(point['bytes'])}, {point['rows']:,} rows"
-        )
+        none = f"none: {facts['first_use_share']:.1%} are first uses"
+        text = none if point is None else f"{size(point['bytes'])}, {point['rows']:,} rows"
         lines.append(f"  {float(share):>4.0%}  {text}")
     lines += [
         f"  at least {size(facts['least_bytes'])}: the rows of {facts['batches_in_cache']} batches have to fit",
@@ -233,6 +230,7 @@ def _recommendation(facts: dict[str, Any]) -> str:
         return f"recommended: --tables.placement device: nothing smaller than all tables, {whole}, serves {GOAL:.0%}"
     moved = (size(best["in_bytes_per_step"]), size(best["out_bytes_per_step"]))
     return (
-        f"recommended: {best['option']}: it serves {GOAL:.0%} of the lookups of rows that were used before; "
+        f"recommended: {best['option']} (on a CPU --tables.resident): it serves {GOAL:.0%} of the lookups of rows that "
+        f"were used before; "
         f"{moved[0]} a step come from host memory or files, {moved[1]} go back"
     )
