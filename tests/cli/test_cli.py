@@ -520,3 +520,28 @@ def test_a_home_that_is_a_file_is_named(call: Call, monkeypatch: pytest.MonkeyPa
         code, _, err = call(*command.split())
         assert code == 4
         assert err.startswith("error: RECPERF_HOME cannot be used: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "placement", "text"),
+    [
+        ("", "device", "device: tables of 25.8 MiB fit into"),
+        ("--tables.placement file --tables.resident 2MiB", "file", "2 MiB for rows in use, 25.8 MiB in files"),
+        ("--train.device cuda", None, "device if 25.8 MiB fit into the free memory of the GPU"),
+        (
+            "--train.device cuda --tables.placement host",
+            "host",
+            "what is free for rows in use, 25.8 MiB in host memory",
+        ),
+        ("--train.device cuda --tables.device-bytes 8MiB", "host", "8 MiB for rows in use, 25.8 MiB in host memory"),
+    ],
+)
+def test_show_says_where_tables_go(call, monkeypatch, options: str, placement: str | None, text: str) -> None:
+    monkeypatch.setattr("recperf.execution.workload.available_bytes", lambda: 1 << 30)
+    device = () if "device" in options else ("--train.device", "cpu")
+    arguments = ("show", "dlrm-v4", *options.split(), *device)
+    assert text in call(*arguments)[1]
+    shown = json.loads(call(*arguments, "--json")[1])["estimate"]["tables"]
+    assert shown["placement"] == placement
+    if placement is not None:
+        assert (shown["file_bytes"] > 0) == (placement == "file")

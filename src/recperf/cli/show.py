@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from ..config import flatten, to_json
-from ..execution.workload import Estimate, Workload
+from ..execution.workload import Estimate, Workload, place_tables
+from ..machine import available_bytes
 from ..measure.cost import Cost
+from ..models.tiers.config import Tiers
 from ..runs.record import CONFIG_SCHEMA
 from ..units import number, size
 from .options import WorkloadOptions, choose, read_options
@@ -35,10 +38,48 @@ def as_json(workload: Workload, config: Any, estimate: Estimate) -> dict[str, An
         "estimate": {
             "parameters": {**estimate.parameters, "total": sum(estimate.parameters.values())},
             "table_bytes": estimate.table_bytes,
+            "state_bytes": estimate.state_bytes,
+            "tables": placed(config, estimate),
             "step": {name: vars(cost) for name, cost in {**estimate.step, "total": estimate.total}.items()},
             "memory_bytes": {**estimate.memory, "total": sum(estimate.memory.values())},
         },
     }
+
+
+def placed(config: Any, estimate: Estimate) -> dict[str, Any] | None:
+    """Where the tables of a single process go, and the bytes of each tier. What depends on the free memory of a GPU,
+    which only torch tells, is None; so is all for a workload without the choice."""
+    tables = getattr(config, "tables", None)
+    if tables is None:
+        return None
+    whole = estimate.table_bytes + estimate.state_bytes
+    cuda = config.train.device == "cuda" or (config.train.device == "auto" and Path("/dev/nvidia0").exists())
+    known = bool(tables.device_bytes) or not cuda
+    tiers = place_tables(tables, estimate, device="cuda" if cuda else "cpu", device_free=available_bytes())
+    if getattr(config.train, "optimizer", None) == "adamw":
+        tiers = Tiers("device", whole, "device: adamw changes every row in every step")
+    elif tables.placement == "auto" and not known:
+        why = f"device if {size(whole)} fit into the free memory of the GPU, else host or file; decided by the run"
+        return {"placement": None, "why": why, "device_bytes": None, "host_bytes": None, "file_bytes": None}
+    cache = tiers.cache_bytes if known or tiers.placement == "device" else None
+    return {
+        "placement": tiers.placement,
+        "why": tiers.why,
+        "device_bytes": cache if cuda else 0,
+        "host_bytes": whole if tiers.placement == "host" else 0 if cuda else cache,
+        "file_bytes": whole if tiers.placement == "file" else 0,
+    }
+
+
+def _amounts(where: dict[str, Any]) -> str:
+    """How much of the tables is where, as far as they are not all in one place."""
+    if where["placement"] not in ("host", "file"):
+        return ""
+    in_files = where["placement"] == "file"
+    cache = where["host_bytes"] if where["device_bytes"] == 0 else where["device_bytes"]
+    kept = "what is free" if cache is None else size(cache) if cache else "nothing"
+    store = "files, which grow as rows are used" if in_files else "host memory"
+    return f"; {kept} for rows in use, {size(where['file_bytes' if in_files else 'host_bytes'])} in {store}"
 
 
 def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:
@@ -46,7 +87,11 @@ def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:
     lines += [f"  {name:<28} {_field(value)}" for name, value in flatten(to_json(config)).items()]
     parameters = ", ".join(f"{name} {count:,}" for name, count in estimate.parameters.items())
     lines += ["", f"parameters {sum(estimate.parameters.values()):,} ({parameters})"]
-    lines += [f"tables     {size(estimate.table_bytes)}"]
+    state = f", their optimizer state {size(estimate.state_bytes)}" if estimate.state_bytes else ""
+    lines += [f"tables     {size(estimate.table_bytes)}{state}"]
+    where = placed(config, estimate)
+    if where is not None:
+        lines += [f"placement  {where['why']}{_amounts(where)}"]
     held = ", ".join(f"{name} {size(count)}" for name, count in estimate.memory.items())
     lines += [f"memory     {size(sum(estimate.memory.values()))} per step ({held})", "", "one training step, counted"]
     rows = [["component", "FLOPs", "bytes", "FLOPs per byte"]]

@@ -73,6 +73,8 @@ class Estimate:
     """Work of one training step, by span."""
     memory: dict[str, int]
     """Bytes that a training step holds, by kind."""
+    state_bytes: int = 0
+    """Of the optimizer's state of all table rows."""
 
     @property
     def total(self) -> Cost:
@@ -342,15 +344,15 @@ def require_memory(estimate: Estimate, *, tables: float = 1.0, more: int = 0, fi
         )
 
 
-def place_tables(tables: TablesConfig, counted: Estimate, state_bytes: int, *, device: str, device_free: int) -> Tiers:
-    """Where the tables go, whose rows have so many bytes of optimizer state, on a device with so many free bytes."""
-    needed = counted.table_bytes + state_bytes
+def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device_free: int) -> Tiers:
+    """Where the tables go, on a device with so many free bytes."""
+    needed = counted.table_bytes + counted.state_bytes
     others = sum(counted.memory.values()) - needed
-    host_free = available_bytes() - (0 if device == "cuda" else others)
-    return decide(tables, needed, device=device, device_free=device_free - others, host_free=host_free)
+    host_free = max(0, available_bytes() - (0 if device == "cuda" else others))
+    return decide(tables, needed, device=device, device_free=max(0, device_free - others), host_free=host_free)
 
 
-def placed_tables(tables: TablesConfig, counted: Estimate, state_bytes: int, device: torch.device) -> Tiers:
+def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device) -> Tiers:
     """The same on a device of this machine; several ranks hold shards of the tables by another library."""
     import torch
 
@@ -362,18 +364,18 @@ def placed_tables(tables: TablesConfig, counted: Estimate, state_bytes: int, dev
             )
         return Tiers("device", 0, "device: each rank holds its shards")
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
-    return place_tables(tables, counted, state_bytes, device=device.type, device_free=free)
+    return place_tables(tables, counted, device=device.type, device_free=free)
 
 
 def require_table_memory(
-    tables: TablesConfig, counted: Estimate, state_bytes: int, *, share: float = 1.0, more: int = 0, fix: str = SMALLER
+    tables: TablesConfig, counted: Estimate, *, share: float = 1.0, more: int = 0, fix: str = SMALLER
 ) -> None:
     """`require_memory` for tables that go to files where they do not fit, unless they were requested in memory."""
     if tables.requested(several=share < 1 or current().size > 1):
         require_memory(counted, tables=share, more=more, fix=fix)
     else:
-        cache = place_tables(tables, counted, state_bytes, device="cpu", device_free=available_bytes()).cache_bytes
-        require_memory(counted, tables=0.0, more=more + cache - state_bytes, fix=fix)
+        cache = place_tables(tables, counted, device="cpu", device_free=available_bytes()).cache_bytes
+        require_memory(counted, tables=0.0, more=more + cache - counted.state_bytes, fix=fix)
 
 
 def held_share(rows: Mapping[str, int], options: DistributedConfig) -> float:

@@ -55,7 +55,6 @@ from .config import (
     max_ids,
     reduction_bytes,
     require_room,
-    state_bytes,
     table_share,
     table_state,
 )
@@ -71,7 +70,7 @@ class ConfiguredDLRM:
         settings = choose(config.train, largest_product_flops=product)
         self.tiers = Tiers("device", 0, "device: adamw changes every row in every step")
         if config.train.optimizer != "adamw":
-            self.tiers = placed_tables(config.tables, estimate(config), state_bytes(config), settings.device)
+            self.tiers = placed_tables(config.tables, estimate(config), settings.device)
         self._require_room(settings.device)
         self.switches = resolve(
             config.fast,
@@ -100,7 +99,7 @@ class ConfiguredDLRM:
         counted, more = estimate(self.config), reduction_bytes(self.config)
         needed = sum(counted.memory.values()) - (1 - table_share(self.config)) * counted.table_bytes + more
         if self.tiers.placement != "device":
-            needed += self.tiers.cache_bytes - counted.table_bytes - state_bytes(self.config)
+            needed += self.tiers.cache_bytes - counted.table_bytes - counted.state_bytes
         free = torch.cuda.mem_get_info()[0]
         if needed > free:
             raise MachineError(

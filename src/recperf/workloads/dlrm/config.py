@@ -321,6 +321,7 @@ def estimate(config: DLRMWorkloadConfig) -> Estimate:
         table_bytes=FLOAT * model.table_parameters,
         step=step,
         memory=memory,
+        state_bytes=FLOAT * table_state(config) * sum(model.rows),
     )
 
 
@@ -343,15 +344,11 @@ def table_state(config: DLRMWorkloadConfig) -> int:
     return {"adamw": 3 * dim, "adagrad": dim, "rowwise-adagrad": 1, "sgd": 0}[config.train.optimizer]
 
 
-def state_bytes(config: DLRMWorkloadConfig) -> int:
-    return FLOAT * table_state(config) * sum(config.dlrm.rows)
-
-
 def require_room(config: DLRMWorkloadConfig) -> None:
     """Refuse a config that does not fit into the memory of a CPU."""
     share, more = table_share(config), reduction_bytes(config)
     tables = TablesConfig(placement="device") if config.train.optimizer == "adamw" else config.tables
-    require_table_memory(tables, estimate(config), state_bytes(config), share=share, more=more, fix=LESS)
+    require_table_memory(tables, estimate(config), share=share, more=more, fix=LESS)
 
 
 def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:

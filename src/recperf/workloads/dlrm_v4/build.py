@@ -36,7 +36,7 @@ from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.stream import after_windows, interval, seams_of
 from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
-from .config import DLRMv4WorkloadConfig, estimate, require_room, state_bytes
+from .config import DLRMv4WorkloadConfig, estimate, require_room
 from .data import EventWindows
 from .ranking import candidate_logits
 from .steps import AdamAndRows, SteppedModel, learning_rate
@@ -66,7 +66,7 @@ class PreparedHistories(EventWindows, Prepared):
         super().__init__(config)
         self.settings = settings_of(config)
         self.histories = self.gatherer(pin=self.settings.device.type == "cuda")
-        self.tiers = placed_tables(config.tables, estimate(config), state_bytes(config), self.settings.device)
+        self.tiers = placed_tables(config.tables, estimate(config), self.settings.device)
         self.settings.reasons["tables"] = self.tiers.why
         self.graph, self.settings.reasons["graph"] = self._graph()
 

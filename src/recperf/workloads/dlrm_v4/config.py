@@ -269,18 +269,15 @@ def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
         table_bytes=FLOAT * model.table_parameters,
         step=step(model, [load]),
         memory=memory(model, [load]),
+        # Row-wise Adagrad has one number for each row.
+        state_bytes=FLOAT * sum(model.table_rows.values()),
     )
 
 
 def require_room(config: DLRMv4WorkloadConfig) -> None:
     share = held_share(config.model.table_rows, config.distributed)
     more = summed_bytes(config.model.dense_parameters)
-    require_table_memory(config.tables, estimate(config), state_bytes(config), share=share, more=more, fix=SMALLER)
-
-
-def state_bytes(config: DLRMv4WorkloadConfig) -> int:
-    """Of row-wise Adagrad: one number for each row."""
-    return FLOAT * sum(config.model.table_rows.values())
+    require_table_memory(config.tables, estimate(config), share=share, more=more, fix=SMALLER)
 
 
 def bounds(config: DLRMv4WorkloadConfig, *, neighbours: bool = True) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from ..clicks import (
     one_cycle_recipe,
 )
 from ..micro_dlrm.build import movielens_samples
-from .config import MicroDLRMDramConfig, bounds, estimate, hot_ids, resolved_rows, state_bytes, table_state
+from .config import MicroDLRMDramConfig, bounds, estimate, hot_ids, resolved_rows, table_state
 from .data import check
 
 
@@ -64,7 +64,7 @@ class PreparedDram(PreparedSamples):
         self.settings: Settings = choose(
             config.train, largest_product_flops=largest_product(self.model, config.train.batch_size)
         )
-        self.tiers = placed_tables(config.tables, estimate(config), state_bytes(config), self.settings.device)
+        self.tiers = placed_tables(config.tables, estimate(config), self.settings.device)
         self.settings.reasons["tables"] = self.tiers.why
         self.train: Samples | None = None
         if config.data.ids == "movielens":

@@ -114,15 +114,12 @@ def estimate(config: MicroDLRMDramConfig) -> Estimate:
         table_bytes=FLOAT * model.table_parameters,
         step=hashed_dlrm_step(model, batch, ids=ids, unique=min(ids, rows), adagrad=adagrad),
         memory=hashed_dlrm_memory(model, batch, ids=ids),
+        state_bytes=FLOAT * table_state(config) * rows,
     )
 
 
-def state_bytes(config: MicroDLRMDramConfig) -> int:
-    """Of the optimizer of the table: Adagrad has one number for each row."""
-    return FLOAT * table_state(config) * resolved_rows(config)
-
-
 def table_state(config: MicroDLRMDramConfig) -> int:
+    """Numbers of optimizer state that a row has: with Adagrad one."""
     return int(config.train.table_optimizer == "adagrad")
 
 
