@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from recperf.data.config import DramDataConfig
 from recperf.errors import ArgumentError, ConfigError
 from recperf.models.tables import PlacedFeatures, SparseGradients
 from recperf.models.tiers.config import TablesConfig
+from recperf.train.checkpoint import CheckpointStore
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.dlrm.build import PreparedDLRM
@@ -47,13 +49,17 @@ def hashed(optimizer: Any, tables: TablesConfig) -> PreparedDram:
 
 def trained(prepared: PreparedDLRM | PreparedDram) -> tuple[list[float], Tensor, Any]:
     """The losses of a few steps, the scores after them, and the trial."""
+    trial: Any = prepared.trial(1)
+    losses = losses_of(trial, 0, STEPS)
     with applied(prepared.settings):
-        trial: Any = prepared.trial(1)
-        trial.model.train()
-        batches = trial.recipe.order.batches(0)
-        losses = [float(take_step(trial.recipe, batches, step)[0]) for step in range(STEPS)]
-        scores = trial.predictions().logits_N
-    return losses, scores, trial
+        return losses, trial.predictions().logits_N, trial
+
+
+def losses_of(trial: Any, first: int, last: int) -> list[float]:
+    trial.model.train()
+    batches = trial.recipe.order.batches(0, first)
+    with applied(trial.prepared.settings):
+        return [float(take_step(trial.recipe, batches, step)[0]) for step in range(first, last)]
 
 
 def tiered_records(tables: SparseGradients) -> Tensor:
@@ -96,6 +102,24 @@ def test_dlrm_by_the_reference_and_in_micro_batches_is_equal_to_the_bit() -> Non
 def test_a_hashed_table_is_equal_to_the_bit(optimizer: str) -> None:
     """With clipping, whose norm depends on the order in which rows are added."""
     require_equal(lambda tables: hashed(optimizer, tables), (1, 3))
+
+
+@pytest.mark.parametrize("build", [lambda tables: dlrm("adagrad", tables), lambda tables: hashed("adagrad", tables)])
+def test_a_checkpoint_is_resumed_into_any_placement(build: Any, tmp_path: Path) -> None:
+    placements = TablesConfig(placement="device"), small(2)
+    losses, _, whole = trained(build(placements[0]))
+    for number, (before, after) in enumerate(product(placements, placements)):
+        trial, other = build(before).trial(1), build(after).trial(1)
+        store = CheckpointStore(folder=tmp_path / str(number), notice=print)
+        for first, last in ((0, 5), (5, 15)):
+            losses_of(trial, first, last)
+            store.save(last, {"trial": trial.state()}, best=False)
+        saved = CheckpointStore(folder=store.folder, notice=print).load(into={"trial": other.state()})
+        assert saved is not None
+        other.restore(saved["trial"])
+        assert losses_of(other, 15, STEPS) == losses[15:]
+        records = plain_records if after.placement == "device" else lambda one: tiered_records(one.model.embeddings)
+        assert torch.equal(records(other), plain_records(whole))
 
 
 def test_rows_of_a_placed_batch_are_those_of_the_table() -> None:

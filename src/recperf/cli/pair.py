@@ -29,7 +29,8 @@ def command(arguments: list[str]) -> int:
         pair = measure_pair(prepared, prepared.trial(options.values.seed), peaks)
     if pair is None:
         raise UsageError(
-            f"{choice.workload.name} with these ids has no hot and cold variant", fix="recperf pair micro-dlrm-dram"
+            f"{choice.workload.name} with these ids and tables has no hot and cold variant",
+            fix="recperf pair micro-dlrm-dram --tables.placement device",
         )
     terminal.say(as_text(pair))
     if options.json:

@@ -148,7 +148,9 @@ def experiments(
     alone = current().choose(True, several=False)
     if not seconds or not alone or recipe.whole_step is not None or not profile["observed"]["operators"]:
         return rows
-    batch = next(endless(recipe.order, recipe.epochs + LATER + 1000))
+    # Kept: rows of a batch in tiers may leave their cache once nobody reads on.
+    batches = endless(recipe.order, recipe.epochs + LATER + 1000)
+    batch = next(batches)
 
     def step(batch: Any) -> object:
         return take_step(recipe, iter([batch]), recipe.steps - 1)

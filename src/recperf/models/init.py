@@ -53,6 +53,8 @@ class InitialRows:
 
     def __init__(self, rows: int, dim: int, *, std: float | None, seed: int, name: str) -> None:
         self.bound, self.std, self.seed, self.name = rows**-0.5, std, seed, name
+        self.description = {"kind": "pattern", "rows": rows, "dim": dim, "std": std, "seed": seed, "name": name}
+        """The arguments as JSON values, for a checkpoint without rows that were never trained."""
         self.half = max(1, PATTERN // dim // 2)
         pattern_PD, draw = torch.empty(min(rows, 2 * self.half), dim), generator(seed, name)
         if std is None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -30,6 +29,7 @@ from .embeddings import Embeddings, require_ids, require_keys
 from .init import InitialRows
 from .streams import SideStreams
 from .tiers.cache import Placed, TieredRows
+from .tiers.columns import TableColumns, require_read
 
 HUGE_PAGE = 2 << 20
 MADV_HUGEPAGE = 14
@@ -162,10 +162,30 @@ class SparseGradients(Embeddings):
         pooled = self.bag.bag_sum(rows_XD, places_V, features.offsets_FB1)
         return pooled.view(len(self.keys), features.batch_size, -1), saved_V
 
-    def _reset_tiered(self, initial: Callable[[str, Tensor], Tensor]) -> None:
+    def _reset_tiered(self, initial: dict[str, InitialRows]) -> None:
         assert self.tiers is not None
-        self.tiers.initial = initial
+        self.tiers.initial = lambda name, rows_N: initial[name].rows(rows_N)
         self.tiers.clear()
+        parts = [{"rows": one.description["rows"], "initial": one.description} for one in initial.values()]
+        self._initial = {"kind": "stacked", "parts": parts}
+
+    def columns(self, columns: slice, initial: dict[str, Any] | None = None, *, flat: bool = False) -> TableColumns:
+        """Columns of all records in tiers: by default of weights, as the tensor that they would be on the device."""
+        assert self.tiers is not None
+        initial = self._initial if initial is None else initial
+        return TableColumns(self.tiers, next(iter(self.tiers.tables)), columns, initial, flat=flat, stacked=True)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.tiers is not None:
+            destination[f"{prefix}table_RD"] = self.columns(slice(0, self.tiers.dim))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
+        """Reading a checkpoint has loaded the rows of tables in tiers."""
+        if self.tiers is None:
+            super()._load_from_state_dict(state_dict, prefix, *more)
+        else:
+            require_read(state_dict.get(f"{prefix}table_RD"))
 
     def group_ahead(self, ids_V: Tensor, features: JaggedFeatures) -> None:
         """With a second stream, sort the ids during the forward pass; only the update needs the result."""
@@ -278,8 +298,7 @@ class SparseTables(SparseGradients):
             for key, rows in zip(self.keys, self.rows)
         )
         if self.tiers is not None:
-            tables = dict(initial)
-            self._reset_tiered(lambda key, rows_N: tables[key].rows(rows_N))
+            self._reset_tiered(dict(initial))
         else:
             for key, table in initial:
                 table.fill_(self.table(key))
@@ -345,7 +364,7 @@ class HashedTable(SparseGradients):
     def reset(self, std: float, seed: int) -> None:
         initial = InitialRows(self.rows, self.table_RD.shape[1], std=std, seed=seed, name="table")
         if self.tiers is not None:
-            self._reset_tiered(lambda _, rows_N: initial.rows(rows_N))
+            self._reset_tiered({SHARED: initial})
         else:
             initial.fill_(self.table_RD)
 

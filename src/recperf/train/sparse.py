@@ -11,6 +11,7 @@ from torch import Tensor
 from ..measure.spans import span
 from ..models.streams import SideStreams
 from ..models.tables import HashedTable, SparseTables
+from ..models.tiers.columns import TableColumns, require_read
 from .optim import DenseOptimizer
 
 EPS = 1e-8
@@ -35,7 +36,7 @@ class SparseRows:
     ) -> None:
         if scatter and (adagrad or decay):
             raise ValueError("scatter needs SGD without weight decay")
-        self.table, self.decay, self.eps, self.scatter = table, decay, eps, scatter
+        self.table, self.decay, self.eps, self.scatter, self.each = table, decay, eps, scatter, each
         rows_RD = table.table_RD
         shape = rows_RD.shape if each else rows_RD.shape[:1]
         self.state_R: Tensor | None = None
@@ -43,6 +44,13 @@ class SparseRows:
         if adagrad:
             self.state_R = rows_RD.new_zeros(shape) if table.tiers is None else table.tiers.state_SK.view(shape)
         table.group_early = not scatter
+
+    def saved_state(self) -> Tensor | TableColumns | None:
+        """The state of all rows, for a checkpoint."""
+        tiers = self.table.tiers
+        if tiers is None or self.state_R is None:
+            return self.state_R
+        return self.table.columns(slice(tiers.dim, tiers.store.width), {"kind": "zero"}, flat=not self.each)
 
     def squared_norm(self) -> float:
         if self.table.frozen:
@@ -125,9 +133,13 @@ class SplitOptimizer:
         return min(1.0, self.clip / norm) if norm else 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"dense": self.dense.state_dict(), "rows": self.sparse.state_R}
+        return {"dense": self.dense.state_dict(), "rows": self.sparse.saved_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.dense.load_state_dict(state["dense"])
-        if self.sparse.state_R is not None:
+        if self.sparse.table.tiers is not None:
+            # Reading the checkpoint has loaded it.
+            if self.sparse.state_R is not None:
+                require_read(state["rows"])
+        elif self.sparse.state_R is not None:
             self.sparse.state_R.copy_(state["rows"])

@@ -16,7 +16,7 @@ from ...ops.hashing import finalise_torch_, signed, stream
 from ...ops.splitmix import GOLDEN
 from ..init import generator
 from ..tiers.cache import TieredRows
-from ..tiers.columns import TableColumns
+from ..tiers.columns import TableColumns, require_read
 from .config import DLRMv4Config
 from .inputs import Inputs
 
@@ -156,8 +156,7 @@ class TieredDLRMv4Tables(DLRMv4Tables):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         """Reading a checkpoint has loaded the rows."""
         for name in self.columns():
-            if not isinstance(state_dict[prefix + name], TableColumns):
-                raise TypeError(f"{prefix + name} was not read into the tiers of this model")
+            require_read(state_dict.get(prefix + name))
 
     def places(self, inputs: Inputs) -> dict[str, Tensor]:
         if not self.tiers.in_flight(inputs.placed):

@@ -16,7 +16,7 @@ from .cache import TieredRows
 
 @dataclass(frozen=True, eq=False)
 class TableColumns:
-    """The weights of a table, or the optimizer state of its rows."""
+    """The weights of a table, or the optimizer state of its rows; of several tables stacked in one tensor likewise."""
 
     tiers: TieredRows
     table: str
@@ -25,11 +25,13 @@ class TableColumns:
     """What rows that were never trained are computed from, as JSON values."""
     flat: bool = False
     """Whether the tensor has one dimension, a number for each row."""
+    stacked: bool = False
+    """Whether the tables after this one belong to the tensor too."""
     dtype: torch.dtype = torch.float32
 
     @property
     def shape(self) -> tuple[int, ...]:
-        rows, width = self.tiers.tables[self.table], self.columns.stop - self.columns.start
+        rows, width = len(self._generations()), self.columns.stop - self.columns.start
         return (rows,) if self.flat else (rows, width)
 
     def written(self) -> int:
@@ -53,4 +55,10 @@ class TableColumns:
 
     def _generations(self) -> Any:
         start = self.tiers.starts[self.table]
-        return self.tiers.changed_R[start : start + self.tiers.tables[self.table]]
+        return self.tiers.changed_R[start : None if self.stacked else start + self.tiers.tables[self.table]]
+
+
+def require_read(leaf: Any) -> None:
+    """Refuse a tensor in place of columns into which a checkpoint was read."""
+    if not isinstance(leaf, TableColumns):
+        raise TypeError("the rows of this model lie in tiers, into which they were not read")

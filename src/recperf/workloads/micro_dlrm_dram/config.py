@@ -138,10 +138,11 @@ SHARE_OF_FORWARD = 0.7
 
 
 def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
-    """The loss falls on any device; on a CPU with uniform ids lookups dominate the forward pass, and memory limits."""
+    """The loss falls on any device; on a CPU with uniform ids lookups dominate the forward pass, and memory limits, if
+    that is where the table lies."""
     target = quality_target(lambda *_: bounds(config))
     common = (target, known_machine(), budget_sums(), loss_falls(0.005))
-    if config.data.ids != "uniform":
+    if config.data.ids != "uniform" or config.tables.placement in ("host", "file"):
         return common
     of_memory = (
         share_of_forward_at_least("embedding", SHARE_OF_FORWARD, with_=("hash",)),
