@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-# Tests are imported by path, so that folder is not on it by itself.
-sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+# Tests are imported by path, so these folders are not on it by themselves.
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("distributed", "train")]
 
 
 @pytest.fixture

@@ -24,11 +24,18 @@ copyreg.pickle(ModuleType, lambda module: (importlib.import_module, (module.__na
 
 
 def choose(
-    package: str, name: Name, device: torch.device, *, fix: str = 'impl="reference"', problem: str | None = None
+    package: str,
+    name: Name,
+    device: torch.device,
+    *,
+    fix: str = 'impl="reference"',
+    problem: str | None = None,
+    moves: bool = False,
 ) -> tuple[ModuleType, str]:
     """The implementation of an op and the reason for it; an explicit request that cannot be met is an error.
 
     `problem`: a reason of the op's own why only the reference can serve. `fix`: the option that avoids an error.
+    `moves`: it computes no number, so that a run may resume with another implementation.
     """
     if name == "reference":
         return _module(package, "reference"), "reference: requested"
@@ -39,7 +46,7 @@ def choose(
             return _module(package, "reference"), f"reference: the tensors are on {device.type}"
     lack = None if problem else _problem(package, picked, device)
     op = package.rpartition(".")[2]
-    if name == "auto" and not problem:
+    if name == "auto" and not problem and not moves:
         _used[f"{op} on {device.type}"] = "reference" if lack else picked
     problem = problem or lack
     if problem is None:

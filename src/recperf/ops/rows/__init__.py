@@ -22,4 +22,4 @@ __all__ = ["Fault", "Name", "RecordFault", "RecordFiles", "Request", "choose"]
 
 def choose(name: Name) -> tuple[ModuleType, str]:
     """The implementation and the reason for it; an explicit request that cannot be met is an error."""
-    return choice.choose(__name__, name, torch.device("cpu"))
+    return choice.choose(__name__, name, torch.device("cpu"), moves=True)
