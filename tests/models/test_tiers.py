@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from recperf.measure.limits import tables_sentence
 from recperf.models.tiers.config import TablesConfig
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.device import applied
@@ -80,3 +81,17 @@ def test_a_checkpoint_resumes_into_another_placement(
             scores = trial.predictions().logits_N if start else None
     assert losses == on_device[0]
     assert torch.equal(scores, on_device[1])
+
+
+def test_tables_in_tiers_are_a_sentence() -> None:
+    tables = {
+        "placement": "file", "cache_bytes": 2 << 30, "rows": 127_498.4, "hit_rate": 0.769, "fetched_bytes": 60 << 20,
+        "written_back_bytes": 60 << 20, "placing_ms": 240.0, "exposed_ms": 40.0,
+    }  # fmt: skip
+    text = tables_sentence({"tables": tables, "step_ms": {"p50": 200.0}})
+    assert text == (
+        "Tables in files: the cache of 2 GiB held 76.9% of the 127,498 rows of a batch; 60 MiB a step were fetched and "
+        "60 MiB written back in 240 ms, 500 MiB/s, beside the step, which waited 40 ms for its batch. A larger cache "
+        "(--tables.device-bytes, on a CPU --tables.resident) would move less."
+    )
+    assert tables_sentence({"step_ms": {"p50": 200.0}}) == ""

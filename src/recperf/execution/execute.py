@@ -25,7 +25,7 @@ from ..runs.result import Trial as TrialFile
 from ..runs.resume import Change, operator_changes, operators_text, recorded_fields, reported_changes, since_start
 from ..runs.schemas import Machine, Progress, Scores
 from ..runs.seal import seal
-from ..runs.speed import budget_of, speed_of
+from ..runs.speed import budget_of, speed_of, tables_of
 from ..stop import StopFlag, poll
 from ..train.config import baseline_to_beat
 from ..train.device import applied
@@ -124,6 +124,7 @@ def _result(
             **budget_of(profile),
             "mfu": mfu(profile, ceilings, speed["steady"]),
             **of_ranks(profile),
+            **tables_of(profile),
         },
         "data": prepared.data,
         "provenance": {

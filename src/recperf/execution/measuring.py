@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,8 +93,13 @@ def measure_window(
     while True:
         other_work = OtherWork()
         window = open_window(prepared, trial, recipe, ranks, later=len(windows))
-        window.take(window.warm_up(steps, seconds=SECONDS))
+        steps_taken = window.warm_up(steps, seconds=SECONDS)
+        tiers = trial.tiers()
+        before = replace(tiers.traffic) if tiers else None
+        window.take(steps_taken)
         profile = close_window(window, prepared, ranks)
+        if tiers and before:
+            profile["tables"] = tiers.facts(tiers.traffic.since(before))
         observe(profile, recipe, peaks, ranks)
         # One share for verdict, claims, fixes and trust; of ranks each saw the work of the others while it observed.
         shares = (share_of_others(other_work), profile["observed"]["other_work"] if alone else None)

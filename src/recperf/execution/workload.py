@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..data.datasets import Dataset
     from ..distributed.config import DistributedConfig
+    from ..models.tiers.cache import TieredRows
     from ..plan.work import PlannedWorkload
     from ..train.device import Settings
     from ..train.loop import Position, Recipe
@@ -199,6 +200,10 @@ class Trial(Protocol):
     def tables(self) -> list[tuple[str, int]]:
         """Name and rows of each table, in the order of the rows `rows_of` counts."""
         ...
+
+    def tiers(self) -> TieredRows | None:
+        """The rows of its tables, where these do not lie on the device."""
+        return None
 
     def state(self) -> dict[str, Any]: ...
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from ..units import number
+from ..units import number, size
 from .attribution import attribute, divided_ms
 from .ceilings import Ceilings, ceilings_of_profile
 from .peaks.other_work import DISTURBED
@@ -98,7 +98,7 @@ def verdict_of(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[st
     observed, ceilings = profile["observed"], ceilings_of_profile(profile, peaks)
     attribution = attribute(observed, ceilings)
     verdict = decide(attribution, observed, ceilings, profile.get("experiments")).as_json()
-    verdict["because"] += filter(None, [ranks_sentence(profile)])
+    verdict["because"] += filter(None, [ranks_sentence(profile), tables_sentence(profile)])
     return {"shares": attribution["shares"], "verdict": verdict}
 
 
@@ -120,6 +120,26 @@ def ranks_sentence(profile: dict[str, Any]) -> str:
         f"{slowest:.3g} ms per step, that of the others {others:.3g} ms. Exposed communication: ranks wait in "
         f"collectives for {communication['exposed_share']:.0%} of a step, {communication['exposed_ms']:.3g} ms{split}."
     )
+
+
+def tables_sentence(profile: dict[str, Any]) -> str:
+    """What moved between the tiers of tables and how long steps waited for it; empty where they lie on the device."""
+    tables = profile.get("tables")
+    if not tables:
+        return ""
+    moved, seconds = tables["fetched_bytes"] + tables["written_back_bytes"], tables["placing_ms"] / 1e3
+    rate = f", {size(moved / seconds)}/s" if moved and seconds else ""
+    step = profile["step_ms"]["p50"]
+    place = {"host": "host memory", "file": "files"}[tables["placement"]]
+    text = (
+        f"Tables in {place}: the cache of {size(tables['cache_bytes'])} held {tables['hit_rate']:.1%} of the "
+        f"{tables['rows']:,.0f} rows of a batch; {size(tables['fetched_bytes'])} a step were fetched and "
+        f"{size(tables['written_back_bytes'])} written back in {_ms(tables['placing_ms'])}{rate}, beside the step, "
+        f"which waited {_ms(tables['exposed_ms'])} for its batch."
+    )
+    if min(tables["exposed_ms"], tables["placing_ms"]) > NOTICEABLE * step:
+        text += " A larger cache (--tables.device-bytes, on a CPU --tables.resident) would move less."
+    return text
 
 
 def _doubts(

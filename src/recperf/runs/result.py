@@ -230,6 +230,25 @@ class Overall(Throughput):
     """Before the first step of epochs; part of the warm-up and of the steady time."""
 
 
+class TableTraffic(Struct):
+    """Tables that do not lie on the device: figures of a mean step after training."""
+
+    placement: str
+    """host or file."""
+    cache_bytes: int
+    """Memory of the device for rows in use."""
+    rows: Number
+    """Distinct rows of a batch."""
+    hit_rate: Number
+    """Share of them that the cache held."""
+    fetched_bytes: Number
+    written_back_bytes: Number
+    placing_ms: Number
+    """Time of fetching and writing back, beside the step."""
+    exposed_ms: Number
+    """Time that the step waited for its batch."""
+
+
 class Performance(Struct):
     """How fast training was."""
 
@@ -255,6 +274,8 @@ class Performance(Struct):
     precision and number of threads."""
     ranks: Ranks | None = None
     """Only for a run of several ranks."""
+    tables: TableTraffic | None = None
+    """Only where tables do not lie on the device."""
 
 
 class Data(Struct):

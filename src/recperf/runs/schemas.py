@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..jsonfile import Count, Number, Struct
-from .result import CalibrationBin, Evaluation, Metrics, Percentiles, Rank
+from .result import CalibrationBin, Evaluation, Metrics, Percentiles, Rank, TableTraffic
 
 
 class SavedConfig(Struct):
@@ -243,6 +243,8 @@ class Profile(ComparedProfile):
     experiments: list[Experiment]
     observed: Observed
     other_work: Number | None = None
+    tables: TableTraffic | None = None
+    """What moved between the tiers of tables; None: they lie on the device."""
 
 
 class RankRow(Rank):

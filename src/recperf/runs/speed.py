@@ -87,6 +87,12 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
+def tables_of(profile: Json | None) -> Json:
+    """What moved between the tiers of tables in a step; nothing where they lie on the device."""
+    tables = (profile or {}).get("tables")
+    return {"tables": tables} if tables else {}
+
+
 def budget_of(profile: Json | None) -> Json:
     """The share of each part of a step, from the steps measured after training: the one source for every report."""
     budget: dict[str, float] = {}

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -37,14 +38,16 @@ def prefetched(
     *,
     depth: int = 1,
     finished: Callable[[Input], None] | None = None,
+    waited: Callable[[float], None] | None = None,
 ) -> Iterator[Input]:
     """Each batch prepared, in order, up to `depth` of them ahead of the running step: on a GPU, and wherever someone
-    wants to know that a batch is `finished`, which is when the next one is asked for or nobody will use it."""
+    wants to know that a batch is `finished`, which is when the next one is asked for or nobody will use it. `waited` is
+    told how long each step waited for its batch."""
     if device.type != "cuda" and finished is None:
         yield from map(prepare, batches)
         return
     finish = finished or (lambda prepared: None)
-    stream = _Stream(device) if device.type == "cuda" else None
+    stream = _Stream(device, waited) if device.type == "cuda" else None
 
     def next_input() -> tuple[Input, Any] | None:
         with stream or nullcontext():
@@ -57,16 +60,20 @@ def prefetched(
     with ThreadPoolExecutor(1, thread_name_prefix="recperf-prefetch") as thread:
         try:
             ready.extend(thread.submit(next_input) for _ in range(depth))
+            began = perf_counter()
             while (result := ready.popleft().result()) is not None:
                 prepared, event = result
                 if stream is not None:
                     stream.join(prepared, event)
+                elif waited is not None:
+                    waited(perf_counter() - began)
                 ready.append(thread.submit(next_input))
                 try:
                     yield prepared
                 finally:
                     finish(prepared)
                 del prepared, result
+                began = perf_counter()
         finally:
             for future in ready:
                 if not future.cancel() and (unused := _result(future)) is not None:
@@ -84,7 +91,8 @@ def _result(future: Future[Any]) -> Any:
 class _Stream:
     """A CUDA stream on which batches are prepared for the stream of the training steps."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, waited: Callable[[float], None] | None) -> None:
+        self.waited, self._waits = waited, deque[tuple[Any, Any]]()
         self.steps = torch.cuda.current_stream(device)
         # Its many small kernels would each wait for a large one of the step.
         self.side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
@@ -103,8 +111,18 @@ class _Stream:
 
     def join(self, prepared: Prepared, ready: Any) -> None:
         """Let the steps wait for a batch, and its memory for the steps."""
-        self.steps.wait_event(ready)
         prepared.record_stream(self.steps)
+        if self.waited is None:
+            self.steps.wait_event(ready)
+            return
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record(self.steps)
+        self.steps.wait_event(ready)
+        after.record(self.steps)
+        self._waits.append((before, after))
+        while self._waits and self._waits[0][1].query():
+            before, after = self._waits.popleft()
+            self.waited(before.elapsed_time(after) / 1e3)
 
 
 def prepared_on_host(batches: Iterator[Batch], prepare: Callable[[Batch], Result]) -> Iterator[Result]:

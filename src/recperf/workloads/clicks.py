@@ -23,6 +23,7 @@ from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
 from ..models.tables import SHARED, HashedTable, PlacedFeatures, SparseTables
+from ..models.tiers.cache import TieredRows
 from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_rules
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Position, Recipe
@@ -175,6 +176,9 @@ class DLRMTrialState:
     model: DLRM
     optimizer: Optimizer
 
+    def tiers(self) -> TieredRows | None:
+        return getattr(self.model.embeddings, "tiers", None)
+
     def logits_of(self, batch: ClickBatch) -> Tensor:
         logits_B: Tensor = self.model(batch.dense_BD, batch.features)
         return logits_B
@@ -238,7 +242,7 @@ class PlacedOrder:
             tiers.finish(batch.features.placed)
 
         batches = self.order.batches(epoch, start)
-        return prefetched(batches, place, self.device, depth=tiers.config.depth, finished=finish)
+        return prefetched(batches, place, self.device, depth=tiers.config.depth, finished=finish, waited=tiers.waited)
 
 
 def one_cycle_recipe(model: DLRM, optimizer: Optimizer, order: Order, settings: TrainConfig) -> Recipe:

@@ -57,11 +57,16 @@ class Traffic:
     busy_s: float = 0.0
     """Time that placing took, beside the steps."""
     wait_s: float = 0.0
-    """Part of it spent waiting for a step to end before rows could leave."""
+    """Part of it spent finding rows that could leave, or waiting for a step to end so that they could."""
+    exposed_s: float = 0.0
+    """Time that steps waited for their batches, rows included."""
 
     def reset(self) -> None:
         for one in fields(self):
             setattr(self, one.name, one.default)
+
+    def since(self, earlier: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)))
 
 
 @dataclass(eq=False)
@@ -170,6 +175,24 @@ class TieredRows:
                 self._ends[placed.number] = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._ends[placed.number].record()
             self._turn.notify_all()
+
+    def waited(self, seconds: float) -> None:
+        """Count the time that a step waited for its batch."""
+        self.traffic.exposed_s += seconds
+
+    def facts(self, traffic: Traffic) -> dict[str, Any]:
+        """What a profile records: figures of a mean batch."""
+        batches = max(1, traffic.batches)
+        return {
+            "placement": self.store.kind,
+            "cache_bytes": self.slots * self.record_bytes,
+            "rows": traffic.rows / batches,
+            "hit_rate": traffic.hits / max(1, traffic.rows),
+            "fetched_bytes": traffic.fetched_bytes / batches,
+            "written_back_bytes": traffic.written_back_bytes / batches,
+            "placing_ms": 1e3 * traffic.busy_s / batches,
+            "exposed_ms": 1e3 * traffic.exposed_s / batches,
+        }
 
     def in_flight(self, placed: Placed | None) -> bool:
         return placed is not None and placed.number in self._active

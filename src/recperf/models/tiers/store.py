@@ -45,6 +45,8 @@ Values = NDArray[np.float32]
 class RowStore(Protocol):
     """All records of a model's tables. Calls come from one thread at a time; inside, several threads share the work."""
 
+    kind: str
+    """host or file."""
     rows: int
     width: int
     written_R: NDArray[np.bool_]
@@ -63,6 +65,8 @@ class RowStore(Protocol):
 
 class HostRows:
     """All records in host memory; memory is taken when a row is written first."""
+
+    kind = "host"
 
     def __init__(self, rows: int, width: int, *, impl: Name = "auto") -> None:
         require(rows >= 1, "rows", rows, "at least 1")
@@ -95,6 +99,8 @@ class FileRows:
 
     The folder belongs to this process as long as the store is open. Files that a killed process left there are removed.
     """
+
+    kind = "file"
 
     def __init__(
         self, folder: Path, tables: dict[str, int], width: int, *, keep: bool = False, impl: Name = "auto"

@@ -75,7 +75,7 @@ class InputOrder:
             assert inputs.placed is not None
             tiers.finish(inputs.placed)
 
-        return prefetched(batches, placed, self.device, depth=tiers.config.depth, finished=finish)
+        return prefetched(batches, placed, self.device, depth=tiers.config.depth, finished=finish, waited=tiers.waited)
 
     @cached_property
     def firsts(self) -> frozenset[int]:

@@ -225,10 +225,9 @@ class HistoryTrial:
     def inputs(self, order: StreamOrder) -> InputOrder:
         prepared = self.prepared
         device, workers = prepared.settings.device, prepared.config.data.workers
-        return InputOrder(order, prepared.histories, prepared.config.model, device, workers, tiers=self._tiers)
+        return InputOrder(order, prepared.histories, prepared.config.model, device, workers, tiers=self.tiers())
 
-    @property
-    def _tiers(self) -> TieredRows | None:
+    def tiers(self) -> TieredRows | None:
         return self.model.tables.tiers if isinstance(self.model.tables, TieredDLRMv4Tables) else None
 
     def _evaluations(self) -> stream.Evaluations:
