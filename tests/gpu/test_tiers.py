@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tiered_bags import dlrm, hashed, plain_records, tiered_records
+from tiered_bags import trained as bags_trained
 
 from recperf.models.tiers.config import TablesConfig
 from recperf.train.device import applied
@@ -55,3 +57,19 @@ def test_placements_train_to_the_same_bits(on_device: Any, placement: Any, depth
     for name, leaf in trial.model.tables.columns().items():
         rows = torch.arange(leaf.shape[0])
         assert torch.equal(leaf.values(rows), on_device[2].model.tables.get_buffer(name).cpu()), name
+
+
+@pytest.mark.parametrize("placement", ["host", "file"])
+@pytest.mark.parametrize(
+    ("build", "optimizer"),
+    [(dlrm, "sgd"), (dlrm, "adagrad"), (dlrm, "rowwise-adagrad"), (hashed, "sgd"), (hashed, "adagrad")],
+)
+def test_bags_train_to_the_same_bits(build: Any, optimizer: str, placement: Any, tmp_path: Path) -> None:
+    losses, scores, whole = bags_trained(build(optimizer, TablesConfig(placement="device"), device="cuda"))
+    for depth in (1, 3):
+        tables = TablesConfig(placement=placement, device_bytes="256KiB", depth=depth, folder=tmp_path / str(depth))
+        tiered_losses, tiered_scores, tiered = bags_trained(build(optimizer, tables, device="cuda"))
+        assert tiered_losses == losses
+        assert torch.equal(tiered_scores, scores)
+        assert torch.equal(tiered_records(tiered.model.embeddings), plain_records(whole))
+        assert tiered.model.embeddings.tiers.traffic.fetched > 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -9,68 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from tiered_bags import ROWS, STEPS, dlrm, hashed, losses_of, plain_records, tiered_records, trained
 
-from recperf.data.config import DramDataConfig
 from recperf.errors import ArgumentError, ConfigError
-from recperf.models.tables import PlacedFeatures, SparseGradients
+from recperf.models.tables import PlacedFeatures
 from recperf.models.tiers.config import TablesConfig
 from recperf.train.checkpoint import CheckpointStore
-from recperf.train.device import applied
-from recperf.train.loop import take_step
 from recperf.workloads.dlrm.build import PreparedDLRM
-from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMWorkloadConfig, experiment
-from recperf.workloads.micro_dlrm_dram import config as dram
-from recperf.workloads.micro_dlrm_dram.build import PreparedDram
-
-STEPS = 30
-ROWS = (20_000, 3, 30_000)
-
-
-def dlrm(optimizer: Any, tables: TablesConfig, *, parts: int = 1, embedding: Any = "auto") -> PreparedDLRM:
-    model = DLRMModelConfig(rows=ROWS, dim=16, bottom=(4, 16), top=(16, 1), table_init_std=0.01 * (optimizer == "sgd"))
-    train = replace(
-        experiment().train, batch_size=64, optimizer=optimizer, max_steps=STEPS, device="cpu", micro_batches=parts
-    )
-    data = DLRMDataConfig(ids_per_bag=8, ids="zipf", held_out_batches=2)
-    fast = replace(experiment().fast, embedding=embedding)
-    return PreparedDLRM(DLRMWorkloadConfig(data=data, model=model, train=train, fast=fast, tables=tables))
-
-
-def hashed(optimizer: Any, tables: TablesConfig) -> PreparedDram:
-    config = dram.zipf()
-    model = replace(config.model, rows=60_000, dim=16, bottom=(*config.model.bottom[:-1], 16))
-    train = replace(
-        config.train, batch_size=32, max_steps=STEPS, table_optimizer=optimizer, table_weight_decay=0.1, clip=0.1
-    )
-    data = DramDataConfig(ids="zipf", ids_per_bag=8, id_space=1 << 16, held_out_batches=2)
-    return PreparedDram(replace(config, model=model, train=train, data=data, tables=tables))
-
-
-def trained(prepared: PreparedDLRM | PreparedDram) -> tuple[list[float], Tensor, Any]:
-    """The losses of a few steps, the scores after them, and the trial."""
-    trial: Any = prepared.trial(1)
-    losses = losses_of(trial, 0, STEPS)
-    with applied(prepared.settings):
-        return losses, trial.predictions().logits_N, trial
-
-
-def losses_of(trial: Any, first: int, last: int) -> list[float]:
-    trial.model.train()
-    batches = trial.recipe.order.batches(0, first)
-    with applied(trial.prepared.settings):
-        return [float(take_step(trial.recipe, batches, step)[0]) for step in range(first, last)]
-
-
-def tiered_records(tables: SparseGradients) -> Tensor:
-    """Weights and optimizer state of all rows, read where they lie."""
-    assert tables.tiers is not None
-    return tables.tiers.records({name: torch.arange(rows) for name, rows in tables.tiers.tables.items()})
-
-
-def plain_records(trial: Any) -> Tensor:
-    table_RD, state = trial.model.embeddings.table_RD, trial.optimizer.sparse.state_R
-    return torch.cat([table_RD, *([] if state is None else [state.view(len(table_RD), -1)])], 1)
 
 
 def small(depth: int) -> TablesConfig:
@@ -151,3 +99,27 @@ def test_tables_larger_than_memory_go_to_files(tmp_path: Path) -> None:
     prepared = dlrm("rowwise-adagrad", tables)
     model = replace(prepared.config.model, rows=(10_000_000, 3, 1_000_000), dim=16)
     assert PreparedDLRM(replace(prepared.config, model=model)).tiers.placement == "file"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the memory of a process is read from Linux")
+@pytest.mark.parametrize(
+    ("gib", "limit_gib", "resident", "steps", "batch"),
+    [
+        pytest.param(2, 1, "64MiB", 60, 64, id="small"),
+        pytest.param(20, 3, "2GiB", 2000, 128, id="large", marks=pytest.mark.long),
+    ],
+)
+def test_a_table_trains_within_less_memory_than_it_has(
+    gib: int, limit_gib: int, resident: str, steps: int, batch: int, tmp_path: Path
+) -> None:
+    """A limit of the system makes every allocation beyond it fail; and memory does not grow once the cache is full."""
+    script = Path(__file__).with_name("train_in_files.py")
+    numbers = map(str, (gib, limit_gib, resident, steps, batch, tmp_path))
+    trained = subprocess.run([sys.executable, script, *numbers], stdout=subprocess.PIPE, check=True)
+    figures = json.loads(trained.stdout)
+    memory = figures["memory"]
+    assert max(memory) < limit_gib << 30
+    # What a batch takes for a moment varies.
+    assert max(memory[-(steps // 4) :]) <= 1.05 * max(memory[steps // 4 : steps // 2])
+    assert figures["traffic"]["fetched"] > 0
+    assert max(figures["losses"]) < 1
