@@ -5,7 +5,8 @@ a batch are spread evenly over the tables, without the popularity of real ids, s
 it has by chance; the cache is full, and for each row that is read one is written back. `fbgemm` is the same step with
 the tables in FBGEMM's TBE, rows in host memory and a cache of the same size (MANAGED_CACHING). All rows of the store
 were written before, so none is computed instead of read. A reading is the time between the ends of two steps by the
-device's events. With `--fresh` no row was written before; then losses of all placements of one size have to be equal.
+device's events. With `--fresh` no row was written before and only kernels whose results do not vary are used; then
+losses of all placements of one size have to be equal to the bit.
 
 Run as `python benchmarks/table_tiers.py --sizes 37 93 --placements device host file`; `--tiny` runs anywhere.
 """
@@ -201,6 +202,7 @@ def main(arguments: list[str]) -> int:
         parts = max(parts_that_fit(scaled(config, max(options.cache, min(sizes))), batch, limit) for batch in bases)
     if device.type == "cuda":
         bases = [batch.pin_memory() for batch in bases]
+    torch.use_deterministic_algorithms(options.fresh)
     rows, reference = [], None
     for gib in sizes:
         sized = scaled(config, gib)
@@ -212,6 +214,8 @@ def main(arguments: list[str]) -> int:
                 print(f"{gib:.0f} GiB, file: the disk has no room")
                 continue
             cache = int(min(options.cache, gib / 3) * GIB)
+            if options.fresh:
+                cache = min(cache, 3 * GIB)  # A few batches, so that rows leave and come back.
             seconds, losses, facts = measured(sized, bases, parts, options, placement, cache, device)
             losses_by[placement] = losses
             gc.collect()
