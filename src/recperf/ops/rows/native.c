@@ -1,8 +1,8 @@
-/* Rows of tables in host memory and in files: reference.py says what must come out. Callers split the work; nothing here
- * starts threads.
+/* Rows of tables in host memory and in files: reference.py says what must come out. Callers split the work; nothing
+ * here starts threads.
  *
- * A row in memory is a miss to DRAM: rows that come soon are prefetched. A row in a file is a wait for the disk: of many
- * rows those that the kernel has in memory are taken at once, and it reads all others before the first is waited for. */
+ * A row in memory is a miss to DRAM: rows that come soon are prefetched. A row in a file is a wait for the disk: rows
+ * that the kernel has in memory are taken at once, and it is asked for many others before the first is waited for. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -100,7 +100,8 @@ static run next_run(const call *c, int64_t first, int64_t last, int64_t file, in
     run r = {first, first + 1, file};
     for (int64_t before = begin; r.last < last; r.last++) {
         const int64_t next = place(c, r.last);
-        if (next >= c->starts[file + 1] || (next - before - 1) * bytes > gap || (next - begin + 1) * bytes > BUFFER) break;
+        if (next >= c->starts[file + 1]) break;
+        if ((next - before - 1) * bytes > gap || (next - begin + 1) * bytes > BUFFER) break;
         before = next;
     }
     return r;
@@ -139,8 +140,8 @@ static fault move_run(const call *c, run r, char *buffer, int writing) {
     for (int64_t done = 0; done < length;) {
         const int handle = c->handles[r.file];
         const size_t left = (size_t)(length - done);
-        const off_t from = offset_of(c, r) + (off_t)done;
-        const ssize_t count = writing ? pwrite(handle, buffer + done, left, from) : pread(handle, buffer + done, left, from);
+        const off_t at = offset_of(c, r) + (off_t)done;
+        const ssize_t count = writing ? pwrite(handle, buffer + done, left, at) : pread(handle, buffer + done, left, at);
         if (count < 0 && errno == EINTR) continue;
         if (count < 0) return stopped(c, r, done, SYSTEM, errno);
         if (count == 0) return stopped(c, r, done, writing ? SYSTEM : SHORT, ENOSPC);
@@ -182,45 +183,45 @@ fault read_records(const call *c, float *out, int64_t first, int64_t last) {
     uint64_t *buffer = new_buffer(c->width);
     if (!buffer) return wrong(SYSTEM, row(c, first), ENOMEM);
     fault result = wrong(FINE, 0, 0);
-    run waiting[WAITING];
-    for (int64_t at = first, file = 0; at < last && !result.kind;) {
-        int64_t count = 0;
-        while (at < last && count < WAITING && !result.kind) {
+    run announced[WAITING];
+    int64_t asked = 0, done = 0;
+    for (int64_t at = first, file = 0; !result.kind && (at < last || done < asked);) {
+        if (at < last && asked - done < WAITING) {
             const run r = next_run(c, at, last, file, GAP);
             file = r.file, at = r.last;
             if (read_at_once(c, r, (char *)buffer))
                 result = take(c, r, buffer, out);
             else
-                announce(c, waiting[count++] = r);
+                announce(c, announced[asked++ % WAITING] = r);
+            continue;
         }
-        for (int64_t i = 0; i < count && !result.kind; i++) {
-            result = move_run(c, waiting[i], (char *)buffer, 0);
-            if (!result.kind) result = take(c, waiting[i], buffer, out);
-        }
+        const run r = announced[done++ % WAITING];
+        result = move_run(c, r, (char *)buffer, 0);
+        if (!result.kind) result = take(c, r, buffer, out);
     }
     free(buffer);
     return result;
 }
 
 /* Write the records at first..last of the order, whose places are distinct. A page that a run covers in part is read
- * before it is written: all are announced before the first is written, because writing holds a lock of the file, under
- * which the disk would be waited for. */
+ * before it is written: it is announced long before, because writing holds a lock of the file, under which it would
+ * wait for the disk. */
 fault write_records(const call *c, const float *values, int64_t first, int64_t last) {
     uint64_t *buffer = new_buffer(c->width);
     if (!buffer) return wrong(SYSTEM, row(c, first), ENOMEM);
     fault result = wrong(FINE, 0, 0);
-    run waiting[WAITING];
-    for (int64_t at = first, file = 0; at < last && !result.kind;) {
-        int64_t count = 0;
-        for (; at < last && count < WAITING; at = waiting[count++].last) {
-            waiting[count] = next_run(c, at, last, file, 0);
-            file = waiting[count].file;
-            announce(c, waiting[count]);
+    run announced[WAITING];
+    int64_t asked = 0, done = 0;
+    for (int64_t at = first, file = 0; !result.kind && (at < last || done < asked);) {
+        if (at < last && asked - done < WAITING) {
+            const run r = announced[asked++ % WAITING] = next_run(c, at, last, file, 0);
+            file = r.file, at = r.last;
+            announce(c, r);
+            continue;
         }
-        for (int64_t i = 0; i < count && !result.kind; i++) {
-            put(c, waiting[i], buffer, values);
-            result = move_run(c, waiting[i], (char *)buffer, 1);
-        }
+        const run r = announced[done++ % WAITING];
+        put(c, r, buffer, values);
+        result = move_run(c, r, (char *)buffer, 1);
     }
     free(buffer);
     return result;
@@ -230,7 +231,8 @@ fault write_records(const call *c, const float *values, int64_t first, int64_t l
 int64_t lost_write(int64_t handle) {
 #ifdef SYNC_FILE_RANGE_WAIT_BEFORE
     /* Waits for the first page at most, and reports failures of any. */
-    if (sync_file_range((int)handle, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) && (errno == EIO || errno == ENOSPC)) return errno;
+    const int failed = sync_file_range((int)handle, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE);
+    if (failed && (errno == EIO || errno == ENOSPC)) return errno;
 #else
     (void)handle;
 #endif
