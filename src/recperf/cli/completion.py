@@ -185,7 +185,9 @@ _recperf() {
         -*) ;;
         *)
             if [ "$about" = runs ]; then _recperf_files -d "${cur:-runs/}"; return; fi
-            case "$place" in "data check"|"data info") _recperf_matching "$cur" < <(_recperf_datasets) ;; esac ;;
+            case "$place" in
+                "data check"|"data info"|"data reuse") _recperf_matching "$cur" < <(_recperf_datasets) ;;
+            esac ;;
     esac
     _recperf_matching "$cur" < <(_recperf_after "$place")
     if [ "$about" = workload ]; then _recperf_matching "$cur" < <(_recperf_fields "$workload"); fi
