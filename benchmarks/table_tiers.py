@@ -5,8 +5,9 @@ a batch are spread evenly over the tables, without the popularity of real ids, s
 it has by chance; the cache is full, and for each row that is read one is written back. `fbgemm` is the same step with
 the tables in FBGEMM's TBE, rows in host memory and a cache of the same size (MANAGED_CACHING). All rows of the store
 were written before, so none is computed instead of read. A reading is the time between the ends of two steps by the
-device's events. With `--fresh` no row was written before and only kernels whose results do not vary are used; then
-losses of all placements of one size have to be equal to the bit.
+device's events. With `--fresh` no row was written before: tables larger than memory and disk can be measured. With
+`--check` only kernels whose results do not vary are used, the cache is small, and losses of all placements of one size
+have to be equal to the bit.
 
 Run as `python benchmarks/table_tiers.py --sizes 37 93 --placements device host file`; `--tiny` runs anywhere.
 """
@@ -117,7 +118,7 @@ def measured(
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         trainer, tiers = trainer_of(config, placement, cache, options.depth, Path(folder), device)
         facts: dict[str, Any] = {"placement": placement, "depth": options.depth, "micro_batches": parts}
-        if tiers is not None and not options.fresh:
+        if tiers is not None and not (options.fresh or options.check):
             facts["store_written_s"] = write_all(tiers)
             fill(tiers)
         owner = object()
@@ -186,6 +187,7 @@ def main(arguments: list[str]) -> int:
     words.add_argument("--steps", type=int, default=16)
     words.add_argument("--warm-up", type=int, default=6)
     words.add_argument("--fresh", action="store_true", help="rows that were never written: they get initial values")
+    words.add_argument("--check", action="store_true", help="compare the losses of fresh tables; no rows")
     words.add_argument("--folder", type=Path, help="parent of the table files")
     words.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     words.add_argument("--no-record", action="store_true")
@@ -202,7 +204,7 @@ def main(arguments: list[str]) -> int:
         parts = max(parts_that_fit(scaled(config, max(options.cache, min(sizes))), batch, limit) for batch in bases)
     if device.type == "cuda":
         bases = [batch.pin_memory() for batch in bases]
-    torch.use_deterministic_algorithms(options.fresh)
+    torch.use_deterministic_algorithms(options.check)
     rows, reference = [], None
     for gib in sizes:
         sized = scaled(config, gib)
@@ -214,7 +216,7 @@ def main(arguments: list[str]) -> int:
                 print(f"{gib:.0f} GiB, file: the disk has no room")
                 continue
             cache = int(min(options.cache, gib / 3) * GIB)
-            if options.fresh:
+            if options.check:
                 cache = min(cache, 3 * GIB)  # A few batches, so that rows leave and come back.
             seconds, losses, facts = measured(sized, bases, parts, options, placement, cache, device)
             losses_by[placement] = losses
@@ -228,10 +230,10 @@ def main(arguments: list[str]) -> int:
             facts["losses"] = losses
             rows.append(row(NAME, f"{gib:.0f} GiB, {placement}", "step", "ms", [1e3 * one for one in seconds], facts))
             print(show(rows[-1]), facts, flush=True)
-        if options.fresh and len({tuple(one) for one in losses_by.values()}) > 1:
+        if options.check and len({tuple(one) for one in losses_by.values()}) > 1:
             print(f"losses differ: {losses_by}")
             return 5
-    if not options.tiny and not options.no_record:
+    if not (options.tiny or options.check or options.no_record):
         print(f"rows appended to {record(rows).name}")
     return 0
 
