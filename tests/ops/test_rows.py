@@ -109,6 +109,17 @@ def test_records_longer_than_a_buffer_and_rows_that_the_kernel_does_not_hold(bod
     assert np.array_equal(out_NW, written_NW)
 
 
+@pytest.mark.parametrize("body", BODIES)
+def test_places_and_rows_beyond_32_bits(body: Any, files: Any) -> None:
+    """Files with holes stand for large ones; only what is written takes place on the disk."""
+    opened = files(513, (6_000_000, 3_000_000))
+    request = Request.of(np.array([1 << 33, 7, (1 << 40) + 1]), np.array([8_999_999, 5_999_999, 6_000_000]))
+    written_NW, out_NW = values(3, 513), np.empty((3, 513), np.float32)
+    body.write_records(opened, request, written_NW)
+    body.read_records(opened, request, out_NW)
+    assert np.array_equal(out_NW, written_NW)
+
+
 def test_one_or_two_changed_bits_change_the_checksum() -> None:
     words, bits = values(1, 22).view(np.uint64), np.arange(11 * 64)
     flipped = np.repeat(words, len(bits), axis=0)

@@ -141,7 +141,8 @@ static fault move_run(const call *c, run r, char *buffer, int writing) {
         const int handle = c->handles[r.file];
         const size_t left = (size_t)(length - done);
         const off_t at = offset_of(c, r) + (off_t)done;
-        const ssize_t count = writing ? pwrite(handle, buffer + done, left, at) : pread(handle, buffer + done, left, at);
+        char *part = buffer + done;
+        const ssize_t count = writing ? pwrite(handle, part, left, at) : pread(handle, part, left, at);
         if (count < 0 && errno == EINTR) continue;
         if (count < 0) return stopped(c, r, done, SYSTEM, errno);
         if (count == 0) return stopped(c, r, done, writing ? SYSTEM : SHORT, ENOSPC);
