@@ -168,6 +168,8 @@ def close_window(window: Window, prepared: Prepared, ranks: SharedWindow | Singl
     row_bytes, all_bytes = prepared.table_bytes()
     device = prepared.settings.device_name
     profile = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)
+    # Batches that were prepared ahead may hold rows of tables in a cache.
+    window.batches.close()
     profile["precision"] = prepared.settings.precision
     return ranks.join(profile, window.clocked, window.plain, queued=prepared.settings.sync is not None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -187,7 +187,7 @@ class _LastBatch:
         return self.last
 
 
-def endless(order: Order, epoch: int) -> Iterator[Any]:
+def endless(order: Order, epoch: int) -> Generator[Any, None, None]:
     """Full batches of one epoch after another; the last batch of an epoch may be smaller and is left out."""
     while True:
         batches = order.batches(epoch)
