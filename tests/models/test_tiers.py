@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ def test_losses_and_scores_are_equal_to_the_bit(on_device: Any, depth: int, evic
     tiers = trial.model.tables.tiers
     assert 0 < tiers.traffic.hits < tiers.traffic.rows
     assert tiers.traffic.written_back > 0
+    folder = tiers.store.paths[0].parent
+    assert folder.is_dir()
+    del trial, tiers
+    gc.collect()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("placements", [("file", "device"), ("device", "file"), ("file", "file")])

@@ -32,14 +32,22 @@ def open_tiers(
     """Rows of `dim` weights and `state` numbers of an optimizer."""
     width = dim + state
     store: RowStore
+    folder = None
     if tiers.placement == "host":
         store = HostRows(sum(tables.values()), width)
     else:
-        store = FileRows(own_folder(config.folder), dict(tables), width)
+        folder = own_folder(config.folder)
+        store = FileRows(folder, dict(tables), width)
     slots = max(1, tiers.cache_bytes // (4 * width))
     rows = TieredRows(tables, store, dim=dim, slots=slots, config=config, device=device)
-    weakref.finalize(rows, store.close)
+    weakref.finalize(rows, _close, store, folder)
     return rows
+
+
+def _close(store: RowStore, folder: Path | None) -> None:
+    store.close()
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def own_folder(parent: Path | None) -> Path:
