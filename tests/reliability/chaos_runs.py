@@ -23,6 +23,8 @@ PATIENCE = 30
 """A command that takes this many times an uninterrupted run hangs."""
 QUIETLY = ["--no-peaks", "--no-report"]
 CPU = ["--train.device", "cpu", "--train.threads", "1", "--train.keep-last", "2"]
+TIERS = ["--tables.resident", "2MiB"]
+"""Memory for rows where tables lie in files."""
 CHECKPOINTS = Path("checkpoints") / "seed-42"
 
 WORKLOADS: dict[str, list[str]] = {
@@ -32,11 +34,11 @@ WORKLOADS: dict[str, list[str]] = {
     ],
     "micro-dlrm-dram": [
         "micro-dlrm-dram", "--model.rows", "2000", "--data.batches", "12", "--data.held-out-batches", "2",
-        "--train.batch-size", "64", "--target.beat", "none", "--train.checkpoint-steps", "5", *CPU,
+        "--train.batch-size", "64", "--target.beat", "none", "--train.checkpoint-steps", "5", *CPU, *TIERS,
     ],
     "dlrm": [
         "dlrm", "--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--data.batches", "20",
-        "--data.held-out-batches", "2", "--train.batch-size", "64", "--train.checkpoint-steps", "6", *CPU,
+        "--data.held-out-batches", "2", "--train.batch-size", "64", "--train.checkpoint-steps", "6", *CPU, *TIERS,
     ],
     "dlrm-criteo": [
         "dlrm", "--preset", "criteo-kaggle", "--model.row-scale", "1e-5", "--model.dim", "4", "--model.top", "8", "1",
@@ -168,7 +170,7 @@ class Try:
         return subject
 
     def start(self, arguments: list[str], **options: Any) -> Process:
-        if arguments[0] == "run" and self.done[:1] == ["dlrm-v4"]:
+        if arguments[0] == "run" and TIERS[0] in WORKLOADS.get(next(iter(self.done), ""), []):
             # Where rows lie may change whenever a run is resumed.
             arguments = [*arguments, "--tables.placement", self.draw.choice(["device", "file"])]
         return self.lab.process(arguments, self.log, home=self.home, **options)
