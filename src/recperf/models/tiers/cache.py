@@ -249,8 +249,9 @@ class TieredRows:
         with self._turn:
             self._returning.clear()
             self._drop()
-            self.store.written_R[:] = False
-            self.changed_R[:] = 0
+            # Zeros that nobody wrote again, not overwritten ones, which would take memory for every row.
+            self.store.written_R = np.zeros(self.store.rows, np.bool_)
+            self.changed_R = np.zeros(self.store.rows, np.int32)
 
     def _empty(self) -> None:
         """Write everything back and empty the cache; no batch may be in flight."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class TableColumns:
         return (rows,) if self.flat else (rows, width)
 
     def written(self) -> int:
-        return int((self._generations() > 0).sum())
+        return int(np.count_nonzero(self._generations()))
 
     def changed(self, since: int) -> tuple[Tensor, int]:
         """The rows that were trained or loaded after a generation, and the generation that ends now."""
