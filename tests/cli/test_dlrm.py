@@ -157,3 +157,19 @@ def test_a_finished_run_has_a_model_and_a_disk_without_room_is_refused_before_it
     assert "of disk; 1.0 KiB are free" in err
     assert not Path("s").exists()
     assert call("run", "dlrm", *TINY, "--run-dir", "s", *QUICKLY, "--train.no-checkpoint-end")[0] == 0
+
+
+def test_the_tables_of_one_seed_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from recperf.models.tiers import opening
+
+    alive = []
+
+    def own_folder(parent: Path) -> Path:
+        alive.append([path.name for path in parent.glob("process-*")])
+        return folders(parent)
+
+    folders = opening.own_folder
+    monkeypatch.setattr(opening, "own_folder", own_folder)
+    options = ("--seeds", "2", "--tables.placement", "file", "--tables.folder", tmp_path / "tables")
+    assert call("run", "dlrm", *TINY, *options, "--run-dir", "r", *QUICKLY)[0] in (0, 5)
+    assert alive == [[], []]

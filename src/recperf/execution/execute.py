@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 from collections.abc import Callable
@@ -142,7 +143,11 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]
     for seed in range(job.config.seed, job.config.seed + job.config.seeds):
         finished = job.run.read(f"trial-{seed}.json", TrialFile)
         if finished is None:
-            trial = None  # A table may fill half of the memory: never two at once.
+            # A table may fill half of the memory: never two at once. A trial's parts refer to each other, so that only
+            # the collector frees them.
+            if trial is not None:
+                trial = None
+                gc.collect()
             # recperf draws nothing from torch's own generators, but a user's model may.
             torch.manual_seed(seed)
             trial = job.prepared.trial(seed)
