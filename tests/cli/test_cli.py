@@ -544,4 +544,5 @@ def test_show_says_where_tables_go(call, monkeypatch, options: str, placement: s
     shown = json.loads(call(*arguments, "--json")[1])["estimate"]["tables"]
     assert shown["placement"] == placement
     if placement is not None:
-        assert (shown["file_bytes"] > 0) == (placement == "file")
+        assert (shown["file_bytes"] > 0) == (placement == "file") == (shown["free_disk_bytes"] is not None)
+        assert (shown["index_bytes"] > 0) == (placement in ("host", "file"))

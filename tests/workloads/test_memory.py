@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.ranks import Ranks, current, enter
 from recperf.errors import MachineError
 from recperf.execution import workload as base
+from recperf.models.tiers.config import TablesConfig
 from recperf.workloads import find
 from recperf.workloads.dlrm import config as dlrm
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
@@ -79,3 +81,16 @@ def test_gradients_of_copied_tables_travel_in_a_buffer(monkeypatch: pytest.Monke
         find("micro-dlrm").check(tiny)
     enter(Ranks())
     find("micro-dlrm").check(tiny)
+
+
+def test_tables_in_host_memory_need_it_for_their_index_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate = base.Estimate(parameters={}, table_bytes=900, step={}, memory={"tables": 900}, table_rows=10)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    tables, gpu = TablesConfig(placement="host"), torch.device("cuda")
+    room(monkeypatch, 1100)
+    assert base.placed_tables(tables, estimate, gpu).placement == "host"
+    room(monkeypatch, 1000)
+    with pytest.raises(MachineError, match=r"need 1\.0 KiB of host memory") as error:
+        base.placed_tables(tables, estimate, gpu)
+    assert error.value.fix == "--tables.placement file"
+    assert "of disk are free" in base.placed_tables(replace(tables, placement="file"), estimate, gpu).why

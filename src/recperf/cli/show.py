@@ -55,12 +55,14 @@ def placed(config: Any, estimate: Estimate) -> dict[str, Any] | None:
     whole = estimate.table_bytes + estimate.state_bytes
     cuda = config.train.device == "cuda" or (config.train.device == "auto" and Path("/dev/nvidia0").exists())
     known = bool(tables.device_bytes) or not cuda
-    tiers = place_tables(tables, estimate, device="cuda" if cuda else "cpu", device_free=available_bytes())
+    free = None if cuda else available_bytes()
+    tiers = place_tables(tables, estimate, device="cuda" if cuda else "cpu", device_free=free)
     if getattr(config.train, "optimizer", None) == "adamw":
         tiers = Tiers("device", whole, "device: adamw changes every row in every step")
     elif tables.placement == "auto" and not known:
         why = f"device if {size(whole)} fit into the free memory of the GPU, else host or file; decided by the run"
-        return {"placement": None, "why": why, "device_bytes": None, "host_bytes": None, "file_bytes": None}
+        names = ("device_bytes", "host_bytes", "file_bytes", "index_bytes", "free_disk_bytes")
+        return {"placement": None, "why": why, **dict.fromkeys(names)}
     cache = tiers.cache_bytes if known or tiers.placement == "device" else None
     return {
         "placement": tiers.placement,
@@ -68,6 +70,8 @@ def placed(config: Any, estimate: Estimate) -> dict[str, Any] | None:
         "device_bytes": cache if cuda else 0,
         "host_bytes": whole if tiers.placement == "host" else 0 if cuda else cache,
         "file_bytes": whole if tiers.placement == "file" else 0,
+        "index_bytes": tiers.index_bytes,
+        "free_disk_bytes": tables.free_disk() if tiers.placement == "file" else None,
     }
 
 
@@ -77,9 +81,12 @@ def _amounts(where: dict[str, Any]) -> str:
         return ""
     in_files = where["placement"] == "file"
     cache = where["host_bytes"] if where["device_bytes"] == 0 else where["device_bytes"]
-    kept = "what is free" if cache is None else size(cache) if cache else "nothing"
-    store = "files, which grow as rows are used" if in_files else "host memory"
-    return f"; {kept} for rows in use, {size(where['file_bytes' if in_files else 'host_bytes'])} in {store}"
+    kept = "what is free" if cache is None else size(cache) if cache else "no memory is left"
+    index = f"; an index of {size(where['index_bytes'])} in host memory once all rows were used"
+    if not in_files:
+        return f"; {kept} for rows in use, {size(where['host_bytes'])} in host memory{index}"
+    disk = f"which grow as rows are used ({size(where['free_disk_bytes'])} of disk are free)"
+    return f"; {kept} for rows in use, {size(where['file_bytes'])} in files, {disk}{index}"
 
 
 def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:

@@ -76,6 +76,8 @@ class Estimate:
     """Bytes that a training step holds, by kind."""
     state_bytes: int = 0
     """Of the optimizer's state of all table rows."""
+    table_rows: int = 0
+    """Of all tables that may lie outside the device."""
 
     @property
     def total(self) -> Cost:
@@ -349,12 +351,14 @@ def require_memory(estimate: Estimate, *, tables: float = 1.0, more: int = 0, fi
         )
 
 
-def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device_free: int) -> Tiers:
-    """Where the tables go, on a device with so many free bytes."""
+def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device_free: int | None) -> Tiers:
+    """Where the tables go, on a device with so many free bytes; None: with whatever a GPU will have."""
     needed = counted.table_bytes + counted.state_bytes
     others = sum(counted.memory.values()) - needed
     host_free = max(0, available_bytes() - (0 if device == "cuda" else others))
-    return decide(tables, needed, device=device, device_free=max(0, device_free - others), host_free=host_free)
+    left = None if device_free is None else max(0, device_free - others)
+    rows = counted.table_rows
+    return decide(tables, needed, device=device, device_free=left, host_free=host_free, rows=rows, others=others)
 
 
 def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device) -> Tiers:
@@ -368,19 +372,35 @@ def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device)
                 fix="--distributed.placement TABLE=host, or one rank",
             )
         return Tiers("device", 0, "device: each rank holds its shards")
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
-    return place_tables(tables, counted, device=device.type, device_free=free)
+    free = available_bytes()
+    if device.type == "cuda":
+        # What an earlier model of this process left to torch's allocator is free too.
+        left = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + left
+    tiers = place_tables(tables, counted, device=device.type, device_free=free)
+    whole = counted.table_bytes + counted.state_bytes
+    in_host = tiers.index_bytes + (whole if tiers.placement == "host" else 0)
+    if in_host > available_bytes():
+        parts = f"tables of {size(whole)} and their index" if tiers.placement == "host" else "the index of the tables"
+        raise MachineError(
+            f"{parts} need {size(in_host)} of host memory, {size(available_bytes())} are free",
+            fix="--tables.placement file" if tiers.index_bytes <= available_bytes() else SMALLER,
+        )
+    if tiers.placement != "file":
+        return tiers
+    return replace(tiers, why=f"{tiers.why}; up to {size(whole)} in files, {size(tables.free_disk())} of disk are free")
 
 
 def require_table_memory(
     tables: TablesConfig, counted: Estimate, *, share: float = 1.0, more: int = 0, fix: str = SMALLER
 ) -> None:
     """`require_memory` for tables that go to files where they do not fit, unless they were requested in memory."""
-    if tables.requested(several=share < 1 or current().size > 1):
+    if tables.in_memory(several=share < 1 or current().size > 1):
         require_memory(counted, tables=share, more=more, fix=fix)
     else:
-        cache = place_tables(tables, counted, device="cpu", device_free=available_bytes()).cache_bytes
-        require_memory(counted, tables=0.0, more=more + cache - counted.state_bytes, fix=fix)
+        tiers = place_tables(tables, counted, device="cpu", device_free=available_bytes())
+        more += tiers.cache_bytes + tiers.index_bytes - counted.state_bytes
+        require_memory(counted, tables=0.0, more=more, fix=fix)
 
 
 def held_share(rows: Mapping[str, int], options: DistributedConfig) -> float:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import Literal
 
 from ...config import require, within
+from ...errors import MachineError
+from ...places import home
 from ...units import byte_count, size
 
 Placement = Literal["device", "host", "file"]
@@ -14,6 +17,9 @@ ROOM = 0.9
 """Share of the free memory that tables may take."""
 SMALLEST = 1 << 16
 """Bytes of the smallest cache."""
+INDEX_BYTES = 13
+"""Host memory that each row outside the device takes, once it is used: its slot in the cache (4), when it was trained
+(4), its place in a file (4) and whether it was written (1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +39,7 @@ class TablesConfig:
     eviction: Literal["recent", "frequent"] = "recent"
     """Rows that make room for others: those whose last use is longest ago, or those with the fewest uses."""
     folder: Path | None = None
-    """Folder of the table files; by default one in the folder of the run."""
+    """Folder of the table files, as on another disk; by default `tables` in RECPERF_HOME, recperf's cache folder."""
 
     def __post_init__(self) -> None:
         require(
@@ -55,9 +61,14 @@ class TablesConfig:
                     "a size of at least 64KiB, as in 512MiB or 40GiB",
                 )
 
-    def requested(self, *, several: bool) -> bool:
+    def in_memory(self, *, several: bool) -> bool:
         """Whether the tables must fit into memory: with several ranks, or where the user wants them there."""
         return several or self.placement in ("device", "host")
+
+    def free_disk(self) -> int:
+        """Free bytes of the disk that table files go to."""
+        folder = (self.folder or home() / "tables").absolute()
+        return disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
 
 
 @dataclass(frozen=True)
@@ -68,23 +79,51 @@ class Tiers:
     cache_bytes: int
     """Memory of the device for rows in use; with placement device the whole tables."""
     why: str
+    index_bytes: int = 0
+    """Host memory that tells where each row lies."""
 
 
-def decide(tables: TablesConfig, needed: int, *, device: str, device_free: int, host_free: int) -> Tiers:
-    """Place tables that take so many bytes, optimizer state included, on a device of which so many bytes are free."""
-    cuda = device == "cuda"
+def decide(
+    tables: TablesConfig,
+    needed: int,
+    *,
+    device: str,
+    device_free: int | None,
+    host_free: int,
+    rows: int = 0,
+    others: int = 0,
+) -> Tiers:
+    """Place tables of so many rows that take so many bytes, optimizer state included, on a device of which so many
+    bytes are free beside the `others` that a step takes. None: nobody knows yet what is free."""
+    cuda, index = device == "cuda", INDEX_BYTES * rows
     room = byte_count(tables.device_bytes if cuda else tables.resident)
-    cache = min(needed, room or int(ROOM * device_free if cuda else host_free / 2))
+    usable = needed if device_free is None else int(ROOM * device_free)
+    cache = min(needed, room or (usable if cuda else max(0, host_free - index) // 2))
+    unused = ""
+    if cuda and tables.resident:
+        unused = "; tables.resident does nothing: it is for a CPU"
+    elif tables.device_bytes and not cuda:
+        unused = "; tables.device_bytes does nothing: it is for a GPU"
     if tables.placement == "host" and not cuda:
-        return Tiers("device", needed, "device: without a GPU the device's memory is the host's")
+        return Tiers("device", needed, f"device: without a GPU the device's memory is the host's{unused}")
+    if cuda and device_free is not None and tables.placement != "device" and cache > device_free:
+        raise MachineError(
+            f"tables.device_bytes is {size(cache)}, {size(device_free)} of the GPU are free beside "
+            f"{size(others)} for the rest of a step",
+            fix=f"--tables.device-bytes {size(usable).replace(' ', '')}, or none for what is free",
+        )
     if tables.placement != "auto":
         placed: Placement = tables.placement
-        return Tiers(placed, needed if placed == "device" else cache, f"{placed}: requested")
-    limit = room or int(ROOM * device_free)
+        if placed == "device":
+            return Tiers(placed, needed, f"{placed}: requested{unused}")
+        return Tiers(placed, cache, f"{placed}: requested{unused}", index)
+    limit = min(room or usable, usable) if cuda else room or usable
     if needed <= limit:
-        return Tiers("device", needed, f"device: tables of {size(needed)} fit into {size(limit)}")
-    large = f"tables of {size(needed)} do not fit into {size(limit)}"
-    if cuda and needed <= ROOM * host_free:
-        return Tiers("host", cache, f"host: {large} of the GPU, but into {size(host_free)} of host memory")
+        return Tiers("device", needed, f"device: tables of {size(needed)} fit into {size(limit)}{unused}")
+    beside = f" beside {size(others)} for the rest of a step" if others and limit == usable else ""
+    large = f"tables of {size(needed)} do not fit into {size(limit)}{' of the GPU' * cuda}{beside}"
+    if cuda and needed + index <= ROOM * host_free:
+        free = f"{size(host_free)} of host memory"
+        return Tiers("host", cache, f"host: {large}, but with an index of {size(index)} into {free}{unused}", index)
     more = f", nor into {size(host_free)} of host memory" if cuda else ""
-    return Tiers("file", cache, f"file: {large}{more}")
+    return Tiers("file", cache, f"file: {large}{more}{unused}", index)

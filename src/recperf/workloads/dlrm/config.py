@@ -322,6 +322,7 @@ def estimate(config: DLRMWorkloadConfig) -> Estimate:
         step=step,
         memory=memory,
         state_bytes=FLOAT * table_state(config) * sum(model.rows),
+        table_rows=sum(model.rows),
     )
 
 

@@ -271,6 +271,7 @@ def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
         memory=memory(model, [load]),
         # Row-wise Adagrad has one number for each row.
         state_bytes=FLOAT * sum(model.table_rows.values()),
+        table_rows=sum(model.table_rows.values()),
     )
 
 

@@ -115,6 +115,7 @@ def estimate(config: MicroDLRMDramConfig) -> Estimate:
         step=hashed_dlrm_step(model, batch, ids=ids, unique=min(ids, rows), adagrad=adagrad),
         memory=hashed_dlrm_memory(model, batch, ids=ids),
         state_bytes=FLOAT * table_state(config) * rows,
+        table_rows=rows,
     )
 
 
