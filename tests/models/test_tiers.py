@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from recperf.errors import MachineError
 from recperf.measure.limits import tables_sentence
+from recperf.models.tiers.cache import Placed, TieredRows
 from recperf.models.tiers.config import TablesConfig
+from recperf.models.tiers.store import HostRows
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.device import applied
 from recperf.train.loop import take_step
@@ -101,3 +108,78 @@ def test_tables_in_tiers_are_a_sentence() -> None:
         "(--tables.device-bytes, on a CPU --tables.resident) would move less."
     )
     assert tables_sentence({"step_ms": {"p50": 200.0}}) == ""
+
+
+class Failing(HostRows):
+    """A store whose disk is full for a while."""
+
+    full = False
+
+    def write(self, rows_N: Any, values_NW: Any) -> None:
+        if self.full:
+            raise MachineError("the disk is full")
+        super().write(rows_N, values_NW)
+
+
+def small(slots: int, store: HostRows) -> TieredRows:
+    tiers = TieredRows(
+        {"a": store.rows}, store, dim=2, slots=slots, config=TablesConfig(), device=torch.device("cpu")
+    )  # fmt: skip
+    tiers.initial = lambda name, rows_U: torch.zeros(len(rows_U), 2)
+    return tiers
+
+
+def rows(*numbers: int) -> dict[str, torch.Tensor]:
+    return {"a": torch.tensor(numbers)}
+
+
+def test_after_a_failed_write_nothing_is_read() -> None:
+    store = Failing(100, 3)
+    tiers = small(4, store)
+    placed = tiers.place(rows(1, 2, 3), 0)
+    tiers.cache_SD[placed.slots["a"]] = 7.0
+    tiers.finish(placed)
+    store.full = True
+    with pytest.raises(MachineError, match="the disk is full"):
+        tiers.place(rows(4, 5, 6), 0)
+    store.full = False
+    for call in (lambda: tiers.records(rows(1)), lambda: tiers.place(rows(7), 0)):
+        with pytest.raises(MachineError, match="the disk is full"):
+            call()
+
+
+def test_a_batch_that_waits_keeps_what_it_found_in_the_cache() -> None:
+    """Another owner places while it waits, and takes no slot of a batch in flight."""
+    tiers = small(4, HostRows(100, 3))
+    first = tiers.place(rows(0, 1), "a")
+    other = tiers.place(rows(2, 3), "b")
+    done: list[Placed] = []
+    waiting = threading.Thread(target=lambda: done.append(tiers.place(rows(0, 5), "a")))
+    waiting.start()
+    time.sleep(0.05)
+    assert not done
+    tiers.finish(other)
+    waiting.join(10)
+    assert done
+    assert tiers.row_S[done[0].slots["a"].numpy()].tolist() == [0, 5]
+    assert tiers.row_S[first.slots["a"].numpy()].tolist() == [0, 1]
+    with pytest.raises(MachineError, match="hold rows of other batches"):
+        tiers.place(rows(10, 11, 12, 13), "c")
+
+
+def test_a_process_ends_although_a_thread_waits_for_room() -> None:
+    program = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from test_tiers import HostRows, rows, small
+from recperf.train.prefetch import prefetched
+tiers = small(4, HostRows(100, 3))
+batches = prefetched(
+    iter([rows(0, 1), rows(2, 3), rows(4, 5)]), lambda batch: tiers.place(batch, 0), torch.device("cpu"), depth=2,
+    finished=tiers.finish,
+)
+holder = [next(batches), batches]
+holder.append(holder)
+"""
+    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
+    assert subprocess.run(command, check=False, timeout=120).returncode == 0

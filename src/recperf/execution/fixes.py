@@ -221,6 +221,7 @@ def _measure(workload: Workload, config: Any) -> Measured:
         recipe, sync = trial.recipe, prepared.settings.sync or (lambda: None)
         first = recipe.order.batches(0)
         losses = [float(take_step(recipe, first, step)[0]) for step in range(min(COMPARED, len(recipe.order)))]
+        del first  # Its batches may hold rows of tables in tiers.
         single, rounds = _times(recipe, sync)
     del trial, recipe
     gc.collect()

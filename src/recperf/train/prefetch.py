@@ -60,11 +60,11 @@ def prefetched(
     with ThreadPoolExecutor(1, thread_name_prefix="recperf-prefetch") as thread:
         try:
             ready.extend(thread.submit(next_input) for _ in range(depth))
-            began = perf_counter()
+            began = stream.asked() if stream is not None else perf_counter()
             while (result := ready.popleft().result()) is not None:
                 prepared, event = result
                 if stream is not None:
-                    stream.join(prepared, event)
+                    stream.join(prepared, event, began)
                 elif waited is not None:
                     waited(perf_counter() - began)
                 ready.append(thread.submit(next_input))
@@ -73,7 +73,7 @@ def prefetched(
                 finally:
                     finish(prepared)
                 del prepared, result
-                began = perf_counter()
+                began = stream.asked() if stream is not None else perf_counter()
         finally:
             for future in ready:
                 if not future.cancel() and (unused := _result(future)) is not None:
@@ -109,20 +109,26 @@ class _Stream:
         ready.record(self.side)
         return ready
 
-    def join(self, prepared: Prepared, ready: Any) -> None:
+    def asked(self) -> Any:
+        """The moment on the stream of the steps at which the step before is done and the next batch is asked for."""
+        if self.waited is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self.steps)
+        return event
+
+    def join(self, prepared: Prepared, ready: Any, asked: Any) -> None:
         """Let the steps wait for a batch, and its memory for the steps."""
+        self.steps.wait_event(ready)
         prepared.record_stream(self.steps)
         if self.waited is None:
-            self.steps.wait_event(ready)
             return
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        before.record(self.steps)
-        self.steps.wait_event(ready)
+        after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         after.record(self.steps)
-        self._waits.append((before, after))
+        self._waits.append((asked, after))
         while self._waits and self._waits[0][1].query():
-            before, after = self._waits.popleft()
-            self.waited(before.elapsed_time(after) / 1e3)
+            asked, after = self._waits.popleft()
+            self.waited(asked.elapsed_time(after) / 1e3)
 
 
 def prepared_on_host(batches: Iterator[Batch], prepare: Callable[[Batch], Result]) -> Iterator[Result]:

@@ -12,9 +12,12 @@ Shapes: R rows of all tables, S slots, N rows of a batch, D weights of a row, K 
 
 from __future__ import annotations
 
+import importlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -27,6 +30,7 @@ from ...errors import MachineError
 from ...units import size
 from .config import TablesConfig
 from .store import RowStore
+from .traffic import Traffic
 
 SAMPLE = 4096
 """Slots that are sampled to find out how long ago rows were used."""
@@ -40,35 +44,6 @@ Initial = Callable[[str, Tensor], Tensor]
 """The initial weights of rows of a table, given its name; computed on the device of the rows."""
 
 
-@dataclass
-class Traffic:
-    """What was looked up and moved, since the start or the last `reset`."""
-
-    batches: int = 0
-    rows: int = 0
-    """Distinct rows of each batch, summed over the batches."""
-    hits: int = 0
-    """Of these, the rows that the cache held."""
-    fetched: int = 0
-    """Rows that were read from the store; the other misses were new and got their initial values."""
-    written_back: int = 0
-    fetched_bytes: int = 0
-    written_back_bytes: int = 0
-    busy_s: float = 0.0
-    """Time that placing took, beside the steps."""
-    wait_s: float = 0.0
-    """Part of it spent finding rows that could leave, or waiting for a step to end so that they could."""
-    exposed_s: float = 0.0
-    """Time that steps waited for their batches, rows included."""
-
-    def reset(self) -> None:
-        for one in fields(self):
-            setattr(self, one.name, one.default)
-
-    def since(self, earlier: Traffic) -> Traffic:
-        return Traffic(*(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)))
-
-
 @dataclass(eq=False)
 class Placed:
     """A batch whose rows are in the cache until it is finished."""
@@ -79,6 +54,7 @@ class Placed:
     slots: dict[str, Tensor]
     """For each table the slots of the batch's rows."""
     rows_N: Longs = field(repr=False)
+    slots_N: Longs = field(repr=False)
 
 
 class TieredRows:
@@ -113,6 +89,8 @@ class TieredRows:
         self.last_S = np.zeros(slots, np.int64)
         """The last batch that used each slot."""
         self.uses_S = np.zeros(slots, np.int32)
+        self.pins_S = np.zeros(slots, np.int16)
+        """How many batches in flight use each slot."""
         self.cache_SD = torch.empty(slots, dim, device=device)
         self.state_SK = torch.zeros(slots, state, device=device)
         self.filled, self._hand, self._count = 0, 0, 0
@@ -127,6 +105,13 @@ class TieredRows:
         """Rows on their way back to the store: numbers, records in host memory, the event after the copy."""
         self._staging: tuple[Tensor, Any] = torch.empty(0), None
         self._turn = threading.Condition()
+        self._last_end: Any = None
+        """The newest of the events that placing has waited for; another stream has to wait for it too."""
+        self._peeked: Any = None
+        """The event after rows were last read outside of a placed batch."""
+        self._failure: Exception | None = None
+        self._ended = False
+        _open.add(self)
 
     @property
     def slots(self) -> int:
@@ -141,29 +126,82 @@ class TieredRows:
         counts = {name: len(rows_U) for name, rows_U in rows.items()}
         rows_N = self._numbered(rows)
         began = perf_counter()
-        with self._turn:
+        with self._guarded():
+            slots_N, missing_N = self._slots(rows_N, owner)
             self._count += 1
-            number = self._count
-            slots_N = self.slot_R[rows_N].astype(np.int64) - 1
-            missing_N = slots_N < 0
-            self.last_S[slots_N[~missing_N]] = number
-            missing = int(missing_N.sum())
-            free_M = self._free(missing, number, owner)
+            free_M = slots_N[missing_N]
             leaving = self.row_S[free_M] >= 0
-            slots_N[missing_N] = free_M
+            self._wait_for_device(free_M[leaving])
             self._exchange(rows_N[missing_N], free_M, free_M[leaving])
-            self.last_S[free_M] = number
+            self.last_S[slots_N] = self._count
             self.uses_S[slots_N] += 1
-            self._age(number)
+            self._age()
             self.traffic.batches += 1
             self.traffic.rows += len(rows_N)
-            self.traffic.hits += len(rows_N) - missing
-            slots = self._index(slots_N)
-            by_table = zip(counts, torch.split(slots, list(counts.values())))
-            placed = Placed(number, owner, dict(by_table), rows_N)
-            self._active[number] = placed
-        self.traffic.busy_s += perf_counter() - began
+            self.traffic.hits += len(rows_N) - len(free_M)
+            slots = torch.split(self._index(slots_N), list(counts.values()))
+            placed = Placed(self._count, owner, dict(zip(counts, slots)), rows_N, slots_N)
+            self._active[placed.number] = placed
+            self.traffic.busy_s += perf_counter() - began
         return placed
+
+    def _slots(self, rows_N: Longs, owner: object) -> tuple[Longs, NDArray[np.bool_]]:
+        """The slot of each row, and which rows are missing: these get the slots of rows that leave. All slots are then
+        in use. Waits for earlier batches of the same owner to be finished where there are too few slots."""
+        while True:
+            slots_N = self.slot_R[rows_N].astype(np.int64) - 1
+            missing_N = slots_N < 0
+            cached = slots_N[~missing_N]
+            self.pins_S[cached] += 1
+            count = int(missing_N.sum())
+            free_M = self._free(count)
+            if len(free_M) == count:
+                self.pins_S[free_M] += 1
+                slots_N[missing_N] = free_M
+                return slots_N, missing_N
+            self.pins_S[cached] -= 1
+            if not any(placed.owner is owner for placed in self._active.values()):
+                raise self._too_small(len(rows_N))
+            if self._ended:
+                raise RuntimeError("the tables were closed while a batch waited for room")
+            began = perf_counter()
+            self._turn.wait()
+            self.traffic.wait_s += perf_counter() - began
+
+    def _too_small(self, rows: int) -> MachineError:
+        others = int((self.pins_S > 0).sum())
+        used = f", of which {others:,} hold rows of other batches" if others else ""
+        return MachineError(
+            f"a batch uses {rows:,} rows; the {size(self.slots * self.record_bytes)} for rows in use hold "
+            f"{self.slots:,}{used}",
+            fix=f"--tables.{'device-bytes' if self.cuda else 'resident'} "
+            f"{size(2 * (rows + others) * self.record_bytes).replace(' ', '')}, or smaller batches",
+        )
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Hold the lock. After an error the rows on their way may be lost, so that nothing may be read any more."""
+        with self._turn:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                yield
+            except Exception as error:
+                self._failure = error
+                raise
+
+    def _wait_for_device(self, leaving: Longs) -> None:
+        """Let the current stream wait until the device no longer reads or writes the leaving slots, and until rows that
+        another stream was loading are there."""
+        if not self.cuda:
+            return
+        if len(leaving):
+            last = int(self.last_S[leaving].max())
+            for number in [number for number in self._ends if number <= last]:
+                self._last_end = self._ends.pop(number)
+        for event in (self._loaded, self._last_end, self._peeked):
+            if event is not None:
+                event.wait()
 
     def finish(self, placed: Placed) -> None:
         """Its rows may leave once the device has executed what is queued so far. They count as trained."""
@@ -171,6 +209,7 @@ class TieredRows:
             if self._active.pop(placed.number, None) is None:
                 return
             self.changed_R[placed.rows_N] = self.generation
+            self.pins_S[placed.slots_N] -= 1
             if self.cuda:
                 self._ends[placed.number] = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._ends[placed.number].record()
@@ -190,7 +229,7 @@ class TieredRows:
             "hit_rate": traffic.hits / max(1, traffic.rows),
             "fetched_bytes": traffic.fetched_bytes / batches,
             "written_back_bytes": traffic.written_back_bytes / batches,
-            "placing_ms": 1e3 * traffic.busy_s / batches,
+            "placing_ms": 1e3 * (traffic.busy_s - traffic.wait_s) / batches,
             "exposed_ms": 1e3 * traffic.exposed_s / batches,
         }
 
@@ -204,7 +243,7 @@ class TieredRows:
     def records(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Weights and state of rows, on the device."""
         rows_N = self._numbered(rows)
-        with self._turn:
+        with self._guarded():
             self._write_back()
             if self._loaded is not None:
                 self._loaded.wait()
@@ -214,6 +253,9 @@ class TieredRows:
             places, slots = self._index(np.flatnonzero(cached_N)), self._index(slots_N[cached_N])
             out_NW[places] = torch.cat([self.cache_SD[slots], self.state_SK[slots]], 1)
             self._read(rows_N[~cached_N], np.flatnonzero(~cached_N), out_NW[:, : self.dim], out_NW[:, self.dim :])
+            if self.cuda:
+                self._peeked = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._peeked.record()
         return out_NW
 
     def end_generation(self) -> int:
@@ -267,7 +309,7 @@ class TieredRows:
 
     def _drop(self) -> None:
         self.slot_R[self.row_S[self.row_S >= 0]] = 0
-        self.row_S[:], self.last_S[:], self.uses_S[:] = -1, 0, 0
+        self.row_S[:], self.last_S[:], self.uses_S[:], self.pins_S[:] = -1, 0, 0, 0
         self.filled = self._hand = 0
         self._ends.clear()
 
@@ -280,34 +322,20 @@ class TieredRows:
         index = torch.from_numpy(places)
         return index.pin_memory().to(self.device, non_blocking=True) if self.cuda else index
 
-    def _free(self, count: int, number: int, owner: object) -> Longs:
-        """Slots for so many rows: empty ones, then those of rows that leave."""
+    def _free(self, count: int) -> Longs:
+        """Slots for so many rows: empty ones, then those of rows that leave; fewer where too many are in use."""
         fresh = np.arange(self.filled, min(self.filled + count, self.slots))
-        self.filled += len(fresh)
-        if len(fresh) == count:
-            return fresh
-        began = perf_counter()
-        while True:
-            oldest = min(self._active, default=number)
-            leaving = self._leaving(count - len(fresh), oldest - 1)
-            if len(leaving) == count - len(fresh):
-                break
-            if not any(placed.owner is owner for placed in self._active.values()):
-                needed = size((self.slots + count - len(fresh) - len(leaving)) * self.record_bytes).replace(" ", "")
-                option = "device-bytes" if self.cuda else "resident"
-                raise MachineError(
-                    f"a batch uses more rows than fit into the {size(self.slots * self.record_bytes)} for rows in use",
-                    fix=f"--tables.{option} {needed} or more, or smaller batches",
-                )
-            self._turn.wait()
-        self.traffic.wait_s += perf_counter() - began
-        for finished in [one for one in self._ends if one < oldest]:
-            self._ends.pop(finished).wait()
-        return np.concatenate([fresh, leaving])
+        if len(fresh) < count:
+            leaving = self._leaving(count - len(fresh))
+            if len(leaving) < count - len(fresh):
+                return leaving
+            fresh = np.concatenate([fresh, leaving])
+        self.filled = min(self.filled + count, self.slots)
+        return fresh
 
-    def _leaving(self, count: int, until: int) -> Longs:
-        """Up to so many slots that were last used by batch `until` or before: by the config those that were used
-        longest ago or least often, as well as a sample of the slots tells which these are."""
+    def _leaving(self, count: int) -> Longs:
+        """Up to so many slots of rows that no batch in flight uses: by the config those that were used longest ago or
+        least often, as well as a sample of the slots tells which these are."""
         score_S = self.last_S if self.config.eviction == "recent" else self.uses_S
         step = max(1, self.slots // SAMPLE)
         sample = score_S[self._hand % step :: step]
@@ -319,7 +347,7 @@ class TieredRows:
             while missing and scanned < self.slots:
                 stop = min(self._hand + min(SCANNED, self.slots - scanned), self.slots)
                 here = slice(self._hand, stop)
-                fits = (self.last_S[here] <= until) & (score_S[here] <= threshold) & (self.row_S[here] >= 0)
+                fits = (self.pins_S[here] == 0) & (score_S[here] <= threshold) & (self.row_S[here] >= 0)
                 places = np.flatnonzero(fits)[:missing] + self._hand
                 scanned += stop - self._hand
                 self._hand = int(places[-1]) + 1 if len(places) == missing else stop % self.slots
@@ -331,22 +359,18 @@ class TieredRows:
                 return leaving
         return leaving
 
-    def _age(self, number: int) -> None:
+    def _age(self) -> None:
         """Halve the uses now and then, so that rows that were once popular can leave."""
-        if number % 1024 == 0:
+        if self._count % 1024 == 0:
             self.uses_S >>= 1
 
     def _exchange(self, rows_M: Longs, slots_M: Longs, leaving: Longs) -> None:
         """Send the rows of leaving slots back to the store and fetch the missing rows."""
-        earlier, self._returning = self._returning, []
+        earlier = len(self._returning)
         if len(leaving):
             self._give_back(leaving)
-        now, self._returning = self._returning, earlier
-        # A missing row may be on its way back since an earlier batch.
-        self._write_back()
-        self._returning = now
-        if not self.cuda:
-            self._write_back()
+        # A missing row may be on its way back since an earlier batch; what leaves now is not waited for on a GPU.
+        self._write_back(earlier if self.cuda else None)
         self.slot_R[rows_M] = slots_M + 1
         self.row_S[slots_M] = rows_M
         self._read(rows_M, slots_M, self.cache_SD, self.state_SK)
@@ -372,13 +396,14 @@ class TieredRows:
         self.traffic.written_back += len(rows)
         self.traffic.written_back_bytes += records.nbytes
 
-    def _write_back(self) -> None:
-        """Write what returned to the store."""
-        for rows, records, event in self._returning:
+    def _write_back(self, count: int | None = None) -> None:
+        """Write what returned to the store, the oldest first: all, or so many parts of it."""
+        for _ in range(len(self._returning) if count is None else count):
+            rows, records, event = self._returning[0]
             if event is not None:
                 event.synchronize()
             self.store.write(rows, records.numpy())
-        self._returning.clear()
+            self._returning.pop(0)
 
     def _read(self, rows_M: Longs, places_M: Longs, weights_XD: Tensor, state_XK: Tensor) -> None:
         """Put records of the store, or initial ones, to places of tensors on the device."""
@@ -417,5 +442,26 @@ class TieredRows:
             if len(inside):
                 yield name, inside, rows[inside] - start
 
+    def end(self) -> None:
+        """Let a thread that waits for room give up."""
+        self._ended = True
+        with self._turn:
+            self._turn.notify_all()
+
     def close(self) -> None:
+        self.end()
         self.store.close()
+
+
+_open: weakref.WeakSet[TieredRows] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for tiers in list(_open):
+        tiers.end()
+
+
+# Before Python waits for the threads of executors, of which one may wait for room that nobody will make any more. There
+# is no public hook for that moment; the last one that was registered is called first.
+importlib.import_module("concurrent.futures.thread")
+getattr(threading, "_register_atexit", lambda function: None)(_end_all)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import time
 import weakref
 from collections.abc import Mapping
 from itertools import count
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from ...files import writing
+from ...errors import RecperfError
+from ...files import open_regular, writing
 from ...places import home
 from .cache import TieredRows
 from .config import TablesConfig, Tiers
@@ -56,19 +59,20 @@ def own_folder(parent: Path | None) -> Path:
     with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
         for left in parent.glob("process-*-*"):
-            number = left.name.split("-")[1]
-            if number.isdigit() and not _alive(int(number)):
+            if not _in_use(left):
                 shutil.rmtree(left, ignore_errors=True)
         folder = parent / f"process-{os.getpid()}-{next(_numbers)}"
         folder.mkdir()
     return folder
 
 
-def _alive(process: int) -> bool:
+def _in_use(folder: Path) -> bool:
+    """Whether a process holds the lock of the folder, or has just created it and may be about to."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
+        with open(open_regular(folder / "lock"), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return time.time() - folder.stat().st_mtime < 60
+    except (OSError, RecperfError):
         return True
-    return True
+    return False
