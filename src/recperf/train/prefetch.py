@@ -71,9 +71,10 @@ def prefetched(
                 try:
                     yield prepared
                 finally:
+                    # Before `finish`, which may wait for a batch that is being prepared.
+                    began = stream.asked() if stream is not None else perf_counter()
                     finish(prepared)
                 del prepared, result
-                began = stream.asked() if stream is not None else perf_counter()
         finally:
             for future in ready:
                 if not future.cancel() and (unused := _result(future)) is not None:
