@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 
 import recperf
 from recperf.cli import main
-from recperf.errors import DataError, RecperfError, UsageError
+from recperf.errors import DataError, MachineError, RecperfError, UsageError
 from recperf.execution import scoring
+from recperf.models.tiers.config import TablesConfig
 from recperf.train.checkpoint import read_state
 from recperf.train.device import applied
 
@@ -297,6 +299,28 @@ def test_exports_need_no_recperf(runs: Any, tmp_path: Path) -> None:
     assert max(differences) < 1e-6
     with pytest.raises(DataError, match="exists already"):
         recperf.open(runs("clicks")).export(tmp_path / "first")
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("dlrm-v4", 1), ("random", 2)])
+def test_a_model_larger_than_memory_is_scored_where_its_tables_lie(
+    name: str, seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained with tables in files, scored with them in memory and in files: the last seed, whose rows begin as that
+    seed drew them."""
+    tables = ("--tables.placement", "file", "--tables.resident", "8MiB", "--tables.folder", str(tmp_path / "tables"))
+    options = [*RUNS[name], *tables, "--seeds", str(seeds), "--run-dir", str(tmp_path / "run"), *TRAIN]
+    assert main(["run", *options]) in (0, 5)
+    score, logits = ["score", str(tmp_path / "run"), "--held-out", "--seed", str(41 + seeds), "--quiet"], []
+    for place in ("memory", "file"):
+        if place == "file":
+            serve = {"dlrm-v4": "recperf.workloads.dlrm_v4.serve", "random": "recperf.workloads.dlrm.serve"}[name]
+            monkeypatch.setattr(f"{serve}.TablesConfig", partial(TablesConfig, placement="file"))
+        output = tmp_path / f"{place}.parquet"
+        assert main([*score, "--output", str(output)]) == 0
+        logits.append(pq.read_table(output)["logit"].to_numpy())
+    np.testing.assert_array_equal(*logits)
+    with pytest.raises(MachineError, match="do not fit here: file: requested"):
+        recperf.open(tmp_path / "run").export(tmp_path / "export")
 
 
 def refused(*arguments: object) -> RecperfError:

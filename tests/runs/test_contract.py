@@ -345,6 +345,14 @@ def test_a_claim_about_a_cpu_says_nothing_about_a_gpu(folder: Path) -> None:
     assert (finding.holds, "the run used NVIDIA H200" in finding.detail) == (None, True)
 
 
+def test_a_claim_about_memory_says_nothing_about_tables_in_files(folder: Path) -> None:
+    claim = measured_claims.in_memory(PAIR)
+    assert judge(claim, Evidence(folder)).holds is True
+    for tables, holds in (("device: tables of 2 GiB fit into 9 GiB", True), ("file: requested", None)):
+        edit(folder, "result.json", lambda r, tables=tables: r["performance"]["settings"].update(tables=tables))
+        assert judge(claim, Evidence(folder)).holds is holds
+
+
 def test_counted_work_may_differ_by_one_percent(folder: Path) -> None:
     edit(folder, "pair.json", lambda p: p["cold"]["components"][0].update(bytes=403_000_000, flops=1009))
     assert failed(folder) == {}

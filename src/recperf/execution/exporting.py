@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from ..data.rows import pyarrow
+from ..errors import MachineError
 from ..files import fresh_folder, write_atomic, write_json
 from ..stop import poll
 from ..train.checkpoint_file import write_tensors
 from ..train.device import applied
-from .serving import Export, Served, TableExport, TrainedModel
+from .serving import Export, Served, TableExport, TrainedModel, in_tiers
 
 FORMAT = 1
 EXAMPLES = 8
@@ -41,6 +42,11 @@ def export(
 ) -> dict[str, Any]:
     """Write a model to a new folder; `facts` go into its manifest. Returns the manifest."""
     served: Served = model.served
+    if in_tiers(served.model):
+        raise MachineError(
+            f"an export reads whole tables, which do not fit here: {served.settings.reasons['tables']}",
+            fix="a machine with more memory; recperf score and recperf recommend work here",
+        )
     table, inputs = next(iter(model.held_out()))
     inputs, table = served.first(inputs, EXAMPLES), table.slice(0, EXAMPLES)
     with applied(served.settings), torch.no_grad():

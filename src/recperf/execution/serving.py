@@ -260,9 +260,17 @@ def open_model(
     seed = int(path.parent.name.removeprefix("seed-"))
     trained = TrainedModel(served=served, checkpoint=path, seed=seed, run=run)
     trained.require_same_data(served.data_digest)
+    if in_tiers(served.model):
+        # A checkpoint has the rows that were trained; the others begin as this seed drew them.
+        served.model.reset(seed)  # type: ignore[operator]
     restore(served.model, path)
     served.model.eval()
     return trained
+
+
+def in_tiers(model: nn.Module) -> bool:
+    """Whether its tables do not fit on the device."""
+    return any(getattr(part, "tiers", None) is not None for part in model.modules())
 
 
 def find_checkpoint(run: Path, which: str, seed: int | None = None) -> Path:

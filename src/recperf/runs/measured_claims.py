@@ -32,6 +32,18 @@ def on_cpu(claim: Claim) -> Claim:
     return replace(claim, text=f"on a CPU, {claim.text}", holds=holds)
 
 
+def in_memory(claim: Claim) -> Claim:
+    """A claim about tables in the memory of the device, which says nothing about tables in host memory or files."""
+
+    def holds(evidence: Evidence) -> Finding:
+        placement = evidence.result.performance.settings.get("tables", "device").partition(":")[0]
+        if placement == "device":
+            return claim.holds(evidence)
+        return Finding(holds=None, detail=f"not judged: the table lies elsewhere, by tables.placement {placement}")
+
+    return replace(claim, holds=holds)
+
+
 def _undisturbed(objections: list[str], fits: bool, shown: str, **other_work: float | None) -> Finding:
     """What readings show: nothing if other work took too much of the cores meanwhile, by what was measured."""
     what, share = max(other_work.items(), key=lambda item: item[1] or 0.0)

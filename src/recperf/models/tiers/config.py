@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
 from typing import Literal
@@ -127,3 +127,8 @@ def decide(
         return Tiers("host", cache, f"host: {large}, but with an index of {size(index)} into {free}{unused}", index)
     more = f", nor into {size(host_free)} of host memory" if cuda else ""
     return Tiers("file", cache, f"file: {large}{more}{unused}", index)
+
+
+def scored_only(tiers: Tiers) -> Tiers:
+    """The same for a model that is not trained: rows are read where they lie, and a cache would stay empty."""
+    return tiers if tiers.placement == "device" else replace(tiers, cache_bytes=SMALLEST)

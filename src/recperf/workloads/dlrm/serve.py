@@ -20,7 +20,7 @@ from ...data.rows import BadRow, Table, as_integers, one_array, pyarrow
 from ...errors import UsageError
 from ...execution.serving import Encoded, Served
 from ...models.streams import SideStreams
-from ...models.tiers.config import TablesConfig
+from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
 from ..click_serve import ServedClicks, ServedImported
 from .build import ConfiguredDLRM, DLRMBuilder
@@ -31,9 +31,10 @@ NUMBERS = tuple(f"i{number}" for number in range(1, DENSE + 1))
 
 
 def serve(config: DLRMWorkloadConfig) -> Served:
-    # Neither a captured step nor where batches are drawn matters without training; any row may be needed at any time.
-    fast, tables = replace(config.fast, graph="off", input="auto"), TablesConfig(placement="device")
+    # Neither a captured step nor where batches are drawn matters without training; tables lie where they fit now.
+    fast, tables = replace(config.fast, graph="off", input="auto"), TablesConfig(folder=config.tables.folder)
     configured = ConfiguredDLRM(replace(config, fast=fast, tables=tables))
+    configured.tiers = scored_only(configured.tiers)
     if config.data.source == "clicks":
         return ServedImported(imported(config), Builder(configured).model, configured.settings)
     return ServedCriteo(configured) if config.data.source == "criteo" else ServedDrawn(configured)

@@ -24,6 +24,7 @@ from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padding import Padding
 from ...models.dlrm_v4.tables import TieredDLRMv4Tables
 from ...models.tiers.cache import TieredRows
+from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...points import reached
 from ...runs.mlperf.facts import Facts, Precision
@@ -56,6 +57,15 @@ def settings_of(config: DLRMv4WorkloadConfig) -> Settings:
     # The precision of the transducer; the rest of the model is float32.
     settings = replace(settings, precision=model.precision, others_exact=True)
     return repeatable(settings) if config.train.deterministic else settings
+
+
+def make_model(config: DLRMv4WorkloadConfig, tiers: Tiers, device: torch.device, *, seed: int) -> DLRMv4:
+    """A model whose tables lie where it was decided."""
+    model, tables = config.model, None
+    if tiers.placement != "device":
+        rows = open_tiers(model.table_rows, tiers, config.tables, dim=model.table_dim, state=1, device=device)
+        tables = TieredDLRMv4Tables(model, rows, seed=seed)
+    return DLRMv4(model, seed=seed, device=device, tables=tables)
 
 
 class PreparedHistories(EventWindows, Prepared):
@@ -182,14 +192,7 @@ class HistoryTrial:
             self._left.setdefault(seam, []).append(place)
 
     def _model(self, seed: int) -> DLRMv4:
-        model, device, tiers = self.prepared.config.model, self.prepared.settings.device, self.prepared.tiers
-        tables = None
-        if tiers.placement != "device":
-            rows = open_tiers(
-                model.table_rows, tiers, self.prepared.config.tables, dim=model.table_dim, state=1, device=device
-            )
-            tables = TieredDLRMv4Tables(model, rows, seed=seed)
-        return DLRMv4(model, seed=seed, device=device, tables=tables)
+        return make_model(self.prepared.config, self.prepared.tiers, self.prepared.settings.device, seed=seed)
 
     def _stepped(self, seed: int, device: torch.device) -> SteppedModel:
         return SteppedModel(self.model, seed, device)

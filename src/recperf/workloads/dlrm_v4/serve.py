@@ -24,13 +24,15 @@ from ...data.yambda.queries import Queries
 from ...data.yambda.rates import PRIOR, RECENT
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
+from ...execution.workload import placed_tables
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
+from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
 from ...train.prefetch import prepared_on_host
-from .build import settings_of
-from .config import DLRMv4WorkloadConfig
+from .build import make_model, settings_of
+from .config import DLRMv4WorkloadConfig, estimate
 from .data import EventWindows, opened
 from .ranking import recent
 
@@ -72,7 +74,13 @@ class ServedHistories(Served):
             self.histories = self.windows.gatherer(pin=pin)
         else:
             self.histories = Histories(self.store, config.data.history, pin=pin)
-        self.model: DLRMv4 = DLRMv4(config.model, device=self.settings.device)
+        counted = estimate(config)
+        # Without what a training step needs: scoring takes little beside the tables.
+        counted = replace(counted, memory={"tables": counted.table_bytes + counted.state_bytes})
+        tables = TablesConfig(folder=config.tables.folder)
+        tiers = scored_only(placed_tables(tables, counted, self.settings.device))
+        self.settings.reasons["tables"] = tiers.why
+        self.model: DLRMv4 = make_model(replace(config, tables=tables), tiers, self.settings.device, seed=0)
         self.batch_size = config.evaluate.batch_size or config.train.batch_size
         # Parts are saved between blocks; at the speed of a large model on a CPU one takes about ten seconds.
         self.block_rows = 32 * self.batch_size

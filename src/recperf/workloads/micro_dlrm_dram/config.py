@@ -16,7 +16,7 @@ from ...models.config import HashedDLRMConfig
 from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...runs.contract import Claim, budget_sums, known_machine, loss_falls, quality_target
-from ...runs.measured_claims import limits_lead, on_cpu, pair_ratio_as_measured, share_of_forward_at_least
+from ...runs.measured_claims import in_memory, limits_lead, on_cpu, pair_ratio_as_measured, share_of_forward_at_least
 from ...train.config import BIASES, SparseTrainConfig
 from ..click_plan import planned_clicks
 from ..micro_dlrm import config as micro_dlrm
@@ -143,14 +143,14 @@ def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
     that is where the table lies."""
     target = quality_target(lambda *_: bounds(config))
     common = (target, known_machine(), budget_sums(), loss_falls(0.005))
-    if config.data.ids != "uniform" or config.tables.placement in ("host", "file"):
+    if config.data.ids != "uniform":
         return common
     of_memory = (
         share_of_forward_at_least("embedding", SHARE_OF_FORWARD, with_=("hash",)),
         pair_ratio_as_measured("embedding"),
         limits_lead("bandwidth", "latency", derive=verdict_of, cached_rows=True),
     )
-    return (*common, *map(on_cpu, of_memory))
+    return (*common, *(on_cpu(in_memory(claim)) for claim in of_memory))
 
 
 MICRO_DLRM_DRAM = Workload(
