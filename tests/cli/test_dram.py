@@ -150,6 +150,7 @@ def test_the_ladder_checks_every_rung(call, monkeypatch: pytest.MonkeyPatch) -> 
     assert call("ladder", "micro-dlrm")[0] == 2
     monkeypatch.setattr("recperf.train.device._device", lambda _: (torch.device("cuda"), "a GPU"))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (1 << 34, 1 << 34))
     code, _, err = call("ladder", *SMALL, "--train.device", "auto")
     assert (code, "a CPU's memory" in err) == (2, True)
 

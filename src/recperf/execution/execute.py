@@ -68,6 +68,9 @@ def execute(
     # Rank 0 first: it may generate the data, and no other rank may read it half written.
     prepared = world.leader_first(lambda: workload.prepare(config))
     poll()
+    tables = prepared.settings.reasons.get("tables", "device")
+    if not tables.startswith("device"):
+        report.notice(f"tables: {tables}")
     _can_stop(config, prepared.target)
     world.require_same_data(prepared.data["digest"])
     _same_data(run, prepared)
