@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from .config import TablesConfig
 from .store import RowStore
 from .traffic import Traffic
 
+POLL_S = 1e-3
+"""How often a batch that waits for room looks whether another one is finished."""
 SAMPLE = 4096
 """Slots that are sampled to find out how long ago rows were used."""
 SCANNED = 1 << 18
@@ -55,6 +58,7 @@ class Placed:
     """For each table the slots of the batch's rows."""
     rows_N: Longs = field(repr=False)
     slots_N: Longs = field(repr=False)
+    finished: bool = False
 
 
 class TieredRows:
@@ -104,6 +108,8 @@ class TieredRows:
         self._returning: list[tuple[Longs, Tensor, Any]] = []
         """Rows on their way back to the store: numbers, records in host memory, the event after the copy."""
         self._staging: tuple[Tensor, Any] = torch.empty(0), None
+        self._finished: deque[tuple[Placed, Any]] = deque()
+        """Batches that are finished and whose slots were not released yet, each with the event after it."""
         self._turn = threading.Condition()
         self._last_end: Any = None
         """The newest of the events that placing has waited for; another stream has to wait for it too."""
@@ -149,6 +155,7 @@ class TieredRows:
         """The slot of each row, and which rows are missing: these get the slots of rows that leave. All slots are then
         in use. Waits for earlier batches of the same owner to be finished where there are too few slots."""
         while True:
+            self._collect()
             slots_N = self.slot_R[rows_N].astype(np.int64) - 1
             missing_N = slots_N < 0
             cached = slots_N[~missing_N]
@@ -165,7 +172,8 @@ class TieredRows:
             if self._ended:
                 raise RuntimeError("the tables were closed while a batch waited for room")
             began = perf_counter()
-            self._turn.wait()
+            # Whoever finishes a batch does not wait for the lock, so nobody can notify this thread.
+            self._turn.wait(POLL_S)
             self.traffic.wait_s += perf_counter() - began
 
     def _too_small(self, rows: int) -> MachineError:
@@ -204,16 +212,25 @@ class TieredRows:
                 event.wait()
 
     def finish(self, placed: Placed) -> None:
-        """Its rows may leave once the device has executed what is queued so far. They count as trained."""
-        with self._turn:
+        """Its rows may leave once the device has executed what is queued so far. They count as trained. Never waits,
+        not even while another thread reads rows from a disk."""
+        event = None
+        if self.cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        placed.finished = True
+        self._finished.append((placed, event))
+
+    def _collect(self) -> None:
+        """Release the slots of finished batches."""
+        while self._finished:
+            placed, event = self._finished.popleft()
             if self._active.pop(placed.number, None) is None:
-                return
+                continue
             self.changed_R[placed.rows_N] = self.generation
             self.pins_S[placed.slots_N] -= 1
-            if self.cuda:
-                self._ends[placed.number] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._ends[placed.number].record()
-            self._turn.notify_all()
+            if event is not None:
+                self._ends[placed.number] = event
 
     def waited(self, seconds: float) -> None:
         """Count the time that a step waited for its batch."""
@@ -234,7 +251,7 @@ class TieredRows:
         }
 
     def in_flight(self, placed: Placed | None) -> bool:
-        return placed is not None and placed.number in self._active
+        return placed is not None and not placed.finished
 
     def peek(self, name: str, rows_U: Tensor) -> Tensor:
         """The weights of rows, of which those outside the cache stay outside."""
@@ -262,6 +279,7 @@ class TieredRows:
         """Begin a new generation and return the one before. Batches in flight belong to both: one of them may have
         been trained on, and the others will be."""
         with self._turn:
+            self._collect()
             for placed in self._active.values():
                 self.changed_R[placed.rows_N] = self.generation
             self.generation += 1
@@ -290,6 +308,7 @@ class TieredRows:
         """Every row has its initial value again."""
         with self._turn:
             self._returning.clear()
+            self._active.clear()
             self._drop()
             # Zeros that nobody wrote again, not overwritten ones, which would take memory for every row.
             self.store.written_R = np.zeros(self.store.rows, np.bool_)
@@ -297,6 +316,7 @@ class TieredRows:
 
     def _empty(self) -> None:
         """Write everything back and empty the cache; no batch may be in flight."""
+        self._collect()
         if self._active:
             raise RuntimeError("rows cannot be replaced while batches are in flight")
         filled = np.flatnonzero(self.row_S >= 0)
