@@ -356,9 +356,8 @@ def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device
     needed = counted.table_bytes + counted.state_bytes
     others = sum(counted.memory.values()) - needed
     host_free = max(0, available_bytes() - (0 if device == "cuda" else others))
-    left = None if device_free is None else max(0, device_free - others)
     rows = counted.table_rows
-    return decide(tables, needed, device=device, device_free=left, host_free=host_free, rows=rows, others=others)
+    return decide(tables, needed, device=device, device_free=device_free, host_free=host_free, rows=rows, others=others)
 
 
 def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device) -> Tiers:

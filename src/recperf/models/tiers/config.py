@@ -94,10 +94,10 @@ def decide(
     others: int = 0,
 ) -> Tiers:
     """Place tables of so many rows that take so many bytes, optimizer state included, on a device of which so many
-    bytes are free beside the `others` that a step takes. None: nobody knows yet what is free."""
+    bytes are free, for them and the `others` that a step takes. None: nobody knows yet what is free."""
     cuda, index = device == "cuda", INDEX_BYTES * rows
     room = byte_count(tables.device_bytes if cuda else tables.resident)
-    usable = needed if device_free is None else int(ROOM * device_free)
+    usable = needed if device_free is None else int(ROOM * max(0, device_free - others))
     cache = min(needed, room or (usable if cuda else max(0, host_free - index) // 2))
     unused = ""
     if cuda and tables.resident:
@@ -107,10 +107,10 @@ def decide(
     if tables.placement == "host" and not cuda:
         return Tiers("device", needed, f"device: without a GPU the device's memory is the host's{unused}")
     if cuda and device_free is not None and tables.placement != "device" and cache > device_free:
+        # The rest of a step is not counted here: that is an upper bound, and the user may know better.
         raise MachineError(
-            f"tables.device_bytes is {size(cache)}, {size(device_free)} of the GPU are free beside "
-            f"{size(others)} for the rest of a step",
-            fix=f"--tables.device-bytes {size(usable).replace(' ', '')}, or none for what is free",
+            f"tables.device_bytes is {size(cache)}, {size(device_free)} of the GPU are free",
+            fix="a smaller --tables.device-bytes, or none to use what is free",
         )
     if tables.placement != "auto":
         placed: Placement = tables.placement
