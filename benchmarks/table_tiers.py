@@ -173,7 +173,8 @@ def measured(
 
 
 def scaled(config: DLRMv4Config, gib: float) -> DLRMv4Config:
-    return replace(config, row_scale=config.row_scale * gib * GIB / (4 * config.table_parameters))
+    """At most the published number of rows, 559 GiB."""
+    return replace(config, row_scale=min(1.0, config.row_scale * gib * GIB / (4 * config.table_parameters)))
 
 
 def main(arguments: list[str]) -> int:
@@ -217,7 +218,7 @@ def main(arguments: list[str]) -> int:
                 continue
             cache = int(min(options.cache, gib / 3) * GIB)
             if options.check:
-                cache = min(cache, 3 * GIB)  # A few batches, so that rows leave and come back.
+                cache = min(cache, GIB)  # A few batches, so that rows leave and come back.
             seconds, losses, facts = measured(sized, bases, parts, options, placement, cache, device)
             losses_by[placement] = losses
             gc.collect()
