@@ -213,7 +213,11 @@ def main(arguments: list[str]) -> int:
         for placement in options.placements:
             if placement in ("device", "fbgemm") and gib > options.cache and not options.tiny:
                 continue
-            if placement == "file" and shutil.disk_usage(options.folder or ".").free < 1.2 * gib * GIB:
+            if (
+                placement == "file"
+                and not options.fresh
+                and shutil.disk_usage(options.folder or ".").free < 1.2 * gib * GIB
+            ):
                 print(f"{gib:.0f} GiB, file: the disk has no room")
                 continue
             cache = int(min(options.cache, gib / 3) * GIB)
