@@ -127,25 +127,25 @@ class CachedTables(torch.nn.Module):
         ]
         self._rows: Any = None
         self._leaves: dict[str, Tensor] = {}
-        self._found: Tensor | None = None
+        self._looked_up: Tensor | None = None
 
     def lookup(self, inputs: Any) -> dict[str, Tensor]:
         if inputs.rows is self._rows:
             return self._leaves
         counts = [rows_U.numel() for rows_U in inputs.rows.values()]
         offsets = torch.tensor([0, *counts], pin_memory=True).to(inputs.labels_B.device, non_blocking=True).cumsum(0)
-        found: Tensor = self._bags[0](torch.cat(list(inputs.rows.values())), offsets)
-        self._rows, self._found = inputs.rows, found
-        parts = torch.split(found.detach(), counts)
+        looked_up: Tensor = self._bags[0](torch.cat(list(inputs.rows.values())), offsets)
+        self._rows, self._looked_up = inputs.rows, looked_up
+        parts = torch.split(looked_up.detach(), counts)
         self._leaves = {name: part.requires_grad_() for name, part in zip(inputs.rows, parts)}
         return self._leaves
 
     def update(self, rate: float, eps: float) -> None:
         """The rate was set at the beginning; the backward pass of the TBE updates the rows."""
-        assert self._found is not None
+        assert self._looked_up is not None
         gradients = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in self._leaves.values()]
-        self._found.backward(torch.cat(gradients))  # type: ignore[no-untyped-call]
+        self._looked_up.backward(torch.cat(gradients))  # type: ignore[no-untyped-call]
         self.forget()
 
     def forget(self) -> None:
-        self._rows, self._leaves, self._found = None, {}, None
+        self._rows, self._leaves, self._looked_up = None, {}, None

@@ -92,13 +92,13 @@ def beside(
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("files", nargs="*", help="NAME=FILE.csv, or NAME=FOLDER of an imported store")
-    words.add_argument("--seeds", type=int, default=5)
-    words.add_argument("--made-up", nargs="*", default=list(MADE_UP), choices=list(MADE_UP))
-    words.add_argument("--dry", action="store_true", help="print rows and do not store them")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", help="NAME=FILE.csv, or NAME=FOLDER of an imported store")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--made-up", nargs="*", default=list(MADE_UP), choices=list(MADE_UP))
+    parser.add_argument("--dry", action="store_true", help="print rows and do not store them")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options, more = words.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
+    options, more = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(path) for name, path in (entry.split("=", 1) for entry in options.files)}
@@ -111,8 +111,9 @@ def main() -> None:
             if store.is_file():
                 store = import_events(ImportOptions(events=store, name=name), Path(folder, f"{name}-store"))
             arguments = ["--seeds", str(options.seeds), *more]
-            rows += (found := measured(name, store, arguments, Path(folder, f"{name}-run")))
-            print("\n".join(map(show, found)), flush=True)
+            measurements = measured(name, store, arguments, Path(folder, f"{name}-run"))
+            print("\n".join(map(show, measurements)), flush=True)
+            rows += measurements
     if not options.dry:
         record(rows)
 

@@ -40,6 +40,7 @@ from recperf.models.dlrm_v4.tables import TieredDLRMv4Tables
 from recperf.models.tiers.cache import Placed, TieredRows
 from recperf.models.tiers.config import TablesConfig, Tiers
 from recperf.models.tiers.opening import open_tiers
+from recperf.models.tiers.traffic import Traffic
 from recperf.train.prefetch import prefetched
 
 NAME, SEED, GIB = "table_tiers", 3, 1 << 30
@@ -84,8 +85,8 @@ def fill(tiers: TieredRows) -> None:
     """Fill the cache, so that each further row replaces one."""
     owner, (name, rows) = object(), max(tiers.tables.items(), key=lambda table: table[1])
     step = 1 << 18
-    for first in range(0, min(rows, tiers.slots), step):
-        here = torch.arange(first, min(first + step, rows, tiers.slots), device=tiers.device)
+    for first in range(0, min(rows, len(tiers.slots)), step):
+        here = torch.arange(first, min(first + step, rows, len(tiers.slots)), device=tiers.device)
         tiers.finish(tiers.place({name: here}, owner))
 
 
@@ -139,10 +140,11 @@ def measured(
                 tiers.finish(ready.placed)
 
         ends, losses, rows, walls = [], [], [], []
+        before = Traffic()
         depth = options.depth if tiers is not None else 1
         for number, ready in enumerate(prefetched(source(), prepared, device, depth=depth, finished=finished)):
             if tiers is not None and number == options.warm_up:
-                tiers.traffic.reset()
+                before = replace(tiers.traffic)
             trainer.step(ready.parts)
             losses.append(trainer.last)
             rows.append(sum(rows_U.numel() for rows_U in ready.parts[0].rows.values()))
@@ -159,15 +161,7 @@ def measured(
             seconds = [end - begin for begin, end in zip(walls, walls[1:])][options.warm_up :]
         facts |= {"distinct_rows": statistics.fmean(rows), "table_gib": 4 * config.table_parameters / GIB}
         if tiers is not None:
-            steps = max(1, tiers.traffic.batches)
-            facts |= {
-                "cache_gib": tiers.slots * tiers.record_bytes / GIB,
-                "hit_rate": tiers.traffic.hits / max(1, tiers.traffic.rows),
-                "fetched_mb": tiers.traffic.fetched_bytes / steps / 1e6,
-                "written_back_mb": tiers.traffic.written_back_bytes / steps / 1e6,
-                "placing_ms": tiers.traffic.busy_s / steps * 1e3,
-                "waiting_ms": tiers.traffic.wait_s / steps * 1e3,
-            }
+            facts |= tiers.facts(tiers.traffic.since(before))
             tiers.close()
         return seconds, [float(loss) for loss in losses[:8]], facts
 
@@ -178,21 +172,21 @@ def scaled(config: DLRMv4Config, gib: float) -> DLRMv4Config:
 
 
 def main(arguments: list[str]) -> int:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--tiny", action="store_true", help="a small model on any device; no rows")
-    words.add_argument("--sizes", type=float, nargs="+", default=[37.0, 93.0], help="GiB of tables")
-    words.add_argument("--placements", nargs="+", default=["device", "host"], choices=PLACEMENTS)
-    words.add_argument("--cache", type=float, default=40.0, help="GiB for rows in use, at most a third of all")
-    words.add_argument("--depth", type=int, default=2)
-    words.add_argument("--batch", type=int, default=1024)
-    words.add_argument("--steps", type=int, default=16)
-    words.add_argument("--warm-up", type=int, default=6)
-    words.add_argument("--fresh", action="store_true", help="rows that were never written: they get initial values")
-    words.add_argument("--check", action="store_true", help="compare the losses of fresh tables; no rows")
-    words.add_argument("--folder", type=Path, help="parent of the table files")
-    words.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    words.add_argument("--no-record", action="store_true")
-    options = words.parse_args(arguments)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a small model on any device; no rows")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[37.0, 93.0], help="GiB of tables")
+    parser.add_argument("--placements", nargs="+", default=["device", "host"], choices=PLACEMENTS)
+    parser.add_argument("--cache", type=float, default=40.0, help="GiB for rows in use, at most a third of all")
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--warm-up", type=int, default=6)
+    parser.add_argument("--fresh", action="store_true", help="rows that were never written: they get initial values")
+    parser.add_argument("--check", action="store_true", help="compare the losses of fresh tables; no rows")
+    parser.add_argument("--folder", type=Path, help="parent of the table files")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--no-record", action="store_true")
+    options = parser.parse_args(arguments)
     device, config = torch.device(options.device), gpu()
     if options.tiny:
         config, options.batch, options.steps, options.warm_up = laptop(), 6, 3, 2

@@ -537,7 +537,7 @@ def test_a_home_that_is_a_file_is_named(call: Call, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_show_says_where_tables_go(call, monkeypatch, options: str, placement: str | None, text: str) -> None:
-    monkeypatch.setattr("recperf.execution.workload.available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("recperf.execution.tables.available_bytes", lambda: 1 << 30)
     device = () if "device" in options else ("--train.device", "cpu")
     arguments = ("show", "dlrm-v4", *options.split(), *device)
     assert text in call(*arguments)[1]

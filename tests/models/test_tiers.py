@@ -18,7 +18,8 @@ from recperf.errors import MachineError
 from recperf.measure.limits import tables_sentence
 from recperf.models.tiers.cache import Placed, TieredRows
 from recperf.models.tiers.config import TablesConfig
-from recperf.models.tiers.store import HostRows
+from recperf.models.tiers.opening import own_folder
+from recperf.models.tiers.store import FileRows, HostRows
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.device import applied
 from recperf.train.loop import take_step
@@ -161,8 +162,8 @@ def test_a_batch_that_waits_keeps_what_it_found_in_the_cache() -> None:
     tiers.finish(other)
     waiting.join(10)
     assert done
-    assert tiers.row_S[done[0].slots["a"].numpy()].tolist() == [0, 5]
-    assert tiers.row_S[first.slots["a"].numpy()].tolist() == [0, 1]
+    assert tiers.slots.row_S[done[0].slots["a"].numpy()].tolist() == [0, 5]
+    assert tiers.slots.row_S[first.slots["a"].numpy()].tolist() == [0, 1]
     with pytest.raises(MachineError, match="hold rows of other batches"):
         tiers.place(rows(10, 11, 12, 13), "c")
 
@@ -183,3 +184,14 @@ holder.append(holder)
 """
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]
     assert subprocess.run(command, check=False, timeout=120).returncode == 0
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    killed, running = tmp_path / "process-1-1", tmp_path / "process-2-1"
+    killed.mkdir()
+    for name in ("lock", "0000-a.recperf-rows"):
+        (killed / name).touch()
+    store = FileRows(running, {"a": 4}, 3)
+    own = own_folder(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([running.name, own.name])
+    store.close()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from recperf.errors import ConfigError
-from recperf.execution.workload import Lookups, load
+from recperf.execution.tables import Lookups
+from recperf.execution.workload import load
 from recperf.workloads import find
 
 

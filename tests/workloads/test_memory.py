@@ -11,7 +11,9 @@ import torch
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.ranks import Ranks, current, enter
 from recperf.errors import MachineError
+from recperf.execution import tables
 from recperf.execution import workload as base
+from recperf.execution.tables import placed_tables
 from recperf.models.tiers.config import TablesConfig
 from recperf.workloads import find
 from recperf.workloads.dlrm import config as dlrm
@@ -31,7 +33,8 @@ def two_of(local: int) -> None:
 
 
 def room(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(base, "available_bytes", lambda: size)
+    for module in (base, tables):
+        monkeypatch.setattr(module, "available_bytes", lambda: size)
 
 
 def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +91,9 @@ def test_tables_in_host_memory_need_it_for_their_index_too(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     tables, gpu = TablesConfig(placement="host"), torch.device("cuda")
     room(monkeypatch, 1100)
-    assert base.placed_tables(tables, estimate, gpu).placement == "host"
+    assert placed_tables(tables, estimate, gpu).placement == "host"
     room(monkeypatch, 1000)
     with pytest.raises(MachineError, match=r"need 1\.0 KiB of host memory") as error:
-        base.placed_tables(tables, estimate, gpu)
+        placed_tables(tables, estimate, gpu)
     assert error.value.fix == "--tables.placement file"
-    assert "of disk are free" in base.placed_tables(replace(tables, placement="file"), estimate, gpu).why
+    assert "of disk are free" in placed_tables(replace(tables, placement="file"), estimate, gpu).why

@@ -50,7 +50,7 @@ def main(gib: float, limit_gib: float, resident: str, steps: int, batch: int, fo
     files = sum(512 * path.stat().st_blocks for path in folder.rglob("*") if path.is_file())
     return {
         "table_bytes": prepared.table_bytes()[1],
-        "cache_bytes": tiers.slots * tiers.record_bytes,
+        "cache_bytes": tiers.cache_bytes,
         "file_bytes": files,
         "seconds": perf_counter() - began,
         "memory": memory,

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import flatten, to_json
-from ..execution.workload import Estimate, Workload, place_tables
+from ..execution.tables import place_tables
+from ..execution.workload import Estimate, Workload
 from ..machine import available_bytes
 from ..measure.cost import Cost
 from ..models.tiers.config import Tiers
@@ -81,12 +82,12 @@ def _amounts(where: dict[str, Any]) -> str:
         return ""
     in_files = where["placement"] == "file"
     cache = where["host_bytes"] if where["device_bytes"] == 0 else where["device_bytes"]
-    kept = "what is free" if cache is None else size(cache) if cache else "no memory is left"
+    cached = "what is free" if cache is None else size(cache) if cache else "no memory is left"
     index = f"; an index of {size(where['index_bytes'])} in host memory once all rows were used"
     if not in_files:
-        return f"; {kept} for rows in use, {size(where['host_bytes'])} in host memory{index}"
+        return f"; {cached} for rows in use, {size(where['host_bytes'])} in host memory{index}"
     disk = f"which grow as rows are used ({size(where['free_disk_bytes'])} of disk are free)"
-    return f"; {kept} for rows in use, {size(where['file_bytes'])} in files, {disk}{index}"
+    return f"; {cached} for rows in use, {size(where['file_bytes'])} in files, {disk}{index}"
 
 
 def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:

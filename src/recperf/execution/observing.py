@@ -148,7 +148,7 @@ def experiments(
     alone = current().choose(True, several=False)
     if not seconds or not alone or recipe.whole_step is not None or not profile["observed"]["operators"]:
         return rows
-    # Kept: rows of a batch in tiers may leave their cache once nobody reads on.
+    # The iterator has to live: rows of a batch in tiers may leave their cache once it is closed.
     batches = endless(recipe.order, recipe.epochs + LATER + 1000)
     batch = next(batches)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,15 +14,11 @@ from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes, usable_cores
 from ..measure.cost import Cost
-from ..models.tiers.config import TablesConfig, Tiers, decide
 from ..runs.contract import Claim
-from ..train.config import TargetConfig, TrainConfig
+from ..train.config import TargetConfig
 from ..units import size
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from ..data.datasets import Dataset
@@ -281,28 +277,6 @@ class Arm:
     """Number of table rows that its ids refer to, all equally often; None where some are more popular."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lookups:
-    """The table rows that each step of a training uses, known without a model."""
-
-    data: str
-    """Name of the data."""
-    tables: dict[str, int]
-    """Rows of each table."""
-    record_bytes: int
-    """Bytes of a row's weights and optimizer state."""
-    steps: int
-    """Steps of the training."""
-    rows: Callable[[], Iterator[list[NDArray[np.int64]]]]
-    """Yields for each step the rows that it looks up in each table, with repeats."""
-
-
-def planned_steps(train: TrainConfig, batches: int) -> int:
-    """Steps of a training with so many batches in an epoch."""
-    steps = train.epochs * batches
-    return min(steps, train.max_steps or steps)
-
-
 def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
     """Fixes that any workload on a CPU has: more threads, or oneDNN, where the user set less."""
     if settings.device.type != "cpu":
@@ -349,57 +323,6 @@ def require_memory(estimate: Estimate, *, tables: float = 1.0, more: int = 0, fi
             f"{size(needed)} are needed{by}, {size(available)} are free",
             fix=fix,
         )
-
-
-def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device_free: int | None) -> Tiers:
-    """Where the tables go, on a device with so many free bytes; None: with whatever a GPU will have."""
-    needed = counted.table_bytes + counted.state_bytes
-    others = sum(counted.memory.values()) - needed
-    host_free = max(0, available_bytes() - (0 if device == "cuda" else others))
-    rows = counted.table_rows
-    return decide(tables, needed, device=device, device_free=device_free, host_free=host_free, rows=rows, others=others)
-
-
-def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device) -> Tiers:
-    """The same on a device of this machine; several ranks hold shards of the tables by another library."""
-    import torch
-
-    if current().size > 1:
-        if tables.placement in ("host", "file"):
-            raise UsageError(
-                f"tables.placement {tables.placement} needs a single process: ranks hold their shards by TorchRec",
-                fix="--distributed.placement TABLE=host, or one rank",
-            )
-        return Tiers("device", 0, "device: each rank holds its shards")
-    free = available_bytes()
-    if device.type == "cuda":
-        # What an earlier model of this process left to torch's allocator is free too.
-        left = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + left
-    tiers = place_tables(tables, counted, device=device.type, device_free=free)
-    whole = counted.table_bytes + counted.state_bytes
-    in_host = tiers.index_bytes + (whole if tiers.placement == "host" else 0)
-    if in_host > available_bytes():
-        parts = f"tables of {size(whole)} and their index" if tiers.placement == "host" else "the index of the tables"
-        raise MachineError(
-            f"{parts} need {size(in_host)} of host memory, {size(available_bytes())} are free",
-            fix="--tables.placement file" if tiers.index_bytes <= available_bytes() else SMALLER,
-        )
-    if tiers.placement != "file":
-        return tiers
-    return replace(tiers, why=f"{tiers.why}; up to {size(whole)} in files, {size(tables.free_disk())} of disk are free")
-
-
-def require_table_memory(
-    tables: TablesConfig, counted: Estimate, *, share: float = 1.0, more: int = 0, fix: str = SMALLER
-) -> None:
-    """`require_memory` for tables that go to files where they do not fit, unless they were requested in memory."""
-    if tables.in_memory(several=share < 1 or current().size > 1):
-        require_memory(counted, tables=share, more=more, fix=fix)
-    else:
-        tiers = place_tables(tables, counted, device="cpu", device_free=available_bytes())
-        more += tiers.cache_bytes + tiers.index_bytes - counted.state_bytes
-        require_memory(counted, tables=0.0, more=more, fix=fix)
 
 
 def held_share(rows: Mapping[str, int], options: DistributedConfig) -> float:

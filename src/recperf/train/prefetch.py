@@ -42,7 +42,7 @@ def prefetched(
 ) -> Iterator[Input]:
     """Each batch prepared, in order, up to `depth` of them ahead of the running step: on a GPU, and wherever someone
     wants to know that a batch is `finished`, which is when the next one is asked for or nobody will use it. `waited` is
-    told how long each step waited for its batch."""
+    called with the time that each step waited for its batch."""
     if device.type != "cuda" and finished is None:
         yield from map(prepare, batches)
         return
@@ -77,16 +77,9 @@ def prefetched(
                 del prepared, result
         finally:
             for future in ready:
-                if not future.cancel() and (unused := _result(future)) is not None:
+                # Whoever closes the batches early does not need the error of one that nobody uses.
+                if not future.cancel() and future.exception() is None and (unused := future.result()) is not None:
                     finish(unused[0])
-
-
-def _result(future: Future[Any]) -> Any:
-    try:
-        return future.result()
-    except Exception:
-        # Whoever closed the batches early does not need them.
-        return None
 
 
 class _Stream:

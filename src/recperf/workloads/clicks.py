@@ -17,7 +17,8 @@ from ..data.click_store.imported import ImportedClicks
 from ..data.click_store.rows import Rows, Split
 from ..data.order import Samples
 from ..errors import ConfigError
-from ..execution.workload import Lookups, Predictions, Prepared, ScoredRows, planned_steps
+from ..execution.tables import Lookups, planned_steps
+from ..execution.workload import Predictions, Prepared, ScoredRows
 from ..measure.cost import FLOAT
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM

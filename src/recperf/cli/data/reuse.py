@@ -14,7 +14,8 @@ from ...config import require, within
 from ...data import datasets
 from ...data.reuse import FOLLOWED, SIZES_D, Reuse
 from ...errors import UsageError
-from ...execution.workload import Lookups, load
+from ...execution.tables import Lookups
+from ...execution.workload import load
 from ...units import byte_count, size
 from ..options import C, WorkloadOptions, choose, read_options
 from ..terminal import Terminal, print_json, table

@@ -7,7 +7,8 @@ compute with all rows on the device. A row that was never trained has its initia
 Rows of all tables have one numbering, a table's after those of the table before. A record is a row's weights and its
 optimizer state, which always move together.
 
-Shapes: R rows of all tables, S slots, N rows of a batch, D weights of a row, K numbers of its state, W = D + K.
+Shapes: R rows of all tables, S slots, N rows of a batch, M rows that the cache lacks, D weights of a row, K numbers of
+its state, W = D + K.
 """
 
 from __future__ import annotations
@@ -30,21 +31,14 @@ from torch import Tensor
 from ...errors import MachineError
 from ...units import size
 from .config import TablesConfig
+from .slots import Longs, Slots
 from .store import RowStore
 from .traffic import Traffic
 
 POLL_S = 1e-3
 """How often a batch that waits for room looks whether another one is finished."""
-SAMPLE = 4096
-"""Slots that are sampled to find out how long ago rows were used."""
-SCANNED = 1 << 18
-"""Slots that are searched at a time for rows that may leave."""
-SPARE = 2.0
-"""So many more rows than needed are expected to qualify to leave, so that the search ends soon."""
-
-Longs = NDArray[np.int64]
 Initial = Callable[[str, Tensor], Tensor]
-"""The initial weights of rows of a table, given its name; computed on the device of the rows."""
+"""Computes the initial weights of rows of the table with a name, on the device of the rows."""
 
 
 @dataclass(eq=False)
@@ -80,24 +74,16 @@ class TieredRows:
         """Set by the tables whose rows these are."""
         counts = list(tables.values())
         self.starts = dict(zip(tables, np.cumsum([0, *counts[:-1]]).tolist()))
-        rows, state = sum(counts), store.width - dim
-        slots = min(slots, rows)
-        # Zeros that nobody wrote take no memory: of a table of a billion rows only what is used does.
-        self.slot_R = np.zeros(rows, np.int32)
-        """One more than the slot of each row; 0: it is not in the cache."""
+        rows, slots = sum(counts), min(slots, sum(counts))
+        self.slots = Slots(rows, slots, frequent=config.eviction == "frequent")
+        # Zeros that nobody wrote take no memory.
         self.changed_R = np.zeros(rows, np.int32)
         """The generation in which each row was last trained; 0: never."""
         self.generation = 1
         """A checkpoint begins a new one."""
-        self.row_S = np.full(slots, -1, np.int64)
-        self.last_S = np.zeros(slots, np.int64)
-        """The last batch that used each slot."""
-        self.uses_S = np.zeros(slots, np.int32)
-        self.pins_S = np.zeros(slots, np.int16)
-        """How many batches in flight use each slot."""
         self.cache_SD = torch.empty(slots, dim, device=device)
-        self.state_SK = torch.zeros(slots, state, device=device)
-        self.filled, self._hand, self._count = 0, 0, 0
+        self.state_SK = torch.zeros(slots, store.width - dim, device=device)
+        self._count = 0
         self.traffic = Traffic()
         self._active: dict[int, Placed] = {}
         """Batches that are placed and not finished, by their numbers."""
@@ -106,7 +92,7 @@ class TieredRows:
         self._loaded: Any = None
         """The event after the last rows were put into slots."""
         self._returning: list[tuple[Longs, Tensor, Any]] = []
-        """Rows on their way back to the store: numbers, records in host memory, the event after the copy."""
+        """Rows that left and are not in the store yet: numbers, records in host memory, the event after the copy."""
         self._staging: tuple[Tensor, Any] = torch.empty(0), None
         self._finished: deque[tuple[Placed, Any]] = deque()
         """Batches that are finished and whose slots were not released yet, each with the event after it."""
@@ -120,12 +106,12 @@ class TieredRows:
         _open.add(self)
 
     @property
-    def slots(self) -> int:
-        return len(self.row_S)
-
-    @property
     def record_bytes(self) -> int:
         return 4 * self.store.width
+
+    @property
+    def cache_bytes(self) -> int:
+        return len(self.slots) * self.record_bytes
 
     def place(self, rows: Mapping[str, Tensor], owner: object) -> Placed:
         """Bring the distinct rows of a batch into the cache, where they stay until it is finished."""
@@ -133,15 +119,13 @@ class TieredRows:
         rows_N = self._numbered(rows)
         began = perf_counter()
         with self._guarded():
-            slots_N, missing_N = self._slots(rows_N, owner)
+            slots_N, missing_N = self._pin(rows_N, owner)
             self._count += 1
             free_M = slots_N[missing_N]
-            leaving = self.row_S[free_M] >= 0
-            self._wait_for_device(free_M[leaving])
-            self._exchange(rows_N[missing_N], free_M, free_M[leaving])
-            self.last_S[slots_N] = self._count
-            self.uses_S[slots_N] += 1
-            self._age()
+            leaving = free_M[self.slots.row_S[free_M] >= 0]
+            self._wait_for_device(leaving)
+            self._exchange(rows_N[missing_N], free_M, leaving)
+            self.slots.use(slots_N, self._count)
             self.traffic.batches += 1
             self.traffic.rows += len(rows_N)
             self.traffic.hits += len(rows_N) - len(free_M)
@@ -151,22 +135,13 @@ class TieredRows:
             self.traffic.busy_s += perf_counter() - began
         return placed
 
-    def _slots(self, rows_N: Longs, owner: object) -> tuple[Longs, NDArray[np.bool_]]:
-        """The slot of each row, and which rows are missing: these get the slots of rows that leave. All slots are then
-        in use. Waits for earlier batches of the same owner to be finished where there are too few slots."""
+    def _pin(self, rows_N: Longs, owner: object) -> tuple[Longs, NDArray[np.bool_]]:
+        """`Slots.pin`; where too many slots are in use, waits for earlier batches of the same owner to be finished."""
         while True:
             self._collect()
-            slots_N = self.slot_R[rows_N].astype(np.int64) - 1
-            missing_N = slots_N < 0
-            cached = slots_N[~missing_N]
-            self.pins_S[cached] += 1
-            count = int(missing_N.sum())
-            free_M = self._free(count)
-            if len(free_M) == count:
-                self.pins_S[free_M] += 1
-                slots_N[missing_N] = free_M
-                return slots_N, missing_N
-            self.pins_S[cached] -= 1
+            pinned = self.slots.pin(rows_N)
+            if pinned is not None:
+                return pinned
             if not any(placed.owner is owner for placed in self._active.values()):
                 raise self._too_small(len(rows_N))
             if self._ended:
@@ -177,18 +152,17 @@ class TieredRows:
             self.traffic.wait_s += perf_counter() - began
 
     def _too_small(self, rows: int) -> MachineError:
-        others = int((self.pins_S > 0).sum())
+        others = int((self.slots.pins_S > 0).sum())
         used = f", of which {others:,} hold rows of other batches" if others else ""
+        enough = size(2 * (rows + others) * self.record_bytes).replace(" ", "")
         return MachineError(
-            f"a batch uses {rows:,} rows; the {size(self.slots * self.record_bytes)} for rows in use hold "
-            f"{self.slots:,}{used}",
-            fix=f"--tables.{'device-bytes' if self.cuda else 'resident'} "
-            f"{size(2 * (rows + others) * self.record_bytes).replace(' ', '')}, or smaller batches",
+            f"a batch uses {rows:,} rows; the {size(self.cache_bytes)} for rows in use hold {len(self.slots):,}{used}",
+            fix=f"--tables.{'device-bytes' if self.cuda else 'resident'} {enough}, or smaller batches",
         )
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Hold the lock. After an error the rows on their way may be lost, so that nothing may be read any more."""
+        """Hold the lock. After an error rows that left may be lost, so nothing may be read any more."""
         with self._turn:
             if self._failure is not None:
                 raise self._failure
@@ -204,7 +178,7 @@ class TieredRows:
         if not self.cuda:
             return
         if len(leaving):
-            last = int(self.last_S[leaving].max())
+            last = int(self.slots.last_S[leaving].max())
             for number in [number for number in self._ends if number <= last]:
                 self._last_end = self._ends.pop(number)
         for event in (self._loaded, self._last_end, self._peeked):
@@ -228,7 +202,7 @@ class TieredRows:
             if self._active.pop(placed.number, None) is None:
                 continue
             self.changed_R[placed.rows_N] = self.generation
-            self.pins_S[placed.slots_N] -= 1
+            self.slots.unpin(placed.slots_N)
             if event is not None:
                 self._ends[placed.number] = event
 
@@ -237,18 +211,8 @@ class TieredRows:
         self.traffic.exposed_s += seconds
 
     def facts(self, traffic: Traffic) -> dict[str, Any]:
-        """What a profile records: figures of a mean batch."""
-        batches = max(1, traffic.batches)
-        return {
-            "placement": self.store.kind,
-            "cache_bytes": self.slots * self.record_bytes,
-            "rows": traffic.rows / batches,
-            "hit_rate": traffic.hits / max(1, traffic.rows),
-            "fetched_bytes": traffic.fetched_bytes / batches,
-            "written_back_bytes": traffic.written_back_bytes / batches,
-            "placing_ms": 1e3 * (traffic.busy_s - traffic.wait_s) / batches,
-            "exposed_ms": 1e3 * traffic.exposed_s / batches,
-        }
+        """What a profile records of its traffic."""
+        return {"placement": self.store.kind, "cache_bytes": self.cache_bytes, **traffic.of_a_batch()}
 
     def in_flight(self, placed: Placed | None) -> bool:
         return placed is not None and not placed.finished
@@ -265,7 +229,7 @@ class TieredRows:
             if self._loaded is not None:
                 self._loaded.wait()
             out_NW = torch.empty(len(rows_N), self.store.width, device=self.device)
-            slots_N = self.slot_R[rows_N].astype(np.int64) - 1
+            slots_N = self.slots.of(rows_N)
             cached_N = slots_N >= 0
             places, slots = self._index(np.flatnonzero(cached_N)), self._index(slots_N[cached_N])
             out_NW[places] = torch.cat([self.cache_SD[slots], self.state_SK[slots]], 1)
@@ -309,7 +273,8 @@ class TieredRows:
         with self._turn:
             self._returning.clear()
             self._active.clear()
-            self._drop()
+            self.slots.clear()
+            self._ends.clear()
             # Zeros that nobody wrote again, not overwritten ones, which would take memory for every row.
             self.store.written_R = np.zeros(self.store.rows, np.bool_)
             self.changed_R = np.zeros(self.store.rows, np.int32)
@@ -319,18 +284,13 @@ class TieredRows:
         self._collect()
         if self._active:
             raise RuntimeError("rows cannot be replaced while batches are in flight")
-        filled = np.flatnonzero(self.row_S >= 0)
+        filled = self.slots.filled()
         if len(filled):
             if self.cuda:
                 torch.cuda.synchronize(self.device)
             self._give_back(filled)
         self._write_back()
-        self._drop()
-
-    def _drop(self) -> None:
-        self.slot_R[self.row_S[self.row_S >= 0]] = 0
-        self.row_S[:], self.last_S[:], self.uses_S[:], self.pins_S[:] = -1, 0, 0, 0
-        self.filled = self._hand = 0
+        self.slots.clear()
         self._ends.clear()
 
     def _numbered(self, rows: Mapping[str, Tensor]) -> Longs:
@@ -342,66 +302,22 @@ class TieredRows:
         index = torch.from_numpy(places)
         return index.pin_memory().to(self.device, non_blocking=True) if self.cuda else index
 
-    def _free(self, count: int) -> Longs:
-        """Slots for so many rows: empty ones, then those of rows that leave; fewer where too many are in use."""
-        fresh = np.arange(self.filled, min(self.filled + count, self.slots))
-        if len(fresh) < count:
-            leaving = self._leaving(count - len(fresh))
-            if len(leaving) < count - len(fresh):
-                return leaving
-            fresh = np.concatenate([fresh, leaving])
-        self.filled = min(self.filled + count, self.slots)
-        return fresh
-
-    def _leaving(self, count: int) -> Longs:
-        """Up to so many slots of rows that no batch in flight uses: by the config those that were used longest ago or
-        least often, as well as a sample of the slots tells which these are."""
-        score_S = self.last_S if self.config.eviction == "recent" else self.uses_S
-        step = max(1, self.slots // SAMPLE)
-        sample = score_S[self._hand % step :: step]
-        share = min(1.0, SPARE * count / self.slots)
-        limit = np.quantile(sample, share, method="higher")
-        for threshold in (limit, np.inf):
-            chosen: list[Longs] = []
-            missing, scanned = count, 0
-            while missing and scanned < self.slots:
-                stop = min(self._hand + min(SCANNED, self.slots - scanned), self.slots)
-                here = slice(self._hand, stop)
-                fits = (self.pins_S[here] == 0) & (score_S[here] <= threshold) & (self.row_S[here] >= 0)
-                places = np.flatnonzero(fits)[:missing] + self._hand
-                scanned += stop - self._hand
-                self._hand = int(places[-1]) + 1 if len(places) == missing else stop % self.slots
-                self._hand %= self.slots
-                chosen.append(places)
-                missing -= len(places)
-            leaving = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
-            if len(leaving) == count or threshold == np.inf:
-                return leaving
-        return leaving
-
-    def _age(self) -> None:
-        """Halve the uses now and then, so that rows that were once popular can leave."""
-        if self._count % 1024 == 0:
-            self.uses_S >>= 1
-
     def _exchange(self, rows_M: Longs, slots_M: Longs, leaving: Longs) -> None:
         """Send the rows of leaving slots back to the store and fetch the missing rows."""
         earlier = len(self._returning)
         if len(leaving):
             self._give_back(leaving)
-        # A missing row may be on its way back since an earlier batch; what leaves now is not waited for on a GPU.
+        # A missing row may have left for an earlier batch. What leaves a GPU now is written once its copy has ended.
         self._write_back(earlier if self.cuda else None)
-        self.slot_R[rows_M] = slots_M + 1
-        self.row_S[slots_M] = rows_M
+        self.slots.put(rows_M, slots_M)
         self._read(rows_M, slots_M, self.cache_SD, self.state_SK)
-        self.uses_S[slots_M] = 0
         if self.cuda:
             self._loaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._loaded.record()
 
     def _give_back(self, slots: Longs) -> None:
-        """Begin to copy records to host memory, and forget their slots."""
-        rows, index = self.row_S[slots].copy(), self._index(slots)
+        """Begin to copy the records of slots to host memory, and empty them."""
+        rows, index = self.slots.empty(slots), self._index(slots)
         records = torch.cat([self.cache_SD.index_select(0, index), self.state_SK.index_select(0, index)], 1)
         event = None
         if self.cuda:
@@ -411,8 +327,6 @@ class TieredRows:
             event.record()
             records = room
         self._returning.append((rows, records, event))
-        self.slot_R[rows] = 0
-        self.row_S[slots] = -1
         self.traffic.written_back += len(rows)
         self.traffic.written_back_bytes += records.nbytes
 

@@ -13,7 +13,6 @@ import errno
 import mmap
 import os
 import re
-import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
@@ -97,14 +96,12 @@ class FileRows:
     A row gets its place when it is written first, after those of the rows before it: a file is as long as the rows that
     were written, which lie in one piece, and rows that left the cache together are read together.
 
-    The folder belongs to this process as long as the store is open. Files that a killed process left there are removed.
+    The folder belongs to this process as long as the store is open.
     """
 
     kind = "file"
 
-    def __init__(
-        self, folder: Path, tables: dict[str, int], width: int, *, keep: bool = False, impl: Name = "auto"
-    ) -> None:
+    def __init__(self, folder: Path, tables: dict[str, int], width: int, *, impl: Name = "auto") -> None:
         require(len(tables) >= 1, "tables", tables, "at least 1")
         for count in tables.values():
             require(1 <= count <= MOST_ROWS, "rows", count, f"1 to {MOST_ROWS:,}")
@@ -120,10 +117,8 @@ class FileRows:
         """Places of each file that rows have."""
         with ExitStack() as stack:
             stack.enter_context(alone(folder, what="keeping its tables in this folder", again=ELSEWHERE))
-            _remove_leftovers(folder)
-            if not keep:
-                stack.callback(self._remove)
-                stack.enter_context(FLAG.before_exit(self._remove))
+            stack.callback(self._remove)
+            stack.enter_context(FLAG.before_exit(self._remove))
             handles = tuple(_create(path, stack) for path in self.paths)
             self._files = RecordFiles(handles, starts_T1, width)
             self._stack = stack.pop_all()
@@ -161,7 +156,7 @@ class FileRows:
         self._require_saved()
 
     def close(self) -> None:
-        """Close the files, and remove them unless they are kept."""
+        """Close and remove the files."""
         self._stack.close()
 
     def _tables(self, rows_N: Rows) -> tuple[Rows, Rows]:
@@ -242,14 +237,6 @@ def _create(path: Path, stack: ExitStack) -> int:
             # Nothing is gained from reading what lies beside a row.
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
     return handle
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for path in folder.glob(f"*{SUFFIX}"):
-        with writing(path, fix=ELSEWHERE):
-            if not stat.S_ISREG(path.lstat().st_mode):
-                raise DataError("a table file is not a regular file", where={"file": path}, fix=ELSEWHERE)
-            path.unlink()
 
 
 def _path(folder: Path, place: int, name: str) -> Path:

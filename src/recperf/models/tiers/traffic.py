@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 @dataclass
 class Traffic:
-    """What was looked up and moved, since the start or the last `reset`."""
+    """What was looked up and moved since the start."""
 
     batches: int = 0
     rows: int = 0
@@ -22,13 +22,21 @@ class Traffic:
     busy_s: float = 0.0
     """Time that placing took, beside the steps."""
     wait_s: float = 0.0
-    """Part of it spent finding rows that could leave, or waiting for a step to end so that they could."""
+    """Part of it spent waiting for a batch to be finished, so that rows could leave."""
     exposed_s: float = 0.0
     """Time that steps waited for their batches, rows included."""
 
-    def reset(self) -> None:
-        for one in fields(self):
-            setattr(self, one.name, one.default)
-
     def since(self, earlier: Traffic) -> Traffic:
         return Traffic(*(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)))
+
+    def of_a_batch(self) -> dict[str, float]:
+        """Figures of a mean batch."""
+        batches = max(1, self.batches)
+        return {
+            "rows": self.rows / batches,
+            "hit_rate": self.hits / max(1, self.rows),
+            "fetched_bytes": self.fetched_bytes / batches,
+            "written_back_bytes": self.written_back_bytes / batches,
+            "placing_ms": 1e3 * (self.busy_s - self.wait_s) / batches,
+            "exposed_ms": 1e3 * self.exposed_s / batches,
+        }

@@ -13,7 +13,8 @@ from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
-from ...execution.workload import Fix, Predictions, Prepared, ScoredRows, cpu_fixes, placed_tables
+from ...execution.tables import placed_tables
+from ...execution.workload import Fix, Predictions, Prepared, ScoredRows, cpu_fixes
 from ...measure.cost import FLOAT, Cost
 from ...models.arithmetic import Arithmetic, FastArithmetic
 from ...models.cost import dlrm_step, sparse_dlrm_step

@@ -12,7 +12,8 @@ from ...data.criteo.config import DENSE, KEYS, CriteoConfig
 from ...data.random_config import RandomBagsConfig
 from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
-from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_table_memory, summed_bytes
+from ...execution.tables import require_table_memory
+from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, summed_bytes
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step

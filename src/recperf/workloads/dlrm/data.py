@@ -23,7 +23,8 @@ from ...data.criteo.store import describe as describe_criteo
 from ...data.random_bags import RandomBags
 from ...data.random_config import read_profile
 from ...errors import ConfigError
-from ...execution.workload import Lookups, ScoredRows, describe_synthetic
+from ...execution.tables import Lookups
+from ...execution.workload import ScoredRows, describe_synthetic
 from ...train.baselines import majority, synthetic_logits
 from ...train.loop import Order
 from ..click_candidates import ClickCatalogue, of_imported

@@ -16,7 +16,8 @@ from ...data.batch import HistoryBatch
 from ...data.yambda.order import StreamOrder
 from ...distributed.ranks import current
 from ...execution.submission import Submission
-from ...execution.workload import Predictions, Prepared, placed_tables
+from ...execution.tables import placed_tables
+from ...execution.workload import Predictions, Prepared
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import prepare

@@ -12,7 +12,8 @@ from ...data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from ...data.yambda.schema import DAY_S
 from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
-from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, require_table_memory, summed_bytes
+from ...execution.tables import require_table_memory
+from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, summed_bytes
 from ...measure.cost import FLOAT
 from ...models.dlrm_v4 import config as models
 from ...models.dlrm_v4.config import DLRMv4Config

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...config import within
 from ...errors import DataError
-from ...execution.workload import Lookups, planned_steps
+from ...execution.tables import Lookups, planned_steps
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4 import cost, memory
 from ...models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config

@@ -24,7 +24,7 @@ from ...data.yambda.queries import Queries
 from ...data.yambda.rates import PRIOR, RECENT
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
-from ...execution.workload import placed_tables
+from ...execution.tables import placed_tables
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs

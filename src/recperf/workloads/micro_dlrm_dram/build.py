@@ -15,17 +15,8 @@ from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.order import Samples, ShuffledOrder, cut
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
-from ...execution.workload import (
-    Arm,
-    Fix,
-    Lookups,
-    Predictions,
-    ScoredRows,
-    Trial,
-    cpu_fixes,
-    describe_synthetic,
-    placed_tables,
-)
+from ...execution.tables import Lookups, placed_tables
+from ...execution.workload import Arm, Fix, Predictions, ScoredRows, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM

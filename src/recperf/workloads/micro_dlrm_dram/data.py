@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...data.catalogue import load
-from ...execution.workload import require_table_memory
+from ...execution.tables import require_table_memory
 from ..micro_dlrm.data import describe
 from .config import MicroDLRMDramConfig, estimate
 

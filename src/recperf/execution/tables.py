@@ -1,0 +1,93 @@
+"""Where the tables of a workload go on a machine, and which of their rows each step looks up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..distributed.ranks import current
+from ..errors import MachineError, UsageError
+from ..machine import available_bytes
+from ..models.tiers.config import TablesConfig, Tiers, decide
+from ..train.config import TrainConfig
+from ..units import size
+from .workload import SMALLER, Estimate, require_memory
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookups:
+    """The table rows that each step of a training uses, known without a model."""
+
+    data: str
+    """Name of the data."""
+    tables: dict[str, int]
+    """Rows of each table."""
+    record_bytes: int
+    """Bytes of a row's weights and optimizer state."""
+    steps: int
+    """Steps of the training."""
+    rows: Callable[[], Iterator[list[NDArray[np.int64]]]]
+    """Yields for each step the rows that it looks up in each table, with repeats."""
+
+
+def planned_steps(train: TrainConfig, batches: int) -> int:
+    """Steps of a training with so many batches in an epoch."""
+    steps = train.epochs * batches
+    return min(steps, train.max_steps or steps)
+
+
+def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device_free: int | None) -> Tiers:
+    """Where the tables go, on a device with so many free bytes; None: with whatever a GPU will have."""
+    needed = counted.table_bytes + counted.state_bytes
+    others = sum(counted.memory.values()) - needed
+    host_free = max(0, available_bytes() - (0 if device == "cuda" else others))
+    rows = counted.table_rows
+    return decide(tables, needed, device=device, device_free=device_free, host_free=host_free, rows=rows, others=others)
+
+
+def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device) -> Tiers:
+    """The same on a device of this machine; several ranks hold shards of the tables by another library."""
+    import torch
+
+    if current().size > 1:
+        if tables.placement in ("host", "file"):
+            raise UsageError(
+                f"tables.placement {tables.placement} needs a single process: ranks hold their shards by TorchRec",
+                fix="--distributed.placement TABLE=host, or one rank",
+            )
+        return Tiers("device", 0, "device: each rank holds its shards")
+    free = available_bytes()
+    if device.type == "cuda":
+        # What an earlier model of this process left to torch's allocator is free too.
+        left = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + left
+    tiers = place_tables(tables, counted, device=device.type, device_free=free)
+    whole = counted.table_bytes + counted.state_bytes
+    in_host = tiers.index_bytes + (whole if tiers.placement == "host" else 0)
+    if in_host > available_bytes():
+        parts = f"tables of {size(whole)} and their index" if tiers.placement == "host" else "the index of the tables"
+        raise MachineError(
+            f"{parts} need {size(in_host)} of host memory, {size(available_bytes())} are free",
+            fix="--tables.placement file" if tiers.index_bytes <= available_bytes() else SMALLER,
+        )
+    if tiers.placement != "file":
+        return tiers
+    return replace(tiers, why=f"{tiers.why}; up to {size(whole)} in files, {size(tables.free_disk())} of disk are free")
+
+
+def require_table_memory(
+    tables: TablesConfig, counted: Estimate, *, share: float = 1.0, more: int = 0, fix: str = SMALLER
+) -> None:
+    """`require_memory` for tables that go to files where they do not fit, unless they were requested in memory."""
+    if tables.in_memory(several=share < 1 or current().size > 1):
+        require_memory(counted, tables=share, more=more, fix=fix)
+    else:
+        tiers = place_tables(tables, counted, device="cpu", device_free=available_bytes())
+        more += tiers.cache_bytes + tiers.index_bytes - counted.state_bytes
+        require_memory(counted, tables=0.0, more=more, fix=fix)
