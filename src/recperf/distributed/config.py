@@ -27,6 +27,10 @@ class DistributedConfig:
     """Precision in which rows and their gradients are sent."""
     pipeline: bool = True
     """Send the ids of the next batch while this one is computed; the results stay the same to the bit."""
+    overlap: bool = True
+    """Sum dense gradients in buckets during the backward pass."""
+    balance: bool = True
+    """Deal the samples of a batch to ranks by counted work, so that none waits for long histories (dlrm-v4)."""
     timeout_s: float = 300.0
     """Seconds that a rank waits for the others before it fails. Ranks also wait for each part of a checkpoint: for the
     slowest rank to write and verify its shards, and for rank 0 to commit. In a training step after the first they wait
