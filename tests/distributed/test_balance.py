@@ -1,0 +1,51 @@
+"""Dealing the samples of a batch to ranks by their work."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recperf.distributed.balance import deal, imbalance, stride
+
+rng = np.random.default_rng(20)
+LENGTHS = {
+    "zipf": np.minimum(rng.zipf(1.3, 8192), 4096),
+    # The mean and bounds of the published histories.
+    "published": np.where(rng.random(8192) < 0.46, rng.integers(2663, 5120, 8192), rng.integers(512, 2663, 8192)),
+    "uniform": rng.integers(1, 4096, 8192),
+    "equal": np.full(8192, 7),
+}
+
+
+def work(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    return 1e4 + 500.0 * lengths + 1.0 * lengths.astype(np.float64) ** 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_the_slowest_rank_is_within_5_percent_of_the_mean(lengths: NDArray[np.int64], ranks: int) -> None:
+    work_B = work(lengths)
+    parts = deal(work_B, ranks)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(lengths)))
+    assert all(len(part) and (np.diff(part) > 0).all() for part in parts)
+    assert imbalance(work_B, parts) <= 1.05
+    assert imbalance(work_B, parts) <= imbalance(work_B, stride(len(lengths), ranks))
+    again = deal(work_B.copy(), ranks)
+    assert all(np.array_equal(part, same) for part, same in zip(parts, again))
+
+
+def test_exchanges_improve_on_the_largest_first_deal() -> None:
+    """Largest first gives 3 + 2 + 2 and 3 + 2; exchanging a 3 for a 2 evens them out."""
+    work_B = np.array([2.0, 3.0, 2.0, 3.0, 2.0])
+    assert imbalance(work_B, deal(work_B, 2)) == 1.0
+    # 34 of 36 are in one sample: no deal can be better.
+    longest = np.array([1.0, 34.0, 1.0])
+    assert [part.tolist() for part in deal(longest, 2)] == [[1], [0, 2]]
+
+
+def test_every_rank_gets_a_sample_if_there_are_enough() -> None:
+    assert [len(part) for part in deal(np.zeros(4), 4)] == [1] * 4
+    assert [len(part) for part in deal(np.array([1e9, 0.0, 0.0]), 3)] == [1] * 3
+    assert [part.tolist() for part in deal(np.ones(2), 4)] == [[0], [1], [], []]
+    assert [len(part) for part in deal(np.zeros(0), 2)] == [0, 0]
