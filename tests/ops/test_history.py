@@ -103,6 +103,7 @@ def test_picks_and_fills_as_plain_python_does(body: Any, layout: str, shares: st
     room = filled(body, store, begin_B, picked)
     assert picked.offsets_B1[0] == 0
     assert picked.offsets_B1[-1] == len(picked.places_T) == len(picked.actions_T)
+    assert np.array_equal(body.lengths(store, begin_B, positions_B, rule), np.diff(picked.offsets_B1))
     for sample, (begin, position) in enumerate(zip(begin_B.tolist(), positions_B.tolist())):
         part = slice(*picked.offsets_B1[sample : sample + 2].tolist())
         actual = begin + picked.places_T[part].astype(np.int64)
@@ -126,6 +127,7 @@ def test_an_event_in_several_pools_counts_in_each_and_is_there_once(body: Any, l
     picked = body.pick(store, begin_B, positions_B, rule)
     assert picked.places_T[picked.offsets_B1[1] :].tolist() == expected(kinds, 0, 300, rule)
     assert (picked.places_T[: picked.offsets_B1[1]] + 13).tolist() == expected(kinds, 13, 699, rule)
+    assert np.array_equal(body.lengths(store, begin_B, positions_B, rule), np.diff(picked.offsets_B1))
 
 
 @pytest.mark.parametrize("body", BODIES)

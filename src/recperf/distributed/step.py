@@ -1,8 +1,7 @@
-"""A training step on several ranks: each works on its own samples, then gradients are summed; and how samples of a
-batch and of an evaluation are divided.
+"""A training step on several ranks: each works on its own samples, then gradients are summed.
 
-Shapes: B samples of this rank, N samples of an evaluation, G numbers that are summed: all dense gradients, one flag per
-parameter that has a gradient, the loss, one flag per signal and one for a save that rank 0 finds due.
+Shapes: G numbers that are summed: all dense gradients, one flag per parameter that has a gradient, the loss, one flag
+per signal and one for a save that rank 0 finds due.
 """
 
 from __future__ import annotations
@@ -119,29 +118,3 @@ def with_next(batches: Iterator[T], may_read_ahead: Callable[[T], bool]) -> Iter
         following = next(batches, None) if may_read_ahead(current) else None
         yield current, following
         current = next(batches, None) if following is None else following
-
-
-class Scores:
-    """Logits and labels of an evaluation, each row scored by one rank."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self._batches = [torch.zeros(3, 0, dtype=torch.float64)]
-
-    def add(self, logits_B: Tensor, labels_B: Tensor, samples: int) -> None:
-        """Add this rank's part of a batch of `samples`; a rank without samples passes values that are ignored."""
-        own = self.world.own_samples(samples)
-        # Score, label and number of scores of each row: zeros where other ranks have theirs.
-        rows_3N = torch.zeros(3, samples, dtype=torch.float64)
-        if own:
-            rows_3N[0, own.start :: own.step] = logits_B.double().cpu()
-            rows_3N[1, own.start :: own.step] = labels_B.double().cpu()
-            rows_3N[2, own.start :: own.step] += 1
-        self._batches.append(rows_3N)
-
-    def gather(self, rows: int | None = None) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all ranks in row order; `rows` is their number, where it is known."""
-        rows_3N = self.world.sum_(torch.cat(self._batches, 1))
-        if rows not in (None, rows_3N.shape[1]) or not bool((rows_3N[2] == 1).all()):
-            raise RuntimeError("a row was scored by no rank, or by two")
-        return rows_3N[0].float(), rows_3N[1].float()

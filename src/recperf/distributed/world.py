@@ -201,6 +201,17 @@ class World:
         distributed.all_gather_object(values, value)
         return values
 
+    def stack(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, of one shape, stacked in rank order on every rank."""
+        if self.size == 1:
+            return tensor.unsqueeze(0)
+        import torch
+        from torch import distributed
+
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        distributed.all_gather(tensors, tensor)
+        return torch.stack(tensors)
+
     def merge_tally(self, tally: Tally) -> Tally:
         """The counts of all ranks together; this rank's own tally stays as it is."""
         from ..train.metrics import Tally
@@ -214,7 +225,3 @@ class World:
     def on_leader(self, work: Callable[[], T]) -> T:
         """Rank 0 does the work, every rank gets the result."""
         return cast(T, self.broadcast(work() if self.is_leader else None))
-
-    def own_samples(self, samples: int) -> range:
-        """The samples of a batch that this rank works on: r, r + n, r + 2n and so on."""
-        return range(self.rank, samples, self.size)

@@ -21,13 +21,15 @@ from torch import Tensor, nn
 
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
+from ..distributed.balance import stride
 from ..distributed.checkpoint import sharded_state
 from ..distributed.config import DistributedConfig
 from ..distributed.copies import copy_parts
 from ..distributed.progress import note
 from ..distributed.ranks import Ranks
+from ..distributed.scores import Scores
 from ..distributed.sharding import plan_text
-from ..distributed.step import RankStep, Reduction, Scores, with_next
+from ..distributed.step import RankStep, Reduction, with_next
 from ..errors import ConfigError
 from ..measure.spans import span
 from ..models.dlrm import DLRM, WrittenOutLoss
@@ -59,7 +61,7 @@ class SharedClicks:
 def share(batch: ClickBatch, world: Ranks, step: int = 0) -> SharedClicks:
     """This rank's samples of a batch."""
     samples = len(batch)
-    own = len(world.own_samples(samples))
+    own = len(range(world.rank, samples, world.size))
     selected = slice(world.rank, samples, world.size) if own else slice(0, 1)
     part = ClickBatch(
         batch.dense_BD[selected], _bags(batch, selected, -(-samples // world.size)), batch.labels_B[selected]
@@ -190,7 +192,7 @@ class RankTrialState(DLRMTrialState):
         for number, batch in enumerate(batches):
             note(f"evaluation, batch {number + 1}")
             part = share(batch, self.world).part
-            scores.add(self.model(part.dense_BD, part.features), part.labels_B, len(batch))
+            scores.add(self.model(part.dense_BD, part.features), part.labels_B, stride(len(batch), self.world.size))
         return scores.gather()
 
     def state(self) -> dict[str, Any]:

@@ -86,6 +86,8 @@ def test_golden_samples(strategy: Strategy, layout: Layout, body: Any, golden: P
             anchors = expected["samples/anchor_index"]
             histories = Histories(golden_store(case, layout, config.length), config, impl=body)
             batch = histories.batch(expected["positions"][anchors])
+            lengths_B = histories.lengths(expected["positions"][anchors])
+            assert np.array_equal(lengths_B, batch.history_offsets_B1.diff())
             for anchor, sample in zip(anchors, as_reference_samples(batch), strict=True):
                 prefix = f"samples/{strategy.replace('-', '_')}/{anchor}/"
                 names = [name for name in expected.files if name.startswith(prefix)]

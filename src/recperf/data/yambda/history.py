@@ -75,6 +75,14 @@ class Histories:
         kinds_B = self.store.kinds(positions_B)
         return self.queried(self.events(positions_B, kinds_B), (kinds_B & LISTEN_PLUS) > 0)
 
+    def lengths(self, positions_B: Words) -> Words:
+        """The number of events in each history of a batch of these anchors. Only kinds of events are read."""
+        positions_B = self._checked(positions_B)
+        begin_B = self._first(self.store.users_by_position(positions_B), positions_B)
+        self._require_kinds(begin_B, positions_B)
+        lengths_B: Words = self._body.lengths(self._events, begin_B, positions_B, self.rule)
+        return lengths_B
+
     def events(self, positions_B: Words, kinds_B: NDArray[np.uint8]) -> Queries:
         """Events as queries."""
         store = self.store
@@ -84,7 +92,7 @@ class Histories:
 
     def queried(self, queries: Queries, labels_B: NDArray[np.bool_] | None = None) -> HistoryBatch:
         """The samples of queries, in their order; without labels these are 0."""
-        begin_B = self._scans(queries)
+        begin_B = self._first(queries.users_B, queries.ends_B)
         picked = self._picked(begin_B, queries.ends_B)
         batch, total = len(queries), len(picked.places_T)
         lengths_FB = np.ones((len(KEYS), batch), np.int64)
@@ -120,15 +128,18 @@ class Histories:
     def _picked(self, begin_B: Words, positions_B: Words) -> Picked:
         """Pick the events of the histories; everything that picking and filling read is verified first."""
         store = self.store
-        for column in (store.packed_kinds_E, *(store.flags or ())[:3]):
-            if column is not None:
-                column.require(begin_B, positions_B)
+        self._require_kinds(begin_B, positions_B)
         picked: Picked = self._body.pick(self._events, begin_B, positions_B, self.rule)
         some_B = picked.offsets_B1[1:] > picked.offsets_B1[:-1]
         oldest_B = begin_B[some_B] + picked.places_T[picked.offsets_B1[:-1][some_B]]
         for column in (store.items_E, store.times_E):
             column.require(oldest_B, positions_B[some_B])
         return picked
+
+    def _require_kinds(self, begin_B: Words, positions_B: Words) -> None:
+        for column in (self.store.packed_kinds_E, *(self.store.flags or ())[:3]):
+            if column is not None:
+                column.require(begin_B, positions_B)
 
     def _checked(self, positions_B: Words) -> Words:
         positions_B = np.asarray(positions_B)
@@ -146,13 +157,12 @@ class Histories:
             )
         return np.ascontiguousarray(positions_B, np.int64)
 
-    def _scans(self, queries: Queries) -> Words:
+    def _first(self, users_B: Words, ends_B: Words) -> Words:
         """The first event to scan for each history."""
-        known_B = queries.users_B >= 0
-        first_B = np.where(known_B, self.store.user_first_U1[queries.users_B], queries.ends_B).astype(np.int64)
-        if ((first_B < 0) | (first_B > queries.ends_B)).any():
+        first_B = np.where(users_B >= 0, self.store.user_first_U1[users_B], ends_B).astype(np.int64)
+        if ((first_B < 0) | (first_B > ends_B)).any():
             raise _damaged(self.store, "its users are not in ascending order")
-        return np.maximum(first_B, queries.ends_B - self.config.scan * self.store.stored_per_event)
+        return np.maximum(first_B, ends_B - self.config.scan * self.store.stored_per_event)
 
     def _target(self, queries: Queries) -> dict[str, Words]:
         """The inputs of the cross features, by their names in schema.py. An unknown user has id 0."""

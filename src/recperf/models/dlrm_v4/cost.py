@@ -158,6 +158,24 @@ def stack_flops(hstu: HSTUConfig, lengths: Sequence[int]) -> int:
     return sum(cost.flops for parts in passes for cost in parts.values())
 
 
+def sample_flops(config: DLRMv4Config) -> tuple[float, float, float]:
+    """FLOPs that a step executes for one row of L tokens, recomputation included: coefficients of 1, L and L^2."""
+    # Many equal rows, so that the distinct items of a batch, which are whole numbers, divide among them.
+    samples, least = 1000, config.context_tokens + 1
+    lengths = [least, least + 1000, least + 2000]
+    flops = []
+    for length in lengths:
+        positions = samples * (length - config.context_tokens)
+        load = Load(lengths=(length,) * samples, triples=round(UNIQUE["item_id"] * positions))
+        parts = [*forward(config, load).values(), *backward(config, load).values(), recomputed(config, load)]
+        flops.append(sum(cost.flops for cost in parts) / samples)
+    (x, y, z), (at_x, at_y, at_z) = lengths, flops
+    first = (at_y - at_x) / (y - x)
+    square = ((at_z - at_y) / (z - y) - first) / (z - x)
+    linear = first - square * (x + y)
+    return at_x - linear * x - square * x * x, linear, square
+
+
 def lookup(config: DLRMv4Config, rows: int) -> Cost:
     """Distinct rows copied out of their tables, once per batch for any number of micro-batches."""
     return Cost(0, rows * (2 * FLOAT * config.table_dim + INDEX))

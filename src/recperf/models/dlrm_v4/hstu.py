@@ -38,6 +38,8 @@ class Rows:
     """Tokens of the longest row."""
     whole_longest: int
     """Tokens of the longest row of the whole batch, of which this may be a part."""
+    numbers_T: Tensor | None = None
+    """The number of each token in the whole batch; None: 0, 1, 2 and so on."""
 
     @property
     def last_B(self) -> Tensor:
@@ -54,8 +56,8 @@ class Moment:
     part: int = 0
     """Index of the part of the step's batch."""
 
-    def dropout(self, rate: float, layer: int, purpose: str) -> Dropout:
-        return Dropout(rate, dropout_seed(self.seed, self.step, layer, f"{purpose}/{self.part}"))
+    def dropout(self, rate: float, layer: int, purpose: str, numbers_T: Tensor | None = None) -> Dropout:
+        return Dropout(rate, dropout_seed(self.seed, self.step, layer, f"{purpose}/{self.part}"), numbers_T)
 
 
 class Weights(NamedTuple):
@@ -94,7 +96,8 @@ class Call:
     @property
     def last_dropout(self) -> Dropout:
         """The same dropout, for the last token of each row only."""
-        return replace(self.dropout, rows_T=self.rows.last_B)
+        last_B, numbers_T = self.rows.last_B, self.rows.numbers_T
+        return replace(self.dropout, rows_T=last_B if numbers_T is None else numbers_T[last_B])
 
     @property
     def widths(self) -> list[int]:
@@ -306,6 +309,6 @@ class HSTU(nn.Module):
     def forward(self, x_TD: Tensor, rows: Rows, moment: Moment) -> Tensor:
         rate, last = self.config.dropout if self.training else 0.0, len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            dropout = moment.dropout(rate, index, STU)
+            dropout = moment.dropout(rate, index, STU, rows.numbers_T)
             x_TD = layer(x_TD, rows, dropout, last_only=self.config.candidate_only and index == last)
         return x_TD if self.config.candidate_only else x_TD.index_select(0, rows.last_B)

@@ -89,6 +89,9 @@ class Inputs:
     """For each table the slots of its rows, where tables lie in tiers and the batch was placed."""
     placed: Placed | None = None
     """What holds the rows in these slots."""
+    numbers_T: Tensor | None = None
+    """The number of each token in the whole batch, of which this may be a part: dropout knows tokens by it. None: 0, 1,
+    2 and so on."""
 
     def __len__(self) -> int:
         return self.labels_B.shape[0]

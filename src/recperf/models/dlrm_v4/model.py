@@ -188,7 +188,7 @@ class DLRMv4(nn.Module):
         )
         context_BCD = run("context", self.contextual, *context)
         tokens_TD = run("position_time", lambda *parts: self.tokens(inputs, *parts), context_BCD, entity_ND, action_ND)
-        layout = Rows(inputs.offsets_B1, inputs.longest, inputs.whole_longest)
+        layout = Rows(inputs.offsets_B1, inputs.longest, inputs.whole_longest, inputs.numbers_T)
         # The layers set their own spans.
         last_BD = run("", lambda x_TD: self.hstu(x_TD, layout, moment), tokens_TD)
         user_BD = run("postprocessor", lambda x_BD: self.user(x_BD, inputs.query_times_B), last_BD)
@@ -235,7 +235,8 @@ class DLRMv4(nn.Module):
     def tokens(self, inputs: Inputs, context_BCD: Tensor, entity_ND: Tensor, action_ND: Tensor) -> Tensor:
         """The tokens of every row, context first, with positions and times added: the input of the first layer."""
         config = self.config
-        dropout = self.moment.dropout(config.input_dropout if self.training else 0.0, 0, INPUT)
+        rate = config.input_dropout if self.training else 0.0
+        dropout = self.moment.dropout(rate, 0, INPUT, inputs.numbers_T)
         if not config.shared_encoders:
             # An entity per position already has its own action: the plan adds one that is zero.
             entity_ND, action_ND = entity_ND + action_ND, action_ND.new_zeros(1, config.dim)

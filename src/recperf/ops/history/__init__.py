@@ -3,6 +3,7 @@
 implementation, why = choose("auto")
 picked = implementation.pick(events, begin_B, positions_B, rule)     # among the events begin <= position < anchor
 implementation.fill(events, begin_B, picked, room)
+lengths_B = implementation.lengths(events, begin_B, positions_B, rule)    # how many `pick` picks, without picking
 """
 
 from __future__ import annotations

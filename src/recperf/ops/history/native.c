@@ -74,10 +74,8 @@ static output append(output to, const uint8_t *kinds, int64_t first, int64_t las
     return to;
 }
 
-/* Between the edges of the pools, which events count does not change. */
-static output picked(output to, const uint8_t *kinds, int64_t count, const rule *r) {
-    int64_t edges[MOST_POOLS + 1];
-    uint8_t pools[MOST_POOLS];
+/* Edges of the pools, ascending, and the pools that count from each edge to the next; the last edge is the end. */
+static void divide(const uint8_t *kinds, int64_t count, const rule *r, int64_t *edges, uint8_t *pools) {
     for (int64_t p = 0; p < r->count; p++) {
         const int64_t edge = edge_of(kinds, count, r->pools[p], r->cap);
         int64_t at = p;
@@ -89,12 +87,27 @@ static output picked(output to, const uint8_t *kinds, int64_t count, const rule 
         pools[at] = r->pools[p];
     }
     edges[r->count] = count;
-    uint8_t open = 0;
-    for (int64_t p = 0; p < r->count; p++) {
-        open |= pools[p];
-        to = append(to, kinds, edges[p], edges[p + 1], open);
-    }
+    for (int64_t p = 1; p < r->count; p++) pools[p] |= pools[p - 1];
+}
+
+static output picked(output to, const uint8_t *kinds, int64_t count, const rule *r) {
+    int64_t edges[MOST_POOLS + 1];
+    uint8_t pools[MOST_POOLS];
+    divide(kinds, count, r, edges, pools);
+    for (int64_t p = 0; p < r->count; p++) to = append(to, kinds, edges[p], edges[p + 1], pools[p]);
     return to;
+}
+
+static int64_t counted(const uint8_t *kinds, int64_t count, const rule *r) {
+    int64_t edges[MOST_POOLS + 1], length = 0;
+    uint8_t pools[MOST_POOLS];
+    divide(kinds, count, r, edges, pools);
+    for (int64_t p = 0; p < r->count; p++) {
+        int64_t at = edges[p];
+        for (; at + BLOCK <= edges[p + 1]; at += BLOCK) length += hits(kinds + at, pools[p]);
+        for (; at < edges[p + 1]; at++) length += (kinds[at] & pools[p]) != 0;
+    }
+    return length;
 }
 
 /* Kinds of a scan; `space` is where those of three columns are put together. */
@@ -120,6 +133,16 @@ void pick(const events *e, const int64_t *begin, const int64_t *stop, int64_t sa
             length = r->most;
         }
         offsets[b + 1] = offsets[b] + length;
+    }
+}
+
+/* How many events `pick` picks for each sample. */
+void measure(const events *e, const int64_t *begin, const int64_t *stop, int64_t samples, const rule *r, uint8_t *space,
+             int64_t *lengths) {
+    for (int64_t b = 0; b < samples; b++) {
+        const int64_t count = stop[b] - begin[b];
+        const int64_t length = counted(kinds_from(e, begin[b], count, space), count, r);
+        lengths[b] = length > r->most ? r->most : length;
     }
 }
 

@@ -47,6 +47,7 @@ class _Room(ctypes.Structure):
 
 _FUNCTIONS = {
     "pick": [POINTER] * 3 + [I64] + [POINTER] * 5,
+    "measure": [POINTER] * 3 + [I64] + [POINTER] * 3,
     "fill": [POINTER] * 3 + [I64] + [POINTER] * 2,
 }
 library = native_library(__file__, _FUNCTIONS, {"fill": I64})
@@ -62,14 +63,26 @@ def pick(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule)
     offsets_B1 = np.empty(samples + 1, np.int64)
     room = int(np.minimum(counts_B, rule.longest).sum()) + 1
     places, actions = np.empty(room, np.uint32), np.empty(room, np.uint8)
-    space = np.empty(0 if events.kinds_E is not None else int(counts_B.max(initial=0)), np.uint8)
-    pools = _Rule((ctypes.c_uint8 * 3)(*rule.pools), len(rule.pools), rule.cap, rule.most)
+    space = _space(events, counts_B)
     outputs = (array.ctypes.data for array in (space, offsets_B1, places, actions))
     usable(library()).pick(
-        ctypes.byref(_columns(events)), begin, positions, samples, ctypes.byref(pools), *outputs
+        ctypes.byref(_columns(events)), begin, positions, samples, ctypes.byref(_pools(rule)), *outputs
     )  # fmt: skip
     total = int(offsets_B1[-1])
     return Picked(offsets_B1=offsets_B1, places_T=places[:total], actions_T=actions[:total])
+
+
+@operator("measure_history", reads=lambda *_: ())
+def lengths(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule) -> Positions:
+    """The number of events that `pick` picks for each sample."""
+    samples = len(positions_B)
+    begin, positions = _ranges(events, begin_B, positions_B)
+    lengths_B, space = np.empty(samples, np.int64), _space(events, positions_B - begin_B)
+    usable(library()).measure(
+        ctypes.byref(_columns(events)), begin, positions, samples, ctypes.byref(_pools(rule)), space.ctypes.data,
+        lengths_B.ctypes.data,
+    )  # fmt: skip
+    return lengths_B
 
 
 @operator("fill_history", reads=lambda *_: ())
@@ -95,6 +108,15 @@ def fill(events: Events, begin_B: Positions, picked: Picked, room: Room) -> None
         raise ArgumentError(f"places_T has a place beyond the {len(events.items_E)} events")
     if fault:
         raise DataError(unknown_item(len(events.catalogue_I2)) if fault == _UNKNOWN_ITEM else LARGE_ID)
+
+
+def _pools(rule: Rule) -> _Rule:
+    return _Rule((ctypes.c_uint8 * 3)(*rule.pools), len(rule.pools), rule.cap, rule.most)
+
+
+def _space(events: Events, counts_B: Positions) -> NDArray[np.uint8]:
+    """Where the kinds of a scan are put together, if they come in three columns."""
+    return np.empty(0 if events.kinds_E is not None else int(counts_B.max(initial=0)), np.uint8)
 
 
 def _ranges(events: Events, begin_B: Positions, positions_B: Positions) -> tuple[int, int]:
@@ -140,6 +162,7 @@ def self_check() -> None:
     begin_B, positions_B, rule = np.array([0, 3]), np.array([2, 39]), Rule(pools=(1, 2, 4), cap=5, most=9)
     picked, expected = (body.pick(events, begin_B, positions_B, rule) for body in (sys.modules[__name__], reference))
     np.testing.assert_equal(vars(picked), vars(expected))
+    np.testing.assert_equal(lengths(events, begin_B, positions_B, rule), np.diff(expected.offsets_B1))
     rooms = [_room(len(picked.places_T)) for _ in range(2)]
     fill(events, begin_B, picked, rooms[0])
     reference.fill(events, begin_B, picked, rooms[1])

@@ -33,6 +33,11 @@ def pick(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule)
     return Picked(offsets_B1=np.cumsum(offsets_B1), places_T=np.concatenate(places), actions_T=np.concatenate(actions))
 
 
+def lengths(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule) -> Positions:
+    """The number of events that `pick` picks for each sample."""
+    return np.diff(pick(events, begin_B, positions_B, rule).offsets_B1)
+
+
 def _scanned(events: Events, begin_R: Positions, positions_R: Positions) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Places and actions of scans side by side, aligned at their anchors; 0 before the begin of a scan."""
     counts_R = positions_R - begin_R

@@ -1,15 +1,17 @@
 """A trial of dlrm-v4 on several ranks: the same model and order, each rank with its share of every batch.
 
-A batch is `train.batch_size` samples of all ranks together; rank r of n takes its samples r, r + n, r + 2n... A rank
-that gets none takes the first sample with weight 0, because every rank must ask for rows in every step.
+A batch is `train.batch_size` samples of all ranks together. They are dealt by counted work, the square of their lengths
+included, or in turn. A rank that gets none takes the first sample with weight 0, because every rank must ask for rows
+in every step.
 
-Shapes: B samples of a batch, R ranks.
+Shapes: B samples of a batch, T tokens of a rank's samples, R ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -21,13 +23,17 @@ from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...data.yambda.schema import HISTORY
+from ...distributed.balance import deal, stride
 from ...distributed.checkpoint import sharded_state
 from ...distributed.progress import note
 from ...distributed.ranks import Ranks, current
+from ...distributed.scores import Scores
 from ...distributed.sharding import plan_text
-from ...distributed.step import RankStep, Reduction, Scores, with_next
+from ...distributed.step import RankStep, Reduction, with_next
 from ...distributed.tables import TorchRecTables
 from ...measure.spans import span
+from ...models.dlrm_v4.config import DLRMv4Config
+from ...models.dlrm_v4.cost import sample_flops
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.stages import StagedLoss
@@ -47,16 +53,52 @@ class PreparedHistoriesOnRanks(PreparedHistories):
 
 
 @dataclass(frozen=True, eq=False)
+class DealtBatch(HistoryBatch):
+    """A rank's samples of a batch, and what it knows about the whole batch."""
+
+    parts: list[NDArray[np.int64]] = field(kw_only=True)
+    """The positions of each rank's samples in the whole batch."""
+    whole_longest: int = field(kw_only=True)
+    """Tokens of its longest row."""
+    before_B: Tensor = field(kw_only=True)
+    """Tokens of the whole batch before each sample of this rank."""
+
+    @property
+    def samples(self) -> int:
+        """Of all ranks."""
+        return sum(map(len, self.parts))
+
+
+@dataclass(frozen=True, eq=False)
 class Share:
-    """Gathers this rank's samples of a batch."""
+    """Gathers this rank's samples of a batch. Lengths of samples are known without gathering them, so that every rank
+    knows what the others take."""
 
     histories: Histories
+    model: DLRMv4Config
     rank: int
     size: int
+    balance: bool
 
-    def batch(self, positions_B: NDArray[np.int64]) -> HistoryBatch:
-        own = positions_B[self.rank :: self.size]
-        return self.histories.batch(own if len(own) else positions_B[:1])
+    def batch(self, positions_B: NDArray[np.int64]) -> DealtBatch:
+        tokens_B = self.histories.lengths(positions_B) + self.model.context_tokens + 1
+        parts = self.parts(tokens_B)
+        own = parts[self.rank] if len(parts[self.rank]) else np.zeros(1, np.int64)
+        batch = self.histories.batch(positions_B[own])
+        before_B = torch.from_numpy((np.cumsum(tokens_B) - tokens_B)[own])
+        return DealtBatch(**vars(batch), parts=parts, whole_longest=int(tokens_B.max()), before_B=before_B)
+
+    def parts(self, tokens_B: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The samples of each rank."""
+        if not self.balance:
+            return stride(len(tokens_B), self.size)
+        constant, linear, square = self.flops
+        length_B = tokens_B.astype(np.float64)
+        return deal(constant + (linear + square * length_B) * length_B, self.size)
+
+    @cached_property
+    def flops(self) -> tuple[float, float, float]:
+        return sample_flops(self.model)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,31 +127,28 @@ class SharedOrder(InputOrder):
 
     def inputs(self, batch: HistoryBatch) -> Inputs:
         inputs = super().inputs(batch)
-        if self.model.hstu.attention_scale == "fixed":
+        if not isinstance(batch, DealtBatch):
             return inputs
-        # Scores are divided by the tokens of the longest row of the whole batch.
-        return replace(inputs, whole_longest=self.world.maximum(inputs.whole_longest))
+        numbers_T = None
+        if self.model.input_dropout or self.model.hstu.dropout:
+            starts_B = inputs.offsets_B1[:-1]
+            shift_B = batch.before_B.to(starts_B.device) - starts_B
+            shift_T = shift_B.repeat_interleave(inputs.offsets_B1.diff(), output_size=inputs.tokens)
+            numbers_T = torch.arange(inputs.tokens, device=shift_T.device) + shift_T
+        return replace(inputs, whole_longest=batch.whole_longest, numbers_T=numbers_T)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:
-            gathered = (
-                SharedBatch(self.inputs(batch), epoch * len(self) + number, *self.counts(number))
-                for number, batch in zip(range(start, len(self)), loader)
-            )
+            gathered = (self.numbered(batch, epoch * len(self) + number) for number, batch in enumerate(loader, start))
             # Every rank has as many batches, so all of them see a next one or none of them does.
             for batch, following in with_next(gathered, lambda batch: self.ahead and batch.step + 1 != self.last):
                 if batch.step - epoch * len(self) in self.firsts:
                     reached("window: entered")
                 yield batch if following is None else replace(batch, following=following.inputs)
 
-    def counts(self, number: int) -> tuple[int, int]:
-        """Samples of a batch: of all ranks, and of this one."""
-        samples = self.samples(number)
-        return samples, len(self.world.own_samples(samples))
-
-    def samples(self, number: int) -> int:
-        """Of a batch, all ranks together."""
-        return self.order.samples_until(number + 1) - self.order.samples_until(number)
+    def numbered(self, batch: HistoryBatch, step: int) -> SharedBatch:
+        assert isinstance(batch, DealtBatch)
+        return SharedBatch(self.inputs(batch), step, batch.samples, len(batch.parts[self.world.rank]))
 
 
 class RankModel(SteppedModel):
@@ -121,8 +160,7 @@ class RankModel(SteppedModel):
 
     def loss(self, batch: Numbered) -> StagedLoss:
         assert isinstance(batch, SharedBatch)
-        # Ranks drop other features of their tokens, each the same ones whenever the step is taken again.
-        self.model.set_step(self.seed, batch.step, self.world.rank)
+        self.model.set_step(self.seed, batch.step)
         cast(TorchRecTables, self.model.tables).follow(batch.following)
         loss = self.model.loss(batch.inputs)
         if batch.own:
@@ -149,8 +187,9 @@ class SharedEvaluations(Evaluations):
         scores = Scores(self.trial.world)
         for number, batch in enumerate(batches):
             note(f"evaluation, batch {number + 1} of {len(inputs)}")
+            assert isinstance(batch, DealtBatch)
             part = inputs.inputs(batch)
-            scores.add(self.trial.model(part), part.labels_B, inputs.samples(number))
+            scores.add(self.trial.model(part), part.labels_B, batch.parts)
             if number == 0:
                 reached("evaluation: first batch scored")
         return scores.gather(inputs.order.samples)
@@ -195,13 +234,12 @@ class RankTrial(HistoryTrial):
         )
 
     def inputs(self, order: StreamOrder) -> InputOrder:
-        prepared = self.prepared
-        share = Share(prepared.histories, self.world.rank, self.world.size)
-        device, workers = prepared.settings.device, prepared.config.data.workers
-        gather = cast(Histories, share)
-        config = prepared.config
+        prepared, config = self.prepared, self.prepared.config
+        share = Share(
+            prepared.histories, config.model, self.world.rank, self.world.size, config.distributed.balance
+        )  # fmt: skip
         return SharedOrder(
-            order, gather, config.model, device, workers, self.world,
+            order, cast(Histories, share), config.model, prepared.settings.device, config.data.workers, self.world,
             ahead=config.distributed.pipeline, last=config.train.max_steps,
         )  # fmt: skip
 

@@ -1,0 +1,53 @@
+"""Scores of an evaluation whose rows are divided among ranks.
+
+Shapes: B rows of this rank in a batch, M most rows of any rank, N rows of the evaluation, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .world import World
+
+
+class Scores:
+    """Logits and labels of an evaluation, each row scored by one rank."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._batches: list[Tensor] = []
+        self._counts_R = np.zeros(world.size, np.int64)
+        """Rows that each rank has scored."""
+
+    def add(self, logits_B: Tensor, labels_B: Tensor, parts: Sequence[NDArray[np.int64]]) -> None:
+        """Add this rank's part of a batch; `parts` are the positions of each rank's rows in it. A rank without rows
+        passes values that are ignored."""
+        own = parts[self.world.rank] + self._counts_R.sum()
+        self._counts_R += [len(part) for part in parts]
+        if len(own):
+            rows_B = torch.from_numpy(own.astype(np.int32)).to(logits_B.device)
+            columns = (logits_B.float().view(torch.int32), labels_B.float().view(torch.int32), rows_B)
+            self._batches.append(torch.stack(columns, 1))
+
+    def gather(self, rows: int | None = None) -> tuple[Tensor, Tensor]:
+        """Logits and labels of all ranks in row order, on the host; `rows` is their number, where it is known."""
+        total, most = int(self._counts_R.sum()), int(self._counts_R.max())
+        # The bits of a logit and of a label, and the row. One message, from the device that scored.
+        own_M3 = torch.zeros(most, 3, dtype=torch.int32, device=self.world.device)
+        if self._batches:
+            scored_B3 = torch.cat(self._batches)
+            own_M3[: len(scored_B3)] = scored_B3
+        parts = [part_M3[:count] for part_M3, count in zip(self.world.stack(own_M3).cpu(), self._counts_R.tolist())]
+        logits_N, labels_N, rows_N = torch.cat(parts).unbind(1)
+        order_N = rows_N.long()
+        if rows not in (None, total) or not torch.equal(order_N.sort().values, torch.arange(total)):
+            raise RuntimeError("a row was scored by no rank, or by two")
+        gathered_2N = torch.empty(2, total)
+        gathered_2N[0, order_N] = logits_N.contiguous().view(torch.float32)
+        gathered_2N[1, order_N] = labels_N.contiguous().view(torch.float32)
+        return gathered_2N[0], gathered_2N[1]
