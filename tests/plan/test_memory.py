@@ -124,23 +124,21 @@ def test_the_published_out_of_memory_and_its_remedies() -> None:
     assert once.without_reuse - once.parts_R["activations"].max() < 0.5 * hot
 
 
-def test_remedies_fit_and_limits_are_consistent() -> None:
-    """Too much on one rank: the ways out that are counted do fit, and the end of memory lies on the right side."""
+def test_remedies_fit() -> None:
+    """Too many ids of popular rows on one rank: other shardings fit, and each is an option of recperf run."""
     config = mlperf()
     small = replace(config, model=replace(config.model, row_scale=0.02))
-    parallelism = Parallelism(rank_batch=1024, sharding="row", dedup=False, codec="clamp-copy")
+    parallelism = Parallelism(rank_batch=1024, sharding="row", dedup=False)
     device = KNOWN["mi350x"]
-    ids = skew.zipf(planned(small).work(), 1024, 32, 0.6)
+    ids = skew.zipf(planned(small).work(), 1024, 32, 0.7)
     plan = predict(planned(small), 32, device, parallelism=parallelism, skew=ids)
-    assert plan.memory.verdict == "does not fit"
+    assert not plan.memory.fits
     assert plan.memory.fullest == 0
-    remedies = dict(advice.remedies(plan, parallelism, device, most=20))
-    assert "--dedup on" in remedies
+    remedies = {options: memory for options, _, memory in advice.remedies(plan, parallelism, device, most=20)}
+    assert "--distributed.sharding auto" in remedies
     assert any(options.count("=column") >= 2 for options in remedies)
     assert all(memory.fits for memory in remedies.values())
-    ends = {one.sharding: one.rank_batch * 32 for one in advice.limits(plan, parallelism, device)}
-    assert ends["row-wise, without dedup"] < 32_768 < ends["column-wise, without dedup"]
-    assert ends["row-wise, with dedup"] > ends["row-wise, without dedup"]
+    assert all(options.startswith("--distributed.sharding ") for options in remedies)
 
 
 def test_a_plan_is_tight_if_it_fits_only_with_reuse(work: Work) -> None:
@@ -161,7 +159,7 @@ def test_a_plan_is_tight_if_it_fits_only_with_reuse(work: Work) -> None:
 def test_the_largest_batch_fits_and_twice_it_does_not() -> None:
     config = mlperf()
     plan = predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=512))
-    end = advice.limit(plan, Parallelism(), KNOWN["b200"], "as planned").rank_batch
+    end = advice.largest_batch(plan, Parallelism(), KNOWN["b200"])
     assert end > 512
     at = {
         batch: predict(planned(config), 8, KNOWN["b200"], parallelism=Parallelism(rank_batch=batch))

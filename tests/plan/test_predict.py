@@ -172,14 +172,42 @@ def test_encoders_follow_the_counted_items() -> None:
 def test_samples_to_the_target() -> None:
     published = planned(mlperf()).published_samples
     samples = {batch: target.samples_to_target(published, batch) for batch in (8192, 16384, 32768, 12000, 65536)}
-    counts = {batch: one.count / 1e6 for batch, one in samples.items() if one}
+    counts = {batch: one.count.value / 1e6 for batch, one in samples.items() if one}
     assert (counts[8192], counts[16384], counts[32768]) == (69.3, 87.7, 113.0)
     assert counts[12000] == pytest.approx(69.3 * (87.7 / 69.3) ** np.log2(12000 / 8192))
     assert counts[65536] == pytest.approx(113.0**2 / 87.7)
     origin = {batch: one.origin for batch, one in samples.items() if one}
-    assert "extrapolated" in origin[65536]
+    exact, beyond = samples[8192], samples[65536]
+    assert exact is not None
+    assert exact.count == (69.3e6, 61.9e6, 80.3e6), "the spread of the published runs"
+    assert beyond is not None
+    assert (beyond.extrapolated, beyond.count.low, beyond.count.high) == (True, 98.6e6, 2 * 128.5e6)
     assert "interpolated" in origin[12000]
     assert "polated" not in origin[8192]
     assert target.samples_to_target(planned(laptop()).published_samples, 8192) is None
-    given = target.samples_to_target({}, 64, 5e6)
-    assert given == target.Samples(count=5e6, origin="given")
+    requested = target.samples_to_target({}, 64, 5e6)
+    assert requested is not None
+    assert requested.count == (5e6, 5e6, 5e6)
+
+
+def test_the_published_hours_follow_from_published_steps() -> None:
+    """Samples, steps, evaluations after every block and start-up of the published runs give their hours."""
+    evaluations = planned(mlperf()).evaluations
+    assert evaluations is not None
+    evaluations = replace(evaluations, first=lambda batch: 0)
+    for batch, rate, evaluation, hours in (
+        (8192, 11.1e3, 83, 2.66),
+        (16384, 21.5e3, 44, 1.87),
+        (32768, 40.4e3, 24, 1.39),
+    ):
+        samples = target.samples_to_target(planned(mlperf()).published_samples, batch)
+        assert samples is not None
+        step = target.Band(batch / rate, batch / rate, batch / rate)
+        forward = evaluation / np.ceil(evaluations.samples / batch)
+        training = target.training(samples, step, forward, batch, evaluations=evaluations, startup=825)
+        assert training.seconds.value / 3600 == pytest.approx(hours, rel=0.04)
+        assert training.seconds.low < 3600 * hours < training.seconds.high
+        slower = target.Band(step.value, 0.8 * step.value, 1.25 * step.value)
+        wide = target.training(samples, slower, forward, batch, evaluations=evaluations, startup=825)
+        assert wide.seconds.low < training.seconds.low
+        assert wide.seconds.high > training.seconds.high

@@ -36,8 +36,11 @@ def published() -> Work:
 def by_way(
     work: Work, result: skew.Skew, *, width: int = 16, ranks: int = RANKS
 ) -> dict[tuple[str, str, bool], Arrivals]:
-    rows = arrivals(work, result, BATCH, ranks, Parallelism(column_width=width))
-    return {(one.table, one.kind, one.dedup): one for one in rows}
+    return {
+        (one.table, one.kind, dedup): one
+        for dedup in (False, True)
+        for one in arrivals(work, result, BATCH, ranks, Parallelism(column_width=width, dedup=dedup))
+    }
 
 
 @pytest.mark.parametrize("hashed", [False, True])
@@ -61,14 +64,23 @@ def test_expected_counts_match_drawn_ids() -> None:
     table = Table(name="t", rows=rows, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: samples)
     work = replace(planned_micro(micro()).work(), tables=(table,))
     result = skew.zipf(work, ids, ranks, 1.1).traffic["t"]
-    draw = np.random.default_rng(5)
-    drawn = draw.choice(rows, (ranks, ids), p=skew.popularity(rows, 1.1))
+    draw, share_K = np.random.default_rng(5), np.arange(1.0, rows + 1) ** -1.1
+    drawn = draw.choice(rows, (ranks, ids), p=share_K / share_K.sum())
     raw = np.bincount(drawn.ravel() // 250, minlength=ranks)
     unique = sum(np.bincount(np.unique(one) // 250, minlength=ranks) for one in drawn)
     touched = np.bincount(np.unique(drawn) // 250, minlength=ranks)
     np.testing.assert_allclose(result.raw_NR.mean(0), raw, rtol=0.05)
     np.testing.assert_allclose(result.unique_NR[0], unique, rtol=0.05)
     np.testing.assert_allclose(result.touched_NR[0], touched, rtol=0.06)
+
+
+def test_ids_repeat_as_often_as_the_workload_says() -> None:
+    """Published batches have 2.4 % distinct items; independent draws from the same power law would have 80 %."""
+    work = planned(mlperf()).work()
+    for repeated, least, most in ((True, 0.023, 0.025), (False, 0.75, 0.85)):
+        traffic = skew.zipf(work, BATCH, RANKS, 0.478, repeated=repeated).traffic["item_id"]
+        assert least < traffic.unique_NR[0].sum() / traffic.raw_NR[0].sum() < most
+        assert traffic.raw_NR.max() / traffic.raw_NR.mean() == pytest.approx(5.2, abs=0.1), "the published hot rank"
 
 
 def test_the_last_block_of_rows_may_be_short() -> None:

@@ -11,14 +11,16 @@ from recperf.data.reuse import Reuse
 from recperf.plan import tiers
 from recperf.plan.devices import KNOWN
 from recperf.plan.predict import Prediction, predict
-from recperf.plan.skew import popularity, zipf
+from recperf.plan.skew import zipf
+from recperf.plan.target import Band
 from recperf.workloads import find
 
 
 def test_the_estimated_share_is_that_of_a_counted_log() -> None:
     """Of ids drawn by a power law; first uses, of which a long training has none, are left out."""
     rows, ids, steps = 20_000, 800, 400
-    share_K = popularity(rows, 0.8)
+    share_K = np.arange(1.0, rows + 1) ** -0.8
+    share_K /= share_K.sum()
     generator = np.random.default_rng(5)
     warm, whole = Reuse([rows], followed=rows), Reuse([rows], followed=rows)
     for step in range(steps):
@@ -41,24 +43,24 @@ def published() -> Prediction:
 
 
 def test_a_step_takes_as_long_as_the_slowest_of_device_link_and_store(published: Prediction) -> None:
-    device = KNOWN["h200"]
-    priced = tiers.price(published, device, served=0.9)
+    device, step = KNOWN["h200"], Band(published.seconds, 0.9 * published.seconds, 1.1 * published.seconds)
+    priced = tiers.price(published, device, step, served=0.9)
     assert priced["table_bytes"] == 4 * 513 * sum(table.rows for table in published.work.tables)
     host, file = priced["stores"]["host"], priced["stores"]["file"]
     assert host["limit"] == "the device"
-    assert host["seconds"] == published.seconds
+    assert host["step"] == step.as_json()
     assert host["bytes_each_way"] == pytest.approx(0.1 * priced["rows_per_step"] * 4 * 513)
-    slow = tiers.price(published, replace(device, host_bytes_per_s=1e7), served=0.9)["stores"]["host"]
-    assert (slow["limit"], slow["seconds"]) == ("the link", slow["bytes_each_way"] / 1e7)
-    none = tiers.price(published, device, served=0.0)["stores"]["file"]
+    slow = tiers.price(published, replace(device, host_bytes_per_s=1e7), step, served=0.9)["stores"]["host"]
+    assert (slow["limit"], slow["step"]["low"]) == ("the link", slow["bytes_each_way"] / 1e7)
+    none = tiers.price(published, device, step, served=0.0)["stores"]["file"]
     assert none["limit"] == "the disk"
-    assert none["seconds"] > file["seconds"]
+    assert none["step"]["value"] > file["step"]["value"]
 
 
 def test_skewed_ids_are_served_better_and_a_batch_must_fit(published: Prediction) -> None:
-    device, cache = KNOWN["h200"], 8 << 30
-    even = tiers.price(published, device, cache_bytes=cache)
+    device, cache, step = KNOWN["h200"], 8 << 30, Band(0.3, 0.3, 0.3)
+    even = tiers.price(published, device, step, cache_bytes=cache)
     skewed = replace(published, skew=zipf(published.work, published.rank_batch, 1, 1.05))
-    assert even["served"] < tiers.price(skewed, device, cache_bytes=cache)["served"] < 1
-    small = tiers.price(published, device, cache_bytes=1 << 20)
+    assert even["served"] < tiers.price(skewed, device, step, cache_bytes=cache)["served"] < 1
+    small = tiers.price(published, device, step, cache_bytes=1 << 20)
     assert (small["served"], small["stores"]) == (0.0, {})

@@ -74,23 +74,25 @@ class Choice:
     rest: list[str]
     """The remaining arguments: overrides and options."""
     preset: str | None = None
-    """The named preset, or the workload's first one; None for a saved config."""
+    """The named preset, or the workload's default; None for a saved config."""
 
 
-def choose(arguments: list[str], *, default: str = DEFAULT) -> Choice:
-    """Take the workload and --preset, --config or --resume out of a command line, and read the config they name."""
-    choice = _choose([SHORT.get(argument, argument) for argument in arguments], default)
+def choose(arguments: list[str], *, default: str = DEFAULT, planning: bool = False) -> Choice:
+    """Take the workload and --preset, --config or --resume out of a command line, and read the config they name. For
+    planning, a workload without any of them starts from the preset that it names for plans."""
+    choice = _choose([SHORT.get(argument, argument) for argument in arguments], default, planning)
     if set(SHORT) & set(arguments) and not hasattr(choice.config, "mlperf"):
         raise UsageError(f"workload {choice.workload.name!r} writes no MLPerf log", fix="recperf run dlrm-v4 --mlperf")
     return choice
 
 
-def _choose(arguments: list[str], default: str) -> Choice:
+def _choose(arguments: list[str], default: str, planning: bool) -> Choice:
     name, sources, rest = _split(arguments)
     data = datasets.find(sources.pop("--data")) if "--data" in sources and "--resume" not in sources else None
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} exclude each other")
-    choice = _read(name, sources, rest, default if data is None else _trained_by(data, default))
+    workload = default if data is None else _trained_by(data, default)
+    choice = _read(name, sources, rest, workload, planning and data is None)
     return choice if data is None else replace(choice, config=_on(data, choice))
 
 
@@ -117,12 +119,13 @@ def _on(data: datasets.Dataset, choice: Choice) -> Any:
     )
 
 
-def _read(name: str | None, sources: dict[str, str], rest: list[str], default: str) -> Choice:
+def _read(name: str | None, sources: dict[str, str], rest: list[str], default: str, planning: bool) -> Choice:
     """The config that a preset or a saved file names."""
     saved = sources.get("--config") or sources.get("--resume")
     if saved is None:
         workload = find(name or default)
-        preset = sources.get("--preset") or next(iter(workload.presets))
+        planned = workload.plan_preset if planning else None
+        preset = sources.get("--preset") or planned or next(iter(workload.presets))
         return Choice(workload, _preset(workload, preset), None, rest, preset)
     path = Path(saved)
     if "--resume" in sources and not path.is_dir():

@@ -1,4 +1,4 @@
-"""recperf plan WORKLOAD --ranks N --gpu DEVICE"""
+"""recperf plan WORKLOAD --gpu DEVICE"""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from ..plan import skew as skews
 from ..plan.devices import Device, device_of, from_peaks, network_of
 from ..plan.predict import rank_batch_of
 from ..plan.sharding import COLUMN_WIDTH, Codec, KindOrAuto, Parallelism, Wire
-from ..plan.summary import Question, plan_point, with_scaling
+from ..plan.summary import Question, Setting, plan
 from ..plan.work import PlannedWorkload
 from ..units import byte_count
 from . import plan_text
-from .options import C, WorkloadOptions, choose, read_options
+from .options import C, Choice, WorkloadOptions, choose, read_options
 from .peaks import stored_or_measured
 from .terminal import Terminal, print_json
 
-DESCRIPTION = """Predict memory, step time, time to the quality target and cost of a workload on many devices. Several
-numbers of ranks give a table. docs/planning.md says what is counted, measured and assumed. The batch size of the config
-is global unless --rank-batch is set."""
+DESCRIPTION = """Say how many devices a workload needs, how long it trains to its quality target and what that costs.
+docs/planning.md says what is counted, measured and assumed."""
 
 Switch = Literal["on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(WorkloadOptions[C], Question):
-    ranks: str = "8"
-    """Number of devices, or several numbers: 8,16,32."""
+    ranks: str | None = None
+    """Number of devices, or several numbers: 8,16,32. Default: 1, 2, 4 and so on, up to some that fit."""
     gpu: str = "h200"
     """Device: h200, b200, mi350x, cpu (this machine, shared by all ranks of a node), or a JSON file."""
     network: str | None = None
@@ -43,7 +42,8 @@ class Options(WorkloadOptions[C], Question):
     ranks_per_node: int | None = None
     """Devices per node. Default: 8, or as the network says."""
     global_batch: int | None = None
-    """Samples of a step on all ranks together. Default: the batch size of the config."""
+    """Samples of a step on all ranks together. Default: the batch size of the config; for the published sizes of
+    dlrm-v4, 1,024 on each rank."""
     rank_batch: int | None = None
     """Samples of a step on one rank, instead of a global batch."""
     sharding: KindOrAuto = "auto"
@@ -68,7 +68,8 @@ class Options(WorkloadOptions[C], Question):
     efficiency: float = 1.0
     """Factor on the assumed shares of the device's peaks."""
     skew: str | None = None
-    """Popularity of ids: zipf:1.05, or the folder of a dataset (dlrm-v4)."""
+    """Popularity of ids: zipf:1.05, even, or the folder of a dataset (dlrm-v4). Default: as published for the data of
+    dlrm-v4, else even."""
     skew_batches: int = 4
     """Global batches to read from the dataset."""
     ids: Literal["as-they-are", "hashed"] = "as-they-are"
@@ -80,11 +81,12 @@ class Options(WorkloadOptions[C], Question):
 
 
 def command(arguments: list[str]) -> int:
-    choice = choose(arguments, default="dlrm-v4")
+    choice = choose(arguments, default="dlrm-v4", planning=True)
     options = read_options(Options, choice, verb="plan", description=DESCRIPTION)
-    counts = _ranks(options.ranks)
+    counts = None if options.ranks is None else _ranks(options.ranks)
     price, currency = _price(options.price)
     within(0.0, options.served or 0.0, 1.0, "served")
+    within(0.0, options.startup_seconds, 1e9, "startup seconds")
     out = _require_out(options.out)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     workload = choice.workload.planned(options.values)
@@ -94,38 +96,57 @@ def command(arguments: list[str]) -> int:
     network = network_of(
         options.network or ("loopback" if options.gpu == "cpu" else "ib400"), ranks_per_node=options.ranks_per_node
     )
-    parallelism = _parallelism(options)
+    parallelism = _parallelism(options, workload)
     tables = getattr(options.values, "tables", None)
-    points = []
-    for ranks in counts:
-        skew = _skew(options, workload, ranks, parallelism)
-        history = options.history if options.history is not None or skew is None else skew.mean_history
-        point = plan_point(
-            workload, ranks, device, network, parallelism, options, price=price, skew=skew, history=history,
-            cache_bytes=byte_count(tables.device_bytes) if tables else None,
-            tiered=tables is not None and tables.placement in ("host", "file"),
-        )  # fmt: skip
-        points.append(point)
-    plan = {
-        "schema": 1,
+    setting = Setting(
+        workload=workload,
+        device=device,
+        network=network,
+        parallelism=parallelism,
+        question=options,
+        skew=lambda ranks: _skew(options, workload, ranks, parallelism),
+        history=options.history,
+        price=price,
+        cache_bytes=byte_count(tables.device_bytes) if tables else None,
+        tiered=tables is not None and tables.placement in ("host", "file"),
+        detailed_skew=options.skew not in (None, "even"),
+    )
+    result = {
+        "schema": 2,
         "workload": choice.workload.name,
         "preset": choice.preset,
+        "command": _run_command(choice, options),
         "device": device.name,
         "network": network.name,
+        "ranks_per_node": network.ranks_per_node,
         "currency": currency,
-        "points": with_scaling(points),
+        **plan(setting, counts),
     }
-    text = plan_text.as_text(plan)
+    text = plan_text.as_text(result)
     terminal.say(text)
     if out is not None:
-        _write(out, plan, text)
+        _write(out, result, text)
         terminal.say(f"\nwritten to {out}")
     if options.json:
-        print_json(plan)
+        print_json(result)
     return 0
 
 
-def _parallelism(options: Options[Any]) -> Parallelism:
+def _run_command(choice: Choice, options: Options[Any]) -> str:
+    """The `recperf run` of this config, without what the plan decides."""
+    source = f" --config {options.config}" if options.config else f" --preset {choice.preset}" if choice.preset else ""
+    data = f" --data {options.dataset}" if options.dataset else ""
+    fields, rest = "", list(choice.rest)
+    while rest:
+        flag = rest.pop(0)
+        value = f" {rest.pop(0)}" if rest and "=" not in flag and not rest[0].startswith("--") else ""
+        # Options of the plan itself have no dot.
+        if "." in flag.partition("=")[0] and not flag.startswith("--train.batch-size"):
+            fields += f" {flag}{value}"
+    return f"run {choice.workload.name}{source}{data}{fields}"
+
+
+def _parallelism(options: Options[Any], workload: PlannedWorkload) -> Parallelism:
     overrides: dict[str, KindOrAuto] = {}
     for entry in options.shard:
         name, equals, kind = entry.partition("=")
@@ -134,8 +155,9 @@ def _parallelism(options: Options[Any]) -> Parallelism:
         overrides[name] = cast(KindOrAuto, kind)
     if options.rank_batch is not None and options.global_batch is not None:
         raise UsageError("--rank-batch and --global-batch exclude each other")
+    rank_batch = options.rank_batch if options.global_batch is not None else options.rank_batch or workload.rank_batch
     return Parallelism(
-        rank_batch=options.rank_batch,
+        rank_batch=rank_batch,
         sharding=options.sharding,
         overrides=overrides,
         column_width=options.column_width,
@@ -148,10 +170,14 @@ def _parallelism(options: Options[Any]) -> Parallelism:
 
 
 def _skew(options: Options[Any], workload: PlannedWorkload, ranks: int, parallelism: Parallelism) -> skews.Skew | None:
-    if options.skew is None:
+    if options.skew == "even" or (options.skew is None and workload.popularity is None):
         return None
-    source, batch = skews.parse(options.skew), rank_batch_of(workload, ranks, parallelism)
-    work, hashed = workload.work(history=options.history), options.ids == "hashed"
+    batch, hashed = rank_batch_of(workload, ranks, parallelism), options.ids == "hashed"
+    work = workload.work(history=options.history)
+    if options.skew is None and workload.popularity is not None:
+        exponent, origin = workload.popularity
+        return skews.zipf(work, batch, ranks, exponent, hashed=hashed, repeated=True, source=f" ({origin})")
+    source = skews.parse(options.skew or "")
     if isinstance(source, float):
         return skews.zipf(work, batch, ranks, source, hashed=hashed)
     return skews.counted(workload.ids(source, batch, ranks, options.skew_batches), work, batch, ranks, hashed=hashed)
@@ -195,10 +221,12 @@ def _write(out: Path, plan: dict[str, Any], text: str) -> None:
 
     content = plot(plan)
     if out.suffix == ".html":
-        style = "body{font:15px system-ui;max-width:70rem;margin:2rem auto;padding:0 1rem}pre{overflow-x:auto}"
+        style = "body{font:15px system-ui;max-width:75rem;margin:2rem auto;padding:0 1rem}pre{overflow-x:auto}"
         title = f"recperf plan: {escape(plan['workload'])} on {escape(plan['device'])}"
+        advice, _, rest = text.partition("\n\n\n")
         content = (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-            f"<h1>{title}</h1>{content[content.index('<svg') :]}<pre>{escape(text)}</pre></html>\n"
+            f"<h1>{title}</h1><pre>{escape(advice)}</pre>{content[content.index('<svg') :]}"
+            f"<pre>{escape(rest)}</pre></html>\n"
         )
     write_atomic(out, content.encode())

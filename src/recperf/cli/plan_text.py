@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""A plan as text: what to do, then the numbers of ranks, then the details."""
 
 from __future__ import annotations
 
@@ -11,55 +11,151 @@ from .terminal import table
 
 
 def as_text(plan: dict[str, Any]) -> str:
+    """Advice and the rest are two empty lines apart."""
     points, currency = plan["points"], plan["currency"]
-    lines = [f"{plan['workload']} on {plan['device']}, network {plan['network']}", ""]
-    if len(points) == 1:
-        return "\n".join([*lines, *_details(points[0], currency)])
-    lines += [table(_overview(points, currency)), ""]
-    if any(_extrapolated(point["target"]) for point in points):
-        lines += ["  ~ samples to the target are extrapolated beyond the published batch sizes", ""]
-    lines += [
-        f"  {point['ranks']:,} ranks: {_verdict(point['memory'])}"
-        for point in points
-        if point["memory"]["verdict"] != "fits"
+    preset = f" --preset {plan['preset']}" if plan["preset"] else ""
+    lines = [f"{plan['workload']}{preset} on {plan['device']}, network {plan['network']}", "", *_advice(plan), "", ""]
+    lines += [table(_overview(points, currency))]
+    if any(point["target"] and point["target"]["extrapolated"] for point in points):
+        lines += ["  ~ samples to the target are extrapolated beyond the published batch sizes"]
+    shown = plan["advice"]["configuration"] or points[-1]
+    lines += ["", f"details for {_count(shown['ranks'], 'rank')}", *_details(shown, plan["advice"]["tiers"])]
+    return "\n".join(lines)
+
+
+def _advice(plan: dict[str, Any]) -> list[str]:
+    advice = plan["advice"]
+    chosen = advice["configuration"]
+    if chosen is None:
+        largest = plan["points"][-1]
+        lines = [f"No number of ranks up to {largest['ranks']:,} fits: {_missing(largest)}."]
+    else:
+        lines = [_smallest(plan, chosen), *_rows(_facts(plan, chosen))]
+    return lines + _rows({"or": _alternative(plan)} if advice["tiers"] and advice["tiers"]["stores"] else {})
+
+
+def _alternative(plan: dict[str, Any]) -> str:
+    """One device, with its tables elsewhere."""
+    tiers, currency = plan["advice"]["tiers"], plan["currency"]
+    stores = tiers["stores"]
+    texts = []
+    for name, where in (("host", f"{size(tiers['table_bytes'])} of host memory"), ("file", "files")):
+        reached = stores[name]["target"]
+        target = f", {_reached(reached, currency)} to the target" if reached else ""
+        texts.append(f"in {where} {_band_time(stores[name]['step'])} a step{target}")
+    options = f"--train.batch-size {tiers['rank_batch']} --tables.placement"
+    return (
+        f"1 {plan['device']} with its tables {'; '.join(texts)}\n"
+        f"          recperf {plan['command']} {options} {'|'.join(stores)}"
+    )
+
+
+def _smallest(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
+    """Which number of devices to use."""
+
+    def devices(ranks: int, what: str, name: str = "") -> str:
+        return f"{ranks:,}{name} {'is' if ranks == 1 else 'are'} {what}"
+
+    tried = [point["ranks"] for point in plan["points"]]
+    fewer = max((ranks for ranks in tried if ranks < chosen["ranks"]), default=None)
+    name = f" {plan['device']}" + (f" on {chosen['nodes']:,} nodes" if chosen["nodes"] > 1 else "")
+    options = f" with {chosen['options']}" if chosen["options"] else ""
+    enough = devices(chosen["ranks"], f"enough{options}", name)
+    return f"{enough}." if fewer is None else f"{enough}; {devices(fewer, 'too few')}."
+
+
+def _facts(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
+    step, reached, memory = chosen["step"], chosen["target"], chosen["memory"]
+    facts = {
+        "run": _command(plan, chosen),
+        "step": f"{_band_time(step)}, {step['samples_per_s']:,.0f} samples/s",
+        "memory": f"{_memory_band(memory)} of {size(memory['limit_bytes'])} on the fullest rank",
+        "target": "not known: set --samples-to-target",
+        "cost": "not known: set --price, such as 4USD for a device and hour",
+    }
+    if reached:
+        samples = _band_number(reached["samples"])
+        parts = [f"{_time(reached['steps_seconds'])} of steps"]
+        if reached["evaluations"]:
+            evaluations = _count(round(reached["evaluations"]), "evaluation")
+            parts.append(f"{_time(reached['evaluations_seconds'])} of {evaluations}")
+        parts.append(f"{_time(reached['startup_seconds'])} of start-up")
+        facts["target"] = f"{_band_time(reached['seconds'])} for {samples} samples: {', '.join(parts)}"
+        if reached["cost"]:
+            facts["cost"] = _money(reached["cost"], plan["currency"])
+    limit, exposed = step["limit"], step["exposed"]
+    longest = max(exposed, key=lambda name: exposed[name])
+    sentence = TEXTS[limit]["sentence"].format(share=f"{step['shares'][limit]:.0%}", detail="")
+    facts["limit"] = f"{limit}: {sentence} The longest part is {longest}, {_time(exposed[longest])}."
+    changes = [
+        f"{one['options']}: {_band_time(one['step'])} a step, {one['step']['value'] / step['value'] - 1:+.0%}"
+        for one in plan["advice"]["changes"]
     ]
-    shown = next((point for point in points if point["memory"]["verdict"] == "fits"), points[0])
-    return "\n".join([*lines, "", f"details for {shown['ranks']:,} ranks", *_details(shown, currency)])
+    facts["change"] = "; or ".join(changes or ["no option of recperf run shortens the step by 2 % or more"])
+    larger = next((one for one in plan["points"] if one["ranks"] > chosen["ranks"] and one["target"]), None)
+    if larger:
+        devices = f"{larger['ranks']:,} {plan['device']}"
+        facts["change"] += f"; {devices} take {_reached(larger['target'], plan['currency'])} to the target"
+    return facts
+
+
+def _command(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
+    """What starts this configuration."""
+    run, ranks, nodes = plan["command"], chosen["ranks"], chosen["nodes"]
+    options = f" {chosen['options']}" if chosen["options"] else ""
+    end = f" --train.batch-size {chosen['global_batch']}{options}"
+    if nodes > 1:
+        return f"torchrun --nnodes {nodes} --nproc-per-node {plan['ranks_per_node']} -m recperf {run}{end}"
+    return f"recperf {run}{f' --ranks {ranks}' if ranks > 1 else ''}{end}"
+
+
+def _rows(facts: dict[str, str]) -> list[str]:
+    return [f"  {name:<7} {text}" for name, text in facts.items()]
 
 
 def _overview(points: list[dict[str, Any]], currency: str | None) -> list[list[str]]:
-    rows = [["ranks", "global batch", "step", "samples/s", "scaling", "to target", "cost", "fullest rank", "memory"]]
+    rows = [
+        ["ranks", "global batch", "step", "samples/s", "scaling", "to target", "cost", "memory of the fullest rank"]
+    ]
     for point in points:
-        reached = point["target"]
+        first = [f"{point['ranks']:,}", f"{point['global_batch']:,}"]
+        step, reached = point["step"], point["target"]
+        if step is None:
+            rows.append([*first, "-", "-", "-", "-", "-", _missing(point)])
+            continue
+        with_options = f", with {point['options']}" if point["options"] else ""
         rows.append(
             [
-                f"{point['ranks']:,}",
-                f"{point['global_batch']:,}",
-                _time(point["seconds"]),
-                f"{point['samples_per_s']:,.0f}",
+                *first,
+                _band_time(step),
+                f"{step['samples_per_s']:,.0f}",
                 f"{point['scaling']:.0%}",
-                f"{'~' if _extrapolated(reached) else ''}{reached['hours']:.2f} h" if reached else "-",
-                _money(reached, currency),
-                size(point["memory"]["bytes"]),
-                point["memory"]["verdict"],
+                f"{'~' if reached['extrapolated'] else ''}{_band_time(reached['seconds'])}" if reached else "-",
+                _money(reached["cost"], currency) if reached and reached["cost"] else "-",
+                f"{size(point['memory']['without_reuse_bytes'])}{with_options}",
             ]
         )
     return rows
 
 
-def _details(point: dict[str, Any], currency: str | None) -> list[str]:
-    lines = [
-        f"  {point['ranks']:,} ranks with {point['rank_batch']:,} samples each, global batch {point['global_batch']:,}"
-        f": {_time(point['seconds'])} per step, {point['samples_per_s']:,.0f} samples/s steady",
-        *_to_target(point["target"], currency),
-        "",
-        "one step",
-        table(_parts(point)),
-        f"  {_limit(point)}",
+def _missing(point: dict[str, Any]) -> str:
+    memory = point["memory"]
+    batch = memory["largest_global_batch"]
+    fits = f"--train.batch-size {batch} fits" if batch else "not even one sample fits"
+    return f"needs {size(memory['missing_bytes'])} more on rank {memory['fullest_rank']}; {fits}"
+
+
+def _details(point: dict[str, Any], tiers: dict[str, Any] | None) -> list[str]:
+    lines = [f"  {_count(point['rank_batch'], 'sample')} on each, global batch {point['global_batch']:,}"]
+    if point["target"]:
+        lines.append(f"  samples to the target: {point['target']['origin']}")
+    if point["step"]:
+        lines += ["", "one step", table(_parts(point["step"]))]
+    lines += [
         "",
         f"memory: {_verdict(point['memory'])}",
         table(_memory(point["memory"])),
-        *_tiers(point.get("tiers")),
+        *_tiers(tiers),
         "",
         "tables",
         table(
@@ -77,29 +173,12 @@ def _details(point: dict[str, Any], currency: str | None) -> list[str]:
     return [*lines, "", "sources of the figures", *(f"  {k:<14} {v}" for k, v in point["origins"].items())]
 
 
-def _to_target(reached: dict[str, Any] | None, currency: str | None) -> list[str]:
-    if reached is None:
-        return ["  time to the quality target is not known: set --samples-to-target"]
-    cost = f", {_money(reached, currency)}" if reached["cost"] is not None else ""
-    return [
-        f"  {number(reached['samples'])} samples to the quality target: {reached['hours']:.2f} h of training{cost}, "
-        f"without start-up and evaluation",
-        f"  ({reached['origin']})",
-    ]
-
-
-def _parts(point: dict[str, Any]) -> list[list[str]]:
+def _parts(step: dict[str, Any]) -> list[list[str]]:
     rows = [["part", "alone", "exposed", "share", "what"]]
-    for name, seconds in point["parts"].items():
-        left = point["exposed"][name]
-        rows.append([name, _time(seconds), _time(left), f"{left / point['seconds']:.1%}", PARTS[name]])
+    for name, seconds in step["parts"].items():
+        left = step["exposed"][name]
+        rows.append([name, _time(seconds), _time(left), f"{left / step['value']:.1%}", PARTS[name]])
     return rows
-
-
-def _limit(point: dict[str, Any]) -> str:
-    """What limits the step: the largest share, in the words of a profile."""
-    limit = point["limit"]
-    return f"{limit}: " + TEXTS[limit]["sentence"].format(share=f"{point['shares'][limit]:.0%}", detail="")
 
 
 def _memory(memory: dict[str, Any]) -> list[list[str]]:
@@ -111,58 +190,44 @@ def _memory(memory: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def _memory_band(memory: dict[str, Any]) -> str:
+    """With and without reuse of memory."""
+    low, high = size(memory["bytes"]), size(memory["without_reuse_bytes"])
+    return low if low == high else f"{low} to {high}"
+
+
 def _verdict(memory: dict[str, Any]) -> str:
-    text = (
-        f"{memory['verdict']}: rank {memory['fullest_rank']} peaks at {size(memory['bytes'])} ({memory['phase']}), "
-        f"{size(memory['without_reuse_bytes'])} if no memory is reused; {size(memory['limit_bytes'])} of "
-        f"{size(memory['device_bytes'])} can be used"
+    return (
+        f"{memory['verdict']}; rank {memory['fullest_rank']} peaks at {size(memory['bytes'])} ({memory['phase']}), "
+        f"{size(memory['without_reuse_bytes'])} if no memory is reused, {size(memory['limit_bytes'])} of "
+        f"{size(memory['device_bytes'])} can be used; its largest table is {memory['largest_table']}"
     )
-    if memory["verdict"] == "fits":
-        return text
-    text += f"; the largest table there is {memory['largest_table']}"
-    options = [
-        f"{one['options']} ({size(one['bytes'])}, {size(one['without_reuse_bytes'])} without reuse)"
-        for one in memory["remedies"]
-    ]
-    return text + (f"\n  fits with: {'; or '.join(options)}" if options else "\n  no other sharding makes it fit")
 
 
 def _tiers(tiers: dict[str, Any] | None) -> list[str]:
     if tiers is None:
         return []
-    room = f"{size(tiers['table_bytes'])} of rows beside a cache of {size(tiers['cache_bytes'])} on the device"
+    room = f"{size(tiers['table_bytes'])} of rows beside a cache of {size(tiers['cache_bytes'])}"
     lines = [
         "",
-        f"tables in tiers: {room}, which serves {tiers['served']:.1%} of {tiers['rows_per_step']:,.0f} rows a step",
+        f"tables in tiers on one device: {room}, which serves {tiers['served']:.1%} of "
+        f"{tiers['rows_per_step']:,.0f} rows a step",
         f"  ({tiers['origin']})",
     ]
     rows = [["tables in", "moved each way", "time", "step", "samples/s", "limited by"]]
     for name, one in tiers["stores"].items():
         moving = max(seconds for part, seconds in one["parts"].items() if part != "the device")
-        step = (_time(one["seconds"]), f"{one['samples_per_s']:,.0f}", one["limit"])
+        step = (_band_time(one["step"]), f"{one['samples_per_s']:,.0f}", one["limit"])
         rows.append([name, size(one["bytes_each_way"]), _time(moving), *step])
     return [*lines, table(rows)] if tiers["stores"] else lines
 
 
-def _skew(skew: dict[str, Any]) -> list[str]:
-    rows = [["table", "sharding", "dedup", "mean of ranks", "worst rank and batch", "worst / mean", "rank"]]
-    for one in skew["arrivals"]:
-        rows.append(
-            [
-                one["table"],
-                one["kind"],
-                "on" if one["dedup"] else "off",
-                size(one["mean"]),
-                size(one["worst"]),
-                f"{one['ratio']:.1f} x",
-                str(one["rank"]),
-            ]
-        )
-    limits = [["tables with skewed ids", "largest global batch that fits", "limited by"]]
-    for one in skew["limits"]:
-        more = "" if one["table"] else "more than "
-        limits.append([one["sharding"], f"{more}{one['global_batch']:,}", one["table"] or "-"])
-    return ["", "skew: data received by a rank in a step", table(rows), "", "largest batch", table(limits)]
+def _skew(arrivals: list[dict[str, Any]]) -> list[str]:
+    rows = [["table", "sharding", "mean of ranks", "worst rank and batch", "worst / mean", "rank"]]
+    for one in arrivals:
+        cells = (size(one["mean"]), size(one["worst"]), f"{one['ratio']:.1f} x", str(one["rank"]))
+        rows.append([one["table"], one["kind"], *cells])
+    return ["", "skew: data received by a rank in a step", table(rows)]
 
 
 def _failures(failures: dict[str, Any]) -> list[str]:
@@ -189,17 +254,45 @@ def _failures(failures: dict[str, Any]) -> list[str]:
 
 def _time(seconds: float) -> str:
     """Seconds in the unit a person would use."""
-    for unit, least in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= least:
-            return f"{seconds / least:,.1f} {unit}"
-    return f"{seconds * 1e6:,.1f} µs" if seconds else "0"
+    if not seconds:
+        return "0"
+    unit, least = _unit(seconds)
+    return f"{seconds / least:,.{_decimals(seconds / least)}f} {unit}"
 
 
-def _extrapolated(reached: dict[str, Any] | None) -> bool:
-    return reached is not None and "extrapolated" in reached["origin"]
+def _band_time(band: dict[str, float]) -> str:
+    """A time and its range, as in 632 ms (570 to 700)."""
+    unit, least = _unit(band["value"])
+    decimals = _decimals(band["value"] / least)
+    value, low, high = (f"{band[key] / least:,.{decimals}f}" for key in ("value", "low", "high"))
+    return f"{value} {unit} ({low} to {high})"
 
 
-def _money(reached: dict[str, Any] | None, currency: str | None) -> str:
-    if not reached or reached["cost"] is None:
-        return "-"
-    return f"{reached['cost']:,.2f}{' ' + currency if currency else ''}"
+def _unit(seconds: float) -> tuple[str, float]:
+    units = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
+    return next(((unit, least) for unit, least in units if seconds >= least), ("µs", 1e-6))
+
+
+def _decimals(value: float) -> int:
+    """Digits after the point that make three in all."""
+    return 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+
+
+def _band_number(band: dict[str, float]) -> str:
+    value, low, high = (number(band[key]) for key in ("value", "low", "high"))
+    return value if low == high else f"{value} ({low} to {high})"
+
+
+def _money(band: dict[str, float], currency: str | None) -> str:
+    decimals = _decimals(band["value"])
+    value, low, high = (f"{band[key]:,.{decimals}f}" for key in ("value", "low", "high"))
+    return f"{value}{' ' + currency if currency else ''} ({low} to {high})"
+
+
+def _reached(reached: dict[str, Any], currency: str | None) -> str:
+    cost = f" and {_money(reached['cost'], currency)}" if reached["cost"] else ""
+    return f"{'~' if reached['extrapolated'] else ''}{_band_time(reached['seconds'])}{cost}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -355,6 +355,8 @@ class Workload:
     """"module:Class" of the `Prepared` of several ranks; None where the workload runs in one process only."""
     plan: str | None = None
     """"module:function" that counts the work of a config for `recperf plan`."""
+    plan_preset: str | None = None
+    """Preset that `recperf plan` starts from where none is named; None: the first."""
     lookups: str | None = None
     """"module:function" that returns the `Lookups` of a config; None where every step changes all rows."""
     resolve: Callable[[Any], Any] = lambda config: config
@@ -372,7 +374,10 @@ class Workload:
 
     def planned(self, config: Any) -> PlannedWorkload:
         if self.plan is None:
-            raise UsageError(f"workload {self.name!r} does not count its work for recperf plan")
+            raise UsageError(
+                f"workload {self.name!r} does not count its work, so recperf plan cannot plan it",
+                fix="recperf plan dlrm-v4; docs/add-a-workload.md says how a workload counts its work",
+            )
         planned: PlannedWorkload = load(self.plan)(config)
         return planned
 

@@ -1,8 +1,11 @@
-"""What a skew costs under each kind of sharding, the largest batch that fits, and changes that make a plan fit."""
+"""What makes a plan fit, what makes its step shorter, and what a skew costs under each kind of sharding.
+
+Every change is an option of `recperf run`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,14 +18,15 @@ from .sharding import KINDS, Kind, KindOrAuto, Parallelism, place
 from .skew import Skew
 from .work import Work
 
-REMEDIES: tuple[Kind, ...] = ("column", "row", "table")
-"""In the order they are tried: columns help for any ids."""
+REMEDIES: tuple[Kind, ...] = ("row", "table", "column")
+"""In the order they are tried. Columns come last: each shard has its own row-wise Adagrad state, so that the training
+differs."""
 LARGEST_BATCH = 1 << 16
 """Largest rank batch in the search for the one that fits."""
-
-
 MOST_OVERRIDES = 4
 """Tables whose sharding a remedy changes at most."""
+NOTICEABLE = 0.02
+"""Changes that shorten a step by a smaller share are not mentioned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,6 @@ class Arrivals:
 
     table: str
     kind: Kind
-    dedup: bool
     mean: float
     """Over all batches and ranks."""
     worst: float
@@ -45,7 +48,7 @@ class Arrivals:
 
 
 def arrivals(work: Work, skew: Skew, batch: int, ranks: int, parallelism: Parallelism) -> list[Arrivals]:
-    """For each table with skewed ids, under each kind of sharding, with and without dedup."""
+    """For each table with skewed ids, under each kind of sharding."""
     number = HALF if parallelism.wire == "fp16" else FLOAT
     rows = []
     for table in work.tables:
@@ -53,100 +56,107 @@ def arrivals(work: Work, skew: Skew, batch: int, ranks: int, parallelism: Parall
             continue
         traffic = skew.traffic[table.name]
         for kind in KINDS:
-            for dedup in (False, True):
-                changed = replace(parallelism, sharding=kind, overrides={}, dedup=dedup)
-                (one,) = place((table,), ranks, skew, batch, changed)
-                bytes_NR = np.stack(
-                    [number * one.sent_R(traffic.batch(n), batch, dedup=dedup) for n in range(traffic.batches)]
+            (one,) = place((table,), ranks, skew, batch, replace(parallelism, sharding=kind, overrides={}))
+            bytes_NR = number * np.stack(
+                [one.sent_R(traffic.batch(n), batch, dedup=parallelism.dedup) for n in range(traffic.batches)]
+            )
+            at, rank = np.unravel_index(int(np.argmax(bytes_NR)), bytes_NR.shape)
+            rows.append(
+                Arrivals(
+                    table=table.name,
+                    kind=kind,
+                    mean=float(bytes_NR.mean()),
+                    worst=float(bytes_NR.max()),
+                    batch=int(at),
+                    rank=int(rank),
                 )
-                at, rank = np.unravel_index(int(np.argmax(bytes_NR)), bytes_NR.shape)
-                rows.append(
-                    Arrivals(
-                        table=table.name,
-                        kind=kind,
-                        dedup=dedup,
-                        mean=float(bytes_NR.mean()),
-                        worst=float(bytes_NR.max()),
-                        batch=int(at),
-                        rank=int(rank),
-                    )
-                )
+            )
     return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """The largest batch that fits in memory."""
+def largest_batch(plan: Prediction, parallelism: Parallelism, device: Device) -> int:
+    """The largest number of samples of a rank that fits, if the number of ids grows with the batch; 0: none. Distinct
+    ids grow more slowly, so that a larger batch may fit."""
 
-    sharding: str
-    rank_batch: int
-    """Samples of a rank; 0: not even one fits."""
-    table: str | None
-    """The largest table on the fullest rank for the next larger batch; None: the largest batch tried still fits."""
-
-
-def limit(plan: Prediction, parallelism: Parallelism, device: Device, sharding: str) -> Limit:
-    """The largest batch that fits if the number of ids grows with the batch. Distinct ids grow more slowly, so with
-    dedup a larger batch may fit."""
-
-    def at(batch: int) -> Memory:
+    def fits(batch: int) -> bool:
         skew = plan.skew.scaled(batch / plan.rank_batch)
         placed = place(plan.work.tables, plan.ranks, skew, batch, parallelism)
-        return memory_of(plan.work, placed, skew, batch, device, parallelism)
+        return memory_of(plan.work, placed, skew, batch, device, parallelism).fits
 
-    if at(LARGEST_BATCH).fits:
-        return Limit(sharding=sharding, rank_batch=LARGEST_BATCH, table=None)
+    if fits(LARGEST_BATCH):
+        return LARGEST_BATCH
     low, high = 0, 1
-    while at(high).fits:
+    while fits(high):
         low, high = high, 2 * high
     while high - low > max(1, low // 64):
         middle = (low + high) // 2
-        low, high = (middle, high) if at(middle).fits else (low, middle)
-    return Limit(sharding=sharding, rank_batch=low, table=at(high).largest_table)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
-def limits(plan: Prediction, parallelism: Parallelism, device: Device) -> list[Limit]:
-    """For each kind of sharding of the tables with skewed ids, with and without dedup."""
-    skewed = [table.name for table in plan.work.tables if table.skewed]
-    rows = []
-    for dedup in (False, True):
-        for kind in KINDS:
-            overrides = {**parallelism.overrides, **dict.fromkeys(skewed, kind)}
-            changed = replace(parallelism, overrides=overrides, dedup=dedup)
-            rows.append(limit(plan, changed, device, f"{kind}-wise, {'with' if dedup else 'without'} dedup"))
-    return rows
-
-
-def remedies(plan: Prediction, parallelism: Parallelism, device: Device, most: int = 3) -> list[tuple[str, Memory]]:
-    """Changes that make the plan fit, the smallest first: command-line options, and the memory with them."""
+def remedies(
+    plan: Prediction, parallelism: Parallelism, device: Device, most: int = 3
+) -> list[tuple[str, Parallelism, Memory]]:
+    """Changes that make the plan fit, the smallest first: options of `recperf run`, and the memory with them."""
     fitting = []
-    for options, changed in _changes(plan, parallelism):
+    for options, changed in _smaller(plan, parallelism):
         placed = place(plan.work.tables, plan.ranks, plan.skew, plan.rank_batch, changed)
         memory = memory_of(plan.work, placed, plan.skew, plan.rank_batch, device, changed)
         if memory.fits:
-            fitting.append((options, memory))
+            fitting.append((options, changed, memory))
         if len(fitting) == most:
             break
     return fitting
 
 
-def _changes(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
-    if parallelism.codec == "clamp-copy" and parallelism.wire == "fp16":
-        yield "--codec in-place", replace(parallelism, codec="in-place")
+def improvements(
+    plan: Prediction, parallelism: Parallelism, predicted: Callable[[Parallelism], Prediction], most: int = 3
+) -> list[tuple[str, Prediction]]:
+    """Changes that shorten the step and still fit, the best first: options of `recperf run`, and the step with them."""
+    if plan.ranks == 1:
+        return []
+    tried = [(options, predicted(changed)) for options, changed in _faster(parallelism)]
+    better = [one for one in tried if one[1].memory.fits and one[1].seconds <= (1 - NOTICEABLE) * plan.seconds]
+    return sorted(better, key=lambda one: one[1].seconds)[:most]
+
+
+def sharding_option(parallelism: Parallelism) -> str:
+    """The option of `recperf run` that selects this sharding."""
+    kinds = [parallelism.sharding, *(f"{name}={kind}" for name, kind in parallelism.overrides.items())]
+    return f"--distributed.sharding {','.join(kinds)}"
+
+
+def _smaller(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
+    """Changes that may need less memory."""
     if parallelism.wire == "fp32":
-        yield "--a2a fp16", replace(parallelism, wire="fp16")
+        yield "--distributed.all-to-all fp16", replace(parallelism, wire="fp16")
+    yield from _shardings(parallelism, ("auto", "row"))
     memory = plan.memory
-    tables = largest_tables(plan.placed, plan.skew, memory.batch, plan.rank_batch, parallelism.dedup, memory.fullest)[
-        :MOST_OVERRIDES
-    ]
-    for count in range(1, len(tables) + 1):
+    tables = largest_tables(plan.placed, plan.skew, memory.batch, plan.rank_batch, parallelism.dedup, memory.fullest)
+    for count in range(1, min(len(tables), MOST_OVERRIDES) + 1):
         for kind in REMEDIES:
-            overrides: dict[str, KindOrAuto] = {**parallelism.overrides, **dict.fromkeys(tables[:count], kind)}
-            options = " ".join(f"--shard {name}={kind}" for name in tables[:count])
-            yield options, replace(parallelism, overrides=overrides)
-    if not parallelism.dedup:
-        yield "--dedup on", replace(parallelism, dedup=True)
-    if parallelism.sharding != "auto" or parallelism.overrides:
-        yield "--sharding auto", replace(parallelism, sharding="auto", overrides={})
-    if not parallelism.dedup:
-        yield "--sharding auto --dedup on", replace(parallelism, sharding="auto", overrides={}, dedup=True)
+            overrides = {**parallelism.overrides, **dict.fromkeys(tables[:count], kind)}
+            changed = replace(parallelism, overrides=overrides)
+            yield sharding_option(changed), changed
+    if parallelism.wire == "fp32":
+        for options, changed in _shardings(parallelism, ("auto", "row")):
+            yield f"{options} --distributed.all-to-all fp16", replace(changed, wire="fp16")
+
+
+def _faster(parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
+    """Changes that may need less time."""
+    if parallelism.wire == "fp32":
+        yield "--distributed.all-to-all fp16", replace(parallelism, wire="fp16")
+    if not parallelism.pipelined:
+        yield "--distributed.pipeline", replace(parallelism, pipelined=True)
+    if not parallelism.overlapped:
+        yield "--distributed.overlap", replace(parallelism, overlapped=True)
+    yield from _shardings(parallelism, ("auto", "row", "table"))
+
+
+def _shardings(parallelism: Parallelism, kinds: tuple[KindOrAuto, ...]) -> Iterator[tuple[str, Parallelism]]:
+    """All tables sharded in another way."""
+    for kind in kinds:
+        changed = replace(parallelism, sharding=kind, overrides={})
+        if changed != parallelism:
+            yield sharding_option(changed), changed

@@ -11,8 +11,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREY, RED = "#4c6ef5", "#e8590c", "#868e96", "#e03131"
-SHADES = ("#adb5bd", "#74c0fc", "#339af0", "#1864ab", "#69db7c", "#2b8a3e", "#f783ac", "#ffa94d", "#e8590c", "#845ef7")
+BLUE, ORANGE, GREY = "#4c6ef5", "#e8590c", "#868e96"
+SHADES = (
+    "#adb5bd",
+    "#74c0fc",
+    "#339af0",
+    "#1864ab",
+    "#69db7c",
+    "#2b8a3e",
+    "#f783ac",
+    "#ffa94d",
+    "#e8590c",
+    "#845ef7",
+    "#212529",
+)
 
 
 def plot(plan: dict[str, Any]) -> str:
@@ -34,80 +46,102 @@ def _settings() -> Any:
 
 
 def figure(plan: dict[str, Any]) -> Figure:
-    """Six panels over the numbers of ranks."""
+    """Six panels over the numbers of ranks; those that do not fit are empty."""
     from matplotlib.figure import Figure
 
-    points = plan["points"]
     sheet = Figure(figsize=(12, 6.6), layout="constrained")
     panels = sheet.subplots(2, 3).flat
-    x = list(range(len(points)))
-    names = [f"{point['ranks']:,}" for point in points]
+    fitting = [(x, point) for x, point in enumerate(plan["points"]) if point["fits"]]
+    x, points = [x for x, _ in fitting], [point for _, point in fitting]
+    reached = [point["target"] for point in points]
+    known = bool(points) and all(reached)
     _speed(next(panels), points, x)
-    _line(next(panels), x, [100 * p["scaling"] for p in points], "scaling efficiency", "%")
+    _bands(next(panels), x, [point["step"] for point in points], "step", "ms", 1e3)
     _step(next(panels), points, x)
     _memory(next(panels), points, x)
-    reached = [point["target"] for point in points]
-    hours = [one["hours"] for one in reached] if all(reached) else None
-    cost = [one["cost"] for one in reached] if hours and reached[0]["cost"] is not None else None
-    _line(next(panels), x, hours, "time to the target", "hours")
-    _line(next(panels), x, cost, "cost to the target", plan["currency"] or "price units")
+    hours = [one["seconds"] for one in reached] if known else None
+    _bands(next(panels), x, hours, "time to the target", "hours", 1 / 3600)
+    cost = [one["cost"] for one in reached] if known and reached[0]["cost"] else None
+    _bands(next(panels), x, cost, "cost to the target", plan["currency"] or "price units")
+    names = [f"{point['ranks']:,}" for point in plan["points"]]
     for axes in sheet.axes:
-        axes.set_xticks(x, names, rotation=0 if len(x) < 9 else 45)
+        axes.set_xlim(-0.6, len(names) - 0.4)
+        axes.set_xticks(range(len(names)), names, rotation=0 if len(names) < 9 else 45)
         axes.set_xlabel("ranks")
         axes.spines[["top", "right"]].set_visible(False)
+        for missing in set(range(len(names))) - set(x):
+            across = axes.get_xaxis_transform()
+            axes.text(missing, 0.5, "does not fit", transform=across, color=GREY, rotation=90, ha="center", va="center")
     sheet.suptitle(f"{plan['workload']} on {plan['device']}, {plan['network']}: predicted, not measured")
     return sheet
 
 
 def _speed(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
-    speed = [point["samples_per_s"] for point in points]
+    axes.set_title("samples/s")
+    if not points:
+        return
+    speed = [point["step"]["samples_per_s"] for point in points]
+    low, high = ([one["global_batch"] / one["step"][bound] for one in points] for bound in ("high", "low"))
     ideal = [speed[0] / points[0]["ranks"] * point["ranks"] for point in points]
     axes.plot(x, ideal, color=GREY, ls="--", label="linear scaling")
-    axes.plot(x, speed, color=BLUE, marker="o", label="predicted")
+    _with_band(axes, x, speed, low, high, label="predicted")
     axes.set_yscale("log")
-    axes.set_title("samples/s")
     axes.legend(frameon=False)
 
 
-def _line(axes: Axes, x: list[int], values: list[float] | None, title: str, unit: str) -> None:
+def _bands(
+    axes: Axes, x: list[int], bands: list[dict[str, float]] | None, title: str, unit: str, factor: float = 1.0
+) -> None:
     axes.set_title(title)
-    if values is None:
+    if not bands:
         axes.set_yticks([])
-        axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center", color=GREY)
+        if bands is None:
+            axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center", color=GREY)
         return
-    axes.plot(x, values, color=BLUE, marker="o")
-    axes.set_ylim(0, 1.1 * max(values))
+    value, low, high = ([factor * band[key] for band in bands] for key in ("value", "low", "high"))
+    _with_band(axes, x, value, low, high)
+    axes.set_ylim(0, 1.1 * max(high))
     axes.set_ylabel(unit)
+
+
+def _with_band(axes: Axes, x: list[int], value: list[float], low: list[float], high: list[float], **style: Any) -> None:
+    below = [a - b for a, b in zip(value, low)]
+    above = [b - a for a, b in zip(value, high)]
+    axes.errorbar(x, value, yerr=[below, above], color=BLUE, marker="o", capsize=4, elinewidth=1, **style)
 
 
 def _step(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
     """Exposed parts, stacked; those below 1 % of the step everywhere are shown as one."""
+    axes.set_title("step, exposed parts")
+    axes.set_ylabel("ms")
+    if not points:
+        return
+    steps = [point["step"] for point in points]
     bottom = [0.0] * len(x)
     small = [0.0] * len(x)
-    for shade, name in zip(SHADES, points[0]["exposed"]):
-        ms = [1e3 * point["exposed"][name] for point in points]
-        if all(value < 10 * point["seconds"] for value, point in zip(ms, points)):
+    for shade, name in zip(SHADES, steps[0]["exposed"]):
+        ms = [1e3 * step["exposed"][name] for step in steps]
+        if all(value < 10 * step["value"] for value, step in zip(ms, steps)):
             small = [a + b for a, b in zip(small, ms)]
             continue
         axes.bar(x, ms, bottom=bottom, color=shade, label=name, width=0.7)
         bottom = [a + b for a, b in zip(bottom, ms)]
     if any(small):
         axes.bar(x, small, bottom=bottom, color=GREY, label="other", width=0.7)
-    axes.set_title("step, exposed parts")
-    axes.set_ylabel("ms")
     axes.set_ylim(top=1.6 * max(a + b for a, b in zip(bottom, small)))
     axes.legend(frameon=False, fontsize=7, ncols=2, loc="upper left")
 
 
 def _memory(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
-    gib = [point["memory"]["bytes"] / 2**30 for point in points]
-    limit = [point["memory"]["limit_bytes"] / 2**30 for point in points]
-    fits = [point["memory"]["verdict"] != "does not fit" for point in points]
-    without_reuse = [point["memory"]["without_reuse_bytes"] / 2**30 for point in points]
-    axes.bar(x, without_reuse, color="#dbe4ff", width=0.7, label="without reuse")
-    axes.bar(x, gib, color=[BLUE if one else RED for one in fits], width=0.7)
-    axes.step(x, limit, where="mid", color=ORANGE, ls="--", label="usable")
-    axes.set_ylim(0, 1.25 * max(*without_reuse, *limit))
     axes.set_title("memory of the fullest rank")
     axes.set_ylabel("GiB")
-    axes.legend(frameon=False)
+    if not points:
+        return
+    gib = [point["memory"]["bytes"] / 2**30 for point in points]
+    limit = [point["memory"]["limit_bytes"] / 2**30 for point in points]
+    without_reuse = [point["memory"]["without_reuse_bytes"] / 2**30 for point in points]
+    axes.bar(x, without_reuse, color="#dbe4ff", width=0.7, label="without reuse")
+    axes.bar(x, gib, color=BLUE, width=0.7, label="with reuse")
+    axes.axhline(min(limit), color=ORANGE, ls="--", label="usable")
+    axes.set_ylim(0, 1.35 * max(*without_reuse, *limit))
+    axes.legend(frameon=False, ncols=3, fontsize=8, loc="upper center")

@@ -9,8 +9,8 @@ an id that occurs several times in a rank's batch is requested once; several ran
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -29,6 +29,8 @@ DENSE = 16
 """Ids are counted without sorting while their largest value is below this many times their number."""
 DRAWN_BATCHES = 16
 """Batches drawn from a power law; the worst of them decides."""
+HEAD, TAIL = 1024, 2048
+"""A power law has a probability for each of its most popular rows, and one for each of so many kinds of other rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,8 @@ class Skew:
     """Mean events of a history, where batches of a dataset were counted."""
     exponent: float | None = None
     """Of the power law that ids were drawn from."""
+    draws: Mapping[str, float] = field(default_factory=dict)
+    """Independent draws from it that a rank's batch has the different ids of, by table."""
 
     def distinct_per_sample(self, batch: int) -> dict[str, float]:
         """Different ids in a rank's batch for each of its samples, by table; empty unless a dataset was counted."""
@@ -90,25 +94,52 @@ def even(work: Work, batch: int, ranks: int) -> Skew:
     return Skew({table.name: _even(table, batch, ranks) for table in work.tables}, "assumed: ids spread evenly", 1)
 
 
-def zipf(work: Work, batch: int, ranks: int, exponent: float, *, hashed: bool = False, seed: int = 0) -> Skew:
-    """Row k of a table has a probability proportional to k ** -exponent; hashed crosses are spread evenly."""
+def zipf(
+    work: Work,
+    batch: int,
+    ranks: int,
+    exponent: float,
+    *,
+    hashed: bool = False,
+    repeated: bool = False,
+    source: str = "",
+    seed: int = 0,
+) -> Skew:
+    """Row k of a table has a probability proportional to k ** -exponent; hashed crosses are spread evenly. A rank draws
+    its ids independently; with `repeated`, only as many of them as give the distinct rows that the workload states: in
+    the order of training a batch has many samples of one user, whose histories share most ids."""
     within(0.0, exponent, 20.0, "skew exponent")
-    traffic = {}
+    traffic, draws = {}, {}
     for table in work.tables:
         if table.skewed:
-            traffic[table.name] = _drawn(table, exponent, round(table.ids * batch), ranks, hashed, seed)
+            ids = round(table.ids * batch)
+            drawn = _draws(table, exponent, table.distinct(batch), ids) if repeated else float(ids)
+            draws[table.name] = drawn
+            traffic[table.name] = _drawn(table, exponent, ids, drawn, ranks, hashed, seed)
         else:
             traffic[table.name] = _even(table, batch, ranks)
     place = "spread by a hash" if hashed else "in the first rows of their tables"
-    origin = f"Zipf with exponent {exponent:g}, popular ids {place}"
-    return Skew(traffic, origin, DRAWN_BATCHES, exponent=exponent)
+    origin = f"Zipf with exponent {exponent:g}{source}, popular ids {place}"
+    return Skew(traffic, origin, DRAWN_BATCHES, exponent=exponent, draws=draws)
 
 
-@lru_cache(maxsize=4)
-def popularity(rows: int, exponent: float) -> Counts:
-    """Probability of each row of a table, the most popular first."""
-    share_K = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
-    return np.asarray(share_K / share_K.sum())
+def kinds(rows: int, exponent: float, blocks: int = 1) -> tuple[Counts, Counts, NDArray[np.int64]]:
+    """Rows of about equal popularity, the most popular first: how many each kind has, the probability of one of them,
+    and its first row. No kind crosses the border of one of `blocks` blocks of rows."""
+    head = min(rows, HEAD)
+    borders = np.minimum(-(-rows // blocks) * np.arange(blocks + 1), rows) + 1
+    tail = np.geomspace(head + 1, rows + 1, TAIL).astype(np.int64)
+    edges = np.unique(np.concatenate([np.arange(1, head + 1), tail, borders]))
+    # Sums of k ** -exponent over all rows before an edge: the first ones exactly, then by the Euler-Maclaurin formula.
+    first = np.concatenate([[0.0], np.cumsum(np.arange(1.0, head + 1) ** -exponent)])
+    after = np.maximum(edges - 0.5, head + 0.5)
+    if exponent == 1.0:
+        integral = np.log(after / (head + 0.5))
+    else:
+        integral = (after ** (1 - exponent) - (head + 0.5) ** (1 - exponent)) / (1 - exponent)
+    before = first[np.minimum(edges - 1, head)] + integral
+    count_K = np.diff(edges).astype(np.float64)
+    return count_K, np.diff(before) / before[-1] / count_K, edges[:-1] - 1
 
 
 def parse(text: str) -> float | Path:
@@ -138,20 +169,41 @@ def _even(table: Table, batch: int, ranks: int) -> Traffic:
     return Traffic(*(np.full((1, ranks), value / ranks) for value in (total, unique, touched)))
 
 
-def _drawn(table: Table, exponent: float, ids: int, ranks: int, hashed: bool, seed: int) -> Traffic:
-    """Each rank's batch draws `ids` ids independently."""
-    share_K = popularity(table.rows, exponent)
-    owner_K = owners(np.arange(table.rows), table, ranks, hashed=hashed)
+def _draws(table: Table, exponent: float, distinct: float, ids: int) -> float:
+    """Independent draws whose expected number of different rows is `distinct`; at most `ids`."""
+    count_K, share_K, _ = kinds(table.rows, exponent)
+    never_K = _never(share_K)
+    low, high = 0.0, float(ids)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if count_K @ -np.expm1(middle * never_K) >= distinct else (middle, high)
+    return high
+
+
+def _never(share_K: Counts) -> Counts:
+    """Logarithm of the probability that a draw is another row."""
+    return np.asarray(np.log1p(-np.minimum(share_K, 1 - 1e-12)))
+
+
+def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int, hashed: bool, seed: int) -> Traffic:
+    """Each rank's batch has `ids` ids, with as many different ones as `draws` independent draws."""
+    count_K, share_K, first_K = kinds(table.rows, exponent, 1 if hashed else ranks)
+    single_K = count_K == 1
+    owner_K = owners(first_K, table, ranks, hashed=hashed)
 
     def by_rank(values_K: Counts) -> Counts:
-        return np.asarray(np.bincount(owner_K, values_K, minlength=ranks), np.float64)
+        if not hashed:
+            return np.asarray(np.bincount(owner_K, values_K, minlength=ranks), np.float64)
+        # A hash spreads the many rows of a kind evenly.
+        spread = float(values_K[~single_K].sum()) / ranks
+        return np.asarray(np.bincount(owner_K[single_K], values_K[single_K], minlength=ranks) + spread, np.float64)
 
     # Rounding must not make the probabilities add up to more than one.
-    mass_R = by_rank(share_K)
+    mass_R = by_rank(count_K * share_K)
     mass_R /= mass_R.sum()
-    never_K = np.log1p(-np.minimum(share_K, 1 - 1e-12))
-    unique_R = ranks * by_rank(-np.expm1(ids * never_K))
-    touched_R = by_rank(-np.expm1(ids * ranks * never_K))
+    never_K = _never(share_K)
+    unique_R = ranks * by_rank(count_K * -np.expm1(draws * never_K))
+    touched_R = by_rank(count_K * -np.expm1(draws * ranks * never_K))
     raw_NR = np.random.default_rng(seed).multinomial(ids * ranks, mass_R, size=DRAWN_BATCHES).astype(np.float64)
     shape = raw_NR.shape
     return Traffic(raw_NR, np.minimum(raw_NR, np.broadcast_to(unique_R, shape)), np.broadcast_to(touched_R, shape))

@@ -1,7 +1,8 @@
-"""A plan for one number of ranks as plain values: what `recperf plan --json` prints."""
+"""A plan as plain values: what `recperf plan --json` prints. docs/planning.md lists its fields."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,11 +10,19 @@ import numpy as np
 
 from . import advice, failures, target, tiers
 from .devices import Device, Network
-from .network import ranks_on_node
+from .network import node_count, ranks_on_node
 from .predict import Prediction, predict
 from .sharding import Parallelism
 from .skew import Skew
+from .target import Band
 from .work import PlannedWorkload
+
+MOST_RANKS = 1024
+"""Where the search for a number of ranks that fits ends."""
+LARGER = 2
+"""How many larger numbers of ranks the table shows after the smallest that fits."""
+EVALUATED = ("input", "ids all-to-all", "lookup", "rows all-to-all", "dense forward")
+"""Parts of a step that an evaluation has too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +31,10 @@ class Question:
 
     samples_to_target: float | None = None
     """Samples to the quality target. Default: the published number, where one applies."""
+    evaluation: bool = True
+    """Count the evaluations on the way to the target, where their number is known."""
+    startup_seconds: float = 25.0
+    """Seconds before the first step. The default is the most that published runs took to initialise."""
     mtbf_hours: float | None = None
     """Mean hours between failures; simulates the goodput."""
     mtbf_of: Literal["device", "cluster"] = "device"
@@ -39,112 +52,226 @@ class Question:
     estimated from --skew."""
 
 
-def plan_point(
-    workload: PlannedWorkload,
-    ranks: int,
-    device: Device,
-    network: Network,
-    parallelism: Parallelism,
-    question: Question,
-    *,
-    price: float | None = None,
-    skew: Skew | None = None,
-    history: float | None = None,
-    cache_bytes: int | None = None,
-    tiered: bool = False,
-) -> dict[str, Any]:
-    """Everything about one number of ranks; `price` is that of one device for an hour. Tables that do not fit into one
-    device, or should not, are also priced in tiers."""
-    plan = predict(workload, ranks, device, network, parallelism, skew=skew, history=history)
-    share = device.share(ranks_on_node(ranks, network))
-    point = _step(plan, parallelism)
-    if not plan.memory.fits:
-        point["memory"]["remedies"] = [
-            {"options": options, "bytes": memory.peak, "without_reuse_bytes": memory.without_reuse}
-            for options, memory in advice.remedies(plan, parallelism, share)
-        ]
-    # Ranks hold their shards in the memory of their devices.
-    if ranks == 1 and (tiered or not plan.memory.fits):
-        point["tiers"] = tiers.price(plan, share, cache_bytes=cache_bytes, served=question.served)
-    if skew is not None:
-        arrivals = advice.arrivals(plan.work, plan.skew, plan.rank_batch, ranks, parallelism)
-        limits = advice.limits(plan, parallelism, share)
-        point["skew"] = {
-            "arrivals": [{**vars(one), "ratio": one.ratio} for one in arrivals],
-            "limits": [{**vars(one), "global_batch": one.rank_batch * ranks} for one in limits],
-        }
-    point["target"] = _target(workload, plan, question.samples_to_target, price)
-    point["failures"] = _failures(ranks, point["target"], question)
-    return point
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Everything that a plan depends on, except the number of ranks."""
+
+    workload: PlannedWorkload
+    device: Device
+    network: Network
+    parallelism: Parallelism
+    question: Question
+    skew: Callable[[int], Skew | None]
+    """The ids of that many ranks; None: spread evenly."""
+    history: float | None = None
+    price: float | None = None
+    """Price of one device for an hour."""
+    cache_bytes: int | None = None
+    """Device memory for a cache of rows, where tables are in tiers; None: what the rest leaves free."""
+    tiered: bool = False
+    """Tables are in tiers even if they fit into the device."""
+    detailed_skew: bool = False
+    """Add what each rank receives under each kind of sharding."""
+
+    def predictor(self, ranks: int) -> Callable[[Parallelism], Prediction]:
+        """Predicts a step of that many ranks for any way to distribute it."""
+        skew = self.skew(ranks)
+        history = skew.mean_history if self.history is None and skew is not None else self.history
+
+        def predicted(parallelism: Parallelism) -> Prediction:
+            return predict(self.workload, ranks, self.device, self.network, parallelism, skew=skew, history=history)
+
+        return predicted
+
+    def share(self, ranks: int) -> Device:
+        """The device as each of that many ranks has it."""
+        return self.device.share(ranks_on_node(ranks, self.network))
 
 
-def with_scaling(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each point with its samples per second and device, relative to the first point."""
-    first = points[0]["samples_per_s"] / points[0]["ranks"]
-    return [{**point, "scaling": point["samples_per_s"] / point["ranks"] / first} for point in points]
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A step of some number of ranks, with the options that it needs to fit."""
+
+    plan: Prediction
+    parallelism: Parallelism
+    options: str
+    """Options of `recperf run` that make it fit; empty where it fits without, or not at all."""
+    predicted: Callable[[Parallelism], Prediction]
+
+    @property
+    def fits(self) -> bool:
+        return self.plan.memory.fits
 
 
-def _step(plan: Prediction, parallelism: Parallelism) -> dict[str, Any]:
-    memory = plan.memory
-    rank = memory.fullest
+def plan(setting: Setting, counts: Sequence[int] | None = None) -> dict[str, Any]:
+    """Points for these numbers of ranks, or for the smallest that fits, all powers of two below it and some above; and
+    the advice that follows from them."""
+    candidates = list(_search(setting)) if counts is None else [_candidate(setting, ranks) for ranks in counts]
+    fitting = [one for one in candidates if one.fits]
+    if not fitting and counts is not None:
+        fitting = [one for one in _search(setting, first=2 * max(counts), larger=0) if one.fits]
+    smallest = min(fitting, key=lambda one: one.plan.ranks, default=None)
+    points = [_point(setting, one, smallest) for one in candidates]
+    return {"advice": _advice(setting, smallest), "points": points}
+
+
+def _search(setting: Setting, *, first: int = 1, larger: int = LARGER) -> Iterator[Candidate]:
+    """Doubles the number of ranks until one fits, and a few times more."""
+    most = MOST_RANKS if setting.parallelism.rank_batch else min(MOST_RANKS, setting.workload.batch_size)
+    ranks, after = first, 0
+    while ranks <= most and after <= larger:
+        candidate = _candidate(setting, ranks)
+        yield candidate
+        after += bool(after or candidate.fits)
+        ranks *= 2
+
+
+def _candidate(setting: Setting, ranks: int) -> Candidate:
+    predicted, parallelism = setting.predictor(ranks), setting.parallelism
+    plain = predicted(parallelism)
+    if not plain.memory.fits:
+        for options, changed, _ in advice.remedies(plain, parallelism, setting.share(ranks), most=1):
+            return Candidate(predicted(changed), changed, options, predicted)
+    return Candidate(plain, parallelism, "", predicted)
+
+
+def _advice(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
+    """The smallest configuration that fits, what shortens its step, and one device with tables in tiers."""
     return {
-        "ranks": plan.ranks,
+        "configuration": None if smallest is None else _point(setting, smallest, smallest),
+        "changes": []
+        if smallest is None
+        else [
+            {"options": options, "step": _band(better).as_json()}
+            for options, better in advice.improvements(smallest.plan, smallest.parallelism, smallest.predicted)
+        ],
+        "tiers": _tiers(setting, smallest),
+    }
+
+
+def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | None:
+    """One device with tables in host memory or in files, where it cannot hold them, or should not."""
+    too_small = not setting.device.shared and (smallest is None or smallest.plan.ranks > 1)
+    if not (too_small or setting.tiered):
+        return None
+    plan = setting.predictor(1)(setting.parallelism)
+    priced = tiers.price(
+        plan, setting.share(1), _band(plan), cache_bytes=setting.cache_bytes, served=setting.question.served
+    )
+    for store in priced["stores"].values():
+        step = Band(*store["step"].values())
+        forward = _forward(plan) * step.value / plan.seconds
+        store["target"] = _target(setting, plan, step, forward)
+    return {"rank_batch": plan.rank_batch, **priced}
+
+
+def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -> dict[str, Any]:
+    """One number of ranks; what does not fit has neither time nor cost."""
+    plan, parallelism, ranks = candidate.plan, candidate.parallelism, candidate.plan.ranks
+    point: dict[str, Any] = {
+        "ranks": ranks,
+        "nodes": node_count(ranks, setting.network),
         "rank_batch": plan.rank_batch,
         "global_batch": plan.global_batch,
-        "seconds": plan.seconds,
+        "fits": candidate.fits,
+        "options": candidate.options,
+        "step": None,
+        "scaling": None,
+        "target": None,
+        "failures": None,
+        "memory": _memory(plan),
+        "tables": _tables(plan),
+        "origins": plan.origins,
+    }
+    if not candidate.fits or smallest is None:
+        largest = advice.largest_batch(plan, parallelism, setting.share(ranks))
+        point["memory"]["largest_global_batch"] = largest * ranks
+        return point
+    step = _band(plan)
+    point["step"] = {
+        **step.as_json(),
         "samples_per_s": plan.samples_per_s,
         "parts": plan.parts,
         "exposed": plan.exposed,
         "limit": max(plan.shares, key=lambda limit: plan.shares[limit]),
         "shares": plan.shares,
-        "memory": {
-            "verdict": memory.verdict,
-            "fullest_rank": rank,
-            "phase": memory.phase,
-            "largest_table": memory.largest_table,
-            "bytes": memory.peak,
-            "without_reuse_bytes": memory.without_reuse,
-            "limit_bytes": memory.limit,
-            "device_bytes": memory.device_bytes,
-            "parts": {name: float(bytes_R[rank]) for name, bytes_R in memory.parts_R.items()},
-            "parts_least": {name: float(bytes_R.min()) for name, bytes_R in memory.parts_R.items()},
-            "parts_mean": {name: float(bytes_R.mean()) for name, bytes_R in memory.parts_R.items()},
-            "by_rank": [float(bytes_) for bytes_ in memory.total_R],
-        },
-        "tables": [
-            {
-                "name": one.table.name,
-                "kind": one.kind,
-                "ranks": int(np.count_nonzero(one.width_R)),
-                "bytes": one.table.bytes,
-                "most_bytes_a_rank": int(one.weight_R.max()),
-                "why": one.why,
-            }
-            for one in plan.placed
-        ],
-        "choices": {
-            "a2a": parallelism.wire,
-            "codec": parallelism.codec,
-            "dedup": parallelism.dedup,
-            "pipelined": parallelism.pipelined,
-            "overlapped": parallelism.overlapped,
-        },
-        "origins": plan.origins,
+    }
+    point["scaling"] = plan.samples_per_s / ranks / (smallest.plan.samples_per_s / smallest.plan.ranks)
+    point["target"] = _target(setting, plan, step, _forward(plan))
+    point["failures"] = _failures(ranks, point["target"], setting.question)
+    if setting.detailed_skew:
+        rows = advice.arrivals(plan.work, plan.skew, plan.rank_batch, ranks, parallelism)
+        point["skew"] = [{**vars(one), "ratio": one.ratio} for one in rows]
+    return point
+
+
+def _band(plan: Prediction) -> Band:
+    return Band(plan.seconds, getattr(plan, "low", plan.seconds), getattr(plan, "high", plan.seconds))
+
+
+def _forward(plan: Prediction) -> float:
+    """Seconds of a step of an evaluation."""
+    return sum(plan.exposed[part] for part in EVALUATED)
+
+
+def _memory(plan: Prediction) -> dict[str, Any]:
+    memory = plan.memory
+    rank = memory.fullest
+    return {
+        "verdict": memory.verdict,
+        "fullest_rank": rank,
+        "phase": memory.phase,
+        "largest_table": memory.largest_table,
+        "bytes": memory.peak,
+        "without_reuse_bytes": memory.without_reuse,
+        "limit_bytes": memory.limit,
+        "device_bytes": memory.device_bytes,
+        "missing_bytes": max(0.0, memory.without_reuse - memory.limit),
+        "parts": {name: float(bytes_R[rank]) for name, bytes_R in memory.parts_R.items()},
+        "parts_least": {name: float(bytes_R.min()) for name, bytes_R in memory.parts_R.items()},
+        "parts_mean": {name: float(bytes_R.mean()) for name, bytes_R in memory.parts_R.items()},
+        "by_rank": [float(bytes_) for bytes_ in memory.total_R],
     }
 
 
-def _target(
-    workload: PlannedWorkload, plan: Prediction, requested: float | None, price: float | None
-) -> dict[str, Any] | None:
-    samples = target.samples_to_target(workload.published_samples, plan.global_batch, requested)
+def _tables(plan: Prediction) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": one.table.name,
+            "kind": one.kind,
+            "ranks": int(np.count_nonzero(one.width_R)),
+            "bytes": one.table.bytes,
+            "most_bytes_a_rank": int(one.weight_R.max()),
+            "why": one.why,
+        }
+        for one in plan.placed
+    ]
+
+
+def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> dict[str, Any] | None:
+    workload, question = setting.workload, setting.question
+    samples = target.samples_to_target(workload.published_samples, plan.global_batch, question.samples_to_target)
     if samples is None:
         return None
-    hours = target.hours(samples.count, plan.samples_per_s)
+    training = target.training(
+        samples,
+        step,
+        forward,
+        plan.global_batch,
+        evaluations=workload.evaluations if question.evaluation else None,
+        startup=question.startup_seconds,
+    )
+    cost = None if setting.price is None else target.cost(training.seconds, plan.ranks, setting.price)
     return {
-        "samples": samples.count,
+        "samples": samples.count.as_json(),
         "origin": samples.origin,
-        "hours": hours,
-        "cost": None if price is None else target.cost(hours, plan.ranks, price),
+        "extrapolated": samples.extrapolated,
+        "seconds": training.seconds.as_json(),
+        "steps_seconds": training.steps,
+        "evaluations": training.evaluations,
+        "evaluations_seconds": training.evaluation,
+        "startup_seconds": training.startup,
+        "cost": None if cost is None else cost.as_json(),
     }
 
 
@@ -155,7 +282,7 @@ def _failures(ranks: int, reached: dict[str, Any] | None, question: Question) ->
         mtbf_s=failures.mtbf_of(question.mtbf_hours, ranks, question.mtbf_of),
         checkpoint_s=question.checkpoint_seconds,
         restart_s=question.restart_seconds,
-        work_s=3600 * reached["hours"] if reached else 0.0,
+        work_s=reached["seconds"]["value"] if reached else 0.0,
         interval_s=question.interval_seconds,
     )
     return {

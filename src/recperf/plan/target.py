@@ -1,36 +1,76 @@
-"""How many samples reach the quality target, how long that takes and what it costs."""
+"""How many samples reach the quality target, how long that takes and what it costs, each with its error band."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..config import within
+from .work import Evaluations, Spread
+
+
+class Band(NamedTuple):
+    """A figure and the range that should contain the truth."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Band:
+        return Band(factor * self.value, factor * self.low, factor * self.high)
+
+    def as_json(self) -> dict[str, float]:
+        return self._asdict()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    count: float
+    """Samples to the quality target."""
+
+    count: Band
     origin: str
+    extrapolated: bool = False
 
 
-def samples_to_target(published: Mapping[int, float], global_batch: int, given: float | None = None) -> Samples | None:
-    """The given number, or one from the published numbers by global batch size; None where nothing is known."""
-    if given is not None:
-        within(1.0, given, 1e18, "samples to target")
-        return Samples(count=given, origin="given")
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Seconds of a training to the target, its evaluations and its start included."""
+
+    seconds: Band
+    steps: float
+    """Seconds of its steps."""
+    evaluations: float
+    """Number of its evaluations."""
+    evaluation: float
+    """Seconds of its evaluations."""
+    startup: float
+    """Seconds before the first step."""
+
+
+def samples_to_target(
+    published: Mapping[int, Spread], global_batch: int, requested: float | None = None
+) -> Samples | None:
+    """The requested number, or one from the published numbers by global batch size; None where nothing is known."""
+    if requested is not None:
+        within(1.0, requested, 1e18, "samples to target")
+        return Samples(count=Band(requested, requested, requested), origin="--samples-to-target")
     if not published:
         return None
-    points = ", ".join(f"{count / 1e6:.1f} M at {batch:,}" for batch, count in sorted(published.items()))
-    origin = f"published by global batch: {points}"
+    points = ", ".join(f"{runs.mean / 1e6:.1f} M at {batch:,}" for batch, runs in sorted(published.items()))
+    origin = f"published means by global batch: {points}; the range is that of the runs"
+    least, mean, most = (_interpolated({b: runs[n] for b, runs in published.items()}, global_batch) for n in range(3))
     if global_batch in published:
-        return Samples(count=published[global_batch], origin=origin)
+        return Samples(count=Band(mean, least, most), origin=origin)
     if min(published) <= global_batch <= max(published):
-        origin += "; interpolated in the logarithm of the batch"
-    else:
-        origin += "; extrapolated beyond them, so unreliable"
-    return Samples(count=_interpolated(published, global_batch), origin=origin)
+        return Samples(count=Band(mean, least, most), origin=f"{origin}, interpolated in the logarithm of the batch")
+    # A larger batch never needs fewer samples, nor more steps.
+    nearest = min(published) if global_batch < min(published) else max(published)
+    steps = global_batch / nearest
+    low, high = (published[nearest].least * min(1.0, steps), published[nearest].most * max(1.0, steps))
+    origin += "; extrapolated beyond them: the range reaches from as many samples to as many steps as at the nearest"
+    return Samples(count=Band(mean, low, high), origin=origin, extrapolated=True)
 
 
 def _interpolated(published: Mapping[int, float], global_batch: int) -> float:
@@ -44,11 +84,48 @@ def _interpolated(published: Mapping[int, float], global_batch: int) -> float:
     return float(low_count * (high_count / low_count) ** share)
 
 
-def hours(samples: float, samples_per_s: float) -> float:
-    return samples / samples_per_s / 3600
+def training(
+    samples: Samples,
+    step: Band,
+    forward: float,
+    global_batch: int,
+    *,
+    evaluations: Evaluations | None,
+    startup: float,
+) -> Training:
+    """`step` and `forward` are the seconds of a step and of its forward pass. The spread of the convergence and the
+    error of the step are independent: their logarithms are added as squares."""
+
+    def evaluated(count: float) -> float:
+        if evaluations is None:
+            return 0.0
+        every = evaluations.every(global_batch)
+        return max(1.0, count / every - math.ceil(evaluations.first(global_batch) / every) + 1)
+
+    steps_of_evaluation = math.ceil(evaluations.samples / global_batch) if evaluations else 0
+
+    def seconds(count: float, slower: float = 1.0) -> float:
+        evaluating = evaluated(count) * steps_of_evaluation * forward
+        return slower * (count / global_batch * step.value + evaluating) + startup
+
+    count, value = samples.count, seconds(samples.count.value)
+    low = _combined(value, seconds(count.low), seconds(count.value, step.low / step.value))
+    high = _combined(value, seconds(count.high), seconds(count.value, step.high / step.value))
+    return Training(
+        seconds=Band(value, value / low, value * high),
+        steps=count.value / global_batch * step.value,
+        evaluations=evaluated(count.value),
+        evaluation=evaluated(count.value) * steps_of_evaluation * forward,
+        startup=startup,
+    )
 
 
-def cost(hours_: float, ranks: int, price: float) -> float:
-    """Price of the training at a price for one device and hour."""
+def _combined(value: float, *others: float) -> float:
+    """The factor by which independent deviations change a value together."""
+    return math.exp(math.hypot(*(math.log(other / value) for other in others)))
+
+
+def cost(seconds: Band, ranks: int, price: float) -> Band:
+    """Price of a training at a price for one device and hour."""
     within(0.0, price, 1e9, "price")
-    return hours_ * ranks * price
+    return seconds.times(ranks * price / 3600)

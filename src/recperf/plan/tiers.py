@@ -18,38 +18,40 @@ from numpy.typing import NDArray
 from ..measure.cost import FLOAT
 from .devices import STORES, Device, Store
 from .predict import Prediction
-from .skew import popularity
+from .skew import kinds
+from .target import Band
 from .work import Table
 
-KINDS = 512
-"""Kinds of rows that a table with skewed ids is divided into, by popularity."""
+ERROR = 0.01
+"""By how much the estimated share of rows that a cache serves differs from a counted one at most, in our tests."""
 
 Floats = NDArray[np.float64]
 
 
 def price(
-    plan: Prediction, device: Device, *, cache_bytes: int | None = None, served: float | None = None
+    plan: Prediction, device: Device, step: Band, *, cache_bytes: int | None = None, served: float | None = None
 ) -> dict[str, Any]:
-    """Both tiers for the step of one rank; `cache_bytes` is by default what tables leave free when they are away."""
+    """Both tiers for the step of one rank, which takes `step` seconds with tables on the device; `cache_bytes` is by
+    default what tables leave free when they are away."""
     tables = plan.work.tables
     whole = sum(_record(table) * table.rows for table in tables)
     free = plan.memory.limit - (plan.memory.without_reuse - whole)
     cache = min(whole, free if cache_bytes is None else cache_bytes)
-    kinds = [_kinds(table, plan) for table in tables]
-    used_T = np.array([float(count_K @ use_K) for count_K, use_K in kinds])
+    by_table = [_kinds(table, plan) for table in tables]
+    used_T = np.array([float(count_K @ use_K) for count_K, use_K in by_table])
     used = float(used_T.sum())
     moved = float(used_T @ [_record(table) for table in tables])
     record = moved / used
     if cache < moved:
-        share, origin = 0.0, "the cache is smaller than the rows of a batch"
+        share, error, origin = 0.0, 0.0, "the cache is smaller than the rows of a batch"
     elif served is not None:
-        share, origin = served, "stated (--served)"
+        share, error, origin = served, 0.0, "stated (--served)"
     else:
-        count_K, use_K = map(np.concatenate, zip(*kinds))
-        share = served_by(count_K, use_K, cache / record)
+        count_K, use_K = map(np.concatenate, zip(*by_table))
+        share, error = served_by(count_K, use_K, cache / record), ERROR
         popular = "spread evenly" if plan.skew.exponent is None else f"Zipf with exponent {plan.skew.exponent:g}"
         origin = f"estimated for ids {popular}; recperf data reuse counts those of a log"
-    fetched = (1 - share) * used
+    fetched = Band(*(used * min(1.0, max(0.0, 1 - share + change)) for change in (0.0, -error, error)))
     return {
         "table_bytes": whole,
         "cache_bytes": max(0.0, cache),
@@ -57,7 +59,7 @@ def price(
         "served": share,
         "origin": origin,
         "stores": {
-            name: _stored(plan, device, store, fetched, fetched * record)
+            name: _stored(plan.global_batch, device, store, step, fetched, record)
             for name, store in STORES.items()
             if cache >= moved
         },
@@ -94,28 +96,31 @@ def _kinds(table: Table, plan: Prediction) -> tuple[Floats, Floats]:
     if exponent is None or not table.skewed:
         used = min(float(table.rows), table.distinct(batch))
         return np.array([float(table.rows)]), np.array([used / table.rows])
-    edges = np.unique(np.geomspace(1, table.rows + 1, KINDS).astype(np.int64))
-    count_K = np.diff(edges).astype(np.float64)
-    share_K = np.add.reduceat(popularity(table.rows, exponent), edges[:-1] - 1) / count_K
-    return count_K, -np.expm1(table.ids * batch * np.log1p(-np.minimum(share_K, 1 - 1e-15)))
+    count_K, share_K, _ = kinds(table.rows, exponent)
+    return count_K, -np.expm1(plan.skew.draws[table.name] * np.log1p(-np.minimum(share_K, 1 - 1e-15)))
 
 
-def _stored(plan: Prediction, device: Device, store: Store, rows: float, bytes_: float) -> dict[str, Any]:
+def _stored(samples: int, device: Device, store: Store, step: Band, rows: Band, record: float) -> dict[str, Any]:
     """Rows come and as many go: over the link both ways at once, in the store one after the other."""
-    seconds = {
-        "the device": plan.seconds,
-        "the link": bytes_ / device.host_bytes_per_s,
-        store.limit: rows / store.reads_per_s + bytes_ / store.read_bytes_per_s + bytes_ / store.write_bytes_per_s,
-    }
-    limit = max(seconds, key=lambda name: seconds[name])
-    step = seconds[limit]
+
+    def parts(on_device: float, fetched: float) -> dict[str, float]:
+        bytes_ = fetched * record
+        moving = bytes_ / store.read_bytes_per_s + bytes_ / store.write_bytes_per_s
+        return {
+            "the device": on_device,
+            "the link": bytes_ / device.host_bytes_per_s,
+            store.limit: fetched / store.reads_per_s + moving,
+        }
+
+    seconds = [parts(on_device, fetched) for on_device, fetched in zip(step, rows)]
+    slowest = Band(*(max(one.values()) for one in seconds))
     return {
-        "rows": rows,
-        "bytes_each_way": bytes_,
-        "parts": seconds,
-        "seconds": step,
-        "samples_per_s": plan.global_batch / step,
-        "limit": limit,
+        "rows": rows.value,
+        "bytes_each_way": rows.value * record,
+        "parts": seconds[0],
+        "step": slowest.as_json(),
+        "samples_per_s": samples / slowest.value,
+        "limit": max(seconds[0], key=lambda name: seconds[0][name]),
         "origin": store.origin,
     }
 

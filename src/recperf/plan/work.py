@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UsageError
 from ..measure.cost import FLOAT, Cost
@@ -82,6 +82,26 @@ class DatasetIds:
     """For each global batch, the ids of each rank."""
 
 
+class Spread(NamedTuple):
+    """The smallest value, the mean and the largest value of several runs."""
+
+    least: float
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluations:
+    """When a training is evaluated, and on how many samples."""
+
+    samples: int
+    """Samples of one evaluation."""
+    every: Callable[[int], int]
+    """Samples between two evaluations, by global batch size."""
+    first: Callable[[int], int]
+    """Samples before the first evaluation, by global batch size."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedWorkload:
     """What a workload tells the planner about one config."""
@@ -95,8 +115,14 @@ class PlannedWorkload:
     """Samples have histories, whose mean length can be set."""
     read_ids: Callable[[Path, int, int, int], DatasetIds] | None = None
     """Reads the ids of a dataset: (folder, samples of a rank, ranks, global batches). None: not supported."""
-    published_samples: Mapping[int, float] = field(default_factory=dict)
-    """Published mean number of samples to the quality target by global batch size; empty where none applies."""
+    rank_batch: int | None = None
+    """Samples of one rank in the published runs of this config; None: the batch size is divided among the ranks."""
+    popularity: tuple[float, str] | None = None
+    """Exponent of the power law that the ids of its data follow, and where that is known from."""
+    published_samples: Mapping[int, Spread] = field(default_factory=dict)
+    """Published numbers of samples to the quality target by global batch size; empty where none applies."""
+    evaluations: Evaluations | None = None
+    """The evaluations of a training to the target, where they are known."""
 
     def work(self, *, history: float | None = None, distinct: Mapping[str, float] | None = None) -> Work:
         if history is not None and not self.histories:

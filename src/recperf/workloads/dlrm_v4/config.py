@@ -308,6 +308,7 @@ DLRM_V4 = Workload(
     build="recperf.workloads.dlrm_v4.build:PreparedHistories",
     ranks="recperf.workloads.dlrm_v4.ranks:PreparedHistoriesOnRanks",
     plan="recperf.workloads.dlrm_v4.plan:planned",
+    plan_preset="mlperf",
     lookups="recperf.workloads.dlrm_v4.plan:lookups",
     datasets={"events": on_events},
     serve="recperf.workloads.dlrm_v4.serve:ServedHistories",

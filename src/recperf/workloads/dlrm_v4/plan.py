@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from ...execution.tables import Lookups, planned_steps
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4 import cost, memory
 from ...models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
-from ...plan.work import DatasetIds, PlannedWorkload, RankIds, Table, Work
+from ...plan.work import DatasetIds, Evaluations, PlannedWorkload, RankIds, Spread, Table, Work
 from .config import DLRMv4WorkloadConfig
 
 if TYPE_CHECKING:
@@ -26,8 +27,21 @@ if TYPE_CHECKING:
 
 PUBLISHED_HISTORY = 2663 / 4086
 """Mean length of the published interleaved histories, as a share of the maximum length."""
-PUBLISHED_SAMPLES = {8192: 69.3e6, 16384: 87.7e6, 32768: 113.0e6}
-"""Mean samples to AUC 0.75 by global batch size, each from twenty published runs."""
+PUBLISHED_RANK_BATCH = 1024
+"""Samples of one rank in the published runs."""
+PUBLISHED_SAMPLES = {
+    8192: Spread(61.9e6, 69.3e6, 80.3e6),
+    16384: Spread(78.0e6, 87.7e6, 100.9e6),
+    32768: Spread(98.6e6, 113.0e6, 128.5e6),
+}
+"""Samples to AUC 0.75 by global batch size, each from twenty published runs."""
+PUBLISHED_ANCHORS, PUBLISHED_HOLDOUT = 2_290_835_423, 2_058_204
+"""Samples of the training windows, and of the window that is scored."""
+POPULARITY = (
+    0.478,
+    "it gives the hottest of 32 ranks the 81.5 GiB of rows that a published run ran out of memory with",
+)
+"""Exponent of the power law that gives one of 32 ranks as many ids as the one that ran out of memory had."""
 
 
 def planned(config: DLRMv4WorkloadConfig) -> PlannedWorkload:
@@ -41,8 +55,21 @@ def planned(config: DLRMv4WorkloadConfig) -> PlannedWorkload:
         count=lambda history, distinct: _work(config, history, distinct.get("item_id")),
         histories=True,
         read_ids=read_ids,
+        rank_batch=PUBLISHED_RANK_BATCH if published and config.train.batch_size == PUBLISHED_RANK_BATCH else None,
+        popularity=POPULARITY,
         published_samples=PUBLISHED_SAMPLES if published else {},
+        evaluations=_evaluations(config) if published and config.evaluate.every_share else None,
     )
+
+
+def _evaluations(config: DLRMv4WorkloadConfig) -> Evaluations:
+    def every(batch: int) -> int:
+        return batch * max(1, math.ceil(config.evaluate.every_share * PUBLISHED_ANCHORS / batch))
+
+    def first(batch: int) -> int:
+        return batch * config.evaluate.first_step(PUBLISHED_ANCHORS, batch)
+
+    return Evaluations(samples=PUBLISHED_HOLDOUT, every=every, first=first)
 
 
 def mean_history(config: DLRMv4WorkloadConfig, history: float | None) -> tuple[float, str]:
