@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 from rank_states import restore, whole_state
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
+from recperf.distributed import step as rank_step
 from recperf.distributed.config import DistributedConfig
+from recperf.distributed.step import Reduction
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.execution.measuring import measure_window
+from recperf.measure.profile import endless
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads import find
@@ -74,6 +78,36 @@ def trainings(world: World, configs: dict[str, Any], steps: int) -> dict[str, di
 
 def going_on(world: World, configs: dict[str, Any], steps: int, states: dict[str, Any], done: int) -> dict[str, Any]:
     return {name: training(world, config, steps, states[name], done) for name, config in configs.items()}
+
+
+def losses(world: World, configs: dict[str, Any], steps: int, bucket_bytes: int) -> dict[str, Any]:
+    """The losses of some steps, the weights after them, and how many buckets there are and were sent in the backward
+    pass of the last step."""
+    result = {}
+    finish = Reduction.__call__
+    for name, config in configs.items():
+        prepared, sent = prepared_of(config), [0]
+
+        def counted(self: Reduction, sent: list[int] = sent) -> torch.Tensor:
+            sent[0] = self._sent
+            return finish(self)
+
+        with (
+            applied(prepared.settings),
+            mock.patch.object(rank_step, "BUCKET_BYTES", bucket_bytes),
+            mock.patch.object(Reduction, "__call__", counted),
+        ):
+            trial = prepared.trial(SEED)
+            batches = endless(trial.recipe.order, 0)
+            trial.recipe.model.train()
+            taken = [take_step(trial.recipe, batches, step)[0] for step in range(steps)]
+            reduction = getattr(trial.recipe.whole_step, "reduction", None)
+            result[name] = {
+                "losses": [float(loss) for loss in taken], "sent": sent[0],
+                "buckets": len(reduction.buckets) if reduction else 0,
+                "dense": [p.detach().clone() for p in trial.model.dense_parameters()],
+            }  # fmt: skip
+    return result
 
 
 def window(world: World, config: Any, steps: int) -> dict[str, Any]:

@@ -91,6 +91,35 @@ def test_losses_weights_and_scores_are_those_of_a_single_process(name: str) -> N
     assert not torch.allclose(one["state"]["model"][tables], one["first"]["model"][tables], atol=1e-3)
 
 
+@functools.cache
+def overlapped(ranks: int, overlap: bool = True) -> list[dict[str, dict[str, Any]]]:
+    """Of models whose gradients fill some buckets."""
+    crossed = dlrm("sgd", MIXED)
+    made = {
+        "cross": replace(crossed, model=replace(crossed.model, interaction="dcn", cross_rank=4)),
+        "dot": dlrm("rowwise-adagrad", "t1=row,t2=data-parallel"),
+        "micro": micro(),
+    }
+    chosen = {
+        name: replace(config, distributed=replace(config.distributed, overlap=overlap)) for name, config in made.items()
+    }
+    return run_ranks(ranks, "click_jobs.losses", configs=chosen, steps=50, bucket_bytes=1000)
+
+
+@needs_torchrec
+def test_gradients_are_summed_during_the_backward_pass() -> None:
+    one, two, afterwards = overlapped(1)[0], overlapped(2), overlapped(2, overlap=False)
+    for name, alone in one.items():
+        first, second = two[0][name], two[1][name]
+        assert close(alone["losses"], first["losses"], 1e-6), (name, alone["losses"], first["losses"])
+        assert first["losses"] == second["losses"] == afterwards[0][name]["losses"], name
+        same(first["dense"], second["dense"])
+        # Two numbers have one sum, in whichever message they are.
+        same(first["dense"], afterwards[0][name]["dense"])
+        assert first["sent"] == first["buckets"] > 1, name
+        assert (afterwards[0][name]["sent"], afterwards[0][name]["buckets"]) == (0, 1)
+
+
 @needs_torchrec
 def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
     straight, turns = trained(1)[0], (2, 1, 2)

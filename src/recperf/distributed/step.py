@@ -1,68 +1,209 @@
-"""A training step on several ranks: each works on its own samples, then gradients are summed.
+"""A training step on several ranks: each works on its own samples, and gradients are summed meanwhile.
 
-Shapes: G numbers that are summed: all dense gradients, one flag per parameter that has a gradient, the loss, one flag
-per signal and one for a save that rank 0 finds due.
+Shapes: G numbers of a message: dense gradients, and the loss.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from ..measure.device_clock import step_clock
 from ..measure.spans import span
 from ..stop import SIGNALS
 from ..train.loop import Model, Optimizer, RecordNorm
+from .config import BUCKET_BYTES
 from .progress import note, note_step
+from .ranks import FLOAT_BYTES
 from .world import World
 
 T = TypeVar("T")
 
 
-class Reduction:
-    """Sums the dense gradients, the loss, received signals and whether a save is due: one buffer, one message."""
+class Agreement:
+    """Signals, and a save that rank 0 finds due: in every step all ranks learn of them by a message between hosts.
 
-    def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
-        self.parameters, self.world = parameters, world
-        count = sum(parameter.numel() for parameter in parameters)
-        self.buffer_G = torch.zeros(count + len(parameters) + len(SIGNALS) + 2, device=parameters[0].device)
+    It is sent while the backward pass runs, and no device takes part: to read a flag from a GPU, the host would wait
+    for everything queued there.
+    """
 
-    def __call__(self, loss: Tensor) -> Tensor:
-        """The loss of the whole batch. Gradients become views of the buffer, with the same bits on every rank."""
-        parameters, world = self.parameters, self.world
-        rest_R = self.buffer_G[-len(parameters) - len(SIGNALS) - 2 :]
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._flags = torch.zeros(len(SIGNALS) + 1, dtype=torch.int32)
+        self._work: Any = None
+
+    def begin(self) -> None:
+        world = self.world
         received = world.stop_flag.received if world.stop_flag else None
-        has_gradient = [float(parameter.grad is not None) for parameter in parameters]
-        flags = [float(received == number) for number in SIGNALS]
-        due = float(world.is_leader and world.due_on_leader(None))
-        rest_R.copy_(torch.tensor([*has_gradient, 0.0, *flags, due]))
-        rest_R[len(parameters)] = loss
-        views = self._views()
-        for parameter, view in zip(parameters, views):
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad)
-        world.sum_(self.buffer_G)
-        rest: list[float] = rest_R.tolist()
-        for parameter, view, owners in zip(parameters, views, rest):
-            parameter.grad = view if owners else None
-        for number, ranks in zip(SIGNALS, rest[len(parameters) + 1 :]):
-            if ranks and world.signal is None:
-                world.signal = number
-        world.due = bool(rest[-1])
-        return rest_R[len(parameters)].clone()
+        due = world.is_leader and world.due_on_leader(None)
+        self._flags = torch.tensor([*(received == number for number in SIGNALS), due], dtype=torch.int32)
+        self._work = distributed.all_reduce(self._flags, async_op=True)
 
-    def _views(self) -> list[Tensor]:
-        views, start = [], 0
-        for parameter in self.parameters:
-            views.append(self.buffer_G[start : start + parameter.numel()].view_as(parameter))
-            start += parameter.numel()
-        return views
+    def finish(self) -> None:
+        """Wait for the other hosts to begin this step's backward pass too."""
+        self._work.wait()
+        *ranks_by_signal, due = self._flags.tolist()
+        for number, ranks in zip(SIGNALS, ranks_by_signal):
+            if ranks and self.world.signal is None:
+                self.world.signal = number
+        self.world.due = bool(due)
+
+
+class Bucket:
+    """Gradients that are summed by one message, and a view of its memory for each of them."""
+
+    def __init__(self, parameters: list[nn.Parameter], device: torch.device, *, own: int, more: int) -> None:
+        """`own` of the parameters have a gradient on this rank; `more` numbers are sent behind the gradients."""
+        self.parameters, self.own = parameters, own
+        sizes = [parameter.numel() for parameter in parameters]
+        self.buffer_G = torch.zeros(sum(sizes) + more, device=device)
+        parts = torch.split(self.buffer_G[: sum(sizes)], sizes)
+        self.views = [part.view_as(parameter) for part, parameter in zip(parts, parameters)]
+        self.missing = own
+        """Gradients of this step that are not there yet."""
+        self._work: Any = None
+
+    def send(self) -> None:
+        gradients = [parameter.grad for parameter in self.parameters]
+        present = [(view, gradient) for view, gradient in zip(self.views, gradients) if gradient is not None]
+        if len(present) < len(gradients):
+            # Another rank has the others.
+            self.buffer_G[: sum(view.numel() for view in self.views)].zero_()
+        if present:
+            torch._foreach_copy_([view for view, _ in present], [gradient for _, gradient in present])
+        self._work = distributed.all_reduce(self.buffer_G, async_op=True)
+
+    def wait(self) -> None:
+        self._work.wait()
+        for parameter, view in zip(self.parameters, self.views):
+            parameter.grad = view
+
+
+class Reduction:
+    """Sums the dense gradients and the loss over the ranks.
+
+    With `overlap` a bucket is sent as soon as its last gradient is there, while the backward pass goes on; without it
+    all gradients are one message after the backward pass. Ranks send buckets in one order: the one in which rank 0 had
+    its gradients in the first step. That step sends the same buckets, after its backward pass: among more than two
+    ranks the order of a sum depends on the place in a message, and a resumed run begins with such a step.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], world: World, *, overlap: bool) -> None:
+        self.parameters, self.world, self.overlap = parameters, world, overlap
+        self.agreement = Agreement(world)
+        self.buckets: list[Bucket] = []
+        """Empty before the first step."""
+        self._bucket_of: dict[int, Bucket] = {}
+        self._expected: dict[int, int] = {}
+        """How often a backward pass adds to the gradient of each parameter."""
+        self._added: dict[int, int] = {}
+        """The same of this step so far, in the order of the last time."""
+        self._sent = 0
+        self._armed = False
+        """Whether the backward pass of a training step runs: others send nothing."""
+        self._loss = torch.zeros(())
+        if overlap:
+            self._watch()
+
+    def _watch(self) -> None:
+        # A hook is not seen by the garbage collector: a strong reference would keep the whole model.
+        reduction = weakref.ref(self)
+
+        def hook(_: Tensor, index: int) -> None:
+            if (alive := reduction()) is not None and alive._armed:
+                alive._gradient_added(index)
+
+        for index, parameter in enumerate(self.parameters):
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    functools.partial(hook, index=index)
+                )
+
+    def begin(self, loss: Tensor) -> None:
+        """Called before the backward pass of every step."""
+        self._loss, self._added, self._sent, self._armed = loss, {}, 0, True
+        for bucket in self.buckets:
+            bucket.missing = bucket.own
+        self.agreement.begin()
+
+    def _gradient_added(self, index: int) -> None:
+        self._added[index] = self._added.pop(index, 0) + 1
+        if not self.buckets:
+            return
+        if self._added[index] > self._expected.get(index, 0):
+            raise self._changed()
+        if self._added[index] == self._expected[index]:
+            self._bucket_of[index].missing -= 1
+            while self._sent < len(self.buckets) and not self.buckets[self._sent].missing:
+                self._send_next()
+
+    def _send_next(self) -> None:
+        bucket = self.buckets[self._sent]
+        self._sent += 1
+        if self._sent == len(self.buckets):
+            bucket.buffer_G[-1].copy_(self._loss)
+        bucket.send()
+
+    def __call__(self) -> Tensor:
+        """The loss of the whole batch. Gradients become views of the buckets, with the same bits on every rank."""
+        self._armed = False
+        if not self.overlap:
+            self._added = {index: 1 for index, parameter in enumerate(self.parameters) if parameter.grad is not None}
+        if not self.buckets:
+            self._expected = self._added
+            self._fill_buckets()
+        elif self._added != self._expected:
+            raise self._changed()
+        while self._sent < len(self.buckets):
+            self._send_next()
+        for bucket in self.buckets:
+            bucket.wait()
+        self.agreement.finish()
+        return self.buckets[-1].buffer_G[-1].clone()
+
+    def _fill_buckets(self) -> None:
+        """Divide the parameters that have a gradient on any rank into buckets."""
+        orders = self.world.all_gather(list(self._added))
+        order = list(dict.fromkeys(index for indices in orders for index in indices))
+        sizes = [FLOAT_BYTES * self.parameters[index].numel() for index in order]
+        groups = cut(sizes, BUCKET_BYTES if self.overlap else sum(sizes))
+        for number, (start, stop) in enumerate(groups, 1):
+            indices = order[start:stop]
+            bucket = Bucket(
+                [self.parameters[index] for index in indices],
+                self.parameters[0].device,
+                own=sum(index in self._added for index in indices),
+                # The last one carries the loss too.
+                more=int(number == len(groups)),
+            )
+            self.buckets.append(bucket)
+            self._bucket_of |= dict.fromkeys(indices, bucket)
+
+    def _changed(self) -> RuntimeError:
+        counts = [self._expected.get(index, 0) for index in range(len(self.parameters))]
+        changed = [index for index, count in enumerate(counts) if count != self._added.get(index, 0)]
+        shapes = ", ".join(str(tuple(self.parameters[index].shape)) for index in changed[:3])
+        return RuntimeError(
+            f"ranks sum the gradients that the first step had, but {len(changed)} parameters (shapes {shapes}) have "
+            "other ones now: compute every parameter in every step"
+        )
+
+
+def cut(sizes: list[int], least: int) -> list[tuple[int, int]]:
+    """Consecutive runs of at least so many bytes, as (start, stop); only the last may have fewer."""
+    runs, start, held = [], 0, 0
+    for stop, size in enumerate(sizes, 1):
+        held += size
+        if held >= least and stop < len(sizes):
+            runs.append((start, stop))
+            start, held = stop, 0
+    return [*runs, (start, len(sizes))]
 
 
 class RankStep:
@@ -91,11 +232,12 @@ class RankStep:
         began = perf_counter()
         note(f"step {batch.step + 1}: forward and backward pass")
         loss = self.model.loss(batch)
+        self.reduction.begin(loss.detach())
         with span("backward"):
             loss.backward()
         note(f"step {batch.step + 1}: summing gradients")
         with span("reduce"):
-            value = self.reduction(loss.detach())
+            value = self.reduction()
         note(f"step {batch.step + 1}: update")
         with span("update"):
             if record_norm:

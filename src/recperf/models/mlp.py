@@ -53,7 +53,7 @@ class MLP(nn.Module):
 
 
 def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to a parameter's gradient as autograd does; a frozen parameter gets none.
+    """Add to a parameter's gradient as autograd does, and call its hooks; a frozen parameter gets none.
 
     The first gradient is stored without a copy, so no other code may write to it.
     """
@@ -63,3 +63,6 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient
     else:
         parameter.grad.add_(gradient)
+    if (hooks := parameter._post_accumulate_grad_hooks) is not None:
+        for hook in hooks.values():
+            hook(parameter)

@@ -22,8 +22,8 @@ from .schemas import ChangedField
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
-    "distributed.sharding", "distributed.placement", "distributed.timeout_s", "distributed.pipeline", "ranking.*",
-    "tables.*",
+    "distributed.sharding", "distributed.placement", "distributed.timeout_s", "distributed.pipeline",
+    "distributed.overlap", "ranking.*", "tables.*",
 )  # fmt: skip
 """Fields that may change freely: the path of the data (its digest is compared anyway), who reads it, when checkpoints
 are saved, which rank holds which table, where rows lie, and what is ranked after training."""

@@ -164,7 +164,7 @@ class RankTrialState(DLRMTrialState):
         step = RankStep(
             model,
             self.optimizer,
-            Reduction(parameters, self.world),
+            Reduction(parameters, self.world, overlap=options.overlap),
             before=tables.set_rate if tables else lambda rate: None,
             sync=settings.sync,
         )

@@ -228,7 +228,7 @@ class RankTrial(HistoryTrial):
         return RankStep(
             self.stepped,
             self.optimizer,
-            Reduction(self.model.dense_parameters(), self.world),
+            Reduction(self.model.dense_parameters(), self.world, overlap=self.prepared.config.distributed.overlap),
             before=lambda rate: self.rank_tables.set_rate(float(rate) * ratio),
             sync=self.prepared.settings.sync,
         )
