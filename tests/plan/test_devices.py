@@ -45,6 +45,8 @@ def test_a_file_describes_a_device(tmp_path: Path) -> None:
         ({"bytes_per_s": "fast"}, "device.bytes_per_s"),
         ({"flops": {"float32": float("nan")}}, "device.flops.float32"),
         ({"efficiency": {"products": 1.5}}, "efficiency.products"),
+        ({"attention": {"lengths": [64, 32], "forward": [1e12] * 2, "backward": [1e12] * 2}}, "ascending"),
+        ({"attention": {"lengths": [64], "forward": [], "backward": [1e12]}}, "one rate for each of 1 lengths"),
     ],
 )
 def test_a_bad_value_is_named_with_its_file(tmp_path: Path, change: dict[str, Any], says: str) -> None:
@@ -56,10 +58,13 @@ def test_a_bad_value_is_named_with_its_file(tmp_path: Path, change: dict[str, An
 
 
 def test_ranks_share_a_cpu() -> None:
-    device = from_peaks({"copy": {"p50": 20e9}, "gemm": {"float32": {"p50": 60e9}}})
+    calls = {"elementwise_grad": {"p50": 4e3}, "node": {"p50": 8e3}}
+    device = from_peaks({"copy": {"p50": 20e9}, "gemm": {"float32": {"p50": 60e9}}, "calls": calls})
     part = device.share(4)
     assert part.flops.float32 == 15e9
     assert part.bytes_per_s == 5e9
+    assert part.call_s == pytest.approx(4 * 6e-6)
+    assert part.product_rate("float32") == pytest.approx(device.product_rate("float32") / 4)
     assert part.memory_bytes == device.memory_bytes // 4
     assert KNOWN["b200"].share(4) is KNOWN["b200"]
 

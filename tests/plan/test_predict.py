@@ -11,7 +11,7 @@ from recperf.errors import ConfigError, UsageError
 from recperf.models.dlrm_v4.cost import load_of, model_flops, step
 from recperf.plan import network as collectives
 from recperf.plan import skew, target
-from recperf.plan.devices import KNOWN, NETWORKS, Calls, Device, Efficiency, Network, Rates
+from recperf.plan.devices import KNOWN, NETWORKS, Attention, Device, Efficiency, Network, Rates
 from recperf.plan.predict import PARTS, dense_seconds, exposed, predict
 from recperf.plan.sharding import Parallelism
 from recperf.workloads.dlrm.config import DLRM, dcnv2
@@ -26,7 +26,11 @@ PLAIN = Device(
     bytes_per_s=1e12,
     flops=Rates(float32=1e12),
     link_bytes_per_s=1e10,
-    efficiency=Efficiency(products=1.0, attention=1.0, bytes=1.0, link=1.0, origin="all of it"),
+    gemm=Rates(float32=1e12),
+    copy_bytes_per_s=1e12,
+    attention=Attention(lengths=(1,), forward=(1e12,), backward=(1e12,)),
+    call_s=0.0,
+    efficiency=Efficiency(products=1.0, bytes=1.0, link=1.0, origin="all of it"),
 )
 WIRES = Network(bytes_per_s=1e9, latency_s=1e-3, link_latency_s=1e-4, ranks_per_node=4)
 
@@ -53,8 +57,8 @@ def test_an_all_reduce_by_hand() -> None:
 def test_dense_seconds_are_counted_work_over_the_peak() -> None:
     """With bytes for nothing, the dense parts take the model's FLOPs at the device's rate."""
     config = mlperf()
-    fast = replace(PLAIN, bytes_per_s=1e16)
-    plan = sum(dense_seconds(planned(config).work(history=91), fast, 4).values())
+    fast = replace(PLAIN, copy_bytes_per_s=1e20)
+    plan = sum(dense_seconds(planned(config).work(history=(91.0,)), fast, 4).values())
     flops = model_flops(step(config.model, [load_of(config.model, (100,) * 4)], rows=0))
     assert plan == pytest.approx(flops / 1e12, rel=1e-3)
 
@@ -125,9 +129,7 @@ def test_tables_have_the_size_of_the_workload() -> None:
         predict(DLRM.planned(dcnv2()), 4, KNOWN["h200"], history=10)
 
 
-CORES = replace(
-    PLAIN, shared=True, cores=2, efficiency=Efficiency(products=0.5, attention=0.1, bytes=0.5, link=0.5, origin="given")
-)
+CORES = replace(PLAIN, shared=True, cores=2, efficiency=Efficiency(products=0.5, bytes=0.5, link=0.5, origin="given"))
 
 
 def test_more_ranks_than_cores_share_them() -> None:
@@ -152,13 +154,63 @@ def test_latencies_count_for_every_message() -> None:
     assert alike["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
 
 
-def test_fixed_costs_are_added_to_their_parts() -> None:
-    calls = Calls(input=1.0, lookup=2.0, forward=3.0, backward=4.0, update=5.0)
-    plain, slow = (predict(planned(laptop()), 4, device).parts for device in (CORES, replace(CORES, calls=calls)))
-    more = {name: slow[name] - plain[name] for name in PARTS if slow[name] > plain[name] + 1e-6}
-    assert more == pytest.approx(
-        {"input": 2.0, "lookup": 4.0, "dense forward": 6.0, "dense backward": 8.0, "dense update": 10.0}
-    ), "twice, since four ranks share two cores"
+def test_a_step_is_never_shorter_than_its_calls() -> None:
+    """A GPU computes while the host calls operators; a CPU does one after the other, and shared cores wait."""
+    calls = planned(laptop()).work().calls * 1e-3
+    gpu = predict(planned(laptop()), 1, replace(PLAIN, call_s=1e-3))
+    computed = sum(
+        gpu.parts[name] for name in ("lookup", "dense forward", "dense backward", "table update", "dense update")
+    )
+    assert gpu.seconds == pytest.approx(max(calls, computed), rel=0.01)
+    plain, slow = (predict(planned(laptop()), 4, device) for device in (CORES, replace(CORES, call_s=1e-3)))
+    assert slow.parts["calls"] == pytest.approx(2 * calls), "twice, since four ranks share two cores"
+    assert slow.seconds == pytest.approx(plain.seconds + 2 * calls, rel=0.01)
+    assert slow.shares["dispatch"] > 0.5
+
+
+def test_attention_is_carried_over_as_a_rate_of_its_kernel() -> None:
+    """Not as a share of the peak: a faster device computes it no faster, a slower one more slowly."""
+    known = KNOWN["h200"]
+    rates = {
+        name: KNOWN[name].attention_rate("bfloat16", 4096, backward=False) for name in ("h200", "h100", "b200", "a100")
+    }
+    assert rates["h200"] == rates["h100"] == rates["b200"]
+    assert rates["a100"] == pytest.approx(rates["h200"] * 312 / 989, rel=1e-6)
+    assert known.attention_rate("bfloat16", 2896.3, backward=True) == pytest.approx(345e12, rel=1e-3), "between lengths"
+    short, long = (known.attention_rate("bfloat16", length, backward=True) for length in (100, 10_000))
+    assert (short, long) == (200e12, 368e12)
+
+
+def test_lengths_are_a_distribution() -> None:
+    """Attention follows the mean of the squares, products the mean."""
+    plan = planned(mlperf())
+    even, spread = (plan.work(history=lengths).parts(2) for lengths in ((1000.0,), (500.0, 1500.0)))
+    assert spread["attention"].flops > 1.2 * even["attention"].flops
+    assert spread["stu_input"].flops == even["stu_input"].flops
+    mean = np.mean(plan.work().lengths) - 9
+    assert mean == pytest.approx(2663, abs=0.5)
+    assert np.mean(plan.work(history=3500).lengths) - 9 == pytest.approx(3500)
+    assert max(plan.work(history=3500).lengths) - 9 <= 4086
+
+
+def test_the_slowest_rank_is_predicted() -> None:
+    lengths = tuple(float(length) for length in np.geomspace(20, 4000, 64))
+    dealt, strided = (
+        predict(planned(mlperf()), 8, PLAIN, parallelism=Parallelism(rank_batch=64, balanced=on), history=lengths)
+        for on in (True, False)
+    )
+    assert dealt.imbalance < 1.02 < 1.2 < strided.imbalance
+    assert strided.parts["dense backward"] == pytest.approx(
+        dealt.parts["dense backward"] * strided.imbalance / dealt.imbalance
+    )
+
+
+def test_the_band_is_wider_with_less_knowledge() -> None:
+    plans = [predict(planned(mlperf()), ranks, KNOWN[name]) for name, ranks in (("h200", 1), ("h200", 8), ("b200", 8))]
+    widths = [plan.high / plan.low for plan in plans]
+    assert widths == sorted(widths)
+    assert all(plan.low < plan.seconds < plan.high for plan in plans)
+    assert "error band" in plans[0].origins
 
 
 def test_encoders_follow_the_counted_items() -> None:

@@ -36,7 +36,7 @@ class Options(WorkloadOptions[C], Question):
     ranks: str | None = None
     """Number of devices, or several numbers: 8,16,32. Default: 1, 2, 4 and so on, up to some that fit."""
     gpu: str = "h200"
-    """Device: h200, b200, mi350x, cpu (this machine, shared by all ranks of a node), or a JSON file."""
+    """Device: h200, h100, a100, l40s, b200, mi350x, cpu (this machine, shared by its ranks), or a JSON file."""
     network: str | None = None
     """Network between nodes: ib200, ib400, ib800, eth25, loopback, or a JSON file. Default: ib400; for cpu loopback."""
     ranks_per_node: int | None = None
@@ -65,8 +65,6 @@ class Options(WorkloadOptions[C], Question):
     history: float | None = None
     """Mean number of events in a history (dlrm-v4). Default: the published share of the maximum, or the mean of the
     dataset of --skew."""
-    efficiency: float = 1.0
-    """Factor on the assumed shares of the device's peaks."""
     skew: str | None = None
     """Popularity of ids: zipf:1.05, even, or the folder of a dataset (dlrm-v4). Default: as published for the data of
     dlrm-v4, else even."""
@@ -184,11 +182,7 @@ def _skew(options: Options[Any], workload: PlannedWorkload, ranks: int, parallel
 
 
 def _device(options: Options[Any], terminal: Terminal) -> Device:
-    device = from_peaks(stored_or_measured(terminal)) if options.gpu == "cpu" else device_of(options.gpu)
-    if options.efficiency == 1.0:
-        return device
-    origin = f"{device.efficiency.origin}; times {options.efficiency:g} (--efficiency)"
-    return replace(device, efficiency=device.efficiency.scaled(options.efficiency, origin))
+    return from_peaks(stored_or_measured(terminal)) if options.gpu == "cpu" else device_of(options.gpu)
 
 
 def _ranks(text: str) -> list[int]:

@@ -9,60 +9,69 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..config import from_json, require, within
 from ..errors import ConfigError, UsageError, did_you_mean
 
 GB, TERA = 10**9, 10**12
+NEAREST = "h200"
+"""The device whose attention rates are carried over to devices on which none were measured."""
+GEMM_SHARE, COPY_SHARE = 795 / 989, 4.25 / 4.8
+"""Shares of the peaks that torch's bfloat16 product and a device copy reach on one H200, measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """Shares of a device's peaks that a step reaches; one default for every device."""
+    """Shares of what a device's libraries and copies reach that the kernels of a step reach."""
 
-    products: float = 0.408
-    """Share of the peak FLOP/s in matrix products."""
-    attention: float = 0.374
-    """Share of the peak FLOP/s in attention over rows of different lengths."""
-    bytes: float = 0.371
-    """Share of the peak memory bandwidth in parts limited by it."""
+    products: float = 0.85
+    """Share of the GEMM rate in matrix products at the model's shapes."""
+    bytes: float = 0.53
+    """Share of the copy bandwidth in element-wise passes, gathers and updates."""
     link: float = 0.75
     """Share of the link bandwidth in collective calls."""
-    origin: str = "recperf's own step on one H200 (benchmarks/results/dlrm_v4_step.jsonl); links assumed"
+    origin: str = "fitted to two of recperf's steps on one H200 (benchmarks/results/dlrm_v4_step.jsonl); links assumed"
     """Where the shares come from."""
 
     def __post_init__(self) -> None:
-        for name in ("products", "attention", "bytes", "link"):
+        for name in ("products", "bytes", "link"):
             value = getattr(self, name)
             require(0 < value <= 1, f"efficiency.{name}", value, "above 0, at most 1")
 
-    def scaled(self, factor: float, origin: str) -> Efficiency:
-        """All shares except that of links, multiplied by `factor`."""
-        within(1e-6, factor, 1e3, "efficiency factor")
-        parts = {name: min(1.0, factor * getattr(self, name)) for name in ("products", "attention", "bytes")}
-        return replace(self, **parts, origin=origin)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Calls:
-    """Seconds of a step that do not depend on the batch size: operator overhead and fixed work. 0 unless measured."""
+class Attention:
+    """FLOP/s of an attention kernel on a device by length of rows: a rate of the kernel, not a share of the peak."""
 
-    input: float = 0.0
-    """Waiting for the batch."""
-    lookup: float = 0.0
-    """Lookup of rows."""
-    forward: float = 0.0
-    """Forward pass of the dense layers."""
-    backward: float = 0.0
-    """Backward pass of the dense layers."""
-    update: float = 0.0
-    """Updates of tables and dense parameters."""
+    lengths: tuple[int, ...]
+    """Tokens of a row, ascending."""
+    forward: tuple[float, ...]
+    """FLOP/s of the forward pass for each length; half of each row's square counts."""
+    backward: tuple[float, ...]
+    """FLOP/s of the backward pass for each length."""
+    origin: str = "stated in the file"
+    """Source of the figures."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            within(0.0, value, 1e3, f"device.calls.{name}")
+        known = len(self.lengths)
+        require(
+            known > 0 and list(self.lengths) == sorted({*self.lengths}), "attention.lengths", self.lengths, "ascending"
+        )
+        for name in ("forward", "backward"):
+            rates = getattr(self, name)
+            require(len(rates) == known, f"attention.{name}", rates, f"one rate for each of {known} lengths")
+            for rate in rates:
+                within(1e3, rate, 1e18, f"attention.{name}")
 
-    def times(self, factor: float) -> Calls:
-        return Calls(**{name: factor * value for name, value in vars(self).items()})
+    def rate(self, length: float, *, backward: bool) -> float:
+        """FLOP/s for rows of a length, between two known ones on a line over the logarithm of the length."""
+        rates = self.backward if backward else self.forward
+        return float(np.interp(np.log(max(1.0, length)), np.log(self.lengths), rates))
+
+    def times(self, factor: float, origin: str | None = None) -> Attention:
+        forward, backward = (tuple(factor * rate for rate in rates) for rates in (self.forward, self.backward))
+        return replace(self, forward=forward, backward=backward, origin=origin or self.origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +108,14 @@ class Device:
     """Bandwidth of that memory, reads plus writes."""
     flops: Rates
     """Peak FLOP/s by precision."""
+    gemm: Rates | None = None
+    """FLOP/s that the vendor's matrix products reach. Default: the share of the peak that they reach on an H200."""
+    copy_bytes_per_s: float | None = None
+    """Bandwidth that a copy reaches, reads plus writes. Default: the share of the peak that it reaches on an H200."""
+    attention: Attention | None = None
+    """FLOP/s of the attention kernel. Default: those on an H200, less where products are slower than there."""
+    call_s: float = 25e-6
+    """Seconds in which the host calls an operator, which on a GPU launches a kernel."""
     link_bytes_per_s: float
     """Bandwidth to the other devices of a node, one direction, all links together."""
     link: str = "link"
@@ -110,9 +127,9 @@ class Device:
     cores: int | None = None
     """Cores of a shared device whose rates are those of one core; more ranks than cores share them."""
     efficiency: Efficiency = field(default_factory=Efficiency)
-    """Shares of its peaks that a step reaches."""
-    calls: Calls = field(default_factory=Calls)
-    """Seconds of a step that do not depend on the batch size."""
+    """Shares of these rates that the kernels of a step reach."""
+    calibrated: bool = False
+    """Products, attention and copies of recperf were timed on this device."""
     origin: str = "stated in the file"
     """Source of the figures."""
 
@@ -124,6 +141,29 @@ class Device:
         if self.cores is not None:
             require(self.shared, "device.cores", self.cores, "nothing, unless ranks share the device")
             within(1, self.cores, 1 << 16, "device.cores")
+
+    def product_rate(self, precision: str) -> float:
+        """FLOP/s of the matrix products of a step."""
+        return self.efficiency.products * self.gemm_rates.of(precision)
+
+    def pass_rate(self) -> float:
+        """Bytes per second of the element-wise passes of a step."""
+        return self.efficiency.bytes * (self.copy_bytes_per_s or COPY_SHARE * self.bytes_per_s)
+
+    def attention_rate(self, precision: str, length: float, *, backward: bool) -> float:
+        """FLOP/s of attention over rows of this length."""
+        gemm = self.gemm_rates
+        own, ratio = self.attention, gemm.of(precision) / gemm.of("bfloat16")
+        if own is None:
+            reference = KNOWN[NEAREST]
+            assert reference.attention is not None
+            own, ratio = reference.attention, gemm.of(precision) / reference.gemm_rates.of("bfloat16")
+        # A kernel written for one device is not faster on the next one than it was: only slower devices scale.
+        return min(1.0, ratio) * own.rate(length, backward=backward)
+
+    @property
+    def gemm_rates(self) -> Rates:
+        return self.gemm or self.flops.divided(1 / GEMM_SHARE)
 
     def ranks_per_core(self, on_node: int) -> float:
         """How many ranks share the rates that one rank alone would have."""
@@ -139,9 +179,12 @@ class Device:
             memory_bytes=self.memory_bytes // on_node,
             bytes_per_s=self.bytes_per_s / sharers,
             flops=self.flops.divided(sharers),
+            gemm=self.gemm and self.gemm.divided(sharers),
+            copy_bytes_per_s=self.copy_bytes_per_s and self.copy_bytes_per_s / sharers,
+            attention=self.attention and self.attention.times(1 / sharers),
             link_bytes_per_s=self.link_bytes_per_s / sharers,
             host_bytes_per_s=self.host_bytes_per_s / sharers,
-            calls=self.calls.times(sharers),
+            call_s=self.call_s * sharers,
         )
 
 
@@ -192,7 +235,19 @@ class Store:
 
 
 _FILE = tomllib.loads(files(__package__).joinpath("devices.toml").read_text(encoding="utf-8"))
-KNOWN = {name: from_json(Device, {"name": name, **fields}, field="device") for name, fields in _FILE["device"].items()}
+KERNELS = {
+    implementation: {name: from_json(Attention, fields, field="attention") for name, fields in by_device.items()}
+    for implementation, by_device in _FILE["attention"].items()
+}
+"""Measured attention rates of recperf's kernels and of the MLPerf reference's, by device."""
+KNOWN = {
+    name: replace(
+        from_json(Device, {"name": name, **fields}, field="device"),
+        attention=KERNELS["recperf"].get(name),
+        calibrated=name in KERNELS["recperf"],
+    )
+    for name, fields in _FILE["device"].items()
+}
 NETWORKS = {
     name: from_json(Network, {"name": name, **fields}, field="network") for name, fields in _FILE["network"].items()
 }
@@ -204,26 +259,33 @@ def from_peaks(peaks: dict[str, Any]) -> Device:
     """This machine's CPU as a device that all ranks of the host share, from its measured ceilings."""
     from ..machine import available_bytes
 
-    copy = float(peaks["copy"]["p50"])
+    copy, gemm = float(peaks["copy"]["p50"]), float(peaks["gemm"]["float32"]["p50"])
     return Device(
         name="cpu",
         memory_bytes=available_bytes(),
         bytes_per_s=copy,
-        flops=Rates(float32=float(peaks["gemm"]["float32"]["p50"])),
+        flops=Rates(float32=gemm),
         # A message between processes of one host is copied in and copied out.
         link_bytes_per_s=copy / 4,
         link="memory",
         host_bytes_per_s=copy,
         shared=True,
-        efficiency=Efficiency(
-            products=0.6,
-            attention=0.1,
-            bytes=0.5,
-            link=0.5,
-            origin="assumed",
+        attention=Attention(
+            lengths=(1,), forward=(0.4 * gemm,), backward=(0.3 * gemm,), origin="assumed share of products"
         ),
+        gemm=Rates(float32=gemm),
+        copy_bytes_per_s=copy,
+        call_s=_call_seconds(peaks),
+        efficiency=Efficiency(products=0.8, bytes=0.5, link=0.5, origin="assumed"),
         origin="measured here (recperf peaks)",
     )
+
+
+def _call_seconds(peaks: dict[str, Any]) -> float:
+    """Seconds of calling an operator and of its node in the backward pass, each whatever it computes."""
+    calls = peaks.get("calls", {})
+    known = [float(calls[kind]["p50"]) for kind in ("elementwise_grad", "node") if kind in calls]
+    return 1e-9 * sum(known) / len(known) if known else 10e-6
 
 
 def device_of(name: str) -> Device:

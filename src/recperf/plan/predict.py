@@ -6,6 +6,7 @@ averaged; where ranks have unequal shares of a batch, all wait for the slowest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from ..config import require, within
+from ..distributed import balance
 from ..measure.attribution import LIMITS
 from ..measure.cost import FLOAT, INDEX, Cost
 from ..measure.spans import phase_of
 from . import network as collectives
-from .devices import NETWORKS, Device, Network
+from .devices import NEAREST, NETWORKS, TERA, Device, Network
 from .memory import HALF, Memory, memory_of, moved_R
 from .sharding import Parallelism, PlacedTable, place
 from .skew import Skew, even
-from .work import PlannedWorkload, Work
+from .work import History, PlannedWorkload, Work
 
 ID_MESSAGES = 3
 """Messages with which TorchRec requests rows: how many ids in all, how many of each table, and the ids."""
@@ -36,8 +38,17 @@ PARTS = {
     "gradients all-to-all": "gradients of rows to their owners",
     "table update": "owners update the rows",
     "dense update": "update of dense parameters",
+    "calls": "the host calls operators more slowly than the device computes them",
 }
 """Parts of a step in order."""
+DRAWN = 1 << 16
+"""Samples drawn to see how unevenly ranks share the work of a batch."""
+BANDS = {"calibrated": (0.93, 1.08), "other device": (0.77, 1.25), "processes": (0.77, 1.30)}
+"""Error bands of a step, as factors of it, by what is known: recperf's kernels timed on this device; rates carried over
+from another device; ranks that are processes of one host. benchmarks/plan_validate.py checks that each known step lies
+inside."""
+BAND_OF_RANKS = 1.05
+"""Further factor to both sides where several devices exchange data."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +66,10 @@ class Prediction:
     origins: dict[str, str]
     shares: dict[str, float]
     """Share of the step by limit, with the names that profiles use; they sum to 1."""
+    imbalance: float
+    """Dense work of the slowest rank over the mean of all ranks."""
+    band: tuple[float, float]
+    """Error band of the step, as factors of its seconds."""
 
     @property
     def global_batch(self) -> int:
@@ -63,6 +78,16 @@ class Prediction:
     @property
     def seconds(self) -> float:
         return sum(self.exposed.values())
+
+    @property
+    def low(self) -> float:
+        """Seconds of a step at least, by the errors of past predictions."""
+        return self.band[0] * self.seconds
+
+    @property
+    def high(self) -> float:
+        """Seconds of a step at most, by the errors of past predictions."""
+        return self.band[1] * self.seconds
 
     @property
     def samples_per_s(self) -> float:
@@ -86,7 +111,7 @@ def predict(
     parallelism: Parallelism | None = None,
     *,
     skew: Skew | None = None,
-    history: float | None = None,
+    history: History = None,
 ) -> Prediction:
     """A workload on that many ranks. Without a skew ids are spread evenly."""
     within(1, ranks, 1 << 20, "ranks")
@@ -98,14 +123,17 @@ def predict(
     on_node = collectives.ranks_on_node(ranks, network)
     share = device.share(on_node)
     slowed = network.slowed(device.ranks_per_core(on_node)) if device.cores else network
-    parts = _seconds(work, placed, skew, batch, share, slowed, parallelism)
-    left = exposed(parts, parallelism)
+    uneven = imbalance(work, batch, ranks, balanced=parallelism.balanced)
+    parts = _seconds(work, placed, skew, batch, share, slowed, parallelism, uneven)
+    left = exposed(parts, parallelism, synchronous=device.shared)
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
         parts=parts,
         exposed=left,
-        shares=limit_shares(work, share, batch, left),
+        shares=limit_shares(work, share, batch, left, uneven),
+        imbalance=uneven,
+        band=error_band(device, ranks),
         memory=memory_of(work, placed, skew, batch, share, parallelism),
         placed=tuple(placed),
         skew=skew,
@@ -114,12 +142,36 @@ def predict(
     )
 
 
-def exposed(parts: Mapping[str, float], parallelism: Parallelism) -> dict[str, float]:
+def imbalance(work: Work, batch: int, ranks: int, *, balanced: bool) -> float:
+    """Work of the slowest rank over the mean, in a batch drawn from the distribution of lengths: dealt by work, or each
+    rank every n-th sample."""
+    if ranks == 1 or work.sample_work is None or len(set(work.lengths)) < 2:
+        return 1.0
+    drawn = max(1, min(ranks, DRAWN // batch))
+    lengths_B = np.random.default_rng(0).choice(np.asarray(work.lengths), size=drawn * batch)
+    work_B = work.sample_work(lengths_B)
+    # The slowest of many ranks is further from the mean than the slowest of those drawn.
+    beyond = math.sqrt(math.log(1 + ranks) / math.log(1 + drawn))
+    parts = balance.deal(work_B, drawn) if balanced else balance.stride(len(work_B), drawn)
+    return 1 + beyond * (balance.imbalance(work_B, parts) - 1)
+
+
+def error_band(device: Device, ranks: int) -> tuple[float, float]:
+    low, high = BANDS["processes" if device.shared else "calibrated" if device.calibrated else "other device"]
+    more = BAND_OF_RANKS if ranks > 1 and not device.shared else 1.0
+    return low / more, high * more
+
+
+def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, synchronous: bool = False) -> dict[str, float]:
     """Seconds that overlap with nothing. An overlapped all-reduce runs during the backward pass; with a pipeline, input
-    and ids of the next batch move during everything else. Ranks always wait for rows and their gradients."""
+    and ids of the next batch move during everything else. Ranks always wait for rows and their gradients. A GPU
+    computes while the host calls the next operators; a CPU (`synchronous`) does one after the other."""
     left = dict(parts)
     if parallelism.overlapped:
         left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
+    if not synchronous:
+        computed = sum(parts[name] for name in PARTS if name.startswith(("dense", "lookup", "table")))
+        left["calls"] = max(0.0, parts["calls"] - computed)
     if parallelism.pipelined:
         ahead = parts["input"] + parts["ids all-to-all"]
         others = sum(left.values()) - ahead
@@ -128,42 +180,46 @@ def exposed(parts: Mapping[str, float], parallelism: Parallelism) -> dict[str, f
     return left
 
 
-def limit_shares(work: Work, device: Device, batch: int, left: Mapping[str, float]) -> dict[str, float]:
-    """Share of the step by limit: each part of the work belongs to the ceiling that its time follows from."""
-    calls = device.calls
-    fixed = {"input": calls.input, "lookup": calls.lookup, "dense forward": calls.forward}
-    fixed |= {"dense backward": calls.backward, "dense update": calls.update}
+def limit_shares(
+    work: Work, device: Device, batch: int, left: Mapping[str, float], uneven: float = 1.0
+) -> dict[str, float]:
+    """Share of the step by limit: FLOPs are computing, passes over memory are bandwidth."""
     seconds = dict.fromkeys(LIMITS, 0.0)
     for name, time in left.items():
-        called = min(time, fixed.get(name, 0.0))
-        seconds["dispatch"] += called
         if name == "input":
-            seconds["input" if device.cores else "transfer"] += time - called
+            seconds["input" if device.shared else "transfer"] += time
+        elif name == "calls":
+            seconds["dispatch"] += time
         elif name in ("lookup", "table update"):
-            seconds["bandwidth"] += time - called
+            seconds["bandwidth"] += time
         elif not name.startswith("dense"):
             seconds["communication"] += time
     for name, cost in work.parts(batch).items():
-        flops, moved = _roof_seconds(name, cost, work, device)
-        seconds["compute" if flops >= moved else "bandwidth"] += max(flops, moved)
+        flops, moved = _seconds_of(name, cost, work, device)
+        seconds["compute"] += uneven * flops
+        seconds["bandwidth"] += uneven * moved
     whole = sum(seconds.values()) or 1.0
     return {limit: time / whole for limit, time in seconds.items()}
 
 
 def dense_seconds(work: Work, device: Device, batch: int) -> dict[str, float]:
-    """Seconds of each dense part: its FLOPs or its bytes, whichever take longer."""
+    """Seconds of each dense part: its FLOPs, and the passes over memory besides them."""
     return {name: part_seconds(name, cost, work, device) for name, cost in work.parts(batch).items()}
 
 
 def part_seconds(name: str, cost: Cost, work: Work, device: Device) -> float:
-    return max(_roof_seconds(name, cost, work, device))
+    return sum(_seconds_of(name, cost, work, device))
 
 
-def _roof_seconds(name: str, cost: Cost, work: Work, device: Device) -> tuple[float, float]:
-    """Seconds of the FLOPs and of the bytes of a part."""
-    share = device.efficiency.attention if name.startswith("attention") else device.efficiency.products
-    flops = cost.flops / (share * device.flops.of(work.precision))
-    return flops, cost.bytes / (device.efficiency.bytes * device.bytes_per_s)
+def _seconds_of(name: str, cost: Cost, work: Work, device: Device) -> tuple[float, float]:
+    """Seconds of the FLOPs and of the bytes of a part. A product hides the bytes that it reads and writes itself; those
+    of a part are of kernels besides it."""
+    if name.startswith("attention"):
+        backward = phase_of(name) == "backward"
+        rate = device.attention_rate(work.precision, work.attention_length, backward=backward)
+    else:
+        rate = device.product_rate(work.precision)
+    return cost.flops / rate, cost.bytes / device.pass_rate()
 
 
 def _seconds(
@@ -174,12 +230,13 @@ def _seconds(
     device: Device,
     network: Network,
     parallelism: Parallelism,
+    uneven: float,
 ) -> dict[str, float]:
     dense = dense_seconds(work, device, batch)
     backward = sum(part for name, part in dense.items() if phase_of(name) == "backward")
     update = sum(part for name, part in dense.items() if phase_of(name) == "update")
     number = HALF if parallelism.wire == "fp16" else FLOAT
-    rate = device.efficiency.bytes * device.bytes_per_s
+    rate = device.pass_rate()
     zero_R = np.zeros(len(placed[0].width_R))
     before_ids = (ID_MESSAGES - 1) * collectives.all_to_all(zero_R, zero_R, device, network)
     each: list[dict[str, float]] = []
@@ -200,13 +257,12 @@ def _seconds(
     inputs = work.input_bytes(batch) if parallelism.input_bytes is None else parallelism.input_bytes
     ranks = len(placed[0].width_R)
     seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
-    calls = device.calls
-    seconds["lookup"] += calls.lookup
     seconds |= {
-        "input": inputs / device.host_bytes_per_s + calls.input,
-        "dense forward": sum(dense.values()) - backward - update + calls.forward,
-        "dense backward": backward + calls.backward,
-        "dense update": update + calls.update,
+        "input": inputs / device.host_bytes_per_s,
+        "dense forward": uneven * (sum(dense.values()) - backward - update),
+        "dense backward": uneven * backward,
+        "dense update": update,
+        "calls": work.calls * device.call_s,
         "all-reduce": collectives.all_reduce(FLOAT * work.dense_parameters, ranks, device, network),
     }
     return {name: seconds[name] for name in PARTS}
@@ -232,9 +288,7 @@ def _origins(
 ) -> dict[str, str]:
     """Where every figure comes from."""
     share = device.efficiency
-    shares = f"products {share.products:.3g}, attention {share.attention:.3g}, bytes {share.bytes:.3g}"
-    newer = device.name in ("b200", "mi350x") and "H200" in share.origin
-    caution = "; published runs on this device reached less (docs/planning.md)" if newer else ""
+    low, high = error_band(device, on_node)
     prefetch = (
         "input and ids overlap with the previous step" if parallelism.pipelined else "input and ids do not overlap"
     )
@@ -243,10 +297,25 @@ def _origins(
         "work": "counted from the config (recperf show)",
         **work.origins,
         "device": f"{device.name}: {device.origin}{_sharing(device, on_node)}",
-        "efficiency": f"{shares} of the peaks, links {share.link:.3g}: {share.origin}{caution}",
+        "efficiency": f"products {share.products:.3g} of the GEMM rate, passes {share.bytes:.3g} of the copy rate, "
+        f"links {share.link:.3g}: {share.origin}",
+        **_attention(work, device),
+        "calls": f"{work.calls:,} operators, {1e6 * device.call_s:.3g} µs each, called one by one",
+        "error band": f"{low - 1:+.0%} to {high - 1:+.0%}, from predictions of known steps (docs/planning.md)",
         "network": f"{network.name}: {network.origin}; {network.ranks_per_node:,} ranks per node",
         "ids": skew.origin,
         "overlap": f"assumed: {prefetch}, {reduction} with the backward pass, rows and gradients are not overlapped",
+    }
+
+
+def _attention(work: Work, device: Device) -> dict[str, str]:
+    if not work.lengths:
+        return {}
+    length = work.attention_length
+    forward, backward = (device.attention_rate(work.precision, length, backward=one) / TERA for one in (False, True))
+    origin = device.attention.origin if device.attention else f"carried over from {NEAREST}, where it was measured"
+    return {
+        "attention": f"{forward:,.3g} TFLOP/s forward, {backward:,.3g} backward at {length:,.0f} tokens: {origin}",
     }
 
 

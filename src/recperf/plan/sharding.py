@@ -62,6 +62,8 @@ class Parallelism:
     """The next batch is copied, and its ids sent, during the current step."""
     overlapped: bool = False
     """Dense gradients are summed during the backward pass, as DDP does; recperf's own ranks do it afterwards."""
+    balanced: bool = True
+    """Samples are dealt to ranks by their work; otherwise rank r of n takes every n-th."""
     input_bytes: int | None = None
     """Bytes of a rank's batch; None: as counted by the workload."""
 

@@ -69,8 +69,8 @@ class Skew:
     traffic: dict[str, Traffic]
     origin: str
     batches: int
-    mean_history: float | None = None
-    """Mean events of a history, where batches of a dataset were counted."""
+    histories: tuple[float, ...] | None = None
+    """Events of histories as equally likely values, where batches of a dataset were counted."""
     exponent: float | None = None
     """Of the power law that ids were drawn from."""
     draws: Mapping[str, float] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Skew:
 
     def distinct_per_sample(self, batch: int) -> dict[str, float]:
         """Different ids in a rank's batch for each of its samples, by table; empty unless a dataset was counted."""
-        if self.mean_history is None:
+        if self.histories is None:
             return {}
         means = {
             name: float(one.unique_NR.sum(1).mean()) / one.unique_NR.shape[1] for name, one in self.traffic.items()
@@ -214,11 +214,11 @@ def counted(dataset: DatasetIds, work: Work, rank_batch: int, ranks: int, *, has
     tables = {table.name: table for table in work.tables}
     counts = {name: np.zeros((3, dataset.count, ranks)) for name in tables}
     largest = dict.fromkeys(tables, 0)
-    events = 0
+    events: list[NDArray[np.int64]] = []
     for number, batch in enumerate(dataset.batches):
         requested: dict[str, list[NDArray[np.int64]]] = {name: [] for name in tables}
         for one in batch:
-            events += one.events
+            events.append(one.events_B)
             for name, ids in one.by_table.items():
                 distinct, times = counted_ids(ids)
                 owner = owners(distinct, tables[name], ranks, hashed=hashed)
@@ -234,8 +234,13 @@ def counted(dataset: DatasetIds, work: Work, rank_batch: int, ranks: int, *, has
     low = [name for name, table in tables.items() if table.skewed and largest[name] < table.rows // ranks]
     if low and not hashed:
         origin += f"; all ids of {', '.join(low)} belong to the first rank: the data is smaller than the tables"
-    mean_history = events / (dataset.count * rank_batch * ranks)
-    return Skew({name: Traffic(*of_table) for name, of_table in counts.items()}, origin, dataset.count, mean_history)
+    traffic = {name: Traffic(*of_table) for name, of_table in counts.items()}
+    return Skew(traffic, origin, dataset.count, quantiles(np.concatenate(events)))
+
+
+def quantiles(values: NDArray[Any], count: int = 64) -> tuple[float, ...]:
+    """So many equally likely values that have the mean of all: the means of as many parts of the ascending values."""
+    return tuple(float(part.mean()) for part in np.array_split(np.sort(values), min(count, len(values))))
 
 
 def counted_ids(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -15,7 +15,7 @@ from .predict import Prediction, predict
 from .sharding import Parallelism
 from .skew import Skew
 from .target import Band
-from .work import PlannedWorkload
+from .work import History, PlannedWorkload
 
 MOST_RANKS = 1024
 """Where the search for a number of ranks that fits ends."""
@@ -76,7 +76,7 @@ class Setting:
     def predictor(self, ranks: int) -> Callable[[Parallelism], Prediction]:
         """Predicts a step of that many ranks for any way to distribute it."""
         skew = self.skew(ranks)
-        history = skew.mean_history if self.history is None and skew is not None else self.history
+        history: History = skew.histories if self.history is None and skew is not None else self.history
 
         def predicted(parallelism: Parallelism) -> Prediction:
             return predict(self.workload, ranks, self.device, self.network, parallelism, skew=skew, history=history)
@@ -195,6 +195,7 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
         "exposed": plan.exposed,
         "limit": max(plan.shares, key=lambda limit: plan.shares[limit]),
         "shares": plan.shares,
+        "imbalance": plan.imbalance,
     }
     point["scaling"] = plan.samples_per_s / ranks / (smallest.plan.samples_per_s / smallest.plan.ranks)
     point["target"] = _target(setting, plan, step, _forward(plan))
@@ -206,7 +207,7 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
 
 
 def _band(plan: Prediction) -> Band:
-    return Band(plan.seconds, getattr(plan, "low", plan.seconds), getattr(plan, "high", plan.seconds))
+    return Band(plan.seconds, plan.low, plan.high)
 
 
 def _forward(plan: Prediction) -> float:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Lengths = tuple[float, ...]
+History = float | Lengths | None
+"""Lengths of histories: their mean, or equally likely values in ascending order; None: the usual ones."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -54,7 +58,14 @@ class Work:
     precision: str
     """Precision of matrix products."""
     parts: Callable[[int], Mapping[str, Cost]]
-    """Dense work of that many samples on one rank, by span name; lookups and updates of tables are not included."""
+    """Dense work of that many samples on one rank, by span name: FLOPs of products, and bytes of the passes besides
+    them. Lookups and updates of tables are not included."""
+    calls: int
+    """Operators that the host calls in a step, forward and backward."""
+    lengths: Lengths = ()
+    """Tokens of rows, as equally likely values in ascending order; empty without attention."""
+    sample_work: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None
+    """FLOPs of samples with that many tokens; None: all samples are alike."""
     activations: Callable[[int], int]
     """Bytes of activations that the backward pass needs, at their peak, for that many samples."""
     input_bytes: Callable[[int], int]
@@ -62,14 +73,20 @@ class Work:
     origins: Mapping[str, str] = field(default_factory=dict)
     """What the counts are based on."""
 
+    @property
+    def attention_length(self) -> float:
+        """Length of the rows that most FLOPs of attention belong to: its mean, weighted by the square."""
+        squares = sum(length**2 for length in self.lengths)
+        return sum(length**3 for length in self.lengths) / squares if squares else 0.0
+
 
 @dataclass(frozen=True)
 class RankIds:
     """The ids of one rank's share of a global batch."""
 
     by_table: Mapping[str, NDArray[np.int64]]
-    events: int
-    """Events in the histories of its samples."""
+    events_B: NDArray[np.int64]
+    """Events in the history of each of its samples."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +125,11 @@ class PlannedWorkload:
 
     batch_size: int
     """Samples of a step on all ranks together."""
-    count: Callable[[float | None, Mapping[str, float]], Work]
-    """Counts the work, given the mean length of a history (None: the usual one) and the number of different ids per
-    sample by table (empty: the usual ones)."""
+    count: Callable[[History, Mapping[str, float]], Work]
+    """Counts the work, given the lengths of histories and the number of different ids per sample by table (empty: the
+    usual ones)."""
     histories: bool = False
-    """Samples have histories, whose mean length can be set."""
+    """Samples have histories, whose lengths can be set."""
     read_ids: Callable[[Path, int, int, int], DatasetIds] | None = None
     """Reads the ids of a dataset: (folder, samples of a rank, ranks, global batches). None: not supported."""
     rank_batch: int | None = None
@@ -124,7 +141,7 @@ class PlannedWorkload:
     evaluations: Evaluations | None = None
     """The evaluations of a training to the target, where they are known."""
 
-    def work(self, *, history: float | None = None, distinct: Mapping[str, float] | None = None) -> Work:
+    def work(self, *, history: History = None, distinct: Mapping[str, float] | None = None) -> Work:
         if history is not None and not self.histories:
             raise UsageError("--history does not apply: samples of this workload have no histories")
         return self.count(history, distinct or {})

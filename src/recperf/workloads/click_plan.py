@@ -13,6 +13,9 @@ from ..plan.work import PlannedWorkload, Table, Work
 TABLE_PARTS = ("data", "embedding", "embedding_backward", "sparse_update")
 """Parts of a step that the planner counts itself, from the tables."""
 
+CALLS, CALLS_PER_LAYER = 10, 11
+"""Operators called in an eager step: counted in steps of micro-dlrm and dlrm, and per layer of the MLPs."""
+
 
 def planned_clicks(
     model: DLRMConfig,
@@ -59,6 +62,7 @@ def click_work(
         dense_states=states,
         precision=precision,
         parts=parts,
+        calls=CALLS + CALLS_PER_LAYER * (len(model.bottom) + len(model.top_widths) - 2),
         activations=lambda samples: cost._activations(model, samples),
         input_bytes=lambda samples: cost.batch_bytes(model, samples, round(samples * ids_per_sample)),
         origins={

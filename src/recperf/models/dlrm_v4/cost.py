@@ -143,6 +143,37 @@ def backward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
     return {name: costs[name.removesuffix("_backward")] for name in BACKWARD}
 
 
+def passes(config: DLRMv4Config, load: Load) -> dict[str, int]:
+    """Bytes of the kernels besides matrix products, by part: norms, gates, dropout, casts, gathers and sums run as
+    passes of their own. A product hides its own reading and writing. Parts of single samples are left out."""
+    hstu, width, tokens = config.hstu, activation_bytes(config), load.tokens
+    full, last = _layers(hstu, load)
+    dim, wide = hstu.dim, hstu.attention_width
+    encoded, actions = encoded_rows(config, load)
+    norms = width * (2 * encoded + actions) * (config.encoder_hidden + config.dim)
+    casts = encoded * 3 * config.table_dim * (FLOAT + width)
+    ahead, back = forward(config, load), backward(config, load)
+    return {
+        "embedding": ahead["embedding"].bytes,
+        "position_time": ahead["position_time"].bytes,
+        "encoders": 2 * norms + casts,
+        # The norm of the input, read and written.
+        "stu_input": width * tokens * 2 * dim * (full + last),
+        # One query per row uses keys and values once, so reading them takes longer than the products.
+        "attention": width * tokens * (hstu.key_width + wide) * last,
+        # Gate and attention read; gate, attention and their gated norm written with dropout.
+        "stu_output": width * tokens * 5 * wide * full,
+        # The same again, gradients of the three read, those of gate and attention written.
+        "stu_output_backward": width * tokens * 12 * wide * full,
+        "attention_backward": width * tokens * 2 * (hstu.key_width + wide) * last,
+        # The norm again, its gradient with the residual's, and that of the gate's SiLU.
+        "stu_input_backward": width * tokens * (6 * dim * (full + last) + 3 * wide * full),
+        "encoders_backward": 3 * norms + casts,
+        "position_time_backward": back["position_time_backward"].bytes,
+        "embedding_backward": back["embedding_backward"].bytes,
+    }
+
+
 def recomputed(config: DLRMv4Config, load: Load) -> Cost:
     """The cost of recomputation in layers that save only their input. It does not count towards the MFU."""
     if not config.hstu.recompute:

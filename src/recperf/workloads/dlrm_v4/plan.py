@@ -16,7 +16,7 @@ from ...execution.tables import Lookups, planned_steps
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4 import cost, memory
 from ...models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
-from ...plan.work import DatasetIds, Evaluations, PlannedWorkload, RankIds, Spread, Table, Work
+from ...plan.work import DatasetIds, Evaluations, History, Lengths, PlannedWorkload, RankIds, Spread, Table, Work
 from .config import DLRMv4WorkloadConfig
 
 if TYPE_CHECKING:
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 
 PUBLISHED_HISTORY = 2663 / 4086
 """Mean length of the published interleaved histories, as a share of the maximum length."""
+PUBLISHED_LIKES = 105 / 4086
+"""Likes in a published history, as a share of the maximum length."""
+FULL_POOLS = 0.6
+"""Share of published histories whose two large pools are both full; the others have any part of the second one. Assumed
+so that the mean is the published one: only this is published."""
+QUANTILES = 64
+"""Lengths that stand for the distribution of all."""
+CALLS, CALLS_PER_LAYER, CALLS_LAST = 1190, 79, 43
+"""Operators called in an eager step: counted in one of the laptop preset, per layer, and more for a last layer that
+computes the candidate only."""
 PUBLISHED_RANK_BATCH = 1024
 """Samples of one rank in the published runs."""
 PUBLISHED_SAMPLES = {
@@ -72,31 +82,58 @@ def _evaluations(config: DLRMv4WorkloadConfig) -> Evaluations:
     return Evaluations(samples=PUBLISHED_HOLDOUT, every=every, first=first)
 
 
-def mean_history(config: DLRMv4WorkloadConfig, history: float | None) -> tuple[float, str]:
-    """Mean events of a history, and where the figure comes from."""
+def history_lengths(config: DLRMv4WorkloadConfig, history: History) -> tuple[Lengths, str]:
+    """Events of histories as equally likely values, and where they come from."""
     requested = config.data.history
-    if history is not None:
-        within(0.0, history, float(requested.longest), "history")
-        return history, "given"
-    if requested.strategy == "last-n":
-        return float(requested.longest), "counted: every history has the full length"
-    return PUBLISHED_HISTORY * requested.longest, "published: 2,663 of at most 4,086"
+    longest = float(requested.longest)
+    if isinstance(history, tuple):
+        return history, "counted in the dataset"
+    if requested.strategy == "last-n" and history is None:
+        return (longest,), "counted: every history has the full length"
+    published = _published_lengths(longest)
+    mean = sum(published) / len(published)
+    if history is None:
+        return published, "published mean 2,663 of at most 4,086, spread assumed"
+    within(0.0, history, longest, "history")
+    # Longer histories come closer to the maximum, so the spread shrinks as the mean grows towards it.
+    scale = history / mean if history <= mean else (longest - history) / (longest - mean)
+    return tuple(history + scale * (length - mean) for length in published), "mean as requested, spread assumed"
 
 
-def _work(config: DLRMv4WorkloadConfig, history: float | None, items: float | None) -> Work:
+def _published_lengths(longest: float) -> Lengths:
+    """The interleaved history has three pools of a third each. Listens fill theirs and likes are few; skips fill theirs
+    in most histories and lack up to two thirds in the others."""
+    mean, most = PUBLISHED_HISTORY * longest, (2 / 3 + PUBLISHED_LIKES) * longest
+    full = round(FULL_POOLS * QUANTILES)
+    short = QUANTILES - full
+    least = 2 * (mean * QUANTILES - most * full) / short - most
+    return tuple(float(least + (most - least) * (i + 0.5) / short) for i in range(short)) + (most,) * full
+
+
+def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -> Work:
     """`items` counts the different items of a batch for each of its samples; None: the published share."""
     model: DLRMv4Config = config.model
-    events, origin = mean_history(config, history)
-    length = max(model.context_tokens + 1, round(events) + model.context_tokens + 1)
+    events, origin = history_lengths(config, history)
+    tokens = tuple(max(0.0, one) + model.context_tokens + 1 for one in events)
+    mean = sum(tokens) / len(tokens)
+
+    @lru_cache(maxsize=64)
+    def lengths(samples: int) -> tuple[int, ...]:
+        """Lengths of a batch: quantiles of the distribution, of its mean."""
+        place_B = (np.arange(samples) + 0.5) / samples * len(tokens)
+        length_B = np.asarray(tokens)[place_B.astype(np.int64)]
+        length_B = np.maximum(length_B + mean - length_B.mean(), model.context_tokens + 1)
+        rounded_B = np.diff(np.floor(np.concatenate([[0.0], length_B.cumsum()]) + 0.5)).astype(np.int64)
+        return tuple(int(length) for length in rounded_B)
 
     @lru_cache(maxsize=64)
     def rows(samples: int) -> dict[str, int]:
-        return cost.usual_rows(model, (length,) * samples)
+        return cost.usual_rows(model, lengths(samples))
 
     def load(samples: int) -> Any:
         # Artist and album follow from the item, so there are as many triples as items.
         triples = rows(samples)["item_id"] if items is None else round(items * samples)
-        return cost.load_of(model, (length,) * samples, triples=triples)
+        return cost.load_of(model, lengths(samples), triples=triples)
 
     # The search for the largest batch that fits asks for the same batch sizes many times.
     @lru_cache(maxsize=64)
@@ -107,15 +144,28 @@ def _work(config: DLRMv4WorkloadConfig, history: float | None, items: float | No
     def input_bytes(samples: int) -> int:
         return memory.input_bytes(model, load(samples), rows(samples))
 
+    @lru_cache(maxsize=64)
     def parts(samples: int) -> dict[str, Cost]:
-        step = dict(cost.step(model, [load(samples)], rows=0))
+        one = load(samples)
+        step = dict(cost.step(model, [one], rows=0))
         del step["sparse_update"]
-        return step
+        passes = cost.passes(model, one) | {"dense_update": step["dense_update"].bytes}
+        return {name: Cost(part.flops, passes.get(name, 0)) for name, part in step.items()}
+
+    def sample_work(tokens_B: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Products grow with the tokens, attention with their square."""
+        one, two = (
+            sum(part.flops for part in cost.step(model, [cost.load_of(model, (length,))], rows=0).values())
+            for length in (1000, 2000)
+        )
+        square = (two - 2 * one) / (2000**2 - 2 * 1000**2)
+        linear = one / 1000 - 1000 * square
+        return np.asarray(linear * tokens_B + square * tokens_B**2)
 
     def distinct(name: str) -> Callable[[int], float]:
         return lambda samples: rows(samples)[name]
 
-    ids = {name: float(length - model.context_tokens) for name in cost.UNIQUE}
+    ids = dict.fromkeys(cost.UNIQUE, mean - model.context_tokens)
     tables = tuple(
         Table(
             name=name,
@@ -134,10 +184,14 @@ def _work(config: DLRMv4WorkloadConfig, history: float | None, items: float | No
         dense_states=2,
         precision=model.precision,
         parts=parts,
+        calls=CALLS + CALLS_PER_LAYER * model.hstu.layers + CALLS_LAST * model.hstu.candidate_only,
+        lengths=tokens,
+        sample_work=sample_work,
         activations=activations,
         input_bytes=input_bytes,
         origins={
-            "histories": f"{events:,.0f} events, all of this length ({origin})",
+            "histories": f"{sum(events) / len(events):,.0f} events on average, "
+            f"root of the mean square {(sum(n * n for n in events) / len(events)) ** 0.5:,.0f} ({origin})",
             "distinct rows": "published shares of a batch of 1,024: item 2.4 %, album 1.5 %, artist 0.6 %",
         },
     )
@@ -161,7 +215,7 @@ def _read_ids(config: DLRMv4WorkloadConfig, folder: Path, rank_batch: int, ranks
 
     def rank_ids(anchors_of_rank: NDArray[np.int64]) -> RankIds:
         batch = histories.batch(anchors_of_rank)
-        return RankIds(ids_by_table(batch, config.model.table_rows), len(batch.times_T))
+        return RankIds(ids_by_table(batch, config.model.table_rows), batch.history_offsets_B1.diff().numpy())
 
     def global_batches() -> Iterator[Iterator[RankIds]]:
         for start in np.linspace(0, len(anchors) - global_batch, batches).astype(np.int64):
