@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from recperf.runs.record import Run
 
 ROOT = Path(__file__).parents[2]
 HOSTS, SLURM = ROOT / "examples" / "hosts" / "start.sh", ROOT / "examples" / "slurm" / "dlrm_v4.sbatch"
+KUBERNETES = ROOT / "examples" / "kubernetes" / "dlrm_v4.yaml"
 STUBS = {
     # Notes what it was called with, and what ranks leave behind.
     "torchrun": """
@@ -87,6 +89,8 @@ def cluster(tmp_path: Path) -> Cluster:
 @pytest.mark.parametrize("script", [HOSTS, SLURM], ids=lambda path: path.name)
 def test_a_script_is_a_script(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", str(script)], check=True)
 
 
 def test_hosts_start_their_ranks(cluster: Cluster, tmp_path: Path) -> None:
@@ -100,6 +104,18 @@ def test_hosts_start_their_ranks(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.patience() == {"600"}
     assert options[0] == options[1]
     assert (options[0].run_dir, options[0].values.train.batch_size) == (run, 64)
+
+
+def test_hosts_whose_number_may_change(cluster: Cluster, tmp_path: Path) -> None:
+    where = {"FIRST": "10.0.0.1", "HOSTS": "1:4", "ADDRESS": "10.0.0.2"}
+    for number in ("0", "3"):
+        assert cluster.start(HOSTS, number, str(tmp_path / "mine"), **where) == 0
+    agents, _ = zip(*cluster.torchruns())
+    assert {(agent.nnodes, agent.rdzv_backend, agent.rdzv_endpoint, agent.rdzv_id) for agent in agents} == {
+        ("1:4", "c10d", "10.0.0.1:29400", "mine")
+    }
+    assert [agent.rdzv_conf for agent in agents] == [f"is_host={host},last_call_timeout=30" for host in (1, 0)]
+    assert {(agent.max_restarts, agent.local_addr) for agent in agents} == {(20, "10.0.0.2")}
 
 
 def test_the_same_words_go_on_with_a_run(cluster: Cluster, tmp_path: Path) -> None:
@@ -153,16 +169,108 @@ def test_a_finished_run_is_not_queued_again(cluster: Cluster, tmp_path: Path) ->
     assert not cluster.requeued()
 
 
+SBATCH = {
+    "job-name": r"[\w-]+", "nodes": r"\d+(-\d+)?", "ntasks-per-node": r"\d+", "gpus-per-node": r"(\w+:)?\d+",
+    "exclusive": "", "time": r"(\d+-)?\d\d:\d\d:\d\d", "output": r".*%j.*", "open-mode": "append|truncate",
+    "requeue": "", "signal": r"([BR]:)?[A-Z0-9]+@\d+",
+}  # fmt: skip
+"""Options of sbatch that a script may have, and what their values look like (the manual of SLURM 23)."""
+
+
+def test_options_of_sbatch() -> None:
+    options = re.findall(r"^#SBATCH (.*)$", SLURM.read_text(), re.MULTILINE)
+    assert len(options) >= 8
+    for option in options:
+        name, _, value = option.removeprefix("--").partition("=")
+        assert option.startswith("--")
+        assert name in SBATCH, option
+        assert re.fullmatch(SBATCH[name], value), option
+    seconds = {option.partition("@")[2] for option in options if option.startswith("--signal")}
+    patience = re.findall(r"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", SLURM.read_text())
+    assert int(patience[0]) < int(seconds.pop()), "ranks must have saved when SLURM kills the job"
+
+
+CONTAINER = {
+    "name": str, "image": str, "command": [str], "args": [str], "env": [{"name": str, "value": str}],
+    "resources": {"limits": {"nvidia.com/gpu": int}}, "volumeMounts": [{"name": str, "mountPath": str}],
+}  # fmt: skip
+POD = {
+    "terminationGracePeriodSeconds": int, "securityContext": {"fsGroup": int}, "containers": [CONTAINER],
+    "volumes": [{"name": str, "persistentVolumeClaim": {"claimName": str}, "emptyDir": {"medium": str}}],
+}  # fmt: skip
+ELASTIC = {
+    "minReplicas": int, "maxReplicas": int, "maxRestarts": int, "rdzvBackend": str, "rdzvId": str,
+    "rdzvConf": [{"key": str, "value": str}],
+}  # fmt: skip
+PYTORCHJOB = {
+    "apiVersion": str, "kind": str, "metadata": {"name": str},
+    "spec": {
+        "nprocPerNode": str, "runPolicy": {"cleanPodPolicy": str}, "elasticPolicy": ELASTIC,
+        "pytorchReplicaSpecs": {"Worker": {"replicas": int, "restartPolicy": str, "template": {"spec": POD}}},
+    },
+}  # fmt: skip
+"""The fields in use of the custom resource PyTorchJob (training operator 1.9)."""
+
+
+def require_fits(value: Any, schema: Any, at: str = "") -> None:
+    if isinstance(schema, dict):
+        assert isinstance(value, dict), at
+        for name, part in value.items():
+            assert name in schema, f"{at}.{name}"
+            require_fits(part, schema[name], f"{at}.{name}")
+    elif isinstance(schema, list):
+        assert isinstance(value, list), at
+        for number, part in enumerate(value):
+            require_fits(part, schema[0], f"{at}[{number}]")
+    else:
+        assert type(value) is schema, f"{at}: {value!r}"
+
+
+def test_the_manifest_fits_the_operator_torchrun_and_recperf() -> None:
+    manifest = pytest.importorskip("yaml").safe_load(KUBERNETES.read_text())
+    require_fits(manifest, PYTORCHJOB)
+    assert (manifest["apiVersion"], manifest["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    spec = manifest["spec"]
+    worker, elastic = spec["pytorchReplicaSpecs"]["Worker"], spec["elasticPolicy"]
+    assert spec["runPolicy"]["cleanPodPolicy"] in ("None", "Running", "All")
+    assert worker["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
+    assert elastic["minReplicas"] <= worker["replicas"] <= elastic["maxReplicas"]
+    pod = worker["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["name"] == "pytorch", "the operator looks for this one"
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert int(variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
+    assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert container["command"] == ["torchrun"]
+    # What the operator puts into PET_* variables.
+    conf = ",".join(f"{entry['key']}={entry['value']}" for entry in elastic["rdzvConf"])
+    agent, options = understood(
+        ["--nnodes", f"{elastic['minReplicas']}:{elastic['maxReplicas']}", "--nproc-per-node", spec["nprocPerNode"],
+         "--max-restarts", str(elastic["maxRestarts"]), "--rdzv-backend", elastic["rdzvBackend"],
+         "--rdzv-id", elastic["rdzvId"], "--rdzv-conf", conf, *container["args"]]
+    )  # fmt: skip
+    require_known_conf(agent.rdzv_conf)
+    assert str(options.run_dir).startswith("/shared/")
+
+
+def require_known_conf(text: str) -> None:
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+
+    known = {"is_host", "join_timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"}
+    assert _parse_rendezvous_config(text).keys() <= known
+
+
 def commands() -> list[str]:
     """Those of the page that start ranks, as one types them."""
     text = (ROOT / "docs" / "launching.md").read_text()
-    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line.partition("#")[0] for line in lines if line.startswith("torchrun ")]
 
 
 def test_the_page_has_commands() -> None:
-    assert len(commands()) >= 2
+    assert len(commands()) >= 3
 
 
 @pytest.mark.parametrize("line", commands())
@@ -174,4 +282,5 @@ def test_a_command_of_the_page_is_understood(line: str, tmp_path: Path) -> None:
         Run.create("dlrm-v4", to_json(choose(["dlrm-v4"]).config), folder=tmp_path / "run").close()
         words[words.index("--resume") + 1] = str(tmp_path / "run")
     agent, _ = understood(words)
-    assert agent.nnodes == "2"
+    assert agent.nnodes in ("2", "1:4")
+    require_known_conf(agent.rdzv_conf)

@@ -62,7 +62,7 @@ NOT_RUN = {
     r"--data yambda-50m": "needs a download",
     r"run dlrm-v4 --preset mlperf": "needs 600 GB of tables",
     r"^torchrun --nnodes": "needs several hosts; tests/distributed runs it",
-    r"examples/(hosts|slurm)/": "needs several hosts; tests/distributed runs it",
+    r"examples/(hosts|slurm|kubernetes)/": "needs several hosts; tests/distributed runs it",
     r"^hpc": "needs HPCToolkit",
     r"tests/reliability/chaos.py": "takes minutes; tests/reliability runs it",
     r"actions/measure/measure.py": "profiles two checkouts several times; tests/github runs it",

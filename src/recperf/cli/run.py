@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Literal
 
 import tyro
@@ -14,12 +15,12 @@ import tyro
 from ..config import to_json, with_absolute_paths
 from ..distributed.exits import run_as_rank
 from ..distributed.launch import launch, rank_arguments, require_ranks
-from ..distributed.progress import job, remember_run, remembered_run, restarted, same_job
+from ..distributed.progress import job, launched, remember_run, remembered_run, restarted, same_job
 from ..distributed.ranks import Ranks, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import read_regular, require_writable, write_atomic
 from ..runs.checkpoints import listed
-from ..runs.record import Run, read_config
+from ..runs.record import Busy, Run, read_config
 from ..runs.report.quality_sections import shortfall
 from ..runs.report.sections import target_text
 from ..runs.result import fault
@@ -45,6 +46,8 @@ WORKLOAD comes first; each option below overrides one field of its config."""
 
 JOB = ".torchrun"
 """File in a run folder that names the torchrun job working on it."""
+LEASE_S = 120.0
+"""Seconds in which a file server frees the locks of a host that is gone; Linux's leases last 90 (NFS 4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,7 @@ def run_here(arguments: list[str], world: Ranks) -> int:
             FLAG.poll()
             world.join(options.values.train.device, options.values.distributed.timeout_s)
             world.require_same_config(choice.workload.name, with_absolute_paths(options.values))
+            world.report_ranks(terminal.say)
         return run(choice, options, terminal) if world.is_leader else follow(choice, options, terminal)
 
 
@@ -171,20 +175,19 @@ def follow(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
 
 def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     config = with_absolute_paths(options.values)
-    if not choice.resume and current().size > 1:
-        before = begun(choice, options, config)
-        if before is not None:
-            terminal.notice("the ranks were restarted and resume their run")
-            choice = replace(choice, resume=before, config=config)
-        elif restarted():
-            terminal.notice("the ranks were restarted, but their run is not on this host: starting a new one")
+    before = None if choice.resume else begun(choice, options, config)
+    if before is not None:
+        terminal.notice("the ranks were restarted and resume their run")
+        choice = replace(choice, resume=before, config=config)
+    elif restarted() and not choice.resume:
+        terminal.notice("the ranks were restarted, but their run is not on this host: starting a new one")
     FLAG.poll()
     if choice.resume:
-        record = Run.open(choice.resume)
+        record = opened(choice.resume, terminal)
     else:
         record = Run.create(choice.workload.name, to_json(config), folder=options.run_dir)
     try:
-        if current().size > 1:
+        if job():
             remember_run(record.folder)
             write_atomic(record.folder / JOB, job().encode())
         result = finished_result(record)
@@ -227,6 +230,21 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
         text = f"the quality target was missed{f': {below}' if below else ''}"
         return conclude(GateFailed(text, where=missed))
     return 0
+
+
+def opened(folder: Path, terminal: Terminal) -> Run:
+    """The run to resume. Under torchrun the lock may be that of a rank on a host that is gone."""
+    end = monotonic() + (LEASE_S if job() and not launched() else 0.0)
+    while True:
+        try:
+            return Run.open(folder)
+        except Busy:
+            if monotonic() >= end:
+                raise
+        terminal.notice(f"another process has locked the run; waiting up to {end - monotonic():.0f} s for it")
+        for _ in range(10):
+            FLAG.poll()
+            sleep(1.0)
 
 
 def finished_result(record: Run) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ A caller never asks how many ranks there are: for a single process each method d
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,13 @@ class Ranks(World):
     def resume_options(self) -> str:
         """What `recperf run --resume RUN` needs to start as many ranks again."""
         return f" --ranks {self.size}" if self.size > 1 else ""
+
+    def report_ranks(self, notice: Callable[[str], None]) -> None:
+        """Print which hosts and devices take part, and how the ranks reach each other."""
+        if self.size > 1:
+            from .rendezvous import device_name, members
+
+            notice(members(self.all_gather((platform.node(), device_name(self.device))), self.backend))
 
     def report_plan(self, trial: Any, notice: Callable[[str], None]) -> None:
         """Print which rank holds which part of the tables."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import time
 import uuid
 from datetime import timedelta
@@ -14,6 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..stop import poll
 
+MOST_HOSTS = 8
+"""Hosts that the line about the ranks names."""
 _POLL_S = 0.02
 
 
@@ -28,6 +32,22 @@ def connect(backend: str, store: Any, rank: int, size: int, timeout_s: float) ->
     """Create the process group of all ranks."""
     timeout = timedelta(seconds=timeout_s)
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "CPU"
+
+
+def members(ranks: list[tuple[str, str]], backend: str) -> str:
+    """A line that says which hosts and devices take part, from those of each rank, and what connects them."""
+    places = []
+    for (host, device), group in itertools.groupby(range(len(ranks)), key=ranks.__getitem__):
+        first, *others = group
+        places.append(f"{first}{f' to {others[-1]}' if others else ''} on {host} ({device})")
+    more = f"; {len(places) - MOST_HOSTS} more hosts" if len(places) > MOST_HOSTS else ""
+    interfaces = {name: os.environ.get(f"{name.upper()}_SOCKET_IFNAME") for name in ("gloo", "nccl") if name in backend}
+    network = " and ".join(f"{name} on {interface}" if interface else name for name, interface in interfaces.items())
+    return f"{len(ranks)} ranks by {network}: {'; '.join(places[:MOST_HOSTS])}{more}"
 
 
 def collectives(device: str) -> int:

@@ -23,7 +23,15 @@ from ..runs.quality import detail
 from ..runs.record import Run, now, read_saved_config
 from ..runs.result import SCHEMA, Data, checked
 from ..runs.result import Trial as TrialFile
-from ..runs.resume import Change, operator_changes, operators_text, recorded_fields, reported_changes, since_start
+from ..runs.resume import (
+    RANKS,
+    Change,
+    operator_changes,
+    operators_text,
+    recorded_fields,
+    reported_changes,
+    since_start,
+)
 from ..runs.schemas import Machine, Progress, Scores
 from ..runs.seal import seal
 from ..runs.speed import budget_of, speed_of, tables_of
@@ -77,6 +85,10 @@ def execute(
     changed = world.on_leader(lambda: _since_start(run, config))
     used = started.get("operators")
     changed += tuple(operator_changes(used, world.all_gather(choice.replaced(used)), allow, {"run": run.folder}))
+    if (started.get("ranks") or world.size) != world.size:
+        changed += (Change(RANKS, started["ranks"], world.size),)
+        # They say what limited a step of the ranks that finished the training.
+        run.remove(*MEASURED)
     facts = machine_facts()
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
@@ -158,7 +170,7 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]
             current().report_plan(trial, job.report.notice)
             finished = job.finish(seed, trial)
             started.setdefault("operators", choice.used())
-            job.run.note_progress(operators=started["operators"])
+            job.run.note_progress(operators=started["operators"], ranks=current().size)
             # After a power cut there must be no trial whose last steps the log lacks.
             job.run.sync_events()
             job.run.write(f"trial-{seed}.json", finished)

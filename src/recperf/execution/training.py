@@ -18,7 +18,7 @@ from ..ops import choice
 from ..runs.loggers import Curves
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
-from ..runs.resume import OPERATORS, Change, changes, is_free, operator_changes, recorded_fields, require_allowed
+from ..runs.resume import OPERATORS, RANKS, Change, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import SavedState
 from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
@@ -88,7 +88,7 @@ class SeedTraining:
     def __init__(self, job: Job, seed: int, trial: Trial, store: CheckpointStore) -> None:
         self.job, self.seed, self.trial, self.store = job, seed, trial, store
         self.run, self.report = job.run, job.report
-        self.contract = recorded_fields(job.config)
+        self.contract = {**recorded_fields(job.config), RANKS: current().size}
         """The config fields that a checkpoint is bound to, and free ones whose changes are logged."""
         self.submission: Submission | None = None
         if job.log and job.workload.submission:
@@ -314,8 +314,8 @@ class SeedTraining:
 
     def _log_changes(self, changes: Iterable[Change], step: int) -> None:
         for change in changes:
-            if change.field == OPERATORS:
-                self.report.notice(f"operators change from {change.was} to {change.now}")
+            if change.field in (OPERATORS, RANKS):
+                self.report.notice(f"{change.field} change from {change.was} to {change.now}")
             self.run.event("change", seed=self.seed, step=step, **vars(change))
 
     def _require_baselines(self, digest: str | None) -> None:

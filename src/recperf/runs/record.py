@@ -44,6 +44,10 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+class Busy(MachineError):
+    """Another process is using the run folder."""
+
+
 class Run:
     """One run folder, held by one process at a time."""
 
@@ -263,7 +267,7 @@ def hold(folder: Path, *, busy: str = "wait for it, or choose another --run-dir"
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise MachineError("another process is using this run folder", where={"folder": folder}, fix=busy) from None
+        raise Busy("another process is using this run folder", where={"folder": folder}, fix=busy) from None
     return handle
 
 

@@ -23,10 +23,10 @@ from .schemas import ChangedField
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
     "distributed.sharding", "distributed.placement", "distributed.timeout_s", "distributed.pipeline",
-    "distributed.overlap", "ranking.*", "tables.*",
+    "distributed.overlap", "ranking.*", "tables.*", "ranks",
 )  # fmt: skip
 """Fields that may change freely: the path of the data (its digest is compared anyway), who reads it, when checkpoints
-are saved, which rank holds which table, where rows lie, and what is ranked after training."""
+are saved, which rank holds which table, where rows lie, what is ranked after training, and the number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Change:
 
 OPERATORS = "operators"
 """Stands for the implementations of operators: no config field, but numbers depend on it as on one."""
+RANKS = "ranks"
+"""Stands for the number of ranks: no config field, but a change is recorded, since it changes the last bits."""
 
 
 def fields_of(config: Any) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class Progress(Struct):
     resumes: int
     operators: dict[str, str] | None = None
     """The implementations that the finished trainings used."""
+    ranks: int | None = None
+    """The number of ranks that finished the last finished training."""
     saved: tuple[int, ...] | None = None
     """Seeds that have a checkpoint; a run whose checkpoints were lost must not start over in silence. None in runs of
     earlier versions."""
