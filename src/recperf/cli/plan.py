@@ -96,6 +96,10 @@ def command(arguments: list[str]) -> int:
     )
     parallelism = _parallelism(options, workload)
     tables = getattr(options.values, "tables", None)
+    worse_skew = None
+    if options.skew is None and workload.popularity is not None:
+        independent = replace(options, skew=f"zipf:{workload.popularity[0]}")
+        worse_skew = lambda ranks: _skew(independent, workload, ranks, parallelism)  # noqa: E731
     setting = Setting(
         workload=workload,
         device=device,
@@ -107,6 +111,7 @@ def command(arguments: list[str]) -> int:
         price=price,
         cache_bytes=byte_count(tables.device_bytes) if tables else None,
         tiered=tables is not None and tables.placement in ("host", "file"),
+        worse_skew=worse_skew,
         detailed_skew=options.skew not in (None, "even"),
     )
     result = {
@@ -118,6 +123,7 @@ def command(arguments: list[str]) -> int:
         "network": network.name,
         "ranks_per_node": network.ranks_per_node,
         "currency": currency,
+        "popularity": workload.popularity[0] if workload.popularity else None,
         **plan(setting, counts),
     }
     text = plan_text.as_text(result)
@@ -153,7 +159,8 @@ def _parallelism(options: Options[Any], workload: PlannedWorkload) -> Parallelis
         overrides[name] = cast(KindOrAuto, kind)
     if options.rank_batch is not None and options.global_batch is not None:
         raise UsageError("--rank-batch and --global-batch exclude each other")
-    rank_batch = options.rank_batch if options.global_batch is not None else options.rank_batch or workload.rank_batch
+    published = None if options.global_batch is not None else workload.rank_batch
+    rank_batch = published if options.rank_batch is None else options.rank_batch
     return Parallelism(
         rank_batch=rank_batch,
         sharding=options.sharding,
@@ -187,11 +194,11 @@ def _device(options: Options[Any], terminal: Terminal) -> Device:
 
 def _ranks(text: str) -> list[int]:
     numbers = text.replace(",", " ").split()
-    if not numbers or not all(number.isdecimal() for number in numbers):
-        raise UsageError(f"--ranks {text!r} is not a list of numbers", fix="--ranks 8, or --ranks 8,16,32")
-    counts = [int(number) for number in numbers]
-    for count in counts:
-        within(1, count, 1 << 20, "ranks")
+    counts = sorted({int(number) for number in numbers if re.fullmatch(r"[0-9]{1,7}", number)})
+    if not numbers or len(counts) < len(set(numbers)) or counts[0] < 1 or counts[-1] > 1 << 20:
+        raise UsageError(
+            f"--ranks {text!r} is not a list of numbers from 1 to {1 << 20:,}", fix="--ranks 8, or --ranks 8,16,32"
+        )
     return counts
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Any
 
 from ..measure.limits import TEXTS
 from ..plan.predict import PARTS
 from ..units import number, size
 from .terminal import table
+
+WIDTH = 110
+"""Longest text of a line of the advice."""
 
 
 def as_text(plan: dict[str, Any]) -> str:
@@ -26,28 +31,32 @@ def as_text(plan: dict[str, Any]) -> str:
 def _advice(plan: dict[str, Any]) -> list[str]:
     advice = plan["advice"]
     chosen = advice["configuration"]
-    if chosen is None:
-        largest = plan["points"][-1]
-        lines = [f"No number of ranks up to {largest['ranks']:,} fits: {_missing(largest)}."]
-    else:
-        lines = [_smallest(plan, chosen), *_rows(_facts(plan, chosen))]
-    return lines + _rows({"or": _alternative(plan)} if advice["tiers"] and advice["tiers"]["stores"] else {})
+    lines = [_too_few(plan)] if chosen is None else [_smallest(plan, chosen), *_rows(_facts(plan, chosen))]
+    return lines + _rows(_alternative(plan) if advice["tiers"] and advice["tiers"]["stores"] else {})
 
 
-def _alternative(plan: dict[str, Any]) -> str:
+def _too_few(plan: dict[str, Any]) -> str:
+    """What to do where no number of ranks fits."""
+    points = plan["points"]
+    text = f"No number of {plan['device']} up to {points[-1]['ranks']:,} is enough"
+    smaller = next((point for point in points if point["memory"]["largest_global_batch"]), None)
+    if smaller is None:
+        return f"{text}: choose a device with more memory."
+    options = f"--train.batch-size {smaller['memory']['largest_global_batch']}"
+    return f"{text} for {smaller['rank_batch']:,} samples on each; {smaller['ranks']:,} are with {options}."
+
+
+def _alternative(plan: dict[str, Any]) -> dict[str, str]:
     """One device, with its tables elsewhere."""
-    tiers, currency = plan["advice"]["tiers"], plan["currency"]
-    stores = tiers["stores"]
-    texts = []
-    for name, where in (("host", f"{size(tiers['table_bytes'])} of host memory"), ("file", "files")):
-        reached = stores[name]["target"]
-        target = f", {_reached(reached, currency)} to the target" if reached else ""
-        texts.append(f"in {where} {_band_time(stores[name]['step'])} a step{target}")
-    options = f"--train.batch-size {tiers['rank_batch']} --tables.placement"
-    return (
-        f"1 {plan['device']} with its tables {'; '.join(texts)}\n"
-        f"          recperf {plan['command']} {options} {'|'.join(stores)}"
-    )
+    tiers = plan["advice"]["tiers"]
+    host, file = (tiers["stores"][name] for name in ("host", "file"))
+    target = f", {_reached(host['target'], plan['currency'])} to the target" if host["target"] else ""
+    memory = f"{size(tiers['table_bytes'])} of host memory"
+    return {
+        "or": f"1 {plan['device']} with its tables in {memory}: {_band_time(host['step'])} a step{target}; "
+        f"in files {_band_time(file['step'])} a step",
+        "": f"recperf {plan['command']} --train.batch-size {tiers['rank_batch']} --tables.placement host",
+    }
 
 
 def _smallest(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
@@ -70,6 +79,7 @@ def _facts(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
         "run": _command(plan, chosen),
         "step": f"{_band_time(step)}, {step['samples_per_s']:,.0f} samples/s",
         "memory": f"{_memory_band(memory)} of {size(memory['limit_bytes'])} on the fullest rank",
+        **_worse_ids(plan, chosen),
         "target": "not known: set --samples-to-target",
         "cost": "not known: set --price, such as 4USD for a device and hour",
     }
@@ -92,11 +102,23 @@ def _facts(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
         for one in plan["advice"]["changes"]
     ]
     facts["change"] = "; or ".join(changes or ["no option of recperf run shortens the step by 2 % or more"])
-    larger = next((one for one in plan["points"] if one["ranks"] > chosen["ranks"] and one["target"]), None)
+    larger = next((one for one in plan["points"] if one["ranks"] > chosen["ranks"] and one["fits"]), None)
     if larger:
-        devices = f"{larger['ranks']:,} {plan['device']}"
-        facts["change"] += f"; {devices} take {_reached(larger['target'], plan['currency'])} to the target"
+        takes = f"train {larger['step']['samples_per_s']:,.0f} samples/s"
+        if larger["target"]:
+            takes = f"take {_reached(larger['target'], plan['currency'])} to the target"
+        facts["change"] += f"; {larger['ranks']:,} {plan['device']} {takes}"
     return facts
+
+
+def _worse_ids(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
+    ranks = plan["advice"]["worse_ids_ranks"]
+    if ranks in (None, chosen["ranks"]):
+        return {}
+    law = f"--skew zipf:{plan['popularity']:g}"
+    return {
+        "ids": f"as published; drawn independently from the same power law ({law}) they need {ranks:,} {plan['device']}"
+    }
 
 
 def _command(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
@@ -105,12 +127,19 @@ def _command(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
     options = f" {chosen['options']}" if chosen["options"] else ""
     end = f" --train.batch-size {chosen['global_batch']}{options}"
     if nodes > 1:
-        return f"torchrun --nnodes {nodes} --nproc-per-node {plan['ranks_per_node']} -m recperf {run}{end}"
+        # torchrun starts equally many ranks on each node.
+        return f"torchrun --nnodes {nodes} --nproc-per-node {-(-ranks // nodes)} -m recperf {run}{end}"
     return f"recperf {run}{f' --ranks {ranks}' if ranks > 1 else ''}{end}"
 
 
 def _rows(facts: dict[str, str]) -> list[str]:
-    return [f"  {name:<7} {text}" for name, text in facts.items()]
+    """A line each, and more where it is long; commands stay whole."""
+    lines = []
+    for name, text in facts.items():
+        whole = name in ("run", "")
+        parts = [text] if whole else wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+        lines += [f"  {label:<7} {part}" for label, part in zip_longest((name,), parts, fillvalue="")]
+    return lines
 
 
 def _overview(points: list[dict[str, Any]], currency: str | None) -> list[list[str]]:

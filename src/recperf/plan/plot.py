@@ -56,7 +56,7 @@ def figure(plan: dict[str, Any]) -> Figure:
     reached = [point["target"] for point in points]
     known = bool(points) and all(reached)
     _speed(next(panels), points, x)
-    _bands(next(panels), x, [point["step"] for point in points], "step", "ms", 1e3)
+    _scaling(next(panels), points, x)
     _step(next(panels), points, x)
     _memory(next(panels), points, x)
     hours = [one["seconds"] for one in reached] if known else None
@@ -80,13 +80,21 @@ def _speed(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
     axes.set_title("samples/s")
     if not points:
         return
-    speed = [point["step"]["samples_per_s"] for point in points]
-    low, high = ([one["global_batch"] / one["step"][bound] for one in points] for bound in ("high", "low"))
+    bounds = {"value": "value", "low": "high", "high": "low"}
+    bands = [{key: one["global_batch"] / one["step"][bound] for key, bound in bounds.items()} for one in points]
+    speed, below, above = _errors(bands)
     ideal = [speed[0] / points[0]["ranks"] * point["ranks"] for point in points]
     axes.plot(x, ideal, color=GREY, ls="--", label="linear scaling")
-    _with_band(axes, x, speed, low, high, label="predicted")
+    axes.errorbar(x, speed, yerr=[below, above], color=BLUE, marker="o", capsize=4, elinewidth=1, label="predicted")
     axes.set_yscale("log")
     axes.legend(frameon=False)
+
+
+def _scaling(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
+    axes.set_title("scaling efficiency")
+    axes.set_ylabel("%")
+    axes.plot(x, [100 * point["scaling"] for point in points], color=BLUE, marker="o")
+    axes.set_ylim(bottom=0)
 
 
 def _bands(
@@ -98,16 +106,16 @@ def _bands(
         if bands is None:
             axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center", color=GREY)
         return
-    value, low, high = ([factor * band[key] for band in bands] for key in ("value", "low", "high"))
-    _with_band(axes, x, value, low, high)
-    axes.set_ylim(0, 1.1 * max(high))
+    value, below, above = _errors([{key: factor * bound for key, bound in band.items()} for band in bands])
+    axes.errorbar(x, value, yerr=[below, above], color=BLUE, marker="o", capsize=4, elinewidth=1)
+    axes.set_ylim(0, 1.1 * max(a + b for a, b in zip(value, above)))
     axes.set_ylabel(unit)
 
 
-def _with_band(axes: Axes, x: list[int], value: list[float], low: list[float], high: list[float], **style: Any) -> None:
-    below = [a - b for a, b in zip(value, low)]
-    above = [b - a for a, b in zip(value, high)]
-    axes.errorbar(x, value, yerr=[below, above], color=BLUE, marker="o", capsize=4, elinewidth=1, **style)
+def _errors(bands: list[dict[str, float]]) -> tuple[list[float], list[float], list[float]]:
+    """Values, and how far their ranges reach below and above them."""
+    value, low, high = ([band[key] for band in bands] for key in ("value", "low", "high"))
+    return value, [a - b for a, b in zip(value, low)], [b - a for a, b in zip(value, high)]
 
 
 def _step(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
@@ -128,7 +136,9 @@ def _step(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
         bottom = [a + b for a, b in zip(bottom, ms)]
     if any(small):
         axes.bar(x, small, bottom=bottom, color=GREY, label="other", width=0.7)
-    axes.set_ylim(top=1.6 * max(a + b for a, b in zip(bottom, small)))
+    value, below, above = _errors([{key: 1e3 * step[key] for key in ("value", "low", "high")} for step in steps])
+    axes.errorbar(x, value, yerr=[below, above], fmt="none", color="black", capsize=4, elinewidth=1)
+    axes.set_ylim(top=1.6 * max(a + b for a, b in zip(value, above)))
     axes.legend(frameon=False, fontsize=7, ncols=2, loc="upper left")
 
 

@@ -144,14 +144,15 @@ def kinds(rows: int, exponent: float, blocks: int = 1) -> tuple[Counts, Counts, 
 
 def parse(text: str) -> float | Path:
     """The value of --skew: the exponent of `zipf:A`, or the folder of a dataset."""
+    fix = "--skew even, --skew zipf:1.05, or the folder of a dataset"
     if not text.startswith("zipf"):
+        if not Path(text).is_dir():
+            raise UsageError(f"--skew {text!r} is no folder", fix=fix)
         return Path(text)
     try:
         return float(text.removeprefix("zipf").removeprefix(":") or "1.05")
     except ValueError:
-        raise UsageError(
-            f"--skew {text!r} has no exponent", fix="--skew zipf:1.05, or the folder of a dataset"
-        ) from None
+        raise UsageError(f"--skew {text!r} has no exponent", fix=fix) from None
 
 
 def owners(ids: NDArray[Any], table: Table, ranks: int, *, hashed: bool) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -63,6 +63,8 @@ class Setting:
     question: Question
     skew: Callable[[int], Skew | None]
     """The ids of that many ranks; None: spread evenly."""
+    worse_skew: Callable[[int], Skew | None] | None = None
+    """Ids that are less favourable, to see whether the advice depends on them."""
     history: float | None = None
     price: float | None = None
     """Price of one device for an hour."""
@@ -109,7 +111,7 @@ def plan(setting: Setting, counts: Sequence[int] | None = None) -> dict[str, Any
     candidates = list(_search(setting)) if counts is None else [_candidate(setting, ranks) for ranks in counts]
     fitting = [one for one in candidates if one.fits]
     if not fitting and counts is not None:
-        fitting = [one for one in _search(setting, first=2 * max(counts), larger=0) if one.fits]
+        fitting = [one for one in _search(setting, first=1 << max(counts).bit_length(), larger=0) if one.fits]
     smallest = min(fitting, key=lambda one: one.plan.ranks, default=None)
     points = [_point(setting, one, smallest) for one in candidates]
     return {"advice": _advice(setting, smallest), "points": points}
@@ -145,8 +147,17 @@ def _advice(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
             {"options": options, "step": _band(better).as_json()}
             for options, better in advice.improvements(smallest.plan, smallest.parallelism, smallest.predicted)
         ],
+        "worse_ids_ranks": _worse_ids_ranks(setting, smallest),
         "tiers": _tiers(setting, smallest),
     }
+
+
+def _worse_ids_ranks(setting: Setting, smallest: Candidate | None) -> int | None:
+    """The smallest number of ranks that fits with less favourable ids; None if there is none, or if it is not known."""
+    if setting.worse_skew is None or smallest is None:
+        return None
+    worse = replace(setting, skew=setting.worse_skew)
+    return next((one.plan.ranks for one in _search(worse, first=smallest.plan.ranks, larger=0) if one.fits), None)
 
 
 def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | None:
