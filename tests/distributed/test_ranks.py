@@ -6,23 +6,31 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rank_jobs import events, small
 from rank_pool import home, needs_torchrec, run_ranks
 
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.distributed.balance import imbalance, stride
 from recperf.distributed.config import DistributedConfig
 from recperf.models.dlrm_v4.config import HSTUConfig
+from recperf.models.dlrm_v4.cost import sample_flops
+from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, EvaluationConfig, EventsConfig, HistoryTrainConfig
+from recperf.workloads.dlrm_v4.ranks import Share
 
 pytestmark = needs_torchrec
-STEPS = 12
-TOLERANCE = 1e-4
-"""Relative, of a loss: ranks add gradients up in another order."""
+STEPS = 51
+TOLERANCE = 1e-6
+"""Relative, of a loss: ranks add gradients up in another order. Adam divides by the size of a gradient, so that the
+rounding of tiny ones counts, the more the higher the learning rate: here 2e-7, and 7e-6 at rates of 3e-3 and 0.1."""
 
 
-def config(*, sharding: str = "", dropout: float = 0.0, scale: str = "fixed", batch: int = 30) -> DLRMv4WorkloadConfig:
+def config(
+    *, sharding: str = "", dropout: float = 0.1, scale: str = "fixed", batch: int = 12, balance: bool = True
+) -> DLRMv4WorkloadConfig:
     data = EventsConfig(
         path=events(home() / "events"),
         history=HistoryConfig(length=6, scan=20),
@@ -43,13 +51,15 @@ def config(*, sharding: str = "", dropout: float = 0.0, scale: str = "fixed", ba
         small(), hstu=layers, input_dropout=dropout, encoder_hidden=8, item_hidden=8, head_hidden=8, positions=32,
         time_buckets=16,
     )  # fmt: skip
-    train = HistoryTrainConfig(batch_size=batch, device="cpu", threads=1, warmup_steps=2)
+    train = HistoryTrainConfig(
+        batch_size=batch, device="cpu", threads=1, warmup_steps=10, learning_rate=4e-4, table_learning_rate=4e-3
+    )  # fmt: skip
     return DLRMv4WorkloadConfig(
         data=data,
         model=model,
         train=train,
         evaluate=EvaluationConfig(batch_size=50),
-        distributed=DistributedConfig(sharding=sharding),
+        distributed=DistributedConfig(sharding=sharding, balance=balance),
     )
 
 
@@ -67,7 +77,7 @@ def test_losses_are_those_of_a_single_process(ranks: int) -> None:
     (one,), found = trained(1), trained(ranks)
     assert close(one["losses"], found[0]["losses"]), (one["losses"], found[0]["losses"])
     assert len(set(one["losses"])) == STEPS
-    assert close(one["norms"], found[0]["norms"], 1e-3), (one["norms"], found[0]["norms"])
+    assert close(one["norms"], found[0]["norms"], 1e-5), (one["norms"], found[0]["norms"])
     for told in found[1:]:
         assert told["losses"] == found[0]["losses"]
         assert told["samples"] == one["samples"]
@@ -82,7 +92,7 @@ def test_every_row_is_scored_whichever_rank_has_it(ranks: int) -> None:
     (one,), found = trained(1), trained(ranks)
     for told in found:
         assert torch.equal(told["labels"], one["labels"])
-        torch.testing.assert_close(told["logits"], one["logits"], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(told["logits"], one["logits"], rtol=1e-5, atol=1e-5)
         assert told["metrics"] == found[0]["metrics"]
     assert found[0]["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
 
@@ -90,24 +100,46 @@ def test_every_row_is_scored_whichever_rank_has_it(ranks: int) -> None:
 def test_batches_with_fewer_samples_than_ranks() -> None:
     """Windows of some dozen anchors in batches of 3: the fourth rank never has a sample of its own."""
     (one,), found = trained(1, batch=3), trained(4, batch=3)
-    assert close(one["losses"], found[0]["losses"], 1e-3)
+    assert close(one["losses"], found[0]["losses"])
     assert torch.equal(found[3]["labels"], one["labels"])
 
 
-def test_the_longest_row_is_the_maximum_over_ranks() -> None:
-    (one,), found = trained(1, scale="batch-max"), trained(2, scale="batch-max")
+def test_the_longest_row_is_that_of_all_ranks() -> None:
+    (one,), found = trained(1, scale="batch-max"), trained(2, scale="batch-max", balance=False)
     assert close(one["losses"], found[0]["losses"])
     assert not close(one["losses"], trained(1)[0]["losses"])
 
 
+def test_every_rank_knows_what_all_ranks_take() -> None:
+    """Dealt by work, each sample goes to one rank, and the slowest has little more than the mean; else in turn."""
+    histories = PreparedHistories(config()).histories
+    positions_B = np.arange(5, 900, 7)
+    model, ranks = config().model, 4
+    for balance in (True, False):
+        shares = [Share(histories, model, rank, ranks, balance) for rank in range(ranks)]
+        batches = [share.batch(positions_B) for share in shares]
+        parts = batches[0].parts
+        assert all(np.array_equal(part, same) for batch in batches for part, same in zip(parts, batch.parts))
+        whole = histories.batch(positions_B)
+        tokens_B = whole.history_offsets_B1.diff().numpy() + model.context_tokens + 1
+        for part, batch in zip(parts, batches):
+            alone = histories.batch(positions_B[part])
+            assert torch.equal(batch.features.values_V, alone.features.values_V)
+            assert batch.before_B.tolist() == (np.cumsum(tokens_B) - tokens_B)[part].tolist()
+            assert (batch.samples, batch.whole_longest) == (len(positions_B), tokens_B.max())
+        constant, linear, square = sample_flops(model)
+        work_B = constant + linear * tokens_B + square * tokens_B**2.0
+        assert imbalance(work_B, parts) < 1.01 if balance else all(map(np.array_equal, parts, stride(len(work_B), 4)))
+
+
 def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
-    """1, 2 and 1 ranks, four steps each, against all steps in a single process."""
+    """1, 2 and 1 ranks, a third of the steps each, against all steps in a single process."""
     (straight,) = trained(1)
-    state, losses = None, []
+    state, losses, steps = None, [], STEPS // 3
     mixed = "item_id=row,uid=table,album_id=data-parallel"
     for done, (ranks, sharding) in enumerate(((1, ""), (2, mixed), (1, ""))):
         told = run_ranks(
-            ranks, "training", config=config(sharding=sharding), steps=4, state=state, done=4 * done
+            ranks, "training", config=config(sharding=sharding), steps=steps, state=state, done=steps * done
         )  # fmt: skip
         losses += told[0]["losses"]
         state = told[0]["state"]
