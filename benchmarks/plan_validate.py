@@ -33,6 +33,7 @@ from _rows import RESULTS, record, row, show
 from recperf.measure.cost import Cost
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
+from recperf.plan import target
 from recperf.plan.devices import GB, KERNELS, KNOWN, TERA, Device, Rates
 from recperf.plan.predict import Prediction, error_band, part_seconds, predict
 from recperf.plan.sharding import Parallelism
@@ -61,6 +62,11 @@ TRACES = {
 }
 """Published ms of a traced step, 558 on a B200 and 652 on an MI350X. What they call neither GEMM nor idle nor messages
 is the rest: attention, norms, dropout, gathers."""
+PUBLISHED_HOURS = ((8, 83, 2.38, 2.66, 3.00), (16, 44, 1.66, 1.87, 2.20), (32, 24, 1.29, 1.39, 1.61))
+"""Ranks, seconds of an evaluation (median), and the fewest, the mean and the most hours of twenty runs."""
+PUBLISHED_STARTUP_S = 825
+"""Seconds before the first step of these runs, in which every rank counts the samples of each window."""
+METRICS = {"ms": "step", "x": "ratio", "h": "hours"}
 CLAIMED = {
     "own steps": 0.06,
     "own layers": 0.06,
@@ -68,6 +74,7 @@ CLAIMED = {
     "reference, steps": 0.10,
     "reference, logged": 0.12,
     "reference, scaling": 0.10,
+    "reference, hours to the target": 0.10,
     "reference, kinds of work": None,
     "gloo ranks": 0.15,
 }
@@ -264,6 +271,40 @@ def reference_points() -> list[Point]:
     return points
 
 
+def target_points() -> list[Point]:
+    """Hours to the target of the published logs: predicted steps and evaluations, published samples and start-up. The
+    logs have an evaluation after every block, and no skipped ones."""
+    workload, points = reference_plan(), []
+    assert workload.evaluations is not None
+    every_block = replace(workload.evaluations, first=lambda batch: 0)
+    for ranks, evaluation_s, low, mean, high in PUBLISHED_HOURS:
+        plan = reference_on(MI355X, ranks, rows=ranks > 8)
+        samples = target.samples_to_target(workload.published_samples, plan.global_batch)
+        assert samples is not None
+        step = target.Band(*(STALLS * seconds for seconds in (plan.seconds, plan.low, plan.high)))
+        forward = STALLS * target.forward_seconds(plan)
+        training = target.training(
+            samples, step, forward, plan.global_batch, evaluations=every_block, startup=PUBLISHED_STARTUP_S
+        )
+        hours = training.seconds.times(1 / 3600)
+        band = (hours.low / hours.value, hours.high / hours.value)
+        each = training.evaluation / training.evaluations
+        facts = {"known_range": [low, high], "evaluation_s": round(each, 1), "published_evaluation_s": evaluation_s}
+        points.append(
+            Point(
+                "reference, hours to the target",
+                f"{ranks} mi355x, hours to the target",
+                hours.value,
+                mean,
+                "published logs",
+                band=band,
+                unit="h",
+                conditions=facts,
+            )
+        )
+    return points
+
+
 def _trace_points(name: str, plan: Prediction, trace: Mapping[str, float]) -> list[Point]:
     """Which kinds of work the prediction is wrong about."""
     device = {"b200": B200, "mi350x": MI350X}[name]
@@ -296,14 +337,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="predictions beside measured and published figures")
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
     options = parser.parse_args(arguments)
-    points = own_points() + layer_points() + reference_points()
+    points = own_points() + layer_points() + reference_points() + target_points()
     entries, missed = [], []
     for point in points:
         facts = {"kind": point.kind, "known": point.known, "source": point.source, "error": round(point.error, 4)}
         facts |= {"fitted": point.fitted, "band": point.band, "inside": point.inside, **point.conditions}
-        entries.append(
-            row(NAME, point.name, "ratio" if point.unit == "x" else "step", point.unit, [point.predicted], facts)
-        )
+        entries.append(row(NAME, point.name, METRICS[point.unit], point.unit, [point.predicted], facts))
         shaped = ", shaped the model" if point.fitted else ""
         print(f"{show(entries[-1])}  known {point.known:,.4g}, error {point.error:+.1%}{shaped}", flush=True)
         most = CLAIMED[point.kind]

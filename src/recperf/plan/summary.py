@@ -21,8 +21,6 @@ MOST_RANKS = 1024
 """Where the search for a number of ranks that fits ends."""
 LARGER = 2
 """How many larger numbers of ranks the table shows after the smallest that fits."""
-EVALUATED = ("input", "ids all-to-all", "lookup", "rows all-to-all", "dense forward")
-"""Parts of a step that an evaluation has too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +169,7 @@ def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | Non
     )
     for store in priced["stores"].values():
         step = Band(*store["step"].values())
-        forward = _forward(plan) * step.value / plan.seconds
+        forward = target.forward_seconds(plan) * step.value / plan.seconds
         store["target"] = _target(setting, plan, step, forward)
     return {"rank_batch": plan.rank_batch, **priced}
 
@@ -209,7 +207,7 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
         "imbalance": plan.imbalance,
     }
     point["scaling"] = plan.samples_per_s / ranks / (smallest.plan.samples_per_s / smallest.plan.ranks)
-    point["target"] = _target(setting, plan, step, _forward(plan))
+    point["target"] = _target(setting, plan, step, target.forward_seconds(plan))
     point["failures"] = _failures(ranks, point["target"], setting.question)
     if setting.detailed_skew:
         rows = advice.arrivals(plan.work, plan.skew, plan.rank_batch, ranks, parallelism)
@@ -219,11 +217,6 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
 
 def _band(plan: Prediction) -> Band:
     return Band(plan.seconds, plan.low, plan.high)
-
-
-def _forward(plan: Prediction) -> float:
-    """Seconds of a step of an evaluation."""
-    return sum(plan.exposed[part] for part in EVALUATED)
 
 
 def _memory(plan: Prediction) -> dict[str, Any]:

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..config import within
+from .predict import Prediction
 from .work import Evaluations, Spread
+
+EVALUATED = ("input", "ids all-to-all", "lookup", "rows all-to-all", "dense forward")
+"""Parts of a step that an evaluation has too."""
 
 
 class Band(NamedTuple):
@@ -84,6 +88,11 @@ def _interpolated(published: Mapping[int, float], global_batch: int) -> float:
     return float(low_count * (high_count / low_count) ** share)
 
 
+def forward_seconds(plan: Prediction) -> float:
+    """Seconds of a step of an evaluation."""
+    return sum(plan.exposed[part] for part in EVALUATED)
+
+
 def training(
     samples: Samples,
     step: Band,
@@ -102,11 +111,12 @@ def training(
         every = evaluations.every(global_batch)
         return max(1.0, count / every - math.ceil(evaluations.first(global_batch) / every) + 1)
 
-    steps_of_evaluation = math.ceil(evaluations.samples / global_batch) if evaluations else 0
+    evaluation = 0.0
+    if evaluations is not None:
+        evaluation = evaluations.fixed_s + math.ceil(evaluations.samples / global_batch) * forward
 
     def seconds(count: float, slower: float = 1.0) -> float:
-        evaluating = evaluated(count) * steps_of_evaluation * forward
-        return slower * (count / global_batch * step.value + evaluating) + startup
+        return slower * (count / global_batch * step.value + evaluated(count) * evaluation) + startup
 
     count, value = samples.count, seconds(samples.count.value)
     low = _combined(value, seconds(count.low), seconds(count.value, step.low / step.value))
@@ -115,7 +125,7 @@ def training(
         seconds=Band(value, value / low, value * high),
         steps=count.value / global_batch * step.value,
         evaluations=evaluated(count.value),
-        evaluation=evaluated(count.value) * steps_of_evaluation * forward,
+        evaluation=evaluated(count.value) * evaluation,
         startup=startup,
     )
 

@@ -117,6 +117,8 @@ class Evaluations:
     """Samples between two evaluations, by global batch size."""
     first: Callable[[int], int]
     """Samples before the first evaluation, by global batch size."""
+    fixed_s: float = 0.0
+    """Seconds of an evaluation that do not depend on its samples or the number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
