@@ -19,14 +19,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from time import perf_counter, sleep
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
-from _ranks import join, start
+from _ranks import Late, join, start
 from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
 from recperf.distributed.exchange import Exchange
@@ -42,19 +42,6 @@ from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import laptop
 
 NAME = "rank_pipeline"
-
-
-class Late(distributed.Work):
-    """A collective whose end is seen no earlier than at some moment; TorchRec asks whether it is a `Work`."""
-
-    def __init__(self, work: Any, ready: float) -> None:
-        super().__init__()
-        self.work, self.ready = work, ready
-
-    def wait(self, *words: Any, **more: Any) -> bool:
-        found = self.work.wait(*words, **more)
-        sleep(max(0.0, self.ready - perf_counter()))
-        return bool(found)
 
 
 @contextmanager

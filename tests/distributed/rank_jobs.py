@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from rank_states import restore, whole, whole_state
@@ -213,6 +216,44 @@ def sleeps(rank: int, seconds: float, on: int = 1) -> None:
         return step(self, late() if rank == on else batches, *options)
 
     RankStep.__call__ = slow  # type: ignore[method-assign]
+
+
+def without_waiting(world: World, workload: str, config: Any, steps: int) -> list[float]:
+    """Losses of steps, after as many as a warm-up, in which the host must not wait for the GPU. It may where it learns
+    how many ids other ranks send; batches are made before."""
+    from recperf.distributed.bags import BagTables
+    from recperf.distributed.sharding import ShardedTables
+    from recperf.measure.profile import endless
+    from recperf.train.device import applied
+
+    def mode(name: str) -> None:
+        if world.device == "cuda":
+            torch.cuda.set_sync_debug_mode(name)
+
+    def waiting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            mode("default")
+            result = method(*arguments)
+            mode("error")
+            return result
+
+        return wrapped
+
+    prepared = find(workload).prepare(config)
+    losses = []
+    with applied(prepared.settings), ExitStack() as stack:
+        recipe = prepared.trial(SEED).recipe
+        recipe.model.train()
+        batches = iter(list(itertools.islice(endless(recipe.order, 0), 2 * steps)))
+        for _ in range(steps):
+            take_step(recipe, batches, 0)
+        for kind, name in ((BagTables, "record"), (TorchRecTables, "lookup"), (ShardedTables, "send_ahead")):
+            stack.enter_context(mock.patch.object(kind, name, waiting(getattr(kind, name))))
+        stack.callback(mode, "default")
+        mode("error")
+        for _ in range(steps):
+            losses.append(take_step(recipe, batches, 0)[0])
+    return [float(loss) for loss in losses]
 
 
 def clocks(world: World, ahead_ns: int) -> dict[str, Any]:

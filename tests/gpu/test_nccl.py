@@ -137,6 +137,41 @@ def test_histories_train_as_in_a_single_process(device: str, start: Start) -> No
             same(first["state"]["model"], one["state"]["model"], rtol=1e-3, atol=1e-4)
 
 
+@needs_torchrec
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_summed_during_the_backward_pass(device: str, start: Start) -> None:
+    configs = {
+        f"{name}, {overlap}": replace(config, distributed=replace(config.distributed, overlap=overlap))
+        for name, config in (("rows", on(dlrm("sgd", everywhere("row")), device)), ("copies", on(micro(), device)))
+        for overlap in (True, False)
+    }
+    asked: dict[str, Any] = {
+        "job": "click_jobs.losses", "device": device,
+        "arguments": {"configs": configs, "steps": 50, "bucket_bytes": 1000},
+    }  # fmt: skip
+    two, one = start("two", **asked), start("one", 1, **asked).results()[0]
+    first, second = two.results()
+    for name in ("rows", "copies"):
+        overlapped, afterwards = first[f"{name}, True"], first[f"{name}, False"]
+        assert overlapped["sent"] == overlapped["buckets"] > afterwards["buckets"] == 1
+        assert overlapped["losses"] == second[f"{name}, True"]["losses"]
+        # Kernels of a GPU may add in another order each time.
+        assert close(overlapped["losses"], afterwards["losses"], 1e-6), name
+        assert close(one[f"{name}, True"]["losses"], overlapped["losses"], 1e-6 if device == "cpu" else 1e-5), name
+
+
+@needs_torchrec
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("workload", ["dlrm", "micro-dlrm", "dlrm-v4"])
+def test_the_host_never_waits_for_the_gpu_in_a_step(device: str, workload: str, start: Start) -> None:
+    """Except for the counts of ids, which TorchRec reads."""
+    made = {"dlrm": dlrm("sgd", everywhere("row")), "micro-dlrm": micro(), "dlrm-v4": history_config()}
+    words = {"workload": workload, "config": on(made[workload], device), "steps": STEPS}
+    first, second = start("two", job="without_waiting", device=device, arguments=words).results()
+    assert len(set(first)) == STEPS
+    assert first == second
+
+
 def clicks(run: Path, device: str, *more: str) -> list[str]:
     """A run of dlrm that ranks can begin within seconds."""
     return [

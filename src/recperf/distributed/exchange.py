@@ -2,9 +2,9 @@
 
 A lookup in sharded tables has three exchanges: ranks tell each other how many ids they will send, send the ids, and the
 rows come back. The first two need no weights, so those of the next batch can be sent early: its counts together with
-this batch's rows, its ids during this batch's forward and backward pass. Only the third waits for the update before it,
-so all numbers stay the same to the bit. TorchRec's own pipeline does this too, but takes over the whole step;
-docs/distributed.md says why that does not fit.
+this batch's rows, its ids during this batch's forward and backward pass, on a GPU after it is queued. Only the third
+waits for the update before it, so all numbers stay the same to the bit. TorchRec's own pipeline does this too, but
+takes over the whole step; docs/distributed.md says why that does not fit.
 """
 
 from __future__ import annotations
@@ -96,10 +96,17 @@ class Prefetch:
         if following is not None:
             self._begun = following, self._exchange(following)
         rows = exchange.rows(arrived)
-        if self._begun:
+        if self._stream is None:
             # Every rank has sent its counts before it sent rows, so this waits for nobody.
-            self._begun[1].send()
+            self.send_ahead()
         return rows
+
+    def send_ahead(self) -> None:
+        """Send the ids of the announced batch. On a GPU the host waits here for their counts, which come after
+        everything that ranks sent each other before: a step calls this when its backward pass is queued, so that the
+        GPU has work meanwhile."""
+        if self._begun:
+            self._begun[1].send()
 
     def _exchange(self, batch: Any) -> Exchange:
         return Exchange(self._collection, self._keyed(batch), self._stream)

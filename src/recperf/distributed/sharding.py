@@ -245,6 +245,11 @@ class ShardedTables:
         """TorchRec's dictionary or keyed tensor of rows; with gradients enabled it is a training step's."""
         return self._prefetch.lookup(batch, training=torch.is_grad_enabled())
 
+    def send_ahead(self) -> None:
+        """Send the ids of the announced batch, where `lookup` did not."""
+        if self:
+            self._prefetch.send_ahead()
+
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next update: fbgemm reads it in the lookup whose backward pass is the update."""
         if self:

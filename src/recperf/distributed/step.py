@@ -216,11 +216,14 @@ class RankStep:
         reduction: Reduction,
         *,
         before: Callable[[float], None],
+        send_ahead: Callable[[], None],
         sync: Callable[[], None] | None,
     ) -> None:
         self.model, self.optimizer, self.reduction, self.sync = model, optimizer, reduction, sync
         self.before = before
         """Receives the learning rate before anything is looked up."""
+        self.send_ahead = send_ahead
+        """Sends the ids of the next batch, once the backward pass is queued."""
 
     def __call__(
         self, batches: Iterator[Any], rate: float, record_norm: RecordNorm | None = None
@@ -235,6 +238,8 @@ class RankStep:
         self.reduction.begin(loss.detach())
         with span("backward"):
             loss.backward()
+        with span("embedding"):
+            self.send_ahead()
         note(f"step {batch.step + 1}: summing gradients")
         with span("reduce"):
             value = self.reduction()

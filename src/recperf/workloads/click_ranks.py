@@ -166,6 +166,7 @@ class RankTrialState(DLRMTrialState):
             self.optimizer,
             Reduction(parameters, self.world, overlap=options.overlap),
             before=tables.set_rate if tables else lambda rate: None,
+            send_ahead=tables.sharded.send_ahead if tables else lambda: None,
             sync=settings.sync,
         )
         ahead = tables is not None and options.pipeline

@@ -9,6 +9,7 @@ Shapes: B samples of a batch, T tokens of a rank's samples, R ranks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -39,6 +40,7 @@ from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.stages import StagedLoss
 from ...models.dlrm_v4.tables import DLRMv4Tables
 from ...points import reached
+from ...train.prefetch import prefetched
 from .batches import InputOrder, Numbered
 from .build import Evaluations, HistoryTrial, PreparedHistories
 from .steps import SteppedModel
@@ -114,6 +116,9 @@ class SharedBatch(Numbered):
     def __len__(self) -> int:
         return self.samples
 
+    def record_stream(self, stream: Any) -> None:
+        self.inputs.record_stream(stream)
+
 
 @dataclass(frozen=True, eq=False)
 class SharedOrder(InputOrder):
@@ -139,7 +144,8 @@ class SharedOrder(InputOrder):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:
-            gathered = (self.numbered(batch, epoch * len(self) + number) for number, batch in enumerate(loader, start))
+            numbers = itertools.count(epoch * len(self) + start)
+            gathered = prefetched(iter(loader), lambda batch: self.numbered(batch, next(numbers)), self.device)
             # Every rank has as many batches, so all of them see a next one or none of them does.
             for batch, following in with_next(gathered, lambda batch: self.ahead and batch.step + 1 != self.last):
                 if batch.step - epoch * len(self) in self.firsts:
@@ -230,6 +236,7 @@ class RankTrial(HistoryTrial):
             self.optimizer,
             Reduction(self.model.dense_parameters(), self.world, overlap=self.prepared.config.distributed.overlap),
             before=lambda rate: self.rank_tables.set_rate(float(rate) * ratio),
+            send_ahead=self.rank_tables.sharded.send_ahead,
             sync=self.prepared.settings.sync,
         )
 
