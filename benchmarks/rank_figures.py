@@ -29,6 +29,7 @@ from typing import Any
 from _ranks import join, start
 from _rows import record, row, show
 from recperf.distributed.config import DistributedConfig
+from recperf.distributed.demand import Demand, Table
 from recperf.distributed.library import require_torchrec
 from recperf.distributed.ranks import Ranks, enter
 from recperf.errors import RecperfError
@@ -126,8 +127,9 @@ def bags(world: Ranks, kind: str, seed: int) -> Any:
     from recperf.distributed.bags import BagTables
 
     options = DistributedConfig(sharding=f"t={kind}")
+    table = Table(name="t", rows=ROWS, dim=DIM, ids=1.0, vectors=1.0, distinct=float, pooled=True)
     tables = BagTables(
-        {"t": ROWS}, DIM, options, world, optimizer="rowwise-adagrad", eps=1e-8, ids={"t": 1.0}, batch_size=64
+        Demand(tables=(table,), batch=64 // world.size), options, world, optimizer="rowwise-adagrad", eps=1e-8
     )
     tables.reset(0.1, seed)
     return tables

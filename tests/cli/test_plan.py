@@ -63,12 +63,19 @@ def test_the_first_lines_say_what_to_do(call: Call) -> None:
         assert source in out
 
 
-def test_the_all_reduce_overlaps_only_where_requested(call: Call) -> None:
-    """As recperf's own ranks do: after the backward pass."""
+def test_a_plan_takes_the_options_of_a_run(call: Call) -> None:
     arguments = (*MLPERF, "--ranks", "16", "--gpu", "b200")
-    own, ddp = (as_json(call, *arguments, *more)["points"][0] for more in ((), ("--overlap", "on")))
-    assert "nothing overlaps with the backward pass" in own["origins"]["overlap"]
-    assert own["step"]["samples_per_s"] < ddp["step"]["samples_per_s"]
+    options = ("--distributed.no-overlap", "--distributed.no-pipeline", "--distributed.all-to-all", "bf16")
+    options += ("--distributed.sharding", "row,album_id=column,uid=table")
+    default, other = (as_json(call, *arguments, *more)["points"][0] for more in ((), options))
+    assert "nothing overlaps with the backward pass" in other["origins"]["overlap"]
+    assert default["step"]["exposed"]["input"] == 0 < other["step"]["exposed"]["input"]
+    assert other["step"]["parts"]["ids all-to-all"] > 0
+    kinds = [{one["name"]: one["kind"] for one in point["tables"]} for point in (default, other)]
+    assert set(kinds[0].values()) == {"row"}
+    assert [kinds[1][name] for name in ("uid", "album_id", "item_id")] == ["table", "column", "row"]
+    (copies,) = as_json(call, "micro-dlrm", "--ranks", "2")["points"]
+    assert {one["kind"] for one in copies["tables"]} == {"data-parallel"}
 
 
 def test_several_ranks_are_a_table_a_plot_and_a_page(call: Call, tmp_path: Path) -> None:
@@ -141,6 +148,8 @@ def test_the_skew_of_a_dataset_is_counted(call: Call) -> None:
         (("--ranks", "0"), 2, "not a list of numbers from 1"),
         (("--rank-batch", "0"), 3, "rank batch is 0"),
         (("--gpu", "b20"), 2, "did you mean 'b200'"),
+        (("--distributed.sharding", "album=row"), 3, "did you mean 'album_id'"),
+        (("--distributed.sharding", "album_id"), 3, "must be table=value"),
         (("--rank-batch", "8", "--global-batch", "64"), 2, "exclude each other"),
         (("--price", "cheap"), 2, "is not a price"),
         (("--out", "plan.png"), 2, "neither .svg nor .html"),

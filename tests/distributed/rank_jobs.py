@@ -19,6 +19,7 @@ from rank_states import restore, whole, whole_state
 from torch import Tensor
 
 from recperf.distributed.config import DistributedConfig
+from recperf.distributed.demand import Demand, Table
 from recperf.distributed.step import RankStep, Reduction
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
@@ -38,11 +39,17 @@ def small() -> DLRMv4Config:
 
 
 def make(world: World, sharding: str, all_to_all: str = "fp32", placement: str = "") -> TorchRecTables:
-    config = small()
-    kinds = ",".join(f"{name}={sharding}" for name in config.tables) if sharding and "=" not in sharding else sharding
-    options = DistributedConfig(sharding=kinds, all_to_all=all_to_all, placement=placement)  # type: ignore[arg-type]
-    ids = dict.fromkeys(config.tables, 2.0)
-    return TorchRecTables(config, options, world, ids=ids, batch_size=16, seed=SEED)
+    options = DistributedConfig(sharding=sharding, all_to_all=all_to_all, placement=placement)  # type: ignore[arg-type]
+    return TorchRecTables(small_demand(16 // world.size), options, world, seed=SEED)
+
+
+def small_demand(batch: int) -> Demand:
+    """Two ids a sample and table, all of them distinct."""
+    tables = (
+        Table(name=name, rows=rows, dim=16, ids=2.0, vectors=2.0, distinct=lambda samples: 2.0 * samples)
+        for name, rows in small().table_rows.items()
+    )
+    return Demand(tables=tuple(tables), batch=batch)
 
 
 def uses(step: int, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

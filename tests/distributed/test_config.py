@@ -15,13 +15,18 @@ from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
 def test_overrides_are_read() -> None:
     config = DistributedConfig(sharding="item_id=row, uid=data-parallel", placement="uid=cached-host")
     assert config.shardings == {"item_id": "row", "uid": "data-parallel"}
+    assert config.kind == "auto"
     assert config.placements == {"uid": "cached-host"}
+    both = DistributedConfig(sharding="table, album_id=column")
+    assert (both.kind, both.shardings) == ("table", {"album_id": "column"})
+    assert (DistributedConfig(sharding="row").kind, DistributedConfig(sharding="row").shardings) == ("row", {})
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [("item_id=diagonal", "data-parallel"), ("item_id", "table=value"), ("=row", "table=value"),
-     ("uid=row,uid=table", "listed twice"), ("uid=table-row", "row, column, table")],
+     ("uid=row,uid=table", "listed twice"), ("uid=table-row", "row, column, table"), ("uid=row,table", "list it first"),
+     ("row,table", "list it first")],
 )  # fmt: skip
 def test_an_unknown_sharding_names_the_known_ones(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from recperf.distributed.config import DistributedConfig, Kind
 from recperf.plan import advice, skew
 from recperf.plan.devices import KNOWN
 from recperf.plan.memory import Memory, memory_of
 from recperf.plan.predict import predict
-from recperf.plan.sharding import Kind, Parallelism, place
+from recperf.plan.sharding import Parallelism, place
 from recperf.plan.skew import Skew, Traffic
 from recperf.plan.work import Work
 from recperf.workloads.dlrm.config import DLRM, criteo_kaggle
@@ -40,7 +41,7 @@ def hot(work: Work, ranks: int, ids: int) -> Skew:
 def test_the_published_copy(work: Work) -> None:
     """A rank that gets 16 % of a global batch of 32,768 needs 81.5 GiB for the copy that clamps before it casts."""
     plan = hot(work, 32, HOT_IDS)
-    placed = place(work.tables, 32, plan, 1024, Parallelism(sharding="row", dedup=False))
+    placed = place(work.tables, 32, 1024, Parallelism(sharding="row", dedup=False))
     made = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(codec="clamp-copy", dedup=False))
     assert made.fullest == 5
     assert made.phase == "lookup"
@@ -54,13 +55,14 @@ def test_the_published_copy(work: Work) -> None:
 @pytest.mark.parametrize("kind", ["row", "column", "table"])
 @pytest.mark.parametrize("ranks", [3, 64])
 def test_every_row_is_somewhere_once(work: Work, kind: Kind, ranks: int) -> None:
-    placed = place(work.tables, ranks, skew.even(work, 64, ranks), 64, Parallelism(sharding=kind, column_width=64))
+    placed = place(work.tables, ranks, 64, Parallelism(sharding=kind, column_width=64))
     for one in placed:
         assert one.weight_R.sum() == one.table.bytes, one.table.name
     held = sum(one.weight_R.sum() for one in placed)
     assert held == 150_042_476_544 * 4
     states = sum(one.state_R().sum() for one in placed)
-    shards = min(ranks, 8) if kind == "column" else 1
+    # Shards are equally wide: three ranks have two halves.
+    shards = {3: 2, 64: 8}[ranks] if kind == "column" else 1
     assert states == 4 * 293_051_712 * shards, "a column shard keeps a number for every row again"
 
 
@@ -71,9 +73,7 @@ def test_bags_are_summed_before_they_are_sent() -> None:
     made = replace(made, tables=bags)
     even = skew.even(made, 32, 4)
     sent = {
-        kind: place(bags, 4, even, 32, Parallelism(sharding=kind))[0]
-        .sent_R(even.traffic["t1"], 32, dedup=False)
-        .tolist()
+        kind: place(bags, 4, 32, Parallelism(sharding=kind))[0].sent_R(even.traffic["t1"], 32, dedup=False).tolist()
         for kind in ("row", "table")
     }
     assert sent == {"row": [4 * 32 * 16.0] * 4, "table": [4 * 32 * 16.0, 0, 0, 0]}
@@ -135,15 +135,17 @@ def test_remedies_fit() -> None:
     assert not plan.memory.fits
     assert plan.memory.fullest == 0
     remedies = {options: memory for options, _, memory in advice.remedies(plan, parallelism, device, most=20)}
-    assert "--distributed.sharding auto" in remedies
     assert any(options.count("=column") >= 2 for options in remedies)
     assert all(memory.fits for memory in remedies.values())
-    assert all(options.startswith("--distributed.sharding ") for options in remedies)
+    for options in remedies:
+        flag, value = options.split()
+        assert flag == "--distributed.sharding"
+        assert DistributedConfig(sharding=value).sharding == value, "as recperf run takes it"
 
 
 def test_a_plan_is_tight_if_it_fits_only_with_reuse(work: Work) -> None:
     plan = skew.even(work, 1024, 8)
-    placed = place(work.tables, 8, plan, 1024, Parallelism(dedup=False))
+    placed = place(work.tables, 8, 1024, Parallelism(dedup=False))
     whole = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(dedup=False))
     assert whole.peak < whole.without_reuse < whole.peak + whole.parts_R["activations"].max() + 300 * GIB
 

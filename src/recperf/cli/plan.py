@@ -6,17 +6,16 @@ import re
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
-
-import tyro
+from typing import Any, Literal
 
 from ..config import within
+from ..distributed.config import DistributedConfig
 from ..errors import UsageError
 from ..files import write_atomic
 from ..plan import skew as skews
 from ..plan.devices import Device, device_of, from_peaks, network_of
 from ..plan.predict import rank_batch_of
-from ..plan.sharding import COLUMN_WIDTH, Codec, KindOrAuto, Parallelism, Wire
+from ..plan.sharding import Parallelism, parallelism_of
 from ..plan.summary import Question, Setting, plan
 from ..plan.work import PlannedWorkload
 from ..units import byte_count
@@ -27,8 +26,6 @@ from .terminal import Terminal, print_json
 
 DESCRIPTION = """Say how many devices a workload needs, how long it trains to its quality target and what that costs.
 docs/planning.md says what is counted, measured and assumed."""
-
-Switch = Literal["on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,22 +43,6 @@ class Options(WorkloadOptions[C], Question):
     dlrm-v4, 1,024 on each rank."""
     rank_batch: int | None = None
     """Samples of a step on one rank, instead of a global batch."""
-    sharding: KindOrAuto = "auto"
-    """Sharding of all tables."""
-    shard: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Sharding of one table, such as album_id=column; can be repeated."""
-    column_width: int = COLUMN_WIDTH
-    """Minimum number of columns in a column-wise shard."""
-    a2a: Wire = "fp16"
-    """Number format in which rows and their gradients are sent."""
-    codec: Codec = "in-place"
-    """How they are converted to fp16: in place, or clamped into a float32 copy first."""
-    dedup: Switch = "on"
-    """Request an id once if it occurs several times in a rank's batch."""
-    pipeline: Switch = "on"
-    """Copy the next batch and send its ids during the current step."""
-    overlap: Switch = "off"
-    """Sum dense gradients during the backward pass, as DDP does; recperf's own ranks do it afterwards."""
     history: float | None = None
     """Mean number of events in a history (dlrm-v4). Default: the published share of the maximum, or the mean of the
     dataset of --skew."""
@@ -151,27 +132,12 @@ def _run_command(choice: Choice, options: Options[Any]) -> str:
 
 
 def _parallelism(options: Options[Any], workload: PlannedWorkload) -> Parallelism:
-    overrides: dict[str, KindOrAuto] = {}
-    for entry in options.shard:
-        name, equals, kind = entry.partition("=")
-        if not equals:
-            raise UsageError(f"--shard {entry!r} names no kind of sharding", fix="--shard album_id=column")
-        overrides[name] = cast(KindOrAuto, kind)
     if options.rank_batch is not None and options.global_batch is not None:
         raise UsageError("--rank-batch and --global-batch exclude each other")
     published = None if options.global_batch is not None else workload.rank_batch
     rank_batch = published if options.rank_batch is None else options.rank_batch
-    return Parallelism(
-        rank_batch=rank_batch,
-        sharding=options.sharding,
-        overrides=overrides,
-        column_width=options.column_width,
-        wire=options.a2a,
-        codec=options.codec,
-        dedup=options.dedup == "on",
-        pipelined=options.pipeline == "on",
-        overlapped=options.overlap == "on",
-    )
+    # A workload without ranks has no options of them; it is planned as if it had the defaults.
+    return parallelism_of(getattr(options.values, "distributed", DistributedConfig()), rank_batch)
 
 
 def _skew(options: Options[Any], workload: PlannedWorkload, ranks: int, parallelism: Parallelism) -> skews.Skew | None:

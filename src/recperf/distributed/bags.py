@@ -9,7 +9,7 @@ Shapes: B samples of this rank, M bags per feature on every rank, F features, R 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from ..data.batch import JaggedFeatures
-from ..errors import ConfigError
 from ..models.embeddings import Embeddings, pool, pool_backward, require_ids
 from ..models.init import InitialRows
 from ..ops.bag.reference import stacked_rows
 from .config import DistributedConfig
+from .demand import Demand
 from .rank_tables import RankTables
-from .sharding import require_possible
 from .world import World
 
 Rule = Literal["sgd", "adagrad", "rowwise-adagrad"]
@@ -54,24 +53,15 @@ class BagTables(RankTables, Embeddings):
 
     def __init__(
         self,
-        tables: Mapping[str, int],
-        dim: int,
+        demand: Demand,
         options: DistributedConfig,
         world: World,
         *,
         optimizer: Rule,
         eps: float,
-        ids: Mapping[str, float],
-        batch_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        require_possible(options, tables, dim, world, field="model.dim")
-        copied = [name for name in tables if options.shardings.get(name) == "data-parallel"]
-        require_something_sent(options, len(copied) < len(tables))
-        super().__init__(
-            tables, dim, options, world, pooled=True, optimizer=optimizer, eps=eps, ids=ids, batch_size=batch_size,
-            device=device,
-        )  # fmt: skip
+        super().__init__(demand, options, world, optimizer=optimizer, eps=eps, device=device, field="model.dim")
         starts = [self.copies.starts[name] for name in self.copies.names]
         self._copy_starts = torch.tensor(starts, dtype=torch.int64, device=self.device)
         self._copy_gradient: Tensor | None = None
@@ -174,16 +164,6 @@ class BagTables(RankTables, Embeddings):
         if self._copy_gradient is not None:
             self.copies.update(self._copy_gradient, self._rate)
             self._copy_gradient = None
-
-
-def require_something_sent(options: DistributedConfig, sharded: bool) -> None:
-    """Fail on a precision of messages that are never sent."""
-    if options.all_to_all != "fp32" and not sharded:
-        raise ConfigError(
-            f"distributed.all_to_all {options.all_to_all}: every rank has a copy of every table, so no rows are sent",
-            where={"field": "distributed.all_to_all"},
-            fix="--distributed.all-to-all fp32",
-        )
 
 
 def _select(features: JaggedFeatures, keys: tuple[str, ...]) -> JaggedFeatures:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from ..config import require, within
 from ..errors import ConfigError, did_you_mean
 
-SHARDING = ("row", "column", "table", "data-parallel")
+Kind = Literal["row", "column", "table", "data-parallel"]
+KindOrAuto = Literal["row", "column", "table", "data-parallel", "auto"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS_OR_AUTO: tuple[KindOrAuto, ...] = get_args(KindOrAuto)
 PLACEMENT = ("device", "host", "cached-host")
 PRECISIONS = ("fp32", "fp16", "bf16")
 BUCKET_BYTES = 4 << 20
@@ -23,8 +26,8 @@ class DistributedConfig:
     """Options of a run with several ranks (`recperf run --ranks N`, or torchrun); a single process ignores them."""
 
     sharding: str = ""
-    """Sharding of tables, as in item_id=row,album_id=column: row, column, table or data-parallel (copies on all ranks).
-    TorchRec's planner decides for the other tables."""
+    """Sharding of tables: a kind for all, for single ones, or both, as in table,album_id=column. Kinds are row, column,
+    table, data-parallel (copies on all ranks) and auto, which is row or table and the default."""
     placement: str = ""
     """Memory of tables, as in item_id=host: device, host or cached-host; the last two need GPUs."""
     all_to_all: Literal["fp32", "fp16", "bf16"] = "fp32"
@@ -46,9 +49,16 @@ class DistributedConfig:
         self.shardings, self.placements  # noqa: B018
 
     @property
-    def shardings(self) -> dict[str, str]:
-        """The kind of each table that the user decided."""
-        return _pairs("distributed.sharding", self.sharding, SHARDING)
+    def kind(self) -> KindOrAuto:
+        """The kind of the tables that are not named."""
+        first = self.sharding.partition(",")[0].strip()
+        return first if first in KINDS_OR_AUTO else "auto"
+
+    @property
+    def shardings(self) -> dict[str, KindOrAuto]:
+        """The kinds of the tables that are named."""
+        pairs = _pairs("distributed.sharding", self.sharding, KINDS_OR_AUTO, for_all=True)
+        return cast(dict[str, KindOrAuto], pairs)
 
     @property
     def placements(self) -> dict[str, str]:
@@ -67,12 +77,18 @@ class DistributedConfig:
                     )
 
 
-def _pairs(field: str, text: str, allowed: tuple[str, ...]) -> dict[str, str]:
+def _pairs(field: str, text: str, allowed: tuple[str, ...], *, for_all: bool = False) -> dict[str, str]:
+    """The table=value parts of an option; `for_all` allows a value without a table in front of them."""
     pairs: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    parts = [part.strip() for part in text.split(",")]
+    if for_all and parts[0] in allowed:
+        del parts[0]
+    for part in filter(None, parts):
         table, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not table or value not in allowed or table in pairs:
-            wrong = "is listed twice" if table in pairs else f"must be table=value with one of {', '.join(allowed)}"
-            raise ConfigError(f"{field}: {part!r} {wrong}", where={"field": field, "known": ", ".join(allowed)})
+            problem = "is listed twice" if table in pairs else f"must be table=value with one of {', '.join(allowed)}"
+            if for_all and part in allowed:
+                problem = "applies to all tables: list it first and once"
+            raise ConfigError(f"{field}: {part!r} {problem}", where={"field": field, "known": ", ".join(allowed)})
         pairs[table] = value
     return pairs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from .config import DistributedConfig
 from .copies import CopiedTables
+from .demand import Demand
 from .library import require_torchrec
-from .sharding import Part, ShardedTables
+from .placement import placed_by
+from .sharding import Part, ShardedTables, require_possible
 from .world import World
 
 FBGEMM = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise-adagrad": "EXACT_ROWWISE_ADAGRAD"}
@@ -27,30 +29,28 @@ class RankTables(nn.Module):
 
     def __init__(
         self,
-        tables: Mapping[str, int],
-        dim: int,
+        demand: Demand,
         options: DistributedConfig,
         world: World,
         *,
-        pooled: bool,
         optimizer: str,
         eps: float,
-        ids: Mapping[str, float],
-        batch_size: int,
         device: torch.device | str,
+        field: str,
     ) -> None:
+        """`field` is the config field with the width of the tables."""
         super().__init__()
+        placed = placed_by(options, demand, world.size)
+        require_possible(options, placed, world, field=field)
         require_torchrec()
-        self.world, self.rows, self.dim, self.device = world, tables, dim, torch.device(device)
-        self.names = tuple(tables)
-        self.state_width = {"sgd": 0, "adagrad": dim, "rowwise-adagrad": 1}[optimizer]
-        """Numbers in the optimizer's state for each row."""
-        copied = {name: rows for name, rows in tables.items() if options.shardings.get(name) == "data-parallel"}
-        sharded = {name: rows for name, rows in tables.items() if name not in copied}
-        self.copies = CopiedTables(copied, dim, world, self.device, state_width=self.state_width, eps=eps)
+        self.rows = {table.name: table.rows for table in demand.tables}
+        self.names, self.dim, self.state_width = tuple(self.rows), demand.tables[0].dim, demand.tables[0].state
+        self.world, self.device = world, torch.device(device)
+        copied = {one.table.name: one.table.rows for one in placed if one.kind == "data-parallel"}
+        self.copies = CopiedTables(copied, self.dim, world, self.device, state_width=self.state_width, eps=eps)
         self.sharded = ShardedTables(
-            sharded, dim, options, world, pooled=pooled, optimizer=FBGEMM[optimizer], eps=eps, ids=ids,
-            batch_size=batch_size, device=self.device, keyed=self._keyed,
+            [one for one in placed if one.kind != "data-parallel"], demand, options, world,
+            optimizer=FBGEMM[optimizer], eps=eps, device=self.device, keyed=self._keyed,
         )  # fmt: skip
         parts = self.copies.parts() + self.sharded.parts
         self.parts = [replace(part, state_width=min(self.state_width, part.columns)) for part in parts]

@@ -121,8 +121,9 @@ class Ranks(World):
 
     def held_share(self, rows: Mapping[str, int], options: DistributedConfig) -> float:
         """The share of all table rows that one process holds: its shard, and whole data-parallel tables."""
-        kinds = options.shardings
-        held = [count if kinds.get(name) == "data-parallel" else count / self.size for name, count in rows.items()]
+        kinds, kind = options.shardings, options.kind
+        copied = {name for name in rows if kinds.get(name, kind) == "data-parallel"}
+        held = [count if name in copied else count / self.size for name, count in rows.items()]
         return sum(held) / sum(rows.values())
 
     def reduction_bytes(self, parameters: int) -> int:

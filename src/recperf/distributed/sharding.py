@@ -1,5 +1,5 @@
-"""How TorchRec shards tables: its planner bounded by the user's options, and what single-row tables (tables.py) and
-pooled tables (bags.py) have in common.
+"""How TorchRec shards tables: its planner with the placement of `placement.py`, and what single-row tables (tables.py)
+and pooled tables (bags.py) have in common.
 
 Shapes: R rows of a table, D width.
 """
@@ -7,26 +7,25 @@ Shapes: R rows of a table, D width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, MachineError
 from ..units import size
 from .config import DistributedConfig
+from .demand import Demand, Table
 from .exchange import Prefetch
+from .placement import LEAST_COLUMNS, Placed
 from .world import World
 
 KINDS = {"row": "row_wise", "column": "column_wise", "table": "table_wise"}
 """The names of the option, and TorchRec's."""
 KERNELS = {"device": "fused", "host": "fused_uvm", "cached-host": "fused_uvm_caching"}
-LEAST_COLUMNS = 4
-"""fbgemm reads rows four numbers at a time."""
-MOST_COLUMNS = 128
-"""The narrowest column shard that TorchRec makes by itself; a narrower table is divided evenly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,29 +51,23 @@ class Part:
 
 
 def require_possible(
-    options: DistributedConfig, tables: Mapping[str, int], dim: int, world: World, *, field: str = "model.table_dim"
+    options: DistributedConfig, placed: Sequence[Placed], world: World, *, field: str = "model.table_dim"
 ) -> None:
     """Fail on every rank, before anything is allocated, if TorchRec cannot do what was requested."""
-    device = world.device
-    for table, kind in options.shardings.items():
-        if kind == "row" and not _rows_for_all(tables[table], world.size):
-            raise ConfigError(
-                f"distributed.sharding {table}=row: {tables[table]} rows are too few for {world.size} ranks",
-                where={"field": "distributed.sharding"},
-                fix=f"{table}=table",
-            )
+    kinds = {one.table.name: one.kind for one in placed}
     for table, place in options.placements.items():
-        if place != "device" and device != "cuda":
+        if place != "device" and world.device != "cuda":
             raise ConfigError(
                 f"distributed.placement {table}={place}: a table in host memory needs a GPU",
-                where={"field": "distributed.placement", "device": device},
+                where={"field": "distributed.placement", "device": world.device},
                 fix=f"{table}=device; on a CPU that is host memory",
             )
-        if options.shardings.get(table) == "data-parallel" and place != "device":
+        if kinds[table] == "data-parallel" and place != "device":
             raise ConfigError(
                 f"distributed.placement {table}={place}: a data-parallel table is copied to every device",
                 where={"field": "distributed.placement"},
             )
+    dim = placed[0].table.dim
     if dim % LEAST_COLUMNS:
         raise ConfigError(
             f"{field} is {dim}: sharded tables need a multiple of {LEAST_COLUMNS}",
@@ -85,83 +78,106 @@ def require_possible(
 def make_plan(
     module: nn.Module,
     sharder: Any,
-    tables: Mapping[str, int],
-    ids: Mapping[str, float],
+    placed: Sequence[Placed],
+    demand: Demand,
     options: DistributedConfig,
-    world: World,
     *,
-    batch_size: int,
+    local_size: int,
+    device: str,
+    memory: int,
 ) -> Any:
-    """TorchRec's plan, made by rank 0 and the same on all. `ids` is the number of ids per sample, by table."""
-    from torch import distributed
+    """TorchRec's plan with our kinds and ranks; `memory` are the free bytes of a rank. It depends only on the
+    arguments, so that every rank makes the same."""
     from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import PlannerError
 
+    ranks = len(placed[0].width_R)
     constraints = {
-        name: ParameterConstraints(
-            sharding_types=_allowed(options.shardings.get(name), rows, world.size),
-            compute_kernels=[KERNELS[options.placements.get(name, "device")]],
-            min_partition=_columns(module, world.size),
-            pooling_factors=[ids[name]],
+        one.table.name: ParameterConstraints(
+            sharding_types=[KINDS[one.kind]],
+            compute_kernels=[KERNELS[options.placements.get(one.table.name, "device")]],
+            min_partition=int(one.width_R.max()),
+            pooling_factors=[_ids_a_sample(one.table, demand.batch)],
         )
-        for name, rows in tables.items()
+        for one in placed
     }
-    memory = free_memory(world)
-    room = {"hbm_cap" if world.device == "cuda" else "ddr_cap": memory}
-    topology = Topology(world_size=world.size, local_world_size=world.local_size, compute_device=world.device, **room)
+    room = {"hbm_cap" if device == "cuda" else "ddr_cap": memory - demand.other_bytes}
+    partitioner = _partitioner(placed, device)
     planner = EmbeddingShardingPlanner(
-        topology=topology, batch_size=max(1, batch_size // world.size), constraints=constraints
+        topology=Topology(world_size=ranks, local_world_size=local_size, compute_device=device, **room),
+        batch_size=demand.batch,
+        constraints=constraints,
+        partitioner=partitioner,
+        # What is not for tables was subtracted already.
+        storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
     )
     try:
-        return planner.collective_plan(module, [sharder], distributed.group.WORLD)
+        return planner.plan(module, [sharder])
     except PlannerError as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        problem = partitioner.problem or next((line for line in str(error).splitlines() if line.strip()), "")
         raise MachineError(
-            f"the tables do not fit {world.size} ranks of {size(memory)}: {first}",
-            fix="more ranks, a smaller --model.row-scale, or other --distributed.sharding",
+            f"the tables do not fit {ranks} ranks: {problem} and {size(demand.other_bytes)} beside it, but "
+            f"{size(memory)} are free",
+            fix="more ranks, a smaller batch or --model.row-scale; recperf plan lists options that fit",
         ) from None
 
 
-def _rows_for_all(rows: int, ranks: int) -> bool:
-    """Whether every rank gets rows: fbgemm has no CPU operator for an empty shard. Ranks get blocks of one size."""
-    return -(-rows // ranks) * (ranks - 1) < rows
+def _ids_a_sample(table: Table, batch: int) -> float:
+    """Ids that a rank sends for each of its samples: all those of bags, else every distinct one once."""
+    return table.ids if table.pooled else table.sent_vectors(batch) / batch
 
 
-def _allowed(requested: str | None, rows: int, ranks: int) -> list[str]:
-    """The planner shards by columns only on request: row-wise Adagrad then has a state per shard, and a run should not
-    train differently because it got more ranks."""
-    if requested:
-        return [KINDS[requested]]
-    return [KINDS["row"], KINDS["table"]] if _rows_for_all(rows, ranks) else [KINDS["table"]]
+def _partitioner(placed: Sequence[Placed], device: str) -> Any:
+    """Gives the shards of TorchRec's planner to the ranks of our placement, if each has room for them."""
+    from torchrec.distributed.planner.types import Partitioner, PlannerError, Storage
+
+    by_name = {one.table.name: one for one in placed}
+
+    class PlacedPartitioner(Partitioner):  # type: ignore[misc]  # it has no types
+        problem = ""
+
+        def partition(self, proposal: list[Any], storage_constraint: Any) -> list[Any]:
+            used = [Storage(hbm=0, ddr=0) for _ in storage_constraint.devices]
+            for option in proposal:
+                one = by_name[option.name]
+                on_device = device == "cuda" and option.compute_kernel == KERNELS["device"]
+                for shard, rank in zip(option.shards, np.flatnonzero(one.width_R).tolist(), strict=True):
+                    shard.rank = rank
+                    # The planner knows nothing of the state of fbgemm's optimizers.
+                    state = int(one.state_R()[rank])
+                    used[rank] += shard.storage + Storage(hbm=state * on_device, ddr=state * (not on_device))
+            for rank, (need, has) in enumerate(zip(used, storage_constraint.devices)):
+                if not need.fits_in(has.storage):
+                    most = need.hbm if device == "cuda" else need.ddr
+                    self.problem = f"rank {rank} needs {size(most)} for its part"
+                    raise PlannerError(self.problem)
+            return proposal
+
+    return PlacedPartitioner()
 
 
-def _columns(module: nn.Module, ranks: int) -> int:
-    """The narrowest column shard: an even share, but at most TorchRec's own limit."""
-    dim = int(next(module.parameters()).shape[1])
-    share = max(LEAST_COLUMNS, dim // ranks // LEAST_COLUMNS * LEAST_COLUMNS)
-    return min(share, MOST_COLUMNS)
-
-
-def parts_of(plan: Any, options: DistributedConfig) -> list[Part]:
+def parts_of(plan: Any, placed: Sequence[Placed], options: DistributedConfig) -> list[Part]:
     """A plan as shards, in an order that is the same on every rank."""
     names = {kind: name for name, kind in KINDS.items()}
-    overrides = {"sharding": options.shardings, "placement": options.placements}
+    reasons = {one.table.name: [one.why] for one in placed}
+    for table in options.placements:
+        reasons.get(table, []).append("--distributed.placement")
     parts = []
     for module in plan.plan.values():
-        for table, placed in module.items():
-            why = [f"--distributed.{name}" for name, tables in overrides.items() if table in tables]
-            for shard in placed.sharding_spec.shards:
+        for table, placement in module.items():
+            for shard in placement.sharding_spec.shards:
                 parts.append(
                     Part(
                         table=table,
                         rank=shard.placement.rank(),
-                        kind=names[placed.sharding_type],
-                        kernel=placed.compute_kernel,
+                        kind=names[placement.sharding_type],
+                        kernel=placement.compute_kernel,
                         first_row=shard.shard_offsets[0],
                         rows=shard.shard_sizes[0],
                         first_column=shard.shard_offsets[1],
                         columns=shard.shard_sizes[1],
-                        why=" and ".join(why) or "planner",
+                        why=" and ".join(reasons[table]),
                     )
                 )
     return parts
@@ -198,39 +214,39 @@ def plan_rows(parts: list[Part]) -> list[list[str]]:
 
 
 class ShardedTables:
-    """Tables of one width that TorchRec shards among the ranks: single rows (EmbeddingCollection), or `pooled` sums of
-    rows (EmbeddingBagCollection). With no tables at all it does nothing."""
+    """Tables of one width that TorchRec shards among the ranks: single rows (EmbeddingCollection), or sums of rows
+    (EmbeddingBagCollection). With no tables at all it does nothing."""
 
     def __init__(
         self,
-        tables: Mapping[str, int],
-        dim: int,
+        placed: Sequence[Placed],
+        demand: Demand,
         options: DistributedConfig,
         world: World,
         *,
-        pooled: bool,
         optimizer: str,
         eps: float,
-        ids: Mapping[str, float],
-        batch_size: int,
         device: torch.device,
         keyed: Callable[[Any], Any],
     ) -> None:
         """`optimizer` is fbgemm's name of it; `keyed` makes a KeyedJaggedTensor of a batch."""
-        self.names, self.world, self.parts = tuple(tables), world, list[Part]()
-        self._prefix = "embedding_bags" if pooled else "embeddings"
+        self.names, self.world, self.parts = tuple(one.table.name for one in placed), world, list[Part]()
         self._model: Any = None
-        if not tables:
+        if not placed:
             return
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
+        self._prefix = "embedding_bags" if placed[0].table.pooled else "embeddings"
         fused = {"optimizer": getattr(EmbOptimType, optimizer), "eps": eps, "learning_rate": 0.0}
-        module, sharder = _collection(tables, dim, options, pooled=pooled, fused=fused)
+        module, sharder = collection([one.table for one in placed], options, fused)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            plan = make_plan(module, sharder, tables, ids, options, world, batch_size=batch_size)
+            plan = make_plan(
+                module, sharder, placed, demand, options,
+                local_size=world.local_size, device=world.device, memory=free_memory(world),
+            )  # fmt: skip
             self._model = _shard(module, sharder, plan, device)
-        self.parts = parts_of(plan, options)
+        self.parts = parts_of(plan, placed, options)
         self._prefetch = Prefetch(self._model.module, keyed, device)
 
     def __bool__(self) -> bool:
@@ -273,18 +289,16 @@ class ShardedTables:
         return shards
 
 
-def _collection(
-    tables: Mapping[str, int], dim: int, options: DistributedConfig, *, pooled: bool, fused: dict[str, Any]
-) -> tuple[nn.Module, Any]:
+def collection(tables: Sequence[Table], options: DistributedConfig, fused: dict[str, Any]) -> tuple[nn.Module, Any]:
     """TorchRec's collection of tables, not allocated yet, and its sharder; `fused` configures fbgemm's optimizer."""
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-    config, collection, base = (
+    config, module_type, base = (
         (EmbeddingBagConfig, EmbeddingBagCollection, EmbeddingBagCollectionSharder)
-        if pooled
+        if tables[0].pooled
         else (EmbeddingConfig, EmbeddingCollection, EmbeddingCollectionSharder)
     )
 
@@ -294,9 +308,10 @@ def _collection(
             return list(KINDS.values())
 
     configs = [
-        config(name=name, embedding_dim=dim, num_embeddings=rows, feature_names=[name]) for name, rows in tables.items()
+        config(name=one.name, embedding_dim=one.dim, num_embeddings=one.rows, feature_names=[one.name])
+        for one in tables
     ]
-    module = collection(device=torch.device("meta"), tables=configs)
+    module = module_type(device=torch.device("meta"), tables=configs)
     return module, Sharder(fused_params=fused, qcomm_codecs_registry=codecs(options))
 
 

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.dlrm_v4.config import DLRMv4Config
 from ..models.dlrm_v4.inputs import Inputs
 from ..models.dlrm_v4.tables import fill_uniform_, table_seed
 from ..ops import lookup as ops
 from .config import DistributedConfig
+from .demand import Demand
 from .rank_tables import RankTables
-from .sharding import require_possible
 from .world import World
 
 EPS = 1e-8
@@ -33,20 +32,16 @@ class TorchRecTables(RankTables):
 
     def __init__(
         self,
-        config: DLRMv4Config,
+        demand: Demand,
         options: DistributedConfig,
         world: World,
         *,
-        ids: Mapping[str, float],
-        batch_size: int,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        require_possible(options, config.table_rows, config.table_dim, world)
         super().__init__(
-            config.table_rows, config.table_dim, options, world, pooled=False, optimizer="rowwise-adagrad", eps=EPS,
-            ids=ids, batch_size=batch_size, device=device,
-        )  # fmt: skip
+            demand, options, world, optimizer="rowwise-adagrad", eps=EPS, device=device, field="model.table_dim"
+        )
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}

@@ -10,14 +10,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..measure.cost import FLOAT
+from ..distributed.config import Kind, KindOrAuto
+from ..distributed.placement import rows_for_all
 from .devices import Device
-from .memory import HALF, Memory, largest_tables, memory_of
+from .memory import Memory, largest_tables, memory_of
 from .predict import Prediction
-from .sharding import KINDS, Kind, KindOrAuto, Parallelism, place
+from .sharding import Parallelism, place
 from .skew import Skew
 from .work import Work
 
+SHARDED: tuple[Kind, ...] = ("row", "column", "table")
+"""Kinds that divide a table."""
 REMEDIES: tuple[Kind, ...] = ("row", "table", "column")
 """In the order they are tried. Columns come last: each shard has its own row-wise Adagrad state, so that the training
 differs."""
@@ -49,14 +52,14 @@ class Arrivals:
 
 def arrivals(work: Work, skew: Skew, batch: int, ranks: int, parallelism: Parallelism) -> list[Arrivals]:
     """For each table with skewed ids, under each kind of sharding."""
-    number = HALF if parallelism.wire == "fp16" else FLOAT
+    number = parallelism.number_bytes
     rows = []
     for table in work.tables:
-        if not table.skewed:
+        if not table.skewed or table.copied:
             continue
         traffic = skew.traffic[table.name]
-        for kind in KINDS:
-            (one,) = place((table,), ranks, skew, batch, replace(parallelism, sharding=kind, overrides={}))
+        for kind in SHARDED:
+            (one,) = place((table,), ranks, batch, replace(parallelism, sharding=kind, overrides={}))
             bytes_NR = number * np.stack(
                 [one.sent_R(traffic.batch(n), batch, dedup=parallelism.dedup) for n in range(traffic.batches)]
             )
@@ -80,7 +83,7 @@ def largest_batch(plan: Prediction, parallelism: Parallelism, device: Device) ->
 
     def fits(batch: int) -> bool:
         skew = plan.skew.scaled(batch / plan.rank_batch)
-        placed = place(plan.work.tables, plan.ranks, skew, batch, parallelism)
+        placed = place(plan.work.tables, plan.ranks, batch, parallelism)
         return memory_of(plan.work, placed, skew, batch, device, parallelism).fits
 
     if fits(LARGEST_BATCH):
@@ -100,7 +103,7 @@ def remedies(
     """Changes that make the plan fit, the smallest first: options of `recperf run`, and the memory with them."""
     fitting = []
     for options, changed in _smaller(plan, parallelism):
-        placed = place(plan.work.tables, plan.ranks, plan.skew, plan.rank_batch, changed)
+        placed = place(plan.work.tables, plan.ranks, plan.rank_batch, changed)
         memory = memory_of(plan.work, placed, plan.skew, plan.rank_batch, device, changed)
         if memory.fits:
             fitting.append((options, changed, memory))
@@ -115,7 +118,7 @@ def improvements(
     """Changes that shorten the step and still fit, the best first: options of `recperf run`, and the step with them."""
     if plan.ranks == 1:
         return []
-    tried = [(options, predicted(changed)) for options, changed in _faster(parallelism)]
+    tried = [(options, predicted(changed)) for options, changed in _faster(plan, parallelism)]
     better = [one for one in tried if one[1].memory.fits and one[1].seconds <= (1 - NOTICEABLE) * plan.seconds]
     return sorted(better, key=lambda one: one[1].seconds)[:most]
 
@@ -128,30 +131,39 @@ def sharding_option(parallelism: Parallelism) -> str:
 
 def _smaller(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
     """Changes that may need less memory."""
+    if _copied(plan):
+        return
     if parallelism.wire == "fp32":
         yield "--distributed.all-to-all fp16", replace(parallelism, wire="fp16")
     yield from _shardings(parallelism, ("auto", "row"))
-    memory = plan.memory
+    memory, rows = plan.memory, {table.name: table.rows for table in plan.work.tables}
     tables = largest_tables(plan.placed, plan.skew, memory.batch, plan.rank_batch, parallelism.dedup, memory.fullest)
     for count in range(1, min(len(tables), MOST_OVERRIDES) + 1):
         for kind in REMEDIES:
             overrides = {**parallelism.overrides, **dict.fromkeys(tables[:count], kind)}
             changed = replace(parallelism, overrides=overrides)
-            yield sharding_option(changed), changed
+            if kind != "row" or all(rows_for_all(rows[name], plan.ranks) for name in tables[:count]):
+                yield sharding_option(changed), changed
     if parallelism.wire == "fp32":
         for options, changed in _shardings(parallelism, ("auto", "row")):
             yield f"{options} --distributed.all-to-all fp16", replace(changed, wire="fp16")
 
 
-def _faster(parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
+def _copied(plan: Prediction) -> bool:
+    """Whether tables can only be copied to every rank, so that no rows are sent."""
+    return any(table.copied for table in plan.work.tables)
+
+
+def _faster(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
     """Changes that may need less time."""
-    if parallelism.wire == "fp32":
+    if parallelism.wire == "fp32" and not _copied(plan):
         yield "--distributed.all-to-all fp16", replace(parallelism, wire="fp16")
     if not parallelism.pipelined:
         yield "--distributed.pipeline", replace(parallelism, pipelined=True)
     if not parallelism.overlapped:
         yield "--distributed.overlap", replace(parallelism, overlapped=True)
-    yield from _shardings(parallelism, ("auto", "row", "table"))
+    if not _copied(plan):
+        yield from _shardings(parallelism, ("auto", "row", "table"))
 
 
 def _shardings(parallelism: Parallelism, kinds: tuple[KindOrAuto, ...]) -> Iterator[tuple[str, Parallelism]]:

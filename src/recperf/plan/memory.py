@@ -19,13 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..distributed.config import DistributedConfig
+from ..distributed.demand import Demand
 from ..measure.cost import FLOAT, INDEX
 from .devices import Device
-from .sharding import Parallelism, PlacedTable
+from .sharding import HALF, Parallelism, PlacedTable, copied_numbers
 from .skew import Skew
-from .work import Work
+from .work import PlannedWorkload, Work
 
-HALF = 2
 RESERVE = 0.05
 """Share of a device's memory for the context, the collective library and fragmentation: an assumption."""
 PARTS = ("tables", "optimizer", "dense", "input", "activations", "all-to-all", "temporary")
@@ -78,16 +79,15 @@ def memory_of(
 ) -> Memory:
     """Memory in the batch of the skew whose fullest rank holds most."""
     ranks = len(placed[0].width_R)
-    dense = FLOAT * work.dense_parameters
+    other = beside_tables(work, batch, pipelined=parallelism.pipelined)
     constant_R = {
         "tables": np.asarray(sum(one.weight_R for one in placed), np.float64),
-        "optimizer": np.asarray(sum(one.state_R() for one in placed), np.float64) + work.dense_states * dense,
-        # Parameters, gradients, and the buckets in which gradients are summed.
-        "dense": np.full(ranks, 3.0 * dense),
-        # A pipeline also holds the next batch.
-        "input": np.full(ranks, (1.0 + parallelism.pipelined) * work.input_bytes(batch)),
+        "optimizer": np.asarray(sum(one.state_R() for one in placed), np.float64) + other["optimizer"],
+        # The gradient of copied tables, and the buckets in which it is summed.
+        "dense": np.full(ranks, other["dense"] + 2.0 * FLOAT * copied_numbers(placed)),
+        "input": np.full(ranks, other["input"]),
     }
-    activations = float(work.activations(batch))
+    activations = other["activations"]
     candidates: list[tuple[float, int, str, dict[str, Bytes]]] = []
     without_reuse = 0.0
     for number in range(skew.batches):
@@ -109,6 +109,26 @@ def memory_of(
     )
 
 
+def beside_tables(work: Work, batch: int, *, pipelined: bool) -> dict[str, float]:
+    """Bytes on a rank for everything but the tables and what is sent of them, by purpose."""
+    dense = FLOAT * work.dense_parameters
+    return {
+        "optimizer": float(work.dense_states * dense),
+        # Parameters, gradients, and the buckets in which gradients are summed.
+        "dense": 3.0 * dense,
+        # A pipeline also holds the next batch.
+        "input": (1.0 + pipelined) * work.input_bytes(batch),
+        "activations": float(work.activations(batch)),
+    }
+
+
+def rank_demand(workload: PlannedWorkload, ranks: int, options: DistributedConfig) -> Demand:
+    """What one of so many ranks needs in a run with these options."""
+    work, batch = workload.work(), -(-workload.batch_size // ranks)
+    other = beside_tables(work, batch, pipelined=options.pipeline)
+    return Demand(tables=work.tables, batch=batch, other_bytes=round(sum(other.values())))
+
+
 def _total_R(parts_R: Mapping[str, Bytes]) -> Bytes:
     return np.asarray(sum(parts_R.values()))
 
@@ -128,7 +148,8 @@ def moved_R(
     for one in placed:
         traffic = skew.traffic[one.table.name].batch(number)
         sent = one.sent_R(traffic, batch, dedup=dedup)
-        ids_R += one.rows_requested_R(traffic, dedup=dedup)
+        if one.kind != "data-parallel":
+            ids_R += one.rows_requested_R(traffic, dedup=dedup)
         sent_R += sent
         total += float(sent.sum())
     # All ranks have equally many samples, so each requests equally much.
@@ -140,7 +161,7 @@ def _phases(
 ) -> dict[str, dict[str, Bytes]]:
     sent_R, received_R, ids_R = moved_R(placed, skew, number, batch, parallelism.dedup)
     zero_R = np.zeros_like(sent_R)
-    coded = HALF if parallelism.wire == "fp16" else 0
+    coded = 0 if parallelism.wire == "fp32" else HALF
     # Bytes of a number in the copy that the codec makes before sending.
     copied = FLOAT if coded and parallelism.codec == "clamp-copy" else 0
     # Float32 at both ends, and encoded at both ends in between.

@@ -20,8 +20,8 @@ from ..measure.cost import FLOAT, INDEX, Cost
 from ..measure.spans import phase_of
 from . import network as collectives
 from .devices import NEAREST, NETWORKS, TERA, Device, Network
-from .memory import HALF, Memory, memory_of, moved_R
-from .sharding import Parallelism, PlacedTable, place
+from .memory import Memory, memory_of, moved_R
+from .sharding import Parallelism, PlacedTable, copied_numbers, place
 from .skew import Skew, even
 from .work import History, PlannedWorkload, Work
 
@@ -119,7 +119,7 @@ def predict(
     batch = rank_batch_of(workload, ranks, parallelism)
     work = workload.work(history=history, distinct=None if skew is None else skew.distinct_per_sample(batch))
     skew = skew or even(work, batch, ranks)
-    placed = place(work.tables, ranks, skew, batch, parallelism)
+    placed = place(work.tables, ranks, batch, parallelism)
     on_node = collectives.ranks_on_node(ranks, network)
     share = device.share(on_node)
     slowed = network.slowed(device.ranks_per_core(on_node)) if device.cores else network
@@ -235,7 +235,7 @@ def _seconds(
     dense = dense_seconds(work, device, batch)
     backward = sum(part for name, part in dense.items() if phase_of(name) == "backward")
     update = sum(part for name, part in dense.items() if phase_of(name) == "update")
-    number = HALF if parallelism.wire == "fp16" else FLOAT
+    number = parallelism.number_bytes
     rate = device.pass_rate()
     zero_R = np.zeros(len(placed[0].width_R))
     before_ids = (ID_MESSAGES - 1) * collectives.all_to_all(zero_R, zero_R, device, network)
@@ -263,7 +263,9 @@ def _seconds(
         "dense backward": uneven * backward,
         "dense update": update,
         "calls": work.calls * device.call_s,
-        "all-reduce": collectives.all_reduce(FLOAT * work.dense_parameters, ranks, device, network),
+        "all-reduce": collectives.all_reduce(
+            FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network
+        ),
     }
     return {name: seconds[name] for name in PARTS}
 
@@ -278,8 +280,7 @@ def _table_bytes_R(
         traffic = skew.traffic[one.table.name].batch(index)
         requested_R, touched_R = one.rows_requested_R(traffic, dedup=dedup), one.rows_touched_R(traffic)
         read_R += requested_R * (FLOAT * one.width_R + INDEX)
-        state_R = np.minimum(one.width_R, one.table.state)
-        updated_R += touched_R * 2 * FLOAT * (one.width_R + state_R) + INDEX * requested_R
+        updated_R += touched_R * 2 * FLOAT * (one.width_R + one.state_width_R) + INDEX * requested_R
     return read_R, updated_R
 
 

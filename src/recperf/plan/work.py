@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..distributed.demand import Table as Table
 from ..errors import UsageError
-from ..measure.cost import FLOAT, Cost
+from ..measure.cost import Cost
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,31 +21,6 @@ if TYPE_CHECKING:
 Lengths = tuple[float, ...]
 History = float | Lengths | None
 """Lengths of histories: their mean, or equally likely values in ascending order; None: the usual ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    name: str
-    rows: int
-    dim: int
-    ids: float
-    """Ids that a sample looks up in it."""
-    vectors: float
-    """Vectors that a sample needs from it: one for each id, or one for each bag of ids."""
-    distinct: Callable[[int], float]
-    """Expected number of different rows among the ids of that many samples."""
-    skewed: bool = True
-    """Its ids follow the popularity of the data; ids of a hashed feature cross are spread by the hash."""
-    state: int = 1
-    """Numbers that the optimizer stores for a row."""
-
-    @property
-    def pooled(self) -> bool:
-        return self.vectors < self.ids
-
-    @property
-    def bytes(self) -> int:
-        return FLOAT * self.rows * self.dim
 
 
 @dataclass(frozen=True, kw_only=True)

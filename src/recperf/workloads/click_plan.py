@@ -35,7 +35,9 @@ def click_work(
     model: DLRMConfig, ids: tuple[float, ...], *, optimizer: str, precision: str = "float32", state: int | None = None
 ) -> Work:
     states, flops = cost.OPTIMIZERS[optimizer]
-    row_state = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, model.dim) if state is None else state
+    per_row = {"sgd": 0, "rowwise-adagrad": 1, "adagrad": model.dim, "adamw": 2 * model.dim}
+    row_state = per_row[optimizer] if state is None else state
+    copied = "AdamW changes every row in every step" if optimizer == "adamw" and state is None else ""
     names = model.features if len(model.rows) == len(model.features) else ("table",)
 
     def parts(samples: int) -> dict[str, Cost]:
@@ -51,7 +53,9 @@ def click_work(
             # A table that all features share returns one vector for each of them.
             vectors=len(model.features) / len(names),
             distinct=_distinct(rows, each),
+            pooled=True,
             state=row_state,
+            copied=copied,
         )
         for name, rows, each in zip(names, model.rows, ids)
     )

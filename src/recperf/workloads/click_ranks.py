@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import ClickBatch, JaggedFeatures
-from ..distributed.bags import BagTables, SharedFeatures, require_something_sent
+from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.balance import stride
 from ..distributed.checkpoint import sharded_state
 from ..distributed.config import DistributedConfig
 from ..distributed.copies import copy_parts
+from ..distributed.demand import Demand
+from ..distributed.placement import placed_by
 from ..distributed.progress import note
 from ..distributed.ranks import Ranks
 from ..distributed.scores import Scores
@@ -147,6 +149,7 @@ class RankTrialState(DLRMTrialState):
 
     recipe: Recipe
     world: Ranks
+    demand: Demand
 
     @property
     def rank_tables(self) -> BagTables | None:
@@ -180,11 +183,11 @@ class RankTrialState(DLRMTrialState):
         """Which rank holds what, as a table to read."""
         if self.rank_tables:
             return plan_text(self.rank_tables.parts)
-        dim, parts = self.model.config.dim, []
-        for name, rows in self.tables():
-            parts += copy_parts(name, rows, dim, self.world, why="AdamW changes every row")
-        # Two moments of every number.
-        return plan_text([replace(part, state_width=2 * dim) for part in parts])
+        parts = []
+        for table in self.demand.tables:
+            copies = copy_parts(table.name, table.rows, table.dim, self.world, why=table.copied)
+            parts += [replace(part, state_width=table.state) for part in copies]
+        return plan_text(parts)
 
     @torch.no_grad()
     def scored(self, batches: Iterable[ClickBatch]) -> tuple[Tensor, Tensor]:
@@ -213,18 +216,14 @@ class RankTrialState(DLRMTrialState):
         super().restore(state)
 
 
-def require_copies(options: DistributedConfig, instead: str) -> None:
+def require_copies(options: DistributedConfig, demand: Demand, world: Ranks) -> None:
     """Refuse to divide tables that AdamW updates, alike on every rank."""
-    for field, named, allowed in (
-        ("sharding", options.shardings, "data-parallel"),
-        ("placement", options.placements, "device"),
-    ):
-        for table, value in named.items():
-            if value != allowed:
-                raise ConfigError(
-                    f"distributed.{field} {table}={value}: AdamW changes every row in every step, which TorchRec's "
-                    "divided tables cannot; every rank has a copy",
-                    where={"field": f"distributed.{field}"},
-                    fix=f"{table}={allowed}, or {instead}",
-                )
-    require_something_sent(options, sharded=False)
+    placed_by(options, demand, world.size)
+    for table, place in options.placements.items():
+        if place != "device":
+            raise ConfigError(
+                f"distributed.placement {table}={place}: every device has a copy of the table, since AdamW changes "
+                "every row in every step",
+                where={"field": "distributed.placement"},
+                fix=f"{table}=device",
+            )

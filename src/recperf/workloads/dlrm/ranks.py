@@ -12,11 +12,12 @@ from ...distributed.ranks import current
 from ...errors import ConfigError
 from ...models.embeddings import Embeddings
 from ...models.streams import SideStreams
+from ...plan.memory import rank_demand
 from ...train.loop import Optimizer
 from ...train.optim import make_dense
 from ..click_ranks import DenseAndBags, RankTrialState, SharedClicks, require_copies
 from .build import DLRMTrial, PreparedDLRM
-from .config import max_ids
+from .config import planned
 
 
 class PreparedDLRMOnRanks(PreparedDLRM):
@@ -29,9 +30,10 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
 
     def __init__(self, prepared: PreparedDLRMOnRanks, seed: int) -> None:
         self.world = current()
-        train = prepared.config.train
+        config, train = prepared.config, prepared.config.train
+        self.demand = rank_demand(planned(config), self.world.size, config.distributed)
         if train.optimizer == "adamw":
-            require_copies(prepared.config.distributed, "--train.optimizer rowwise-adagrad")
+            require_copies(config.distributed, self.demand, self.world)
         if train.micro_batches > 1:
             raise ConfigError(
                 f"train.micro_batches is {train.micro_batches}: a rank takes its part of a batch in one piece, since "
@@ -44,15 +46,12 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
 
     def _embeddings(self, device: torch.device, streams: SideStreams) -> Embeddings:
         prepared, config = self.prepared, self.prepared.config
-        if config.train.optimizer == "adamw":
+        reasons, train = prepared.settings.reasons, config.train
+        if train.optimizer == "adamw":
             return super()._embeddings(device, streams)
-        model, reasons = prepared.model, prepared.settings.reasons
         tables = BagTables(
-            dict(zip(model.features, model.rows)), model.dim, config.distributed, self.world,
-            optimizer=config.train.optimizer, eps=config.train.eps,
-            ids=dict(zip(model.features, map(float, max_ids(config)))), batch_size=config.train.batch_size,
-            device=device,
-        )  # fmt: skip
+            self.demand, config.distributed, self.world, optimizer=train.optimizer, eps=train.eps, device=device
+        )
         kinds = ["fbgemm"] * bool(tables.sharded) + ["torch for data-parallel tables"] * bool(tables.copies.names)
         reasons["embedding"] = reasons["bag"] = f"{', '.join(kinds)}: several ranks"
         return tables

@@ -23,7 +23,6 @@ from torch import Tensor
 from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
-from ...data.yambda.schema import HISTORY
 from ...distributed.balance import deal, stride
 from ...distributed.checkpoint import sharded_state
 from ...distributed.progress import note
@@ -39,10 +38,12 @@ from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.stages import StagedLoss
 from ...models.dlrm_v4.tables import DLRMv4Tables
+from ...plan.memory import rank_demand
 from ...points import reached
 from ...train.prefetch import prefetched
 from .batches import InputOrder, Numbered
 from .build import Evaluations, HistoryTrial, PreparedHistories
+from .plan import planned
 from .steps import SteppedModel
 
 TABLES = "tables."
@@ -214,12 +215,8 @@ class RankTrial(HistoryTrial):
 
     def _model(self, seed: int) -> DLRMv4:
         config, device = self.prepared.config, self.prepared.settings.device
-        events = config.data.history.longest + 1
-        ids = {name: float(events if name in HISTORY else 1) for name in config.model.tables}
-        tables = TorchRecTables(
-            config.model, config.distributed, self.world,
-            ids=ids, batch_size=config.train.batch_size, seed=seed, device=device,
-        )  # fmt: skip
+        demand = rank_demand(planned(config), self.world.size, config.distributed)
+        tables = TorchRecTables(demand, config.distributed, self.world, seed=seed, device=device)
         return DLRMv4(config.model, seed=seed, device=device, tables=cast(DLRMv4Tables, tables))
 
     def _stepped(self, seed: int, device: torch.device) -> SteppedModel:

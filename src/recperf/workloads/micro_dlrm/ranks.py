@@ -8,9 +8,11 @@ from torch import Tensor
 
 from ...data.order import cut
 from ...distributed.ranks import current
+from ...plan.memory import rank_demand
 from ..click_ranks import RankTrialState, SharedClicks, require_copies
 from ..clicks import SCORING_BATCH
 from .build import ClickTrial, PreparedClicks
+from .config import planned
 
 
 class PreparedClicksOnRanks(PreparedClicks):
@@ -24,7 +26,8 @@ class RankClickTrial(RankTrialState, ClickTrial):
     def __init__(self, prepared: PreparedClicksOnRanks, seed: int) -> None:
         self.world = current()
         options = prepared.config.distributed
-        require_copies(options, "recperf run dlrm, which has other optimizers")
+        self.demand = rank_demand(planned(prepared.config), self.world.size, options)
+        require_copies(options, self.demand, self.world)
         super().__init__(prepared, seed)
         self.share_out(prepared.settings, options)
 

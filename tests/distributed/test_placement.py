@@ -1,0 +1,133 @@
+"""One placement of tables: what `recperf plan` predicts is what TorchRec is told, for every workload with ranks."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_pool import needs_torchrec
+
+from recperf.config import from_json, to_json
+from recperf.distributed.config import DistributedConfig
+from recperf.distributed.demand import Demand, Table
+from recperf.distributed.placement import Placed, place, placed_by, shard_columns
+from recperf.errors import ConfigError, MachineError
+from recperf.plan.devices import KNOWN
+from recperf.plan.memory import rank_demand
+from recperf.plan.predict import predict
+from recperf.plan.sharding import parallelism_of
+from recperf.workloads import find
+from recperf.workloads.dlrm.config import criteo_kaggle, experiment
+from recperf.workloads.dlrm_v4.config import laptop, mlperf
+from recperf.workloads.micro_dlrm.config import default as micro
+
+GIB = 2**30
+
+
+def table(name: str, rows: int, **fields: Any) -> Table:
+    made: dict[str, Any] = {"dim": 16, "ids": 1.0, "vectors": 1.0, "distinct": float, **fields}
+    return Table(name=name, rows=rows, **made)
+
+
+def kinds(placed: list[Placed]) -> dict[str, str]:
+    return {one.table.name: one.kind for one in placed}
+
+
+def test_auto_divides_what_is_sent_by_rows_and_leaves_small_bags_whole() -> None:
+    sizes = {"large": 100_000, "medium": 20_000, "small": 900, "tiny": 5}
+    rows = [table(name, count) for name, count in sizes.items()]
+    assert kinds(place(rows, 4, 8)) == {"large": "row", "medium": "row", "small": "row", "tiny": "table"}
+    bags = [replace(one, pooled=True) for one in rows]
+    placed = place(bags, 4, 8)
+    assert kinds(placed) == {"large": "row", "medium": "row", "small": "table", "tiny": "table"}
+    homes = [int(np.argmax(one.width_R)) for one in placed[2:]]
+    assert homes[0] != homes[1], "each whole table goes where least is held"
+    assert {one.why for one in placed[:2]} == {"too large for one rank"}
+
+
+def test_a_kind_for_all_tables_and_single_ones() -> None:
+    tables = tuple(table(name, rows) for name, rows in {"a": 90, "b": 90, "few": 5}.items())
+    placed = placed_by(DistributedConfig(sharding="row,b=column"), Demand(tables=tables, batch=8), 4)
+    assert kinds(placed) == {"a": "row", "b": "column", "few": "table"}
+    assert [one.why for one in placed][1:] == ["--distributed.sharding", "too few rows for a block on every rank"]
+    assert placed[1].width_R.tolist() == [4, 4, 4, 4]
+    with pytest.raises(ConfigError, match="few=row: 5 rows are too few for 4 ranks"):
+        place(tables, 4, 8, "auto", {"few": "row"})
+    copied = [replace(one, copied="AdamW changes every row in every step", state=32) for one in tables]
+    assert set(kinds(place(copied, 4, 8)).values()) == {"data-parallel"}
+    assert place(copied, 4, 8)[0].state_R().tolist() == [4 * 90 * 32] * 4
+    for kind, named in (("row", {}), ("auto", {"a": "row"})):
+        with pytest.raises(ConfigError, match="AdamW changes every row"):
+            place(copied, 4, 8, kind, named)  # type: ignore[arg-type]
+
+
+def test_columns_are_equally_wide_and_at_most_one_shard_a_rank() -> None:
+    assert [shard_columns(512, ranks) for ranks in (1, 2, 3, 8, 64)] == [512, 256, 256, 128, 128]
+    assert [shard_columns(16, ranks) for ranks in (1, 2, 3, 8)] == [16, 8, 8, 4]
+    assert shard_columns(6, 2) == 6
+
+
+def torchrec_plan(demand: Demand, placed: list[Placed], options: DistributedConfig, **machine: Any) -> list[Any]:
+    """The shards that TorchRec's planner returns; no process group, no rows are allocated."""
+    from recperf.distributed.library import require_torchrec
+    from recperf.distributed.sharding import collection, make_plan, parts_of
+
+    require_torchrec()
+    sharded = [one for one in placed if one.kind != "data-parallel"]
+    module, sharder = collection([one.table for one in sharded], options, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = make_plan(module, sharder, sharded, demand, options, **machine)
+    state = demand.tables[0].state
+    return [replace(part, state_width=min(state, part.columns)) for part in parts_of(plan, sharded, options)]
+
+
+CONFIGS = {
+    "dlrm-v4": (laptop(), "table,item_id=row,uid=column"),
+    "dlrm": (criteo_kaggle(), "t3=column,t9=data-parallel"),
+    "dlrm, adagrad": (replace(experiment(), train=replace(experiment().train, optimizer="adagrad")), "table"),
+    "micro-dlrm": (micro(), "data-parallel"),
+}
+
+
+@needs_torchrec
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_rank_holds_the_bytes_that_the_plan_prints(name: str, ranks: int) -> None:
+    config, sharding = CONFIGS[name]
+    workload = find(name.split(",")[0])
+    for options in (DistributedConfig(), DistributedConfig(sharding=sharding)):
+        planned = workload.planned(from_json(type(config), to_json(replace(config, distributed=options))))
+        predicted = predict(planned, ranks, KNOWN["h200"], parallelism=parallelism_of(options))
+        demand = rank_demand(planned, ranks, options)
+        placed = placed_by(options, demand, ranks)
+        assert kinds(placed) == kinds(list(predicted.placed))
+        held_R = [sum(int(one.weight_R[rank] + one.state_R()[rank]) for one in placed) for rank in range(ranks)]
+        tables = predicted.memory.parts_R["tables"] + predicted.memory.parts_R["optimizer"]
+        dense = 4 * predicted.work.dense_states * predicted.work.dense_parameters
+        assert held_R == (tables - dense).astype(int).tolist()
+        if all(one.kind == "data-parallel" for one in placed):
+            assert name == "micro-dlrm"
+            continue
+        parts = torchrec_plan(demand, placed, options, local_size=ranks, device="cpu", memory=10**15)
+        copies = sum(int(one.weight_R[0] + one.state_R()[0]) for one in placed if one.kind == "data-parallel")
+        assert held_R == [copies + sum(part.nbytes for part in parts if part.rank == rank) for rank in range(ranks)]
+
+
+@needs_torchrec
+@pytest.mark.parametrize("batch", [1024, 8192])
+def test_the_published_model_fits_eight_ranks_of_130_gib(batch: int) -> None:
+    """559 GiB of tables; 8,192 samples are 1,024 for each rank, whose activations take 56 GiB."""
+    config, options = mlperf(), DistributedConfig()
+    planned = find("dlrm-v4").planned(replace(config, train=replace(config.train, batch_size=batch)))
+    demand = rank_demand(planned, 8, options)
+    placed = placed_by(options, demand, 8)
+    parts = torchrec_plan(demand, placed, options, local_size=8, device="cuda", memory=130 * GIB)
+    held = [sum(part.nbytes for part in parts if part.rank == rank) for rank in range(8)]
+    assert sum(held) == 4 * (150_042_476_544 + 293_051_712)
+    assert max(held) + demand.other_bytes < 130 * GIB
+    with pytest.raises(MachineError, match=r"rank 0 needs 70.\d GiB for its part and [\d.]+ GiB beside it, but 60 GiB"):
+        torchrec_plan(demand, placed, options, local_size=8, device="cuda", memory=60 * GIB)
