@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.data.config import MovieLensConfig
 from recperf.distributed.config import DistributedConfig
 from recperf.errors import ConfigError
+from recperf.plan.devices import KNOWN
+from recperf.plan.predict import predict
+from recperf.plan.sharding import parallelism_of
+from recperf.workloads import find
 from recperf.workloads.dlrm.config import DLRMWorkloadConfig
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
 from recperf.workloads.micro_dlrm.config import default as micro_default
@@ -155,13 +160,29 @@ def test_the_plan_says_which_rank_holds_what_and_why() -> None:
     assert said["0", "t1"] == said["1", "t1"] == ("row", "fused", asked)
     assert said["0", "t3"] == said["1", "t3"] == ("data-parallel", "copy", asked)
     assert [kind for (_, table), kind in said.items() if table == "t2"] == [("table", "fused", asked)]
-    assert {why for (_, table), (_, _, why) in said.items() if table == "t4"} == {"planner"}
+    assert [kind for (_, table), (kind, _, _) in said.items() if table == "t4"] == ["table"]
     # 200 rows of 8 numbers of 4 bytes: SGD remembers nothing, Adagrad every number of a rank's 100 rows.
     assert "6,400" in next(line for line in plans["sgd"].splitlines() if " t3 " in line)
     assert "6,400" in next(line for line in plans["adagrad"].splitlines() if " t3 " in line)
     assert "3,600" in next(line for line in plans["rowwise"].splitlines() if " t3 " in line)
     assert all("AdamW changes every row" in line for line in plans["micro"].splitlines()[1:])
     assert len(plans["micro"].splitlines()) == 1 + 2 * 3
+
+
+@needs_torchrec
+@pytest.mark.parametrize("name", configs())
+def test_a_run_prints_the_placement_that_recperf_plan_predicts(name: str) -> None:
+    config = configs()[name]
+    workload = find("micro-dlrm" if name == "micro" else "dlrm").planned(config)
+    plan = predict(workload, 2, KNOWN["h200"], parallelism=parallelism_of(config.distributed))
+    expected = {
+        (str(rank), one.table.name, one.kind, f"{one.weight_R[rank] + one.state_R()[rank]:,}")
+        for one in plan.placed
+        for rank in range(2)
+        if one.width_R[rank]
+    }
+    lines = [re.split(r" {2,}", line.strip()) for line in trained(2)[0][name]["plan"].splitlines()[1:]]
+    assert {(rank, table, kind, held) for rank, table, kind, _, _, _, held, _ in lines} == expected
 
 
 @needs_torchrec
