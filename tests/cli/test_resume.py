@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from recperf.cli import run
+from recperf.cli.terminal import Terminal
 from recperf.data.movielens_like import generate, write
 from recperf.runs.contract import check_run
+from recperf.runs.record import Busy, Run
 from recperf.runs.report import sections
 from recperf.runs.report.compare import compare
 from recperf.runs.report.reading import read
@@ -88,6 +91,19 @@ def test_a_field_of_the_contract_is_refused_by_name(begun: Path, call: Call) -> 
     assert code == 3
     assert "--allow-change model.dim --allow-change train.batch_size" in output
     assert Path("r/config.json").read_bytes() == before
+
+
+def test_under_torchrun_the_lock_of_a_lost_host_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Run.create("micro-dlrm", {}, folder=tmp_path / "run")
+    released = iter([other.close])
+    monkeypatch.setattr(run, "sleep", lambda seconds: next(released, lambda: None)())
+    with pytest.raises(Busy):
+        run.opened(tmp_path / "run", Terminal(as_json=False, quiet=False))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    run.opened(tmp_path / "run", Terminal(as_json=False, quiet=False)).close()
+    assert "another process has locked the run; waiting up to 120 s" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_page_names_every_free_field() -> None:

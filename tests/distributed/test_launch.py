@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +83,23 @@ def test_a_signal_to_one_rank_makes_all_save_and_ranks_can_resume(
     assert (kinds(tmp_path).count("step"), kinds(tmp_path).count("metric")) == (6, 1)
     log = (tmp_path / "run" / "mlperf.log").read_text()
     assert log.count('"run_start"') == log.count('"run_stop"') == 1
+
+
+@needs_torchrec
+def test_a_rank_that_is_left_alone_resumes_the_run_of_its_job(tmp_path: Path) -> None:
+    """torchrun lost all hosts but one, which restarts as a single process."""
+    steps = ("--train.max-steps", "6")
+    assert ended(begin(tmp_path, *steps, trouble="fails", at=3, how="stop", on=1)) == [75, 75]
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert ended(start(1, command(tmp_path / "run", *steps), tmp_path, home=str(home()))) == [0], said(tmp_path, 0)
+    resume = ["run", "--resume", str(tmp_path / "copy"), "--no-peaks", "--no-report", "--quiet"]
+    (tmp_path / "by-hand").mkdir()
+    assert ended(start(1, resume, tmp_path / "by-hand", home=str(home()))) == [0]
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "copy")]
+    assert results[0]["quality"] == results[1]["quality"]
+    change = {"field": "ranks", "was": 2, "now": 1, "after_step": 3, "seed": 42}
+    assert [result["provenance"]["changes"] for result in results] == [[change], [change]]
+    assert "ranks" not in results[0]["performance"]["settings"]
 
 
 @needs_torchrec

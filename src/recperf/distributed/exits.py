@@ -47,6 +47,8 @@ Report = Callable[[RecperfError], None]
 
 def run_as_rank(world: World, work: Callable[[], int], report: Report) -> int:
     """Be one rank: do the work and return its exit code; `report` prints an error."""
+    # Torch prints a native stack for every request to a store that is gone; a message says which ranks are.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     progress.begin(several=world.size > 1)
     world.on_lost = functools.partial(_end_lost, world, report)
     state = ENDED

@@ -99,11 +99,13 @@ class World:
         except (RuntimeError, TimeoutError) as error:
             if out_of_memory(error):
                 raise
+            shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             raise RendezvousError(
                 f"the ranks did not meet within {timeout_s:g} s",
                 where={"rank": self.rank, "of": self.size, "cause": " ".join(str(error).split())[:200]},
                 fix="set GLOO_SOCKET_IFNAME to the network device between the hosts, see docs/launching.md; "
-                "raise --distributed.timeout-s if ranks start late",
+                "raise --distributed.timeout-s if ranks start late"
+                + ("; if the number of hosts changes, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" if shared else ""),
             ) from error
         self.joined = True
         self._start_heartbeat()
