@@ -49,7 +49,7 @@ def test_the_first_lines_say_what_to_do(call: Call) -> None:
     assert "recperf run dlrm-v4 --preset mlperf --ranks 8 --train.batch-size 8192" in run
     assert re.search(r"step +[\d.]+ ms \([\d.]+ to [\d.]+\), [\d,]+ samples/s", step)
     assert "of 133 GiB on the fullest rank" in memory
-    assert "(--skew zipf:0.478) they need" in ids
+    assert "if they were drawn independently (--skew zipf:0.478), 8 would not be enough" in ids
     assert "for 69.3 M (61.9 M to 80.3 M) samples" in target
     assert re.search(r"cost +[\d.]+ USD \([\d.]+ to [\d.]+\)", cost)
     assert "limit   compute: Arithmetic takes" in limit

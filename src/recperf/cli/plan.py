@@ -78,8 +78,8 @@ def command(arguments: list[str]) -> int:
     parallelism = _parallelism(options, workload)
     tables = getattr(options.values, "tables", None)
     worse_skew = None
-    if options.skew is None and workload.popularity is not None:
-        independent = replace(options, skew=f"zipf:{workload.popularity[0]}")
+    if options.skew is None and workload.popularity is not None and workload.popularity.repeated:
+        independent = replace(options, skew=f"zipf:{workload.popularity.exponent}")
         worse_skew = lambda ranks: _skew(independent, workload, ranks, parallelism)  # noqa: E731
     setting = Setting(
         workload=workload,
@@ -104,7 +104,7 @@ def command(arguments: list[str]) -> int:
         "network": network.name,
         "ranks_per_node": network.ranks_per_node,
         "currency": currency,
-        "popularity": workload.popularity[0] if workload.popularity else None,
+        "popularity": workload.popularity.exponent if workload.popularity else None,
         **plan(setting, counts),
     }
     text = plan_text.as_text(result)
@@ -146,8 +146,10 @@ def _skew(options: Options[Any], workload: PlannedWorkload, ranks: int, parallel
     batch, hashed = rank_batch_of(workload, ranks, parallelism), options.ids == "hashed"
     work = workload.work(history=options.history)
     if options.skew is None and workload.popularity is not None:
-        exponent, origin = workload.popularity
-        return skews.zipf(work, batch, ranks, exponent, hashed=hashed, repeated=True, source=f" ({origin})")
+        law = workload.popularity
+        return skews.zipf(
+            work, batch, ranks, law.exponent, hashed=hashed, repeated=law.repeated, source=f" ({law.origin})"
+        )
     source = skews.parse(options.skew or "")
     if isinstance(source, float):
         return skews.zipf(work, batch, ranks, source, hashed=hashed)

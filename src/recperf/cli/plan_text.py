@@ -38,7 +38,7 @@ def _advice(plan: dict[str, Any]) -> list[str]:
 def _too_few(plan: dict[str, Any]) -> str:
     """What to do where no number of ranks fits."""
     points = plan["points"]
-    text = f"No number of {plan['device']} up to {points[-1]['ranks']:,} is enough"
+    text = f"No number of {plan['device']} up to {plan['advice']['tried_ranks']:,} is enough"
     smaller = next((point for point in points if point["memory"]["largest_global_batch"]), None)
     if smaller is None:
         return f"{text}: choose a device with more memory."
@@ -112,13 +112,10 @@ def _facts(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
 
 
 def _worse_ids(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
-    ranks = plan["advice"]["worse_ids_ranks"]
-    if ranks in (None, chosen["ranks"]):
+    if plan["advice"]["fits_worse_ids"] is not False:
         return {}
-    law = f"--skew zipf:{plan['popularity']:g}"
-    return {
-        "ids": f"as published; drawn independently from the same power law ({law}) they need {ranks:,} {plan['device']}"
-    }
+    independent = f"if they were drawn independently (--skew zipf:{plan['popularity']:g})"
+    return {"ids": f"most repeat within a batch, as published; {independent}, {chosen['ranks']:,} would not be enough"}
 
 
 def _command(plan: dict[str, Any], chosen: dict[str, Any]) -> str:

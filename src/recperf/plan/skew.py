@@ -77,8 +77,8 @@ class Skew:
     """Independent draws from it that a rank's batch has the different ids of, by table."""
 
     def distinct_per_sample(self, batch: int) -> dict[str, float]:
-        """Different ids in a rank's batch for each of its samples, by table; empty unless a dataset was counted."""
-        if self.histories is None:
+        """Different ids in a rank's batch for each of its samples, by table; empty where ids are spread evenly."""
+        if self.histories is None and self.exponent is None:
             return {}
         means = {
             name: float(one.unique_NR.sum(1).mean()) / one.unique_NR.shape[1] for name, one in self.traffic.items()

@@ -107,12 +107,13 @@ def plan(setting: Setting, counts: Sequence[int] | None = None) -> dict[str, Any
     """Points for these numbers of ranks, or for the smallest that fits, all powers of two below it and some above; and
     the advice that follows from them."""
     candidates = list(_search(setting)) if counts is None else [_candidate(setting, ranks) for ranks in counts]
-    fitting = [one for one in candidates if one.fits]
-    if not fitting and counts is not None:
-        fitting = [one for one in _search(setting, first=1 << max(counts).bit_length(), larger=0) if one.fits]
-    smallest = min(fitting, key=lambda one: one.plan.ranks, default=None)
+    tried = list(candidates)
+    if counts is not None and not any(one.fits for one in candidates):
+        tried += _search(setting, first=1 << max(counts).bit_length(), larger=0)
+    smallest = min((one for one in tried if one.fits), key=lambda one: one.plan.ranks, default=None)
     points = [_point(setting, one, smallest) for one in candidates]
-    return {"advice": _advice(setting, smallest), "points": points}
+    most = max(one.plan.ranks for one in tried)
+    return {"advice": {"tried_ranks": most, **_advice(setting, smallest)}, "points": points}
 
 
 def _search(setting: Setting, *, first: int = 1, larger: int = LARGER) -> Iterator[Candidate]:
@@ -145,17 +146,16 @@ def _advice(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
             {"options": options, "step": _band(better).as_json()}
             for options, better in advice.improvements(smallest.plan, smallest.parallelism, smallest.predicted)
         ],
-        "worse_ids_ranks": _worse_ids_ranks(setting, smallest),
+        "fits_worse_ids": _fits_worse_ids(setting, smallest),
         "tiers": _tiers(setting, smallest),
     }
 
 
-def _worse_ids_ranks(setting: Setting, smallest: Candidate | None) -> int | None:
-    """The smallest number of ranks that fits with less favourable ids; None if there is none, or if it is not known."""
+def _fits_worse_ids(setting: Setting, smallest: Candidate | None) -> bool | None:
+    """Whether the configuration fits with less favourable ids too, where these are known."""
     if setting.worse_skew is None or smallest is None:
         return None
-    worse = replace(setting, skew=setting.worse_skew)
-    return next((one.plan.ranks for one in _search(worse, first=smallest.plan.ranks, larger=0) if one.fits), None)
+    return _candidate(replace(setting, skew=setting.worse_skew), smallest.plan.ranks).fits
 
 
 def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | None:

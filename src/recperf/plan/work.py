@@ -75,6 +75,16 @@ class DatasetIds:
     """For each global batch, the ids of each rank."""
 
 
+class Popularity(NamedTuple):
+    """The power law that ids follow."""
+
+    exponent: float
+    origin: str
+    """Where it is known from."""
+    repeated: bool
+    """Samples of a batch share most ids, so that it has only as many different ones as `Table.distinct` says."""
+
+
 class Spread(NamedTuple):
     """The smallest value, the mean and the largest value of several runs."""
 
@@ -112,8 +122,8 @@ class PlannedWorkload:
     """Reads the ids of a dataset: (folder, samples of a rank, ranks, global batches). None: not supported."""
     rank_batch: int | None = None
     """Samples of one rank in the published runs of this config; None: the batch size is divided among the ranks."""
-    popularity: tuple[float, str] | None = None
-    """Exponent of the power law that the ids of its data follow, and where that is known from."""
+    popularity: Popularity | None = None
+    """How often the ids of its data occur, where that is known."""
     published_samples: Mapping[int, Spread] = field(default_factory=dict)
     """Published numbers of samples to the quality target by global batch size; empty where none applies."""
     evaluations: Evaluations | None = None

@@ -16,7 +16,18 @@ from ...execution.tables import Lookups, planned_steps
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4 import cost, memory
 from ...models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
-from ...plan.work import DatasetIds, Evaluations, History, Lengths, PlannedWorkload, RankIds, Spread, Table, Work
+from ...plan.work import (
+    DatasetIds,
+    Evaluations,
+    History,
+    Lengths,
+    PlannedWorkload,
+    Popularity,
+    RankIds,
+    Spread,
+    Table,
+    Work,
+)
 from .config import DLRMv4WorkloadConfig
 
 if TYPE_CHECKING:
@@ -49,10 +60,7 @@ PUBLISHED_ANCHORS, PUBLISHED_HOLDOUT = 2_290_835_423, 2_058_204
 """Samples of the training windows, and of the window that is scored."""
 EVALUATION_S = 5.0
 """Seconds of an evaluation besides its forward passes: published medians on 8, 16 and 32 devices are 83, 44, 24 s."""
-POPULARITY = (
-    0.478,
-    "it gives the hottest of 32 ranks the 81.5 GiB of rows that a published run ran out of memory with",
-)
+EXPONENT = 0.478
 """Exponent of the power law that gives one of 32 ranks as many ids as the one that ran out of memory had."""
 
 
@@ -68,7 +76,12 @@ def planned(config: DLRMv4WorkloadConfig) -> PlannedWorkload:
         histories=True,
         read_ids=read_ids,
         rank_batch=PUBLISHED_RANK_BATCH if published and config.train.batch_size == PUBLISHED_RANK_BATCH else None,
-        popularity=POPULARITY,
+        popularity=Popularity(
+            EXPONENT,
+            "it gives the hottest of 32 ranks the 81.5 GiB of rows that a published run ran out of memory with",
+            # Without a shuffle a batch has many samples of one user, whose histories share most events.
+            repeated=config.data.windows.shuffle == 0,
+        ),
         published_samples=PUBLISHED_SAMPLES if published else {},
         evaluations=_evaluations(config) if published and config.evaluate.every_share else None,
     )
