@@ -9,7 +9,9 @@ What shaped the model, all marked `fitted` in their rows:
 * stalls between windows: the mean of the two published pairs with and without them.
 
 Everything else is a prediction: our third step, steps with tables in tiers, our layers at three shapes, the reference's
-layers on one H200, its traced and logged steps, what dedup saves it on one and on two nodes, and 8, 16 and 32 MI355X.
+layers on one H200, its traced and logged steps, what dedup saves it on one and on two nodes, 8, 16 and 32 MI355X, and
+our own steps on 1, 2 and 4 gloo ranks of this machine, planned as `recperf plan --gpu cpu` does: from its ceilings and
+a calibration. Beside other work these say nothing; the load before is in the rows.
 
 The reference is planned as it runs: every layer and position in full, queries and keys computed again in the backward
 pass, no pipeline, the all-reduce behind the backward pass, a batch of 215.6 MB copied from pageable memory (2.4 GB/s
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -34,7 +37,7 @@ from recperf.measure.cost import Cost
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
 from recperf.plan import target
-from recperf.plan.devices import GB, KERNELS, KNOWN, TERA, Device, Rates
+from recperf.plan.devices import GB, KERNELS, KNOWN, NETWORKS, TERA, Device, Rates
 from recperf.plan.predict import Prediction, error_band, part_seconds, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import History, PlannedWorkload, Work
@@ -328,6 +331,49 @@ def _step(kind: str, name: str, plan: Prediction, ms: float, *, factor: float = 
     return Point(kind, name, 1e3 * factor * plan.seconds, ms, "published", band=plan.band, conditions=conditions)
 
 
+def rank_points(steps: int) -> list[Point]:
+    """Steps on gloo ranks of this machine: a larger model on 1, 2 and 4 of them, the laptop preset on 1 and 2."""
+    from statistics import median
+
+    import _plan_ranks as gloo
+    from recperf.measure import peaks
+    from recperf.plan import calibrate
+    from recperf.plan.devices import from_peaks
+    from recperf.plan.skew import counted
+    from recperf.workloads.dlrm_v4.build import PreparedHistories
+
+    load, ceilings = os.getloadavg()[0], peaks.require(None, print)
+    points = []
+    for name, config, counts in (("", gloo.config(128), (1, 2, 4)), ("laptop preset, ", gloo.plain(), (1, 2))):
+        workload, store = planned(config), PreparedHistories(config).store.folder
+        rates = calibrate.measure(workload.work(), config.train.batch_size // 2, print, on_cpu=True)
+        device, network = rates.applied(from_peaks(ceilings), "float32"), rates.network() or NETWORKS["loopback"]
+        for ranks in counts:
+            size = config.train.batch_size // ranks
+            ids = counted(workload.ids(store, size, ranks, 4), workload.work(), size, ranks)
+            options = config.distributed
+            parallelism = Parallelism(
+                sharding="row",
+                wire="fp32",
+                pipelined=options.pipeline,
+                overlapped=options.overlap,
+                balanced=options.balance,
+            )
+            plan = predict(workload, ranks, device, network, parallelism, skew=ids, history=ids.histories)
+            taken = gloo.measured(ranks, config, steps)
+            facts = {"load_before": load, "measured_ms": _ms(taken.parts), "exposed_ms": _ms(plan.exposed)}
+            known = 1e3 * median(taken.seconds)
+            label = f"{name}{ranks} gloo ranks"
+            points.append(
+                Point("gloo ranks", label, 1e3 * plan.seconds, known, "measured here", False, plan.band, "ms", facts)
+            )
+    return points
+
+
+def _ms(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(1e3 * value, 3) for name, value in seconds.items()}
+
+
 def _entries(name: str, metric: str) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
     return [entry for entry in rows if entry["metric"] == metric]
@@ -336,8 +382,14 @@ def _entries(name: str, metric: str) -> list[dict[str, Any]]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="predictions beside measured and published figures")
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
+    parser.add_argument("--only", choices=("ranks", "known"), help="only what is measured here, or only what is not")
+    parser.add_argument("--steps", type=int, default=30, help="steps that gloo ranks are timed in")
     options = parser.parse_args(arguments)
-    points = own_points() + layer_points() + reference_points() + target_points()
+    points: list[Point] = []
+    if options.only != "ranks":
+        points += own_points() + layer_points() + reference_points() + target_points()
+    if options.only != "known":
+        points += rank_points(options.steps)
     entries, missed = [], []
     for point in points:
         facts = {"kind": point.kind, "known": point.known, "source": point.source, "error": round(point.error, 4)}

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from recperf.plan.calibrate import Calibration
+
 Call = Callable[..., tuple[int, str, str]]
 MLPERF = ("dlrm-v4", "--preset", "mlperf", "--rank-batch", "1024")
 
@@ -167,8 +169,18 @@ def test_mistakes_are_reported_in_one_line(call: Call, arguments: tuple[str, ...
 def test_this_machine_is_a_device(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {"copy": {"p50": 2e10}, "gemm": {"float32": {"p50": 6e10}}}
     monkeypatch.setattr("recperf.cli.plan.stored_or_measured", lambda _: peaks)
+    rates = Calibration(
+        device="cpu",
+        product=3e10,
+        copy=1e10,
+        memory_bytes=1 << 34,
+        latency_s=2e-4,
+        link_bytes_per_s=1e9,
+        measured="now",
+    )
+    monkeypatch.setattr("recperf.plan.calibrate.measure", lambda *_, **__: rates)
     value = as_json(call, "micro-dlrm", "--gpu", "cpu", "--ranks", "1,2")
-    assert value["network"] == "loopback"
+    assert value["network"] == "gloo"
     assert [point["rank_batch"] for point in value["points"]] == [256, 128]
 
 

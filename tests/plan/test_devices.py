@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recperf.errors import ConfigError
-from recperf.plan.devices import KNOWN, Rates, device_of, from_peaks
+from recperf.plan.devices import CALL_FACTOR, KNOWN, Rates, device_of, from_peaks
 
 FILE: dict[str, Any] = {
     "name": "card",
@@ -57,15 +57,17 @@ def test_a_bad_value_is_named_with_its_file(tmp_path: Path, change: dict[str, An
     assert caught.value.where["file"] == path
 
 
-def test_ranks_share_a_cpu() -> None:
+def test_ranks_share_the_cores_of_a_cpu() -> None:
+    """Rates are those of one core; calls take longer in a step than in a loop."""
     calls = {"elementwise_grad": {"p50": 4e3}, "node": {"p50": 8e3}}
-    device = from_peaks({"copy": {"p50": 20e9}, "gemm": {"float32": {"p50": 60e9}}, "calls": calls})
-    part = device.share(4)
-    assert part.flops.float32 == 15e9
-    assert part.bytes_per_s == 5e9
-    assert part.call_s == pytest.approx(4 * 6e-6)
-    assert part.product_rate("float32") == pytest.approx(device.product_rate("float32") / 4)
-    assert part.memory_bytes == device.memory_bytes // 4
+    core = {"copy": {"p50": 20e9}, "gemm": {"float32": {"p50": 30e9}}}
+    both = {"copy": {"p50": 40e9}, "gemm": {"float32": {"p50": 60e9}}}
+    device = replace(from_peaks({**both, "calls": calls, "other_threads": {"1": core}}), cores=2)
+    two, four = device.share(2), device.share(4)
+    assert two.product_rate("float32") == 0.85 * 30e9
+    assert four.product_rate("float32") == pytest.approx(0.85 * 15e9)
+    assert four.memory_bytes == device.memory_bytes // 4
+    assert four.call_s == pytest.approx(2 * CALL_FACTOR * 6e-6)
     assert KNOWN["b200"].share(4) is KNOWN["b200"]
 
 

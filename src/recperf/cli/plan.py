@@ -12,8 +12,9 @@ from ..config import within
 from ..distributed.config import DistributedConfig
 from ..errors import UsageError
 from ..files import write_atomic
+from ..plan import calibrate
 from ..plan import skew as skews
-from ..plan.devices import Device, device_of, from_peaks, network_of
+from ..plan.devices import Device, Network, device_of, from_peaks, network_of
 from ..plan.predict import rank_batch_of
 from ..plan.sharding import Parallelism, parallelism_of
 from ..plan.summary import Question, Setting, plan
@@ -34,8 +35,11 @@ class Options(WorkloadOptions[C], Question):
     """Number of devices, or several numbers: 8,16,32. Default: 1, 2, 4 and so on, up to some that fit."""
     gpu: str = "h200"
     """Device: h200, h100, a100, l40s, b200, mi350x, cpu (this machine, shared by its ranks), or a JSON file."""
+    calibrate: bool = False
+    """Time products, attention and copies at the model's shapes on the GPU of this machine, or its CPU where there is
+    none, and plan for that device. Later plans of the same model use the figures."""
     network: str | None = None
-    """Network between nodes: ib200, ib400, ib800, eth25, loopback, or a JSON file. Default: ib400; for cpu loopback."""
+    """Network between nodes: ib200, ib400, ib800, eth25, loopback, or a JSON file. Default: ib400; for cpu measured."""
     ranks_per_node: int | None = None
     """Devices per node. Default: 8, or as the network says."""
     global_batch: int | None = None
@@ -71,10 +75,7 @@ def command(arguments: list[str]) -> int:
     workload = choice.workload.planned(options.values)
     if options.global_batch is not None:
         workload = replace(workload, batch_size=options.global_batch)
-    device = _device(options, terminal)
-    network = network_of(
-        options.network or ("loopback" if options.gpu == "cpu" else "ib400"), ranks_per_node=options.ranks_per_node
-    )
+    device, network = _machine(options, workload, terminal)
     parallelism = _parallelism(options, workload)
     tables = getattr(options.values, "tables", None)
     worse_skew = None
@@ -156,8 +157,30 @@ def _skew(options: Options[Any], workload: PlannedWorkload, ranks: int, parallel
     return skews.counted(workload.ids(source, batch, ranks, options.skew_batches), work, batch, ranks, hashed=hashed)
 
 
-def _device(options: Options[Any], terminal: Terminal) -> Device:
-    return from_peaks(stored_or_measured(terminal)) if options.gpu == "cpu" else device_of(options.gpu)
+def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Terminal) -> tuple[Device, Network]:
+    """The planned device and its network, with the rates that were measured here, where they were."""
+    work, name = workload.work(), options.gpu
+    rates: calibrate.Calibration | None
+    if options.calibrate:
+        rates = calibrate.measure(work, workload.batch_size, terminal.notice, on_cpu=name == "cpu")
+        if rates.device != name:
+            terminal.notice(f"planning for {rates.device}, the device at hand")
+        name = rates.device
+    else:
+        rates = calibrate.stored(name, work)
+        if rates is None and name == "cpu":
+            rates = calibrate.measure(work, workload.batch_size, terminal.notice, on_cpu=True)
+    if name == "cpu":
+        device = from_peaks(stored_or_measured(terminal))
+    else:
+        device = calibrate.known_device(rates) if options.calibrate and rates else device_of(name)
+    messages = None
+    if rates is not None:
+        device, messages = rates.applied(device, work.precision), rates.network()
+    if options.network is None and messages is not None:
+        return device, messages
+    usual = "loopback" if name == "cpu" else "ib400"
+    return device, network_of(options.network or usual, ranks_per_node=options.ranks_per_node)
 
 
 def _ranks(text: str) -> list[int]:

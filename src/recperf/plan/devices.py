@@ -50,6 +50,8 @@ class Attention:
     """FLOP/s of the forward pass for each length; half of each row's square counts."""
     backward: tuple[float, ...]
     """FLOP/s of the backward pass for each length."""
+    precision: str = "bfloat16"
+    """Precision of these products; in another one the rate changes as that of matrix products does."""
     origin: str = "stated in the file"
     """Source of the figures."""
 
@@ -92,6 +94,9 @@ class Rates:
 
     def of(self, precision: str) -> float:
         return float(getattr(self, precision, None) or self.float32)
+
+    def has(self, precision: str) -> bool:
+        return getattr(self, precision, None) is not None
 
     def divided(self, ranks: float) -> Rates:
         """The rates of each rank where that many share a device."""
@@ -153,11 +158,10 @@ class Device:
     def attention_rate(self, precision: str, length: float, *, backward: bool) -> float:
         """FLOP/s of attention over rows of this length."""
         gemm = self.gemm_rates
-        own, ratio = self.attention, gemm.of(precision) / gemm.of("bfloat16")
+        own, there = self.attention, gemm
         if own is None:
-            reference = KNOWN[NEAREST]
-            assert reference.attention is not None
-            own, ratio = reference.attention, gemm.of(precision) / reference.gemm_rates.of("bfloat16")
+            own, there = KERNELS["recperf"][NEAREST], KNOWN[NEAREST].gemm_rates
+        ratio = gemm.of(precision) / there.of(own.precision)
         # A kernel written for one device is not faster on the next one than it was: only slower devices scale.
         return min(1.0, ratio) * own.rate(length, backward=backward)
 
@@ -255,37 +259,39 @@ NETWORKS = {
 STORES = {name: from_json(Store, {"name": name, **fields}, field="store") for name, fields in _FILE["store"].items()}
 
 
-def from_peaks(peaks: dict[str, Any]) -> Device:
-    """This machine's CPU as a device that all ranks of the host share, from its measured ceilings."""
-    from ..machine import available_bytes
+CALL_FACTOR = 2.6
+"""Time of a call in a step over that of a call in a loop: Python, autograd and cold caches around it. From steps of
+micro-dlrm and dlrm-v4 that hardly compute, divided by their calls."""
 
-    copy, gemm = float(peaks["copy"]["p50"]), float(peaks["gemm"]["float32"]["p50"])
+
+def from_peaks(peaks: dict[str, Any]) -> Device:
+    """This machine's CPU as a device whose cores the ranks of the host take one by one, from its measured ceilings."""
+    from ..machine import available_bytes, usable_cores
+
+    core = peaks.get("other_threads", {}).get("1", peaks)
+    copy, gemm = float(core["copy"]["p50"]), float(core["gemm"]["float32"]["p50"])
+    calls = peaks.get("calls", {})
+    call_ns = [float(calls[kind]["p50"]) for kind in ("elementwise_grad", "node") if kind in calls] or [5e3]
     return Device(
         name="cpu",
         memory_bytes=available_bytes(),
         bytes_per_s=copy,
         flops=Rates(float32=gemm),
+        gemm=Rates(float32=gemm),
+        copy_bytes_per_s=copy,
+        attention=Attention(
+            lengths=(1,), forward=(0.38 * gemm,), backward=(0.38 * gemm,), origin="assumed: 0.38 of matrix products"
+        ),
+        call_s=CALL_FACTOR * 1e-9 * sum(call_ns) / len(call_ns),
         # A message between processes of one host is copied in and copied out.
         link_bytes_per_s=copy / 4,
         link="memory",
         host_bytes_per_s=copy,
         shared=True,
-        attention=Attention(
-            lengths=(1,), forward=(0.4 * gemm,), backward=(0.3 * gemm,), origin="assumed share of products"
-        ),
-        gemm=Rates(float32=gemm),
-        copy_bytes_per_s=copy,
-        call_s=_call_seconds(peaks),
-        efficiency=Efficiency(products=0.8, bytes=0.5, link=0.5, origin="assumed"),
-        origin="measured here (recperf peaks)",
+        cores=usable_cores(),
+        efficiency=Efficiency(products=0.85, bytes=0.5, link=0.5, origin="assumed"),
+        origin="one core, measured here (recperf peaks)",
     )
-
-
-def _call_seconds(peaks: dict[str, Any]) -> float:
-    """Seconds of calling an operator and of its node in the backward pass, each whatever it computes."""
-    calls = peaks.get("calls", {})
-    known = [float(calls[kind]["p50"]) for kind in ("elementwise_grad", "node") if kind in calls]
-    return 1e-9 * sum(known) / len(known) if known else 10e-6
 
 
 def device_of(name: str) -> Device:

@@ -24,6 +24,20 @@ History = float | Lengths | None
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """Shapes of the largest work of a step, at which a device is calibrated."""
+
+    rows_per_sample: float
+    """Rows of the largest matrix product that a sample has."""
+    inputs: int
+    outputs: int
+    heads: int = 0
+    """Heads of attention; 0 without attention."""
+    qk: int = 0
+    v: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """Work of one training step."""
 
@@ -38,6 +52,8 @@ class Work:
     them. Lookups and updates of tables are not included."""
     calls: int
     """Operators that the host calls in a step, forward and backward."""
+    shapes: Shapes
+    """What `--calibrate` measures."""
     lengths: Lengths = ()
     """Tokens of rows, as equally likely values in ascending order; empty without attention."""
     sample_work: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None

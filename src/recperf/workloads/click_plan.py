@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..measure.cost import Cost
 from ..models import cost
 from ..models.config import DLRMConfig
-from ..plan.work import PlannedWorkload, Table, Work
+from ..plan.work import PlannedWorkload, Shapes, Table, Work
 
 TABLE_PARTS = ("data", "embedding", "embedding_backward", "sparse_update")
 """Parts of a step that the planner counts itself, from the tables."""
@@ -67,6 +67,7 @@ def click_work(
         precision=precision,
         parts=parts,
         calls=CALLS + CALLS_PER_LAYER * (len(model.bottom) + len(model.top_widths) - 2),
+        shapes=_largest(model),
         activations=lambda samples: cost._activations(model, samples),
         input_bytes=lambda samples: cost.batch_bytes(model, samples, round(samples * ids_per_sample)),
         origins={
@@ -75,6 +76,13 @@ def click_work(
             "optimizer": f"{optimizer}: {states} numbers per dense parameter, {row_state} per table row, {flops} FLOPs",
         },
     )
+
+
+def _largest(model: DLRMConfig) -> Shapes:
+    """The layer of the MLPs with most FLOPs."""
+    layers = [*zip(model.bottom, model.bottom[1:]), *zip(model.top_widths, model.top_widths[1:])]
+    inputs, outputs = max(layers, key=lambda layer: layer[0] * layer[1])
+    return Shapes(rows_per_sample=1.0, inputs=inputs, outputs=outputs)
 
 
 def _distinct(rows: int, ids_per_sample: float) -> Callable[[int], float]:

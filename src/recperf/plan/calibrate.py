@@ -1,0 +1,332 @@
+"""Rates of this machine for plans: products and attention at the model's shapes, copies, messages between processes.
+
+Stored by host, so that later plans of the same model and device use them without torch; measuring needs torch. A GPU is
+measured where there is one, else one core of the CPU while a second process does the same on another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import places
+from ..config import from_json
+from ..errors import MachineError, RecperfError
+from ..files import make_folder, read_regular, temporary_folder, write_json
+from ..machine import fingerprint, host_facts
+from .devices import KNOWN, Attention, Device, Network, Rates
+from .work import Lengths, Shapes, Work
+
+if TYPE_CHECKING:
+    import torch
+
+SCHEMA = 1
+MOST_ROWS, MOST_SEQUENCES = 1 << 18, 128
+"""Rows of the product and rows of attention on a GPU: enough to fill it."""
+SMALL, LARGE = 1 << 10, 1 << 24
+"""Bytes of the messages between two processes."""
+COPIED = {"cpu": 256 << 20, "cuda": 2 << 30}
+"""Bytes of the buffer that is copied."""
+TIMEOUT = 300
+"""Seconds that the two processes may take."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the rates of a device depend on."""
+
+    shapes: Shapes
+    precision: str
+    lengths: Lengths
+    attention_length: float
+
+    @classmethod
+    def of(cls, work: Work) -> Model:
+        return cls(work.shapes, work.precision, work.lengths, work.attention_length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What was measured on a device for one model."""
+
+    device: str
+    """Name of the device in plans."""
+    product: float
+    """FLOP/s of the model's largest product, forward and backward."""
+    copy: float
+    """Bytes per second of a copy, reads plus writes."""
+    memory_bytes: int
+    attention: Attention | None = None
+    latency_s: float | None = None
+    """Seconds of a small message between two processes of this host."""
+    link_bytes_per_s: float | None = None
+    """Bandwidth of a large one."""
+    measured: str = ""
+
+    def applied(self, device: Device, precision: str) -> Device:
+        """The device with these rates instead of assumed ones."""
+        share, own_link = device.efficiency, self.link_bytes_per_s
+        measured = replace(
+            device,
+            gemm=replace(
+                device.gemm_rates, **{precision if device.gemm_rates.has(precision) else "float32": self.product}
+            ),
+            copy_bytes_per_s=self.copy,
+            attention=self.attention or device.attention,
+            efficiency=replace(
+                share,
+                products=1.0,
+                origin=f"products, attention and copies measured here at {self.measured}; passes: {share.origin}",
+            ),
+            calibrated=True,
+            origin=f"{device.origin}; calibrated here",
+        )
+        if own_link is None:
+            return measured
+        efficiency = replace(measured.efficiency, link=1.0)
+        return replace(measured, link_bytes_per_s=own_link, link="gloo", efficiency=efficiency)
+
+    def network(self) -> Network | None:
+        """Messages between processes of this host."""
+        if self.latency_s is None or self.link_bytes_per_s is None:
+            return None
+        return Network(
+            name="gloo",
+            bytes_per_s=self.link_bytes_per_s,
+            latency_s=self.latency_s,
+            link_latency_s=self.latency_s,
+            ranks_per_node=1 << 16,
+            origin=f"measured between two processes here at {self.measured}",
+        )
+
+
+def stored(device: str, work: Work) -> Calibration | None:
+    """What an earlier call measured here for this model, and no torch is needed to read."""
+    try:
+        entries = json.loads(read_regular(_path()))["entries"]
+        return from_json(Calibration, entries[_key(device, Model.of(work))], field="calibration")
+    except (RecperfError, OSError, ValueError, KeyError, TypeError):
+        # Not measured, or damaged: it is measured again.
+        return None
+
+
+def measure(work: Work, batch: int, say: Say, *, on_cpu: bool = False) -> Calibration:
+    """Measure the GPU at hand, or the CPU where there is none, and store it."""
+    import torch
+
+    model = Model.of(work)
+    if torch.cuda.is_available() and not on_cpu:
+        name = torch.cuda.get_device_name()
+        say(f"calibrating {name}: product, attention and copy at the shapes of this model")
+        rates = _of_gpu(model, batch)
+    else:
+        say("calibrating one core beside a second one that is as busy: product, attention, copy, messages")
+        rates = _of_processes(model, batch)
+    _store(rates, model, say)
+    return rates
+
+
+def known_device(calibration: Calibration) -> Device:
+    """The device in plans of a GPU that was measured: a known one, or one described by what was measured."""
+    if calibration.device in KNOWN:
+        return KNOWN[calibration.device]
+    return Device(
+        name=calibration.device,
+        memory_bytes=calibration.memory_bytes,
+        bytes_per_s=calibration.copy,
+        flops=Rates(float32=calibration.product),
+        link_bytes_per_s=32e9,
+        origin="measured; links assumed",
+    )
+
+
+def _path() -> Path:
+    return places.home() / "calibrations" / f"{fingerprint(host_facts())}.json"
+
+
+def _key(device: str, model: Model) -> str:
+    return f"{device}, {model.precision}, {model.shapes}, {model.attention_length:.0f} tokens"
+
+
+def _store(calibration: Calibration, model: Model, say: Say) -> None:
+    path = _path()
+    try:
+        entries = json.loads(read_regular(path))["entries"]
+    except (RecperfError, OSError, ValueError, KeyError, TypeError):
+        entries = {}
+    entry = {name: value for name, value in asdict(calibration).items() if value is not None}
+    try:
+        make_folder(path.parent)
+        write_json(path, {"schema": SCHEMA, "entries": {**entries, _key(calibration.device, model): entry}})
+    except MachineError as error:
+        say(f"the calibration is not stored: {error.what}")
+
+
+def _of_gpu(model: Model, batch: int) -> Calibration:
+    import torch
+
+    from ..measure.peaks.gpu import Gpu
+    from ..measure.peaks.sampling import QUICK, Sampler
+
+    sampler = Sampler(QUICK)
+    gpu = Gpu(sampler, lambda _: None, lambda _: None)
+    figures = _rates(model, min(batch, MOST_SEQUENCES), "cuda", lambda once: median(sampler.readings(gpu.timed(once))))
+    name = torch.cuda.get_device_name()
+    plain = next((known for known in KNOWN if known.upper() in name.upper().split()), name)
+    return _calibration(plain, figures, model, int(torch.cuda.get_device_properties(0).total_memory))
+
+
+def _calibration(
+    device: str, figures: Mapping[str, float], model: Model, memory: int, **messages: float
+) -> Calibration:
+    attention = None
+    if "forward" in figures:
+        attention = Attention(
+            lengths=(max(1, round(model.attention_length)),),
+            forward=(figures["forward"],),
+            backward=(figures["backward"],),
+            precision=model.precision,
+            origin="measured here",
+        )
+    return Calibration(
+        device=device,
+        product=figures["product"],
+        copy=figures["copy"],
+        memory_bytes=memory,
+        attention=attention,
+        measured=datetime.now(UTC).isoformat(timespec="minutes"),
+        **messages,
+    )
+
+
+def _rates(model: Model, batch: int, device: str, ns_of: Callable[[Callable[[], object]], float]) -> dict[str, float]:
+    """FLOP/s of the product and of both passes of attention, and bytes per second of a copy."""
+    import torch
+
+    shapes = model.shapes
+    dtype = torch.bfloat16 if model.precision == "bfloat16" and device == "cuda" else torch.float32
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if model.precision == "tf32" else "highest")
+    try:
+        rows = min(MOST_ROWS, max(1, round(shapes.rows_per_sample * batch)))
+        x, weight, grad = (
+            torch.randn(*size, device=device).to(dtype)
+            for size in ((rows, shapes.inputs), (shapes.inputs, shapes.outputs), (rows, shapes.outputs))
+        )
+
+        def products() -> None:
+            torch.mm(x, weight)
+            torch.mm(grad, weight.t())
+            torch.mm(x.t(), grad)
+
+        figures = {"product": 6e9 * rows * shapes.inputs * shapes.outputs / ns_of(products)}
+    finally:
+        torch.set_float32_matmul_precision(before)
+    if shapes.heads:
+        figures |= _attention_rates(model, batch, device, dtype, ns_of)
+    buffer = torch.ones(COPIED[device] // 4, device=device)
+    half = buffer.numel() // 2
+    figures["copy"] = 2e9 * 4 * half / ns_of(lambda: buffer[:half].copy_(buffer[half : 2 * half]))
+    return figures
+
+
+def _attention_rates(
+    model: Model, batch: int, device: str, dtype: torch.dtype, ns_of: Callable[[Callable[[], object]], float]
+) -> dict[str, float]:
+    import torch
+
+    from ..ops import hstu_attention
+
+    shapes = model.shapes
+    place_B = ((np.arange(batch) + 0.5) / batch * len(model.lengths)).astype(np.int64)
+    length_B = np.maximum(1, np.round(np.asarray(model.lengths)[place_B])).astype(np.int64)
+    tokens, longest = int(length_B.sum()), int(length_B.max())
+    offsets_B1 = torch.from_numpy(np.concatenate([[0], length_B.cumsum()])).to(device)
+    q, k = (torch.randn(tokens, shapes.heads, shapes.qk, device=device).to(dtype) for _ in range(2))
+    v, grad = (torch.randn(tokens, shapes.heads, shapes.v, device=device).to(dtype) for _ in range(2))
+    mask = hstu_attention.Mask(alpha=1 / math.sqrt(shapes.qk), length=float(longest), longest=longest)
+    flops = float((length_B.astype(np.float64) ** 2).sum()) * shapes.heads * (shapes.qk + shapes.v)
+    forward = ns_of(lambda: hstu_attention.forward(q, k, v, offsets_B1, mask))
+    backward = ns_of(lambda: hstu_attention.backward(grad, q, k, v, offsets_B1, mask))
+    return {"forward": 1e9 * flops / forward, "backward": 2.5e9 * flops / backward}
+
+
+def _of_processes(model: Model, batch: int) -> Calibration:
+    from ..machine import available_bytes
+
+    context = multiprocessing.get_context("spawn")
+    with temporary_folder() as folder:
+        arguments = (str(folder / "meeting"), folder / "figures.json", model, max(1, batch))
+        processes = [context.Process(target=_process, args=(rank, *arguments)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(TIMEOUT)
+            if process.is_alive():
+                process.kill()
+        if any(process.exitcode for process in processes) or not (folder / "figures.json").exists():
+            raise MachineError(
+                "two processes of this machine could not be timed beside each other",
+                fix="recperf doctor; or a device file: docs/planning.md",
+            )
+        figures = json.loads((folder / "figures.json").read_text())
+    messages = {name: figures.pop(name) for name in ("latency_s", "link_bytes_per_s")}
+    return _calibration("cpu", figures, model, available_bytes(), **messages)
+
+
+def _process(rank: int, meeting: str, file: Path, model: Model, batch: int) -> None:
+    """One of the two processes; both measure everything at the same time, and the first one's figures count."""
+    import torch
+    from torch import distributed
+
+    from ..measure.peaks.sampling import QUICK, Sampler
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    sampler = Sampler(QUICK)
+    figures = _messages(distributed)
+
+    def ns_of(once: Callable[[], object]) -> float:
+        # Two processes and whatever else runs share the cores: the fastest reading is the least disturbed one.
+        return float(min(sampler.readings(partial(_timed, once))))
+
+    figures |= _rates(model, batch, "cpu", ns_of)
+    if rank == 0:
+        file.write_text(json.dumps(figures))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def _timed(once: Callable[[], object]) -> float:
+    began = perf_counter_ns()
+    once()
+    return perf_counter_ns() - began
+
+
+def _messages(distributed: Any) -> dict[str, float]:
+    """Seconds of a small all-to-all and the bandwidth of a large one: the fastest of some, as for every ceiling."""
+    import torch
+
+    def fastest(bytes_: int, calls: int) -> float:
+        sent, received = torch.ones(bytes_ // 4), torch.empty(bytes_ // 4)
+        seconds = []
+        for _ in range(calls):
+            distributed.barrier()
+            seconds.append(1e-9 * _timed(lambda: distributed.all_to_all_single(received, sent)))
+        return min(seconds[2:])
+
+    small, large = fastest(SMALL, 100), fastest(LARGE, 8)
+    # Half of the bytes stay in the process.
+    return {"latency_s": small, "link_bytes_per_s": (LARGE - SMALL) / 2 / max(1e-9, large - small)}

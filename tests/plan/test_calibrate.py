@@ -1,0 +1,73 @@
+"""Rates of this machine for plans: what is measured, stored and used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter_ns
+
+import pytest
+
+from recperf.plan import calibrate
+from recperf.plan.devices import KNOWN, Attention
+from recperf.plan.predict import predict
+from recperf.workloads.dlrm_v4.config import laptop, mlperf
+from recperf.workloads.dlrm_v4.plan import planned
+from recperf.workloads.micro_dlrm.config import MICRO_DLRM
+
+WORK = planned(mlperf()).work()
+RATES = calibrate.Calibration(
+    device="h200",
+    product=600e12,
+    copy=4e12,
+    memory_bytes=1 << 37,
+    attention=Attention(lengths=(2716,), forward=(300e12,), backward=(200e12,)),
+    measured="2030-01-01",
+)
+
+
+def test_measured_rates_replace_assumed_ones() -> None:
+    device = RATES.applied(KNOWN["h200"], WORK.precision)
+    assert device.product_rate("bfloat16") == 600e12
+    assert device.attention_rate("bfloat16", 2716, backward=True) == 200e12
+    assert device.pass_rate() == pytest.approx(0.53 * 4e12)
+    slower, before = (predict(planned(mlperf()), 8, one) for one in (device, KNOWN["h200"]))
+    assert slower.seconds > 1.3 * before.seconds
+    assert "measured here at 2030-01-01" in slower.origins["efficiency"]
+    assert RATES.network() is None
+
+
+def test_messages_between_processes_are_a_network() -> None:
+    rates = replace(RATES, device="cpu", latency_s=2e-4, link_bytes_per_s=1e9)
+    network = rates.network()
+    assert network is not None
+    assert (network.link_latency_s, network.bytes_per_s) == (2e-4, 1e9)
+    assert rates.applied(KNOWN["h200"], "float32").link_bytes_per_s == 1e9
+
+
+def test_a_calibration_is_stored_for_its_model_and_a_damaged_file_is_ignored() -> None:
+    say: list[str] = []
+    assert calibrate.stored("h200", WORK) is None
+    calibrate._store(RATES, calibrate.Model.of(WORK), say.append)
+    assert calibrate.stored("h200", WORK) == RATES
+    assert calibrate.stored("b200", WORK) is None
+    assert calibrate.stored("h200", planned(laptop()).work()) is None
+    calibrate._path().write_text("{")
+    assert calibrate.stored("h200", WORK) is None
+    assert say == []
+
+
+def test_rates_are_measured_at_the_shapes_of_the_model() -> None:
+    pytest.importorskip("torch")
+
+    def ns_of(once) -> float:  # type: ignore[no-untyped-def]
+        began = perf_counter_ns()
+        once()
+        return perf_counter_ns() - began
+
+    for work, names in (
+        (planned(laptop()).work(), {"product", "copy", "forward", "backward"}),
+        (MICRO_DLRM.planned(MICRO_DLRM.presets["default"]()).work(), {"product", "copy"}),
+    ):
+        figures = calibrate._rates(calibrate.Model.of(work), 8, "cpu", ns_of)
+        assert figures.keys() == names
+        assert all(rate > 0 for rate in figures.values())
