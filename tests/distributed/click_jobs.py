@@ -110,6 +110,22 @@ def losses(world: World, configs: dict[str, Any], steps: int, bucket_bytes: int)
     return result
 
 
+def resumed(world: Any, config: Any, steps: int, bucket_bytes: int) -> list[list[float]]:
+    """The losses of a second half of training, and of the same half after a resume."""
+    with mock.patch.object(rank_step, "BUCKET_BYTES", bucket_bytes):
+        first, second = (prepared_of(config).trial(SEED) for _ in range(2))
+
+        def half(trial: Any, done: int) -> list[float]:
+            batches = trial.recipe.order.batches(0, done)
+            return [float(take_step(trial.recipe, batches, done + step)[0]) for step in range(steps)]
+
+        half(first, 0)
+        state = whole_state(world, first)
+        straight = half(first, steps)
+        restore(world, second, state)
+        return [straight, half(second, steps)]
+
+
 def window(world: World, config: Any, steps: int) -> dict[str, Any]:
     """The measured window of a trial."""
     prepared = prepared_of(config)

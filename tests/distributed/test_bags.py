@@ -126,6 +126,14 @@ def test_gradients_are_summed_during_the_backward_pass() -> None:
 
 
 @needs_torchrec
+def test_three_ranks_resume_to_the_bit() -> None:
+    """Among them the order of a sum depends on its message: a resumed run sends the same ones from its first step."""
+    straight, again = run_ranks(3, "click_jobs.resumed", config=dlrm("sgd", MIXED), steps=5, bucket_bytes=300)[0]
+    assert len(set(straight)) == 5
+    assert again == straight
+
+
+@needs_torchrec
 def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
     straight, turns = trained(1)[0], (2, 1, 2)
     shardings = {"sgd": ("", COLUMNS), "adagrad": (MIXED, "t1=table,t3=column"), "rowwise": ("t1=table", "t3=row")}
