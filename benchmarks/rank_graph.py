@@ -30,7 +30,7 @@ from recperf.models.streams import SideStreams
 from recperf.train.device import applied
 from recperf.train.graph import GraphStep
 from recperf.train.loop import take_step
-from recperf.train.optim import make_dense
+from recperf.train.optim import DenseOptimizer, make_dense
 from recperf.workloads.dlrm.build import ConfiguredDLRM, DLRMBuilder, PreparedDLRM
 from recperf.workloads.dlrm.config import DLRMWorkloadConfig, dcnv2, intended
 
@@ -74,6 +74,19 @@ class FixedFeed:
         pass
 
 
+class Joined:
+    """The dense optimizer, after the streams on which weight gradients may still be computed."""
+
+    def __init__(self, dense: DenseOptimizer, streams: SideStreams) -> None:
+        self.dense, self.streams = dense, streams
+        self.gradient_norm, self.state_dict = dense.gradient_norm, dense.state_dict
+        self.load_state_dict = dense.load_state_dict
+
+    def step(self, learning_rate: float | Tensor) -> None:
+        self.streams.join_all()
+        self.dense.step(learning_rate)
+
+
 class DensePart(DLRMBuilder):
     """The dense part of a step, taken kernel by kernel or as a graph."""
 
@@ -82,15 +95,16 @@ class DensePart(DLRMBuilder):
         model, train, settings = config.dlrm, config.train, self.prepared.settings
         device, samples = settings.device, train.batch_size
         # A graph may compute weight gradients on another stream.
-        self.model = self._model(0, SideStreams(enabled=graph))
-        optimizer = make_dense(train.optimizer, [(self.model.dense_parameters(), 0.0)], eps=train.eps)
+        streams = SideStreams(enabled=graph)
+        self.model = self._model(0, streams)
+        dense = make_dense(train.optimizer, [(self.model.dense_parameters(), 0.0)], eps=train.eps)
         no_ids = torch.zeros(len(model.features) * samples + 1, dtype=torch.int64, device=device)
         features = JaggedFeatures(model.features, no_ids[:0], no_ids, False)
         batch = ClickBatch(
             torch.randn(samples, model.dense, device=device), features, torch.ones(samples, device=device)
         )
         step = GraphStep(
-            self.model, optimizer, FixedFeed(batch), device=device, reasons=settings.reasons,
+            self.model, Joined(dense, streams), FixedFeed(batch), device=device, reasons=settings.reasons,
             requested_by="--graph" if graph else None,
         )  # fmt: skip
         self.take = step if graph else step.eager
