@@ -133,6 +133,7 @@ def reference_on(device: Device, ranks: int = 8, *, dedup: bool = True, rows: bo
         rank_batch=1024,
         sharding="row" if rows else "table",
         overrides={} if rows else dict.fromkeys(COLUMNS, "column"),
+        wire="fp16",
         pipelined=False,
         overlapped=True,
         balanced=False,

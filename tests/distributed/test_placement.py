@@ -112,7 +112,7 @@ def test_a_rank_holds_the_bytes_that_the_plan_prints(name: str, ranks: int) -> N
         if all(one.kind == "data-parallel" for one in placed):
             assert name == "micro-dlrm"
             continue
-        parts = torchrec_plan(demand, placed, options, local_size=ranks, device="cpu", memory=10**15)
+        parts = torchrec_plan(demand, placed, options, local_size=ranks, device="cpu", memory={"cpu": 10**15})
         copies = sum(int(one.weight_R[0] + one.state_R()[0]) for one in placed if one.kind == "data-parallel")
         assert held_R == [copies + sum(part.nbytes for part in parts if part.rank == rank) for rank in range(ranks)]
 
@@ -125,9 +125,14 @@ def test_the_published_model_fits_eight_ranks_of_130_gib(batch: int) -> None:
     planned = find("dlrm-v4").planned(replace(config, train=replace(config.train, batch_size=batch)))
     demand = rank_demand(planned, 8, options)
     placed = placed_by(options, demand, 8)
-    parts = torchrec_plan(demand, placed, options, local_size=8, device="cuda", memory=130 * GIB)
+    parts = torchrec_plan(demand, placed, options, local_size=8, device="cuda", memory={"cuda": 130 * GIB})
     held = [sum(part.nbytes for part in parts if part.rank == rank) for rank in range(8)]
     assert sum(held) == 4 * (150_042_476_544 + 293_051_712)
     assert max(held) + demand.other_bytes < 130 * GIB
-    with pytest.raises(MachineError, match=r"rank 0 needs 70.\d GiB for its part and [\d.]+ GiB beside it, but 60 GiB"):
-        torchrec_plan(demand, placed, options, local_size=8, device="cuda", memory=60 * GIB)
+    with pytest.raises(
+        MachineError, match=r"rank 0 needs 70.\d GiB for its part and [\d.]+ GiB beside it, but 60 GiB are"
+    ):
+        torchrec_plan(demand, placed, options, local_size=8, device="cuda", memory={"cuda": 60 * GIB})
+    host = DistributedConfig(placement="user_x_artist=host")
+    with pytest.raises(MachineError, match=r"rank 0 needs 23.9 GiB for its part, but 20 GiB are free on the cpu"):
+        torchrec_plan(demand, placed, host, local_size=8, device="cuda", memory={"cuda": 130 * GIB, "cpu": 20 * GIB})

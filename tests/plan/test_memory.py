@@ -11,7 +11,7 @@ from recperf.plan import advice, skew
 from recperf.plan.devices import KNOWN
 from recperf.plan.memory import Memory, memory_of
 from recperf.plan.predict import predict
-from recperf.plan.sharding import Parallelism, place
+from recperf.plan.sharding import Parallelism, parallelism_of, place
 from recperf.plan.skew import Skew, Traffic
 from recperf.plan.work import Work
 from recperf.workloads.dlrm.config import DLRM, criteo_kaggle
@@ -42,12 +42,16 @@ def test_the_published_copy(work: Work) -> None:
     """A rank that gets 16 % of a global batch of 32,768 needs 81.5 GiB for the copy that clamps before it casts."""
     plan = hot(work, 32, HOT_IDS)
     placed = place(work.tables, 32, 1024, Parallelism(sharding="row", dedup=False))
-    made = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(codec="clamp-copy", dedup=False))
+    made = memory_of(
+        work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(wire="fp16", codec="clamp-copy", dedup=False)
+    )
     assert made.fullest == 5
     assert made.phase == "lookup"
     assert made.largest_table == "artist_id"
     assert made.parts_R["temporary"][5] / GIB == pytest.approx(81.5, rel=1e-6)
-    in_place = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(codec="in-place", dedup=False))
+    in_place = memory_of(
+        work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(wire="fp16", codec="in-place", dedup=False)
+    )
     assert in_place.parts_R["temporary"].max() == 0
     assert in_place.peak < made.peak
 
@@ -64,6 +68,21 @@ def test_every_row_is_somewhere_once(work: Work, kind: Kind, ranks: int) -> None
     # Shards are equally wide: three ranks have two halves.
     shards = {3: 2, 64: 8}[ranks] if kind == "column" else 1
     assert states == 4 * 293_051_712 * shards, "a column shard keeps a number for every row again"
+
+
+def test_a_table_in_host_memory_takes_none_of_the_device_and_its_rows_cross_the_link() -> None:
+    plans = {
+        place: predict(
+            planned(mlperf()), 8, KNOWN["h200"], parallelism=parallelism_of(DistributedConfig(placement=place))
+        )
+        for place in ("", "user_x_artist=cached-host", "user_x_artist=host")
+    }
+    plain, cached, host = plans.values()
+    bytes_R = next(one for one in plain.placed if one.table.name == "user_x_artist").weight_R
+    held = [plan.memory.parts_R["tables"] for plan in plans.values()]
+    assert (held[0] - held[2] == bytes_R).all()
+    assert held[0] - held[1] == pytest.approx(0.8 * bytes_R)
+    assert plain.parts["lookup"] < cached.parts["lookup"] == host.parts["lookup"]
 
 
 def test_bags_are_summed_before_they_are_sent() -> None:
@@ -105,7 +124,7 @@ def test_the_published_out_of_memory_and_its_remedies() -> None:
     hstu = replace(config.model.hstu, candidate_only=False, recompute=True)
     config = replace(config, model=replace(config.model, shared_encoders=False, hstu=hstu))
     ids = skew.zipf(planned(config).work(), 1024, 32, 0.478)
-    rows = Parallelism(rank_batch=1024, sharding="row", dedup=False)
+    rows = Parallelism(rank_batch=1024, sharding="row", wire="fp16", dedup=False)
 
     def memory(parallelism: Parallelism) -> Memory:
         return predict(planned(config), 32, KNOWN["mi350x"], parallelism=parallelism, skew=ids).memory
@@ -128,7 +147,7 @@ def test_remedies_fit() -> None:
     """Too many ids of popular rows on one rank: other shardings fit, and each is an option of recperf run."""
     config = mlperf()
     small = replace(config, model=replace(config.model, row_scale=0.02))
-    parallelism = Parallelism(rank_batch=1024, sharding="row", dedup=False)
+    parallelism = Parallelism(rank_batch=1024, sharding="row", wire="fp16", dedup=False)
     device = KNOWN["mi350x"]
     ids = skew.zipf(planned(small).work(), 1024, 32, 0.7)
     plan = predict(planned(small), 32, device, parallelism=parallelism, skew=ids)

@@ -13,7 +13,8 @@ Kind = Literal["row", "column", "table", "data-parallel"]
 KindOrAuto = Literal["row", "column", "table", "data-parallel", "auto"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 KINDS_OR_AUTO: tuple[KindOrAuto, ...] = get_args(KindOrAuto)
-PLACEMENT = ("device", "host", "cached-host")
+Place = Literal["device", "host", "cached-host"]
+PLACES: tuple[Place, ...] = get_args(Place)
 PRECISIONS = ("fp32", "fp16", "bf16")
 BUCKET_BYTES = 4 << 20
 """Size from which dense gradients are sent during the backward pass. An all-reduce between hosts takes about 50 us
@@ -61,8 +62,9 @@ class DistributedConfig:
         return cast(dict[str, KindOrAuto], pairs)
 
     @property
-    def placements(self) -> dict[str, str]:
-        return _pairs("distributed.placement", self.placement, PLACEMENT)
+    def placements(self) -> dict[str, Place]:
+        """The memory of the tables that are named."""
+        return cast(dict[str, Place], _pairs("distributed.placement", self.placement, PLACES))
 
     def require_tables(self, tables: Iterable[str]) -> None:
         """Fail on a table that the model does not have."""

@@ -7,7 +7,7 @@ Shapes: R rows of a table, D width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,10 +84,10 @@ def make_plan(
     *,
     local_size: int,
     device: str,
-    memory: int,
+    memory: Mapping[str, int],
 ) -> Any:
-    """TorchRec's plan with our kinds and ranks; `memory` are the free bytes of a rank. It depends only on the
-    arguments, so that every rank makes the same."""
+    """TorchRec's plan with our kinds and ranks; `memory` has the free bytes of a rank, on its host and on its GPU. The
+    plan depends only on the arguments, so that every rank makes the same."""
     from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import PlannerError
@@ -102,10 +102,16 @@ def make_plan(
         )
         for one in placed
     }
-    room = {"hbm_cap" if device == "cuda" else "ddr_cap": memory - demand.other_bytes}
-    partitioner = _partitioner(placed, device)
+    room = {**memory, device: memory[device] - demand.other_bytes}
+    partitioner = _partitioner(placed, demand, device)
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=ranks, local_world_size=local_size, compute_device=device, **room),
+        topology=Topology(
+            world_size=ranks,
+            local_world_size=local_size,
+            compute_device=device,
+            hbm_cap=room.get("cuda"),
+            ddr_cap=room.get("cpu"),
+        ),
         batch_size=demand.batch,
         constraints=constraints,
         partitioner=partitioner,
@@ -117,8 +123,7 @@ def make_plan(
     except PlannerError as error:
         problem = partitioner.problem or next((line for line in str(error).splitlines() if line.strip()), "")
         raise MachineError(
-            f"the tables do not fit {ranks} ranks: {problem} and {size(demand.other_bytes)} beside it, but "
-            f"{size(memory)} are free",
+            f"the tables do not fit {ranks} ranks: {problem}",
             fix="more ranks, a smaller batch or --model.row-scale; recperf plan lists options that fit",
         ) from None
 
@@ -128,7 +133,7 @@ def _ids_a_sample(table: Table, batch: int) -> float:
     return table.ids if table.pooled else table.sent_vectors(batch) / batch
 
 
-def _partitioner(placed: Sequence[Placed], device: str) -> Any:
+def _partitioner(placed: Sequence[Placed], demand: Demand, device: str) -> Any:
     """Gives the shards of TorchRec's planner to the ranks of our placement, if each has room for them."""
     from torchrec.distributed.planner.types import Partitioner, PlannerError, Storage
 
@@ -148,10 +153,13 @@ def _partitioner(placed: Sequence[Placed], device: str) -> Any:
                     state = int(one.state_R()[rank])
                     used[rank] += shard.storage + Storage(hbm=state * on_device, ddr=state * (not on_device))
             for rank, (need, has) in enumerate(zip(used, storage_constraint.devices)):
-                if not need.fits_in(has.storage):
-                    most = need.hbm if device == "cuda" else need.ddr
-                    self.problem = f"rank {rank} needs {size(most)} for its part"
-                    raise PlannerError(self.problem)
+                for memory, own, free in (("cuda", need.hbm, has.storage.hbm), ("cpu", need.ddr, has.storage.ddr)):
+                    if own > free:
+                        other = demand.other_bytes if memory == device else 0
+                        self.problem = f"rank {rank} needs {size(own)} for its part"
+                        self.problem += f" and {size(other)} beside it" if other else ""
+                        self.problem += f", but {size(free + other)} are free on the {memory}"
+                        raise PlannerError(self.problem)
             return proposal
 
     return PlacedPartitioner()
@@ -183,15 +191,14 @@ def parts_of(plan: Any, placed: Sequence[Placed], options: DistributedConfig) ->
     return parts
 
 
-def free_memory(world: World) -> int:
-    """Free bytes per rank for the plan: the smallest of all ranks."""
-    if world.device == "cuda":
-        free = int(torch.cuda.mem_get_info()[0])
-    else:
-        from ..machine import available_bytes
+def free_memory(world: World) -> dict[str, int]:
+    """Free bytes per rank for the plan, on its host and on its GPU: the smallest of all ranks."""
+    from ..machine import available_bytes
 
-        free = available_bytes() // world.local_size
-    return -world.maximum(-free)
+    free = {"cpu": available_bytes() // world.local_size}
+    if world.device == "cuda":
+        free["cuda"] = int(torch.cuda.mem_get_info()[0])
+    return {device: -world.maximum(-bytes_) for device, bytes_ in free.items()}
 
 
 def plan_text(parts: list[Part]) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..config import require, within
 from ..distributed import placement
-from ..distributed.config import DistributedConfig, KindOrAuto
+from ..distributed.config import DistributedConfig, KindOrAuto, Place
 from ..distributed.demand import Table
 from ..distributed.placement import COLUMN_WIDTH, Placed
 from ..measure.cost import FLOAT
@@ -22,13 +22,16 @@ from .skew import Traffic
 
 Wire = Literal["fp32", "fp16", "bf16"]
 HALF = 2
+CACHED = 0.2
+"""Share of a table in host memory that TorchRec caches on the device by default."""
 Codec = Literal["in-place", "clamp-copy"]
 """How float32 becomes fp16 before it is sent: written once and clamped there, or clamped into a float32 copy first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """How training is distributed over ranks: what `DistributedConfig` has, and what other implementations do."""
+    """How training is distributed over ranks: what `DistributedConfig` has, with its defaults, and what other
+    implementations do."""
 
     rank_batch: int | None = None
     """Samples of one rank; None: the global batch size of the config is divided by the ranks."""
@@ -38,7 +41,9 @@ class Parallelism:
     """Sharding of single tables."""
     column_width: int = COLUMN_WIDTH
     """Minimum number of columns in a column-wise shard."""
-    wire: Wire = "fp16"
+    placements: Mapping[str, Place] = field(default_factory=dict)
+    """Memory of single tables; that of the device by default."""
+    wire: Wire = "fp32"
     """Number format in which rows and their gradients are sent."""
     codec: Codec = "in-place"
     """How they are converted to it."""
@@ -46,7 +51,7 @@ class Parallelism:
     """An id that occurs several times in a rank's batch is requested once."""
     pipelined: bool = True
     """The next batch is copied, and its ids sent, during the current step."""
-    overlapped: bool = False
+    overlapped: bool = True
     """Dense gradients are summed during the backward pass."""
     balanced: bool = True
     """Samples are dealt to ranks by their work; otherwise rank r of n takes every n-th."""
@@ -71,6 +76,7 @@ def parallelism_of(options: DistributedConfig, rank_batch: int | None = None) ->
         rank_batch=rank_batch,
         sharding=options.kind,
         overrides=options.shardings,
+        placements=options.placements,
         wire=options.all_to_all,
         pipelined=options.pipeline,
         overlapped=options.overlap,
@@ -81,6 +87,14 @@ def parallelism_of(options: DistributedConfig, rank_batch: int | None = None) ->
 @dataclass(frozen=True)
 class PlacedTable(Placed):
     """The shards of a table, and what ranks ask of them."""
+
+    place: Place = "device"
+    """Memory that holds it."""
+
+    @property
+    def device_share(self) -> float:
+        """Share of its rows and their state in device memory."""
+        return {"device": 1.0, "host": 0.0, "cached-host": CACHED}[self.place]
 
     def rows_requested_R(self, traffic: Traffic, *, dedup: bool) -> NDArray[np.float64]:
         """Rows that each rank looks up in the first batch."""
@@ -118,7 +132,10 @@ def place(tables: tuple[Table, ...], ranks: int, batch: int, parallelism: Parall
     placed = placement.place(
         tables, ranks, batch, parallelism.sharding, parallelism.overrides, column_width=parallelism.column_width
     )
-    return [PlacedTable(one.table, one.kind, one.width_R, one.why) for one in placed]
+    return [
+        PlacedTable(one.table, one.kind, one.width_R, one.why, parallelism.placements.get(one.table.name, "device"))
+        for one in placed
+    ]
 
 
 def copied_numbers(placed: Sequence[PlacedTable]) -> int:
