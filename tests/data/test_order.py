@@ -1,8 +1,17 @@
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from recperf.data.order import Samples, ShuffledOrder, cut, permutation
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from recperf.data.click_store.order import ClickOrder
+from recperf.data.click_store.rows import EMPTY, Rows, Split
+from recperf.data.order import WHOLE, Part, Samples, ShuffledOrder, cut, cut_part, permutation
+from recperf.data.random_bags import RandomBags
+from recperf.data.random_config import RandomBagsConfig
 
 
 def samples(count: int) -> Samples:
@@ -54,3 +63,56 @@ def test_full_batches_are_views() -> None:
     data = samples(16)
     batch = next(cut(data, 8))
     assert batch.dense_BD.data_ptr() == data.dense_ND.data_ptr()
+
+
+class Store:
+    """Rows with one or two ids of the second feature, each row's values made of its number."""
+
+    keys, slots = ("a", "b"), (1, 2)
+
+    def count(self, split: Split) -> int:
+        return 100
+
+    def rows_of(self, split: Split, first: int, last: int) -> Rows:
+        return self.take(split, np.arange(first, min(last, 100)))
+
+    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
+        second = np.where(places % 3, places + 1000, EMPTY)
+        ids_NS = np.stack([places, places + 500, second], 1).astype(np.int32)
+        return Rows(places[:, None].astype(np.float32), ids_NS, (places % 2).astype(np.uint8))
+
+
+def orders() -> dict[str, Any]:
+    ids_FN = torch.arange(200).view(2, 100)
+    samples = Samples(keys=("a", "b"), dense_ND=torch.rand(100, 3), ids_FN=ids_FN, labels_N=torch.rand(100))
+    stored = ClickOrder(store=Store(), batch_size=14, seed=5, block_rows=8, group_blocks=3)
+    shuffled = ShuffledOrder(samples=samples, batch_size=14, seed=5)
+    config = RandomBagsConfig(batches=8)
+    drawn = RandomBags(keys=("a", "b"), rows=(9, 50), dense=2, batch_size=14, seed=5, config=config)
+    return {
+        "stored": lambda part=WHOLE: stored.share(part).batches(1, 2),
+        "stored, in turn": lambda part=WHOLE: stored.share(part).cut(1),
+        "shuffled": lambda part=WHOLE: shuffled.share(part).batches(1, 2),
+        "in turn": lambda part=WHOLE: cut_part(samples, 14, part, 3),
+        "drawn": lambda part=WHOLE: drawn.share(part).batches(1, 2),
+        "held out": lambda part=WHOLE: drawn.share(part).held_out(2),
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 20])
+@pytest.mark.parametrize("name", orders())
+def test_parts_have_the_bits_of_the_whole_batch(name: str, ranks: int) -> None:
+    """The last batch has 2 samples, which is fewer than ranks; batches span groups of stored blocks."""
+    make = orders()[name]
+    whole = list(make())
+    for rank in range(ranks):
+        made = list(make(Part(rank, ranks)))
+        assert len(made) == len(whole)
+        for batch, part in zip(whole, made):
+            these = list(range(rank, len(batch), ranks)) or [0]
+            assert torch.equal(part.dense_BD, batch.dense_BD[these])
+            assert torch.equal(part.labels_B, batch.labels_B[these])
+            for key in batch.features.keys:
+                (ids, edges), (own, own_edges) = batch.features[key], part.features[key]
+                expected = [ids[edges[sample] : edges[sample + 1]].tolist() for sample in these]
+                assert [own[first:last].tolist() for first, last in zip(own_edges, own_edges[1:])] == expected

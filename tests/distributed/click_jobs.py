@@ -8,7 +8,6 @@ from unittest import mock
 import torch
 from rank_states import restore, whole_state
 
-from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.distributed import step as rank_step
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.step import Reduction
@@ -19,7 +18,6 @@ from recperf.measure.profile import endless
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads import find
-from recperf.workloads.click_ranks import share
 from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
 
 SEED = 3
@@ -151,18 +149,4 @@ def refused(world: World, configs: list[Any]) -> list[list[str]]:
             found.append([type(error).__name__, error.what])
         else:
             found.append([])
-    return found
-
-
-def shares(batch: ClickBatch, size: int) -> list[Any]:
-    return [share(batch, World(rank=rank, size=size)) for rank in range(size)]
-
-
-def bags_of(features: JaggedFeatures) -> list[list[list[int]]]:
-    """As nested lists, `bags[feature][sample]`."""
-    found = []
-    for key in features.keys:
-        ids, offsets = features[key]
-        edges = offsets.tolist()
-        found.append([ids[start:stop].tolist() for start, stop in zip(edges, edges[1:])])
     return found

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from click_jobs import bags_of, dlrm, shares
+from click_jobs import dlrm
 from rank_pool import home, needs_torchrec, run_ranks, start
 
 from recperf.cli import main
 from recperf.config import from_json, to_json
-from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.data.config import MovieLensConfig
 from recperf.distributed.config import DistributedConfig
 from recperf.errors import ConfigError
@@ -240,21 +239,6 @@ def test_messages_in_half_precision() -> None:
         assert not torch.allclose(table, exact, rtol=0, atol=1e-6), kind
         same(table, exact, rtol=0.01, atol=2e-3)
         assert close(one["losses"], found[kind]["losses"], 2e-3), kind
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_sample_is_on_one_rank(size: int) -> None:
-    bags = [[[1, 2], [], [3]], [[0], [5, 5, 5], [7]]]
-    batch = ClickBatch(torch.arange(6.0).view(3, 2), JaggedFeatures.from_bags(("a", "b"), bags), torch.arange(3.0))
-    found = shares(batch, size)
-    for rank, shared in enumerate(found):
-        assert (len(shared), shared.own) == (3, len(range(rank, 3, size)))
-        these = list(range(rank, 3, size)) or [0]
-        assert shared.part.labels_B.tolist() == these
-        assert shared.part.dense_BD.tolist() == [[2.0 * i, 2.0 * i + 1] for i in these]
-        assert bags_of(shared.part.features) == [[feature[i] for i in these] for feature in bags]
-        # Every rank has as many bags as the one with the most samples.
-        assert shared.part.features.bags == max(len(other.part) for other in found)
 
 
 def test_unknown_tables_are_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recperf.data.batch import ClickBatch
+from recperf.data.order import WHOLE, Part
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
 from recperf.errors import MachineError
@@ -26,8 +27,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def source(implementation: Any, ids: Any = "uniform", **changes: Any) -> RandomBags:
-    changes = SHAPES["odd"] | {"seed": 5} | changes
-    shape = {name: changes.pop(name) for name in ("rows", "dense", "batch_size", "seed")}
+    changes = SHAPES["odd"] | {"seed": 5, "part": WHOLE} | changes
+    shape = {name: changes.pop(name) for name in ("rows", "dense", "batch_size", "seed", "part")}
     config = RandomBagsConfig(ids=ids, batches=1000, **changes)
     keys = tuple("abcdef"[: len(shape["rows"])])
     return RandomBags(keys=keys, implementation=implementation, config=config, **shape)
@@ -78,6 +79,22 @@ def test_implementations_drop_the_same_repeats(implementation: str, rows: tuple[
         agree(implementation, 1, ids=ids, distinct=True, fixed=fixed, **shape)
 
 
+@pytest.mark.parametrize("shape", ["odd", "own lengths"])
+@pytest.mark.parametrize("implementation", ["reference", *FAST])
+def test_a_part_of_a_batch_has_the_bits_of_the_whole(implementation: str, shape: str) -> None:
+    options = SHAPES[shape] | {"distinct": shape == "odd", "batch_size": 7}
+    whole = source(implementation, **options).batch(0, 3)
+    for rank in range(3):
+        part = source(implementation, part=Part(rank, 3), **options).batch(0, 3)
+        these = list(range(rank, 7, 3))
+        assert torch.equal(part.dense_BD, whole.dense_BD[these])
+        assert torch.equal(part.labels_B, whole.labels_B[these])
+        for key in whole.features.keys:
+            (ids, edges), (own, own_edges) = whole.features[key], part.features[key]
+            expected = [ids[edges[sample] : edges[sample + 1]].tolist() for sample in these]
+            assert [own[first:last].tolist() for first, last in zip(own_edges, own_edges[1:])] == expected
+
+
 @pytest.mark.parametrize("exponent", [0.3, 1.0, 19.7])
 @pytest.mark.parametrize("implementation", FAST)
 def test_every_power_law_stays_inside_its_table(implementation: str, exponent: float) -> None:
@@ -115,7 +132,7 @@ def plan(**changes: Any) -> Plan:
 
 def words(of: Plan, index: int, first: int, count: int) -> torch.Tensor:
     keys = tuple(torch.tensor([key]).to(torch.int32) for key in of.keys(index))
-    return reference.unsigned(reference.words((keys[0], keys[1]), first, count))
+    return reference.unsigned(reference.words((keys[0], keys[1]), first, torch.arange(count), 1)).view(-1)
 
 
 def test_words_match_their_definition_in_integers() -> None:

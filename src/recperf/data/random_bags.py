@@ -10,7 +10,7 @@ Shapes: B samples, F sparse features, D dense features, V slots for ids.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from ..config import require
 from ..ops.draw import Buffers, Name, Plan, SharedSpacePlan, choose, reference, shared_space
 from .batch import ClickBatch, JaggedFeatures
+from .order import WHOLE, Part
 from .random_config import RandomBagsConfig, read_profile
 
 
@@ -43,6 +44,8 @@ class RandomBags:
     config: RandomBagsConfig
     implementation: Name = "auto"
     """What draws: reference (torch), native (C, CPU), triton (GPU), or auto."""
+    part: Part = WHOLE
+    """The samples of each batch that are drawn; the others cost nothing."""
 
     def __post_init__(self) -> None:
         require(len(self.keys) >= 1, "keys", self.keys, "at least one name")
@@ -51,12 +54,21 @@ class RandomBags:
         require(len(self.rows) == tables, "rows", self.rows, f"{tables} numbers: one per key, none with an id_space")
         for name in ("dense", "batch_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        require(self.id_space is None or self.part == WHOLE, "part", self.part, "all samples, with an id_space")
         # Built here, so that a table or a profile that does not fit is rejected before anything is drawn.
         _ = self.plan
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         return self.config.batches
+
+    def share(self, part: Part) -> RandomBags:
+        """The same batches, of which only a part is drawn."""
+        return replace(self, part=part)
+
+    def whole_samples(self, number: int) -> int:
+        """Samples of a batch, those of all ranks together."""
+        return self.batch_size
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
         """Yield the batches of an epoch, beginning with `start`."""
@@ -125,8 +137,12 @@ class RandomBags:
                 device=self.device,
                 exponent=config.exponent,
             )
+        places = self.part.made(self.batch_size)
         return Plan(
-            samples=self.batch_size,
+            samples=len(places),
+            whole=self.batch_size,
+            begin=places.start,
+            step=places.step,
             dense=self.dense,
             kind=config.ids,
             rows=self.rows,

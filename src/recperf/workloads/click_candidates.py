@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.batch import ClickBatch
@@ -186,6 +187,9 @@ class MemoryRows:
     def rows_of(self, split: Split, first: int, last: int) -> Rows:
         rows = self.rows
         return Rows(rows.dense_ND[first:last], rows.ids_NS[first:last], rows.labels_N[first:last])
+
+    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
+        return self.rows.take(places)
 
 
 def strongest_feature(train: Samples, valid: Samples) -> tuple[str, float] | None:

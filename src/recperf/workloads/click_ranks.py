@@ -1,7 +1,7 @@
 """A trial of dlrm or micro-dlrm on several ranks: the same model and order, each rank with its share of every batch.
 
-A batch is `train.batch_size` samples of all ranks together; rank r of n takes its samples r, r + n, r + 2n... A rank
-that gets none takes the first sample with weight 0, because every rank must take part in every step.
+A batch is `train.batch_size` samples of all ranks together; rank r of n makes its samples r, r + n, r + 2n... and no
+others. A rank that gets none takes the first sample with weight 0, because every rank must take part in every step.
 
 Tables whose optimizer changes only the rows a step used are divided by TorchRec. AdamW changes every row in every step,
 by its decay and its moments, which fbgemm's Adam does not do; with it every rank has a copy of all tables, and their
@@ -12,14 +12,15 @@ Shapes: B samples of a batch, F features, V ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.batch import ClickBatch, JaggedFeatures
+from ..data.order import Part
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.balance import stride
 from ..distributed.checkpoint import sharded_state
@@ -60,35 +61,33 @@ class SharedClicks:
         return self.samples
 
 
-def share(batch: ClickBatch, world: Ranks, step: int = 0) -> SharedClicks:
-    """This rank's samples of a batch."""
-    samples = len(batch)
-    own = len(range(world.rank, samples, world.size))
-    selected = slice(world.rank, samples, world.size) if own else slice(0, 1)
-    part = ClickBatch(
-        batch.dense_BD[selected], _bags(batch, selected, -(-samples // world.size)), batch.labels_B[selected]
-    )
-    return SharedClicks(part, step, samples, own)
+def share(made: ClickBatch, samples: int, part: Part, step: int = 0) -> SharedClicks:
+    """What a rank made of a batch of `samples`. Every rank has as many bags as the one with the most samples."""
+    features = made.features.trimmed()
+    bags = SharedFeatures(
+        features.keys, features.values_V, features.offsets_FB1, features.one_id_a_bag, largest_F=features.largest_F,
+        bags=-(-samples // part.ranks),
+    )  # fmt: skip
+    return SharedClicks(replace(made, features=bags), step, samples, len(part.own(samples)))
 
 
-def _bags(batch: ClickBatch, selected: slice, bags: int) -> SharedFeatures:
-    features = batch.features.trimmed()
-    lengths_FB = features.offsets_FB1.diff().view(len(features.keys), -1)
-    selected_FB = torch.zeros_like(lengths_FB, dtype=torch.bool)
-    selected_FB[:, selected] = True
-    selected_V = selected_FB.view(-1)
-    if not features.one_id_a_bag:
-        selected_V = selected_V.repeat_interleave(lengths_FB.view(-1), output_size=features.values_V.numel())
-    offsets = nn.functional.pad(lengths_FB[:, selected].reshape(-1).cumsum(0), (1, 0))
-    return SharedFeatures(features.keys, features.values_V[selected_V], offsets, features.one_id_a_bag, bags=bags)
+class DividedOrder(Order, Protocol):
+    """An order that can make only a part of each batch."""
+
+    def share(self, part: Part) -> DividedOrder: ...
+
+    def whole_samples(self, number: int) -> int:
+        """Samples of a batch of an epoch, those of all ranks together."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class SharedOrder:
-    """The batches of an order, as one rank sees them: each is made whole on every rank, which takes its samples."""
+    """The batches of an order, as one rank sees them: it makes only its own samples."""
 
-    order: Order
-    world: Ranks
+    order: DividedOrder
+    """Makes this part."""
+    part: Part
     ahead: bool = False
     """Whether a batch brings the bags of the one after it."""
     last: int = 0
@@ -98,9 +97,9 @@ class SharedOrder:
         return len(self.order)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[SharedClicks]:
-        batches = self.order.batches(epoch, start)
-        first = epoch * len(self)
-        shared = (share(batch, self.world, first + number) for number, batch in enumerate(batches, start))
+        first, order, part = epoch * len(self), self.order, self.part
+        made = enumerate(order.batches(epoch, start), start)
+        shared = (share(batch, order.whole_samples(number), part, first + number) for number, batch in made)
         for batch, following in with_next(shared, lambda batch: self.ahead and batch.step + 1 != self.last):
             yield batch if following is None else replace(batch, following=following.part.features)
 
@@ -173,7 +172,8 @@ class RankTrialState(DLRMTrialState):
             sync=settings.sync,
         )
         ahead = tables is not None and options.pipeline
-        order = SharedOrder(self.recipe.order, self.world, ahead, self.recipe.max_steps)
+        own = cast(DividedOrder, self.recipe.order).share(self.part)
+        order = SharedOrder(own, self.part, ahead, self.recipe.max_steps)
         self.recipe = replace(self.recipe, model=model, order=order, whole_step=step)
 
     def tables(self) -> list[tuple[str, int]]:
@@ -189,14 +189,21 @@ class RankTrialState(DLRMTrialState):
             parts += [replace(part, state_width=table.state) for part in copies]
         return plan_text(parts)
 
+    @property
+    def part(self) -> Part:
+        """The samples of every batch that this rank makes."""
+        return Part(self.world.rank, self.world.size)
+
     @torch.no_grad()
-    def scored(self, batches: Iterable[ClickBatch]) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all rows in their order, each scored by one rank."""
+    def scored(self, made: Iterable[ClickBatch], samples: Callable[[int], int]) -> tuple[Tensor, Tensor]:
+        """Logits and labels of all rows in their order, each made and scored by one rank; `samples` says how many all
+        ranks have of a batch."""
         scores = Scores(self.world)
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(made):
             note(f"evaluation, batch {number + 1}")
-            part = share(batch, self.world).part
-            scores.add(self.model(part.dense_BD, part.features), part.labels_B, stride(len(batch), self.world.size))
+            own = share(batch, samples(number), self.part).part
+            logits_B = self.model(own.dense_BD, own.features)
+            scores.add(logits_B, own.labels_B, stride(samples(number), self.world.size))
         return scores.gather()
 
     def state(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from recperf.data.click_store.order import ClickOrder
 from recperf.data.criteo import synthesize
 from recperf.data.criteo.config import KEYS, CriteoConfig
 from recperf.data.criteo.store import CriteoStore
+from recperf.data.order import Part
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,14 @@ def test_an_epoch_can_be_entered_at_any_batch(store: CriteoStore) -> None:
     whole = [rows_of(batch) for batch in made.batches(2)]
     for start in range(len(made) + 2):
         assert [rows_of(batch) for batch in made.batches(2, start)] == whole[start:]
+
+
+def test_parts_have_the_rows_of_the_whole_batch(store: CriteoStore) -> None:
+    """Training rows lie in two files, which single rows are read from."""
+    whole = [rows_of(batch) for batch in order(store).batches(2, 1)]
+    parts = [[rows_of(batch) for batch in order(store, part=Part(rank, 3)).batches(2, 1)] for rank in range(3)]
+    for number, rows in enumerate(whole):
+        assert [part[number] for part in parts] == [rows[rank::3] for rank in range(3)]
 
 
 def test_order_depends_on_seed_and_epoch_only(store: CriteoStore) -> None:

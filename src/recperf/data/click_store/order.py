@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...ops.hashing import hash_int
 from ..batch import ClickBatch, JaggedFeatures
-from ..order import permutation
+from ..order import WHOLE, Part, permutation
 from .rows import EMPTY, ClickRows, Rows, Split
 
 BLOCK_ROWS = 4096
@@ -38,6 +38,8 @@ class ClickOrder:
     split: Split = "train"
     block_rows: int = BLOCK_ROWS
     group_blocks: int = GROUP_BLOCKS
+    part: Part = WHOLE
+    """The samples of each batch that are read; the order of all of them is the same whatever the part is."""
     _offsets: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -48,21 +50,32 @@ class ClickOrder:
         """Batches in an epoch."""
         return -(-self.rows // self.batch_size)
 
+    def share(self, part: Part) -> ClickOrder:
+        """The same batches, of which only a part is read."""
+        return replace(self, part=part)
+
+    def whole_samples(self, number: int) -> int:
+        """Samples of a batch of an epoch, those of all ranks together."""
+        return min(self.batch_size, self.rows - number * self.batch_size)
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
         """The batches of an epoch from the given one on, shuffled."""
         order_K = permutation(-(-self.rows // self.block_rows), self.seed, epoch).numpy()
         groups = [order_K[at : at + self.group_blocks] for at in range(0, len(order_K), self.group_blocks)]
         lengths = [int(self._lengths(blocks).sum()) for blocks in groups]
-        skipped, first = start * self.batch_size, 0
-        while first < len(groups) and skipped >= lengths[first]:
-            skipped -= lengths[first]
-            first += 1
+        ends, begin = np.cumsum(lengths), start * self.batch_size
+        first = int(np.searchsorted(ends, begin, side="right"))
 
         def shuffled(index: int) -> Rows:
             mixed = hash_int(index, self.seed) >> 11
-            return self._gather(groups[index]).take(permutation(lengths[index], mixed, epoch).numpy())
+            order_N = permutation(lengths[index], mixed, epoch).numpy()
+            before = int(ends[index]) - lengths[index]
+            if self.part == WHOLE:
+                return self._gather(groups[index]).take(order_N[max(0, begin - before) :])
+            own_N = self.part.rows(max(begin, before), int(ends[index]), self.batch_size, self.rows) - before
+            return self.store.take(self.split, self._places(groups[index])[order_N[own_N]])
 
-        return self._cut(_ahead(shuffled, range(first, len(groups))), skipped)
+        return self._cut(_ahead(shuffled, range(first, len(groups))))
 
     def cut(self, start: int = 0) -> Iterator[ClickBatch]:
         """The batches of the split in the order of the log, from the given one on."""
@@ -72,12 +85,21 @@ class ClickOrder:
         firsts = range(start * self.batch_size, end, group)
 
         def straight(first: int) -> Rows:
-            return self.store.rows_of(self.split, first, min(end, first + group))
+            last = min(end, first + group)
+            if self.part == WHOLE:
+                return self.store.rows_of(self.split, first, last)
+            return self.store.take(self.split, self.part.rows(first, last, self.batch_size, end))
 
-        return self._cut(_ahead(straight, firsts), 0)
+        return self._cut(_ahead(straight, firsts))
 
     def _lengths(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.minimum(self.rows - blocks * self.block_rows, self.block_rows)
+
+    def _places(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of some blocks, by their position in the split."""
+        lengths = self._lengths(blocks)
+        within_N = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return np.asarray(np.repeat(blocks * self.block_rows, lengths) + within_N)
 
     def _gather(self, blocks: NDArray[np.int64]) -> Rows:
         ends = np.minimum((blocks + 1) * self.block_rows, self.rows)
@@ -85,13 +107,14 @@ class ClickOrder:
         columns = zip(*((rows.dense_ND, rows.ids_NS, rows.labels_N) for rows in read))
         return Rows(*(np.concatenate(column) for column in columns))
 
-    def _cut(self, groups: Iterator[Rows], skipped: int) -> Iterator[ClickBatch]:
+    def _cut(self, groups: Iterator[Rows]) -> Iterator[ClickBatch]:
         """Batches of the rows of consecutive groups; a batch may span two groups."""
         begun: list[tuple[Tensor, Tensor, Tensor]] = []
-        missing = self.batch_size
+        # Only the last batch may have fewer, and it ends with the rows.
+        size = missing = len(self.part.made(self.batch_size))
         for rows in groups:
             dense_ND, ids_NS, labels_N = map(torch.from_numpy, (rows.dense_ND, rows.ids_NS, rows.labels_N))
-            at, skipped = skipped, 0
+            at = 0
             while at < len(rows):
                 here = slice(at, at + missing)
                 begun.append((dense_ND[here], ids_NS[here], labels_N[here]))
@@ -99,7 +122,7 @@ class ClickOrder:
                 at, missing = at + rows_here, missing - rows_here
                 if not missing:
                     yield self._batch(begun)
-                    begun, missing = [], self.batch_size
+                    begun, missing = [], size
         if begun:
             yield self._batch(begun)
 

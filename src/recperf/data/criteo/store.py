@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import DataError, notice_once
 from ..blocks import Column, verified
@@ -67,6 +68,20 @@ class CriteoStore:
         """The rows of a split from its `first` to before its `last`."""
         begin, _ = self.bounds(split)
         return self.read(begin + first, begin + last)
+
+    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
+        """Single rows of a split by their position in it, in any order."""
+        # In ascending order, so that reads go through the file once.
+        order_N = np.argsort(places, kind="stable")
+        sorted_N = places[order_N] + self.bounds(split)[0]
+        cuts = np.searchsorted(sorted_N, self.edges)
+        parts = [index for index in range(len(self.columns)) if cuts[index] < cuts[index + 1]]
+        pieces = [
+            [column[sorted_N[cuts[part] : cuts[part + 1]] - self.edges[part]] for column in self.columns[part]]
+            for part in parts
+        ]
+        rows = Rows(*(np.concatenate(columns) for columns in zip(*pieces)))
+        return rows.take(np.argsort(order_N, kind="stable"))
 
     def read(self, first: int, last: int) -> Rows:
         """The rows first .. last - 1."""

@@ -15,6 +15,7 @@ typedef struct {
     const float *weights;
     const uint32_t *score_keys;
     int64_t samples, features, dense, first_dense, first_length, first_label;
+    int64_t whole, begin, step; /* samples of the whole batch, and which of them are drawn */
     double power;
     float dense_scale;
     int32_t kind, fixed, distinct;
@@ -56,9 +57,13 @@ static void draw_some(const plan *p, int64_t f, uint32_t counter, int64_t count,
     }
 }
 
+/* The place of sample b in the whole batch, by which its random numbers are known. */
+static inline int64_t number_of(const plan *p, int64_t b) { return p->begin + b * p->step; }
+
 static int64_t drawn_length(const plan *p, int64_t f, int64_t bag) {
     if (p->fixed) return p->max_ids[f];
-    const uint64_t word = draw(p->key[0], p->key[1], (uint32_t)(p->first_length + bag));
+    const int64_t number = number_of(p, bag - f * p->samples);
+    const uint64_t word = draw(p->key[0], p->key[1], (uint32_t)(p->first_length + f * p->whole + number));
     const int64_t length = (int64_t)((word * (uint64_t)p->max_ids[f] + (1u << 31)) >> 32);
     return length < 1 ? 1 : length;
 }
@@ -75,7 +80,7 @@ static int64_t drop_repeats(int64_t *ids, int64_t count) {
 }
 
 static uint32_t counter_of(const plan *p, int64_t f, int64_t bag) {
-    return (uint32_t)(p->first[f] + (bag - f * p->samples) * p->max_ids[f]);
+    return (uint32_t)(p->first[f] + number_of(p, bag - f * p->samples) * p->max_ids[f]);
 }
 
 /* Lengths of the bags first..last, each one slot after its bag, where the running sum needs them. */
@@ -144,9 +149,10 @@ static float draw_dense(const plan *p, uint32_t counter, float *dense) {
 /* Dense features and labels of the samples first..last. */
 void draw_samples(const plan *p, const float *scores, float *dense, float *labels, int64_t first, int64_t last) {
     for (int64_t b = first; b < last; b++) {
-        float logit = draw_dense(p, (uint32_t)(p->first_dense + b * p->dense), dense + b * p->dense);
+        const int64_t number = number_of(p, b);
+        float logit = draw_dense(p, (uint32_t)(p->first_dense + number * p->dense), dense + b * p->dense);
         for (int64_t f = 0; f < p->features; f++) logit += scores[f * p->samples + b];
-        const uint32_t word = draw(p->key[0], p->key[1], (uint32_t)(p->first_label + b));
+        const uint32_t word = draw(p->key[0], p->key[1], (uint32_t)(p->first_label + number));
         labels[b] = (float)(word >> 8) * 0x1p-24f < 1.0f / (1.0f + expf(-logit)) ? 1.0f : 0.0f;
     }
 }

@@ -27,12 +27,17 @@ _ARRAYS = {
 }  # fmt: skip
 
 
+_COUNTS = (
+    "samples", "features", "dense", "first_dense", "first_length", "first_label", "whole_samples", "begin", "step"
+)  # fmt: skip
+
+
 class _Plan(ctypes.Structure):
     """The struct `plan` of native.c."""
 
     _fields_ = (
         *((name, POINTER) for name in _ARRAYS),
-        *((name, I64) for name in ("samples", "features", "dense", "first_dense", "first_length", "first_label")),
+        *((name, I64) for name in _COUNTS),
         ("power", ctypes.c_double),
         ("dense_scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("kind", "fixed", "distinct")),
@@ -73,12 +78,7 @@ def _struct(plan: Plan, index: int) -> _Plan:
     # The plan owns the tensors that these addresses point to.
     return _Plan(
         **{name: getattr(plan, tensor).data_ptr() for name, tensor in _ARRAYS.items()},
-        samples=plan.samples,
-        features=plan.features,
-        dense=plan.dense,
-        first_dense=plan.first_dense,
-        first_length=plan.first_length,
-        first_label=plan.first_label,
+        **{name: getattr(plan, name) for name in _COUNTS},
         kind=FAST_KINDS.index(plan.kind),
         fixed=plan.fixed,
         distinct=plan.distinct,

@@ -73,6 +73,10 @@ class Plan:
     deviation: float = 0.15
     counts: tuple[Mapping[int, int], ...] = ()
     """With kind replay, how often each id of each feature occurs."""
+    whole: int = 0
+    """Samples of the whole batch, where only some of them are drawn: from `begin` on every `step`-th. 0: all are."""
+    begin: int = 0
+    step: int = 1
 
     def __post_init__(self) -> None:
         for rows in self.rows:
@@ -90,7 +94,7 @@ class Plan:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of ids in a batch."""
+        """Maximum number of ids that are drawn."""
         return self.samples * sum(self.max_ids)
 
     @property
@@ -99,25 +103,35 @@ class Plan:
         return max(self.max_ids) == 1 or (self.fixed and not self.distinct)
 
     @property
+    def whole_samples(self) -> int:
+        """Samples of the whole batch: counters do not depend on which of them are drawn."""
+        return self.whole or self.samples
+
+    @property
     def first_dense(self) -> int:
-        return self.capacity
+        return self.whole_samples * sum(self.max_ids)
 
     @property
     def first_length(self) -> int:
-        return self.first_dense + self.samples * self.dense
+        return self.first_dense + self.whole_samples * self.dense
 
     @property
     def first_label(self) -> int:
-        return self.first_length + self.samples * self.features
+        return self.first_length + self.whole_samples * self.features
 
     @property
     def words(self) -> int:
-        return self.first_label + self.samples
+        return self.first_label + self.whole_samples
 
     @cached_property
     def batch_seed(self) -> int:
         """Seed of the hash that gives a batch its keys; differs from the planted model's, so they share no numbers."""
         return hash_int(_BATCHES, self.seed)
+
+    @cached_property
+    def numbers_B(self) -> Tensor:
+        """The place of each sample in the whole batch."""
+        return torch.arange(self.begin, self.begin + self.samples * self.step, self.step, device=self.device)
 
     def keys(self, index: int) -> tuple[int, int]:
         word = hash_int(index, self.batch_seed)
@@ -148,7 +162,7 @@ class Plan:
     @cached_property
     def firsts(self) -> tuple[int, ...]:
         """The counter of each feature's first id."""
-        return tuple(self.samples * sum(self.max_ids[:index]) for index in range(self.features))
+        return tuple(self.whole_samples * sum(self.max_ids[:index]) for index in range(self.features))
 
     @cached_property
     def first_F(self) -> Tensor:

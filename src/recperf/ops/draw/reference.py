@@ -31,7 +31,7 @@ def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
     out.offsets_FB1[:1].zero_()
     torch.cumsum(counts_FB.view(-1), 0, out=out.offsets_FB1[1:])
     _pack(plan, ids, used, out)
-    words_BD = words(keys, plan.first_dense, plan.samples * plan.dense).view(plan.samples, plan.dense)
+    words_BD = words(keys, plan.first_dense, plan.numbers_B, plan.dense)
     torch.mul(words_BD >> 8, DENSE_SCALE, out=out.dense_BD)
     scores_FB = torch.stack(
         [
@@ -40,7 +40,7 @@ def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
         ]
     )
     logits_B = _logits(plan, out.dense_BD, scores_FB, counts_FB)
-    chances_B = unsigned(words(keys, plan.first_label, plan.samples)) >> 8
+    chances_B = unsigned(words(keys, plan.first_label, plan.numbers_B, 1).view(-1)) >> 8
     out.labels_B.copy_(chances_B.float() * 2.0**-24 < logits_B.sigmoid())
 
 
@@ -61,10 +61,10 @@ def mix(words: Tensor) -> Tensor:
     return words ^ ((words >> 16) & 0xFFFF)
 
 
-def words(keys: tuple[Tensor, Tensor], first: int, count: int) -> Tensor:
-    """The random words of a batch for `count` counters from the first on."""
-    counters = torch.arange(first, first + count, device=keys[0].device).to(torch.int32)
-    return mix(mix(counters ^ keys[0]) + keys[1])
+def words(keys: tuple[Tensor, Tensor], first: int, numbers_B: Tensor, each: int) -> Tensor:
+    """The random words of samples of a batch, `each` of every sample; `first` is the counter of sample 0's first."""
+    counters = first + numbers_B.unsqueeze(1) * each + torch.arange(each, device=numbers_B.device)
+    return mix(mix(counters.to(torch.int32) ^ keys[0]) + keys[1])
 
 
 def unsigned(words: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def unsigned(words: Tensor) -> Tensor:
 def feature_ids(plan: Plan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
     """The ids of a feature as if every bag had its maximum length."""
     longest = plan.max_ids[feature]
-    words_BI = words(keys, plan.firsts[feature], plan.samples * longest).view(plan.samples, longest)
+    words_BI = words(keys, plan.firsts[feature], plan.numbers_B, longest)
     if plan.kind == "uniform":
         return (unsigned(words_BI) * plan.rows[feature]) >> 32
     if plan.kind == "replay":
@@ -90,7 +90,8 @@ def score_words(ids: Tensor, keys_2: Tensor) -> Tensor:
 
 def _lengths(plan: Plan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
     """round(max(1, u * maximum)) in integers, so that it is the same everywhere."""
-    words_B = unsigned(words(keys, plan.first_length + feature * plan.samples, plan.samples))
+    first = plan.first_length + feature * plan.whole_samples
+    words_B = unsigned(words(keys, first, plan.numbers_B, 1).view(-1))
     return ((words_B * plan.max_ids[feature] + (1 << 31)) >> 32).clamp_(min=1)
 
 

@@ -92,19 +92,20 @@ def _fresh(ids, lengths, place):
 
 @triton.jit
 def _draw_lengths(
-    index, stream, tables, max_ids_of, first_of, offsets, B, first_length,
+    index, stream, tables, max_ids_of, first_of, offsets, B, whole, begin, step, first_length,
     BAGS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, FIXED: tl.constexpr,
     DISTINCT: tl.constexpr,
 ):  # fmt: skip
     feature = tl.program_id(1).to(tl.int64)
     sample = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     bag = feature * B + sample
+    number = begin + sample * step
     first, second = _keys(index, stream)
     longest = tl.load(max_ids_of + feature)
-    lengths = _drawn_lengths(first, second, bag, longest, first_length, FIXED)
+    lengths = _drawn_lengths(first, second, feature * whole + number, longest, first_length, FIXED)
     if DISTINCT:
         place = tl.arange(0, WIDTH)
-        counter = tl.load(first_of + feature) + sample[:, None] * longest + place[None, :]
+        counter = tl.load(first_of + feature) + number[:, None] * longest + place[None, :]
         ids = _ids(_words(first, second, counter), feature, tables, KIND)
         used, _ = _fresh(ids, lengths, place)
         lengths = tl.sum(used.to(tl.int64), axis=1)
@@ -114,13 +115,14 @@ def _draw_lengths(
 
 @triton.jit
 def _draw_ids(
-    index, stream, tables, max_ids_of, first_of, score_keys, offsets, values, scores, B, first_length,
-    BAGS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, FIXED: tl.constexpr,
+    index, stream, tables, max_ids_of, first_of, score_keys, offsets, values, scores, B, whole, begin, step,
+    first_length, BAGS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, FIXED: tl.constexpr,
     DISTINCT: tl.constexpr,
 ):  # fmt: skip
     feature = tl.program_id(1).to(tl.int64)
     sample = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     bag = feature * B + sample
+    number = begin + sample * step
     inside = sample < B
     first, second = _keys(index, stream)
     first_score = tl.load(score_keys + feature * 2).to(tl.uint32, bitcast=True)
@@ -131,10 +133,11 @@ def _draw_ids(
     total = tl.zeros((BAGS,), tl.int64)
     for done in range(0, longest, WIDTH):
         place = done + tl.arange(0, WIDTH)
-        words = _words(first, second, counter + sample[:, None] * longest + place[None, :])
+        words = _words(first, second, counter + number[:, None] * longest + place[None, :])
         ids = _ids(words, feature, tables, KIND)
         if DISTINCT:
-            used, before = _fresh(ids, _drawn_lengths(first, second, bag, longest, first_length, FIXED), place)
+            drawn = _drawn_lengths(first, second, feature * whole + number, longest, first_length, FIXED)
+            used, before = _fresh(ids, drawn, place)
             to = begin[:, None] + before
         else:
             used = place[None, :] < count[:, None]
@@ -149,17 +152,19 @@ def _draw_ids(
 
 @triton.jit
 def _draw_samples(
-    index, stream, weights, scores, dense, labels, B, D, F, first_dense, first_label,
+    index, stream, weights, scores, dense, labels, B, begin, step, D, F, first_dense, first_label,
     SAMPLES: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0).to(tl.int64) * SAMPLES + tl.arange(0, SAMPLES)
+    number = begin + sample * step
     inside = sample < B
     first, second = _keys(index, stream)
     logit = tl.zeros((SAMPLES,), tl.float32)
     for done in range(0, D, WIDTH):
         column = done + tl.arange(0, WIDTH)
         place = sample[:, None] * D + column[None, :]
-        words = _words(first, second, first_dense + place).to(tl.int32, bitcast=True)
+        counter = first_dense + number[:, None] * D + column[None, :]
+        words = _words(first, second, counter).to(tl.int32, bitcast=True)
         drawn = (words >> 8).to(tl.float32) * SCALE
         tl.store(dense + place, drawn, mask=inside[:, None] & (column < D)[None, :])
         weight = tl.load(weights + column, mask=column < D, other=0.0)
@@ -168,7 +173,7 @@ def _draw_samples(
     for _ in range(F):
         logit += tl.load(scores + bag, mask=inside, other=0.0)
         bag += B
-    chance = (_words(first, second, first_label + sample) >> 8).to(tl.float32) * 5.9604644775390625e-08
+    chance = (_words(first, second, first_label + number) >> 8).to(tl.float32) * 5.9604644775390625e-08
     label = chance < 1.0 / (1.0 + tl.exp(-logit))
     tl.store(labels + sample, label.to(tl.float32), mask=inside)
 
@@ -176,7 +181,7 @@ def _draw_samples(
 @operator("draw")
 def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
     """Fill the buffers with the batch whose number the tensor holds; the host does not wait."""
-    samples = plan.samples
+    samples, places = plan.samples, (plan.begin, plan.step)
     scores_FB = torch.empty(plan.features * samples, device=index_1.device)
     tables = plan.rows_F, plan.slope_F, plan.start_F, plan.power_1, plan.factor_F, plan.shift_F
     widest = triton.next_power_of_2(max(plan.max_ids))
@@ -185,8 +190,8 @@ def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
     width = widest if plan.distinct else 1
     bags = max(1, ELEMENTS // width**2) if plan.distinct else ELEMENTS // 4
     _draw_lengths[(triton.cdiv(samples, bags), plan.features)](
-        index_1, plan.stream_1, tables, plan.max_ids_F, plan.first_F, out.offsets_FB1, samples, plan.first_length,
-        BAGS=bags, WIDTH=width, **constants,
+        index_1, plan.stream_1, tables, plan.max_ids_F, plan.first_F, out.offsets_FB1, samples, plan.whole_samples,
+        *places, plan.first_length, BAGS=bags, WIDTH=width, **constants,
     )  # fmt: skip
     torch.cumsum(out.offsets_FB1[1:], 0, out=out.offsets_FB1[1:])
     if not plan.distinct:
@@ -194,11 +199,12 @@ def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
         bags = max(1, ELEMENTS // width)
     _draw_ids[(triton.cdiv(samples, bags), plan.features)](
         index_1, plan.stream_1, tables, plan.max_ids_F, plan.first_F, plan.score_keys_F2, out.offsets_FB1,
-        out.values_V, scores_FB, samples, plan.first_length, BAGS=bags, WIDTH=width, **constants,
+        out.values_V, scores_FB, samples, plan.whole_samples, *places, plan.first_length,
+        BAGS=bags, WIDTH=width, **constants,
     )  # fmt: skip
     width = min(ELEMENTS, triton.next_power_of_2(plan.dense))
     rows = max(1, ELEMENTS // width)
     _draw_samples[(triton.cdiv(samples, rows),)](
-        index_1, plan.stream_1, plan.weights_D, scores_FB, out.dense_BD, out.labels_B, samples, plan.dense,
+        index_1, plan.stream_1, plan.weights_D, scores_FB, out.dense_BD, out.labels_B, samples, *places, plan.dense,
         plan.features, plan.first_dense, plan.first_label, SAMPLES=rows, WIDTH=width, SCALE=DENSE_SCALE,
     )  # fmt: skip

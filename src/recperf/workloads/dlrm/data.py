@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ...data.criteo.config import DENSE, KEYS
 from ...data.criteo.convert import find
 from ...data.criteo.store import CriteoStore
 from ...data.criteo.store import describe as describe_criteo
+from ...data.order import WHOLE, Part
 from ...data.random_bags import RandomBags
 from ...data.random_config import read_profile
 from ...errors import ConfigError
@@ -80,12 +81,18 @@ def imported(config: DLRMWorkloadConfig) -> ImportedClicks:
 class CopiedOrder:
     """Batches made on the host and copied to the device one step at a time."""
 
-    order: Order
+    order: RandomBags | ClickOrder
     device: torch.device
     pinned: bool
 
     def __len__(self) -> int:
         return len(self.order)
+
+    def share(self, part: Part) -> CopiedOrder:
+        return replace(self, order=self.order.share(part))
+
+    def whole_samples(self, number: int) -> int:
+        return self.order.whole_samples(number)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
         for batch in self.order.batches(epoch, start):
@@ -131,7 +138,7 @@ class ClickSource:
             config=self.config.data,
         )
 
-    def host_order(self, seed: int) -> Order:
+    def host_order(self, seed: int) -> RandomBags | ClickOrder:
         if self._store is None:
             return self.bags(seed, "cpu")
         return ClickOrder(store=self._store, batch_size=self.config.train.batch_size, seed=seed)
@@ -144,11 +151,19 @@ class ClickSource:
             return self.bags(seed, device)
         return CopiedOrder(self.host_order(seed), device, input == "pinned")
 
-    def held_out(self, seed: int, device: torch.device) -> Iterable[ClickBatch]:
+    def held_out(self, seed: int, device: torch.device, part: Part = WHOLE) -> Iterable[ClickBatch]:
         if self._store is None:
-            return self.bags(seed, device).held_out(self.config.data.held_out_batches)
-        order = ClickOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split="valid")
-        return (batch.to(device) for batch in order.cut())
+            return self.bags(seed, device).share(part).held_out(self.config.data.held_out_batches)
+        return (batch.to(device) for batch in self._scoring_order(seed, self._store).share(part).cut())
+
+    def held_out_samples(self, number: int) -> int:
+        """Samples of a held-out batch, those of all ranks together."""
+        if self._store is None:
+            return self.config.train.batch_size
+        return self._scoring_order(0, self._store).whole_samples(number)
+
+    def _scoring_order(self, seed: int, store: CriteoStore | ImportedClicks) -> ClickOrder:
+        return ClickOrder(store=store, batch_size=SCORING_BATCH, seed=seed, split="valid")
 
     @cached_property
     def catalogue(self) -> ClickCatalogue | None:

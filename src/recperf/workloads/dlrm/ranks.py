@@ -64,7 +64,8 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
         return DenseAndBags(make_dense(train.optimizer, groups, eps=train.eps, plain=plain), self.rank_tables)
 
     def predicted(self) -> tuple[Tensor, Tensor]:
-        return self.scored(self.prepared.held_out(self.seed))
+        source, device = self.prepared.source, self.prepared.settings.device
+        return self.scored(source.held_out(self.seed, device, self.part), source.held_out_samples)
 
     def rows_of(self, batch: Any) -> Tensor:
         """The table rows that this rank's part of a batch looks up."""

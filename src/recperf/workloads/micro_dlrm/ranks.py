@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from ...data.order import cut
+from ...data.order import cut_part
 from ...distributed.ranks import current
 from ...plan.memory import rank_demand
 from ..click_ranks import RankTrialState, SharedClicks, require_copies
@@ -33,7 +33,9 @@ class RankClickTrial(RankTrialState, ClickTrial):
 
     def logits(self) -> Tensor:
         self.model.eval()
-        return self.scored(cut(self.valid, SCORING_BATCH))[0]
+        rows = len(self.valid)
+        batches = cut_part(self.valid, SCORING_BATCH, self.part)
+        return self.scored(batches, lambda number: min(SCORING_BATCH, rows - number * SCORING_BATCH))[0]
 
     def rows_of(self, batch: Any) -> Tensor:
         """The table rows that this rank's part of a batch looks up."""
