@@ -29,6 +29,11 @@ def as_json(call: Call, *arguments: str) -> dict[str, Any]:
     return value
 
 
+def test_a_smaller_published_batch_is_used_where_the_usual_one_does_not_fit(call: Call) -> None:
+    chosen = as_json(call, "dlrm-v4", "--gpu", "a100", "--ranks", "8,16")["advice"]["configuration"]
+    assert (chosen["ranks"], chosen["nodes"], chosen["global_batch"], chosen["rank_batch"]) == (16, 2, 8192, 512)
+
+
 def _facts(lines: list[str]) -> list[str]:
     """Lines of the advice, with those that go on joined; commands are lines of their own."""
     facts: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,6 @@ from ..files import write_atomic
 from ..plan import calibrate
 from ..plan import skew as skews
 from ..plan.devices import Device, Network, device_of, from_peaks, network_of
-from ..plan.predict import rank_batch_of
 from ..plan.sharding import Parallelism, parallelism_of
 from ..plan.summary import Question, Setting, plan
 from ..plan.work import PlannedWorkload
@@ -44,7 +44,7 @@ class Options(WorkloadOptions[C], Question):
     """Devices per node. Default: 8, or as the network says."""
     global_batch: int | None = None
     """Samples of a step on all ranks together. Default: the batch size of the config; for the published sizes of
-    dlrm-v4, 1,024 on each rank."""
+    dlrm-v4, 1,024 on each rank, or a published global batch where these do not fit."""
     rank_batch: int | None = None
     """Samples of a step on one rank, instead of a global batch."""
     history: float | None = None
@@ -81,14 +81,15 @@ def command(arguments: list[str]) -> int:
     worse_skew = None
     if options.skew is None and workload.popularity is not None and workload.popularity.repeated:
         independent = replace(options, skew=f"zipf:{workload.popularity.exponent}")
-        worse_skew = lambda ranks: _skew(independent, workload, ranks, parallelism)  # noqa: E731
+        worse_skew = partial(_skew, independent, workload)
     setting = Setting(
         workload=workload,
         device=device,
         network=network,
         parallelism=parallelism,
         question=options,
-        skew=lambda ranks: _skew(options, workload, ranks, parallelism),
+        skew=partial(_skew, options, workload),
+        global_batches=() if options.rank_batch or options.global_batch else tuple(workload.published_samples),
         history=options.history,
         price=price,
         cache_bytes=byte_count(tables.device_bytes) if tables else None,
@@ -141,11 +142,11 @@ def _parallelism(options: Options[Any], workload: PlannedWorkload) -> Parallelis
     return parallelism_of(getattr(options.values, "distributed", DistributedConfig()), rank_batch)
 
 
-def _skew(options: Options[Any], workload: PlannedWorkload, ranks: int, parallelism: Parallelism) -> skews.Skew | None:
+def _skew(options: Options[Any], workload: PlannedWorkload, batch: int, ranks: int) -> skews.Skew | None:
+    """The ids of `batch` samples on each rank."""
     if options.skew == "even" or (options.skew is None and workload.popularity is None):
         return None
-    batch, hashed = rank_batch_of(workload, ranks, parallelism), options.ids == "hashed"
-    work = workload.work(history=options.history)
+    work, hashed = workload.work(history=options.history), options.ids == "hashed"
     if options.skew is None and workload.popularity is not None:
         law = workload.popularity
         return skews.zipf(

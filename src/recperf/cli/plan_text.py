@@ -38,7 +38,8 @@ def _advice(plan: dict[str, Any]) -> list[str]:
 def _too_few(plan: dict[str, Any]) -> str:
     """What to do where no number of ranks fits."""
     points = plan["points"]
-    text = f"No number of {plan['device']} up to {plan['advice']['tried_ranks']:,} is enough"
+    devices = "ranks" if plan["device"] == "cpu" else plan["device"]
+    text = f"No number of {devices} up to {plan['advice']['tried_ranks']:,} is enough"
     smaller = next((point for point in points if point["memory"]["largest_global_batch"]), None)
     if smaller is None:
         return f"{text}: choose a device with more memory."
@@ -97,18 +98,28 @@ def _facts(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
     longest = max(exposed, key=lambda name: exposed[name])
     sentence = TEXTS[limit]["sentence"].format(share=f"{step['shares'][limit]:.0%}", detail="")
     facts["limit"] = f"{limit}: {sentence} The longest part is {longest}, {_time(exposed[longest])}."
-    changes = [
-        f"{one['options']}: {_band_time(one['step'])} a step, {one['step']['value'] / step['value'] - 1:+.0%}"
+    faster = [
+        f"{one['options']}: {one['samples_per_s'] / step['samples_per_s']:.2f} times the samples/s, "
+        f"{_band_time(one['step'])} a step"
         for one in plan["advice"]["changes"]
     ]
-    facts["change"] = "; or ".join(changes or ["no option of recperf run shortens the step by 2 % or more"])
-    larger = next((one for one in plan["points"] if one["ranks"] > chosen["ranks"] and one["fits"]), None)
-    if larger:
-        takes = f"train {larger['step']['samples_per_s']:,.0f} samples/s"
-        if larger["target"]:
-            takes = f"take {_reached(larger['target'], plan['currency'])} to the target"
-        facts["change"] += f"; {larger['ranks']:,} {plan['device']} {takes}"
+    facts["change"] = "; ".join(faster or ["no option of recperf run makes it 2 % faster"]) + _more_devices(
+        plan, chosen
+    )
     return facts
+
+
+def _more_devices(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
+    """What the next larger number of devices brings."""
+    larger = next((one for one in plan["points"] if one["ranks"] > chosen["ranks"] and one["fits"]), None)
+    if larger is None:
+        return ""
+    if larger["step"]["samples_per_s"] < 1.02 * chosen["step"]["samples_per_s"]:
+        return f"; {larger['ranks']:,} are no faster"
+    takes = f"train {larger['step']['samples_per_s']:,.0f} samples/s"
+    if larger["target"]:
+        takes = f"take {_reached(larger['target'], plan['currency'])} to the target"
+    return f"; {larger['ranks']:,} {plan['device']} {takes}"
 
 
 def _worse_ids(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
@@ -125,7 +136,8 @@ def _command(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
     end = f" --train.batch-size {chosen['global_batch']}{options}"
     if nodes > 1:
         # torchrun starts equally many ranks on each node.
-        return f"torchrun --nnodes {nodes} --nproc-per-node {-(-ranks // nodes)} -m recperf {run}{end}"
+        torchrun = f"torchrun --nnodes {nodes} --nproc-per-node {-(-ranks // nodes)}"
+        return f"on each node (docs/launching.md): {torchrun} -m recperf {run}{end}"
     return f"recperf {run}{f' --ranks {ranks}' if ranks > 1 else ''}{end}"
 
 

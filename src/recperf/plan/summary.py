@@ -11,7 +11,7 @@ import numpy as np
 from . import advice, failures, target, tiers
 from .devices import Device, Network
 from .network import node_count, ranks_on_node
-from .predict import Prediction, predict
+from .predict import Prediction, predict, rank_batch_of
 from .sharding import Parallelism
 from .skew import Skew
 from .target import Band
@@ -19,6 +19,10 @@ from .work import History, PlannedWorkload
 
 MOST_RANKS = 1024
 """Where the search for a number of ranks that fits ends."""
+SHARED_RANKS = 4
+"""The same where all ranks share one device."""
+LARGER_BATCH, NOTABLY = 4, 1.5
+"""A batch so many times as large is offered where it trains so many times as many samples/s."""
 LARGER = 2
 """How many larger numbers of ranks the table shows after the smallest that fits."""
 
@@ -59,10 +63,12 @@ class Setting:
     network: Network
     parallelism: Parallelism
     question: Question
-    skew: Callable[[int], Skew | None]
-    """The ids of that many ranks; None: spread evenly."""
-    worse_skew: Callable[[int], Skew | None] | None = None
+    skew: Callable[[int, int], Skew | None]
+    """The ids of that many samples on each of that many ranks; None: spread evenly."""
+    worse_skew: Callable[[int, int], Skew | None] | None = None
     """Ids that are less favourable, to see whether the advice depends on them."""
+    global_batches: tuple[int, ...] = ()
+    """Smaller global batches to try where `parallelism.rank_batch` samples do not fit."""
     history: float | None = None
     price: float | None = None
     """Price of one device for an hour."""
@@ -73,9 +79,17 @@ class Setting:
     detailed_skew: bool = False
     """Add what each rank receives under each kind of sharding."""
 
-    def predictor(self, ranks: int) -> Callable[[Parallelism], Prediction]:
-        """Predicts a step of that many ranks for any way to distribute it."""
-        skew = self.skew(ranks)
+    def parallelisms(self, ranks: int) -> Iterator[Parallelism]:
+        """The usual batch of a rank, then smaller ones."""
+        yield self.parallelism
+        usual = rank_batch_of(self.workload, ranks, self.parallelism)
+        for batch in sorted(self.global_batches, reverse=True):
+            if batch % ranks == 0 and batch < usual * ranks:
+                yield replace(self.parallelism, rank_batch=batch // ranks)
+
+    def predictor(self, ranks: int, rank_batch: int) -> Callable[[Parallelism], Prediction]:
+        """Predicts a step of so many samples on each of that many ranks, for any way to distribute it."""
+        skew = self.skew(rank_batch, ranks)
         history: History = skew.histories if self.history is None and skew is not None else self.history
 
         def predicted(parallelism: Parallelism) -> Prediction:
@@ -118,7 +132,10 @@ def plan(setting: Setting, counts: Sequence[int] | None = None) -> dict[str, Any
 
 def _search(setting: Setting, *, first: int = 1, larger: int = LARGER) -> Iterator[Candidate]:
     """Doubles the number of ranks until one fits, and a few times more."""
-    most = MOST_RANKS if setting.parallelism.rank_batch else min(MOST_RANKS, setting.workload.batch_size)
+    # Ranks that share a device also share its memory.
+    most = SHARED_RANKS if setting.device.shared else MOST_RANKS
+    if setting.parallelism.rank_batch is None:
+        most = min(most, setting.workload.batch_size)
     ranks, after = first, 0
     while ranks <= most and after <= larger:
         candidate = _candidate(setting, ranks)
@@ -128,34 +145,50 @@ def _search(setting: Setting, *, first: int = 1, larger: int = LARGER) -> Iterat
 
 
 def _candidate(setting: Setting, ranks: int) -> Candidate:
-    predicted, parallelism = setting.predictor(ranks), setting.parallelism
-    plain = predicted(parallelism)
-    if not plain.memory.fits:
-        for options, changed, _ in advice.remedies(plain, parallelism, setting.share(ranks), most=1):
+    """The largest batch that fits, with options if it needs them; else the usual batch."""
+    tried = []
+    for parallelism in setting.parallelisms(ranks):
+        predicted = setting.predictor(ranks, rank_batch_of(setting.workload, ranks, parallelism))
+        tried.append(Candidate(predicted(parallelism), parallelism, "", predicted))
+        if tried[-1].fits:
+            return tried[-1]
+        for options, changed, _ in advice.remedies(tried[-1].plan, parallelism, setting.share(ranks), most=1):
             return Candidate(predicted(changed), changed, options, predicted)
-    return Candidate(plain, parallelism, "", predicted)
+    return tried[0]
 
 
 def _advice(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
     """The smallest configuration that fits, what shortens its step, and one device with tables in tiers."""
     return {
         "configuration": None if smallest is None else _point(setting, smallest, smallest),
-        "changes": []
-        if smallest is None
-        else [
-            {"options": options, "step": _band(better).as_json()}
-            for options, better in advice.improvements(smallest.plan, smallest.parallelism, smallest.predicted)
-        ],
+        "changes": [] if smallest is None else _changes(setting, smallest),
         "fits_worse_ids": _fits_worse_ids(setting, smallest),
         "tiers": _tiers(setting, smallest),
     }
+
+
+def _changes(setting: Setting, smallest: Candidate) -> list[dict[str, Any]]:
+    """Options of `recperf run` that make it faster."""
+    plan, ranks = smallest.plan, smallest.plan.ranks
+    better = advice.improvements(plan, smallest.parallelism, smallest.predicted)
+    if not setting.workload.published_samples:
+        # How many samples the target takes depends on the batch; where that is unknown, larger ones are an offer.
+        larger = replace(smallest.parallelism, rank_batch=LARGER_BATCH * plan.rank_batch)
+        one = setting.predictor(ranks, LARGER_BATCH * plan.rank_batch)(larger)
+        if one.memory.fits and one.samples_per_s > NOTABLY * plan.samples_per_s:
+            better.insert(0, (f"--train.batch-size {one.global_batch}", one))
+    return [
+        {"options": options, "step": _band(one).as_json(), "samples_per_s": one.samples_per_s}
+        for options, one in better
+    ]
 
 
 def _fits_worse_ids(setting: Setting, smallest: Candidate | None) -> bool | None:
     """Whether the configuration fits with less favourable ids too, where these are known."""
     if setting.worse_skew is None or smallest is None:
         return None
-    return _candidate(replace(setting, skew=setting.worse_skew), smallest.plan.ranks).fits
+    ranks, batch = smallest.plan.ranks, smallest.plan.rank_batch
+    return replace(setting, skew=setting.worse_skew).predictor(ranks, batch)(smallest.parallelism).memory.fits
 
 
 def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | None:
@@ -163,7 +196,7 @@ def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | Non
     too_small = not setting.device.shared and (smallest is None or smallest.plan.ranks > 1)
     if not (too_small or setting.tiered):
         return None
-    plan = setting.predictor(1)(setting.parallelism)
+    plan = setting.predictor(1, rank_batch_of(setting.workload, 1, setting.parallelism))(setting.parallelism)
     priced = tiers.price(
         plan, setting.share(1), _band(plan), cache_bytes=setting.cache_bytes, served=setting.question.served
     )
