@@ -6,6 +6,7 @@ What shaped the model, all marked `fitted` in their rows:
 * attention: rates of the kernels alone on one H200, ours and the MLPerf reference's, by length of rows; on an MI350X
   the published time of one of the reference's layers in full;
 * products of the reference on B200 and MI350X: the `GEMM` of its published traces;
+* seconds of an operator call: three small steps on one H200;
 * stalls between windows: the mean of the two published pairs with and without them.
 
 Everything else is a prediction: our third step, steps with tables in tiers, our layers at three shapes, the reference's
@@ -41,8 +42,10 @@ from recperf.plan.devices import GB, KERNELS, KNOWN, NETWORKS, TERA, Device, Rat
 from recperf.plan.predict import Prediction, error_band, part_seconds, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import History, PlannedWorkload, Work
-from recperf.workloads.dlrm_v4.config import gpu, mlperf
+from recperf.workloads.dlrm.config import DLRM
+from recperf.workloads.dlrm_v4.config import DLRM_V4, gpu, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
+from recperf.workloads.micro_dlrm.config import MICRO_DLRM
 
 NAME = "plan_validate"
 INPUT_BYTES, PAGEABLE = 215_600_000, 2.4 * GB
@@ -72,6 +75,7 @@ PUBLISHED_STARTUP_S = 825
 METRICS = {"ms": "step", "x": "ratio", "h": "hours"}
 CLAIMED = {
     "own steps": 0.06,
+    "own steps, calls": 0.20,
     "own layers": 0.06,
     "reference, layers": 0.10,
     "reference, steps": 0.10,
@@ -178,6 +182,19 @@ def own_points() -> list[Point]:
     return points
 
 
+def called_points() -> list[Point]:
+    """Steps on one H200 that take as long as the host calls their operators, without a CUDA graph."""
+    latest = {entry["variant"]: entry for entry in _entries("default_speed", "samples_per_s")}
+    points = []
+    for workload in (MICRO_DLRM, DLRM, DLRM_V4):
+        plan = predict(workload.planned(next(iter(workload.presets.values()))()), 1, KNOWN["h200"])
+        known = 1e3 * plan.global_batch / latest[f"{workload.name}, cuda eager"]["p50"]
+        name = f"H200, {workload.name}, operators called one by one"
+        source = "measured, default_speed"
+        points.append(Point("own steps, calls", name, 1e3 * plan.seconds, known, source, True, plan.band))
+    return points
+
+
 def layer_points() -> list[Point]:
     """Three layers alone, ours at three shapes and the reference's at two."""
     from _hstu_peer import STACK_REFERENCE, jagged_lengths
@@ -268,7 +285,7 @@ def reference_points() -> list[Point]:
             _step("reference, logged", f"{ranks} mi355x, with stalls", plan, 1024e3 * ranks / samples, factor=STALLS)
         )
     for ranks, before, after in ((8, 941.6, 805.7), (16, 1108.0, 818.0)):
-        with_, without = (reference_on(MI350X, ranks, dedup=on, rows=ranks > 8).seconds for on in (True, False))
+        with_, without = (reference_on(MI350X, ranks, dedup=on, rows=True).seconds for on in (True, False))
         name = f"dedup, {ranks // 8} nodes of 8 mi350x, time with over without"
         ratio = Point("reference, scaling", name, with_ / without, after / before, "published", unit="x")
         points.append(ratio)
@@ -388,7 +405,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     points: list[Point] = []
     if options.only != "ranks":
-        points += own_points() + layer_points() + reference_points() + target_points()
+        points += own_points() + called_points() + layer_points() + reference_points() + target_points()
     if options.only != "known":
         points += rank_points(options.steps)
     entries, missed = [], []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -184,7 +185,7 @@ def _of_gpu(model: Model, batch: int) -> Calibration:
     gpu = Gpu(sampler, lambda _: None, lambda _: None)
     figures = _rates(model, min(batch, MOST_SEQUENCES), "cuda", lambda once: median(sampler.readings(gpu.timed(once))))
     name = torch.cuda.get_device_name()
-    plain = next((known for known in KNOWN if known.upper() in name.upper().split()), name)
+    plain = next((known for known in KNOWN if known.upper() in re.split(r"[\s-]", name.upper())), name)
     return _calibration(plain, figures, model, int(torch.cuda.get_device_properties(0).total_memory))
 
 

@@ -43,10 +43,15 @@ PARTS = {
 """Parts of a step in order."""
 DRAWN = 1 << 16
 """Samples drawn to see how unevenly ranks share the work of a batch."""
-BANDS = {"calibrated": (0.93, 1.08), "other device": (0.77, 1.25), "processes": (0.77, 1.30)}
+BANDS = {
+    "calibrated": (0.93, 1.08),
+    "other device": (0.77, 1.25),
+    "processes": (0.77, 1.30),
+    "calls": (0.75, 1.30),
+}
 """Error bands of a step, as factors of it, by what is known: recperf's kernels timed on this device; rates carried over
-from another device; ranks that are processes of one host. benchmarks/plan_validate.py checks that each known step lies
-inside."""
+from another device; ranks that are processes of one host; time that the host takes to call operators.
+benchmarks/plan_validate.py checks that each known step lies inside."""
 BAND_OF_RANKS = 1.05
 """Further factor to both sides where several devices exchange data."""
 
@@ -126,6 +131,7 @@ def predict(
     uneven = imbalance(work, batch, ranks, balanced=parallelism.balanced)
     parts = _seconds(work, placed, skew, batch, share, slowed, parallelism, uneven)
     left = exposed(parts, parallelism, synchronous=device.shared)
+    band = error_band(device, ranks, left["calls"] / sum(left.values()))
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
@@ -133,12 +139,12 @@ def predict(
         exposed=left,
         shares=limit_shares(work, share, batch, left, uneven),
         imbalance=uneven,
-        band=error_band(device, ranks),
+        band=band,
         memory=memory_of(work, placed, skew, batch, share, parallelism),
         placed=tuple(placed),
         skew=skew,
         work=work,
-        origins=_origins(work, device, network, skew, parallelism, on_node),
+        origins=_origins(work, device, network, skew, parallelism, on_node) | {"error band": _band_text(band)},
     )
 
 
@@ -156,10 +162,12 @@ def imbalance(work: Work, batch: int, ranks: int, *, balanced: bool) -> float:
     return 1 + beyond * (balance.imbalance(work_B, parts) - 1)
 
 
-def error_band(device: Device, ranks: int) -> tuple[float, float]:
+def error_band(device: Device, ranks: int, calls: float = 0.0) -> tuple[float, float]:
+    """Factors of a step between which it lies; `calls` is the share of operator calls in it."""
     low, high = BANDS["processes" if device.shared else "calibrated" if device.calibrated else "other device"]
     more = BAND_OF_RANKS if ranks > 1 and not device.shared else 1.0
-    return low / more, high * more
+    of_calls = BANDS["calls"]
+    return (1 - calls) * low / more + calls * of_calls[0], (1 - calls) * high * more + calls * of_calls[1]
 
 
 def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, synchronous: bool = False) -> dict[str, float]:
@@ -291,7 +299,6 @@ def _origins(
 ) -> dict[str, str]:
     """Where every figure comes from."""
     share = device.efficiency
-    low, high = error_band(device, on_node)
     prefetch = (
         "input and ids overlap with the previous step" if parallelism.pipelined else "input and ids do not overlap"
     )
@@ -304,11 +311,14 @@ def _origins(
         f"links {share.link:.3g}: {share.origin}",
         **_attention(work, device),
         "calls": f"{work.calls:,} operators, {1e6 * device.call_s:.3g} µs each, called one by one",
-        "error band": f"{low - 1:+.0%} to {high - 1:+.0%}, from predictions of known steps (docs/planning.md)",
         "network": f"{network.name}: {network.origin}; {network.ranks_per_node:,} ranks per node",
         "ids": skew.origin,
         "overlap": f"assumed: {prefetch}, {reduction} with the backward pass, rows and gradients are not overlapped",
     }
+
+
+def _band_text(band: tuple[float, float]) -> str:
+    return f"{band[0] - 1:+.0%} to {band[1] - 1:+.0%}, from predictions of known steps (docs/planning.md)"
 
 
 def _attention(work: Work, device: Device) -> dict[str, str]:

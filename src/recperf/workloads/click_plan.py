@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..measure.cost import Cost
 from ..models import cost
@@ -13,8 +14,9 @@ from ..plan.work import PlannedWorkload, Shapes, Table, Work
 TABLE_PARTS = ("data", "embedding", "embedding_backward", "sparse_update")
 """Parts of a step that the planner counts itself, from the tables."""
 
-CALLS, CALLS_PER_LAYER = 10, 11
-"""Operators called in an eager step: counted in steps of micro-dlrm and dlrm, and per layer of the MLPs."""
+CALLS, CALLS_PER_LAYER, CALLS_DRAWING = 10, 11, 60
+"""Operators called in an eager step: counted in steps of micro-dlrm and dlrm, per layer of the MLPs, and more where the
+batch is drawn in the step."""
 
 
 def planned_clicks(
@@ -25,9 +27,13 @@ def planned_clicks(
     optimizer: str,
     precision: str = "float32",
     state: int | None = None,
+    drawn: bool = False,
 ) -> PlannedWorkload:
-    """A click model with `ids` per sample in each table; `state` overrides the optimizer's numbers per table row."""
+    """A click model with `ids` per sample in each table; `state` overrides the optimizer's numbers per table row.
+    `drawn`: each step draws its batch."""
     work = click_work(model, ids, optimizer=optimizer, precision=precision, state=state)
+    if drawn:
+        work = replace(work, calls=work.calls + CALLS_DRAWING)
     return PlannedWorkload(batch_size=batch_size, count=lambda history, distinct: work)
 
 

@@ -358,7 +358,12 @@ def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
     ids = tuple(float(most) if exact else _mean_length(most) for most in max_ids(config))
     precision = "bfloat16" if config.fast.precision == "auto" else config.fast.precision
     return planned_clicks(
-        config.dlrm, config.train.batch_size, ids, optimizer=config.train.optimizer, precision=precision
+        config.dlrm,
+        config.train.batch_size,
+        ids,
+        optimizer=config.train.optimizer,
+        precision=precision,
+        drawn=config.data.source == "random",
     )
 
 
