@@ -85,6 +85,19 @@ def test_a_plan_takes_the_options_of_a_run(call: Call) -> None:
     assert {one["kind"] for one in copies["tables"]} == {"data-parallel"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("micro-dlrm", "--distributed.all-to-all", "fp16"), 3, "no rows are sent"),
+        (("micro-dlrm", "--distributed.sharding", "row"), 3, "AdamW changes every row"),
+        (("micro-dlrm-dram",), 2, "runs in a single process"),
+    ],
+)
+def test_what_a_run_refuses_is_not_planned(call: Call, arguments: tuple[str, ...], code: int, says: str) -> None:
+    got, _, err = call(*arguments, "--ranks", "2")
+    assert (got, says in err) == (code, True)
+
+
 def test_several_ranks_are_a_table_a_plot_and_a_page(call: Call, tmp_path: Path) -> None:
     arguments = (*MLPERF, "--ranks", "2,8,64", "--gpu", "b200")
     code, out, _ = call(*arguments, "--out", "plan.svg")

@@ -67,6 +67,10 @@ def command(arguments: list[str]) -> int:
     choice = choose(arguments, default="dlrm-v4", planning=True)
     options = read_options(Options, choice, verb="plan", description=DESCRIPTION)
     counts = None if options.ranks is None else _ranks(options.ranks)
+    if choice.workload.ranks is None:
+        if counts not in (None, [1]):
+            raise UsageError(f"workload {choice.workload.name!r} runs in a single process", fix="leave --ranks out")
+        counts = [1]
     price, currency = _price(options.price)
     within(0.0, options.served or 0.0, 1.0, "served")
     within(0.0, options.startup_seconds, 1e9, "startup seconds")
@@ -138,7 +142,7 @@ def _parallelism(options: Options[Any], workload: PlannedWorkload) -> Parallelis
         raise UsageError("--rank-batch and --global-batch exclude each other")
     published = None if options.global_batch is not None else workload.rank_batch
     rank_batch = published if options.rank_batch is None else options.rank_batch
-    # A workload without ranks has no options of them; it is planned as if it had the defaults.
+    # A workload that runs in a single process has no options of ranks.
     return parallelism_of(getattr(options.values, "distributed", DistributedConfig()), rank_batch)
 
 

@@ -72,15 +72,20 @@ class Placed:
 
 
 def placed_by(options: DistributedConfig, demand: Demand, ranks: int) -> list[Placed]:
-    """The shards of each table with the options of a run. Fails on a precision of messages that are never sent."""
+    """The shards of each table with the options of a run."""
     placed = place(demand.tables, ranks, demand.batch, options.kind, options.shardings)
-    if options.all_to_all != "fp32" and all(one.kind == "data-parallel" for one in placed):
+    require_sent(placed, options.all_to_all)
+    return placed
+
+
+def require_sent(placed: Sequence[Placed], precision: str) -> None:
+    """Fail on a precision of messages that are never sent."""
+    if precision != "fp32" and all(one.kind == "data-parallel" for one in placed):
         raise ConfigError(
-            f"distributed.all_to_all {options.all_to_all}: every rank has a copy of every table, so no rows are sent",
+            f"distributed.all_to_all {precision}: every rank has a copy of every table, so no rows are sent",
             where={"field": "distributed.all_to_all"},
             fix="--distributed.all-to-all fp32",
         )
-    return placed
 
 
 def place(

@@ -132,6 +132,7 @@ def place(tables: tuple[Table, ...], ranks: int, batch: int, parallelism: Parall
     placed = placement.place(
         tables, ranks, batch, parallelism.sharding, parallelism.overrides, column_width=parallelism.column_width
     )
+    placement.require_sent(placed, parallelism.wire)
     return [
         PlacedTable(one.table, one.kind, one.width_R, one.why, parallelism.placements.get(one.table.name, "device"))
         for one in placed
