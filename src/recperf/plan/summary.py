@@ -197,6 +197,9 @@ def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | Non
     if not (too_small or setting.tiered):
         return None
     plan = setting.predictor(1, rank_batch_of(setting.workload, 1, setting.parallelism))(setting.parallelism)
+    if any(table.copied for table in plan.work.tables):
+        # AdamW changes every row in every step: a run refuses tiers.
+        return None
     priced = tiers.price(
         plan, setting.share(1), _band(plan), cache_bytes=setting.cache_bytes, served=setting.question.served
     )
