@@ -282,12 +282,11 @@ def begun(choice: Choice, options: Options[Any], config: Any) -> Path | None:
 
 
 def of_this_job(folder: Path) -> bool:
-    """Whether a folder holds a run that this torchrun job has begun and not finished."""
+    """Whether a folder holds a run that this torchrun job has begun; it may have finished it when a host failed."""
     try:
-        noted = read_regular(folder / JOB).decode()
+        return same_job(read_regular(folder / JOB).decode())
     except (OSError, ValueError):
         return False
-    return same_job(noted) and not (folder / "seal.json").exists()
 
 
 @contextmanager
