@@ -94,6 +94,22 @@ def test_gradients_that_come_and_go_are_an_error(sent: list[int], overlap: bool,
         take((0,) if len(first) == 2 else (0, 1))
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_parameter_that_is_unfrozen_later_is_an_error(sent: list[int], overlap: bool) -> None:
+    trained, frozen = (nn.Parameter(torch.ones(size), requires_grad=size == 1) for size in (1, 3))
+    reduction = Reduction([trained, frozen], World(), overlap=overlap)
+    frozen.requires_grad_()
+    for number in range(2):
+        reduction.begin(torch.tensor(0.0))
+        add_gradient(trained, torch.ones(1))
+        if number == 0:
+            reduction()
+            trained.grad = None
+    add_gradient(frozen, torch.ones(3))
+    with pytest.raises(RuntimeError, match=r"1 parameters \(shapes \(3,\)\)"):
+        reduction()
+
+
 def test_signals_and_due_saves_reach_all_ranks(sent: list[int]) -> None:
     world = World(stop_flag=SimpleNamespace(received=None), due_on_leader=lambda _: True)
     reduction = Reduction([nn.Parameter(torch.ones(1))], world, overlap=False)

@@ -22,15 +22,23 @@ from .waits import exchange_span
 class Exchange:
     """The exchanges of one batch. All ranks begin them in the same order."""
 
-    def __init__(self, collection: Any, ids: Any, stream: torch.cuda.Stream | None) -> None:
-        """`ids` is a KeyedJaggedTensor; `stream` is the CUDA stream in which they are sent, None on a CPU."""
+    def __init__(
+        self, collection: Any, keyed: Callable[[], Any], stream: torch.cuda.Stream | None, ready: Any = None
+    ) -> None:
+        """`keyed` makes the KeyedJaggedTensor of the ids; `stream` is the CUDA stream in which they are sent, None on a
+        CPU. `ready` is the event after which the batch is there; without it what the current stream does is awaited,
+        and with that by the host, which reads in here how many ids there are."""
         self._collection, self._stream = collection, stream
         self._context = collection.create_context()
         self._ids: Any = None
-        if stream is not None:
+        if stream is not None and ready is None:
             stream.wait_stream(torch.cuda.current_stream())
-            ids.record_stream(stream)
+        elif stream is not None:
+            stream.wait_event(ready)
         with self._in_stream():
+            ids = keyed()
+            if stream is not None:
+                ids.record_stream(stream)
             self._counts = collection.input_dist(self._context, ids)
 
     def send(self) -> None:
@@ -76,12 +84,13 @@ class Prefetch:
         """`keyed` makes a KeyedJaggedTensor of a batch."""
         self._collection, self._keyed = collection, keyed
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._next: Any = None
+        self._next: tuple[Any, Any] | None = None
         self._begun: tuple[Any, Exchange] | None = None
 
-    def follow(self, batch: Any) -> None:
-        """Announce the training batch after the next one: its exchange begins while that one is looked up."""
-        self._next = batch
+    def follow(self, batch: Any, ready: Any = None) -> None:
+        """Announce the training batch after the next one: its exchange begins while that one is looked up. `ready` is
+        the event after which it is there, if it was made on another CUDA stream."""
+        self._next = None if batch is None else (batch, ready)
 
     def lookup(self, batch: Any, *, training: bool) -> Any:
         """The rows of a batch. An evaluation leaves the prefetched training batch alone."""
@@ -94,7 +103,7 @@ class Prefetch:
         exchange = begun[1] if begun and begun[0] is batch else self._exchange(batch)
         arrived = exchange.receive()
         if following is not None:
-            self._begun = following, self._exchange(following)
+            self._begun = following[0], self._exchange(*following)
         rows = exchange.rows(arrived)
         if self._stream is None:
             # Every rank has sent its counts before it sent rows, so this waits for nobody.
@@ -108,8 +117,17 @@ class Prefetch:
         if self._begun:
             self._begun[1].send()
 
-    def _exchange(self, batch: Any) -> Exchange:
-        return Exchange(self._collection, self._keyed(batch), self._stream)
+    def _exchange(self, batch: Any, ready: Any = None) -> Exchange:
+        return Exchange(self._collection, lambda: self._keyed(batch), self._stream, ready)
+
+
+def made_event(device: torch.device) -> Any:
+    """An event after everything that is queued on the current CUDA stream; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 @contextmanager

@@ -259,10 +259,10 @@ class ShardedTables:
     def __bool__(self) -> bool:
         return self._model is not None
 
-    def follow(self, batch: Any) -> None:
+    def follow(self, batch: Any, ready: Any = None) -> None:
         """Announce the batch after the next one: its ids are sent while that one is computed."""
         if self:
-            self._prefetch.follow(batch)
+            self._prefetch.follow(batch, ready)
 
     def lookup(self, batch: Any) -> Any:
         """TorchRec's dictionary or keyed tensor of rows; with gradients enabled it is a training step's."""

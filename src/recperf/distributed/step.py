@@ -100,6 +100,8 @@ class Reduction:
         self.buckets: list[Bucket] = []
         """Empty before the first step."""
         self._bucket_of: dict[int, Bucket] = {}
+        self._others: list[nn.Parameter] = []
+        """Parameters without a gradient."""
         self._expected: dict[int, int] = {}
         """How often a backward pass adds to the gradient of each parameter."""
         self._added: dict[int, int] = {}
@@ -158,7 +160,8 @@ class Reduction:
         if not self.buckets:
             self._expected = self._added
             self._fill_buckets()
-        elif self._added != self._expected:
+        # One that was frozen at first has no hook.
+        if self._added != self._expected or any(parameter.grad is not None for parameter in self._others):
             raise self._changed()
         while self._sent < len(self.buckets):
             self._send_next()
@@ -184,11 +187,15 @@ class Reduction:
             )
             self.buckets.append(bucket)
             self._bucket_of |= dict.fromkeys(indices, bucket)
+        self._others = [parameter for index, parameter in enumerate(self.parameters) if index not in self._bucket_of]
 
     def _changed(self) -> RuntimeError:
-        counts = [self._expected.get(index, 0) for index in range(len(self.parameters))]
-        changed = [index for index, count in enumerate(counts) if count != self._added.get(index, 0)]
-        shapes = ", ".join(str(tuple(self.parameters[index].shape)) for index in changed[:3])
+        changed = [
+            parameter
+            for index, parameter in enumerate(self.parameters)
+            if self._expected.get(index, 0) != self._added.get(index, int(parameter.grad is not None))
+        ]
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in changed[:3])
         return RuntimeError(
             f"ranks sum the gradients that the first step had, but {len(changed)} parameters (shapes {shapes}) have "
             "other ones now: compute every parameter in every step"

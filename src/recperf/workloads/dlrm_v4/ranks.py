@@ -25,6 +25,7 @@ from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...distributed.balance import deal, stride
 from ...distributed.checkpoint import sharded_state
+from ...distributed.exchange import made_event
 from ...distributed.progress import note
 from ...distributed.ranks import Ranks, current
 from ...distributed.scores import Scores
@@ -113,6 +114,9 @@ class SharedBatch(Numbered):
     own: int
     following: Inputs | None = None
     """The batch after it, whose ids may travel already; it is neither trained on nor counted with this one."""
+    ready: Any = None
+    """The event after which the batch is there, if it was made on another CUDA stream."""
+    following_ready: Any = None
 
     def __len__(self) -> int:
         return self.samples
@@ -151,11 +155,14 @@ class SharedOrder(InputOrder):
             for batch, following in with_next(gathered, lambda batch: self.ahead and batch.step + 1 != self.last):
                 if batch.step - epoch * len(self) in self.firsts:
                     reached("window: entered")
-                yield batch if following is None else replace(batch, following=following.inputs)
+                if following is not None:
+                    batch = replace(batch, following=following.inputs, following_ready=following.ready)
+                yield batch
 
     def numbered(self, batch: HistoryBatch, step: int) -> SharedBatch:
         assert isinstance(batch, DealtBatch)
-        return SharedBatch(self.inputs(batch), step, batch.samples, len(batch.parts[self.world.rank]))
+        inputs, own = self.inputs(batch), len(batch.parts[self.world.rank])
+        return SharedBatch(inputs, step, batch.samples, own, ready=made_event(self.device))
 
 
 class RankModel(SteppedModel):
@@ -168,7 +175,7 @@ class RankModel(SteppedModel):
     def loss(self, batch: Numbered) -> StagedLoss:
         assert isinstance(batch, SharedBatch)
         self.model.set_step(self.seed, batch.step)
-        cast(TorchRecTables, self.model.tables).follow(batch.following)
+        cast(TorchRecTables, self.model.tables).follow(batch.following, batch.following_ready)
         loss = self.model.loss(batch.inputs)
         if batch.own:
             with span("metrics"):
