@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from recperf.cli import run
+from recperf.cli.options import choose, read_options
 from recperf.plan.calibrate import Calibration
 
 Call = Callable[..., tuple[int, str, str]]
@@ -27,6 +29,29 @@ def as_json(call: Call, *arguments: str) -> dict[str, Any]:
     assert code == 0
     value: dict[str, Any] = json.loads(out)
     return value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--gpu a100 --distributed.sharding table,item_id=column --distributed.no-overlap --model.hstu.layers=2",
+        "--preset gpu --tables.placement host --tables.device-bytes 8GiB",
+    ],
+)
+def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, options: str) -> None:
+    _, out, _ = call("dlrm-v4", *options.split())
+    plan = as_json(call, "dlrm-v4", *options.split())
+    commands = re.findall(r"recperf run (dlrm-v4 .+)", out.partition("\n\n\n")[0])
+    assert commands
+    for command in [*commands, *(f"{commands[0]} {one['options']}" for one in plan["advice"]["changes"])]:
+        assert command.count("--distributed.sharding") < 2
+        choice = choose(command.split())
+        read = read_options(run.Options, choice, verb="run", description="")
+        if "--gpu a100" in options and command == commands[0]:
+            distributed = read.values.distributed
+            assert (distributed.overlap, distributed.sharding) == (False, "auto"), "as asked for it would not fit"
+            assert read.values.model.hstu.layers == 2
 
 
 def test_a_smaller_published_batch_is_used_where_the_usual_one_does_not_fit(call: Call) -> None:

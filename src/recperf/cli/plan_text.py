@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
@@ -132,6 +133,8 @@ def _worse_ids(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
 def _command(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
     """What starts this configuration."""
     run, ranks, nodes = plan["command"], chosen["ranks"], chosen["nodes"]
+    for flag in re.findall(r"--[\w.-]+", chosen["options"]):
+        run = re.sub(rf" {re.escape(flag)}[ =]\S+", "", run)
     options = f" {chosen['options']}" if chosen["options"] else ""
     end = f" --train.batch-size {chosen['global_batch']}{options}"
     if nodes > 1:
@@ -152,35 +155,29 @@ def _rows(facts: dict[str, str]) -> list[str]:
 
 
 def _overview(points: list[dict[str, Any]], currency: str | None) -> list[list[str]]:
-    rows = [
-        ["ranks", "global batch", "step", "samples/s", "scaling", "to target", "cost", "memory of the fullest rank"]
-    ]
+    head = ["ranks", "global batch", "fullest rank", "step", "samples/s", "scaling", "to target", "cost", "fits with"]
+    rows = [head]
     for point in points:
-        first = [f"{point['ranks']:,}", f"{point['global_batch']:,}"]
-        step, reached = point["step"], point["target"]
+        memory, step, reached = point["memory"], point["step"], point["target"]
+        row = [f"{point['ranks']:,}", f"{point['global_batch']:,}"]
         if step is None:
-            rows.append([*first, "-", "-", "-", "-", "-", _missing(point)])
-            continue
-        with_options = f", with {point['options']}" if point["options"] else ""
-        rows.append(
-            [
-                *first,
+            batch = memory["largest_global_batch"]
+            missing = f"needs {size(memory['missing_bytes'])} more on rank {memory['fullest_rank']}"
+            row += [missing, "-", "-", "-", "-", "-", f"--train.batch-size {batch}" if batch else "nothing"]
+        else:
+            extrapolated = "~" if reached and reached["extrapolated"] else ""
+            row += [
+                size(memory["without_reuse_bytes"]),
                 _band_time(step),
                 f"{step['samples_per_s']:,.0f}",
                 f"{point['scaling']:.0%}",
-                f"{'~' if reached['extrapolated'] else ''}{_band_time(reached['seconds'])}" if reached else "-",
+                f"{extrapolated}{_band_time(reached['seconds'])}" if reached else "-",
                 _money(reached["cost"], currency) if reached and reached["cost"] else "-",
-                f"{size(point['memory']['without_reuse_bytes'])}{with_options}",
+                point["options"],
             ]
-        )
-    return rows
-
-
-def _missing(point: dict[str, Any]) -> str:
-    memory = point["memory"]
-    batch = memory["largest_global_batch"]
-    fits = f"--train.batch-size {batch} fits" if batch else "not even one sample fits"
-    return f"needs {size(memory['missing_bytes'])} more on rank {memory['fullest_rank']}; {fits}"
+        rows.append(row)
+    shown = [any(row[column] not in ("-", "") for row in rows[1:]) for column in range(len(head))]
+    return [[cell for cell, visible in zip(row, shown) if visible] for row in rows]
 
 
 def _details(point: dict[str, Any], tiers: dict[str, Any] | None) -> list[str]:

@@ -94,7 +94,7 @@ def _scaling(axes: Axes, points: list[dict[str, Any]], x: list[int]) -> None:
     axes.set_title("scaling efficiency")
     axes.set_ylabel("%")
     axes.plot(x, [100 * point["scaling"] for point in points], color=BLUE, marker="o")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 110 * max((point["scaling"] for point in points), default=1.0))
 
 
 def _bands(

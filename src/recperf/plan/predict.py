@@ -38,7 +38,7 @@ PARTS = {
     "gradients all-to-all": "gradients of rows to their owners",
     "table update": "owners update the rows",
     "dense update": "update of dense parameters",
-    "calls": "the host calls operators more slowly than the device computes them",
+    "calls": "the device waits for operator calls",
 }
 """Parts of a step in order."""
 DRAWN = 1 << 16
