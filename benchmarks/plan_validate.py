@@ -31,6 +31,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from _rows import RESULTS, record, row, show
@@ -127,7 +128,7 @@ def reference_plan() -> PlannedWorkload:
             step = dict(work.parts(samples))
             return step | {"stu_input_backward": step["stu_input_backward"] + Cost(step["stu_input"].flops, 0)}
 
-        return replace(work, parts=parts)
+        return replace(work, parts=parts, prepare_s=0.0)
 
     return replace(plan, count=count)
 
@@ -183,16 +184,22 @@ def own_points() -> list[Point]:
 
 
 def called_points() -> list[Point]:
-    """Steps on one H200 that take as long as the host calls their operators, without a CUDA graph."""
+    """Small steps on one H200: operators called one by one, and as CUDA graphs, which is the default."""
     latest = {entry["variant"]: entry for entry in _entries("default_speed", "samples_per_s")}
     points = []
     for workload in (MICRO_DLRM, DLRM, DLRM_V4):
-        plan = predict(workload.planned(next(iter(workload.presets.values()))()), 1, KNOWN["h200"])
-        known = 1e3 * plan.global_batch / latest[f"{workload.name}, cuda eager"]["p50"]
-        name = f"H200, {workload.name}, operators called one by one"
-        source = "measured, default_speed"
-        points.append(Point("own steps, calls", name, 1e3 * plan.seconds, known, source, True, plan.band))
+        plain = workload.planned(next(iter(workload.presets.values()))())
+        for way, name in (("eager", "operators called one by one"), ("default", "CUDA graph")):
+            one = plain if way == "default" else replace(plain, count=partial(_eager, plain))
+            plan = predict(one, 1, KNOWN["h200"])
+            known = 1e3 * plan.global_batch / latest[f"{workload.name}, cuda {way}"]["p50"]
+            label, source = f"H200, {workload.name}, {name}", "measured, default_speed"
+            points.append(Point("own steps, calls", label, 1e3 * plan.seconds, known, source, True, plan.band))
     return points
+
+
+def _eager(plan: PlannedWorkload, history: History, distinct: Mapping[str, float]) -> Work:
+    return replace(plan.count(history, distinct), kernels=0)
 
 
 def layer_points() -> list[Point]:

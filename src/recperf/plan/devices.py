@@ -121,6 +121,8 @@ class Device:
     """FLOP/s of the attention kernel. Default: those on an H200, less where products are slower than there."""
     call_s: float = 25e-6
     """Seconds in which the host calls an operator, which on a GPU launches a kernel."""
+    kernel_s: float = 2.7e-6
+    """Seconds from one small kernel of a CUDA graph to the next."""
     link_bytes_per_s: float
     """Bandwidth to the other devices of a node, one direction, all links together."""
     link: str = "link"

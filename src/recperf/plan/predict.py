@@ -28,7 +28,7 @@ from .work import History, PlannedWorkload, Work
 ID_MESSAGES = 3
 """Messages with which TorchRec requests rows: how many ids in all, how many of each table, and the ids."""
 PARTS = {
-    "input": "copy of the batch from host memory",
+    "input": "the host prepares the batch and copies it to the device",
     "ids all-to-all": "requests for rows",
     "lookup": "owners read the rows",
     "rows all-to-all": "rows to the ranks that requested them",
@@ -47,11 +47,11 @@ BANDS = {
     "calibrated": (0.93, 1.08),
     "other device": (0.77, 1.25),
     "processes": (0.77, 1.30),
-    "calls": (0.75, 1.30),
+    "host": (0.75, 1.30),
 }
-"""Error bands of a step, as factors of it, by what is known: recperf's kernels timed on this device; rates carried over
-from another device; ranks that are processes of one host; time that the host takes to call operators.
-benchmarks/plan_validate.py checks that each known step lies inside."""
+"""Error bands of a step, as factors of it, by what is known: recperf's kernels timed on this device; rates carried
+over from another device; ranks that are processes of one host; batches that the host prepares and operators that it
+calls. benchmarks/plan_validate.py checks that each known step lies inside."""
 BAND_OF_RANKS = 1.05
 """Further factor to both sides where several devices exchange data."""
 
@@ -131,7 +131,8 @@ def predict(
     uneven = imbalance(work, batch, ranks, balanced=parallelism.balanced)
     parts = _seconds(work, placed, skew, batch, share, slowed, parallelism, uneven)
     left = exposed(parts, parallelism, synchronous=device.shared)
-    band = error_band(device, ranks, left["calls"] / sum(left.values()))
+    by_host = left["input"] + (parts["calls"] if left["calls"] else 0.0)
+    band = error_band(device, ranks, min(1.0, by_host / sum(left.values())))
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
@@ -144,7 +145,7 @@ def predict(
         placed=tuple(placed),
         skew=skew,
         work=work,
-        origins=_origins(work, device, network, skew, parallelism, on_node) | {"error band": _band_text(band)},
+        origins=_origins(work, device, network, skew, parallelism, ranks) | {"error band": _band_text(band)},
     )
 
 
@@ -162,12 +163,12 @@ def imbalance(work: Work, batch: int, ranks: int, *, balanced: bool) -> float:
     return 1 + beyond * (balance.imbalance(work_B, parts) - 1)
 
 
-def error_band(device: Device, ranks: int, calls: float = 0.0) -> tuple[float, float]:
-    """Factors of a step between which it lies; `calls` is the share of operator calls in it."""
+def error_band(device: Device, ranks: int, by_host: float = 0.0) -> tuple[float, float]:
+    """Factors of a step between which it lies; the host decides the share `by_host` of it."""
     low, high = BANDS["processes" if device.shared else "calibrated" if device.calibrated else "other device"]
     more = BAND_OF_RANKS if ranks > 1 and not device.shared else 1.0
-    of_calls = BANDS["calls"]
-    return (1 - calls) * low / more + calls * of_calls[0], (1 - calls) * high * more + calls * of_calls[1]
+    host_low, host_high = BANDS["host"]
+    return (1 - by_host) * low / more + by_host * host_low, (1 - by_host) * high * more + by_host * host_high
 
 
 def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, synchronous: bool = False) -> dict[str, float]:
@@ -184,7 +185,8 @@ def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, synchronous
         ahead = parts["input"] + parts["ids all-to-all"]
         others = sum(left.values()) - ahead
         left["ids all-to-all"] = 0.0
-        left["input"] = max(0.0, ahead - others)
+        # A core that computes cannot prepare the next batch meanwhile.
+        left["input"] = parts["input"] if synchronous else max(0.0, ahead - others)
     return left
 
 
@@ -264,13 +266,14 @@ def _seconds(
         )
     inputs = work.input_bytes(batch) if parallelism.input_bytes is None else parallelism.input_bytes
     ranks = len(placed[0].width_R)
+    graph = work.kernels > 0 and ranks == 1 and not device.shared
     seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
     seconds |= {
-        "input": inputs / device.host_bytes_per_s,
+        "input": inputs / device.host_bytes_per_s + batch * work.prepare_s,
         "dense forward": uneven * (sum(dense.values()) - backward - update),
         "dense backward": uneven * backward,
         "dense update": update,
-        "calls": work.calls * device.call_s,
+        "calls": work.kernels * device.kernel_s if graph else work.calls * device.call_s,
         "all-reduce": collectives.all_reduce(
             FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network
         ),
@@ -295,7 +298,7 @@ def _table_bytes_R(
 
 
 def _origins(
-    work: Work, device: Device, network: Network, skew: Skew, parallelism: Parallelism, on_node: int
+    work: Work, device: Device, network: Network, skew: Skew, parallelism: Parallelism, ranks: int
 ) -> dict[str, str]:
     """Where every figure comes from."""
     share = device.efficiency
@@ -306,15 +309,21 @@ def _origins(
     return {
         "work": "counted from the config (recperf show)",
         **work.origins,
-        "device": f"{device.name}: {device.origin}{_sharing(device, on_node)}",
+        "device": f"{device.name}: {device.origin}{_sharing(device, collectives.ranks_on_node(ranks, network))}",
         "efficiency": f"products {share.products:.3g} of the GEMM rate, passes {share.bytes:.3g} of the copy rate, "
         f"links {share.link:.3g}: {share.origin}",
         **_attention(work, device),
-        "calls": f"{work.calls:,} operators, {1e6 * device.call_s:.3g} µs each, called one by one",
+        "calls": _calls(work, device, graph=ranks == 1 and not device.shared),
         "network": f"{network.name}: {network.origin}; {network.ranks_per_node:,} ranks per node",
         "ids": skew.origin,
         "overlap": f"assumed: {prefetch}, {reduction} with the backward pass, rows and gradients are not overlapped",
     }
+
+
+def _calls(work: Work, device: Device, *, graph: bool) -> str:
+    if graph and work.kernels:
+        return f"{work.kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each at least"
+    return f"{work.calls:,} operators, {1e6 * device.call_s:.3g} µs each, called one by one"
 
 
 def _band_text(band: tuple[float, float]) -> str:

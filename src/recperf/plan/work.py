@@ -54,6 +54,10 @@ class Work:
     """Operators that the host calls in a step, forward and backward."""
     shapes: Shapes
     """What `--calibrate` measures."""
+    kernels: int = 0
+    """Kernels of the CUDA graph that one process on a GPU replays instead; 0: it calls operators too."""
+    prepare_s: float = 0.0
+    """Seconds in which one thread of the host prepares a sample."""
     lengths: Lengths = ()
     """Tokens of rows, as equally likely values in ascending order; empty without attention."""
     sample_work: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None

@@ -66,13 +66,15 @@ def click_work(
         for name, rows, each in zip(names, model.rows, ids)
     )
     ids_per_sample = sum(ids)
+    calls = CALLS + CALLS_PER_LAYER * (len(model.bottom) + len(model.top_widths) - 2)
     return Work(
         tables=tables,
         dense_parameters=model.mlp_parameters,
         dense_states=states,
         precision=precision,
         parts=parts,
-        calls=CALLS + CALLS_PER_LAYER * (len(model.bottom) + len(model.top_widths) - 2),
+        calls=calls,
+        kernels=calls,
         shapes=_largest(model),
         activations=lambda samples: cost._activations(model, samples),
         input_bytes=lambda samples: cost.batch_bytes(model, samples, round(samples * ids_per_sample)),

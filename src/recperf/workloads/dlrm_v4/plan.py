@@ -46,6 +46,10 @@ FULL_POOLS = 0.6
 so that the mean is the published one: only this is published."""
 QUANTILES = 64
 """Lengths that stand for the distribution of all."""
+PREPARE_S = 80e-6
+"""Seconds in which one thread prepares a sample: 52 to 83 µs on an ARM core, 87 on a Xeon."""
+GRAPHED = 16 * 132 * 2048
+"""Numbers of a layer up to which one process on a GPU such as an H200 replays its step as a CUDA graph."""
 CALLS, CALLS_PER_LAYER, CALLS_LAST = 1190, 79, 43
 """Operators called in an eager step: counted in one of the laptop preset, per layer, and more for a last layer that
 computes the candidate only."""
@@ -126,6 +130,14 @@ def _published_lengths(longest: float) -> Lengths:
     return tuple(float(least + (most - least) * (i + 0.5) / short) for i in range(short)) + (most,) * full
 
 
+def _small(config: DLRMv4WorkloadConfig) -> bool:
+    """Whether one process on a GPU replays the step as a CUDA graph, with tables on the GPU."""
+    hstu = config.model.hstu
+    fixed = hstu.attention_scale == "fixed" and not (hstu.dropout or config.model.input_dropout)
+    width = config.train.batch_size * hstu.max_length * hstu.uvqk_width
+    return fixed and (config.train.graph == "on" or (config.train.graph == "auto" and width <= GRAPHED))
+
+
 def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -> Work:
     """`items` counts the different items of a batch for each of its samples; None: the published share."""
     model: DLRMv4Config = config.model
@@ -194,13 +206,16 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
         )
         for name, count in model.table_rows.items()
     )
+    calls = CALLS + CALLS_PER_LAYER * model.hstu.layers + CALLS_LAST * model.hstu.candidate_only
     return Work(
         tables=tables,
         dense_parameters=model.dense_parameters,
         dense_states=2,
         precision=model.precision,
         parts=parts,
-        calls=CALLS + CALLS_PER_LAYER * model.hstu.layers + CALLS_LAST * model.hstu.candidate_only,
+        calls=calls,
+        kernels=calls if _small(config) else 0,
+        prepare_s=PREPARE_S,
         shapes=Shapes(
             rows_per_sample=mean,
             inputs=model.dim,
