@@ -404,12 +404,33 @@ def _entries(name: str, metric: str) -> list[dict[str, Any]]:
     return [entry for entry in rows if entry["metric"] == metric]
 
 
+def table() -> str:
+    """The newest stored row of each step, without parts of steps."""
+    rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
+    newest = {entry["variant"]: entry for entry in rows if "fitted" in entry["conditions"]}
+    lines = ["| case | predicted | known | error |", "|---|---|---|---|"]
+    for name, entry in newest.items():
+        facts, unit = entry["conditions"], entry["unit"]
+        if facts["kind"] == "reference, kinds of work":
+            continue
+        source = "recperf" if facts["kind"].startswith("own") else "MLPerf reference"
+        source = "recperf, this machine" if "gloo" in facts["kind"] else source
+        predicted, known = (f"{value:.3g} {unit}" for value in (entry["p50"], facts["known"]))
+        star = " *" if facts["fitted"] else ""
+        lines.append(f"| {source}: {name}{star} | {predicted} | {known} | {100 * facts['error']:+.1f} % |")
+    return "\n".join(lines)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="predictions beside measured and published figures")
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
     parser.add_argument("--only", choices=("ranks", "known"), help="only what is measured here, or only what is not")
     parser.add_argument("--steps", type=int, default=30, help="steps that gloo ranks are timed in")
+    parser.add_argument("--table", action="store_true", help="only print the stored rows, as docs/planning.md has them")
     options = parser.parse_args(arguments)
+    if options.table:
+        print(table())
+        return 0
     points: list[Point] = []
     if options.only != "ranks":
         points += own_points() + called_points() + layer_points() + reference_points() + target_points()
