@@ -118,9 +118,10 @@ class BagTables(RankTables, Embeddings):
                 pooled_FBD[self.names.index(name)] = pooled_BD
         return pooled_FBD, _Saved(output_MW, order, rows_V)
 
-    def follow(self, features: JaggedFeatures | None) -> None:
-        """Announce the bags after the next ones: their ids are sent while those are computed."""
-        self.sharded.follow(features)
+    def follow(self, features: JaggedFeatures | None, ready: Any = None) -> None:
+        """Announce the bags after the next ones, and the event after which they are there: their ids are sent while the
+        next ones are computed."""
+        self.sharded.follow(features, ready)
 
     def _lookup_shards(self, features: JaggedFeatures) -> tuple[Tensor, tuple[int, ...]]:
         output = self.sharded.lookup(features)

@@ -12,6 +12,7 @@ Shapes: B samples of a batch, F features, V ids.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
@@ -27,6 +28,7 @@ from ..distributed.checkpoint import sharded_state
 from ..distributed.config import DistributedConfig
 from ..distributed.copies import copy_parts
 from ..distributed.demand import Demand
+from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by
 from ..distributed.progress import note
 from ..distributed.ranks import Ranks
@@ -39,8 +41,10 @@ from ..models.dlrm import DLRM, WrittenOutLoss
 from ..train.checkpoint_shards import stacked
 from ..train.loop import Order, Recipe
 from ..train.optim import DenseOptimizer
+from ..train.prefetch import prefetched
 from .clicks import DLRMTrialState
 
+CPU = torch.device("cpu")
 TABLE = "embeddings.table_RD"
 """Under which name one process saves its tables, one behind the other."""
 
@@ -56,9 +60,15 @@ class SharedClicks:
     own: int
     following: JaggedFeatures | None = None
     """The bags of the batch after it, whose ids may travel already."""
+    ready: Any = None
+    """The event after which the batch is there, if it was made on another CUDA stream."""
+    following_ready: Any = None
 
     def __len__(self) -> int:
         return self.samples
+
+    def record_stream(self, stream: Any) -> None:
+        self.part.record_stream(stream)
 
 
 def share(made: ClickBatch, samples: int, part: Part, step: int = 0) -> SharedClicks:
@@ -92,16 +102,25 @@ class SharedOrder:
     """Whether a batch brings the bags of the one after it."""
     last: int = 0
     """The number of steps that training ends with, if not with the data: what comes after is not looked at then."""
+    device: torch.device = CPU
+    """Where batches are used: for a GPU they are made on a stream of their own."""
 
     def __len__(self) -> int:
         return len(self.order)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[SharedClicks]:
-        first, order, part = epoch * len(self), self.order, self.part
-        made = enumerate(order.batches(epoch, start), start)
-        shared = (share(batch, order.whole_samples(number), part, first + number) for number, batch in made)
-        for batch, following in with_next(shared, lambda batch: self.ahead and batch.step + 1 != self.last):
-            yield batch if following is None else replace(batch, following=following.part.features)
+        numbers = itertools.count(start)
+
+        def shared(made: ClickBatch) -> SharedClicks:
+            number = next(numbers)
+            batch = share(made, self.order.whole_samples(number), self.part, epoch * len(self) + number)
+            return replace(batch, ready=made_event(self.device))
+
+        prepared = prefetched(self.order.batches(epoch, start), shared, self.device)
+        for batch, following in with_next(prepared, lambda batch: self.ahead and batch.step + 1 != self.last):
+            if following is not None:
+                batch = replace(batch, following=following.part.features, following_ready=following.ready)
+            yield batch
 
 
 class RankModel:
@@ -117,7 +136,7 @@ class RankModel:
 
     def loss(self, batch: SharedClicks) -> WrittenOutLoss:
         if self.tables:
-            self.tables.follow(batch.following)
+            self.tables.follow(batch.following, batch.following_ready)
         return self.model.loss(batch.part) * (batch.own / batch.samples)
 
 
@@ -173,7 +192,7 @@ class RankTrialState(DLRMTrialState):
         )
         ahead = tables is not None and options.pipeline
         own = cast(DividedOrder, self.recipe.order).share(self.part)
-        order = SharedOrder(own, self.part, ahead, self.recipe.max_steps)
+        order = SharedOrder(own, self.part, ahead, self.recipe.max_steps, settings.device)
         self.recipe = replace(self.recipe, model=model, order=order, whole_step=step)
 
     def tables(self) -> list[tuple[str, int]]:
