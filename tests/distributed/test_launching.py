@@ -205,7 +205,7 @@ ELASTIC = {
 PYTORCHJOB = {
     "apiVersion": str, "kind": str, "metadata": {"name": str},
     "spec": {
-        "nprocPerNode": str, "runPolicy": {"cleanPodPolicy": str}, "elasticPolicy": ELASTIC,
+        "nprocPerNode": str, "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int}, "elasticPolicy": ELASTIC,
         "pytorchReplicaSpecs": {"Worker": {"replicas": int, "restartPolicy": str, "template": {"spec": POD}}},
     },
 }  # fmt: skip
