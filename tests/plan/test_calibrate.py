@@ -34,6 +34,8 @@ def test_measured_rates_replace_assumed_ones() -> None:
     assert slower.seconds > 1.3 * before.seconds
     assert "measured here at 2030-01-01" in slower.origins["efficiency"]
     assert RATES.network() is None
+    busy = replace(RATES, other_work=0.5).applied(KNOWN["h200"], "bfloat16")
+    assert "beside 50% other work" in busy.efficiency.origin
 
 
 def test_messages_between_processes_are_a_network() -> None:

@@ -172,9 +172,8 @@ def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Termina
             terminal.notice(f"planning for {rates.device}, the device at hand")
         name = rates.device
     else:
-        rates = calibrate.stored(name, work)
-        if rates is None and name == "cpu":
-            rates = calibrate.measure(work, workload.batch_size, terminal.notice, on_cpu=True)
+        of_cpu = calibrate.of_cpu(work, workload.batch_size, terminal.notice) if name == "cpu" else None
+        rates = of_cpu or calibrate.stored(name, work)
     if name == "cpu":
         device = from_peaks(stored_or_measured(terminal))
     else:

@@ -26,6 +26,8 @@ from ..config import from_json
 from ..errors import MachineError, RecperfError
 from ..files import make_folder, read_regular, temporary_folder, write_json
 from ..machine import fingerprint, host_facts
+from ..measure.peaks import quiet_now
+from ..measure.peaks.other_work import DISTURBED, OtherWork
 from .devices import KNOWN, Attention, Device, Network, Rates
 from .work import Lengths, Shapes, Work
 
@@ -75,6 +77,8 @@ class Calibration:
     link_bytes_per_s: float | None = None
     """Bandwidth of a large one."""
     measured: str = ""
+    other_work: float | None = None
+    """Share of the cores that other processes took meanwhile."""
 
     def applied(self, device: Device, precision: str) -> Device:
         """The device with these rates instead of assumed ones."""
@@ -89,7 +93,8 @@ class Calibration:
             efficiency=replace(
                 share,
                 products=1.0,
-                origin=f"products, attention and copies measured here at {self.measured}; passes: {share.origin}",
+                origin=f"products, attention and copies measured here at {self.measured}{self.disturbance}; "
+                f"passes: {share.origin}",
             ),
             calibrated=True,
             origin=f"{device.origin}; calibrated here",
@@ -98,6 +103,11 @@ class Calibration:
             return measured
         efficiency = replace(measured.efficiency, link=1.0)
         return replace(measured, link_bytes_per_s=own_link, link="gloo", efficiency=efficiency)
+
+    @property
+    def disturbance(self) -> str:
+        others = self.other_work or 0.0
+        return f" beside {others:.0%} other work, so rates may be too low" if others > DISTURBED else ""
 
     def network(self) -> Network | None:
         """Messages between processes of this host."""
@@ -121,6 +131,14 @@ def stored(device: str, work: Work) -> Calibration | None:
     except (RecperfError, OSError, ValueError, KeyError, TypeError):
         # Not measured, or damaged: it is measured again.
         return None
+
+
+def of_cpu(work: Work, batch: int, say: Say) -> Calibration:
+    """The stored rates of this CPU; measured where there are none, or again where only those were disturbed."""
+    rates = stored("cpu", work)
+    if rates is not None and not (rates.disturbance and quiet_now()):
+        return rates
+    return measure(work, batch, say, on_cpu=True)
 
 
 def measure(work: Work, batch: int, say: Say, *, on_cpu: bool = False) -> Calibration:
@@ -267,7 +285,7 @@ def _attention_rates(
 def _of_processes(model: Model, batch: int) -> Calibration:
     from ..machine import available_bytes
 
-    context = multiprocessing.get_context("spawn")
+    context, others = multiprocessing.get_context("spawn"), OtherWork()
     with temporary_folder() as folder:
         arguments = (str(folder / "meeting"), folder / "figures.json", model, max(1, batch))
         processes = [context.Process(target=_process, args=(rank, *arguments)) for rank in range(2)]
@@ -283,8 +301,9 @@ def _of_processes(model: Model, batch: int) -> Calibration:
                 fix="recperf doctor; or a device file: docs/planning.md",
             )
         figures = json.loads((folder / "figures.json").read_text())
+    share = others.share()
     messages = {name: figures.pop(name) for name in ("latency_s", "link_bytes_per_s")}
-    return _calibration("cpu", figures, model, available_bytes(), **messages)
+    return replace(_calibration("cpu", figures, model, available_bytes(), **messages), other_work=share)
 
 
 def _process(rank: int, meeting: str, file: Path, model: Model, batch: int) -> None:

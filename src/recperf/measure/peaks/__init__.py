@@ -31,6 +31,7 @@ __all__ = [
     "load",
     "measure",
     "path_of",
+    "quiet_now",
     "require",
     "require_own",
     "save",
@@ -50,7 +51,7 @@ def require(threads: int | None, say: Say) -> dict[str, Any]:
     except DataError as error:
         say(f"{error.what}; the ceilings are measured again")
         stored = None
-    if stored is not None and disturbed(stored, QUIET if stored["quick"] else DISTURBED) and _quiet_now():
+    if stored is not None and disturbed(stored, QUIET if stored["quick"] else DISTURBED) and quiet_now():
         say("the stored ceilings were measured while other processes were busy; they are not now")
         stored = None
     if stored is None:
@@ -80,7 +81,8 @@ def _store(peaks: dict[str, Any], say: Say) -> None:
         say(f"the ceilings are not stored: {error.what}")
 
 
-def _quiet_now() -> bool:
+def quiet_now() -> bool:
+    """Whether other processes leave the cores alone at the moment."""
     from .other_work import OtherWork
 
     other_work = OtherWork()
@@ -93,7 +95,7 @@ def has_threads(peaks: dict[str, Any], threads: int | None) -> bool:
     if threads in (None, peaks["threads"]):
         return True
     figures = peaks["other_threads"].get(str(threads))
-    return figures is not None and not (disturbed(figures, DISTURBED) and _quiet_now())
+    return figures is not None and not (disturbed(figures, DISTURBED) and quiet_now())
 
 
 def measure(*, quick: bool, say: Say) -> dict[str, Any]:
