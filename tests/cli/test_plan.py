@@ -13,6 +13,7 @@ import pytest
 
 from recperf.cli import run
 from recperf.cli.options import choose, read_options
+from recperf.cli.plan_text import as_text
 from recperf.plan.calibrate import Calibration
 
 Call = Callable[..., tuple[int, str, str]]
@@ -37,15 +38,16 @@ def as_json(call: Call, *arguments: str) -> dict[str, Any]:
         "",
         "--gpu a100 --distributed.sharding table,item_id=column --distributed.no-overlap --model.hstu.layers=2",
         "--preset gpu --tables.placement host --tables.device-bytes 8GiB",
+        "--data yambda-like",
     ],
 )
 def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, options: str) -> None:
-    _, out, _ = call("dlrm-v4", *options.split())
     plan = as_json(call, "dlrm-v4", *options.split())
-    commands = re.findall(r"recperf run (dlrm-v4 .+)", out.partition("\n\n\n")[0])
+    commands = re.findall(r"recperf run (dlrm-v4 .+)", as_text(plan).partition("\n\n\n")[0])
     assert commands
     for command in [*commands, *(f"{commands[0]} {one['options']}" for one in plan["advice"]["changes"])]:
         assert command.count("--distributed.sharding") < 2
+        assert ("--data yambda-like" in command) == ("--data" in options)
         choice = choose(command.split())
         read = read_options(run.Options, choice, verb="run", description="")
         if "--gpu a100" in options and command == commands[0]:
@@ -79,7 +81,7 @@ def test_the_first_lines_say_what_to_do(call: Call) -> None:
     assert first == "8 h200 are enough; 4 are too few."
     run, step, memory, ids, target, cost, limit, change, other, command = _facts(lines)
     assert "recperf run dlrm-v4 --preset mlperf --ranks 8 --train.batch-size 8192" in run
-    assert re.search(r"step +[\d.]+ ms \([\d.]+ to [\d.]+\), [\d,]+ samples/s", step)
+    assert re.search(r"step +[\d.]+ ms \([\d.]+ to [\d.]+\), [\d,]+ \([\d,]+ to [\d,]+\) samples/s", step)
     assert "of 133 GiB on the fullest rank" in memory
     assert "if they were drawn independently (--skew zipf:0.478), 8 would not be enough" in ids
     assert "for 69.3 M (61.9 M to 80.3 M) samples" in target
@@ -153,12 +155,12 @@ def test_json_holds_every_point(call: Call) -> None:
 
 def test_what_does_not_fit_is_explained(call: Call) -> None:
     """Ids drawn independently have far more distinct rows than published batches."""
-    code, out, _ = call(*MLPERF, "--ranks", "2,8", "--gpu", "h200", "--skew", "zipf:0.5")
-    assert code == 0
+    plan = as_json(call, *MLPERF, "--ranks", "2,8", "--gpu", "h200", "--skew", "zipf:0.5")
+    out = as_text(plan)
     assert "h200 on " in out.splitlines()[2]
     assert "are enough; 8 are too few." in out.splitlines()[2]
     assert "skew: data received by a rank in a step" in out
-    two, eight = as_json(call, *MLPERF, "--ranks", "2,8", "--gpu", "h200", "--skew", "zipf:0.5")["points"]
+    two, eight = plan["points"]
     assert (two["step"], two["target"], two["memory"]["largest_global_batch"]) == (None, None, 0)
     assert 0 < eight["memory"]["largest_global_batch"] < 8192
     assert eight["memory"]["missing_bytes"] > 0

@@ -75,6 +75,8 @@ class Choice:
     """The remaining arguments: overrides and options."""
     preset: str | None = None
     """The named preset, or the workload's default; None for a saved config."""
+    sources: tuple[str, ...] = ()
+    """The options that name this config: --preset or --config, and --data."""
 
 
 def choose(arguments: list[str], *, default: str = DEFAULT, planning: bool = False) -> Choice:
@@ -88,12 +90,14 @@ def choose(arguments: list[str], *, default: str = DEFAULT, planning: bool = Fal
 
 def _choose(arguments: list[str], default: str, planning: bool) -> Choice:
     name, sources, rest = _split(arguments)
+    named = tuple(word for flag, value in sources.items() if flag != "--preset" for word in (flag, value))
     data = datasets.find(sources.pop("--data")) if "--data" in sources and "--resume" not in sources else None
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} exclude each other")
     workload = default if data is None else _trained_by(data, default)
     choice = _read(name, sources, rest, workload, planning and data is None)
-    return choice if data is None else replace(choice, config=_on(data, choice))
+    named = (*(("--preset", choice.preset) if choice.preset else ()), *named)
+    return replace(choice, config=choice.config if data is None else _on(data, choice), sources=named)
 
 
 def _trained_by(data: datasets.Dataset, default: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -105,7 +106,7 @@ def command(arguments: list[str]) -> int:
         "schema": 2,
         "workload": choice.workload.name,
         "preset": choice.preset,
-        "command": _run_command(choice, options),
+        "command": _run_command(choice),
         "device": device.name,
         "network": network.name,
         "ranks_per_node": network.ranks_per_node,
@@ -123,18 +124,17 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def _run_command(choice: Choice, options: Options[Any]) -> str:
+def _run_command(choice: Choice) -> str:
     """The `recperf run` of this config, without what the plan decides."""
-    source = f" --config {options.config}" if options.config else f" --preset {choice.preset}" if choice.preset else ""
-    data = f" --data {options.dataset}" if options.dataset else ""
-    fields, rest = "", list(choice.rest)
+    fields: list[str] = []
+    rest = list(choice.rest)
     while rest:
         flag = rest.pop(0)
-        value = f" {rest.pop(0)}" if rest and "=" not in flag and not rest[0].startswith("--") else ""
+        value = [rest.pop(0)] if rest and "=" not in flag and not rest[0].startswith("--") else []
         # Options of the plan itself have no dot.
         if "." in flag.partition("=")[0] and not flag.startswith("--train.batch-size"):
-            fields += f" {flag}{value}"
-    return f"run {choice.workload.name}{source}{data}{fields}"
+            fields += [flag, *value]
+    return shlex.join(["run", choice.workload.name, *choice.sources, *fields])
 
 
 def _parallelism(options: Options[Any], workload: PlannedWorkload) -> Parallelism:

@@ -79,11 +79,11 @@ def _facts(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
     step, reached, memory = chosen["step"], chosen["target"], chosen["memory"]
     facts = {
         "run": _command(plan, chosen),
-        "step": f"{_band_time(step)}, {step['samples_per_s']:,.0f} samples/s",
+        "step": f"{_band_time(step)}, {_rate(chosen)} samples/s",
         "memory": f"{_memory_band(memory)} of {size(memory['limit_bytes'])} on the fullest rank",
         **_worse_ids(plan, chosen),
         "target": "not known: set --samples-to-target",
-        "cost": "not known: set --price, such as 4USD for a device and hour",
+        "cost": "not known: set --price, for example 4USD for one device and hour",
     }
     if reached:
         samples = _band_number(reached["samples"])
@@ -121,6 +121,12 @@ def _more_devices(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
     if larger["target"]:
         takes = f"take {_reached(larger['target'], plan['currency'])} to the target"
     return f"; {larger['ranks']:,} {plan['device']} {takes}"
+
+
+def _rate(point: dict[str, Any]) -> str:
+    """Samples per second and their range."""
+    value, low, high = (point["global_batch"] / point["step"][bound] for bound in ("value", "high", "low"))
+    return f"{value:,.0f} ({low:,.0f} to {high:,.0f})"
 
 
 def _worse_ids(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
@@ -163,7 +169,7 @@ def _overview(points: list[dict[str, Any]], currency: str | None) -> list[list[s
         if step is None:
             batch = memory["largest_global_batch"]
             missing = f"needs {size(memory['missing_bytes'])} more on rank {memory['fullest_rank']}"
-            row += [missing, "-", "-", "-", "-", "-", f"--train.batch-size {batch}" if batch else "nothing"]
+            row += [missing, "-", "-", "-", "-", "-", f"--train.batch-size {batch}" if batch else "no batch size"]
         else:
             extrapolated = "~" if reached and reached["extrapolated"] else ""
             row += [
