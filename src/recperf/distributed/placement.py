@@ -29,9 +29,6 @@ LEAST_COLUMNS = 4
 """fbgemm reads rows four numbers at a time."""
 COLUMN_WIDTH = 128
 """Minimum number of columns in a shard, as in TorchRec; a table that is no wider is divided evenly."""
-SMALL = 0.5
-"""With auto a table of bags stays whole while it is at most this share of what a rank holds on average, rows and sums
-in flight together: tables that are placed one after the other then leave no rank far above the average."""
 REQUESTED = "--distributed.sharding"
 """Why a table has the kind that the user named."""
 
@@ -123,8 +120,10 @@ def _kind(
 ) -> tuple[Kind, str]:
     """The kind of a table, and why it has it.
 
-    Columns only on request: row-wise Adagrad then has a state per shard, and a run should not train differently because
-    it has more ranks.
+    Single rows are sent once by whoever holds them, so blocks of rows spread that work evenly. A bag in blocks of rows
+    is sent by every rank, each its part of the sum; so a table of bags stays whole while it is no larger than what a
+    rank holds on average. Columns only on request: row-wise Adagrad then has a state per shard, and a run should not
+    train differently because it has more ranks.
     """
     requested = named.get(table.name, kind)
     if table.copied:
@@ -149,7 +148,7 @@ def _kind(
         return requested, REQUESTED
     if not table.pooled:
         return "row", "every rank sends its share of the rows"
-    if _bytes_R(_shards(table, "table", ranks, COLUMN_WIDTH), batch).max() <= SMALL * mean:
+    if _bytes_R(_shards(table, "table", ranks, COLUMN_WIDTH), batch).max() <= mean:
         return "table", "small enough to stay whole: each sum is sent once"
     return "row", "too large for one rank"
 
