@@ -124,9 +124,10 @@ def _more_devices(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
 
 
 def _rate(point: dict[str, Any]) -> str:
-    """Samples per second and their range."""
-    value, low, high = (point["global_batch"] / point["step"][bound] for bound in ("value", "high", "low"))
-    return f"{value:,.0f} ({low:,.0f} to {high:,.0f})"
+    """Samples per second and their range, to three digits."""
+    rates = (point["global_batch"] / point["step"][bound] for bound in ("value", "high", "low"))
+    value, low, high = (f"{float(f'{rate:.3g}'):,.0f}" for rate in rates)
+    return f"{value} ({low} to {high})"
 
 
 def _worse_ids(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
