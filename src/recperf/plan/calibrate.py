@@ -269,7 +269,10 @@ def _attention_rates(
     from ..ops import hstu_attention
 
     shapes = model.shapes
-    place_B = ((np.arange(batch) + 0.5) / batch * len(model.lengths)).astype(np.int64)
+    # In any order, as rows of a batch are: which rows come last decides how long some cores have nothing to do.
+    place_B = np.random.default_rng(0).permutation(
+        ((np.arange(batch) + 0.5) / batch * len(model.lengths)).astype(np.int64)
+    )
     length_B = np.maximum(1, np.round(np.asarray(model.lengths)[place_B])).astype(np.int64)
     tokens, longest = int(length_B.sum()), int(length_B.max())
     offsets_B1 = torch.from_numpy(np.concatenate([[0], length_B.cumsum()])).to(device)
