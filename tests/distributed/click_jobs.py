@@ -108,14 +108,16 @@ def losses(world: World, configs: dict[str, Any], steps: int, bucket_bytes: int)
     return result
 
 
-def resumed(world: Any, config: Any, steps: int, bucket_bytes: int) -> list[list[float]]:
-    """The losses of a second half of training, and of the same half after a resume."""
+def resumed(world: Any, config: Any, steps: int, bucket_bytes: int) -> list[list[torch.Tensor]]:
+    """The dense weights after a second half of training, and after the same half of a resumed one."""
     with mock.patch.object(rank_step, "BUCKET_BYTES", bucket_bytes):
         first, second = (prepared_of(config).trial(SEED) for _ in range(2))
 
-        def half(trial: Any, done: int) -> list[float]:
+        def half(trial: Any, done: int) -> list[torch.Tensor]:
             batches = trial.recipe.order.batches(0, done)
-            return [float(take_step(trial.recipe, batches, done + step)[0]) for step in range(steps)]
+            for step in range(done, done + steps):
+                take_step(trial.recipe, batches, step)
+            return [parameter.detach().clone() for parameter in trial.model.dense_parameters()]
 
         half(first, 0)
         state = whole_state(world, first)
