@@ -135,8 +135,8 @@ class Ranks(World):
         return {"ranks": f"{self.size}: {self.backend}"} if self.size > 1 else {}
 
     def resume_options(self) -> str:
-        """What `recperf run --resume RUN` needs to start as many ranks again."""
-        return f" --ranks {self.size}" if self.size > 1 else ""
+        """What `recperf run --resume RUN` needs to start as many ranks again; torchrun starts those of many hosts."""
+        return f" --ranks {self.size}" if self.size > 1 and self.on_one_host else ""
 
     def report_ranks(self, notice: Callable[[str], None]) -> None:
         """Print which hosts and devices take part, and how the ranks reach each other."""
