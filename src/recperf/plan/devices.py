@@ -194,6 +194,10 @@ class Device:
         )
 
 
+TIME_SLICE = 3e-3
+"""Seconds that Linux lets a process compute before another one gets its core."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """The network between nodes, for each rank; inside a node the links of the device are used."""
@@ -213,7 +217,10 @@ class Network:
 
     def slowed(self, factor: float) -> Network:
         """The network as ranks see it that share a core: a message waits until its rank is scheduled."""
-        return replace(self, latency_s=factor * self.latency_s, link_latency_s=factor * self.link_latency_s)
+        waiting = (factor - 1) * TIME_SLICE
+        return replace(
+            self, latency_s=factor * self.latency_s + waiting, link_latency_s=factor * self.link_latency_s + waiting
+        )
 
     def __post_init__(self) -> None:
         within(1e3, self.bytes_per_s, 1e16, "network.bytes_per_s")
