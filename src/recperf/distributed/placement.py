@@ -146,6 +146,8 @@ def _kind(
         return "table", "too few rows for a block on every rank"
     if requested != "auto":
         return requested, REQUESTED
+    if ranks == 1:
+        return "table", "there is one rank"
     if not table.pooled:
         return "row", "every rank sends its share of the rows"
     if _bytes_R(_shards(table, "table", ranks, COLUMN_WIDTH), batch).max() <= mean:

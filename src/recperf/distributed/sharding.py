@@ -153,12 +153,14 @@ def _partitioner(placed: Sequence[Placed], demand: Demand, device: str) -> Any:
                     state = int(one.state_R()[rank])
                     used[rank] += shard.storage + Storage(hbm=state * on_device, ddr=state * (not on_device))
             for rank, (need, has) in enumerate(zip(used, storage_constraint.devices)):
-                for memory, own, free in (("cuda", need.hbm, has.storage.hbm), ("cpu", need.ddr, has.storage.ddr)):
+                for place, own, free, other in (
+                    ("on the GPU", need.hbm, has.storage.hbm, demand.other_bytes),
+                    ("in host memory", need.ddr, has.storage.ddr, demand.other_bytes * (device == "cpu")),
+                ):
                     if own > free:
-                        other = demand.other_bytes if memory == device else 0
-                        self.problem = f"rank {rank} needs {size(own)} for its part"
-                        self.problem += f" and {size(other)} beside it" if other else ""
-                        self.problem += f", but {size(free + other)} are free on the {memory}"
+                        beside = f" and {size(other)} beside it" if other else ""
+                        needs = f"rank {rank} needs {size(own)} for its part{beside}"
+                        self.problem = f"{needs}, but {size(free + other)} are free {place}"
                         raise PlannerError(self.problem)
             return proposal
 
