@@ -36,11 +36,17 @@ def _advice(plan: dict[str, Any]) -> list[str]:
     return lines + _rows(_alternative(plan) if advice["tiers"] and advice["tiers"]["stores"] else {})
 
 
+def _device(plan: dict[str, Any], count: int) -> str:
+    """What there are several of: devices, or ranks that share one."""
+    if plan["device"] == "cpu":
+        return "rank" if count == 1 else "ranks"
+    return str(plan["device"])
+
+
 def _too_few(plan: dict[str, Any]) -> str:
     """What to do where no number of ranks fits."""
     points = plan["points"]
-    devices = "ranks" if plan["device"] == "cpu" else plan["device"]
-    text = f"No number of {devices} up to {plan['advice']['tried_ranks']:,} is enough"
+    text = f"No number of {_device(plan, 2)} up to {plan['advice']['tried_ranks']:,} is enough"
     smaller = next((point for point in points if point["memory"]["largest_global_batch"]), None)
     if smaller is None:
         return f"{text}: choose a device with more memory."
@@ -69,7 +75,7 @@ def _smallest(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
 
     tried = [point["ranks"] for point in plan["points"]]
     fewer = max((ranks for ranks in tried if ranks < chosen["ranks"]), default=None)
-    name = f" {plan['device']}" + (f" on {chosen['nodes']:,} nodes" if chosen["nodes"] > 1 else "")
+    name = f" {_device(plan, chosen['ranks'])}" + (f" on {chosen['nodes']:,} nodes" if chosen["nodes"] > 1 else "")
     options = f" with {chosen['options']}" if chosen["options"] else ""
     enough = devices(chosen["ranks"], f"enough{options}", name)
     return f"{enough}." if fewer is None else f"{enough}; {devices(fewer, 'too few')}."
@@ -120,7 +126,7 @@ def _more_devices(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
     takes = f"train {larger['step']['samples_per_s']:,.0f} samples/s"
     if larger["target"]:
         takes = f"take {_reached(larger['target'], plan['currency'])} to the target"
-    return f"; {larger['ranks']:,} {plan['device']} {takes}"
+    return f"; {larger['ranks']:,} {_device(plan, 2)} {takes}"
 
 
 def _rate(point: dict[str, Any]) -> str:
