@@ -1,12 +1,15 @@
-"""Dealing the samples of a batch to ranks by their work."""
+"""Dealing the samples of a batch to ranks by their work, and putting together what each has scored."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from recperf.distributed.balance import deal, imbalance, stride
+from recperf.distributed.scores import Scores
+from recperf.distributed.world import World
 
 rng = np.random.default_rng(20)
 LENGTHS = {
@@ -49,3 +52,17 @@ def test_every_rank_gets_a_sample_if_there_are_enough() -> None:
     assert [len(part) for part in deal(np.array([1e9, 0.0, 0.0]), 3)] == [1] * 3
     assert [part.tolist() for part in deal(np.ones(2), 4)] == [[0], [1], [], []]
     assert [len(part) for part in deal(np.zeros(0), 2)] == [0, 0]
+
+
+def test_scores_are_in_row_order_and_each_row_is_scored_once() -> None:
+    scores = Scores(World())
+    scores.add(torch.tensor([0.2, 0.1, -0.5]), torch.tensor([1.0, 0.0, 1.0]), [np.array([2, 0, 1])])
+    scores.add(torch.tensor([7.0]), torch.tensor([0.0]), [np.array([0])])
+    logits_N, labels_N = scores.gather(4)
+    assert torch.equal(logits_N, torch.tensor([0.1, -0.5, 0.2, 7.0]))
+    assert labels_N.tolist() == [0.0, 1.0, 1.0, 0.0]
+    with pytest.raises(RuntimeError, match="by no rank, or by two"):
+        scores.gather(5)
+    scores.add(torch.zeros(2), torch.zeros(2), [np.array([1, 1])])
+    with pytest.raises(RuntimeError, match="by no rank, or by two"):
+        scores.gather()

@@ -104,6 +104,18 @@ def test_micro_batches_add_up_and_rows_are_looked_up_and_updated_once() -> None:
     assert split["embedding"] == whole["embedding"] == Cost(0, 77 * (48 + 8) + picks * (48 + 8))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_flops_of_samples_add_up_to_those_of_a_step(shared: bool) -> None:
+    """By which ranks divide a batch: constant, linear and square parts of a row's length."""
+    config = replace(mlperf(), shared_encoders=shared, hstu=replace(mlperf().hstu, recompute=True))
+    lengths = [config.context_tokens + 1 + length for length in (0, 7, 400, 1999, 4086)] * 200
+    constant, linear, square = cost.sample_flops(config)
+    samples = sum(constant + linear * length + square * length**2 for length in lengths)
+    positions = sum(lengths) - config.context_tokens * len(lengths)
+    load = cost.load_of(config, lengths, triples=round(cost.UNIQUE["item_id"] * positions))
+    assert samples == pytest.approx(sum(part.flops for part in cost.step(config, [load]).values()), rel=1e-6)
+
+
 def test_recomputation_does_not_count_as_model_flops() -> None:
     config = small()
     load = cost.load_of(config, (20, 30))

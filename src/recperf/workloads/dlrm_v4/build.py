@@ -341,7 +341,7 @@ def submission(trial: HistoryTrial, seed: int, log: MLPerfLog) -> Submission:
         linear_precision=precision,
         attention_precision=precision,
         communication_precision=current().choose("fp32", several=SENT[config.distributed.all_to_all]),
-        # The largest share of a rank.
+        # A rank's mean share; samples are dealt by work, so that shares differ from step to step.
         micro_batch_size=-(-train.batch_size // current().size),
     )
     return Submission(log=log, facts=facts, recipe=trial.recipe, samples=trial.samples, target=config.target.auc)
