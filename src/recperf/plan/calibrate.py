@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MOST_ROWS, MOST_SEQUENCES = 1 << 18, 128
 """Rows of the product and rows of attention on a GPU: enough to fill it."""
+CORE_FLOPS = 1e10
+"""FLOPs that a core is timed with at most; a batch of the published model would take it minutes."""
 SMALL, LARGE = 1 << 10, 1 << 24
 """Bytes of the messages between two processes."""
 COPIED = {"cpu": 256 << 20, "cuda": 2 << 30}
@@ -290,7 +292,7 @@ def _of_processes(model: Model, batch: int) -> Calibration:
 
     context, others = multiprocessing.get_context("spawn"), OtherWork()
     with temporary_folder() as folder:
-        arguments = (str(folder / "meeting"), folder / "figures.json", model, max(1, batch))
+        arguments = (str(folder / "meeting"), folder / "figures.json", model, min(batch, _timed_batch(model)))
         processes = [context.Process(target=_process, args=(rank, *arguments)) for rank in range(2)]
         for process in processes:
             process.start()
@@ -307,6 +309,14 @@ def _of_processes(model: Model, batch: int) -> Calibration:
     share = others.share()
     messages = {name: figures.pop(name) for name in ("latency_s", "link_bytes_per_s")}
     return replace(_calibration("cpu", figures, model, available_bytes(), **messages), other_work=share)
+
+
+def _timed_batch(model: Model) -> int:
+    """How many samples a core computes in a reading that takes about a second at most."""
+    shapes = model.shapes
+    flops = 6.0 * shapes.rows_per_sample * shapes.inputs * shapes.outputs
+    flops += float(np.mean(np.square(model.lengths or (0,)))) * shapes.heads * (shapes.qk + shapes.v)
+    return max(1, int(CORE_FLOPS / max(1.0, flops)))
 
 
 def _process(rank: int, meeting: str, file: Path, model: Model, batch: int) -> None:
