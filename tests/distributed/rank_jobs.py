@@ -229,7 +229,7 @@ def without_waiting(world: World, workload: str, config: Any, steps: int) -> lis
     """Losses of steps, after as many as a warm-up, in which the host must not wait for the GPU. It may where it learns
     how many ids other ranks send; batches are made before."""
     from recperf.distributed.bags import BagTables
-    from recperf.distributed.sharding import ShardedTables
+    from recperf.distributed.exchange import Prefetch
     from recperf.measure.profile import endless
     from recperf.train.device import applied
 
@@ -254,7 +254,7 @@ def without_waiting(world: World, workload: str, config: Any, steps: int) -> lis
         batches = iter(list(itertools.islice(endless(recipe.order, 0), 2 * steps)))
         for _ in range(steps):
             take_step(recipe, batches, 0)
-        for kind, name in ((BagTables, "record"), (TorchRecTables, "lookup"), (ShardedTables, "send_ahead")):
+        for kind, name in ((BagTables, "record"), (TorchRecTables, "lookup"), (Prefetch, "send_ahead")):
             stack.enter_context(mock.patch.object(kind, name, waiting(getattr(kind, name))))
         stack.callback(mode, "default")
         mode("error")
