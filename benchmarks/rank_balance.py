@@ -3,13 +3,12 @@
 Simulated: FLOPs of the published model for drawn lengths, 128 samples a rank, on 2, 4, 8 and 64 ranks. Lengths are
 Zipf-like (probability falling as length^-1.2), the published ones (mean 2,663 of at most 4,086) or uniform. A row is
 the slowest rank's work over the mean of all ranks; the longest sample alone, or the n + 1 longest, bound what any deal
-can reach. Where steps take as long as their slowest rank, the ratio of both ways is the ratio of their throughputs;
-NVIDIA publishes 1.53 for its own.
+can reach. The last row is the slowest rank's work in turn over that by work: what a step gains at most.
 
 Measured: 2 and 4 gloo ranks of this host train a small model on synthetic events, whose users' histories differ. Every
 global batch is trained on twice, dealt in both ways, in alternating order. A rank's own time in a step is the time that
 its thread computed, which excludes waiting; on a host with fewer cores than ranks only that can be compared. So the
-slowest rank's own time is what a step takes between exchanges.
+slowest rank's own time is what a step takes between exchanges; throughput is not measured.
 
 Run as `python benchmarks/rank_balance.py`; it starts the ranks itself, which need TorchRec. With `--tiny` it takes a
 minute and keeps no rows.
@@ -49,6 +48,7 @@ from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
 
 NAME = "rank_balance"
 WAYS = ("in turn", "by work")
+GAIN = "slowest rank, in turn / by work"
 RANKS = (2, 4, 8, 64)
 EACH = 128
 """Samples of a rank, on average: a global batch of 8,192 on 64 ranks."""
@@ -80,7 +80,7 @@ def bound(work_B: NDArray[np.float64], ranks: int) -> float:
 def simulated(batches: int) -> list[dict[str, Any]]:
     model = mlperf()
     constant, linear, square = sample_flops(model)
-    found = []
+    rows = []
     kinds: dict[str, Callable[[int, int], NDArray[np.int64]]] = {
         "zipf": zipf,
         "published": published,
@@ -99,9 +99,9 @@ def simulated(batches: int) -> list[dict[str, Any]]:
                     values[way].append(value)
             here = {"lengths": name, "ranks": ranks, "batch": EACH * ranks, "simulated": True}
             for way, numbers in values.items():
-                metric = {"gain": "throughput", "bound": "lower bound"}.get(way, "slowest / mean")
-                found.append(row(NAME, f"{name}, {ranks} ranks, {way}", metric, "x", numbers, here))
-    return found
+                metric = {"gain": GAIN, "bound": "lower bound"}.get(way, "slowest / mean")
+                rows.append(row(NAME, f"{name}, {ranks} ranks, {way}", metric, "x", numbers, here))
+    return rows
 
 
 def skewed(folder: Path, tiny: bool) -> DLRMv4WorkloadConfig:
@@ -149,16 +149,16 @@ def measured(world: Ranks, folder: Path, tiny: bool, batches: int) -> list[dict[
         "ranks": world.size, "backend": world.backend, "batch": config.train.batch_size, "simulated": False,
         "history": config.data.history.length, "dim": config.model.dim,
     }  # fmt: skip
-    found, slowest = [], {}
+    rows, slowest = [], {}
     for way in WAYS:
         steps = np.array(seconds[way])
         slowest[way] = steps.max(1)
         variant = f"measured, {world.size} ranks, {way}"
-        found.append(row(NAME, variant, "slowest / mean", "x", (steps.max(1) / steps.mean(1)).tolist(), here))
-        found.append(row(NAME, variant, "slowest rank", "ms", (1e3 * steps.max(1)).tolist(), here))
+        rows.append(row(NAME, variant, "slowest / mean", "x", (steps.max(1) / steps.mean(1)).tolist(), here))
+        rows.append(row(NAME, variant, "slowest rank", "ms", (1e3 * steps.max(1)).tolist(), here))
     gains = (slowest["in turn"] / slowest["by work"]).tolist()
-    found.append(row(NAME, f"measured, {world.size} ranks, gain", "throughput", "x", gains, here))
-    return found
+    rows.append(row(NAME, f"measured, {world.size} ranks, gain", GAIN, "x", gains, here))
+    return rows
 
 
 def keep(rows: list[dict[str, Any]], dry: bool) -> None:
@@ -169,11 +169,11 @@ def keep(rows: list[dict[str, Any]], dry: bool) -> None:
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--tiny", action="store_true", help="few and small batches; no rows")
-    words.add_argument("--dry", action="store_true", help="print, keep no rows")
-    words.add_argument("--meeting", default="", help=argparse.SUPPRESS)
-    options = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="few and small batches; no rows")
+    parser.add_argument("--dry", action="store_true", help="print, keep no rows")
+    parser.add_argument("--meeting", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
     if options.meeting:
         world = join(options.meeting)
         events = Path(options.meeting).parent / "events"

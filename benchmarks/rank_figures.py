@@ -82,10 +82,10 @@ def trained(name: str, steps: int, more: int = 0) -> tuple[list[float], dict[str
     return losses[:steps], scores
 
 
-def losses(world: Ranks, chosen: argparse.Namespace) -> Rows:
-    found = []
+def losses(world: Ranks, options: argparse.Namespace) -> Rows:
+    rows = []
     for name, steps in LOSSES.items():
-        more = chosen.more if name == "micro-dlrm" else 0
+        more = options.more if name == "micro-dlrm" else 0
         began = perf_counter()
         both, scores = trained(name, steps, more)
         if not world.is_leader:
@@ -98,12 +98,12 @@ def losses(world: Ranks, chosen: argparse.Namespace) -> Rows:
         print(f"{name}: {perf_counter() - began:.0f} s", file=sys.stderr)
         apart = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(both, alone, strict=True))
         here = {"ranks": world.size, "steps": steps}
-        found.append(row(NAME, name, "largest_difference", "of a loss", [apart], here))
+        rows.append(row(NAME, name, "largest_difference", "of a loss", [apart], here))
         for who, metrics in ((f"{world.size} ranks", scores), ("1 process", known)):
             if metrics:
-                told = {"steps": steps + more}
-                found.append(row(NAME, f"{name}, {who}", "auc", "", [metrics["auc"]], told))
-    return found
+                conditions = {"steps": steps + more}
+                rows.append(row(NAME, f"{name}, {who}", "auc", "", [metrics["auc"]], conditions))
+    return rows
 
 
 class Peak:
@@ -118,9 +118,9 @@ class Peak:
 
 
 def _status(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) << 10
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) << 10
 
 
 def bags(world: Ranks, kind: str, seed: int) -> Any:
@@ -135,12 +135,12 @@ def bags(world: Ranks, kind: str, seed: int) -> Any:
     return tables
 
 
-def checkpoint(world: Ranks, chosen: argparse.Namespace) -> Rows:
+def checkpoint(world: Ranks, options: argparse.Namespace) -> Rows:
     from recperf.distributed.checkpoint import RankStore
 
-    folder = Path(world.on_leader(lambda: tempfile.mkdtemp(dir=chosen.folder)))
+    folder = Path(world.on_leader(lambda: tempfile.mkdtemp(dir=options.folder)))
     here = {"ranks": world.size, "rows": ROWS, "dim": DIM}
-    found = []
+    rows = []
 
     def timed(what: str, work: Any) -> None:
         world.barrier()
@@ -148,8 +148,8 @@ def checkpoint(world: Ranks, chosen: argparse.Namespace) -> Rows:
         work()
         seconds = world.maximum(round((perf_counter() - began) * 1e9)) / 1e9
         most = world.maximum(peak.bytes())
-        found.append(row(NAME, what, "time", "s", [seconds], here))
-        found.append(row(NAME, what, "beside_the_tables", "MiB", [most / MIB], here))
+        rows.append(row(NAME, what, "time", "s", [seconds], here))
+        rows.append(row(NAME, what, "beside_the_tables", "MiB", [most / MIB], here))
 
     def store() -> RankStore:
         return RankStore(folder=folder, notice=print, world=world)
@@ -163,7 +163,7 @@ def checkpoint(world: Ranks, chosen: argparse.Namespace) -> Rows:
         world.barrier()
         if world.is_leader:
             shutil.rmtree(folder)
-    return found
+    return rows
 
 
 def _state(tables: Any) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _load(store: Any, tables: Any) -> None:
     store.load(into=_state(tables))
 
 
-def span_cost(world: Ranks, chosen: argparse.Namespace) -> Rows:
+def span_cost(world: Ranks, options: argparse.Namespace) -> Rows:
     from recperf.distributed import progress
     from recperf.measure.spans import follow, span
 
@@ -217,65 +217,65 @@ class Slow:
             yield batch
 
 
-def window(world: Ranks, chosen: argparse.Namespace) -> Rows:
+def window(world: Ranks, options: argparse.Namespace) -> Rows:
     from recperf.execution.measuring import measure_window
 
     prepared = prepared_of("dlrm-v4")
     trial = prepared.trial(0)
     trial.recipe.model.train()
-    found = []
+    rows = []
     for slept in (0.0, 0.15):
         recipe = trial.recipe
         if slept and world.rank == 1:
             recipe = replace(recipe, order=Slow(recipe.order, slept))
-        told = measure_window(prepared, trial, recipe, None, steps=16)
-        here = {"ranks": world.size, "steps": told["steps"], "rank_1_sleeps_ms": 1e3 * slept}
-        for each in told["communication"]["each"]:
+        profile = measure_window(prepared, trial, recipe, None, steps=16)
+        here = {"ranks": world.size, "steps": profile["steps"], "rank_1_sleeps_ms": 1e3 * slept}
+        for each in profile["communication"]["each"]:
             for metric in ("own_ms", "exposed_ms", "late_ms", "moving_ms"):
-                found.append(row(NAME, f"window, rank {each['rank']}", metric, "ms", [each[metric]], here))
-        found.append(row(NAME, "window", "overhead", "of a step", [told["overhead"]["share"]], here))
-    return found
+                rows.append(row(NAME, f"window, rank {each['rank']}", metric, "ms", [each[metric]], here))
+        rows.append(row(NAME, "window", "overhead", "of a step", [profile["overhead"]["share"]], here))
+    return rows
 
 
 PARTS = {"losses": losses, "checkpoint": checkpoint, "span": span_cost, "window": window}
 
 
-def rank(chosen: argparse.Namespace) -> None:
+def rank(options: argparse.Namespace) -> None:
     """What each rank does; the first keeps the rows."""
-    world = join(chosen.meeting)
-    found: Rows = []
-    for part in [chosen.only] if chosen.only else PARTS:
+    world = join(options.meeting)
+    rows: Rows = []
+    for part in [options.only] if options.only else PARTS:
         began = perf_counter()
-        found += PARTS[part](world, chosen)
+        rows += PARTS[part](world, options)
         if world.is_leader:
             print(f"{part}: {perf_counter() - began:.0f} s", file=sys.stderr)
     if world.is_leader:
-        for entry in found:
-            entry["conditions"]["note"] = chosen.note
+        for entry in rows:
+            entry["conditions"]["note"] = options.note
             print(f"{entry['conditions'].get('rank_1_sleeps_ms', ''):>5} {show(entry)}")
-        if not chosen.dry:
-            print(f"rows appended to {record(found).name}", file=sys.stderr)
+        if not options.dry:
+            print(f"rows appended to {record(rows).name}", file=sys.stderr)
     world.barrier()
     world.leave()
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description="figures of two gloo ranks of this host")
-    words.add_argument("--only", choices=tuple(PARTS))
-    words.add_argument("--more", type=int, default=2_830, help="steps of micro-dlrm behind those that are compared")
-    words.add_argument("--folder", type=Path, default=None, help="where the checkpoint is written")
-    words.add_argument("--note", default="", help="about the machine, kept with the rows")
-    words.add_argument("--dry", action="store_true", help="print, keep no rows")
-    words.add_argument("--meeting", default="", help=argparse.SUPPRESS)
-    chosen = words.parse_args()
+    parser = argparse.ArgumentParser(description="figures of two gloo ranks of this host")
+    parser.add_argument("--only", choices=tuple(PARTS))
+    parser.add_argument("--more", type=int, default=2_830, help="steps of micro-dlrm behind those that are compared")
+    parser.add_argument("--folder", type=Path, default=None, help="where the checkpoint is written")
+    parser.add_argument("--note", default="", help="about the machine, stored with the rows")
+    parser.add_argument("--dry", action="store_true", help="print, store no rows")
+    parser.add_argument("--meeting", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
     try:
         require_torchrec()
     except RecperfError as error:
         print(f"error: {error}", file=sys.stderr)
         return 4
-    if not chosen.meeting:
+    if not options.meeting:
         return start(2)
-    rank(chosen)
+    rank(options)
     return 0
 
 

@@ -1,11 +1,11 @@
 """Steps of dlrm on ranks of this host: dense gradients summed during the backward pass, and as one message after it.
 
-The model is the intended experiment's with smaller tables: 11 MB of dense gradients in three buckets. One training
+The model is the intended experiment's with smaller tables: 10 MB of dense gradients in buckets. One training
 takes both kinds of steps, in pairs of blocks, so that they share weights, batches and whatever else the machine does;
 which kind goes first alternates. Ranks begin each block at the same moment, with a step that does not count. Between
 processes of one host a message costs computing time instead of waiting, so the same is measured once more as if over a
 network: the result of each all-reduce is held back until a link of that rate would have carried it, one message after
-the other.
+the other. Only all-reduces are: the exchange of ids and rows stays as fast as it is.
 
 Run as `python benchmarks/rank_overlap.py`; it starts the ranks itself. `--device cuda` takes NCCL ranks on one GPU,
 whose speed says little about ranks with a GPU each. Needs TorchRec.
@@ -48,8 +48,8 @@ def network(bytes_per_s: float) -> Iterator[None]:
     """Each asynchronous all-reduce takes at least as long as a link of that rate would; 0: as it is."""
     before, free = distributed.all_reduce, [0.0]
 
-    def held_back(tensor: Tensor, *words: Any, **named: Any) -> Any:
-        work = before(tensor, *words, **named)
+    def held_back(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        work = before(tensor, *arguments, **named)
         if work is None:
             return None
         # Ranks send and receive nearly all of it once in either direction.

@@ -50,9 +50,9 @@ def exchanges(seconds: float = 0.0) -> Iterator[list[int]]:
     sent: list[int] = []
     before = distributed.all_to_all_single
 
-    def watched(output: Tensor, input: Tensor, *words: Any, **named: Any) -> Any:
+    def watched(output: Tensor, input: Tensor, *arguments: Any, **named: Any) -> Any:
         sent.append(input.nbytes)
-        work = before(output, input, *words, **named)
+        work = before(output, input, *arguments, **named)
         return work if work is None else Late(work, perf_counter() + seconds)
 
     distributed.all_to_all_single = watched
@@ -79,11 +79,11 @@ class Timed:
         call = getattr(kind, method)
         self.seconds[name] = 0.0
 
-        def timed(*words: Any, **named: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
             began = perf_counter()
-            found = call(*words, **named)
+            result = call(*arguments, **named)
             self.seconds[name] += perf_counter() - began
-            return found
+            return result
 
         setattr(kind, method, timed)
 
@@ -96,7 +96,7 @@ def steps(trial: Any, window: SharedWindow, timed: Timed, blocks: int, each: int
     ways = {"early": True, "in the step": False}
     recipe, world = trial.recipe, window.world
     batches = {name: endless(replace(recipe.order, ahead=on), 0) for name, on in ways.items()}
-    found: dict[str, dict[str, list[float]]] = {
+    figures: dict[str, dict[str, list[float]]] = {
         name: {"step_ms": [], **{n: [] for n in timed.seconds}} for name in ways
     }
     for block in range(blocks + 1):
@@ -111,8 +111,8 @@ def steps(trial: Any, window: SharedWindow, timed: Timed, blocks: int, each: int
             taken = world.maximum(round((perf_counter() - began) * 1e9)) / 1e9
             if block:
                 for metric, seconds in {"step_ms": taken, **timed.seconds}.items():
-                    found[name][metric].append(seconds / each * 1e3)
-    return found
+                    figures[name][metric].append(seconds / each * 1e3)
+    return figures
 
 
 def asked(batch: HistoryBatch, model: DLRMv4Config) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ def asked(batch: HistoryBatch, model: DLRMv4Config) -> dict[str, Tensor]:
 def repeats(trial: Any, world: Ranks, count: int) -> dict[str, dict[str, list[float]]]:
     """Bytes sent and ms a lookup, with each row once and with every id."""
     tables, order = trial.rank_tables, trial.recipe.order
-    found: dict[str, dict[str, list[float]]] = {}
+    figures: dict[str, dict[str, list[float]]] = {}
     for number, batch in zip(range(count + 1), order.loader()):
         every = asked(batch, order.model)
         once = {name: torch.unique(ids) for name, ids in every.items()}
@@ -139,73 +139,73 @@ def repeats(trial: Any, world: Ranks, count: int) -> dict[str, dict[str, list[fl
                 tables.lookup(SimpleNamespace(rows=rows))
                 taken = perf_counter() - began
             if number:
-                told = found.setdefault(way, {"sent_bytes": [], "lookup_ms": []})
-                told["sent_bytes"].append(float(sum(sent)))
-                told["lookup_ms"].append(taken * 1e3)
-    return found
+                values = figures.setdefault(way, {"sent_bytes": [], "lookup_ms": []})
+                values["sent_bytes"].append(float(sum(sent)))
+                values["lookup_ms"].append(taken * 1e3)
+    return figures
 
 
-def rank(chosen: argparse.Namespace) -> None:
-    """What each rank does; the first keeps the rows."""
-    world = join(chosen.meeting)
+def rank(options: argparse.Namespace) -> None:
+    """What each rank does; the first stores the rows."""
+    world = join(options.meeting)
     config = laptop()
     config = replace(
-        config, data=replace(config.data, events=chosen.events), train=replace(config.train, batch_size=chosen.batch)
+        config, data=replace(config.data, events=options.events), train=replace(config.train, batch_size=options.batch)
     )
     trial: Any = world.leader_first(lambda: find("dlrm-v4").prepare(config)).trial(0)
     conditions = {
-        "ranks": world.size, "backend": world.backend, "batch": chosen.batch, "block": chosen.each,
-        "table_dim": config.model.table_dim, "note": chosen.note,
+        "ranks": world.size, "backend": world.backend, "batch": options.batch, "block": options.each,
+        "table_dim": config.model.table_dim, "note": options.note,
     }  # fmt: skip
-    found, timed, window = [], Timed(), SharedWindow(world)
-    for delay in chosen.delays:
+    rows, timed, window = [], Timed(), SharedWindow(world)
+    for delay in options.delays:
         with exchanges(delay / 1e3):
-            told = steps(trial, window, timed, chosen.blocks, chosen.each)
+            figures = steps(trial, window, timed, options.blocks, options.each)
         here = {**conditions, "least_exchange_ms": delay}
-        found += _rows(told, here)
-        ratios = [slow / fast for slow, fast in zip(told["in the step"]["step_ms"], told["early"]["step_ms"])]
-        found.append(row(NAME, "in the step over early", "ratio", "x", ratios, here))
-    found += _rows(repeats(trial, world, chosen.lookups), conditions)
+        rows += _rows(figures, here)
+        ratios = [slow / fast for slow, fast in zip(figures["in the step"]["step_ms"], figures["early"]["step_ms"])]
+        rows.append(row(NAME, "in the step over early", "ratio", "x", ratios, here))
+    rows += _rows(repeats(trial, world, options.lookups), conditions)
     if world.is_leader:
-        for entry in found:
+        for entry in rows:
             print(f"{entry['conditions'].get('least_exchange_ms', ''):>4} {show(entry)}")
-        if not chosen.dry:
-            print(f"rows appended to {record(found)}", file=sys.stderr)
+        if not options.dry:
+            print(f"rows appended to {record(rows)}", file=sys.stderr)
     world.barrier()
     world.leave()
 
 
-def _rows(told: dict[str, dict[str, list[float]]], conditions: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(figures: dict[str, dict[str, list[float]]], conditions: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         row(NAME, way, metric, metric.rpartition("_")[2], values, conditions)
-        for way, metrics in told.items()
+        for way, metrics in figures.items()
         for metric, values in metrics.items()
     ]
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--ranks", type=int, default=2)
-    words.add_argument("--events", type=int, default=40_000)
-    words.add_argument("--batch", type=int, default=128, help="of all ranks together")
-    words.add_argument("--blocks", type=int, default=20, help="pairs of them")
-    words.add_argument("--each", type=int, default=10, help="steps of a block")
-    words.add_argument("--lookups", type=int, default=20)
-    words.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--events", type=int, default=40_000)
+    parser.add_argument("--batch", type=int, default=128, help="of all ranks together")
+    parser.add_argument("--blocks", type=int, default=20, help="pairs of them")
+    parser.add_argument("--each", type=int, default=10, help="steps of a block")
+    parser.add_argument("--lookups", type=int, default=20)
+    parser.add_argument(
         "--delays", type=float, nargs="+", default=[0.0, 5.0], help="ms that an all-to-all takes at least"
     )
-    words.add_argument("--note", default="", help="about the machine, kept with the rows")
-    words.add_argument("--dry", action="store_true", help="print, keep no rows")
-    words.add_argument("--meeting", default="", help=argparse.SUPPRESS)
-    chosen = words.parse_args()
+    parser.add_argument("--note", default="", help="about the machine, stored with the rows")
+    parser.add_argument("--dry", action="store_true", help="print, store no rows")
+    parser.add_argument("--meeting", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
     try:
         require_torchrec()
     except RecperfError as error:
         print(f"error: {error}", file=sys.stderr)
         return 4
-    if not chosen.meeting:
-        return start(chosen.ranks)
-    rank(chosen)
+    if not options.meeting:
+        return start(options.ranks)
+    rank(options)
     return 0
 
 
