@@ -381,7 +381,7 @@ def rank_points(steps: int) -> list[Point]:
                 sharding="row",
                 wire="fp32",
                 pipelined=options.pipeline,
-                overlapped=options.overlap,
+                overlapped=options.overlap == "on",
                 balanced=options.balance,
             )
             plan = predict(workload, ranks, device, network, parallelism, skew=ids, history=ids.histories)

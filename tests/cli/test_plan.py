@@ -36,7 +36,7 @@ def as_json(call: Call, *arguments: str) -> dict[str, Any]:
     "options",
     [
         "",
-        "--gpu a100 --distributed.sharding table,item_id=column --distributed.no-overlap --model.hstu.layers=2",
+        "--gpu a100 --distributed.sharding table,item_id=column --distributed.overlap off --model.hstu.layers=2",
         "--preset gpu --tables.placement host --tables.device-bytes 8GiB",
         "--data yambda-like",
     ],
@@ -52,7 +52,7 @@ def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, opti
         read = read_options(run.Options, choice, verb="run", description="")
         if "--gpu a100" in options and command == commands[0]:
             distributed = read.values.distributed
-            assert (distributed.overlap, distributed.sharding) == (False, "auto"), "as asked for it would not fit"
+            assert (distributed.overlap, distributed.sharding) == ("off", "auto"), "as asked for it would not fit"
             assert read.values.model.hstu.layers == 2
 
 
@@ -99,7 +99,7 @@ def test_the_first_lines_say_what_to_do(call: Call) -> None:
 
 def test_a_plan_takes_the_options_of_a_run(call: Call) -> None:
     arguments = (*MLPERF, "--ranks", "16", "--gpu", "b200")
-    options = ("--distributed.no-overlap", "--distributed.no-pipeline", "--distributed.all-to-all", "bf16")
+    options = ("--distributed.overlap", "off", "--distributed.no-pipeline", "--distributed.all-to-all", "bf16")
     options += ("--distributed.sharding", "row,album_id=column,uid=table")
     default, other = (as_json(call, *arguments, *more)["points"][0] for more in ((), options))
     assert "nothing overlaps with the backward pass" in other["origins"]["overlap"]

@@ -96,7 +96,7 @@ def test_losses_weights_and_scores_are_those_of_a_single_process(name: str) -> N
 
 
 @functools.cache
-def overlapped(ranks: int, overlap: bool = True) -> list[dict[str, dict[str, Any]]]:
+def overlapped(ranks: int, overlap: str = "on") -> list[dict[str, dict[str, Any]]]:
     """Of models whose gradients fill some buckets."""
     crossed = dlrm("sgd", MIXED)
     made = {
@@ -104,15 +104,15 @@ def overlapped(ranks: int, overlap: bool = True) -> list[dict[str, dict[str, Any
         "dot": dlrm("rowwise-adagrad", "t1=row,t2=data-parallel"),
         "micro": micro(),
     }
-    chosen = {
+    made = {
         name: replace(config, distributed=replace(config.distributed, overlap=overlap)) for name, config in made.items()
     }
-    return run_ranks(ranks, "click_jobs.losses", configs=chosen, steps=50, bucket_bytes=1000)
+    return run_ranks(ranks, "click_jobs.losses", configs=made, steps=50, bucket_bytes=1000)
 
 
 @needs_torchrec
 def test_gradients_are_summed_during_the_backward_pass() -> None:
-    one, two, afterwards = overlapped(1)[0], overlapped(2), overlapped(2, overlap=False)
+    one, two, afterwards = overlapped(1)[0], overlapped(2), overlapped(2, overlap="off")
     for name, alone in one.items():
         first, second = two[0][name], two[1][name]
         assert close(alone["losses"], first["losses"], 1e-6), (name, alone["losses"], first["losses"])
@@ -128,7 +128,11 @@ def test_gradients_are_summed_during_the_backward_pass() -> None:
 def test_three_ranks_resume_to_the_bit() -> None:
     """Among them the order of a sum depends on its message: a resumed run sends the same ones from its first step."""
     made = dlrm("sgd", MIXED)
-    wide = replace(made, model=replace(made.model, bottom=(6, 64, 64, 8), top=(64, 64, 1)))
+    wide = replace(
+        made,
+        model=replace(made.model, bottom=(6, 64, 64, 8), top=(64, 64, 1)),
+        distributed=replace(made.distributed, overlap="on"),
+    )
     straight, again = run_ranks(3, "click_jobs.resumed", config=wide, steps=5, bucket_bytes=10_000)[0]
     same(again, straight)
 

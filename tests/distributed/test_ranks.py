@@ -59,7 +59,7 @@ def config(
         model=model,
         train=train,
         evaluate=EvaluationConfig(batch_size=50),
-        distributed=DistributedConfig(sharding=sharding, balance=balance),
+        distributed=DistributedConfig(sharding=sharding, balance=balance, overlap="on"),
     )
 
 

@@ -143,7 +143,7 @@ def test_gradients_are_summed_during_the_backward_pass(device: str, start: Start
     configs = {
         f"{name}, {overlap}": replace(config, distributed=replace(config.distributed, overlap=overlap))
         for name, config in (("rows", on(dlrm("sgd", everywhere("row")), device)), ("copies", on(micro(), device)))
-        for overlap in (True, False)
+        for overlap in ("on", "off")
     }
     asked: dict[str, Any] = {
         "job": "click_jobs.losses", "device": device,
@@ -152,12 +152,12 @@ def test_gradients_are_summed_during_the_backward_pass(device: str, start: Start
     two, one = start("two", **asked), start("one", 1, **asked).results()[0]
     first, second = two.results()
     for name in ("rows", "copies"):
-        overlapped, afterwards = first[f"{name}, True"], first[f"{name}, False"]
+        overlapped, afterwards = first[f"{name}, on"], first[f"{name}, off"]
         assert overlapped["sent"] == overlapped["buckets"] > afterwards["buckets"] == 1
-        assert overlapped["losses"] == second[f"{name}, True"]["losses"]
+        assert overlapped["losses"] == second[f"{name}, on"]["losses"]
         # Kernels of a GPU may add in another order each time.
         assert close(overlapped["losses"], afterwards["losses"], 1e-6), name
-        assert close(one[f"{name}, True"]["losses"], overlapped["losses"], 1e-6 if device == "cpu" else 1e-5), name
+        assert close(one[f"{name}, on"]["losses"], overlapped["losses"], 1e-6 if device == "cpu" else 1e-5), name
 
 
 @needs_torchrec

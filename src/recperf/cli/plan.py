@@ -81,7 +81,7 @@ def command(arguments: list[str]) -> int:
     if options.global_batch is not None:
         workload = replace(workload, batch_size=options.global_batch)
     device, network = _machine(options, workload, terminal)
-    parallelism = _parallelism(options, workload)
+    parallelism = _parallelism(options, workload, device)
     tables = getattr(options.values, "tables", None)
     worse_skew = None
     if options.skew is None and workload.popularity is not None and workload.popularity.repeated:
@@ -137,13 +137,14 @@ def _run_command(choice: Choice) -> str:
     return shlex.join(["run", choice.workload.name, *choice.sources, *fields])
 
 
-def _parallelism(options: Options[Any], workload: PlannedWorkload) -> Parallelism:
+def _parallelism(options: Options[Any], workload: PlannedWorkload, device: Device) -> Parallelism:
     if options.rank_batch is not None and options.global_batch is not None:
         raise UsageError("--rank-batch and --global-batch exclude each other")
     published = None if options.global_batch is not None else workload.rank_batch
     rank_batch = published if options.rank_batch is None else options.rank_batch
     # A workload that runs in a single process has no options of ranks.
-    return parallelism_of(getattr(options.values, "distributed", DistributedConfig()), rank_batch)
+    distributed = getattr(options.values, "distributed", DistributedConfig())
+    return parallelism_of(distributed, rank_batch, on_cpu=device.shared)
 
 
 def _skew(options: Options[Any], workload: PlannedWorkload, batch: int, ranks: int) -> skews.Skew | None:

@@ -35,8 +35,9 @@ class DistributedConfig:
     """Precision in which rows and their gradients are sent."""
     pipeline: bool = True
     """Send the ids of the next batch while this one is computed; the results stay the same to the bit."""
-    overlap: bool = True
-    """Sum dense gradients in buckets during the backward pass."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Sum dense gradients in buckets during the backward pass. auto: on GPUs, and on CPUs where the ranks leave a core
+    free: sums are computed by a thread of their own."""
     balance: bool = True
     """Deal the samples of a batch to ranks by counted work, so that none waits for long histories (dlrm-v4)."""
     timeout_s: float = 300.0
@@ -46,6 +47,7 @@ class DistributedConfig:
 
     def __post_init__(self) -> None:
         require(self.all_to_all in PRECISIONS, "distributed.all_to_all", self.all_to_all, ", ".join(PRECISIONS))
+        require(self.overlap in ("auto", "on", "off"), "distributed.overlap", self.overlap, "auto, on, off")
         within(1.0, self.timeout_s, 86_400.0, "distributed.timeout_s")
         self.shardings, self.placements  # noqa: B018
 

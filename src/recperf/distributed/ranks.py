@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from ..machine import usable_cores
 from .world import World
 
 if TYPE_CHECKING:
@@ -125,6 +126,20 @@ class Ranks(World):
         copied = {name for name in rows if kinds.get(name, kind) == "data-parallel"}
         held = [count if name in copied else count / self.size for name, count in rows.items()]
         return sum(held) / sum(rows.values())
+
+    def overlaps(self, options: DistributedConfig, threads: int) -> tuple[bool, str]:
+        """Whether gradients are summed during the backward pass, and why. All ranks call it and decide alike: they must
+        send the same messages."""
+        if options.overlap != "auto":
+            return options.overlap == "on", f"{options.overlap}: requested"
+        if self.device == "cuda":
+            return True, "on: a GPU sends while it computes"
+        cores, used = usable_cores(), self.local_size * threads
+        everywhere = not self.maximum(int(cores <= used))
+        facts = f"the ranks of this host use {used} of {cores} cores"
+        if cores > used and not everywhere:
+            facts += ", those of another host use all"
+        return everywhere, f"{'on' if everywhere else 'off'}: {facts}"
 
     def reduction_bytes(self, parameters: int) -> int:
         """Bytes of the buffer in which ranks sum gradients; a single process has none."""

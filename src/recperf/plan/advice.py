@@ -113,12 +113,17 @@ def remedies(
 
 
 def improvements(
-    plan: Prediction, parallelism: Parallelism, predicted: Callable[[Parallelism], Prediction], most: int = 3
+    plan: Prediction,
+    parallelism: Parallelism,
+    predicted: Callable[[Parallelism], Prediction],
+    most: int = 3,
+    *,
+    on_cpu: bool = False,
 ) -> list[tuple[str, Prediction]]:
     """Changes that shorten the step and still fit, the best first: options of `recperf run`, and the step with them."""
     if plan.ranks == 1:
         return []
-    tried = [(options, predicted(changed)) for options, changed in _faster(plan, parallelism)]
+    tried = [(options, predicted(changed)) for options, changed in _faster(plan, parallelism, on_cpu)]
     better = [one for one in tried if one[1].memory.fits and one[1].seconds <= (1 - NOTICEABLE) * plan.seconds]
     return sorted(better, key=lambda one: one[1].seconds)[:most]
 
@@ -154,14 +159,15 @@ def _copied(plan: Prediction) -> bool:
     return any(table.copied for table in plan.work.tables)
 
 
-def _faster(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
+def _faster(plan: Prediction, parallelism: Parallelism, on_cpu: bool) -> Iterator[tuple[str, Parallelism]]:
     """Changes that may need less time."""
     if parallelism.wire == "fp32" and not _copied(plan):
         yield "--distributed.all-to-all fp16", replace(parallelism, wire="fp16")
     if not parallelism.pipelined:
         yield "--distributed.pipeline", replace(parallelism, pipelined=True)
-    if not parallelism.overlapped:
-        yield "--distributed.overlap", replace(parallelism, overlapped=True)
+    # The thread that sums gradients takes a core from the ranks.
+    if not parallelism.overlapped and not on_cpu:
+        yield "--distributed.overlap on", replace(parallelism, overlapped=True)
     if not _copied(plan):
         yield from _shardings(parallelism, ("auto", "row", "table"))
 

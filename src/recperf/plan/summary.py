@@ -170,7 +170,7 @@ def _advice(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
 def _changes(setting: Setting, smallest: Candidate) -> list[dict[str, Any]]:
     """Options of `recperf run` that make it faster."""
     plan, ranks = smallest.plan, smallest.plan.ranks
-    better = advice.improvements(plan, smallest.parallelism, smallest.predicted)
+    better = advice.improvements(plan, smallest.parallelism, smallest.predicted, on_cpu=setting.device.shared)
     if not setting.workload.published_samples:
         # How many samples the target takes depends on the batch; where that is unknown, larger ones are an offer.
         larger = replace(smallest.parallelism, rank_batch=LARGER_BATCH * plan.rank_batch)

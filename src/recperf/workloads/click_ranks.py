@@ -182,10 +182,11 @@ class RankTrialState(DLRMTrialState):
         if tables is None:
             parameters = [*parameters, *self.model.embeddings.parameters()]
         model = RankModel(self.model)
+        overlap, settings.reasons["overlap"] = self.world.overlaps(options, settings.threads)
         step = RankStep(
             model,
             self.optimizer,
-            Reduction(parameters, self.world, overlap=options.overlap),
+            Reduction(parameters, self.world, overlap=overlap),
             before=tables.set_rate if tables else lambda rate: None,
             send_ahead=tables.sharded.send_ahead if tables else lambda: None,
             sync=settings.sync,
@@ -214,8 +215,8 @@ class RankTrialState(DLRMTrialState):
         return Part(self.world.rank, self.world.size)
 
     @torch.no_grad()
-    def scored(self, made: Iterable[ClickBatch], samples: Callable[[int], int]) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all rows in their order, each made and scored by one rank; `samples` says how many all
+    def scored(self, made: Iterable[ClickBatch], samples: Callable[[int], int], rows: int) -> tuple[Tensor, Tensor]:
+        """Logits and labels of all `rows` in their order, each made and scored by one rank; `samples` says how many all
         ranks have of a batch."""
         scores = Scores(self.world)
         for number, batch in enumerate(made):
@@ -223,7 +224,7 @@ class RankTrialState(DLRMTrialState):
             own = share(batch, samples(number), self.part).part
             logits_B = self.model(own.dense_BD, own.features)
             scores.add(logits_B, own.labels_B, stride(samples(number), self.world.size))
-        return scores.gather()
+        return scores.gather(rows)
 
     def state(self) -> dict[str, Any]:
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""

@@ -66,6 +66,21 @@ def test_parts_have_the_rows_of_the_whole_batch(store: CriteoStore) -> None:
         assert [part[number] for part in parts] == [rows[rank::3] for rank in range(3)]
 
 
+def test_a_part_may_have_no_row_of_the_last_group(tmp_path: Path) -> None:
+    """65 rows in groups of 8: the last group has one row, which one of four ranks reads."""
+    for day, count in enumerate((65, 20)):
+        synthesize.write(tmp_path / f"day_{day}", lines=count, day=day)
+    made = CriteoStore.open(CriteoConfig(path=tmp_path, cache=tmp_path / "cache", rows=(1 << 20,)))
+    sizes = {"batch_size": 10, "block_rows": 8, "group_blocks": 1}
+    whole = [rows_of(batch) for batch in order(made, **sizes).batches(0)]
+    for rank in range(4):
+        part = [rows_of(batch) for batch in order(made, **sizes, part=Part(rank, 4)).batches(0)]
+        assert part == [rows[rank::4] for rows in whole]
+    nothing, one = (made.take("train", np.arange(count)) for count in (0, 1))
+    for empty, column in zip(vars(nothing).values(), vars(one).values()):
+        assert (len(empty), empty.dtype, empty.shape[1:]) == (0, column.dtype, column.shape[1:])
+
+
 def test_order_depends_on_seed_and_epoch_only(store: CriteoStore) -> None:
     first = [rows_of(batch) for batch in order(store).batches(1)]
     torch.manual_seed(99)

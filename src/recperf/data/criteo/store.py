@@ -80,6 +80,8 @@ class CriteoStore:
             [column[sorted_N[cuts[part] : cuts[part + 1]] - self.edges[part]] for column in self.columns[part]]
             for part in parts
         ]
+        # Without rows, still arrays of each column's type.
+        pieces = pieces or [[column[:0] for column in self.columns[0]]]
         rows = Rows(*(np.concatenate(columns) for columns in zip(*pieces)))
         return rows.take(np.argsort(order_N, kind="stable"))
 

@@ -65,7 +65,8 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
 
     def predicted(self) -> tuple[Tensor, Tensor]:
         source, device = self.prepared.source, self.prepared.settings.device
-        return self.scored(source.held_out(self.seed, device, self.part), source.held_out_samples)
+        rows = self.prepared.data["valid_rows"]
+        return self.scored(source.held_out(self.seed, device, self.part), source.held_out_samples, rows)
 
     def rows_of(self, batch: Any) -> Tensor:
         """The table rows that this rank's part of a batch looks up."""

@@ -233,15 +233,17 @@ class RankTrial(HistoryTrial):
         return SharedEvaluations(self)
 
     def _whole_step(self, inputs: InputOrder) -> RankStep:
-        train = self.prepared.config.train
+        config, settings = self.prepared.config, self.prepared.settings
+        train = config.train
+        overlap, settings.reasons["overlap"] = self.world.overlaps(config.distributed, settings.threads)
         ratio = train.table_learning_rate / train.learning_rate
         return RankStep(
             self.stepped,
             self.optimizer,
-            Reduction(self.model.dense_parameters(), self.world, overlap=self.prepared.config.distributed.overlap),
+            Reduction(self.model.dense_parameters(), self.world, overlap=overlap),
             before=lambda rate: self.rank_tables.set_rate(float(rate) * ratio),
             send_ahead=self.rank_tables.sharded.send_ahead,
-            sync=self.prepared.settings.sync,
+            sync=settings.sync,
         )
 
     def inputs(self, order: StreamOrder) -> InputOrder:

@@ -35,7 +35,7 @@ class RankClickTrial(RankTrialState, ClickTrial):
         self.model.eval()
         rows = len(self.valid)
         batches = cut_part(self.valid, SCORING_BATCH, self.part)
-        return self.scored(batches, lambda number: min(SCORING_BATCH, rows - number * SCORING_BATCH))[0]
+        return self.scored(batches, lambda number: min(SCORING_BATCH, rows - number * SCORING_BATCH), rows)[0]
 
     def rows_of(self, batch: Any) -> Tensor:
         """The table rows that this rank's part of a batch looks up."""
