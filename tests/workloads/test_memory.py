@@ -48,12 +48,23 @@ def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
         base.require_memory(estimate)
 
 
-@pytest.mark.parametrize(("kinds", "share"), [("", 0.5), ("a=row,b=data-parallel", 0.8), ("a=data-parallel", 0.7)])
-def test_a_copied_table_is_held_whole(kinds: str, share: float) -> None:
-    rows, options = {"a": 40, "b": 60}, DistributedConfig(sharding=kinds)
-    assert base.held_share(rows, options) == 1.0
+@pytest.mark.parametrize(
+    ("kinds", "share", "on_host"),
+    [("row", 0.5, 0.5), ("t1=row,t2=data-parallel", 0.8, 0.8), ("t1=table,t2=data-parallel", 1.0, 0.8),
+     ("table", 0.6, 0.5)],
+)  # fmt: skip
+def test_the_fullest_rank_or_host_counts(kinds: str, share: float, on_host: float) -> None:
+    config = dlrm.DLRMWorkloadConfig(
+        model=dlrm.DLRMModelConfig(rows=(40, 60), dim=8, bottom=(6, 8), top=(8, 1)),
+        distributed=DistributedConfig(sharding=kinds),
+    )
+    planned, options = dlrm.planned(config), config.distributed
+    assert base.table_share(planned, options, on_host=False) == 1.0
     two_of(1)
-    assert base.held_share(rows, options) == pytest.approx(share)
+    assert base.table_share(planned, options, on_host=False) == pytest.approx(share)
+    assert base.table_share(planned, options, on_host=True) == pytest.approx(share)
+    two_of(2)
+    assert base.table_share(planned, options, on_host=True) == pytest.approx(on_host)
 
 
 def test_dlrm_v4_counts_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +74,9 @@ def test_dlrm_v4_counts_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     two_of(1)
     estimate = dlrm_v4.estimate(config)
     dense = 4 * config.model.dense_parameters
-    room(monkeypatch, sum(estimate.memory.values()) - estimate.table_bytes // 2 + dense)
+    # The fuller rank has the odd row of each table.
+    odd = 4 * config.model.table_dim * len(config.model.tables)
+    room(monkeypatch, sum(estimate.memory.values()) - estimate.table_bytes // 2 + dense + odd)
     find("dlrm-v4").check(config)
     copies = ",".join(f"{name}=data-parallel" for name in config.model.tables)
     with pytest.raises(MachineError, match="are needed"):

@@ -6,7 +6,7 @@ A caller never asks how many ranks there are: for a single process each method d
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -119,13 +119,6 @@ class Ranks(World):
         """Memory that all processes of this host need together, and whose it is, for a message."""
         by = f" by the {self.local_size} ranks of this host" if self.local_size > 1 else ""
         return self.local_size * process_bytes, by
-
-    def held_share(self, rows: Mapping[str, int], options: DistributedConfig) -> float:
-        """The share of all table rows that one process holds: its shard, and whole data-parallel tables."""
-        kinds, kind = options.shardings, options.kind
-        copied = {name for name in rows if kinds.get(name, kind) == "data-parallel"}
-        held = [count if name in copied else count / self.size for name, count in rows.items()]
-        return sum(held) / sum(rows.values())
 
     def overlaps(self, options: DistributedConfig, threads: int) -> tuple[bool, str]:
         """Whether gradients are summed during the backward pass, and why. All ranks call it and decide alike: they must

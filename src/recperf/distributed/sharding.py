@@ -199,7 +199,9 @@ def free_memory(world: World) -> dict[str, int]:
 
     free = {"cpu": available_bytes() // world.local_size}
     if world.device == "cuda":
-        free["cuda"] = int(torch.cuda.mem_get_info()[0])
+        # What an earlier model of this process left to torch's allocator is free too.
+        left = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        free["cuda"] = int(torch.cuda.mem_get_info()[0]) + left
     return {device: -world.maximum(-bytes_) for device, bytes_ in free.items()}
 
 
@@ -348,8 +350,8 @@ def _shard(module: nn.Module, sharder: Any, plan: Any, device: torch.device) -> 
 
     # A loss here is already weighted by each rank's samples, so gradients are sums, not means over the ranks.
     comm_ops.set_gradient_division(False)
-    # Around the collection alone: it would wrap dense parameters in DDP, whose gradients are means, one message per
-    # bucket; ours are sums that are sent in one buffer with the loss and the signals.
+    # Around the collection alone: it would wrap dense parameters in DDP, whose gradients are means; ours are sums
+    # (step.py).
     return DistributedModelParallel(
         module, device=device, plan=plan, sharders=[sharder], init_data_parallel=False, init_parameters=False
     )

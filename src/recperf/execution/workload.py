@@ -325,9 +325,21 @@ def require_memory(estimate: Estimate, *, tables: float = 1.0, more: int = 0, fi
         )
 
 
-def held_share(rows: Mapping[str, int], options: DistributedConfig) -> float:
-    """How much of the tables one process has: all, or with several ranks its part and what every rank has a copy of."""
-    return current().held_share(rows, options)
+def table_share(planned: PlannedWorkload, options: DistributedConfig, *, on_host: bool) -> float:
+    """Share of all table weights on the fullest rank; `on_host`: of a rank on the fullest host, on average."""
+    world = current()
+    if world.size == 1:
+        return 1.0
+    import numpy as np
+
+    from ..distributed.placement import placed_by
+    from ..plan.memory import rank_demand
+
+    placed = placed_by(options, rank_demand(planned, world.size, options), world.size)
+    together = world.local_size if on_host else 1
+    held_R = np.sum([one.weight_R for one in placed], axis=0)
+    held = np.add.reduceat(held_R, range(0, world.size, together)).max() / together
+    return float(held / sum(one.table.bytes for one in placed))
 
 
 def summed_bytes(parameters: int) -> int:

@@ -14,7 +14,7 @@ from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
 from ...execution.tables import placed_tables
-from ...execution.workload import Fix, Predictions, Prepared, ScoredRows, cpu_fixes
+from ...execution.workload import Fix, Predictions, Prepared, ScoredRows, cpu_fixes, table_share
 from ...measure.cost import FLOAT, Cost
 from ...models.arithmetic import Arithmetic, FastArithmetic
 from ...models.cost import dlrm_step, sparse_dlrm_step
@@ -54,9 +54,9 @@ from .config import (
     bounds,
     estimate,
     max_ids,
+    planned,
     reduction_bytes,
     require_room,
-    table_share,
     table_state,
 )
 from .data import ClickSource, CopiedOrder
@@ -98,7 +98,8 @@ class ConfiguredDLRM:
             require_room(self.config)
             return
         counted, more = estimate(self.config), reduction_bytes(self.config)
-        needed = sum(counted.memory.values()) - (1 - table_share(self.config)) * counted.table_bytes + more
+        share = table_share(planned(self.config), self.config.distributed, on_host=False)
+        needed = sum(counted.memory.values()) - (1 - share) * counted.table_bytes + more
         if self.tiers.placement != "device":
             needed += self.tiers.cache_bytes - counted.table_bytes - counted.state_bytes
         free = torch.cuda.mem_get_info()[0]

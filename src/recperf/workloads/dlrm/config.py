@@ -13,7 +13,7 @@ from ...data.random_config import RandomBagsConfig
 from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory
-from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, summed_bytes
+from ...execution.workload import Estimate, TrialsConfig, Workload, summed_bytes, table_share
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
@@ -327,13 +327,6 @@ def estimate(config: DLRMWorkloadConfig) -> Estimate:
     )
 
 
-def table_share(config: DLRMWorkloadConfig) -> float:
-    """Share of the table rows that one process holds: with AdamW all of them, else its shard."""
-    if config.train.optimizer == "adamw":
-        return 1.0
-    return held_share(dict(zip(config.dlrm.features, config.dlrm.rows)), config.distributed)
-
-
 def reduction_bytes(config: DLRMWorkloadConfig) -> int:
     """Bytes of the all-reduce buffer; AdamW's table gradients are part of it."""
     model = config.dlrm
@@ -348,7 +341,7 @@ def table_state(config: DLRMWorkloadConfig) -> int:
 
 def require_room(config: DLRMWorkloadConfig) -> None:
     """Refuse a config that does not fit into the memory of a CPU."""
-    share, more = table_share(config), reduction_bytes(config)
+    share, more = table_share(planned(config), config.distributed, on_host=True), reduction_bytes(config)
     tables = TablesConfig(placement="device") if config.train.optimizer == "adamw" else config.tables
     require_table_memory(tables, estimate(config), share=share, more=more, fix=LESS)
 

@@ -13,7 +13,7 @@ from ...data.yambda.schema import DAY_S
 from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory
-from ...execution.workload import Estimate, TrialsConfig, Workload, held_share, summed_bytes
+from ...execution.workload import Estimate, TrialsConfig, Workload, summed_bytes, table_share
 from ...measure.cost import FLOAT
 from ...models.dlrm_v4 import config as models
 from ...models.dlrm_v4.config import DLRMv4Config
@@ -277,7 +277,7 @@ def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
 
 
 def require_room(config: DLRMv4WorkloadConfig) -> None:
-    share = held_share(config.model.table_rows, config.distributed)
+    share = table_share(DLRM_V4.planned(config), config.distributed, on_host=True)
     more = summed_bytes(config.model.dense_parameters)
     require_table_memory(config.tables, estimate(config), share=share, more=more, fix=SMALLER)
 
