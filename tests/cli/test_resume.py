@@ -100,10 +100,10 @@ def test_under_torchrun_the_lock_of_a_lost_host_is_waited_for(
     released = iter([other.close])
     monkeypatch.setattr(run, "sleep", lambda seconds: next(released, lambda: None)())
     with pytest.raises(Busy):
-        run.opened(tmp_path / "run", Terminal(as_json=False, quiet=False))
+        run.opened(tmp_path / "run", Terminal(as_json=False, quiet=False), 90)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    run.opened(tmp_path / "run", Terminal(as_json=False, quiet=False)).close()
-    assert "another process has locked the run; waiting up to 120 s" in " ".join(capsys.readouterr().out.split())
+    run.opened(tmp_path / "run", Terminal(as_json=False, quiet=False), 90).close()
+    assert "another process has locked the run; waiting up to 90 s" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_page_names_every_free_field() -> None:

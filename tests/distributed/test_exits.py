@@ -24,7 +24,8 @@ from recperf.distributed.world import RendezvousError, World
 from recperf.errors import DataError, Interrupted, MachineError, RecperfError, Stopped, UsageError
 from recperf.machine import out_of_memory
 from recperf.measure import spans
-from recperf.runs.record import Run
+from recperf.runs import record
+from recperf.runs.record import JOB, Run
 from recperf.stop import FLAG, SIGNALS
 
 
@@ -202,7 +203,7 @@ class Command:
         self.config = with_absolute_paths(self.options.values)
 
     def begun(self) -> Path | None:
-        return run_command.begun(self.choice, self.options, self.config)
+        return run_command.begun(self.choice, self.options, self.config, progress.remembered_run())
 
 
 def test_restarted_ranks_find_their_run(torchrun: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,10 +228,39 @@ def test_rank_0_on_another_host_finds_a_run_of_its_job(
     command = Command("--run-dir", str(folder))
     Run.create("micro-dlrm", to_json(command.config), folder=folder).close()
     assert command.begun() is None
-    (folder / run_command.JOB).write_text(job)
+    (folder / JOB).write_text(job)
     assert (command.begun() == folder) is found
-    (folder / run_command.JOB).write_text("another")
+    (folder / JOB).write_text("another")
     assert command.begun() is None
+
+
+def test_every_host_remembers_the_run(torchrun: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that rank 0 may be on another host after a restart, without --run-dir."""
+    folder, command = tmp_path / "run", Command()
+    Run.create("micro-dlrm", to_json(command.config), folder=folder).close()
+    world = SimpleNamespace(broadcast=lambda value: value, share_run=lambda record: SimpleNamespace(folder=folder))
+    monkeypatch.setattr(run_command, "current", lambda: world)
+    monkeypatch.setattr("recperf.execution.execute.execute", lambda *_, **__: {})
+    assert command.begun() is None
+    run_command.follow(command.choice, command.options, cast(Any, None))
+    assert command.begun() == folder
+
+
+def test_a_new_run_names_its_job_before_it_has_a_config(
+    torchrun: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host lost in between leaves no run that its own job does not know."""
+    folder, write = tmp_path / "run", record.write_json
+    command = Command("--run-dir", str(folder))
+
+    def checked(path: Path, value: Any) -> None:
+        assert (path.name, (folder / JOB).read_text()) == ("config.json", "mine")
+        assert command.begun() is None
+        write(path, value)
+
+    monkeypatch.setattr(record, "write_json", checked)
+    Run.create("micro-dlrm", to_json(command.config), folder=folder, job="mine").close()
+    assert command.begun() == folder
 
 
 def test_restarted_ranks_that_find_no_run_say_so(torchrun: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,9 +75,9 @@ def test_a_signal_to_one_rank_makes_all_save_and_ranks_can_resume(
     assert "--ranks 2" in said(tmp_path, 0)
     assert said(tmp_path, 1) == "", "only rank 0 prints"
     resume = ["run", "--resume", str(tmp_path / "run"), "--no-peaks", "--no-report", "--quiet"]
-    # The MLPerf log states the micro batch of two ranks.
+    # The MLPerf log states the samples of one of two ranks.
     assert main(resume) == 3
-    assert "micro_batch_size 16, this run has 32" in capsys.readouterr().err
+    assert "needs one number of ranks: its log has 16 samples a rank, now 32" in capsys.readouterr().err
     (tmp_path / "again").mkdir()
     assert ended(start(2, resume, tmp_path / "again", home=str(home()))) == [0, 0], said(tmp_path / "again", 0)
     assert (kinds(tmp_path).count("step"), kinds(tmp_path).count("metric")) == (6, 1)

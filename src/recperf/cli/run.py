@@ -20,7 +20,7 @@ from ..distributed.ranks import Ranks, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import read_regular, require_writable, write_atomic
 from ..runs.checkpoints import listed
-from ..runs.record import Busy, Run, read_config
+from ..runs.record import JOB, Busy, Run, read_config
 from ..runs.report.quality_sections import shortfall
 from ..runs.report.sections import target_text
 from ..runs.result import fault
@@ -44,10 +44,10 @@ from .terminal import Terminal, conclude, page_optional, print_error, print_json
 DESCRIPTION = """Train a workload (default: micro-dlrm), compare it with simple baselines and write a run folder.
 WORKLOAD comes first; each option below overrides one field of its config."""
 
-JOB = ".torchrun"
-"""File in a run folder that names the torchrun job working on it."""
 LEASE_S = 120.0
 """Seconds in which a file server frees the locks of a host that is gone; Linux's leases last 90 (NFS 4)."""
+RETRY_S = 10
+"""Seconds between two attempts to lock a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,7 @@ def run_here(arguments: list[str], world: Ranks) -> int:
     if options.restarts:
         raise UsageError("--restarts needs --ranks", fix="torchrun --max-restarts")
     terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.is_leader)
+    remembered = remembered_run()
     with FLAG.before_exit(terminal.close), closing(terminal):
         if options.dry_run and not world.is_leader:
             return 0
@@ -111,7 +112,9 @@ def run_here(arguments: list[str], world: Ranks) -> int:
             world.join(options.values.train.device, options.values.distributed.timeout_s)
             world.require_same_config(choice.workload.name, with_absolute_paths(options.values))
             world.report_ranks(terminal.say)
-        return run(choice, options, terminal) if world.is_leader else follow(choice, options, terminal)
+            # Rank 0 may be on a host that has just come.
+            remembered = next(filter(None, world.all_gather(remembered)), None)
+        return run(choice, options, terminal, remembered) if world.is_leader else follow(choice, options, terminal)
 
 
 def start_ranks(arguments: list[str], options: Options[Any]) -> int:
@@ -169,27 +172,29 @@ def follow(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
         return 0
     allow = world.broadcast(())
     record = world.share_run(None)
+    remember_run(record.folder)
     execute(choice.workload, with_absolute_paths(options.values), record, FLAG, terminal, allow=allow)
     return 0
 
 
-def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
+def run(choice: Choice, options: Options[Any], terminal: Terminal, remembered: Path | None = None) -> int:
+    """Train as rank 0 or alone. `remembered`: the run that restarted ranks were at."""
     config = with_absolute_paths(options.values)
-    before = None if choice.resume else begun(choice, options, config)
+    before = None if choice.resume else begun(choice, options, config, remembered)
     if before is not None:
-        terminal.notice("the ranks were restarted and resume their run")
         choice = replace(choice, resume=before, config=config)
     elif restarted() and not choice.resume:
-        terminal.notice("the ranks were restarted, but their run is not on this host: starting a new one")
+        terminal.notice("the ranks were restarted, but no host has their run: starting a new one")
     FLAG.poll()
     if choice.resume:
-        record = opened(choice.resume, terminal)
+        # The other ranks wait no longer than their timeout.
+        timeout_s = config.distributed.timeout_s if current().size > 1 else LEASE_S + RETRY_S
+        record = opened(choice.resume, terminal, min(LEASE_S, timeout_s - RETRY_S))
     else:
-        record = Run.create(choice.workload.name, to_json(config), folder=options.run_dir)
+        record = Run.create(choice.workload.name, to_json(config), folder=options.run_dir, job=job())
     try:
-        if job():
-            remember_run(record.folder)
-            write_atomic(record.folder / JOB, job().encode())
+        remember_run(record.folder)
+        record.note_job(job())
         result = finished_result(record)
         current().broadcast(result is not None)
         if result is not None:
@@ -203,6 +208,8 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
                 if one["fault"]:
                     terminal.notice(f"checkpoint {one['name']} of seed {one['seed']} is damaged: {one['fault']}")
         else:
+            if before is not None:
+                terminal.notice("the ranks were restarted and resume their run")
             terminal.say(f"{choice.workload.name}: starting in {record.folder}")
             again = f"recperf run --resume {record.folder}{current().resume_options()}"
             with (
@@ -212,7 +219,7 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
                 result = train(choice, config, options, record, terminal)
     except (ConfigError, DataError, MachineError):
         if not choice.resume and not record.began:
-            record.discard(JOB)
+            record.discard()
         raise
     finally:
         terminal.close()
@@ -232,9 +239,9 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     return 0
 
 
-def opened(folder: Path, terminal: Terminal) -> Run:
+def opened(folder: Path, terminal: Terminal, wait_s: float) -> Run:
     """The run to resume. Under torchrun the lock may be that of a rank on a host that is gone."""
-    end = monotonic() + (LEASE_S if job() and not launched() else 0.0)
+    end = monotonic() + (wait_s if job() and not launched() else 0.0)
     while True:
         try:
             return Run.open(folder)
@@ -242,7 +249,7 @@ def opened(folder: Path, terminal: Terminal) -> Run:
             if monotonic() >= end:
                 raise
         terminal.notice(f"another process has locked the run; waiting up to {end - monotonic():.0f} s for it")
-        for _ in range(10):
+        for _ in range(RETRY_S):
             FLAG.poll()
             sleep(1.0)
 
@@ -267,12 +274,12 @@ def finished_result(record: Run) -> dict[str, Any] | None:
     raise DataError(f"this run is finished, but {next(iter(wrong.values()))}", where={"run": record.folder}, fix=fix)
 
 
-def begun(choice: Choice, options: Options[Any], config: Any) -> Path | None:
+def begun(choice: Choice, options: Options[Any], config: Any, remembered: Path | None) -> Path | None:
     """The run that these ranks had begun, with this very config, when one of them failed and all were started again.
 
-    Its folder is noted on the host it was begun on; on another one, --run-dir names a run of the same torchrun job.
+    Each host remembers its folder; where all hosts are new, --run-dir names a run of the same torchrun job.
     """
-    folder = remembered_run()
+    folder = remembered
     if folder is None and options.run_dir is not None and of_this_job(options.run_dir):
         folder = options.run_dir
     if folder is None or not (folder / "config.json").exists():

@@ -171,11 +171,14 @@ def read_exit(place: Path) -> Exit | None:
 
 
 def remember_run(run: Path) -> None:
-    """Record which run this job is at, so that ranks that are restarted resume it."""
+    """Record on this host which run the job is at, so that ranks that are restarted resume it."""
     place = folder()
     if place is not None:
         with contextlib.suppress(OSError):
-            (place.parents[1] / _RUN_FILE).write_text(str(run.resolve()))
+            # Several ranks of a host write the same.
+            draft = place / f"{_RUN_FILE}.tmp"
+            draft.write_text(str(run.resolve()))
+            draft.replace(place.parents[1] / _RUN_FILE)
 
 
 def remembered_run() -> Path | None:

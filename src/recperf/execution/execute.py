@@ -40,7 +40,7 @@ from ..train.config import baseline_to_beat
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
 from .quality import FILE, Assessment
-from .submission import open_log
+from .submission import open_log, require_same_ranks
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
 
@@ -71,6 +71,7 @@ def execute(
     curves = curves or Curves()
     started = _start(run, curves.names)
     log = world.leader_only(lambda: open_log(config, run.folder))
+    require_same_ranks(config, log, run.folder)
     if log:
         log.begin()
     # Rank 0 first: it may generate the data, and no other rank may read it half written.
@@ -82,13 +83,7 @@ def execute(
     _can_stop(config, prepared.target)
     world.require_same_data(prepared.data["digest"])
     _same_data(run, prepared)
-    changed = world.on_leader(lambda: _since_start(run, config))
-    used = started.get("operators")
-    changed += tuple(operator_changes(used, world.all_gather(choice.replaced(used)), allow, {"run": run.folder}))
-    if (started.get("ranks") or world.size) != world.size:
-        changed += (Change(RANKS, started["ranks"], world.size),)
-        # They say what limited a step of the ranks that finished the training.
-        run.remove(*MEASURED)
+    changed = _changes(run, config, started, allow)
     facts = machine_facts()
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
@@ -205,6 +200,19 @@ def of_ranks(profile: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "ranks": {"slowest": communication["slowest"], **{name: communication[name] for name in times}, "each": each}
     }
+
+
+def _changes(run: Run, config: Any, started: dict[str, Any], allow: tuple[str, ...]) -> tuple[Change, ...]:
+    """What differs from the start of the run: config fields, operators and the number of ranks."""
+    world, used = current(), started.get("operators")
+    changed = world.on_leader(lambda: _since_start(run, config))
+    changed += tuple(operator_changes(used, world.all_gather(choice.replaced(used)), allow, {"run": run.folder}))
+    ranks = started.get("ranks") or world.size
+    if ranks != world.size:
+        changed += (Change(RANKS, ranks, world.size),)
+        # They say what limited a step of the ranks that finished the training.
+        run.remove(*MEASURED)
+    return changed
 
 
 def _since_start(run: Run, config: Any) -> tuple[Change, ...]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..distributed.ranks import current
+from ..errors import ConfigError
 from ..runs.mlperf.facts import Facts
 from ..runs.mlperf.log import MLPerfLog
 from ..runs.mlperf.reference import standing
@@ -51,5 +53,29 @@ class Submission:
 
 def open_log(config: Any, folder: Path) -> MLPerfLog | None:
     """The MLPerf log of a run, where its config asks for one."""
+    return MLPerfLog(folder / "mlperf.log", config.mlperf) if _has_log(config) else None
+
+
+def micro_batch(batch_size: int) -> int:
+    """A rank's mean share of a batch; samples are dealt by work, so that shares differ from step to step."""
+    return -(-batch_size // current().size)
+
+
+def require_same_ranks(config: Any, log: MLPerfLog | None, folder: Path) -> None:
+    """Refuse on every rank another number of ranks than the log states, which rank 0 has."""
+    if not _has_log(config):
+        return
+    sizes = ("global_batch_size", "micro_batch_size")
+    logged = current().on_leader(lambda: tuple(log.logged(name) if log else None for name in sizes))
+    batch, share = config.train.batch_size, micro_batch(config.train.batch_size)
+    if logged[0] == batch and logged[1] != share:
+        raise ConfigError(
+            f"a run with --mlperf.log needs one number of ranks: its log has {logged[1]} samples a rank, now {share}",
+            where={"run": folder},
+            fix="start a new run, or leave --mlperf.log out",
+        )
+
+
+def _has_log(config: Any) -> bool:
     options = getattr(config, "mlperf", None)
-    return MLPerfLog(folder / "mlperf.log", options) if options is not None and options.log else None
+    return options is not None and bool(options.log)

@@ -20,13 +20,25 @@ from typing import Any
 
 from .. import jsonfile
 from ..errors import DataError, MachineError, UsageError
-from ..files import append, digest_of, end_of_lines, make_folder, open_regular, reading, write_json, writing
+from ..files import (
+    append,
+    digest_of,
+    end_of_lines,
+    make_folder,
+    open_regular,
+    reading,
+    write_atomic,
+    write_json,
+    writing,
+)
 from .events import BadEvent, parse_events
 from .schemas import Progress, SavedConfig, require_schema
 
 CONFIG_SCHEMA = 1
 PROFILE_MARK = ".profile"
 """Marks a folder as one for a profile."""
+JOB = ".torchrun"
+"""File that names the torchrun job working on a run."""
 OWN_FILES = (
     "config.json",
     "progress.json",
@@ -36,6 +48,7 @@ OWN_FILES = (
     "scores.json",
     "events.jsonl",
     ".lock",
+    JOB,
 )
 """The files that a run writes before it trains."""
 
@@ -66,8 +79,11 @@ class Run:
             raise
 
     @classmethod
-    def create(cls, workload: str, config: dict[str, Any], *, folder: Path | None) -> Run:
-        """A new folder, by default runs/<workload>-<time>-<id>. An existing run is never overwritten."""
+    def create(cls, workload: str, config: dict[str, Any], *, folder: Path | None, job: str = "") -> Run:
+        """A new folder, by default runs/<workload>-<time>-<id>. An existing run is never overwritten.
+
+        `job`: torchrun's id of the job that creates it.
+        """
         if folder is None:
             stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
             folder = Path("runs") / f"{workload}-{stamp}-{secrets.token_hex(3)}"
@@ -85,6 +101,8 @@ class Run:
         with writing(folder):
             make_folder(folder)
         run = cls(folder, made=made)
+        # A folder with a config is a run; a job that is restarted must know it as its own from then on.
+        run.note_job(job)
         write_json(folder / "config.json", {"schema": CONFIG_SCHEMA, "workload": workload, "config": config})
         return run
 
@@ -227,6 +245,11 @@ class Run:
         saved = (self.read("progress.json") or {}).get("saved") or []
         if seed not in saved:
             self.note_progress(saved=[*saved, seed])
+
+    def note_job(self, job: str) -> None:
+        """Record which torchrun job works on the run, if one does."""
+        if job:
+            write_atomic(self.folder / JOB, job.encode())
 
     def note_progress(self, **fields: Any) -> None:
         """Change fields of progress.json."""

@@ -83,6 +83,10 @@ class MLPerfLog:
             self._cut(whole)
         self._load()
 
+    def logged(self, key: str) -> Value:
+        """The first value of a key; None where the log has none yet."""
+        return self._values.get(key)
+
     def begin(self) -> None:
         """Log the start of initialisation; call it as early as possible."""
         self._once("event", "cache_clear", self.submission.cache_clear)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...data.batch import HistoryBatch
 from ...data.yambda.order import StreamOrder
 from ...distributed.ranks import current
-from ...execution.submission import Submission
+from ...execution.submission import Submission, micro_batch
 from ...execution.tables import placed_tables
 from ...execution.workload import Predictions, Prepared
 from ...measure.cost import FLOAT, Cost
@@ -341,7 +341,6 @@ def submission(trial: HistoryTrial, seed: int, log: MLPerfLog) -> Submission:
         linear_precision=precision,
         attention_precision=precision,
         communication_precision=current().choose("fp32", several=SENT[config.distributed.all_to_all]),
-        # A rank's mean share; samples are dealt by work, so that shares differ from step to step.
-        micro_batch_size=-(-train.batch_size // current().size),
+        micro_batch_size=micro_batch(train.batch_size),
     )
     return Submission(log=log, facts=facts, recipe=trial.recipe, samples=trial.samples, target=config.target.auc)
