@@ -13,7 +13,7 @@ import numpy as np
 from ..distributed.config import Kind, KindOrAuto
 from ..distributed.placement import rows_for_all
 from .devices import Device
-from .memory import Memory, largest_tables, memory_of
+from .memory import largest_tables, memory_of
 from .predict import Prediction
 from .sharding import Parallelism, place
 from .skew import Skew
@@ -24,8 +24,6 @@ SHARDED: tuple[Kind, ...] = ("row", "column", "table")
 REMEDIES: tuple[Kind, ...] = ("row", "table", "column")
 """In the order they are tried. Columns come last: each shard has its own row-wise Adagrad state, so that the training
 differs."""
-LARGEST_BATCH = 1 << 16
-"""Largest rank batch in the search for the one that fits."""
 MOST_OVERRIDES = 4
 """Tables whose sharding a remedy changes at most."""
 NOTICEABLE = 0.02
@@ -77,39 +75,24 @@ def arrivals(work: Work, skew: Skew, batch: int, ranks: int, parallelism: Parall
     return rows
 
 
-def largest_batch(plan: Prediction, parallelism: Parallelism, device: Device) -> int:
-    """The largest number of samples of a rank that fits, if the number of ids grows with the batch; 0: none. Distinct
-    ids grow more slowly, so that a larger batch may fit."""
-
-    def fits(batch: int) -> bool:
-        skew = plan.skew.scaled(batch / plan.rank_batch)
-        placed = place(plan.work.tables, plan.ranks, batch, parallelism)
-        return memory_of(plan.work, placed, skew, batch, device, parallelism).fits
-
-    if fits(LARGEST_BATCH):
-        return LARGEST_BATCH
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
+def largest_batch(fits: Callable[[int], bool], too_large: int) -> int:
+    """The largest number of samples of a rank that fits, where `too_large` do not, to about 2 %; 0: none. Every number
+    is predicted anew: a smaller batch has more distinct ids for each of its samples."""
+    if too_large == 1 or not fits(1):
+        return 0
+    low, high = 1, too_large
     while high - low > max(1, low // 64):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
-def remedies(
-    plan: Prediction, parallelism: Parallelism, device: Device, most: int = 3
-) -> list[tuple[str, Parallelism, Memory]]:
-    """Changes that make the plan fit, the smallest first: options of `recperf run`, and the memory with them."""
-    fitting = []
+def remedies(plan: Prediction, parallelism: Parallelism, device: Device) -> Iterator[tuple[str, Parallelism]]:
+    """Changes that make the plan fit, the smallest first: options of `recperf run`."""
     for options, changed in _smaller(plan, parallelism):
         placed = place(plan.work.tables, plan.ranks, plan.rank_batch, changed)
-        memory = memory_of(plan.work, placed, plan.skew, plan.rank_batch, device, changed)
-        if memory.fits:
-            fitting.append((options, changed, memory))
-        if len(fitting) == most:
-            break
-    return fitting
+        if memory_of(plan.work, placed, plan.skew, plan.rank_batch, device, changed).fits:
+            yield options, changed
 
 
 def improvements(

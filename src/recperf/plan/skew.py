@@ -9,6 +9,7 @@ an id that occurs several times in a rank's batch is requested once; several ran
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +54,6 @@ class Traffic:
         one = slice(number, number + 1)
         return Traffic(self.raw_NR[one], self.unique_NR[one], self.touched_NR[one])
 
-    def scaled(self, factor: float) -> Traffic:
-        """For a batch `factor` times as large. Distinct ids grow more slowly: above 1 this is an upper bound."""
-        return Traffic(factor * self.raw_NR, factor * self.unique_NR, factor * self.touched_NR)
-
     @property
     def batches(self) -> int:
         return len(self.raw_NR)
@@ -84,9 +81,6 @@ class Skew:
             name: float(one.unique_NR.sum(1).mean()) / one.unique_NR.shape[1] for name, one in self.traffic.items()
         }
         return {name: ids / batch for name, ids in means.items()}
-
-    def scaled(self, factor: float) -> Skew:
-        return Skew({name: one.scaled(factor) for name, one in self.traffic.items()}, self.origin, self.batches)
 
 
 def even(work: Work, batch: int, ranks: int) -> Skew:
@@ -145,14 +139,14 @@ def kinds(rows: int, exponent: float, blocks: int = 1) -> tuple[Counts, Counts, 
 def parse(text: str) -> float | Path:
     """The value of --skew: the exponent of `zipf:A`, or the folder of a dataset."""
     fix = "--skew even, --skew zipf:1.05, or the folder of a dataset"
-    if not text.startswith("zipf"):
-        if not Path(text).is_dir():
-            raise UsageError(f"--skew {text!r} is no folder", fix=fix)
-        return Path(text)
-    try:
-        return float(text.removeprefix("zipf").removeprefix(":") or "1.05")
-    except ValueError:
-        raise UsageError(f"--skew {text!r} has no exponent", fix=fix) from None
+    law = re.fullmatch(r"zipf(?::(\d+\.?\d*|\.\d+))?", text)
+    if law is not None:
+        return float(law[1] or 1.05)
+    if text.startswith("zipf"):
+        raise UsageError(f"--skew {text!r} has no exponent", fix=fix)
+    if not text or not Path(text).is_dir():
+        raise UsageError(f"--skew {text!r} is no folder", fix=fix)
+    return Path(text)
 
 
 def owners(ids: NDArray[Any], table: Table, ranks: int, *, hashed: bool) -> NDArray[np.int64]:
@@ -173,7 +167,7 @@ def _even(table: Table, batch: int, ranks: int) -> Traffic:
 def _draws(table: Table, exponent: float, distinct: float, ids: int) -> float:
     """Independent draws whose expected number of different rows is `distinct`; at most `ids`."""
     count_K, share_K, _ = kinds(table.rows, exponent)
-    never_K = _never(share_K)
+    never_K = never(share_K)
     low, high = 0.0, float(ids)
     for _ in range(50):
         middle = (low + high) / 2
@@ -181,9 +175,9 @@ def _draws(table: Table, exponent: float, distinct: float, ids: int) -> float:
     return high
 
 
-def _never(share_K: Counts) -> Counts:
+def never(share_K: Counts) -> Counts:
     """Logarithm of the probability that a draw is another row."""
-    return np.asarray(np.log1p(-np.minimum(share_K, 1 - 1e-12)))
+    return np.asarray(np.log1p(-np.minimum(share_K, 1 - 1e-15)))
 
 
 def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int, hashed: bool, seed: int) -> Traffic:
@@ -202,7 +196,7 @@ def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int, ha
     # Rounding must not make the probabilities add up to more than one.
     mass_R = by_rank(count_K * share_K)
     mass_R /= mass_R.sum()
-    never_K = _never(share_K)
+    never_K = never(share_K)
     unique_R = ranks * by_rank(count_K * -np.expm1(draws * never_K))
     touched_R = by_rank(count_K * -np.expm1(draws * ranks * never_K))
     raw_NR = np.random.default_rng(seed).multinomial(ids * ranks, mass_R, size=DRAWN_BATCHES).astype(np.float64)

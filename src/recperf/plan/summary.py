@@ -152,7 +152,7 @@ def _candidate(setting: Setting, ranks: int) -> Candidate:
         tried.append(Candidate(predicted(parallelism), parallelism, "", predicted))
         if tried[-1].fits:
             return tried[-1]
-        for options, changed, _ in advice.remedies(tried[-1].plan, parallelism, setting.share(ranks), most=1):
+        for options, changed in advice.remedies(tried[-1].plan, parallelism, setting.share(ranks)):
             return Candidate(predicted(changed), changed, options, predicted)
     return tried[0]
 
@@ -229,8 +229,7 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
         "origins": plan.origins,
     }
     if not candidate.fits or smallest is None:
-        largest = advice.largest_batch(plan, parallelism, setting.share(ranks))
-        point["memory"]["largest_global_batch"] = largest * ranks
+        point["memory"]["largest_global_batch"] = ranks * _largest_batch(setting, candidate)
         return point
     step = _band(plan)
     point["step"] = {
@@ -249,6 +248,17 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
         rows = advice.arrivals(plan.work, plan.skew, plan.rank_batch, ranks, parallelism)
         point["skew"] = [{**vars(one), "ratio": one.ratio} for one in rows]
     return point
+
+
+def _largest_batch(setting: Setting, candidate: Candidate) -> int:
+    """Samples of a rank that fit where those of the candidate do not."""
+    ranks = candidate.plan.ranks
+
+    def fits(batch: int) -> bool:
+        smaller = replace(candidate.parallelism, rank_batch=batch)
+        return setting.predictor(ranks, batch)(smaller).memory.fits
+
+    return advice.largest_batch(fits, candidate.plan.rank_batch)
 
 
 def _band(plan: Prediction) -> Band:

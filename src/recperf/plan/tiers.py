@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..measure.cost import FLOAT
 from .devices import STORES, Device, Store
 from .predict import Prediction
-from .skew import kinds
+from .skew import kinds, never
 from .target import Band
 from .work import Table
 
@@ -71,7 +71,7 @@ def served_by(count_K: Floats, use_K: Floats, slots: float) -> float:
     each kind a step uses one with the probability `use_K`."""
     if slots >= count_K.sum():
         return 1.0
-    never_K = np.log1p(-np.minimum(use_K, 1 - 1e-15))
+    never_K = never(use_K)
 
     def held(steps: float) -> float:
         """Distinct rows of so many steps."""
@@ -97,7 +97,7 @@ def _kinds(table: Table, plan: Prediction) -> tuple[Floats, Floats]:
         used = min(float(table.rows), table.distinct(batch))
         return np.array([float(table.rows)]), np.array([used / table.rows])
     count_K, share_K, _ = kinds(table.rows, exponent)
-    return count_K, -np.expm1(plan.skew.draws[table.name] * np.log1p(-np.minimum(share_K, 1 - 1e-15)))
+    return count_K, -np.expm1(plan.skew.draws[table.name] * never(share_K))
 
 
 def _stored(samples: int, device: Device, store: Store, step: Band, rows: Band, record: float) -> dict[str, Any]:
