@@ -14,7 +14,10 @@ import pytest
 from recperf.cli import run
 from recperf.cli.options import choose, read_options
 from recperf.cli.plan_text import as_text
+from recperf.plan import calibrate
 from recperf.plan.calibrate import Calibration
+from recperf.workloads.dlrm_v4.config import mlperf
+from recperf.workloads.dlrm_v4.plan import planned
 
 Call = Callable[..., tuple[int, str, str]]
 MLPERF = ("dlrm-v4", "--preset", "mlperf", "--rank-batch", "1024")
@@ -54,6 +57,25 @@ def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, opti
             distributed = read.values.distributed
             assert (distributed.overlap, distributed.sharding) == ("off", "auto"), "as asked for it would not fit"
             assert read.values.model.hstu.layers == 2
+
+
+def test_a_suggested_command_has_all_values_of_an_option_and_the_requested_batch(call: Call) -> None:
+    bottom = "--model.bottom 13 256 64"
+    plan = as_json(call, "dlrm", *bottom.split(), "--global-batch", "1000", "--ranks", "3", "--model.dim=64")
+    command, *_ = re.findall(r"recperf run (dlrm .+)", as_text(plan))
+    assert f"{bottom} --model.dim=64 --ranks 3 --train.batch-size 1000" in command
+    read = read_options(run.Options, choose(command.split()), verb="run", description="")
+    assert read.values.model.bottom == (13, 256, 64)
+
+
+def test_a_calibrated_card_is_planned_later_by_its_name(call: Call) -> None:
+    card = "NVIDIA H100 NVL"
+    rates = Calibration(device=card, product=6e14, copy=3e12, memory_bytes=94 << 30, measured="now")
+    work = planned(mlperf()).work()
+    calibrate._store(rates, calibrate.Model.of(work), lambda _: None)
+    value = as_json(call, "dlrm-v4", "--gpu", card)
+    assert value["device"] == card
+    assert value["points"][0]["memory"]["device_bytes"] == 94 << 30
 
 
 def test_a_smaller_published_batch_is_used_where_the_usual_one_does_not_fit(call: Call) -> None:
@@ -199,7 +221,10 @@ def test_the_skew_of_a_dataset_is_counted(call: Call) -> None:
         (("--price", "cheap"), 2, "is not a price"),
         (("--out", "plan.png"), 2, "neither .svg nor .html"),
         (("--skew", "nowhere"), 2, "--skew even"),
+        (("--skew", ""), 2, "--skew even"),
         (("--skew", "zipf:x"), 2, "no exponent"),
+        (("--skew", "zipf05"), 2, "no exponent"),
+        (("--global-batch", "0"), 3, "global batch is 0"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(call: Call, arguments: tuple[str, ...], code: int, says: str) -> None:
@@ -225,6 +250,11 @@ def test_this_machine_is_a_device(call: Call, monkeypatch: pytest.MonkeyPatch) -
     value = as_json(call, "micro-dlrm", "--gpu", "cpu", "--ranks", "1,2")
     assert value["network"] == "gloo"
     assert [point["rank_batch"] for point in value["points"]] == [256, 128]
+    assert as_json(call, "micro-dlrm", "--gpu", "cpu", "--ranks-per-node", "2")["ranks_per_node"] == 2
+
+
+def test_a_larger_batch_is_offered_only_where_there_can_be_one(call: Call) -> None:
+    assert as_json(call, "micro-dlrm", "--rank-batch", "5000000", "--ranks", "1")["advice"]["changes"] == []
 
 
 def test_a_plan_needs_no_torch(runs_without_torch: Callable[..., None]) -> None:

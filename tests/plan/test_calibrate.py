@@ -66,10 +66,29 @@ def test_rates_are_measured_at_the_shapes_of_the_model() -> None:
         once()
         return perf_counter_ns() - began
 
-    for work, names in (
-        (planned(laptop()).work(), {"product", "copy", "forward", "backward"}),
-        (MICRO_DLRM.planned(MICRO_DLRM.presets["default"]()).work(), {"product", "copy"}),
+    for work, lengths in (
+        (planned(laptop()).work(), 3),
+        (MICRO_DLRM.planned(MICRO_DLRM.presets["default"]()).work(), 0),
     ):
-        figures = calibrate._rates(calibrate.Model.of(work), 8, "cpu", ns_of)
-        assert figures.keys() == names
-        assert all(rate > 0 for rate in figures.values())
+        model = calibrate.Model.of(work)
+        figures = calibrate._rates(model, 8, "cpu", ns_of)
+        rates = calibrate._calibration("cpu", figures, model, 1 << 30)
+        assert min(rates.product, rates.copy) > 0
+        assert len(rates.attention.lengths if rates.attention else ()) == lengths
+        if rates.attention:
+            shortest, own, longest = rates.attention.lengths
+            assert shortest < own == round(work.attention_length) < longest, "--history changes the length"
+
+
+def test_a_card_with_other_memory_is_a_device_of_its_own() -> None:
+    gib = 2**30
+    assert calibrate.card_name("NVIDIA H200", 140 * gib) == "h200"
+    assert calibrate.card_name("NVIDIA A100-SXM4-80GB", round(79.3 * gib)) == "a100"
+    assert calibrate.card_name("NVIDIA GeForce RTX 4090", 24 * gib) == "NVIDIA GeForce RTX 4090"
+    small = calibrate.card_name("NVIDIA A100-SXM4-40GB", round(39.4 * gib))
+    assert small == "NVIDIA A100-SXM4-40GB"
+    rates = replace(RATES, device=small, memory_bytes=round(39.4 * gib))
+    device = rates.applied(calibrate.measured_device(rates), "bfloat16")
+    assert (device.name, device.memory_bytes) == (small, round(39.4 * gib))
+    assert device.link_bytes_per_s == KNOWN["a100"].link_bytes_per_s
+    assert RATES.applied(KNOWN["h200"], "bfloat16").memory_bytes == RATES.memory_bytes

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from ..files import write_atomic
 from ..plan import calibrate
 from ..plan import skew as skews
 from ..plan.devices import Device, Network, device_of, from_peaks, network_of
-from ..plan.sharding import Parallelism, parallelism_of
+from ..plan.sharding import LARGEST_BATCH, Parallelism, parallelism_of
 from ..plan.summary import Question, Setting, plan
 from ..plan.work import PlannedWorkload
 from ..units import byte_count
@@ -79,6 +80,7 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     workload = choice.workload.planned(options.values)
     if options.global_batch is not None:
+        within(1, options.global_batch, LARGEST_BATCH, "global batch")
         workload = replace(workload, batch_size=options.global_batch)
     device, network = _machine(options, workload, terminal)
     parallelism = _parallelism(options, workload, device)
@@ -130,10 +132,11 @@ def _run_command(choice: Choice) -> str:
     rest = list(choice.rest)
     while rest:
         flag = rest.pop(0)
-        value = [rest.pop(0)] if rest and "=" not in flag and not rest[0].startswith("--") else []
+        values = list(takewhile(lambda value: not value.startswith("--"), rest))
+        del rest[: len(values)]
         # Options of the plan itself have no dot.
         if "." in flag.partition("=")[0] and not flag.startswith("--train.batch-size"):
-            fields += [flag, *value]
+            fields += [flag, *values]
     return shlex.join(["run", choice.workload.name, *choice.sources, *fields])
 
 
@@ -170,7 +173,8 @@ def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Termina
     if options.calibrate:
         rates = calibrate.measure(work, workload.batch_size, terminal.notice, on_cpu=name == "cpu")
         if rates.device != name:
-            terminal.notice(f"planning for {rates.device}, the device at hand")
+            later = f"later plans for it: --gpu {shlex.quote(rates.device)}"
+            terminal.notice(f"planning for {rates.device}, the device at hand; {later}")
         name = rates.device
     else:
         of_cpu = calibrate.of_cpu(work, workload.batch_size, terminal.notice) if name == "cpu" else None
@@ -178,12 +182,12 @@ def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Termina
     if name == "cpu":
         device = from_peaks(stored_or_measured(terminal))
     else:
-        device = calibrate.known_device(rates) if options.calibrate and rates else device_of(name)
+        device = calibrate.measured_device(rates) if rates else device_of(name)
     messages = None
     if rates is not None:
         device, messages = rates.applied(device, work.precision), rates.network()
     if options.network is None and messages is not None:
-        return device, messages
+        return device, replace(messages, ranks_per_node=options.ranks_per_node or messages.ranks_per_node)
     usual = "loopback" if name == "cpu" else "ib400"
     return device, network_of(options.network or usual, ranks_per_node=options.ranks_per_node)
 

@@ -41,6 +41,10 @@ CORE_FLOPS = 1e10
 """FLOPs that a core is timed with at most; a batch of the published model would take it minutes."""
 SMALL, LARGE = 1 << 10, 1 << 24
 """Bytes of the messages between two processes."""
+SCALES = (0.25, 1.0, 1.5)
+"""Lengths of rows at which attention is timed, over those of the model: `--history` plans shorter and longer ones."""
+SAME_MEMORY = 0.05
+"""A GPU whose memory differs from that of the known one by a larger share is another one."""
 COPIED = {"cpu": 256 << 20, "cuda": 2 << 30}
 """Bytes of the buffer that is copied."""
 TIMEOUT = 300
@@ -83,10 +87,11 @@ class Calibration:
     """Share of the cores that other processes took meanwhile."""
 
     def applied(self, device: Device, precision: str) -> Device:
-        """The device with these rates instead of assumed ones."""
+        """The device with these rates instead of assumed ones, and a GPU with the memory that it has."""
         share, own_link = device.efficiency, self.link_bytes_per_s
         measured = replace(
             device,
+            memory_bytes=device.memory_bytes if device.shared else self.memory_bytes,
             gemm=replace(
                 device.gemm_rates, **{precision if device.gemm_rates.has(precision) else "float32": self.product}
             ),
@@ -159,10 +164,26 @@ def measure(work: Work, batch: int, say: Say, *, on_cpu: bool = False) -> Calibr
     return rates
 
 
-def known_device(calibration: Calibration) -> Device:
-    """The device in plans of a GPU that was measured: a known one, or one described by what was measured."""
-    if calibration.device in KNOWN:
-        return KNOWN[calibration.device]
+def card_name(name: str, memory_bytes: int) -> str:
+    """The name in plans of a GPU that its driver calls `name`: that of the known one which it is, else its own."""
+    known = _similar(name)
+    if known is None or abs(memory_bytes / known.memory_bytes - 1) > SAME_MEMORY:
+        return name
+    return known.name
+
+
+def _similar(name: str) -> Device | None:
+    """The known device whose name is part of this one."""
+    parts = re.split(r"[\s-]", name.lower())
+    return next((device for known, device in KNOWN.items() if known in parts), None)
+
+
+def measured_device(calibration: Calibration) -> Device:
+    """The device in plans of a GPU that was measured: a known one, one that differs from it in its memory, or one
+    described by what was measured."""
+    similar = _similar(calibration.device)
+    if similar is not None:
+        return replace(similar, name=calibration.device, memory_bytes=calibration.memory_bytes)
     return Device(
         name=calibration.device,
         memory_bytes=calibration.memory_bytes,
@@ -204,22 +225,16 @@ def _of_gpu(model: Model, batch: int) -> Calibration:
     sampler = Sampler(QUICK)
     gpu = Gpu(sampler, lambda _: None, lambda _: None)
     figures = _rates(model, min(batch, MOST_SEQUENCES), "cuda", lambda once: median(sampler.readings(gpu.timed(once))))
-    name = torch.cuda.get_device_name()
-    plain = next((known for known in KNOWN if known.upper() in re.split(r"[\s-]", name.upper())), name)
-    return _calibration(plain, figures, model, int(torch.cuda.get_device_properties(0).total_memory))
+    memory = int(torch.cuda.get_device_properties(0).total_memory)
+    return _calibration(card_name(torch.cuda.get_device_name(), memory), figures, model, memory)
 
 
-def _calibration(
-    device: str, figures: Mapping[str, float], model: Model, memory: int, **messages: float
-) -> Calibration:
+def _calibration(device: str, figures: Mapping[str, Any], model: Model, memory: int, **messages: float) -> Calibration:
     attention = None
-    if "forward" in figures:
+    if figures["attention"]:
+        lengths, forward, backward = zip(*figures["attention"])
         attention = Attention(
-            lengths=(max(1, round(model.attention_length)),),
-            forward=(figures["forward"],),
-            backward=(figures["backward"],),
-            precision=model.precision,
-            origin="measured here",
+            lengths=lengths, forward=forward, backward=backward, precision=model.precision, origin="measured here"
         )
     return Calibration(
         device=device,
@@ -232,8 +247,8 @@ def _calibration(
     )
 
 
-def _rates(model: Model, batch: int, device: str, ns_of: Callable[[Callable[[], object]], float]) -> dict[str, float]:
-    """FLOP/s of the product and of both passes of attention, and bytes per second of a copy."""
+def _rates(model: Model, batch: int, device: str, ns_of: Callable[[Callable[[], object]], float]) -> dict[str, Any]:
+    """FLOP/s of the product and of both passes of attention by length, and bytes per second of a copy."""
     import torch
 
     shapes = model.shapes
@@ -252,11 +267,14 @@ def _rates(model: Model, batch: int, device: str, ns_of: Callable[[Callable[[], 
             torch.mm(grad, weight.t())
             torch.mm(x.t(), grad)
 
-        figures = {"product": 6e9 * rows * shapes.inputs * shapes.outputs / ns_of(products)}
+        figures: dict[str, Any] = {"product": 6e9 * rows * shapes.inputs * shapes.outputs / ns_of(products)}
     finally:
         torch.set_float32_matmul_precision(before)
-    if shapes.heads:
-        figures |= _attention_rates(model, batch, device, dtype, ns_of)
+    # Very short rows have the same length at two scales.
+    scales = {max(1, round(scale * model.attention_length)): scale for scale in SCALES if shapes.heads}
+    figures["attention"] = [
+        (length, *_attention_rates(model, scale, batch, device, dtype, ns_of)) for length, scale in scales.items()
+    ]
     buffer = torch.ones(COPIED[device] // 4, device=device)
     half = buffer.numel() // 2
     figures["copy"] = 2e9 * 4 * half / ns_of(lambda: buffer[:half].copy_(buffer[half : 2 * half]))
@@ -264,8 +282,14 @@ def _rates(model: Model, batch: int, device: str, ns_of: Callable[[Callable[[], 
 
 
 def _attention_rates(
-    model: Model, batch: int, device: str, dtype: torch.dtype, ns_of: Callable[[Callable[[], object]], float]
-) -> dict[str, float]:
+    model: Model,
+    scale: float,
+    batch: int,
+    device: str,
+    dtype: torch.dtype,
+    ns_of: Callable[[Callable[[], object]], float],
+) -> tuple[float, float]:
+    """FLOP/s of both passes over rows `scale` times as long as the model's."""
     import torch
 
     from ..ops import hstu_attention
@@ -275,7 +299,7 @@ def _attention_rates(
     place_B = np.random.default_rng(0).permutation(
         ((np.arange(batch) + 0.5) / batch * len(model.lengths)).astype(np.int64)
     )
-    length_B = np.maximum(1, np.round(np.asarray(model.lengths)[place_B])).astype(np.int64)
+    length_B = np.maximum(1, np.round(scale * np.asarray(model.lengths)[place_B])).astype(np.int64)
     tokens, longest = int(length_B.sum()), int(length_B.max())
     offsets_B1 = torch.from_numpy(np.concatenate([[0], length_B.cumsum()])).to(device)
     q, k = (torch.randn(tokens, shapes.heads, shapes.qk, device=device).to(dtype) for _ in range(2))
@@ -284,7 +308,7 @@ def _attention_rates(
     flops = float((length_B.astype(np.float64) ** 2).sum()) * shapes.heads * (shapes.qk + shapes.v)
     forward = ns_of(lambda: hstu_attention.forward(q, k, v, offsets_B1, mask))
     backward = ns_of(lambda: hstu_attention.backward(grad, q, k, v, offsets_B1, mask))
-    return {"forward": 1e9 * flops / forward, "backward": 2.5e9 * flops / backward}
+    return 1e9 * flops / forward, 2.5e9 * flops / backward
 
 
 def _of_processes(model: Model, batch: int) -> Calibration:
@@ -315,7 +339,7 @@ def _timed_batch(model: Model) -> int:
     """How many samples a core computes in a reading that takes about a second at most."""
     shapes = model.shapes
     flops = 6.0 * shapes.rows_per_sample * shapes.inputs * shapes.outputs
-    flops += float(np.mean(np.square(model.lengths or (0,)))) * shapes.heads * (shapes.qk + shapes.v)
+    flops += max(SCALES) ** 2 * float(np.mean(np.square(model.lengths or (0,)))) * shapes.heads * (shapes.qk + shapes.v)
     return max(1, int(CORE_FLOPS / max(1.0, flops)))
 
 

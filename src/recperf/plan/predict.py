@@ -60,6 +60,8 @@ BAND_OF_RANKS = 1.05
 class Prediction:
     ranks: int
     rank_batch: int
+    """Samples of the largest rank."""
+    global_batch: int
     parts: dict[str, float]
     """Seconds of each part alone."""
     exposed: dict[str, float]
@@ -75,10 +77,6 @@ class Prediction:
     """Dense work of the slowest rank over the mean of all ranks."""
     band: tuple[float, float]
     """Error band of the step, as factors of its seconds."""
-
-    @property
-    def global_batch(self) -> int:
-        return self.ranks * self.rank_batch
 
     @property
     def seconds(self) -> float:
@@ -136,6 +134,7 @@ def predict(
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
+        global_batch=workload.batch_size if parallelism.rank_batch is None else ranks * batch,
         parts=parts,
         exposed=left,
         shares=limit_shares(work, share, batch, left, uneven),

@@ -22,6 +22,8 @@ from .skew import Traffic
 
 Wire = Literal["fp32", "fp16", "bf16"]
 HALF = 2
+LARGEST_BATCH = 1 << 24
+"""Samples of a step at most, as in a config."""
 CACHED = 0.2
 """Share of a table in host memory that TorchRec caches on the device by default."""
 Codec = Literal["in-place", "clamp-copy"]
@@ -60,7 +62,7 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         if self.rank_batch is not None:
-            within(1, self.rank_batch, 1 << 24, "rank batch")
+            within(1, self.rank_batch, LARGEST_BATCH, "rank batch")
         require(self.wire in ("fp32", "fp16", "bf16"), "wire", self.wire, "fp32, fp16, bf16")
         require(self.codec in ("in-place", "clamp-copy"), "codec", self.codec, "in-place, clamp-copy")
 

@@ -12,7 +12,7 @@ from . import advice, failures, target, tiers
 from .devices import Device, Network
 from .network import node_count, ranks_on_node
 from .predict import Prediction, predict, rank_batch_of
-from .sharding import Parallelism
+from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
 from .target import Band
 from .work import History, PlannedWorkload
@@ -171,7 +171,7 @@ def _changes(setting: Setting, smallest: Candidate) -> list[dict[str, Any]]:
     """Options of `recperf run` that make it faster."""
     plan, ranks = smallest.plan, smallest.plan.ranks
     better = advice.improvements(plan, smallest.parallelism, smallest.predicted, on_cpu=setting.device.shared)
-    if not setting.workload.published_samples:
+    if not setting.workload.published_samples and LARGER_BATCH * plan.global_batch <= LARGEST_BATCH:
         # How many samples the target takes depends on the batch; where that is unknown, larger ones are an offer.
         larger = replace(smallest.parallelism, rank_batch=LARGER_BATCH * plan.rank_batch)
         one = setting.predictor(ranks, LARGER_BATCH * plan.rank_batch)(larger)
