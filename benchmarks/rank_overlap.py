@@ -82,7 +82,7 @@ def steps(trial: Any, window: SharedWindow, blocks: int, each: int) -> dict[str,
     step, on_gpu = recipe.whole_step, world.device == "cuda"
     ways = {}
     for name, overlap in (("overlap", True), ("one message", False)):
-        reduction = TimedReduction(step.reduction.parameters, world, overlap=overlap)
+        reduction = TimedReduction(step.reduction.named, world, overlap=overlap)
         whole = copy.copy(step)
         whole.reduction = reduction
         ways[name] = replace(recipe, whole_step=whole), reduction, endless(recipe.order, 0)

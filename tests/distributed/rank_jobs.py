@@ -240,9 +240,10 @@ def without_waiting(world: World, workload: str, config: Any, steps: int) -> lis
     def waiting(method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
             mode("default")
-            result = method(*arguments)
-            mode("error")
-            return result
+            try:
+                return method(*arguments)
+            finally:
+                mode("error")
 
         return wrapped
 

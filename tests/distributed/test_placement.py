@@ -83,8 +83,7 @@ def torchrec_plan(demand: Demand, placed: list[Placed], options: DistributedConf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = make_plan(module, sharder, sharded, demand, options, **machine)
-    state = demand.tables[0].state
-    return [replace(part, state_width=min(state, part.columns)) for part in parts_of(plan, sharded, options)]
+    return parts_of(plan, sharded, options)
 
 
 CONFIGS = {

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor, distributed, nn
 
 from recperf.distributed import step
-from recperf.distributed.step import Reduction, cut
+from recperf.distributed.step import Reduction, cut, named_in
 from recperf.distributed.world import World
 from recperf.models.mlp import add_gradient
 from recperf.stop import SIGNALS
 
 FLAGS = len(SIGNALS) + 1
+
+
+def named(*parameters: nn.Parameter) -> dict[str, nn.Parameter]:
+    return {f"layer{number}.weight": parameter for number, parameter in enumerate(parameters)}
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def test_buckets_hold_at_least_so_many_bytes() -> None:
 @pytest.mark.parametrize("written_out", [True, False])
 def test_a_bucket_is_sent_when_its_last_gradient_is_there(sent: list[int], written_out: bool) -> None:
     parameters = [nn.Parameter(torch.ones(size)) for size in (1, 2, 3)]
-    reduction = Reduction(parameters, World(), overlap=True)
+    reduction = Reduction(named(*parameters), World(), overlap=True)
 
     def backward(index: int) -> None:
         if written_out:
@@ -78,7 +82,7 @@ def test_a_bucket_is_sent_when_its_last_gradient_is_there(sent: list[int], writt
 @pytest.mark.parametrize("first", [(0, 1), (0,)])
 def test_gradients_that_come_and_go_are_an_error(sent: list[int], overlap: bool, first: tuple[int, ...]) -> None:
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    reduction = Reduction(parameters, World(), overlap=overlap)
+    reduction = Reduction(named(*parameters), World(), overlap=overlap)
 
     def take(indices: tuple[int, ...]) -> None:
         reduction.begin(torch.tensor(0.0))
@@ -90,14 +94,14 @@ def test_gradients_that_come_and_go_are_an_error(sent: list[int], overlap: bool,
 
     take(first)
     take(first)
-    with pytest.raises(RuntimeError, match=r"1 parameters \(shapes \(2,\)\) have other ones now"):
+    with pytest.raises(RuntimeError, match=r"this step computed others: layer1\.weight\. Use every parameter"):
         take((0,) if len(first) == 2 else (0, 1))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_parameter_that_is_unfrozen_later_is_an_error(sent: list[int], overlap: bool) -> None:
     trained, frozen = (nn.Parameter(torch.ones(size), requires_grad=size == 1) for size in (1, 3))
-    reduction = Reduction([trained, frozen], World(), overlap=overlap)
+    reduction = Reduction(named(trained, frozen), World(), overlap=overlap)
     frozen.requires_grad_()
     for number in range(2):
         reduction.begin(torch.tensor(0.0))
@@ -106,13 +110,34 @@ def test_a_parameter_that_is_unfrozen_later_is_an_error(sent: list[int], overlap
             reduction()
             trained.grad = None
     add_gradient(frozen, torch.ones(3))
-    with pytest.raises(RuntimeError, match=r"1 parameters \(shapes \(3,\)\)"):
+    with pytest.raises(RuntimeError, match=r"computed others: layer1\.weight\. Use"):
         reduction()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_rank_without_any_gradient_is_an_error(sent: list[int], overlap: bool) -> None:
+    class Two(World):
+        def all_gather(self, value: Any) -> list[Any]:
+            return [value, []]
+
+    parameter = nn.Parameter(torch.ones(1))
+    reduction = Reduction(named(parameter), Two(), overlap=overlap)
+    reduction.begin(torch.tensor(0.0))
+    add_gradient(parameter, torch.ones(1))
+    with pytest.raises(RuntimeError, match="rank 1 of 2 computed no gradient in the first step"):
+        reduction()
+
+
+def test_parameters_are_named_as_in_the_model() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    chain = named_in(model, [model[1].weight, model[0].bias])
+    assert list(chain) == ["1.weight", "0.bias"]
+    assert chain["0.bias"] is model[0].bias
 
 
 def test_signals_and_due_saves_reach_all_ranks(sent: list[int]) -> None:
     world = World(stop_flag=SimpleNamespace(received=None), due_on_leader=lambda _: True)
-    reduction = Reduction([nn.Parameter(torch.ones(1))], world, overlap=False)
+    reduction = Reduction(named(nn.Parameter(torch.ones(1))), world, overlap=False)
     reduction.begin(torch.tensor(0.0))
     reduction()
     assert (world.signal, world.due) == (None, True)

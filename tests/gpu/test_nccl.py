@@ -161,13 +161,21 @@ def test_gradients_are_summed_during_the_backward_pass(device: str, start: Start
 
 
 @needs_torchrec
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("workload", ["dlrm", "micro-dlrm", "dlrm-v4"])
-def test_the_host_never_waits_for_the_gpu_in_a_step(device: str, workload: str, start: Start) -> None:
+@needs_gpu
+@pytest.mark.parametrize(
+    ("workload", "config"),
+    [
+        ("dlrm", dlrm("sgd", everywhere("row"))),
+        ("dlrm", dlrm("sgd", "row,t2=data-parallel")),
+        ("micro-dlrm", micro()),
+        ("dlrm-v4", None),
+    ],
+    ids=["dlrm", "dlrm with a copied table", "micro-dlrm", "dlrm-v4"],
+)
+def test_the_host_never_waits_for_the_gpu_in_a_step(workload: str, config: Any, start: Start) -> None:
     """Except for the counts of ids, which TorchRec reads."""
-    made = {"dlrm": dlrm("sgd", everywhere("row")), "micro-dlrm": micro(), "dlrm-v4": history_config()}
-    words = {"workload": workload, "config": on(made[workload], device), "steps": STEPS}
-    first, second = start("two", job="without_waiting", device=device, arguments=words).results()
+    arguments = {"workload": workload, "config": on(config or history_config(), "cuda"), "steps": STEPS}
+    first, second = start("two", job="without_waiting", device="cuda", arguments=arguments).results()
     assert len(set(first)) == STEPS
     assert first == second
 

@@ -46,6 +46,8 @@ class _Saved:
     """Which of the sharded features each of them is."""
     rows_V: Tensor | None
     """The rows of the copies that were used."""
+    copied: JaggedFeatures | None
+    """The bags that were looked up in copies."""
 
 
 class BagTables(RankTables, Embeddings):
@@ -110,13 +112,13 @@ class BagTables(RankTables, Embeddings):
             sums_MFD = output_MW.detach().view(-1, len(order), self.dim)
             for place, index in enumerate(order):
                 pooled_FBD[self.names.index(self.sharded.names[index])] = sums_MFD[: features.batch_size, place]
-        rows_V = None
+        rows_V = copied = None
         if self.copies.names:
             copied = _select(features, self.copies.names)
             rows_V = stacked_rows(copied.values_V, copied.offsets_FB1, self._copy_starts)
             for name, pooled_BD in zip(self.copies.names, pool(rows_V, self.copies.table_RD, copied)):
                 pooled_FBD[self.names.index(name)] = pooled_BD
-        return pooled_FBD, _Saved(output_MW, order, rows_V)
+        return pooled_FBD, _Saved(output_MW, order, rows_V, copied)
 
     def follow(self, features: JaggedFeatures | None, ready: Any = None) -> None:
         """Announce the bags after the next ones, and the event after which they are there: their ids are sent while the
@@ -146,11 +148,10 @@ class BagTables(RankTables, Embeddings):
                 gradient_BD = gradient_FBD[self.names.index(self.sharded.names[index])]
                 gradient_MFD[: gradient_BD.shape[0], place] = gradient_BD
             self._pending.append((saved.output_MW, gradient_MFD.view(saved.output_MW.shape)))
-        if saved.rows_V is not None:
+        if saved.rows_V is not None and saved.copied is not None:
             names, table_RD = self.copies.names, self.copies.table_RD
             copied_FBD = torch.stack([gradient_FBD[self.names.index(name)] for name in names])
-            copied = _select(features.trimmed(), names)
-            self._copy_gradient = pool_backward(saved.rows_V, copied_FBD, copied, table_RD.shape[0])
+            self._copy_gradient = pool_backward(saved.rows_V, copied_FBD, saved.copied, table_RD.shape[0])
 
     def update(self, rate: float) -> None:
         """Update the rows that any rank used."""
@@ -172,7 +173,9 @@ def _select(features: JaggedFeatures, keys: tuple[str, ...]) -> JaggedFeatures:
     if keys == features.keys:
         return features
     batch, indices = features.batch_size, [features.keys.index(key) for key in keys]
-    lengths_FB = features.offsets_FB1.diff().view(len(features.keys), batch)[indices]
+    lengths_FB = features.offsets_FB1.diff().view(len(features.keys), batch)
     parts = torch.split(features.values_V, list(features.ids_per_key))
-    offsets = torch.nn.functional.pad(lengths_FB.reshape(-1).cumsum(0), (1, 0))
+    # Not indexed by a list: on a GPU the host would wait for its copy there.
+    lengths = torch.cat([lengths_FB[index] for index in indices])
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     return JaggedFeatures(keys, torch.cat([parts[index] for index in indices]), offsets, features.one_id_a_bag)

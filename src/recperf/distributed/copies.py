@@ -26,6 +26,7 @@ class CopiedTables:
         self, rows: Mapping[str, int], dim: int, world: World, device: torch.device, *, state_width: int, eps: float
     ) -> None:
         self.names, self.rows, self.dim, self.world, self.eps = tuple(rows), rows, dim, world, eps
+        self.state_width = state_width
         total = sum(rows.values())
         self.table_RD = torch.zeros(total, dim, device=device)
         self.state = torch.zeros((total, dim) if state_width > 1 else total, device=device) if state_width else None
@@ -38,7 +39,11 @@ class CopiedTables:
 
     def parts(self, why: str = "--distributed.sharding") -> list[Part]:
         """One copy per table and rank."""
-        return [part for name, rows in self.rows.items() for part in copy_parts(name, rows, self.dim, self.world, why)]
+        return [
+            part
+            for name, rows in self.rows.items()
+            for part in copy_parts(name, rows, self.dim, self.world, why, state_width=self.state_width)
+        ]
 
     def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
         """This rank's copies, and the optimizer's state of them."""
@@ -60,12 +65,12 @@ class CopiedTables:
         self.table_RD -= rate * step_RD
 
 
-def copy_parts(name: str, rows: int, dim: int, world: World, why: str) -> list[Part]:
+def copy_parts(name: str, rows: int, dim: int, world: World, why: str, *, state_width: int) -> list[Part]:
     """The copies of a data-parallel table, one per rank."""
     return [
         Part(
             table=name, rank=rank, kind="data-parallel", kernel="copy", first_row=0, rows=rows, first_column=0,
-            columns=dim, why=why,
+            columns=dim, why=why, state_width=state_width,
         )
         for rank in range(world.size)
     ]  # fmt: skip

@@ -88,8 +88,8 @@ class Prefetch:
         self._begun: tuple[Any, Exchange] | None = None
 
     def follow(self, batch: Any, ready: Any = None) -> None:
-        """Announce the training batch after the next one: its exchange begins while that one is looked up. `ready` is
-        the event after which it is there, if it was made on another CUDA stream."""
+        """Announce the batch that training looks up after the next one; its exchange begins during the next lookup.
+        `ready` is the event after which the batch is there, if another CUDA stream makes it."""
         self._next = None if batch is None else (batch, ready)
 
     def lookup(self, batch: Any, *, training: bool) -> Any:
@@ -100,7 +100,13 @@ class Prefetch:
         begun, following = self._begun, self._next
         self._begun = self._next = None
         # Only the very object that was announced is the prefetched batch; any other begins here.
-        exchange = begun[1] if begun and begun[0] is batch else self._exchange(batch)
+        if begun is not None and begun[0] is batch:
+            exchange = begun[1]
+        else:
+            if begun is not None and self._stream is not None:
+                # What the dropped exchange still reads is freed here.
+                torch.cuda.current_stream().wait_stream(self._stream)
+            exchange = self._exchange(batch)
         arrived = exchange.receive()
         if following is not None:
             self._begun = following[0], self._exchange(*following)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,8 +51,7 @@ class RankTables(nn.Module):
             [one for one in placed if one.kind != "data-parallel"], demand, options, world,
             optimizer=FBGEMM[optimizer], eps=eps, device=self.device, keyed=self._keyed,
         )  # fmt: skip
-        parts = self.copies.parts() + self.sharded.parts
-        self.parts = [replace(part, state_width=min(self.state_width, part.columns)) for part in parts]
+        self.parts = self.copies.parts() + self.sharded.parts
         self._rate = 0.0
 
     @abstractmethod

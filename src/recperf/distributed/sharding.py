@@ -41,7 +41,7 @@ class Part:
     first_column: int
     columns: int
     why: str
-    state_width: int = 1
+    state_width: int
     """Numbers that the optimizer keeps per row of this part; row-wise Adagrad keeps one."""
 
     @property
@@ -171,16 +171,18 @@ def parts_of(plan: Any, placed: Sequence[Placed], options: DistributedConfig) ->
     """A plan as shards, in an order that is the same on every rank."""
     names = {kind: name for name, kind in KINDS.items()}
     reasons = {one.table.name: [one.why] for one in placed}
+    state_widths = {one.table.name: one.state_width_R.tolist() for one in placed}
     for table in options.placements:
         reasons.get(table, []).append("--distributed.placement")
     parts = []
     for module in plan.plan.values():
         for table, placement in module.items():
             for shard in placement.sharding_spec.shards:
+                rank = shard.placement.rank()
                 parts.append(
                     Part(
                         table=table,
-                        rank=shard.placement.rank(),
+                        rank=rank,
                         kind=names[placement.sharding_type],
                         kernel=placement.compute_kernel,
                         first_row=shard.shard_offsets[0],
@@ -188,6 +190,7 @@ def parts_of(plan: Any, placed: Sequence[Placed], options: DistributedConfig) ->
                         first_column=shard.shard_offsets[1],
                         columns=shard.shard_sizes[1],
                         why=" and ".join(reasons[table]),
+                        state_width=state_widths[table][rank],
                     )
                 )
     return parts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -94,8 +94,9 @@ class Reduction:
     ranks the order of a sum depends on the place in a message, and a resumed run begins with such a step.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], world: World, *, overlap: bool) -> None:
-        self.parameters, self.world, self.overlap = parameters, world, overlap
+    def __init__(self, named: Mapping[str, nn.Parameter], world: World, *, overlap: bool) -> None:
+        """`named` are all dense parameters; an error says which of them it is about."""
+        self.named, self.parameters, self.world, self.overlap = named, list(named.values()), world, overlap
         self.agreement = Agreement(world)
         self.buckets: list[Bucket] = []
         """Empty before the first step."""
@@ -105,7 +106,7 @@ class Reduction:
         self._expected: dict[int, int] = {}
         """How often a backward pass adds to the gradient of each parameter."""
         self._added: dict[int, int] = {}
-        """The same of this step so far, in the order of the last time."""
+        """Additions so far in this step, ordered by each parameter's latest one."""
         self._sent = 0
         self._armed = False
         """Whether the backward pass of a training step runs: others send nothing."""
@@ -173,6 +174,12 @@ class Reduction:
     def _fill_buckets(self) -> None:
         """Divide the parameters that have a gradient on any rank into buckets."""
         orders = self.world.all_gather(list(self._added))
+        without = [rank for rank, indices in enumerate(orders) if not indices]
+        if 0 < len(without) < len(orders):
+            raise RuntimeError(
+                f"rank {without[0]} of {len(orders)} computed no gradient in the first step, but others did: a rank "
+                "without samples of its own must compute the loss of one with weight 0"
+            )
         order = list(dict.fromkeys(index for indices in orders for index in indices))
         sizes = [FLOAT_BYTES * self.parameters[index].numel() for index in order]
         groups = cut(sizes, BUCKET_BYTES if self.overlap else sum(sizes))
@@ -191,15 +198,21 @@ class Reduction:
 
     def _changed(self) -> RuntimeError:
         changed = [
-            parameter
-            for index, parameter in enumerate(self.parameters)
+            name
+            for index, (name, parameter) in enumerate(self.named.items())
             if self._expected.get(index, 0) != self._added.get(index, int(parameter.grad is not None))
         ]
-        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in changed[:3])
+        listed = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
         return RuntimeError(
-            f"ranks sum the gradients that the first step had, but {len(changed)} parameters (shapes {shapes}) have "
-            "other ones now: compute every parameter in every step"
+            f"ranks sum the gradients that the first step had, but this step computed others: {listed}. Use every "
+            "parameter in every step, if only with weight 0, or freeze it before the first"
         )
+
+
+def named_in(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Parameters by their names in a model."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[parameter]: parameter for parameter in parameters}
 
 
 def cut(sizes: list[int], least: int) -> list[tuple[int, int]]:

@@ -34,7 +34,7 @@ from ..distributed.progress import note
 from ..distributed.ranks import Ranks
 from ..distributed.scores import Scores
 from ..distributed.sharding import plan_text
-from ..distributed.step import RankStep, Reduction, with_next
+from ..distributed.step import RankStep, Reduction, named_in, with_next
 from ..errors import ConfigError
 from ..measure.spans import span
 from ..models.dlrm import DLRM, WrittenOutLoss
@@ -71,14 +71,14 @@ class SharedClicks:
         self.part.record_stream(stream)
 
 
-def share(made: ClickBatch, samples: int, part: Part, step: int = 0) -> SharedClicks:
-    """What a rank made of a batch of `samples`. Every rank has as many bags as the one with the most samples."""
-    features = made.features.trimmed()
+def share(own: ClickBatch, samples: int, part: Part, step: int = 0) -> SharedClicks:
+    """A rank's `own` samples of a batch of `samples`. Every rank has as many bags as the one with the most samples."""
+    features = own.features.trimmed()
     bags = SharedFeatures(
         features.keys, features.values_V, features.offsets_FB1, features.one_id_a_bag, largest_F=features.largest_F,
         bags=-(-samples // part.ranks),
     )  # fmt: skip
-    return SharedClicks(replace(made, features=bags), step, samples, len(part.own(samples)))
+    return SharedClicks(replace(own, features=bags), step, samples, len(part.own(samples)))
 
 
 class DividedOrder(Order, Protocol):
@@ -111,9 +111,9 @@ class SharedOrder:
     def batches(self, epoch: int, start: int = 0) -> Iterator[SharedClicks]:
         numbers = itertools.count(start)
 
-        def shared(made: ClickBatch) -> SharedClicks:
+        def shared(own: ClickBatch) -> SharedClicks:
             number = next(numbers)
-            batch = share(made, self.order.whole_samples(number), self.part, epoch * len(self) + number)
+            batch = share(own, self.order.whole_samples(number), self.part, epoch * len(self) + number)
             return replace(batch, ready=made_event(self.device))
 
         prepared = prefetched(self.order.batches(epoch, start), shared, self.device)
@@ -186,7 +186,7 @@ class RankTrialState(DLRMTrialState):
         step = RankStep(
             model,
             self.optimizer,
-            Reduction(parameters, self.world, overlap=overlap),
+            Reduction(named_in(self.model, parameters), self.world, overlap=overlap),
             before=tables.set_rate if tables else lambda rate: None,
             send_ahead=tables.sharded.send_ahead if tables else lambda: None,
             sync=settings.sync,
@@ -205,8 +205,9 @@ class RankTrialState(DLRMTrialState):
             return plan_text(self.rank_tables.parts)
         parts = []
         for table in self.demand.tables:
-            copies = copy_parts(table.name, table.rows, table.dim, self.world, why=table.copied)
-            parts += [replace(part, state_width=table.state) for part in copies]
+            parts += copy_parts(
+                table.name, table.rows, table.dim, self.world, why=table.copied, state_width=table.state
+            )
         return plan_text(parts)
 
     @property
@@ -215,11 +216,11 @@ class RankTrialState(DLRMTrialState):
         return Part(self.world.rank, self.world.size)
 
     @torch.no_grad()
-    def scored(self, made: Iterable[ClickBatch], samples: Callable[[int], int], rows: int) -> tuple[Tensor, Tensor]:
+    def scored(self, batches: Iterable[ClickBatch], samples: Callable[[int], int], rows: int) -> tuple[Tensor, Tensor]:
         """Logits and labels of all `rows` in their order, each made and scored by one rank; `samples` says how many all
         ranks have of a batch."""
         scores = Scores(self.world)
-        for number, batch in enumerate(made):
+        for number, batch in enumerate(batches):
             note(f"evaluation, batch {number + 1}")
             own = share(batch, samples(number), self.part).part
             logits_B = self.model(own.dense_BD, own.features)

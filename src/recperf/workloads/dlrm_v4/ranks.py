@@ -30,7 +30,7 @@ from ...distributed.progress import note
 from ...distributed.ranks import Ranks, current
 from ...distributed.scores import Scores
 from ...distributed.sharding import plan_text
-from ...distributed.step import RankStep, Reduction, with_next
+from ...distributed.step import RankStep, Reduction, named_in, with_next
 from ...distributed.tables import TorchRecTables
 from ...measure.spans import span
 from ...models.dlrm_v4.config import DLRMv4Config
@@ -240,7 +240,7 @@ class RankTrial(HistoryTrial):
         return RankStep(
             self.stepped,
             self.optimizer,
-            Reduction(self.model.dense_parameters(), self.world, overlap=overlap),
+            Reduction(named_in(self.model, self.model.dense_parameters()), self.world, overlap=overlap),
             before=lambda rate: self.rank_tables.set_rate(float(rate) * ratio),
             send_ahead=self.rank_tables.sharded.send_ahead,
             sync=settings.sync,
