@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from recperf import places
 from recperf.cli import run
 from recperf.cli.options import choose, read_options
 from recperf.cli.plan_text import as_text
@@ -48,9 +49,11 @@ def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, opti
     plan = as_json(call, "dlrm-v4", *options.split())
     commands = re.findall(r"recperf run (dlrm-v4 .+)", as_text(plan).partition("\n\n\n")[0])
     assert commands
+    (places.dataset_folder("yambda-5b") / "store").mkdir(parents=True)
     for command in [*commands, *(f"{commands[0]} {one['options']}" for one in plan["advice"]["changes"])]:
         assert command.count("--distributed.sharding") < 2
-        assert ("--data yambda-like" in command) == ("--data" in options)
+        data = "yambda-like" if "--data" in options else "yambda-5b"
+        assert (f"--data {data}" in command) == ("--preset gpu" not in options)
         choice = choose(command.split())
         read = read_options(run.Options, choice, verb="run", description="")
         if "--gpu a100" in options and command == commands[0]:
@@ -100,15 +103,16 @@ def test_the_first_lines_say_what_to_do(call: Call) -> None:
     assert code == 0
     title, first, *lines = (line for line in out.partition("\n\n\n")[0].splitlines() if line)
     assert title == "dlrm-v4 --preset mlperf on h200, network ib400"
-    assert first == "8 h200 are enough; 4 are too few."
+    assert first == "8 h200 are enough if ids repeat as published, 16 if they do not; 4 are too few."
     run, step, memory, ids, target, cost, limit, change, other, command = _facts(lines)
-    assert "recperf run dlrm-v4 --preset mlperf --ranks 8 --train.batch-size 8192" in run
+    assert "recperf run dlrm-v4 --preset mlperf --data yambda-5b --ranks 8 --train.batch-size 8192" in run
     assert re.search(r"step +[\d.]+ ms \([\d.]+ to [\d.]+\), [\d,]+ \([\d,]+ to [\d,]+\) samples/s", step)
     assert "of 133 GiB on the fullest rank" in memory
-    assert "if they were drawn independently (--skew zipf:0.478), 8 would not be enough" in ids
-    assert "for 69.3 M (61.9 M to 80.3 M) samples" in target
+    assert "if they were drawn independently (--skew zipf:0.478), 8 would not be enough, 16 would" in ids
+    assert "for 69.3 M (61.9 M to 80.3 M) samples of yambda-5b" in target
     assert re.search(r"cost +[\d.]+ USD \([\d.]+ to [\d.]+\)", cost)
     assert "limit   compute: Arithmetic takes" in limit
+    assert "none of --distributed.all-to-all fp16, " in change
     assert "16 h200 take" in change
     assert "1 h200 with its tables in 560 GiB of host memory" in other
     assert "--tables.placement host" in command
@@ -251,6 +255,13 @@ def test_this_machine_is_a_device(call: Call, monkeypatch: pytest.MonkeyPatch) -
     assert value["network"] == "gloo"
     assert [point["rank_batch"] for point in value["points"]] == [256, 128]
     assert as_json(call, "micro-dlrm", "--gpu", "cpu", "--ranks-per-node", "2")["ranks_per_node"] == 2
+
+
+def test_options_of_ranks_are_no_advice_for_one(call: Call) -> None:
+    _, out, _ = call("dlrm", "--ranks", "1")
+    assert "2 % faster" not in out
+    unbalanced = as_json(call, "dlrm-v4", "--ranks", "8", "--distributed.no-balance")["advice"]
+    assert "--distributed.balance" in unbalanced["tried_options"]
 
 
 def test_a_larger_batch_is_offered_only_where_there_can_be_one(call: Call) -> None:

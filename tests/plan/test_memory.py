@@ -9,7 +9,7 @@ import pytest
 from recperf.distributed.config import DistributedConfig, Kind
 from recperf.plan import advice, skew
 from recperf.plan.devices import KNOWN
-from recperf.plan.memory import Memory, memory_of
+from recperf.plan.memory import Memory, memory_of, rank_demand
 from recperf.plan.predict import predict
 from recperf.plan.sharding import Parallelism, parallelism_of, place
 from recperf.plan.skew import Skew, Traffic
@@ -160,6 +160,21 @@ def test_remedies_fit() -> None:
         flag, value = options.split()
         assert flag == "--distributed.sharding"
         assert DistributedConfig(sharding=value).sharding == value, "as recperf run takes it"
+
+
+def test_a_run_reserves_what_the_plan_counts_for_copied_tables() -> None:
+    """The gradient of a copy is as large as the table, and on a CPU its rows are not written before the run asks."""
+    workload, copied = DLRM.planned(criteo_kaggle()), DistributedConfig(sharding="t3=data-parallel")
+    table = next(one for one in workload.work().tables if one.name == "t3")
+    plain, copies, on_cpu = (
+        rank_demand(workload, 4, options, on_cpu=cpu).other_bytes
+        for options, cpu in ((DistributedConfig(), False), (copied, False), (copied, True))
+    )
+    assert copies - plain == 2 * table.bytes
+    assert on_cpu - copies == table.bytes + 4 * table.rows * table.state
+    parts_R = predict(workload, 4, KNOWN["h200"], parallelism=parallelism_of(copied)).memory.parts_R
+    beside = sum(float(parts_R[name][0]) for name in ("dense", "input", "activations"))
+    assert beside <= copies, "the plan's phase may hold fewer activations"
 
 
 def test_a_plan_is_tight_if_it_fits_only_with_reuse(work: Work) -> None:

@@ -108,11 +108,12 @@ def command(arguments: list[str]) -> int:
         "schema": 2,
         "workload": choice.workload.name,
         "preset": choice.preset,
-        "command": _run_command(choice),
+        "command": _run_command(choice, "" if "--data" in choice.sources else workload.published_data),
         "device": device.name,
         "network": network.name,
         "ranks_per_node": network.ranks_per_node,
         "currency": currency,
+        "published_data": workload.published_data or None,
         "popularity": workload.popularity.exponent if workload.popularity else None,
         **plan(setting, counts),
     }
@@ -126,8 +127,8 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def _run_command(choice: Choice) -> str:
-    """The `recperf run` of this config, without what the plan decides."""
+def _run_command(choice: Choice, data: str) -> str:
+    """The `recperf run` of this config on a dataset, without what the plan decides."""
     fields: list[str] = []
     rest = list(choice.rest)
     while rest:
@@ -137,7 +138,7 @@ def _run_command(choice: Choice) -> str:
         # Options of the plan itself have no dot.
         if "." in flag.partition("=")[0] and not flag.startswith("--train.batch-size"):
             fields += [flag, *values]
-    return shlex.join(["run", choice.workload.name, *choice.sources, *fields])
+    return shlex.join(["run", choice.workload.name, *choice.sources, *(("--data", data) if data else ()), *fields])
 
 
 def _parallelism(options: Options[Any], workload: PlannedWorkload, device: Device) -> Parallelism:

@@ -31,8 +31,8 @@ def as_text(plan: dict[str, Any]) -> str:
 
 def _advice(plan: dict[str, Any]) -> list[str]:
     advice = plan["advice"]
-    chosen = advice["configuration"]
-    lines = [_too_few(plan)] if chosen is None else [_smallest(plan, chosen), *_rows(_facts(plan, chosen))]
+    advised = advice["configuration"]
+    lines = [_too_few(plan)] if advised is None else [_smallest(plan, advised), *_rows(_facts(plan, advised))]
     return lines + _rows(_alternative(plan) if advice["tiers"] and advice["tiers"]["stores"] else {})
 
 
@@ -67,27 +67,36 @@ def _alternative(plan: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _smallest(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
+def _smallest(plan: dict[str, Any], advised: dict[str, Any]) -> str:
     """Which number of devices to use."""
 
     def devices(ranks: int, what: str, name: str = "") -> str:
         return f"{ranks:,}{name} {'is' if ranks == 1 else 'are'} {what}"
 
     tried = [point["ranks"] for point in plan["points"]]
-    fewer = max((ranks for ranks in tried if ranks < chosen["ranks"]), default=None)
-    name = f" {_device(plan, chosen['ranks'])}" + (f" on {chosen['nodes']:,} nodes" if chosen["nodes"] > 1 else "")
-    options = f" with {chosen['options']}" if chosen["options"] else ""
-    enough = devices(chosen["ranks"], f"enough{options}", name)
+    fewer = max((ranks for ranks in tried if ranks < advised["ranks"]), default=None)
+    name = f" {_device(plan, advised['ranks'])}" + (f" on {advised['nodes']:,} nodes" if advised["nodes"] > 1 else "")
+    options = f" with {advised['options']}" if advised["options"] else ""
+    enough = devices(advised["ranks"], f"enough{options}{_if_ids_repeat(plan, advised)}", name)
     return f"{enough}." if fewer is None else f"{enough}; {devices(fewer, 'too few')}."
 
 
-def _facts(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
-    step, reached, memory = chosen["step"], chosen["target"], chosen["memory"]
+def _if_ids_repeat(plan: dict[str, Any], advised: dict[str, Any]) -> str:
+    """What the number of devices depends on."""
+    advice = plan["advice"]
+    if advice["fits_worse_ids"] is not False:
+        return ""
+    more = advice["worse_ranks"] or 0
+    return " if ids repeat as published" + (f", {more:,} if they do not" if more > advised["ranks"] else "")
+
+
+def _facts(plan: dict[str, Any], advised: dict[str, Any]) -> dict[str, str]:
+    step, reached, memory = advised["step"], advised["target"], advised["memory"]
     facts = {
-        "run": _command(plan, chosen),
-        "step": f"{_band_time(step)}, {_rate(chosen)} samples/s",
+        "run": _command(plan, advised),
+        "step": f"{_band_time(step)}, {_rate(advised)} samples/s",
         "memory": f"{_memory_band(memory)} of {size(memory['limit_bytes'])} on the fullest rank",
-        **_worse_ids(plan, chosen),
+        **_worse_ids(plan, advised),
         "target": "not known: set --samples-to-target",
         "cost": "not known: set --price, for example 4USD for one device and hour",
     }
@@ -98,7 +107,8 @@ def _facts(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
             evaluations = _count(round(reached["evaluations"]), "evaluation")
             parts.append(f"{_time(reached['evaluations_seconds'])} of {evaluations}")
         parts.append(f"{_time(reached['startup_seconds'])} of start-up")
-        facts["target"] = f"{_band_time(reached['seconds'])} for {samples} samples: {', '.join(parts)}"
+        data = f" of {plan['published_data']}" if plan["published_data"] else ""
+        facts["target"] = f"{_band_time(reached['seconds'])} for {samples} samples{data}: {', '.join(parts)}"
         if reached["cost"]:
             facts["cost"] = _money(reached["cost"], plan["currency"])
     limit, exposed = step["limit"], step["exposed"]
@@ -110,23 +120,23 @@ def _facts(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
         f"{_band_time(one['step'])} a step"
         for one in plan["advice"]["changes"]
     ]
-    facts["change"] = "; ".join(faster or ["no option of recperf run makes it 2 % faster"]) + _more_devices(
-        plan, chosen
-    )
-    return facts
+    tried = ", ".join(plan["advice"]["tried_options"])
+    none = [f"none of {tried} makes it 2 % faster"] if tried else []
+    changes = [*(faster or none), *_more_devices(plan, advised)]
+    return {**facts, "change": "; ".join(changes)} if changes else facts
 
 
-def _more_devices(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
+def _more_devices(plan: dict[str, Any], advised: dict[str, Any]) -> list[str]:
     """What the next larger number of devices brings."""
-    larger = next((one for one in plan["points"] if one["ranks"] > chosen["ranks"] and one["fits"]), None)
+    larger = next((one for one in plan["points"] if one["ranks"] > advised["ranks"] and one["fits"]), None)
     if larger is None:
-        return ""
-    if larger["step"]["samples_per_s"] < 1.02 * chosen["step"]["samples_per_s"]:
-        return f"; {larger['ranks']:,} are no faster"
+        return []
+    if larger["step"]["samples_per_s"] < 1.02 * advised["step"]["samples_per_s"]:
+        return [f"{larger['ranks']:,} {_device(plan, 2)} are no faster"]
     takes = f"train {larger['step']['samples_per_s']:,.0f} samples/s"
     if larger["target"]:
         takes = f"take {_reached(larger['target'], plan['currency'])} to the target"
-    return f"; {larger['ranks']:,} {_device(plan, 2)} {takes}"
+    return [f"{larger['ranks']:,} {_device(plan, 2)} {takes}"]
 
 
 def _rate(point: dict[str, Any]) -> str:
@@ -136,20 +146,27 @@ def _rate(point: dict[str, Any]) -> str:
     return f"{value} ({low} to {high})"
 
 
-def _worse_ids(plan: dict[str, Any], chosen: dict[str, Any]) -> dict[str, str]:
+def _worse_ids(plan: dict[str, Any], advised: dict[str, Any]) -> dict[str, str]:
     if plan["advice"]["fits_worse_ids"] is not False:
         return {}
+    enough, ranks = plan["advice"]["worse_ranks"], advised["ranks"]
+    if enough is None:
+        needs = f"no number up to {plan['advice']['tried_ranks']:,} would be enough"
+    elif enough > ranks:
+        needs = f"{ranks:,} would not be enough, {enough:,} would"
+    else:
+        needs = f"{ranks:,} would need another batch or sharding"
     independent = f"if they were drawn independently (--skew zipf:{plan['popularity']:g})"
-    return {"ids": f"most repeat within a batch, as published; {independent}, {chosen['ranks']:,} would not be enough"}
+    return {"ids": f"most repeat within a batch, as published; {independent}, {needs}"}
 
 
-def _command(plan: dict[str, Any], chosen: dict[str, Any]) -> str:
+def _command(plan: dict[str, Any], advised: dict[str, Any]) -> str:
     """What starts this configuration."""
-    run, ranks, nodes = plan["command"], chosen["ranks"], chosen["nodes"]
-    for flag in re.findall(r"--[\w.-]+", chosen["options"]):
+    run, ranks, nodes = plan["command"], advised["ranks"], advised["nodes"]
+    for flag in re.findall(r"--[\w.-]+", advised["options"]):
         run = re.sub(rf" {re.escape(flag)}[ =]\S+", "", run)
-    options = f" {chosen['options']}" if chosen["options"] else ""
-    end = f" --train.batch-size {chosen['global_batch']}{options}"
+    options = f" {advised['options']}" if advised["options"] else ""
+    end = f" --train.batch-size {advised['global_batch']}{options}"
     if nodes > 1:
         # torchrun starts equally many ranks on each node.
         torchrun = f"torchrun --nnodes {nodes} --nproc-per-node {-(-ranks // nodes)}"

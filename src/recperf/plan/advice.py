@@ -102,13 +102,13 @@ def improvements(
     most: int = 3,
     *,
     on_cpu: bool = False,
-) -> list[tuple[str, Prediction]]:
-    """Changes that shorten the step and still fit, the best first: options of `recperf run`, and the step with them."""
-    if plan.ranks == 1:
-        return []
-    tried = [(options, predicted(changed)) for options, changed in _faster(plan, parallelism, on_cpu)]
+) -> tuple[list[tuple[str, Prediction]], list[str]]:
+    """Changes that shorten the step and still fit, the best first: options of `recperf run`, and the step with them;
+    and all options that were tried. On one rank there are none."""
+    changes = [] if plan.ranks == 1 else _faster(plan, parallelism, on_cpu)
+    tried = [(options, predicted(changed)) for options, changed in changes]
     better = [one for one in tried if one[1].memory.fits and one[1].seconds <= (1 - NOTICEABLE) * plan.seconds]
-    return sorted(better, key=lambda one: one[1].seconds)[:most]
+    return sorted(better, key=lambda one: one[1].seconds)[:most], [options for options, _ in tried]
 
 
 def sharding_option(parallelism: Parallelism) -> str:
@@ -151,6 +151,8 @@ def _faster(plan: Prediction, parallelism: Parallelism, on_cpu: bool) -> Iterato
     # The thread that sums gradients takes a core from the ranks.
     if not parallelism.overlapped and not on_cpu:
         yield "--distributed.overlap on", replace(parallelism, overlapped=True)
+    if not parallelism.balanced and plan.work.sample_work is not None:
+        yield "--distributed.balance", replace(parallelism, balanced=True)
     if not _copied(plan):
         yield from _shardings(parallelism, ("auto", "row", "table"))
 

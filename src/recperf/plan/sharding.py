@@ -141,6 +141,6 @@ def place(tables: tuple[Table, ...], ranks: int, batch: int, parallelism: Parall
     ]
 
 
-def copied_numbers(placed: Sequence[PlacedTable]) -> int:
+def copied_numbers(placed: Sequence[Placed]) -> int:
     """Numbers of the tables that every rank has a copy of: their gradient is summed over the ranks."""
     return sum(one.table.rows * one.table.dim for one in placed if one.kind == "data-parallel")

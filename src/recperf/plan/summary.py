@@ -161,34 +161,41 @@ def _advice(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
     """The smallest configuration that fits, what shortens its step, and one device with tables in tiers."""
     return {
         "configuration": None if smallest is None else _point(setting, smallest, smallest),
-        "changes": [] if smallest is None else _changes(setting, smallest),
-        "fits_worse_ids": _fits_worse_ids(setting, smallest),
+        **_changes(setting, smallest),
+        **_worse_ids(setting, smallest),
         "tiers": _tiers(setting, smallest),
     }
 
 
-def _changes(setting: Setting, smallest: Candidate) -> list[dict[str, Any]]:
-    """Options of `recperf run` that make it faster."""
+def _changes(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
+    """Options of `recperf run` that make it faster, and those that were tried."""
+    if smallest is None:
+        return {"changes": [], "tried_options": []}
     plan, ranks = smallest.plan, smallest.plan.ranks
-    better = advice.improvements(plan, smallest.parallelism, smallest.predicted, on_cpu=setting.device.shared)
+    better, tried = advice.improvements(plan, smallest.parallelism, smallest.predicted, on_cpu=setting.device.shared)
     if not setting.workload.published_samples and LARGER_BATCH * plan.global_batch <= LARGEST_BATCH:
         # How many samples the target takes depends on the batch; where that is unknown, larger ones are an offer.
         larger = replace(smallest.parallelism, rank_batch=LARGER_BATCH * plan.rank_batch)
         one = setting.predictor(ranks, LARGER_BATCH * plan.rank_batch)(larger)
         if one.memory.fits and one.samples_per_s > NOTABLY * plan.samples_per_s:
             better.insert(0, (f"--train.batch-size {one.global_batch}", one))
-    return [
+    changes = [
         {"options": options, "step": _band(one).as_json(), "samples_per_s": one.samples_per_s}
         for options, one in better
     ]
+    return {"changes": changes, "tried_options": tried}
 
 
-def _fits_worse_ids(setting: Setting, smallest: Candidate | None) -> bool | None:
-    """Whether the configuration fits with less favourable ids too, where these are known."""
+def _worse_ids(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
+    """Whether the configuration fits with less favourable ids too, where these are known, and how many ranks would be
+    enough for them."""
     if setting.worse_skew is None or smallest is None:
-        return None
-    ranks, batch = smallest.plan.ranks, smallest.plan.rank_batch
-    return replace(setting, skew=setting.worse_skew).predictor(ranks, batch)(smallest.parallelism).memory.fits
+        return {"fits_worse_ids": None, "worse_ranks": None}
+    ranks, worse = smallest.plan.ranks, replace(setting, skew=setting.worse_skew)
+    fits = worse.predictor(ranks, smallest.plan.rank_batch)(smallest.parallelism).memory.fits
+    candidates = [smallest] if fits else _search(worse, first=ranks, larger=0)
+    enough = next((one.plan.ranks for one in candidates if one.fits), None)
+    return {"fits_worse_ids": fits, "worse_ranks": enough}
 
 
 def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | None:

@@ -146,6 +146,8 @@ class PlannedWorkload:
     """How often the ids of its data occur, where that is known."""
     published_samples: Mapping[int, Spread] = field(default_factory=dict)
     """Published numbers of samples to the quality target by global batch size; empty where none applies."""
+    published_data: str = ""
+    """Dataset of those runs, as `recperf run --data` takes it, where the config names no other data."""
     evaluations: Evaluations | None = None
     """The evaluations of a training to the target, where they are known."""
 

@@ -31,7 +31,9 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
     def __init__(self, prepared: PreparedDLRMOnRanks, seed: int) -> None:
         self.world = current()
         config, train = prepared.config, prepared.config.train
-        self.demand = rank_demand(planned(config), self.world.size, config.distributed)
+        self.demand = rank_demand(
+            planned(config), self.world.size, config.distributed, on_cpu=self.world.device == "cpu"
+        )
         if train.optimizer == "adamw":
             require_copies(config.distributed, self.demand, self.world)
         if train.micro_batches > 1:

@@ -88,6 +88,7 @@ def planned(config: DLRMv4WorkloadConfig) -> PlannedWorkload:
             repeated=config.data.windows.shuffle == 0,
         ),
         published_samples=PUBLISHED_SAMPLES if published else {},
+        published_data="yambda-5b" if published and config.data.path is None else "",
         evaluations=_evaluations(config) if published and config.evaluate.every_share else None,
     )
 

@@ -222,7 +222,7 @@ class RankTrial(HistoryTrial):
 
     def _model(self, seed: int) -> DLRMv4:
         config, device = self.prepared.config, self.prepared.settings.device
-        demand = rank_demand(planned(config), self.world.size, config.distributed)
+        demand = rank_demand(planned(config), self.world.size, config.distributed, on_cpu=self.world.device == "cpu")
         tables = TorchRecTables(demand, config.distributed, self.world, seed=seed, device=device)
         return DLRMv4(config.model, seed=seed, device=device, tables=cast(DLRMv4Tables, tables))
 

@@ -26,7 +26,7 @@ class RankClickTrial(RankTrialState, ClickTrial):
     def __init__(self, prepared: PreparedClicksOnRanks, seed: int) -> None:
         self.world = current()
         options = prepared.config.distributed
-        self.demand = rank_demand(planned(prepared.config), self.world.size, options)
+        self.demand = rank_demand(planned(prepared.config), self.world.size, options, on_cpu=self.world.device == "cpu")
         require_copies(options, self.demand, self.world)
         super().__init__(prepared, seed)
         self.share_out(prepared.settings, options)
