@@ -11,9 +11,20 @@ from recperf.errors import ConfigError, UsageError
 from recperf.models.dlrm_v4.cost import load_of, model_flops, step
 from recperf.plan import network as collectives
 from recperf.plan import skew, target
-from recperf.plan.devices import KNOWN, NETWORKS, TIME_SLICE, Attention, Device, Efficiency, Network, Rates
-from recperf.plan.predict import PARTS, dense_seconds, exposed, predict
+from recperf.plan.devices import (
+    CALL_FACTOR,
+    KNOWN,
+    NETWORKS,
+    TIME_SLICE,
+    Attention,
+    Device,
+    Efficiency,
+    Network,
+    Rates,
+)
+from recperf.plan.predict import EXCHANGE_CALLS, PARTS, dense_seconds, error_band, exposed, predict
 from recperf.plan.sharding import Parallelism
+from recperf.plan.work import Spread
 from recperf.workloads.dlrm.config import DLRM, dcnv2
 from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
@@ -79,8 +90,11 @@ def test_overlapped_parts_are_not_exposed() -> None:
     parts = dict.fromkeys(PARTS, 1.0) | {"input": 20.0, "all-reduce": 5.0, "dense backward": 3.0}
     piped, plain = (exposed(parts, Parallelism(pipelined=on, overlapped=True)) for on in (True, False))
     assert piped["all-reduce"] == 2.0, "the backward pass hides as much as it lasts"
-    assert piped["ids all-to-all"] == 0
-    assert piped["input"] == 21.0 - (6 * 1.0 + 3.0 + 2.0)
+    assert piped["ids all-to-all"] == piped["transfer"] == 0
+    assert piped["input"] == 22.0 - (6 * 1.0 + 3.0 + 2.0)
+    copied = exposed(parts | {"input": 1.0, "transfer": 20.0}, Parallelism(pipelined=True, overlapped=True))
+    assert (copied["input"], copied["transfer"]) == (1.0, 10.0), "copying is not preparing"
+    assert exposed(parts, Parallelism(pipelined=True, overlapped=True), synchronous=True) == parts, "cores are busy"
     assert (plain["input"], plain["ids all-to-all"]) == (20.0, 1.0)
 
 
@@ -147,9 +161,10 @@ def test_latencies_count_for_every_message() -> None:
     slow = Network(latency_s=1.0, link_latency_s=1.0, bytes_per_s=1e15, ranks_per_node=8)
     far = replace(CORES, link_bytes_per_s=1e15)
     two, four = (predict(planned(laptop()), ranks, far, slow).parts for ranks in (2, 4))
-    assert two["ids all-to-all"] == pytest.approx(3.0, rel=1e-3), "how many, how many of each table, and the ids"
-    assert two["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
-    assert four["rows all-to-all"] == pytest.approx(2.0 + TIME_SLICE, rel=1e-3), "and wait for the other's time slice"
+    one = CALL_FACTOR
+    assert two["ids all-to-all"] == pytest.approx(3 * one, rel=1e-3), "how many, how many of each table, and the ids"
+    assert two["rows all-to-all"] == pytest.approx(one, rel=1e-3)
+    assert four["rows all-to-all"] == pytest.approx(2 * one + TIME_SLICE, rel=1e-3), "and wait for another's time slice"
     alike = predict(planned(laptop()), 4, replace(far, cores=None), slow).parts
     assert alike["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
 
@@ -157,15 +172,17 @@ def test_latencies_count_for_every_message() -> None:
 def test_a_step_is_never_shorter_than_its_calls() -> None:
     """A GPU computes while the host calls operators; a CPU does one after the other, and shared cores wait. One process
     replays a small step as a graph."""
-    calls = planned(laptop()).work().calls * 1e-3
+    work = planned(laptop()).work()
+    calls = work.calls * 1e-3
     gpu = predict(planned(laptop()), 2, replace(PLAIN, call_s=1e-3))
-    assert gpu.seconds == pytest.approx(calls, rel=0.01)
+    assert gpu.seconds == pytest.approx(calls + EXCHANGE_CALLS * 1e-3, rel=0.01)
     graph = predict(planned(laptop()), 1, replace(PLAIN, call_s=1e-3, kernel_s=1e-4))
     assert graph.seconds == pytest.approx(calls / 10, rel=0.01)
     assert "CUDA graph" in graph.origins["calls"]
     plain, slow = (predict(planned(laptop()), 4, device) for device in (CORES, replace(CORES, call_s=1e-3)))
-    assert slow.parts["calls"] == pytest.approx(2 * calls), "twice, since four ranks share two cores"
-    assert slow.seconds == pytest.approx(plain.seconds + 2 * calls, rel=0.01)
+    on_cpu = (work.calls + work.calls_on_cpu + EXCHANGE_CALLS) * 1e-3
+    assert slow.parts["calls"] == pytest.approx(2 * on_cpu), "twice, since four ranks share two cores"
+    assert slow.seconds == pytest.approx(plain.seconds + 2 * on_cpu, rel=0.01)
     assert slow.shares["dispatch"] > 0.5
 
 
@@ -211,7 +228,11 @@ def test_the_band_is_wider_with_less_knowledge() -> None:
     widths = [plan.high / plan.low for plan in plans]
     assert widths == sorted(widths)
     assert all(plan.low < plan.seconds < plan.high for plan in plans)
-    assert "error band" in plans[0].origins
+    assert "from predictions of known steps" in plans[0].origins["error band"]
+    assert "assumed for several" in plans[1].origins["error band"]
+    assert "assumed: no step of recperf on this device" in plans[2].origins["error band"]
+    near, far = (error_band(KNOWN["b200"], 8 * nodes, nodes=nodes) for nodes in (1, 4))
+    assert (far[1] / near[1], near[0] / far[0]) == pytest.approx((1.05**2, 1.05**2)), "for each doubling of nodes"
 
 
 def test_encoders_follow_the_counted_items() -> None:
@@ -248,6 +269,7 @@ def test_the_published_hours_follow_from_published_steps() -> None:
     evaluations = planned(mlperf()).evaluations
     assert evaluations is not None
     evaluations = replace(evaluations, first=lambda batch: 0, fixed_s=0.0)
+    startup = Spread(825, 825, 825)
     for batch, rate, evaluation, hours in (
         (8192, 11.1e3, 83, 2.66),
         (16384, 21.5e3, 44, 1.87),
@@ -257,10 +279,15 @@ def test_the_published_hours_follow_from_published_steps() -> None:
         assert samples is not None
         step = target.Band(batch / rate, batch / rate, batch / rate)
         forward = evaluation / np.ceil(evaluations.samples / batch)
-        training = target.training(samples, step, forward, batch, evaluations=evaluations, startup=825)
+        training = target.training(samples, step, forward, batch, evaluations=evaluations, startup=startup)
         assert training.seconds.value / 3600 == pytest.approx(hours, rel=0.04)
         assert training.seconds.low < 3600 * hours < training.seconds.high
         slower = target.Band(step.value, 0.8 * step.value, 1.25 * step.value)
-        wide = target.training(samples, slower, forward, batch, evaluations=evaluations, startup=825)
+        wide = target.training(samples, slower, forward, batch, evaluations=evaluations, startup=startup)
         assert wide.seconds.low < training.seconds.low
         assert wide.seconds.high > training.seconds.high
+        stalls, late = Spread(1.0, 1.1, 1.2), Spread(0, 25, 825)
+        own = target.training(samples, step, forward, batch, evaluations=evaluations, startup=late, stalls=stalls)
+        assert own.seconds.value == pytest.approx(1.1 * (training.seconds.value - 825) + 25)
+        assert own.seconds.high > own.seconds.value + 800, "a longer start is in the range"
+        assert own.seconds.low < training.seconds.value - 825

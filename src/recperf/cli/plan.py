@@ -75,7 +75,7 @@ def command(arguments: list[str]) -> int:
         counts = [1]
     price, currency = _price(options.price)
     within(0.0, options.served or 0.0, 1.0, "served")
-    within(0.0, options.startup_seconds, 1e9, "startup seconds")
+    within(0.0, options.startup_seconds or 0.0, 1e9, "startup seconds")
     out = _require_out(options.out)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     workload = choice.workload.planned(options.values)

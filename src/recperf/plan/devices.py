@@ -196,6 +196,9 @@ class Device:
 
 TIME_SLICE = 3e-3
 """Seconds that Linux lets a process compute before another one gets its core."""
+CALL_FACTOR = 2.8
+"""Time of a call in a step over that of a call in a loop: Python, autograd and cold caches around it. From steps of
+micro-dlrm and dlrm-v4 with 4 samples on one ARM core, divided by their calls: 2.75 and 2.9."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,12 +218,14 @@ class Network:
     origin: str = "stated in the file"
     """Source of the figures."""
 
-    def slowed(self, factor: float) -> Network:
-        """The network as ranks see it that share a core: a message waits until its rank is scheduled."""
-        waiting = (factor - 1) * TIME_SLICE
-        return replace(
-            self, latency_s=factor * self.latency_s + waiting, link_latency_s=factor * self.link_latency_s + waiting
+    def of_processes(self, per_core: float) -> Network:
+        """The network between processes of one host, `per_core` of which share a core: a message takes as much longer
+        in a step than in a loop as a call does, and waits until its rank is scheduled."""
+        waiting = (per_core - 1) * TIME_SLICE
+        latency_s, link_latency_s = (
+            per_core * CALL_FACTOR * seconds + waiting for seconds in (self.latency_s, self.link_latency_s)
         )
+        return replace(self, latency_s=latency_s, link_latency_s=link_latency_s)
 
     def __post_init__(self) -> None:
         within(1e3, self.bytes_per_s, 1e16, "network.bytes_per_s")
@@ -268,17 +273,14 @@ NETWORKS = {
 STORES = {name: from_json(Store, {"name": name, **fields}, field="store") for name, fields in _FILE["store"].items()}
 
 
-CALL_FACTOR = 2.6
-"""Time of a call in a step over that of a call in a loop: Python, autograd and cold caches around it. From steps of
-micro-dlrm and dlrm-v4 that hardly compute, divided by their calls."""
-
-
 def from_peaks(peaks: dict[str, Any]) -> Device:
     """This machine's CPU as a device whose cores the ranks of the host take one by one, from its measured ceilings."""
     from ..machine import available_bytes, usable_cores
 
     core = peaks.get("other_threads", {}).get("1", peaks)
     copy, gemm = float(core["copy"]["p50"]), float(core["gemm"]["float32"]["p50"])
+    # Gates are sigmoids and norms have roots: a number takes as long as a special function, and is read and written.
+    passes = 8 * float(core["special"]["p50"]) / copy if "special" in core else 0.1
     calls = peaks.get("calls", {})
     call_ns = [float(calls[kind]["p50"]) for kind in ("elementwise_grad", "node") if kind in calls] or [5e3]
     return Device(
@@ -298,7 +300,12 @@ def from_peaks(peaks: dict[str, Any]) -> Device:
         host_bytes_per_s=copy,
         shared=True,
         cores=usable_cores(),
-        efficiency=Efficiency(products=0.85, bytes=0.5, link=0.5, origin="assumed"),
+        efficiency=Efficiency(
+            products=0.85,
+            bytes=min(1.0, passes),
+            link=0.5,
+            origin="as many numbers as special functions (recperf peaks)" if "special" in core else "assumed",
+        ),
         origin="one core, measured here (recperf peaks)",
     )
 

@@ -27,8 +27,12 @@ from .work import History, PlannedWorkload, Work
 
 ID_MESSAGES = 3
 """Messages with which TorchRec requests rows: how many ids in all, how many of each table, and the ids."""
+EXCHANGE_CALLS = 106
+"""Operators that TorchRec's exchange adds to a step: a rank of two makes 920 Python calls more than one process, which
+makes 8.7 for each operator."""
 PARTS = {
-    "input": "the host prepares the batch and copies it to the device",
+    "input": "the host prepares the batch",
+    "transfer": "the batch is copied to the device",
     "ids all-to-all": "requests for rows",
     "lookup": "owners read the rows",
     "rows all-to-all": "rows to the ranks that requested them",
@@ -52,8 +56,9 @@ BANDS = {
 """Error bands of a step, as factors of it, by what is known: recperf's kernels timed on this device; rates carried
 over from another device; ranks that are processes of one host; batches that the host prepares and operators that it
 calls. benchmarks/plan_validate.py checks that each known step lies inside."""
-BAND_OF_RANKS = 1.05
-"""Further factor to both sides where several devices exchange data."""
+BAND_OF_RANKS, BAND_OF_NODES = 1.05, 1.05
+"""Further factors to both sides: where several devices exchange data, and for each doubling of the nodes. Predictions
+of published steps are 1, 5 and 10 % too low on one, two and four nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,12 +130,13 @@ def predict(
     placed = place(work.tables, ranks, batch, parallelism)
     on_node = collectives.ranks_on_node(ranks, network)
     share = device.share(on_node)
-    slowed = network.slowed(device.ranks_per_core(on_node)) if device.cores else network
+    slowed = network.of_processes(device.ranks_per_core(on_node)) if device.cores else network
     uneven = imbalance(work, batch, ranks, balanced=parallelism.balanced)
     parts = _seconds(work, placed, skew, batch, share, slowed, parallelism, uneven)
     left = exposed(parts, parallelism, synchronous=device.shared)
     by_host = left["input"] + (parts["calls"] if left["calls"] else 0.0)
-    band = error_band(device, ranks, min(1.0, by_host / sum(left.values())))
+    nodes = collectives.node_count(ranks, network)
+    band = error_band(device, ranks, min(1.0, by_host / sum(left.values())), nodes=nodes)
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
@@ -144,7 +150,8 @@ def predict(
         placed=tuple(placed),
         skew=skew,
         work=work,
-        origins=_origins(work, device, network, skew, parallelism, ranks) | {"error band": _band_text(band)},
+        origins=_origins(work, device, network, skew, parallelism, ranks)
+        | {"error band": _band_text(band, device, ranks)},
     )
 
 
@@ -162,10 +169,11 @@ def imbalance(work: Work, batch: int, ranks: int, *, balanced: bool) -> float:
     return 1 + beyond * (balance.imbalance(work_B, parts) - 1)
 
 
-def error_band(device: Device, ranks: int, by_host: float = 0.0) -> tuple[float, float]:
+def error_band(device: Device, ranks: int, by_host: float = 0.0, *, nodes: int = 1) -> tuple[float, float]:
     """Factors of a step between which it lies; the host decides the share `by_host` of it."""
     low, high = BANDS["processes" if device.shared else "calibrated" if device.calibrated else "other device"]
     more = BAND_OF_RANKS if ranks > 1 and not device.shared else 1.0
+    more *= BAND_OF_NODES ** math.log2(nodes)
     host_low, host_high = BANDS["host"]
     return (1 - by_host) * low / more + by_host * host_low, (1 - by_host) * high * more + by_host * host_high
 
@@ -173,19 +181,21 @@ def error_band(device: Device, ranks: int, by_host: float = 0.0) -> tuple[float,
 def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, synchronous: bool = False) -> dict[str, float]:
     """Seconds that overlap with nothing. An overlapped all-reduce runs during the backward pass; with a pipeline, input
     and ids of the next batch move during everything else. Ranks always wait for rows and their gradients. A GPU
-    computes while the host calls the next operators; a CPU (`synchronous`) does one after the other."""
+    computes while the host calls the next operators; a CPU (`synchronous`) does one thing after the other."""
     left = dict(parts)
+    if synchronous:
+        return left
     if parallelism.overlapped:
         left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
-    if not synchronous:
-        computed = sum(parts[name] for name in PARTS if name.startswith(("dense", "lookup", "table")))
-        left["calls"] = max(0.0, parts["calls"] - computed)
+    computed = sum(parts[name] for name in PARTS if name.startswith(("dense", "lookup", "table")))
+    left["calls"] = max(0.0, parts["calls"] - computed)
     if parallelism.pipelined:
-        ahead = parts["input"] + parts["ids all-to-all"]
-        others = sum(left.values()) - ahead
-        left["ids all-to-all"] = 0.0
-        # A core that computes cannot prepare the next batch meanwhile.
-        left["input"] = parts["input"] if synchronous else max(0.0, ahead - others)
+        ahead = parts["input"] + parts["transfer"] + parts["ids all-to-all"]
+        waited = max(0.0, ahead - (sum(left.values()) - ahead))
+        # What moves last is hidden first: the host prepares a batch before anything else happens to it.
+        left["input"] = min(parts["input"], waited)
+        left["transfer"] = min(parts["transfer"], waited - left["input"])
+        left["ids all-to-all"] = max(0.0, waited - left["input"] - left["transfer"])
     return left
 
 
@@ -195,8 +205,8 @@ def limit_shares(
     """Share of the step by limit: FLOPs are computing, passes over memory are bandwidth."""
     seconds = dict.fromkeys(LIMITS, 0.0)
     for name, time in left.items():
-        if name == "input":
-            seconds["input" if device.shared else "transfer"] += time
+        if name in ("input", "transfer"):
+            seconds[name] += time
         elif name == "calls":
             seconds["dispatch"] += time
         elif name in ("lookup", "table update"):
@@ -268,11 +278,12 @@ def _seconds(
     graph = work.kernels > 0 and ranks == 1 and not device.shared
     seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
     seconds |= {
-        "input": inputs / device.host_bytes_per_s + batch * work.prepare_s,
+        "input": batch * work.prepare_s,
+        "transfer": inputs / device.host_bytes_per_s,
         "dense forward": uneven * (sum(dense.values()) - backward - update),
         "dense backward": uneven * backward,
         "dense update": update,
-        "calls": work.kernels * device.kernel_s if graph else work.calls * device.call_s,
+        "calls": work.kernels * device.kernel_s if graph else _calls(work, device, ranks) * device.call_s,
         "all-reduce": collectives.all_reduce(
             FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network
         ),
@@ -312,21 +323,34 @@ def _origins(
         "efficiency": f"products {share.products:.3g} of the GEMM rate, passes {share.bytes:.3g} of the copy rate, "
         f"links {share.link:.3g}: {share.origin}",
         **_attention(work, device),
-        "calls": _calls(work, device, graph=ranks == 1 and not device.shared),
+        "calls": _calls_text(work, device, ranks),
         "network": f"{network.name}: {network.origin}; {network.ranks_per_node:,} ranks per node",
         "ids": skew.origin,
         "overlap": f"assumed: {prefetch}, {reduction} with the backward pass, rows and gradients are not overlapped",
     }
 
 
-def _calls(work: Work, device: Device, *, graph: bool) -> str:
-    if graph and work.kernels:
+def _calls(work: Work, device: Device, ranks: int) -> int:
+    """Operators that the host calls in a step."""
+    return work.calls + (work.calls_on_cpu if device.shared else 0) + (EXCHANGE_CALLS if ranks > 1 else 0)
+
+
+def _calls_text(work: Work, device: Device, ranks: int) -> str:
+    if ranks == 1 and work.kernels and not device.shared:
         return f"{work.kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each at least"
-    return f"{work.calls:,} operators, {1e6 * device.call_s:.3g} µs each, called one by one"
+    return f"{_calls(work, device, ranks):,} operators, {1e6 * device.call_s:.3g} µs each, called one by one"
 
 
-def _band_text(band: tuple[float, float]) -> str:
-    return f"{band[0] - 1:+.0%} to {band[1] - 1:+.0%}, from predictions of known steps (docs/planning.md)"
+def _band_text(band: tuple[float, float], device: Device, ranks: int) -> str:
+    if device.shared:
+        source = "from steps of processes of one host"
+    elif device.name != NEAREST:
+        source = "assumed: no step of recperf on this device is known"
+    elif ranks > 1:
+        source = "from steps on one of them; assumed for several: no such step of recperf is known"
+    else:
+        source = "from predictions of known steps"
+    return f"{band[0] - 1:+.0%} to {band[1] - 1:+.0%}, {source} (docs/planning.md)"
 
 
 def _attention(work: Work, device: Device) -> dict[str, str]:

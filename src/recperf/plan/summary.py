@@ -15,7 +15,7 @@ from .predict import Prediction, predict, rank_batch_of
 from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
 from .target import Band
-from .work import History, PlannedWorkload
+from .work import History, PlannedWorkload, Spread
 
 MOST_RANKS = 1024
 """Where the search for a number of ranks that fits ends."""
@@ -35,8 +35,8 @@ class Question:
     """Samples to the quality target. Default: the published number, where one applies."""
     evaluation: bool = True
     """Count the evaluations on the way to the target, where their number is known."""
-    startup_seconds: float = 25.0
-    """Seconds before the first step. The default is the most that published runs took to initialise."""
+    startup_seconds: float | None = None
+    """Seconds before the first step. Default: 25, the most that published runs took to initialise."""
     mtbf_hours: float | None = None
     """Mean hours between failures; simulates the goodput."""
     mtbf_of: Literal["device", "cluster"] = "device"
@@ -317,7 +317,8 @@ def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> d
         forward,
         plan.global_batch,
         evaluations=workload.evaluations if question.evaluation else None,
-        startup=question.startup_seconds,
+        startup=workload.startup_s if (startup := question.startup_seconds) is None else Spread(*3 * [startup]),
+        stalls=workload.stalls,
     )
     cost = None if setting.price is None else target.cost(training.seconds, plan.ranks, setting.price)
     return {

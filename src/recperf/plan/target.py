@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from ..config import within
 from .predict import Prediction
-from .work import Evaluations, Spread
+from .work import NO_STALLS, Evaluations, Spread
 
-EVALUATED = ("input", "ids all-to-all", "lookup", "rows all-to-all", "dense forward")
+EVALUATED = ("input", "transfer", "ids all-to-all", "lookup", "rows all-to-all", "dense forward")
 """Parts of a step that an evaluation has too."""
 
 
@@ -44,11 +44,11 @@ class Training:
 
     seconds: Band
     steps: float
-    """Seconds of its steps."""
+    """Seconds of its steps, with stalls."""
     evaluations: float
     """Number of its evaluations."""
     evaluation: float
-    """Seconds of its evaluations."""
+    """Seconds of its evaluations, with stalls."""
     startup: float
     """Seconds before the first step."""
 
@@ -100,33 +100,44 @@ def training(
     global_batch: int,
     *,
     evaluations: Evaluations | None,
-    startup: float,
+    startup: Spread,
+    stalls: Spread = NO_STALLS,
 ) -> Training:
-    """`step` and `forward` are the seconds of a step and of its forward pass. The spread of the convergence and the
-    error of the step are independent: their logarithms are added as squares."""
+    """`step` and `forward` are the seconds of a step and of its forward pass. The spread of the convergence, the error
+    of the step and that of the stalls are independent: their logarithms are added as squares. A longer start, and
+    evaluations from the beginning instead of the first one that the rules ask for, are added to the upper end."""
 
-    def evaluated(count: float) -> float:
+    def evaluated(count: float, *, from_start: bool = False) -> float:
         if evaluations is None:
             return 0.0
         every = evaluations.every(global_batch)
-        return max(1.0, count / every - math.ceil(evaluations.first(global_batch) / every) + 1)
+        skipped = 0 if from_start else math.ceil(evaluations.first(global_batch) / every) - 1
+        return max(1.0, count / every - skipped)
 
     evaluation = 0.0
     if evaluations is not None:
         evaluation = evaluations.fixed_s + math.ceil(evaluations.samples / global_batch) * forward
 
-    def seconds(count: float, slower: float = 1.0) -> float:
-        return slower * (count / global_batch * step.value + evaluated(count) * evaluation) + startup
+    def seconds(count: float, slower: float = 1.0, stalled: float = stalls.mean) -> float:
+        worked = count / global_batch * step.value + evaluated(count) * evaluation
+        return slower * stalled * worked + startup.mean
 
     count, value = samples.count, seconds(samples.count.value)
-    low = _combined(value, seconds(count.low), seconds(count.value, step.low / step.value))
-    high = _combined(value, seconds(count.high), seconds(count.value, step.high / step.value))
+    low, high = (
+        _combined(value, seconds(counted), seconds(count.value, slower), seconds(count.value, stalled=stalled))
+        for counted, slower, stalled in (
+            (count.low, step.low / step.value, stalls.least),
+            (count.high, step.high / step.value, stalls.most),
+        )
+    )
+    earlier = max(0.0, evaluated(count.value, from_start=True) - evaluated(count.value))
+    later = startup.most - startup.mean + stalls.mean * earlier * evaluation
     return Training(
-        seconds=Band(value, value / low, value * high),
-        steps=count.value / global_batch * step.value,
+        seconds=Band(value, value / low - (startup.mean - startup.least), value * high + later),
+        steps=stalls.mean * count.value / global_batch * step.value,
         evaluations=evaluated(count.value),
-        evaluation=evaluated(count.value) * evaluation,
-        startup=startup,
+        evaluation=stalls.mean * evaluated(count.value) * evaluation,
+        startup=startup.mean,
     )
 
 

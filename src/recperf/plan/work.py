@@ -52,6 +52,8 @@ class Work:
     them. Lookups and updates of tables are not included."""
     calls: int
     """Operators that the host calls in a step, forward and backward."""
+    calls_on_cpu: int = 0
+    """More of them on a CPU, where several operators do what one kernel does on a GPU."""
     shapes: Shapes
     """What `--calibrate` measures."""
     kernels: int = 0
@@ -113,6 +115,10 @@ class Spread(NamedTuple):
     most: float
 
 
+NO_STALLS, STARTUP_S = Spread(1.0, 1.0, 1.0), Spread(25.0, 25.0, 25.0)
+"""Of a workload of which nothing else is known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluations:
     """When a training is evaluated, and on how many samples."""
@@ -150,6 +156,10 @@ class PlannedWorkload:
     """Dataset of those runs, as `recperf run --data` takes it, where the config names no other data."""
     evaluations: Evaluations | None = None
     """The evaluations of a training to the target, where they are known."""
+    stalls: Spread = NO_STALLS
+    """Seconds of a training's steps and evaluations over those without stalls between them."""
+    startup_s: Spread = STARTUP_S
+    """Seconds before the first step."""
 
     def work(self, *, history: History = None, distinct: Mapping[str, float] | None = None) -> Work:
         if history is not None and not self.histories:

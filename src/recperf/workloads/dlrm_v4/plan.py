@@ -17,6 +17,8 @@ from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4 import cost, memory
 from ...models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
 from ...plan.work import (
+    NO_STALLS,
+    STARTUP_S,
     DatasetIds,
     Evaluations,
     History,
@@ -53,6 +55,13 @@ GRAPHED = 16 * 132 * 2048
 CALLS, CALLS_PER_LAYER, CALLS_LAST = 1190, 79, 43
 """Operators called in an eager step: counted in one of the laptop preset, per layer, and more for a last layer that
 computes the candidate only."""
+CALLS_ON_CPU = 740
+"""More of them on a CPU: 2,130 in all, with operators, nodes of autograd and own functions counted in such a step."""
+PUBLISHED_STALLS = Spread(1.0, (631.7 / 558 + 760.6 / 654) / 2, 760.6 / 654)
+"""Published seconds of a step over those without stalls between windows: none, the mean of a pair on B200 and one on
+MI350X, and the larger of the two."""
+PUBLISHED_STARTUP_S = Spread(25.0, 25.0, 825.0)
+"""Published seconds of initialisation, and until the first step of runs that count the samples of each window first."""
 PUBLISHED_RANK_BATCH = 1024
 """Samples of one rank in the published runs."""
 PUBLISHED_SAMPLES = {
@@ -90,6 +99,8 @@ def planned(config: DLRMv4WorkloadConfig) -> PlannedWorkload:
         published_samples=PUBLISHED_SAMPLES if published else {},
         published_data="yambda-5b" if published and config.data.path is None else "",
         evaluations=_evaluations(config) if published and config.evaluate.every_share else None,
+        stalls=PUBLISHED_STALLS if published else NO_STALLS,
+        startup_s=PUBLISHED_STARTUP_S if published else STARTUP_S,
     )
 
 
@@ -182,14 +193,8 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
         return {name: Cost(part.flops, passes.get(name, 0)) for name, part in step.items()}
 
     def sample_work(tokens_B: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Products grow with the tokens, attention with their square."""
-        one, two = (
-            sum(part.flops for part in cost.step(model, [cost.load_of(model, (length,))], rows=0).values())
-            for length in (1000, 2000)
-        )
-        square = (two - 2 * one) / (2000**2 - 2 * 1000**2)
-        linear = one / 1000 - 1000 * square
-        return np.asarray(linear * tokens_B + square * tokens_B**2)
+        constant, linear, square = cost.sample_flops(model)
+        return np.asarray(constant + (linear + square * tokens_B) * tokens_B)
 
     def distinct(name: str) -> Callable[[int], float]:
         return lambda samples: rows(samples)[name]
@@ -215,6 +220,7 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
         precision=model.precision,
         parts=parts,
         calls=calls,
+        calls_on_cpu=CALLS_ON_CPU,
         kernels=calls if _small(config) else 0,
         prepare_s=PREPARE_S,
         shapes=Shapes(
