@@ -1,4 +1,4 @@
-"""Steps of dlrm-v4 on one, two and four gloo ranks of this machine, each with one thread."""
+"""Steps of dlrm-v4 on one, two and four gloo ranks of this machine, each with one thread, beside their predictions."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from _plan_reference import Point
 from recperf.distributed.config import DistributedConfig
 from recperf.measure.spans import phase_of
 from recperf.models.dlrm_v4.config import HSTUConfig
 from recperf.models.dlrm_v4.config import laptop as small_model
+from recperf.plan.devices import NETWORKS, from_peaks
+from recperf.plan.predict import predict
+from recperf.plan.sharding import Parallelism
+from recperf.plan.work import DatasetIds, RankIds
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
+from recperf.workloads.dlrm_v4.plan import ids_by_table, planned
 
 WARM_UP = 4
 SEED = 1
@@ -40,6 +46,62 @@ def plain() -> DLRMv4WorkloadConfig:
     """The laptop preset on a CPU."""
     made = laptop()
     return replace(made, train=replace(made.train, device="cpu"))
+
+
+def rank_points(steps: int) -> list[Point]:
+    """A larger model on 1, 2 and 4 ranks, the laptop preset on 1 and 2."""
+    from recperf.measure import peaks
+    from recperf.plan import calibrate
+    from recperf.plan.skew import counted
+
+    load, ceilings = os.getloadavg()[0], peaks.require(None, print)
+    points = []
+    for name, made, counts in (("", config(128), (1, 2, 4)), ("laptop preset, ", plain(), (1, 2))):
+        workload = planned(made)
+        rates = calibrate.measure(workload.work(), made.train.batch_size // 2, print, on_cpu=True)
+        device, network = rates.applied(from_peaks(ceilings), "float32"), rates.network() or NETWORKS["loopback"]
+        for ranks in counts:
+            size, options = made.train.batch_size // ranks, made.distributed
+            ids = counted(_ids(made, ranks, steps), workload.work(), size, ranks)
+            parallelism = Parallelism(
+                sharding="row",
+                wire="fp32",
+                pipelined=options.pipeline,
+                overlapped=options.overlap == "on",
+                balanced=options.balance,
+            )
+            plan = predict(workload, ranks, device, network, parallelism, skew=ids, history=ids.histories)
+            taken = measured(ranks, made, steps)
+            facts = {"load_before": load, "measured_ms": _ms(taken.parts), "exposed_ms": _ms(plan.exposed)}
+            known, label = 1e3 * median(taken.seconds), f"{name}{ranks} gloo ranks"
+            points.append(
+                Point("gloo ranks", label, 1e3 * plan.seconds, known, "measured", "partly", plan.band, "ms", facts)
+            )
+    return points
+
+
+def _ids(made: DLRMv4WorkloadConfig, ranks: int, steps: int) -> DatasetIds:
+    """The ids of the steps that are timed: the first histories of a dataset are shorter than most. Ranks take samples
+    in turn here, since how they are dealt hardly changes the ids of one."""
+    from recperf.workloads.dlrm_v4.build import PreparedHistories
+
+    prepared = PreparedHistories(made)
+    order = prepared.train_order()
+    numbers = range(WARM_UP, WARM_UP + steps)
+
+    def of_rank(number: int, rank: int) -> RankIds:
+        batch = prepared.plain.batch(order.batch(number)[rank::ranks])
+        return RankIds(ids_by_table(batch, made.model.table_rows), batch.history_offsets_B1.diff().numpy())
+
+    def batches() -> Iterator[Iterator[RankIds]]:
+        for number in numbers:
+            yield (of_rank(number, rank) for rank in range(ranks))
+
+    return DatasetIds(prepared.store.name, len(numbers), batches())
+
+
+def _ms(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(1e3 * value, 3) for name, value in seconds.items()}
 
 
 def group_of(span: str) -> str:

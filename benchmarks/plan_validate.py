@@ -1,23 +1,24 @@
 """Predictions of `recperf plan` beside what was measured or published, and how far they are off.
 
-What shaped the model, all marked `fitted` in their rows:
+What shaped the model; rows say whether they did so wholly or partly:
 
 * the shares of products and passes: two of recperf's own steps on one H200 (the first and the third way);
 * attention: rates of the kernels alone on one H200, ours and the MLPerf reference's, by length of rows; on an MI350X
   the published time of one of the reference's layers in full;
-* products of the reference on B200 and MI350X: the `GEMM` of its published traces;
-* seconds of an operator call: three small steps on one H200;
-* stalls between windows: the mean of the two published pairs with and without them.
+* products of the reference on B200 and MI350X: the `GEMM` of its published traces, and the B200's idle time;
+* seconds of an operator call and of a kernel in a graph: three small steps on one H200 (`call_s`, `kernel_s`);
+* on a CPU: `CALL_FACTOR`, from steps of 4 samples on one ARM core; operators counted there; `TIME_SLICE` of Linux;
+* seconds in which a sample is prepared (`PREPARE_S`), from one ARM core and a Xeon;
+* stalls between windows: the mean of the two published pairs with and without them;
+* seconds of an evaluation besides its forward passes (`EVALUATION_S`): the published evaluations;
+* samples to the target, and the start-up: published;
+* the spread of lengths (`FULL_POOLS`), assumed so that their mean is the published one; the exponent of popularity,
+  fitted to one published allocation (memory only: these steps have even ids or counted ones).
 
 Everything else is a prediction: our third step, steps with tables in tiers, our layers at three shapes, the reference's
-layers on one H200, its traced and logged steps, what dedup saves it on one and on two nodes, 8, 16 and 32 MI355X, and
-our own steps on 1, 2 and 4 gloo ranks of this machine, planned as `recperf plan --gpu cpu` does: from its ceilings and
-a calibration. Beside other work these say nothing; the load before is in the rows.
-
-The reference is planned as it runs: every layer and position in full, queries and keys computed again in the backward
-pass, no pipeline, the all-reduce behind the backward pass, a batch of 215.6 MB copied from pageable memory (2.4 GB/s
-published for the MI350X host; the B200 host's idle time is taken from its trace), tables placed as its planner did. How
-its tables lay on more than one node is not published; its documents say row-wise.
+layers on one H200, what dedup saves it on one and on two nodes, 8, 16 and 32 MI355X, and our own steps on 1, 2 and 4
+gloo ranks of this machine, planned as `recperf plan --gpu cpu` does: from its ceilings and a calibration, with the ids
+of the very steps that are timed. Beside other work these say nothing; the load before is in the rows.
 
 Run as `python benchmarks/plan_validate.py`. Prints every error; exits with 5 where one is above what docs/planning.md
 claims, or a known step lies outside the band of its prediction.
@@ -27,125 +28,43 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from _plan_ranks import rank_points
+from _plan_reference import H200, MI350X, Point, reference_plan, reference_points, target_points
 from _rows import RESULTS, record, row, show
 from recperf.measure.cost import Cost
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
-from recperf.plan import target
-from recperf.plan.devices import GB, KERNELS, KNOWN, NETWORKS, TERA, Device, Rates
-from recperf.plan.predict import Prediction, error_band, part_seconds, predict
-from recperf.plan.sharding import Parallelism
+from recperf.plan.devices import KNOWN, Device
+from recperf.plan.predict import error_band, part_seconds, predict
 from recperf.plan.work import History, PlannedWorkload, Work
 from recperf.workloads.dlrm.config import DLRM
-from recperf.workloads.dlrm_v4.config import DLRM_V4, gpu, mlperf
+from recperf.workloads.dlrm_v4.config import DLRM_V4, gpu
 from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import MICRO_DLRM
 
 NAME = "plan_validate"
-INPUT_BYTES, PAGEABLE = 215_600_000, 2.4 * GB
-COLUMNS = ("user_x_artist", "user_x_album", "item_x_hour")
-STALLS = (631.7 / 558 + 760.6 / 654) / 2
-"""A logged step over one without stalls between windows: B200 and MI350X."""
-MI350X = replace(KNOWN["mi350x"], attention=KERNELS["reference"]["mi350x"], host_bytes_per_s=PAGEABLE)
-MI355X = replace(
-    MI350X,
-    name="mi355x",
-    flops=Rates(bfloat16=2500 * TERA, float32=157 * TERA),
-    gemm=MI350X.gemm_rates.divided(2300 / 2500),
-    origin="data sheet",
-)
-H200 = replace(KNOWN["h200"], attention=KERNELS["reference"]["h200"], calibrated=False)
-B200 = replace(KNOWN["b200"], attention=KERNELS["reference"]["h200"], host_bytes_per_s=INPUT_BYTES / 49e-3)
-TRACES = {
-    "b200": {"GEMM": 77.0, "other kernels": 425.0, "idle": 49.0, "exposed messages": 7.0},
-    "mi350x": {"GEMM": 138.0, "other kernels": 383.0, "idle": 104.0, "exposed messages": 27.0},
-}
-"""Published ms of a traced step, 558 on a B200 and 652 on an MI350X. What they call neither GEMM nor idle nor messages
-is the rest: attention, norms, dropout, gathers."""
-PUBLISHED_HOURS = ((8, 83, 2.38, 2.66, 3.00), (16, 44, 1.66, 1.87, 2.20), (32, 24, 1.29, 1.39, 1.61))
-"""Ranks, seconds of an evaluation (median), and the fewest, the mean and the most hours of twenty runs."""
-PUBLISHED_STARTUP_S = 825
-"""Seconds before the first step of these runs, in which every rank counts the samples of each window."""
 METRICS = {"ms": "step", "x": "ratio", "h": "hours"}
 CLAIMED = {
     "own steps": 0.06,
     "own steps, calls": 0.20,
     "own layers": 0.06,
     "reference, layers": 0.10,
+    "reference, candidate-only layer": None,
     "reference, steps": 0.10,
     "reference, logged": 0.12,
     "reference, scaling": 0.10,
     "reference, hours to the target": 0.10,
+    "reference, range of hours": None,
     "reference, kinds of work": None,
     "gloo ranks": 0.15,
 }
-"""Largest relative errors docs/planning.md admits; none: nothing is claimed."""
-
-
-@dataclass(frozen=True)
-class Point:
-    kind: str
-    name: str
-    predicted: float
-    """ms of a step, or a ratio."""
-    known: float
-    source: str
-    fitted: bool = False
-    """Shaped the model, so that it proves nothing."""
-    band: tuple[float, float] | None = None
-    """Of the prediction, as factors."""
-    unit: str = "ms"
-    conditions: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.known - 1
-
-    @property
-    def inside(self) -> bool | None:
-        """Whether the known figure lies in the band."""
-        return None if self.band is None else self.band[0] <= self.known / self.predicted <= self.band[1]
-
-
-def reference_plan() -> PlannedWorkload:
-    """The MLPerf reference: all layers and positions in full; the backward pass computes gates, values, queries and
-    keys again."""
-    made = mlperf()
-    model = replace(made.model, shared_encoders=False, hstu=replace(made.model.hstu, candidate_only=False))
-    plan = planned(replace(made, model=model))
-
-    def count(history: History, distinct: Mapping[str, float]) -> Work:
-        work = plan.count(history, distinct)
-
-        def parts(samples: int) -> dict[str, Cost]:
-            step = dict(work.parts(samples))
-            return step | {"stu_input_backward": step["stu_input_backward"] + Cost(step["stu_input"].flops, 0)}
-
-        return replace(work, parts=parts, prepare_s=0.0)
-
-    return replace(plan, count=count)
-
-
-def reference_on(device: Device, ranks: int = 8, *, dedup: bool = True, rows: bool = False) -> Prediction:
-    parallelism = Parallelism(
-        rank_batch=1024,
-        sharding="row" if rows else "table",
-        overrides={} if rows else dict.fromkeys(COLUMNS, "column"),
-        wire="fp16",
-        pipelined=False,
-        overlapped=True,
-        balanced=False,
-        dedup=dedup,
-        input_bytes=INPUT_BYTES,
-    )
-    return predict(reference_plan(), ranks, device, parallelism=parallelism)
+"""Largest relative errors docs/planning.md admits; none: nothing, or only the range, is claimed."""
 
 
 def own_points() -> list[Point]:
@@ -194,7 +113,7 @@ def called_points() -> list[Point]:
             plan = predict(one, 1, KNOWN["h200"])
             known = 1e3 * plan.global_batch / latest[f"{workload.name}, cuda {way}"]["p50"]
             label, source = f"H200, {workload.name}, {name}", "measured, default_speed"
-            points.append(Point("own steps, calls", label, 1e3 * plan.seconds, known, source, True, plan.band))
+            points.append(Point("own steps, calls", label, 1e3 * plan.seconds, known, source, "wholly", plan.band))
     return points
 
 
@@ -235,7 +154,10 @@ def layer_points() -> list[Point]:
     one = replace(plain, hstu=replace(plain.hstu, layers=1))
     ms = 1e3 * _layers(one, lengths, MI350X, again=True)
     name, band = "MI350X, one layer in full, 2.73 M tokens", error_band(MI350X, 1)
-    points.append(Point("reference, layers", name, ms, 160.3, "published", True, band))
+    points.append(Point("reference, layers", name, ms, 160.3, "published", "wholly", band))
+    last = replace(one, hstu=replace(one.hstu, candidate_only=True))
+    ms, name = 1e3 * _layers(last, lengths, MI350X, again=True), "MI350X, one layer, candidate only, 2.73 M tokens"
+    points.append(Point("reference, candidate-only layer", name, ms, 30.6, "published"))
     return points
 
 
@@ -272,131 +194,8 @@ def _with_lengths(model: DLRMv4Config, lengths: list[int]) -> Work:
 
 
 def _own(kind: str, name: str, ms: float, known: float, source: str, *, fitted: bool = False) -> Point:
-    return Point(kind, name, ms, known, f"measured, {source}", fitted, error_band(KNOWN["h200"], 1))
-
-
-def reference_points() -> list[Point]:
-    plans = {"b200": reference_on(B200), "mi350x": reference_on(MI350X)}
-    points = []
-    for name, trace in TRACES.items():
-        plan = plans[name]
-        exposed = {part: round(1e3 * seconds, 1) for part, seconds in plan.exposed.items() if seconds > 1e-4}
-        points.append(_step("reference, steps", f"8 {name}, traced", plan, sum(trace.values()), exposed_ms=exposed))
-        points += _trace_points(name, plan, trace)
-    points.append(_step("reference, steps", "8 mi350x, logged without stalls", plans["mi350x"], 654.0))
-    for name, ms in (("b200", 631.7), ("mi350x", 760.6)):
-        points.append(_step("reference, logged", f"8 {name}, with stalls", plans[name], ms, factor=STALLS))
-    for ranks, samples in ((8, 11_100), (16, 21_500), (32, 40_400)):
-        plan = reference_on(MI355X, ranks, rows=ranks > 8)
-        points.append(
-            _step("reference, logged", f"{ranks} mi355x, with stalls", plan, 1024e3 * ranks / samples, factor=STALLS)
-        )
-    for ranks, before, after in ((8, 941.6, 805.7), (16, 1108.0, 818.0)):
-        with_, without = (reference_on(MI350X, ranks, dedup=on, rows=True).seconds for on in (True, False))
-        name = f"dedup, {ranks // 8} nodes of 8 mi350x, time with over without"
-        ratio = Point("reference, scaling", name, with_ / without, after / before, "published", unit="x")
-        points.append(ratio)
-    return points
-
-
-def target_points() -> list[Point]:
-    """Hours to the target of the published logs: predicted steps and evaluations, published samples and start-up. The
-    logs have an evaluation after every block, and no skipped ones."""
-    workload, points = reference_plan(), []
-    assert workload.evaluations is not None
-    every_block = replace(workload.evaluations, first=lambda batch: 0)
-    for ranks, evaluation_s, low, mean, high in PUBLISHED_HOURS:
-        plan = reference_on(MI355X, ranks, rows=ranks > 8)
-        samples = target.samples_to_target(workload.published_samples, plan.global_batch)
-        assert samples is not None
-        step = target.Band(*(STALLS * seconds for seconds in (plan.seconds, plan.low, plan.high)))
-        forward = STALLS * target.forward_seconds(plan)
-        training = target.training(
-            samples, step, forward, plan.global_batch, evaluations=every_block, startup=PUBLISHED_STARTUP_S
-        )
-        hours = training.seconds.times(1 / 3600)
-        band = (hours.low / hours.value, hours.high / hours.value)
-        each = training.evaluation / training.evaluations
-        facts = {"known_range": [low, high], "evaluation_s": round(each, 1), "published_evaluation_s": evaluation_s}
-        points.append(
-            Point(
-                "reference, hours to the target",
-                f"{ranks} mi355x, hours to the target",
-                hours.value,
-                mean,
-                "published logs",
-                band=band,
-                unit="h",
-                conditions=facts,
-            )
-        )
-    return points
-
-
-def _trace_points(name: str, plan: Prediction, trace: Mapping[str, float]) -> list[Point]:
-    """Which kinds of work the prediction is wrong about."""
-    device = {"b200": B200, "mi350x": MI350X}[name]
-    flops = sum(part.flops for label, part in plan.work.parts(1024).items() if not label.startswith("attention"))
-    planned_s = {
-        "GEMM": flops / device.product_rate("bfloat16"),
-        "idle": plan.exposed["input"],
-        "exposed messages": sum(seconds for part, seconds in plan.exposed.items() if "all-" in part),
-    }
-    planned_s["other kernels"] = plan.seconds - sum(planned_s.values())
-    shaped = {"b200": ("GEMM", "idle"), "mi350x": ("GEMM",)}[name]
-    return [
-        Point(
-            "reference, kinds of work", f"8 {name}, {label}", 1e3 * planned_s[label], ms, "published", label in shaped
-        )
-        for label, ms in trace.items()
-    ]
-
-
-def _step(kind: str, name: str, plan: Prediction, ms: float, *, factor: float = 1.0, **conditions: Any) -> Point:
-    return Point(kind, name, 1e3 * factor * plan.seconds, ms, "published", band=plan.band, conditions=conditions)
-
-
-def rank_points(steps: int) -> list[Point]:
-    """Steps on gloo ranks of this machine: a larger model on 1, 2 and 4 of them, the laptop preset on 1 and 2."""
-    from statistics import median
-
-    import _plan_ranks as gloo
-    from recperf.measure import peaks
-    from recperf.plan import calibrate
-    from recperf.plan.devices import from_peaks
-    from recperf.plan.skew import counted
-    from recperf.workloads.dlrm_v4.build import PreparedHistories
-
-    load, ceilings = os.getloadavg()[0], peaks.require(None, print)
-    points = []
-    for name, config, counts in (("", gloo.config(128), (1, 2, 4)), ("laptop preset, ", gloo.plain(), (1, 2))):
-        workload, store = planned(config), PreparedHistories(config).store.folder
-        rates = calibrate.measure(workload.work(), config.train.batch_size // 2, print, on_cpu=True)
-        device, network = rates.applied(from_peaks(ceilings), "float32"), rates.network() or NETWORKS["loopback"]
-        for ranks in counts:
-            size = config.train.batch_size // ranks
-            ids = counted(workload.ids(store, size, ranks, 4), workload.work(), size, ranks)
-            options = config.distributed
-            parallelism = Parallelism(
-                sharding="row",
-                wire="fp32",
-                pipelined=options.pipeline,
-                overlapped=options.overlap == "on",
-                balanced=options.balance,
-            )
-            plan = predict(workload, ranks, device, network, parallelism, skew=ids, history=ids.histories)
-            taken = gloo.measured(ranks, config, steps)
-            facts = {"load_before": load, "measured_ms": _ms(taken.parts), "exposed_ms": _ms(plan.exposed)}
-            known = 1e3 * median(taken.seconds)
-            label = f"{name}{ranks} gloo ranks"
-            points.append(
-                Point("gloo ranks", label, 1e3 * plan.seconds, known, "measured here", False, plan.band, "ms", facts)
-            )
-    return points
-
-
-def _ms(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(1e3 * value, 3) for name, value in seconds.items()}
+    shaped: Literal["", "wholly"] = "wholly" if fitted else ""
+    return Point(kind, name, ms, known, f"measured, {source}", shaped, error_band(KNOWN["h200"], 1))
 
 
 def _entries(name: str, metric: str) -> list[dict[str, Any]]:
@@ -404,20 +203,25 @@ def _entries(name: str, metric: str) -> list[dict[str, Any]]:
     return [entry for entry in rows if entry["metric"] == metric]
 
 
+STARS = {"": "", "partly": " (*)", "wholly": " *"}
+
+
 def table() -> str:
     """The newest stored row of each step, without parts of steps."""
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
-    newest = {entry["variant"]: entry for entry in rows if "fitted" in entry["conditions"]}
-    lines = ["| case | predicted | known | error |", "|---|---|---|---|"]
+    # Rows that say how far they shaped the model; earlier ones compared something else.
+    newest = {entry["variant"]: entry for entry in rows if entry["conditions"].get("fitted") in STARS}
+    lines = ["| case | predicted | range | known | error |", "|---|---|---|---|---|"]
     for name, entry in newest.items():
-        facts, unit = entry["conditions"], entry["unit"]
+        facts, unit, value = entry["conditions"], entry["unit"], entry["p50"]
         if facts["kind"] == "reference, kinds of work":
             continue
         source = "recperf" if facts["kind"].startswith("own") else "MLPerf reference"
-        source = "recperf, this machine" if "gloo" in facts["kind"] else source
-        predicted, known = (f"{value:.3g} {unit}" for value in (entry["p50"], facts["known"]))
-        star = " *" if facts["fitted"] else ""
-        lines.append(f"| {source}: {name}{star} | {predicted} | {known} | {100 * facts['error']:+.1f} % |")
+        source = "recperf, 2 ARM cores" if "gloo" in facts["kind"] else source
+        band = " to ".join(f"{factor * value:.3g}" for factor in facts["band"]) if facts["band"] else "-"
+        case = f"{source}: {name}{STARS[facts['fitted']]}"
+        error = f"{100 * facts['error']:+.1f} %"
+        lines.append(f"| {case} | {value:.3g} {unit} | {band} | {facts['known']:.3g} {unit} | {error} |")
     return "\n".join(lines)
 
 
@@ -441,7 +245,7 @@ def main(arguments: list[str]) -> int:
         facts = {"kind": point.kind, "known": point.known, "source": point.source, "error": round(point.error, 4)}
         facts |= {"fitted": point.fitted, "band": point.band, "inside": point.inside, **point.conditions}
         entries.append(row(NAME, point.name, METRICS[point.unit], point.unit, [point.predicted], facts))
-        shaped = ", shaped the model" if point.fitted else ""
+        shaped = f", {point.fitted} shaped the model" if point.fitted else ""
         print(f"{show(entries[-1])}  known {point.known:,.4g}, error {point.error:+.1%}{shaped}", flush=True)
         most = CLAIMED[point.kind]
         if most is not None and abs(point.error) > most:

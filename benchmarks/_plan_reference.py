@@ -1,0 +1,200 @@
+"""The MLPerf reference as published, and plans of it: its layers, steps, scaling and hours to the target.
+
+It is planned as it runs: every layer and position in full, queries and keys computed again in the backward pass, no
+pipeline, the all-reduce behind the backward pass, a batch of 215.6 MB copied from pageable memory (2.4 GB/s published
+for the MI350X host; the B200 host's idle time is taken from its trace), tables placed as its planner did. How its
+tables lay on more than one node is not published; its documents say row-wise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from recperf.measure.cost import Cost
+from recperf.plan import target
+from recperf.plan.devices import GB, KERNELS, KNOWN, TERA, Device, Rates
+from recperf.plan.predict import Prediction, predict
+from recperf.plan.sharding import Parallelism
+from recperf.plan.work import History, PlannedWorkload, Spread, Work
+from recperf.workloads.dlrm_v4.config import mlperf
+from recperf.workloads.dlrm_v4.plan import PUBLISHED_STALLS, planned
+
+INPUT_BYTES, PAGEABLE = 215_600_000, 2.4 * GB
+COLUMNS = ("user_x_artist", "user_x_album", "item_x_hour")
+MI350X = replace(KNOWN["mi350x"], attention=KERNELS["reference"]["mi350x"], host_bytes_per_s=PAGEABLE)
+MI355X = replace(
+    MI350X,
+    name="mi355x",
+    flops=Rates(bfloat16=2500 * TERA, float32=157 * TERA),
+    gemm=MI350X.gemm_rates.divided(2300 / 2500),
+    origin="data sheet",
+)
+H200 = replace(KNOWN["h200"], attention=KERNELS["reference"]["h200"], calibrated=False)
+B200 = replace(KNOWN["b200"], attention=KERNELS["reference"]["h200"], host_bytes_per_s=INPUT_BYTES / 49e-3)
+TRACES = {
+    "b200": {"GEMM": 77.0, "other kernels": 425.0, "idle": 49.0, "exposed messages": 7.0},
+    "mi350x": {"GEMM": 138.0, "other kernels": 383.0, "idle": 104.0, "exposed messages": 27.0},
+}
+"""Published ms of a traced step, 558 on a B200 and 652 on an MI350X. What they call neither GEMM nor idle nor messages
+is the rest: attention, norms, dropout, gathers."""
+PUBLISHED_HOURS = ((8, 83, 2.38, 2.66, 3.00), (16, 44, 1.66, 1.87, 2.20), (32, 24, 1.29, 1.39, 1.61))
+"""Ranks, seconds of an evaluation (median), and the fewest, the mean and the most hours of twenty runs."""
+
+
+@dataclass(frozen=True)
+class Point:
+    kind: str
+    name: str
+    predicted: float
+    """ms of a step, or a ratio."""
+    known: float
+    source: str
+    fitted: Literal["", "partly", "wholly"] = ""
+    """How far it shaped the model, so that it proves less or nothing."""
+    band: tuple[float, float] | None = None
+    """Of the prediction, as factors."""
+    unit: str = "ms"
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.known - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the known figure lies in the band."""
+        return None if self.band is None else self.band[0] <= self.known / self.predicted <= self.band[1]
+
+
+def reference_plan() -> PlannedWorkload:
+    """The MLPerf reference: all layers and positions in full; the backward pass computes gates, values, queries and
+    keys again."""
+    made = mlperf()
+    model = replace(made.model, shared_encoders=False, hstu=replace(made.model.hstu, candidate_only=False))
+    plan = planned(replace(made, model=model))
+
+    def count(history: History, distinct: Mapping[str, float]) -> Work:
+        work = plan.count(history, distinct)
+
+        def parts(samples: int) -> dict[str, Cost]:
+            step = dict(work.parts(samples))
+            return step | {"stu_input_backward": step["stu_input_backward"] + Cost(step["stu_input"].flops, 0)}
+
+        return replace(work, parts=parts, prepare_s=0.0)
+
+    return replace(plan, count=count)
+
+
+def reference_on(device: Device, ranks: int = 8, *, dedup: bool = True, rows: bool = False) -> Prediction:
+    parallelism = Parallelism(
+        rank_batch=1024,
+        sharding="row" if rows else "table",
+        overrides={} if rows else dict.fromkeys(COLUMNS, "column"),
+        wire="fp16",
+        pipelined=False,
+        overlapped=True,
+        balanced=False,
+        dedup=dedup,
+        input_bytes=INPUT_BYTES,
+    )
+    return predict(reference_plan(), ranks, device, parallelism=parallelism)
+
+
+def reference_points() -> list[Point]:
+    plans = {"b200": reference_on(B200), "mi350x": reference_on(MI350X)}
+    points = []
+    for name, trace in TRACES.items():
+        plan = plans[name]
+        exposed = {part: round(1e3 * seconds, 1) for part, seconds in plan.exposed.items() if seconds > 1e-4}
+        label = f"8 {name}, traced"
+        points.append(_step("reference, steps", label, plan, sum(trace.values()), fitted="partly", exposed_ms=exposed))
+        points += _trace_points(name, plan, trace)
+    label = "8 mi350x, logged without stalls"
+    points.append(_step("reference, steps", label, plans["mi350x"], 654.0, fitted="partly"))
+    for name, ms in (("b200", 631.7), ("mi350x", 760.6)):
+        label, factor = f"8 {name}, with stalls", PUBLISHED_STALLS.mean
+        points.append(_step("reference, logged", label, plans[name], ms, factor=factor, fitted="partly"))
+    for ranks, samples in ((8, 11_100), (16, 21_500), (32, 40_400)):
+        plan = reference_on(MI355X, ranks, rows=ranks > 8)
+        label, factor = f"{ranks} mi355x, with stalls", PUBLISHED_STALLS.mean
+        points.append(_step("reference, logged", label, plan, 1024e3 * ranks / samples, factor=factor))
+    for ranks, before, after in ((8, 941.6, 805.7), (16, 1108.0, 818.0)):
+        with_, without = (reference_on(MI350X, ranks, dedup=on, rows=True).seconds for on in (True, False))
+        name = f"dedup, {ranks // 8} x 8 mi350x, time with over without"
+        ratio = Point("reference, scaling", name, with_ / without, after / before, "published", unit="x")
+        points.append(ratio)
+    return points
+
+
+def target_points() -> list[Point]:
+    """Hours to the target of the published logs: as a plan prints them, and with the start-up and the evaluations of
+    these runs, which have one after every block."""
+    workload, points = reference_plan(), []
+    assert workload.evaluations is not None
+    every_block = replace(workload.evaluations, first=lambda batch: 0)
+    logged = Spread(*3 * [workload.startup_s.most])
+    for ranks, evaluation_s, low, mean, high in PUBLISHED_HOURS:
+        plan = reference_on(MI355X, ranks, rows=ranks > 8)
+        samples = target.samples_to_target(workload.published_samples, plan.global_batch)
+        assert samples is not None
+        for kind, name, evaluations, startup in (
+            ("reference, range of hours", "as planned", workload.evaluations, workload.startup_s),
+            ("reference, hours to the target", "evaluations and start-up as published", every_block, logged),
+        ):
+            training = target.training(
+                samples,
+                target.Band(plan.seconds, plan.low, plan.high),
+                target.forward_seconds(plan),
+                plan.global_batch,
+                evaluations=evaluations,
+                startup=startup,
+                stalls=workload.stalls,
+            )
+            hours = training.seconds.times(1 / 3600)
+            each = training.evaluation / training.evaluations
+            facts = {"known_range": [low, high], "evaluation_s": round(each, 1), "published_evaluation_s": evaluation_s}
+            label, band = (
+                f"{ranks} mi355x, hours to the target, {name}",
+                (hours.low / hours.value, hours.high / hours.value),
+            )
+            points.append(Point(kind, label, hours.value, mean, "published logs", "partly", band, "h", facts))
+    return points
+
+
+def _trace_points(name: str, plan: Prediction, trace: Mapping[str, float]) -> list[Point]:
+    """Which kinds of work the prediction is wrong about."""
+    device = {"b200": B200, "mi350x": MI350X}[name]
+    flops = sum(part.flops for label, part in plan.work.parts(1024).items() if not label.startswith("attention"))
+    planned_s = {
+        "GEMM": flops / device.product_rate("bfloat16"),
+        "idle": plan.exposed["transfer"],
+        "exposed messages": sum(seconds for part, seconds in plan.exposed.items() if "all-" in part),
+    }
+    planned_s["other kernels"] = plan.seconds - sum(planned_s.values())
+    shaped = {"b200": ("GEMM", "idle"), "mi350x": ("GEMM",)}[name]
+    return [
+        Point(
+            "reference, kinds of work",
+            f"8 {name}, {label}",
+            1e3 * planned_s[label],
+            ms,
+            "published",
+            "wholly" if label in shaped else "",
+        )
+        for label, ms in trace.items()
+    ]
+
+
+def _step(
+    kind: str,
+    name: str,
+    plan: Prediction,
+    ms: float,
+    *,
+    factor: float = 1.0,
+    fitted: Literal["", "partly"] = "",
+    **conditions: Any,
+) -> Point:
+    return Point(kind, name, 1e3 * factor * plan.seconds, ms, "published", fitted, plan.band, conditions=conditions)
