@@ -203,6 +203,10 @@ def _entries(name: str, metric: str) -> list[dict[str, Any]]:
     return [entry for entry in rows if entry["metric"] == metric]
 
 
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 STARS = {"": "", "partly": " (*)", "wholly": " *"}
 
 
@@ -218,10 +222,10 @@ def table() -> str:
             continue
         source = "recperf" if facts["kind"].startswith("own") else "MLPerf reference"
         source = "recperf, 2 ARM cores" if "gloo" in facts["kind"] else source
-        band = " to ".join(f"{factor * value:.3g}" for factor in facts["band"]) if facts["band"] else "-"
+        band = " to ".join(_short(factor * value) for factor in facts["band"]) if facts["band"] else "-"
         case = f"{source}: {name}{STARS[facts['fitted']]}"
         error = f"{100 * facts['error']:+.1f} %"
-        lines.append(f"| {case} | {value:.3g} {unit} | {band} | {facts['known']:.3g} {unit} | {error} |")
+        lines.append(f"| {case} | {_short(value)} {unit} | {band} | {_short(facts['known'])} {unit} | {error} |")
     return "\n".join(lines)
 
 
