@@ -11,7 +11,7 @@ from recperf.plan import advice, skew
 from recperf.plan.devices import KNOWN
 from recperf.plan.memory import Memory, memory_of, rank_demand
 from recperf.plan.predict import predict
-from recperf.plan.sharding import Parallelism, parallelism_of, place
+from recperf.plan.sharding import Parallelism, largest_share, parallelism_of, place
 from recperf.plan.skew import Skew, Traffic
 from recperf.plan.work import Work
 from recperf.workloads.dlrm.config import DLRM, criteo_kaggle
@@ -175,6 +175,18 @@ def test_a_run_reserves_what_the_plan_counts_for_copied_tables() -> None:
     parts_R = predict(workload, 4, KNOWN["h200"], parallelism=parallelism_of(copied)).memory.parts_R
     beside = sum(float(parts_R[name][0]) for name in ("dense", "input", "activations"))
     assert beside <= copies, "the plan's phase may hold fewer activations"
+
+
+def test_the_rank_with_most_tokens_decides(work: Work) -> None:
+    """Few rows of very different lengths, each rank every n-th one."""
+    uneven = replace(work, lengths=(10.0,) * 31 + (4000.0,))
+    share = largest_share(uneven, 16, 8, balanced=False)
+    assert share.tokens > 1.5
+    assert largest_share(work, 1024, 8, balanced=True).tokens < 1.001
+    placed = place(work.tables, 8, 16, Parallelism())
+    ids = skew.even(work, 16, 8)
+    held = memory_of(uneven, placed, ids, 16, KNOWN["h200"], Parallelism(balanced=False, pipelined=False)).parts_R
+    assert held["input"][0] == pytest.approx(share.tokens * work.input_bytes(16))
 
 
 def test_a_plan_is_tight_if_it_fits_only_with_reuse(work: Work) -> None:

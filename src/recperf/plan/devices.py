@@ -71,9 +71,9 @@ class Attention:
         rates = self.backward if backward else self.forward
         return float(np.interp(np.log(max(1.0, length)), np.log(self.lengths), rates))
 
-    def times(self, factor: float, origin: str | None = None) -> Attention:
+    def times(self, factor: float) -> Attention:
         forward, backward = (tuple(factor * rate for rate in rates) for rates in (self.forward, self.backward))
-        return replace(self, forward=forward, backward=backward, origin=origin or self.origin)
+        return replace(self, forward=forward, backward=backward)
 
 
 @dataclass(frozen=True, kw_only=True)

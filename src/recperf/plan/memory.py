@@ -24,7 +24,7 @@ from ..distributed.demand import Demand
 from ..distributed.placement import Placed, placed_by
 from ..measure.cost import FLOAT, INDEX
 from .devices import Device
-from .sharding import HALF, Parallelism, PlacedTable, copied_numbers
+from .sharding import HALF, Parallelism, PlacedTable, copied_numbers, largest_share
 from .skew import Skew
 from .work import PlannedWorkload, Work
 
@@ -80,7 +80,7 @@ def memory_of(
 ) -> Memory:
     """Memory in the batch of the skew whose fullest rank holds most."""
     ranks = len(placed[0].width_R)
-    other = beside_tables(work, batch, placed, pipelined=parallelism.pipelined)
+    other = beside_tables(work, batch, placed, pipelined=parallelism.pipelined, balanced=parallelism.balanced)
     constant_R = {
         "tables": np.asarray(sum(one.device_share * one.weight_R for one in placed), np.float64),
         "optimizer": np.asarray(sum(one.device_share * one.state_R() for one in placed)) + other["optimizer"],
@@ -109,18 +109,20 @@ def memory_of(
     )
 
 
-def beside_tables(work: Work, batch: int, placed: Sequence[Placed], *, pipelined: bool) -> dict[str, float]:
-    """Bytes on a rank for everything but the tables and what is sent of them, by purpose. `batch` is the mean of the
-    ranks: where samples are dealt by work, a rank has up to 1.008 times as many, and 1.04 times as many tokens. 4 % of
-    the activations are less than the reserve, which is 5 % of the device."""
+def beside_tables(
+    work: Work, batch: int, placed: Sequence[Placed], *, pipelined: bool, balanced: bool
+) -> dict[str, float]:
+    """Bytes on the rank with most tokens for everything but the tables and what is sent of them, by purpose; `batch` is
+    the mean of the ranks."""
     dense = FLOAT * work.dense_parameters
+    tokens = largest_share(work, batch, len(placed[0].width_R), balanced=balanced).tokens
     return {
         "optimizer": float(work.dense_states * dense),
         # Parameters, gradients, and the buckets in which gradients are summed; of copied tables the last two.
         "dense": 3.0 * dense + 2.0 * FLOAT * copied_numbers(placed),
         # A pipeline also holds the next batch.
-        "input": (1.0 + pipelined) * work.input_bytes(batch),
-        "activations": float(work.activations(batch)),
+        "input": tokens * (1.0 + pipelined) * work.input_bytes(batch),
+        "activations": tokens * work.activations(batch),
     }
 
 
@@ -129,7 +131,7 @@ def rank_demand(workload: PlannedWorkload, ranks: int, options: DistributedConfi
     when it asks how much is free. In that of a host (`on_cpu`) they take none before they are written."""
     work, batch = workload.work(), -(-workload.batch_size // ranks)
     placed = placed_by(options, Demand(tables=work.tables, batch=batch), ranks)
-    other = sum(beside_tables(work, batch, placed, pipelined=options.pipeline).values())
+    other = sum(beside_tables(work, batch, placed, pipelined=options.pipeline, balanced=options.balance).values())
     if on_cpu:
         other += sum(float(one.weight_R[0] + one.state_R()[0]) for one in placed if one.kind == "data-parallel")
     return Demand(tables=work.tables, batch=batch, other_bytes=round(other))
@@ -158,7 +160,7 @@ def moved_R(
             ids_R += one.rows_requested_R(traffic, dedup=dedup)
         sent_R += sent
         total += float(sent.sum())
-    # Each rank requests about equally much: it has at most 1.04 times the mean of the tokens.
+    # About equally much for each rank: rows that repeat are sent once, however many tokens it has.
     return sent_R, np.full(ranks, total / ranks), ids_R
 
 

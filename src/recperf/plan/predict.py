@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from ..config import require, within
-from ..distributed import balance
 from ..measure.attribution import LIMITS
 from ..measure.cost import FLOAT, INDEX, Cost
 from ..measure.spans import phase_of
 from . import network as collectives
 from .devices import NEAREST, NETWORKS, TERA, Device, Network
 from .memory import Memory, memory_of, moved_R
-from .sharding import Parallelism, PlacedTable, copied_numbers, place
+from .sharding import Parallelism, PlacedTable, copied_numbers, largest_share, place
 from .skew import Skew, even
 from .work import History, PlannedWorkload, Work
 
@@ -45,8 +44,6 @@ PARTS = {
     "calls": "the device waits for operator calls",
 }
 """Parts of a step in order."""
-DRAWN = 1 << 16
-"""Samples drawn to see how unevenly ranks share the work of a batch."""
 BANDS = {
     "calibrated": (0.93, 1.08),
     "other device": (0.77, 1.25),
@@ -131,7 +128,7 @@ def predict(
     on_node = collectives.ranks_on_node(ranks, network)
     share = device.share(on_node)
     slowed = network.of_processes(device.ranks_per_core(on_node)) if device.cores else network
-    uneven = imbalance(work, batch, ranks, balanced=parallelism.balanced)
+    uneven = largest_share(work, batch, ranks, balanced=parallelism.balanced).work
     parts = _seconds(work, placed, skew, batch, share, slowed, parallelism, uneven)
     left = exposed(parts, parallelism, synchronous=device.shared)
     by_host = left["input"] + (parts["calls"] if left["calls"] else 0.0)
@@ -153,20 +150,6 @@ def predict(
         origins=_origins(work, device, network, skew, parallelism, ranks)
         | {"error band": _band_text(band, device, ranks)},
     )
-
-
-def imbalance(work: Work, batch: int, ranks: int, *, balanced: bool) -> float:
-    """Work of the slowest rank over the mean, in a batch drawn from the distribution of lengths: dealt by work, or each
-    rank every n-th sample."""
-    if ranks == 1 or work.sample_work is None or len(set(work.lengths)) < 2:
-        return 1.0
-    drawn = max(1, min(ranks, DRAWN // batch))
-    lengths_B = np.random.default_rng(0).choice(np.asarray(work.lengths), size=drawn * batch)
-    work_B = work.sample_work(lengths_B)
-    # The slowest of many ranks is further from the mean than the slowest of those drawn.
-    beyond = math.sqrt(math.log(1 + ranks) / math.log(1 + drawn))
-    parts = balance.deal(work_B, drawn) if balanced else balance.stride(len(work_B), drawn)
-    return 1 + beyond * (balance.imbalance(work_B, parts) - 1)
 
 
 def error_band(device: Device, ranks: int, by_host: float = 0.0, *, nodes: int = 1) -> tuple[float, float]:

@@ -5,20 +5,23 @@ Shapes: R ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import require, within
-from ..distributed import placement
+from ..distributed import balance, placement
 from ..distributed.config import DistributedConfig, KindOrAuto, Place
 from ..distributed.demand import Table
 from ..distributed.placement import COLUMN_WIDTH, Placed
 from ..measure.cost import FLOAT
 from .skew import Traffic
+from .work import Lengths, Work
 
 Wire = Literal["fp32", "fp16", "bf16"]
 HALF = 2
@@ -26,6 +29,8 @@ LARGEST_BATCH = 1 << 24
 """Samples of a step at most, as in a config."""
 CACHED = 0.2
 """Share of a table in host memory that TorchRec caches on the device by default."""
+DRAWN = 1 << 16
+"""Samples drawn to see how unevenly ranks share a batch."""
 Codec = Literal["in-place", "clamp-copy"]
 """How float32 becomes fp16 before it is sent: written once and clamped there, or clamped into a float32 copy first."""
 
@@ -144,3 +149,34 @@ def place(tables: tuple[Table, ...], ranks: int, batch: int, parallelism: Parall
 def copied_numbers(placed: Sequence[Placed]) -> int:
     """Numbers of the tables that every rank has a copy of: their gradient is summed over the ranks."""
     return sum(one.table.rows * one.table.dim for one in placed if one.kind == "data-parallel")
+
+
+class Share(NamedTuple):
+    """The part of a rank with most of it, over the mean of all ranks."""
+
+    work: float = 1.0
+    tokens: float = 1.0
+
+
+def largest_share(work: Work, batch: int, ranks: int, *, balanced: bool) -> Share:
+    """In a batch drawn from the distribution of lengths: dealt by work, or each rank every n-th sample."""
+    if ranks == 1 or work.sample_work is None or len(set(work.lengths)) < 2:
+        return Share()
+    return _drawn_share(work.lengths, work.sample_work, batch, ranks, balanced)
+
+
+@lru_cache(maxsize=64)
+def _drawn_share(
+    lengths: Lengths,
+    sample_work: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    batch: int,
+    ranks: int,
+    balanced: bool,
+) -> Share:
+    drawn = max(1, min(ranks, DRAWN // batch))
+    lengths_B = np.random.default_rng(0).choice(np.asarray(lengths), size=drawn * batch)
+    work_B = sample_work(lengths_B)
+    # The largest of many ranks is further from the mean than the largest of those drawn.
+    beyond = math.sqrt(math.log(1 + ranks) / math.log(1 + drawn))
+    parts = balance.deal(work_B, drawn) if balanced else balance.stride(len(work_B), drawn)
+    return Share(*(1 + beyond * (balance.imbalance(of_B, parts) - 1) for of_B in (work_B, lengths_B)))
