@@ -10,19 +10,25 @@ from numpy.typing import NDArray
 from recperf.distributed.balance import deal, imbalance, stride
 from recperf.distributed.scores import Scores
 from recperf.distributed.world import World
+from recperf.models.dlrm_v4.config import mlperf
+from recperf.models.dlrm_v4.cost import sample_flops
 
 rng = np.random.default_rng(20)
 LENGTHS = {
-    "zipf": np.minimum(rng.zipf(1.3, 8192), 4096),
-    # The mean and bounds of the published histories.
-    "published": np.where(rng.random(8192) < 0.46, rng.integers(2663, 5120, 8192), rng.integers(512, 2663, 8192)),
-    "uniform": rng.integers(1, 4096, 8192),
+    "zipf": np.minimum(rng.zipf(1.3, 8192), 4086),
+    # About the published mean, and the published maximum.
+    "published": np.where(rng.random(8192) < 0.46, rng.integers(2663, 4087, 8192), rng.integers(1449, 2663, 8192)),
+    "uniform": rng.integers(1, 4087, 8192),
     "equal": np.full(8192, 7),
 }
 
 
 def work(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-    return 1e4 + 500.0 * lengths + 1.0 * lengths.astype(np.float64) ** 2
+    """FLOPs of the published model."""
+    model = mlperf()
+    constant, linear, square = sample_flops(model)
+    tokens = lengths + model.context_tokens + 1.0
+    return constant + (linear + square * tokens) * tokens
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])

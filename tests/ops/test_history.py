@@ -132,6 +132,23 @@ def test_an_event_in_several_pools_counts_in_each_and_is_there_once(body: Any, l
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("layout", ["packed", "reference"])
+@pytest.mark.parametrize("rule_name", RULES)
+def test_lengths_of_scans_that_follow_one_another(body: Any, layout: str, rule_name: str) -> None:
+    """Both ends move on, or one of them, or not at all; some samples begin elsewhere."""
+    rng = np.random.default_rng(4)
+    kinds = rng.integers(0, 8, 3000).astype(np.uint8) * (rng.random(3000) < 0.4)
+    store = store_of(kinds.astype(np.uint8), layout)
+    positions_B = np.sort(rng.integers(0, 3000, 900))
+    positions_B[400:420] = rng.integers(0, 3000, 20)
+    first_B = np.where(np.arange(900) < 300, 0, np.minimum(1200, positions_B))
+    for scan in (60, 500, 3000):
+        begin_B = np.maximum(first_B, positions_B - scan)
+        picked = body.pick(store, begin_B, positions_B, RULES[rule_name])
+        assert np.array_equal(body.lengths(store, begin_B, positions_B, RULES[rule_name]), np.diff(picked.offsets_B1))
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("layout", ["packed", "reference"])
 def test_no_samples(body: Any, layout: str) -> None:
     store, none = store_of(kinds_with(9, SHARES["likes"]), layout), np.empty(0, np.int64)
     picked = body.pick(store, none, none, RULES["long"])

@@ -136,13 +136,71 @@ void pick(const events *e, const int64_t *begin, const int64_t *stop, int64_t sa
     }
 }
 
-/* How many events `pick` picks for each sample. */
+/* A scan whose picked events are known by their number: those of each pool from its edge on. */
+typedef struct {
+    int64_t begin, stop, length, edges[MOST_POOLS], hits[MOST_POOLS];
+} scan;
+
+static scan scanned(const uint8_t *kinds, int64_t begin, int64_t stop, const rule *r) {
+    scan s = {.begin = begin, .stop = stop, .length = counted(kinds + begin, stop - begin, r)};
+    for (int64_t p = 0; p < r->count; p++) {
+        int64_t at = s.edges[p] = begin + edge_of(kinds + begin, stop - begin, r->pools[p], r->cap);
+        for (; at + BLOCK <= stop; at += BLOCK) s.hits[p] += hits(kinds + at, r->pools[p]);
+        for (; at < stop; at++) s.hits[p] += (kinds[at] & r->pools[p]) != 0;
+    }
+    return s;
+}
+
+static inline int64_t is_picked(const scan *s, const uint8_t *kinds, int64_t at, const rule *r) {
+    int64_t any = 0;
+    for (int64_t p = 0; p < r->count; p++) any |= (kinds[at] & r->pools[p]) != 0 && at >= s->edges[p];
+    return any;
+}
+
+/* Moves both ends of a scan forward. */
+static void slide(scan *s, const uint8_t *kinds, int64_t begin, int64_t stop, const rule *r) {
+    for (; s->stop < stop; s->stop++) {
+        for (int64_t p = 0; p < r->count; p++) {
+            if (!(kinds[s->stop] & r->pools[p]) || ++s->hits[p] <= r->cap) continue;
+            /* The pool's oldest event makes room, but may be in another pool too. */
+            while (!(kinds[s->edges[p]] & r->pools[p])) s->edges[p]++;
+            const int64_t oldest = s->edges[p]++;
+            s->hits[p]--;
+            s->length -= !is_picked(s, kinds, oldest, r);
+        }
+        s->length += is_picked(s, kinds, s->stop, r);
+    }
+    for (; s->begin < begin; s->begin++) {
+        s->length -= is_picked(s, kinds, s->begin, r);
+        for (int64_t p = 0; p < r->count; p++) {
+            if (s->edges[p] > s->begin) continue;
+            s->hits[p] -= (kinds[s->begin] & r->pools[p]) != 0;
+            s->edges[p] = s->begin + 1;
+        }
+    }
+}
+
+/* Whether the next scan is most of the last one: sliding takes events one by one, counting by vectors of 16 or more. */
+static int is_near(const int64_t *begin, const int64_t *stop, int64_t b) {
+    const int64_t forward = begin[b] - begin[b - 1], more = stop[b] - stop[b - 1];
+    return forward >= 0 && more >= 0 && 16 * (forward + more) <= stop[b - 1] - begin[b];
+}
+
+/* How many events `pick` picks for each sample. Anchors of a user that follow one another share most of their scans. */
 void measure(const events *e, const int64_t *begin, const int64_t *stop, int64_t samples, const rule *r, uint8_t *space,
              int64_t *lengths) {
+    scan s;
+    int known = 0;
     for (int64_t b = 0; b < samples; b++) {
         const int64_t count = stop[b] - begin[b];
-        const int64_t length = counted(kinds_from(e, begin[b], count, space), count, r);
-        lengths[b] = length > r->most ? r->most : length;
+        if (known && is_near(begin, stop, b)) {
+            slide(&s, e->kinds, begin[b], stop[b], r);
+        } else {
+            known = e->kinds && b + 1 < samples && is_near(begin, stop, b + 1);
+            if (known) s = scanned(e->kinds, begin[b], stop[b], r);
+            else s.length = counted(kinds_from(e, begin[b], count, space), count, r);
+        }
+        lengths[b] = s.length > r->most ? r->most : s.length;
     }
 }
 

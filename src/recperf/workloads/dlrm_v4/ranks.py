@@ -76,7 +76,13 @@ class DealtBatch(HistoryBatch):
 @dataclass(frozen=True, eq=False)
 class Share:
     """Gathers this rank's samples of a batch. Lengths of samples are known without gathering them, so that every rank
-    knows what the others take."""
+    knows what the others take.
+
+    Every rank counts and deals the whole batch, in the threads that prepare batches. With histories of 2,600 events
+    counting takes 0.2 us a sample where a user's samples follow one another (1.9 us where they are shuffled) and
+    dealing 0.75 us; gathering a sample takes 16 us. So a batch of 8,192 takes such a thread 8 ms on any number of
+    ranks, as long as gathering the samples of one of 16 ranks, and about a seventh of a step of 64 H200.
+    """
 
     histories: Histories
     model: DLRMv4Config
