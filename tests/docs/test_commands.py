@@ -52,7 +52,6 @@ SMALLER = {
     r"data reuse .*criteo-kaggle": "--steps 2",
     r"data reuse": "--data.events 8000 --data.windows.min-history 5 --steps 2",
     r"data make yambda-like": "--events 20000",
-    r"plan dlrm-v4 .*--skew": "--model.row-scale 0.003",
 }
 """What is added to a command that takes long, by a pattern; the first that matches counts."""
 
