@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -85,10 +86,6 @@ def command(arguments: list[str]) -> int:
     device, network = _machine(options, workload, terminal)
     parallelism = _parallelism(options, workload, device)
     tables = getattr(options.values, "tables", None)
-    worse_skew = None
-    if options.skew is None and workload.popularity is not None and workload.popularity.repeated:
-        independent = replace(options, skew=f"zipf:{workload.popularity.exponent}")
-        worse_skew = partial(_skew, independent, workload)
     setting = Setting(
         workload=workload,
         device=device,
@@ -101,7 +98,7 @@ def command(arguments: list[str]) -> int:
         price=price,
         cache_bytes=byte_count(tables.device_bytes) if tables else None,
         tiered=tables is not None and tables.placement in ("host", "file"),
-        worse_skew=worse_skew,
+        worse_skew=_independent_ids(options, workload),
         detailed_skew=options.skew not in (None, "even"),
     )
     result = {
@@ -165,6 +162,15 @@ def _skew(options: Options[Any], workload: PlannedWorkload, batch: int, ranks: i
     if isinstance(source, float):
         return skews.zipf(work, batch, ranks, source, hashed=hashed)
     return skews.counted(workload.ids(source, batch, ranks, options.skew_batches), work, batch, ranks, hashed=hashed)
+
+
+def _independent_ids(
+    options: Options[Any], workload: PlannedWorkload
+) -> Callable[[int, int], skews.Skew | None] | None:
+    """The usual ids without repetitions within a batch, where they have some."""
+    if options.skew is not None or workload.popularity is None or not workload.popularity.repeated:
+        return None
+    return partial(_skew, replace(options, skew=f"zipf:{workload.popularity.exponent}"), workload)
 
 
 def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Terminal) -> tuple[Device, Network]:
