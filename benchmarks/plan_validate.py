@@ -118,7 +118,7 @@ def called_points() -> list[Point]:
 
 
 def _eager(plan: PlannedWorkload, history: History, distinct: Mapping[str, float]) -> Work:
-    return replace(plan.count(history, distinct), kernels=0)
+    return replace(plan.count(history, distinct), kernels=lambda samples, threads: 0)
 
 
 def layer_points() -> list[Point]:

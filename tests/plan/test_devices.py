@@ -45,6 +45,12 @@ def test_a_file_describes_a_device(tmp_path: Path) -> None:
         ({"bytes_per_s": "fast"}, "device.bytes_per_s"),
         ({"flops": {"float32": float("nan")}}, "device.flops.float32"),
         ({"efficiency": {"products": 1.5}}, "efficiency.products"),
+        ({"copy_bytes_per_s": -1.0}, "device.copy_bytes_per_s"),
+        ({"call_s": -1e-6}, "device.call_s"),
+        (
+            {"attention": {"lengths": [64], "forward": [1e12], "backward": [1e12], "precision": "of"}},
+            "attention.precision",
+        ),
         ({"attention": {"lengths": [64, 32], "forward": [1e12] * 2, "backward": [1e12] * 2}}, "ascending"),
         ({"attention": {"lengths": [64], "forward": [], "backward": [1e12]}}, "one rate for each of 1 lengths"),
     ],

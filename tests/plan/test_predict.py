@@ -68,7 +68,7 @@ def test_an_all_reduce_by_hand() -> None:
 def test_dense_seconds_are_counted_work_over_the_peak() -> None:
     """With bytes for nothing, the dense parts take the model's FLOPs at the device's rate."""
     config = mlperf()
-    fast = replace(PLAIN, copy_bytes_per_s=1e20)
+    fast = replace(PLAIN, copy_bytes_per_s=1e16)
     plan = sum(dense_seconds(planned(config).work(history=(91.0,)), fast, 4).values())
     flops = model_flops(step(config.model, [load_of(config.model, (100,) * 4)], rows=0))
     assert plan == pytest.approx(flops / 1e12, rel=1e-3)
@@ -179,6 +179,9 @@ def test_a_step_is_never_shorter_than_its_calls() -> None:
     graph = predict(planned(laptop()), 1, replace(PLAIN, call_s=1e-3, kernel_s=1e-4))
     assert graph.seconds == pytest.approx(calls / 10, rel=0.01)
     assert "CUDA graph" in graph.origins["calls"]
+    large = predict(planned(laptop()), 1, PLAIN, parallelism=Parallelism(rank_batch=1 << 14))
+    assert "one by one" in large.origins["calls"], "a graph is for the planned batch"
+    assert "one by one" in predict(planned(laptop()), 1, replace(PLAIN, threads=1000)).origins["calls"]
     plain, slow = (predict(planned(laptop()), 4, device) for device in (CORES, replace(CORES, call_s=1e-3)))
     on_cpu = (work.calls + work.calls_on_cpu + EXCHANGE_CALLS) * 1e-3
     assert slow.parts["calls"] == pytest.approx(2 * on_cpu), "twice, since four ranks share two cores"

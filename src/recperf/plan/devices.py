@@ -15,6 +15,7 @@ from ..config import from_json, require, within
 from ..errors import ConfigError, UsageError, did_you_mean
 
 GB, TERA = 10**9, 10**12
+PRECISIONS = ("float32", "tf32", "bfloat16")
 NEAREST = "h200"
 """The device whose attention rates are carried over to devices on which none were measured."""
 GEMM_SHARE, COPY_SHARE = 795 / 989, 4.25 / 4.8
@@ -56,6 +57,9 @@ class Attention:
     """Source of the figures."""
 
     def __post_init__(self) -> None:
+        require(self.precision in PRECISIONS, "attention.precision", self.precision, ", ".join(PRECISIONS))
+        for length in self.lengths:
+            within(1, length, 1 << 40, "attention.lengths")
         known = len(self.lengths)
         require(
             known > 0 and list(self.lengths) == sorted({*self.lengths}), "attention.lengths", self.lengths, "ascending"
@@ -88,7 +92,7 @@ class Rates:
     """FLOP/s in bfloat16, without sparsity."""
 
     def __post_init__(self) -> None:
-        for name in ("float32", "tf32", "bfloat16"):
+        for name in PRECISIONS:
             if getattr(self, name) is not None:
                 within(1e6, getattr(self, name), 1e18, f"device.flops.{name}")
 
@@ -123,6 +127,8 @@ class Device:
     """Seconds in which the host calls an operator, which on a GPU launches a kernel."""
     kernel_s: float = 2.7e-6
     """Seconds from one small kernel of a CUDA graph to the next."""
+    threads: int = 132 * 2048
+    """Threads that it holds at once: small steps, compared with these, are replayed as a CUDA graph."""
     link_bytes_per_s: float
     """Bandwidth to the other devices of a node, one direction, all links together."""
     link: str = "link"
@@ -145,6 +151,11 @@ class Device:
         within(1 << 20, self.memory_bytes, 1 << 50, "device.memory_bytes")
         for name in ("bytes_per_s", "link_bytes_per_s", "host_bytes_per_s"):
             within(1e6, getattr(self, name), 1e16, f"device.{name}")
+        if self.copy_bytes_per_s is not None:
+            within(1e6, self.copy_bytes_per_s, 1e16, "device.copy_bytes_per_s")
+        for name in ("call_s", "kernel_s"):
+            within(0.0, getattr(self, name), 60.0, f"device.{name}")
+        within(1, self.threads, 1 << 32, "device.threads")
         if self.cores is not None:
             require(self.shared, "device.cores", self.cores, "nothing, unless ranks share the device")
             within(1, self.cores, 1 << 16, "device.cores")

@@ -147,7 +147,7 @@ def predict(
         placed=tuple(placed),
         skew=skew,
         work=work,
-        origins=_origins(work, device, network, skew, parallelism, ranks)
+        origins=_origins(work, device, network, skew, parallelism, batch, ranks)
         | {"error band": _band_text(band, device, ranks)},
     )
 
@@ -258,7 +258,7 @@ def _seconds(
         )
     inputs = work.input_bytes(batch) if parallelism.input_bytes is None else parallelism.input_bytes
     ranks = len(placed[0].width_R)
-    graph = work.kernels > 0 and ranks == 1 and not device.shared
+    kernels = _graph_kernels(work, device, batch, ranks)
     seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
     seconds |= {
         "input": batch * work.prepare_s,
@@ -266,7 +266,7 @@ def _seconds(
         "dense forward": uneven * (sum(dense.values()) - backward - update),
         "dense backward": uneven * backward,
         "dense update": update,
-        "calls": work.kernels * device.kernel_s if graph else _calls(work, device, ranks) * device.call_s,
+        "calls": kernels * device.kernel_s if kernels else _calls(work, device, ranks) * device.call_s,
         "all-reduce": collectives.all_reduce(
             FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network
         ),
@@ -291,7 +291,7 @@ def _table_bytes_R(
 
 
 def _origins(
-    work: Work, device: Device, network: Network, skew: Skew, parallelism: Parallelism, ranks: int
+    work: Work, device: Device, network: Network, skew: Skew, parallelism: Parallelism, batch: int, ranks: int
 ) -> dict[str, str]:
     """Where every figure comes from."""
     share = device.efficiency
@@ -306,7 +306,7 @@ def _origins(
         "efficiency": f"products {share.products:.3g} of the GEMM rate, passes {share.bytes:.3g} of the copy rate, "
         f"links {share.link:.3g}: {share.origin}",
         **_attention(work, device),
-        "calls": _calls_text(work, device, ranks),
+        "calls": _calls_text(work, device, batch, ranks),
         "network": f"{network.name}: {network.origin}; {network.ranks_per_node:,} ranks per node",
         "ids": skew.origin,
         "overlap": f"assumed: {prefetch}, {reduction} with the backward pass, rows and gradients are not overlapped",
@@ -318,9 +318,14 @@ def _calls(work: Work, device: Device, ranks: int) -> int:
     return work.calls + (work.calls_on_cpu if device.shared else 0) + (EXCHANGE_CALLS if ranks > 1 else 0)
 
 
-def _calls_text(work: Work, device: Device, ranks: int) -> str:
-    if ranks == 1 and work.kernels and not device.shared:
-        return f"{work.kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each at least"
+def _graph_kernels(work: Work, device: Device, batch: int, ranks: int) -> int:
+    """Kernels of a step that is replayed as a CUDA graph; 0: it is not."""
+    return work.kernels(batch, device.threads) if ranks == 1 and not device.shared else 0
+
+
+def _calls_text(work: Work, device: Device, batch: int, ranks: int) -> str:
+    if kernels := _graph_kernels(work, device, batch, ranks):
+        return f"{kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each at least"
     return f"{_calls(work, device, ranks):,} operators, {1e6 * device.call_s:.3g} µs each, called one by one"
 
 

@@ -56,8 +56,9 @@ class Work:
     """More of them on a CPU, where several operators do what one kernel does on a GPU."""
     shapes: Shapes
     """What `--calibrate` measures."""
-    kernels: int = 0
-    """Kernels of the CUDA graph that one process on a GPU replays instead; 0: it calls operators too."""
+    kernels: Callable[[int, int], int] = lambda samples, threads: 0
+    """Kernels of the CUDA graph that one process replays instead for that many samples, on a GPU that holds so many
+    threads at once; 0: it calls operators too."""
     prepare_s: float = 0.0
     """Seconds in which one thread of the host prepares a sample."""
     lengths: Lengths = ()

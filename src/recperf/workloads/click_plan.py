@@ -74,7 +74,7 @@ def click_work(
         precision=precision,
         parts=parts,
         calls=calls,
-        kernels=calls,
+        kernels=lambda samples, threads: calls,
         shapes=_largest(model),
         activations=lambda samples: cost._activations(model, samples),
         input_bytes=lambda samples: cost.batch_bytes(model, samples, round(samples * ids_per_sample)),

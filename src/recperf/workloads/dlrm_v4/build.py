@@ -38,14 +38,10 @@ from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.stream import after_windows, interval, seams_of
 from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
-from .config import DLRMv4WorkloadConfig, estimate, require_room
+from .config import SMALL, DLRMv4WorkloadConfig, estimate, lacking_for_graph, layer_numbers, require_room
 from .data import EventWindows
 from .ranking import candidate_logits
 from .steps import AdamAndRows, SteppedModel, learning_rate
-
-SMALL = 16
-"""Up to this many output elements per resident GPU thread, a kernel takes about as long as its launch."""
-
 
 SENT: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bfloat16"}
 """Names of precisions in an MLPerf log; gradients of dense parameters are sent in fp32."""
@@ -83,19 +79,15 @@ class PreparedHistories(EventWindows, Prepared):
 
     def _graph(self) -> tuple[bool, str]:
         """Whether a step runs as a CUDA graph, and why: batches are padded to one shape for it."""
-        model, device, requested = self.config.model, self.settings.device, self.config.train.graph
+        config, device = self.config, self.settings.device
         lack = current().choose("", several=BETWEEN_RANKS)
         if not lack and self.tiers.placement != "device":
             lack = SLOTS_ON_HOST
-        if not lack and (model.input_dropout or model.hstu.dropout):
-            lack = "what dropout drops is computed on the host, from the number of the step"
-        if not lack and model.hstu.attention_scale != "fixed":
-            lack = "attention is scaled by the longest row of a batch"
-        width = self.config.train.batch_size * model.hstu.max_length * model.hstu.uvqk_width
-        if not lack and requested == "auto" and device.type == "cuda" and width > SMALL * resident_threads(device):
-            lack = f"a layer computes {width:,} numbers, more than {SMALL} for each thread of this GPU"
-        why = f"a layer computes {width:,} numbers, at most {SMALL} for each thread of this GPU; batches are padded"
-        return choose_graph(requested, device, lack, why=why, switch=SWITCH)
+        samples, threads = config.train.batch_size, resident_threads(device) if device.type == "cuda" else None
+        lack = lack or lacking_for_graph(config, samples, threads)
+        numbers = layer_numbers(config, samples)
+        why = f"a layer computes {numbers:,} numbers, at most {SMALL} for each thread of this GPU; batches are padded"
+        return choose_graph(config.train.graph, device, lack, why=why, switch=SWITCH)
 
     def trial(self, seed: int) -> HistoryTrial:
         return HistoryTrial(self, seed)

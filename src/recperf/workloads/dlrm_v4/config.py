@@ -262,6 +262,28 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
     return replace(config, data=data, model=model, train=train, evaluate=evaluate, target=TargetConfig(beat="best"))
 
 
+SMALL = 16
+"""Up to this many output elements per resident GPU thread, a kernel takes about as long as its launch."""
+
+
+def layer_numbers(config: DLRMv4WorkloadConfig, samples: int) -> int:
+    """Numbers that the projection of a layer computes for a padded batch."""
+    return samples * config.model.hstu.max_length * config.model.hstu.uvqk_width
+
+
+def lacking_for_graph(config: DLRMv4WorkloadConfig, samples: int, threads: int | None) -> str:
+    """What steps of so many samples lack to run as a CUDA graph on a GPU that holds so many threads at once (None: any
+    number); empty if nothing."""
+    model, numbers = config.model, layer_numbers(config, samples)
+    if model.input_dropout or model.hstu.dropout:
+        return "what dropout drops is computed on the host, from the number of the step"
+    if model.hstu.attention_scale != "fixed":
+        return "attention is scaled by the longest row of a batch"
+    if config.train.graph == "auto" and threads is not None and numbers > SMALL * threads:
+        return f"a layer computes {numbers:,} numbers, more than {SMALL} for each thread of this GPU"
+    return ""
+
+
 def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
     """Counts a step whose rows all have the maximum length."""
     model, load = config.model, full_load(config.model, config.train.batch_size)

@@ -31,7 +31,7 @@ from ...plan.work import (
     Table,
     Work,
 )
-from .config import DLRMv4WorkloadConfig
+from .config import DLRMv4WorkloadConfig, lacking_for_graph
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,8 +50,6 @@ QUANTILES = 64
 """Lengths that stand for the distribution of all."""
 PREPARE_S = 80e-6
 """Seconds in which one thread prepares a sample: 52 to 83 µs on an ARM core, 87 on a Xeon."""
-GRAPHED = 16 * 132 * 2048
-"""Numbers of a layer up to which one process on a GPU such as an H200 replays its step as a CUDA graph."""
 CALLS, CALLS_PER_LAYER, CALLS_LAST = 1190, 79, 43
 """Operators called in an eager step: counted in one of the laptop preset, per layer, and more for a last layer that
 computes the candidate only."""
@@ -142,14 +140,6 @@ def _published_lengths(longest: float) -> Lengths:
     return tuple(float(least + (most - least) * (i + 0.5) / short) for i in range(short)) + (most,) * full
 
 
-def _small(config: DLRMv4WorkloadConfig) -> bool:
-    """Whether one process on a GPU replays the step as a CUDA graph, with tables on the GPU."""
-    hstu = config.model.hstu
-    fixed = hstu.attention_scale == "fixed" and not (hstu.dropout or config.model.input_dropout)
-    width = config.train.batch_size * hstu.max_length * hstu.uvqk_width
-    return fixed and (config.train.graph == "on" or (config.train.graph == "auto" and width <= GRAPHED))
-
-
 def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -> Work:
     """`items` counts the different items of a batch for each of its samples; None: the published share."""
     model: DLRMv4Config = config.model
@@ -159,12 +149,7 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
 
     @lru_cache(maxsize=64)
     def lengths(samples: int) -> tuple[int, ...]:
-        """Lengths of a batch: quantiles of the distribution, of its mean."""
-        place_B = (np.arange(samples) + 0.5) / samples * len(tokens)
-        length_B = np.asarray(tokens)[place_B.astype(np.int64)]
-        length_B = np.maximum(length_B + mean - length_B.mean(), model.context_tokens + 1)
-        rounded_B = np.diff(np.floor(np.concatenate([[0.0], length_B.cumsum()]) + 0.5)).astype(np.int64)
-        return tuple(int(length) for length in rounded_B)
+        return _batch_lengths(tokens, samples, least=model.context_tokens + 1)
 
     @lru_cache(maxsize=64)
     def rows(samples: int) -> dict[str, int]:
@@ -196,11 +181,52 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
         constant, linear, square = cost.sample_flops(model)
         return np.asarray(constant + (linear + square * tokens_B) * tokens_B)
 
+    calls = CALLS + CALLS_PER_LAYER * model.hstu.layers + CALLS_LAST * model.hstu.candidate_only
+
+    def kernels(samples: int, threads: int) -> int:
+        replayed = config.train.graph != "off" and not lacking_for_graph(config, samples, threads)
+        return calls if replayed else 0
+
+    return Work(
+        tables=_tables(model, mean - model.context_tokens, rows),
+        dense_parameters=model.dense_parameters,
+        dense_states=2,
+        precision=model.precision,
+        parts=parts,
+        calls=calls,
+        calls_on_cpu=CALLS_ON_CPU,
+        kernels=kernels,
+        prepare_s=PREPARE_S,
+        shapes=_shapes(model, mean),
+        lengths=tokens,
+        sample_work=sample_work,
+        activations=activations,
+        input_bytes=input_bytes,
+        origins={
+            "histories": f"{sum(events) / len(events):,.0f} events on average, "
+            f"root of the mean square {(sum(n * n for n in events) / len(events)) ** 0.5:,.0f} ({origin})",
+            "distinct rows": "published shares of a batch of 1,024: item 2.4 %, album 1.5 %, artist 0.6 %",
+        },
+    )
+
+
+def _batch_lengths(tokens: Lengths, samples: int, *, least: int) -> tuple[int, ...]:
+    """Lengths of a batch: quantiles of the distribution, of its mean."""
+    place_B = (np.arange(samples) + 0.5) / samples * len(tokens)
+    length_B = np.asarray(tokens)[place_B.astype(np.int64)]
+    length_B = np.maximum(length_B + sum(tokens) / len(tokens) - length_B.mean(), least)
+    rounded_B = np.diff(np.floor(np.concatenate([[0.0], length_B.cumsum()]) + 0.5)).astype(np.int64)
+    return tuple(int(length) for length in rounded_B)
+
+
+def _tables(model: DLRMv4Config, events: float, rows: Callable[[int], Mapping[str, int]]) -> tuple[Table, ...]:
+    """Tables with the ids of so many events, or of one; `rows` counts the different ones of a batch."""
+
     def distinct(name: str) -> Callable[[int], float]:
         return lambda samples: rows(samples)[name]
 
-    ids = dict.fromkeys(cost.UNIQUE, mean - model.context_tokens)
-    tables = tuple(
+    ids = dict.fromkeys(cost.UNIQUE, events)
+    return tuple(
         Table(
             name=name,
             rows=count,
@@ -212,34 +238,17 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
         )
         for name, count in model.table_rows.items()
     )
-    calls = CALLS + CALLS_PER_LAYER * model.hstu.layers + CALLS_LAST * model.hstu.candidate_only
-    return Work(
-        tables=tables,
-        dense_parameters=model.dense_parameters,
-        dense_states=2,
-        precision=model.precision,
-        parts=parts,
-        calls=calls,
-        calls_on_cpu=CALLS_ON_CPU,
-        kernels=calls if _small(config) else 0,
-        prepare_s=PREPARE_S,
-        shapes=Shapes(
-            rows_per_sample=mean,
-            inputs=model.dim,
-            outputs=model.hstu.uvqk_width,
-            heads=model.hstu.heads,
-            qk=model.hstu.qk_dim,
-            v=model.hstu.v_dim,
-        ),
-        lengths=tokens,
-        sample_work=sample_work,
-        activations=activations,
-        input_bytes=input_bytes,
-        origins={
-            "histories": f"{sum(events) / len(events):,.0f} events on average, "
-            f"root of the mean square {(sum(n * n for n in events) / len(events)) ** 0.5:,.0f} ({origin})",
-            "distinct rows": "published shares of a batch of 1,024: item 2.4 %, album 1.5 %, artist 0.6 %",
-        },
+
+
+def _shapes(model: DLRMv4Config, tokens: float) -> Shapes:
+    hstu = model.hstu
+    return Shapes(
+        rows_per_sample=tokens,
+        inputs=model.dim,
+        outputs=hstu.uvqk_width,
+        heads=hstu.heads,
+        qk=hstu.qk_dim,
+        v=hstu.v_dim,
     )
 
 
