@@ -1,7 +1,7 @@
 """How evenly ranks share the work of dlrm-v4's batches: samples dealt in turn (r, r + n, ...) and by counted work.
 
 Simulated: FLOPs of the published model for drawn lengths, 128 samples a rank, on 2, 4, 8 and 64 ranks. Lengths are
-Zipf-like (probability falling as length^-1.2), the published ones (mean 2,663 of at most 4,086) or uniform. A row is
+Zipf-like (probability falling as length^-1.2), of the published mean (2,663 of at most 4,086) or uniform. A row is
 the slowest rank's work over the mean of all ranks; the longest sample alone, or the n + 1 longest, bound what any deal
 can reach. The last row is the slowest rank's work in turn over that by work: what a step gains at most.
 
