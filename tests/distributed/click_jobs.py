@@ -137,18 +137,18 @@ def window(world: World, config: Any, steps: int) -> dict[str, Any]:
 
 def predicted(trial: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the validation rows, in their order."""
-    found: tuple[torch.Tensor, torch.Tensor]
-    found = trial.predicted() if hasattr(trial, "predicted") else (trial.logits(), trial.valid.labels_N)
-    return found
+    scores: tuple[torch.Tensor, torch.Tensor]
+    scores = trial.predicted() if hasattr(trial, "predicted") else (trial.logits(), trial.valid.labels_N)
+    return scores
 
 
 def refused(world: World, configs: list[Any]) -> list[list[str]]:
-    found = []
+    errors = []
     for config in configs:
         try:
             prepared_of(config).trial(SEED)
         except RecperfError as error:
-            found.append([type(error).__name__, error.what])
+            errors.append([type(error).__name__, error.what])
         else:
-            found.append([])
-    return found
+            errors.append([])
+    return errors

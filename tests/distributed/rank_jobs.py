@@ -66,9 +66,9 @@ def trained(world: World, sharding: str, all_to_all: str = "fp32") -> dict[str, 
     for step in range(STEPS):
         tables.set_rate(0.1 + step / 10)
         rows, gradients = uses(step, world.rank)
-        found = tables.lookup(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
-        seen.append({name: leaf.detach().clone() for name, leaf in found.items()})
-        for name, leaf in found.items():
+        leaves = tables.lookup(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
+        seen.append({name: leaf.detach().clone() for name, leaf in leaves.items()})
+        for name, leaf in leaves.items():
             # A rank without a gradient still takes part.
             leaf.grad = None if step == 1 and world.rank == 1 else gradients[name]
         tables.update(0.1 + step / 10)
@@ -130,15 +130,15 @@ def trainings(world: World, configs: dict[str, DLRMv4WorkloadConfig], steps: int
 def _predicted(trial: Any) -> tuple[Tensor, Tensor]:
     trial.model.eval()
     inputs = trial.inputs(trial.prepared.valid_order(trial.prepared.holdout))
-    found: tuple[Tensor, Tensor] = trial.evaluations.predicted(inputs, iter(inputs.loader()))
-    return found
+    scores: tuple[Tensor, Tensor] = trial.evaluations.predicted(inputs, iter(inputs.loader()))
+    return scores
 
 
 def fails(rank: int, at: int, how: str, on: int = 1) -> None:
     """Kill, terminate, freeze or fail a rank at a step, or let it hang in the middle of one; it prints when."""
     step, seen = RankStep.__call__, [0]
 
-    def failing(self: RankStep, *words: Any) -> Any:
+    def failing(self: RankStep, *arguments: Any) -> Any:
         seen[0] += 1
         if rank == on and seen[0] == at:
             if how != "stop":  # A rank that is asked to stop prints nothing.
@@ -153,7 +153,7 @@ def fails(rank: int, at: int, how: str, on: int = 1) -> None:
                 Reduction.__call__ = lambda *_: time.sleep(600)  # type: ignore[assignment,method-assign,return-value]
             if how == "raise":
                 raise DataError("this rank read nonsense", fix="read something else")
-        return step(self, *words)
+        return step(self, *arguments)
 
     RankStep.__call__ = failing  # type: ignore[method-assign]
 
@@ -163,13 +163,13 @@ def fails_inside(rank: int, at: int, how: str, on: int = 1) -> None:
     name = {"hang": "update", "memory": "lookup"}[how]
     original, seen = getattr(TorchRecTables, name), [0]
 
-    def failing(self: TorchRecTables, *words: Any) -> Any:
+    def failing(self: TorchRecTables, *arguments: Any) -> Any:
         seen[0] += 1
         if rank == on and seen[0] == at:
             if how == "memory":
                 raise MemoryError
             os.kill(os.getpid(), signal.SIGSTOP)
-        return original(self, *words)
+        return original(self, *arguments)
 
     setattr(TorchRecTables, name, failing)
 
@@ -280,16 +280,16 @@ def starts(world: World, late: float, margin: float, rounds: int = 5) -> list[tu
 
     class Slow(World):
         def maximum(self, value: int) -> int:
-            found = world.maximum(value)
+            largest = world.maximum(value)
             time.sleep(late * world.rank)
-            return found
+            return largest
 
     window.MARGIN_NS = int(margin * 1e9)
-    together, found = window.SharedWindow(world), []
+    together, moments = window.SharedWindow(world), []
     together.world = Slow()
     for _ in range(rounds):
         time.sleep(late * world.rank)
         came = time.monotonic_ns()
         together.meet()
-        found.append((came, time.monotonic_ns()))
-    return found
+        moments.append((came, time.monotonic_ns()))
+    return moments

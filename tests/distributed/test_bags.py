@@ -35,9 +35,11 @@ COLUMNS = "t1=column,t2=column,t3=row,t4=data-parallel"
 
 
 def micro(**options: Any) -> MicroDLRMConfig:
-    made = micro_default()
-    train = replace(made.train, device="cpu", threads=1, batch_size=251)
-    return replace(made, data=MovieLensConfig(source="embedded"), train=train, distributed=DistributedConfig(**options))
+    default = micro_default()
+    train = replace(default.train, device="cpu", threads=1, batch_size=251)
+    return replace(
+        default, data=MovieLensConfig(source="embedded"), train=train, distributed=DistributedConfig(**options)
+    )
 
 
 def everywhere(kind: str) -> str:
@@ -72,8 +74,8 @@ def same(ours: Any, theirs: Any, **how: Any) -> None:
 @needs_torchrec
 @pytest.mark.parametrize("name", configs())
 def test_losses_weights_and_scores_are_those_of_a_single_process(name: str) -> None:
-    one, found = trained(1)[0][name], [told[name] for told in trained(2)]
-    first, *others = found
+    one, results = trained(1)[0][name], [told[name] for told in trained(2)]
+    first, *others = results
     # Initial weights are equal to the bit, however they are sharded.
     same(first["first"], one["first"])
     assert close(one["losses"], first["losses"]), (one["losses"], first["losses"])
@@ -81,7 +83,7 @@ def test_losses_weights_and_scores_are_those_of_a_single_process(name: str) -> N
     same(first["state"], one["state"], rtol=1e-3, atol=1e-5)
     same(first["logits"], one["logits"], rtol=1e-3, atol=1e-4)
     assert first["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
-    for told in found:
+    for told in results:
         assert told["samples"] == one["samples"]
         # The same rows, each scored once.
         assert torch.equal(told["labels"].float(), one["labels"].float())
@@ -90,7 +92,7 @@ def test_losses_weights_and_scores_are_those_of_a_single_process(name: str) -> N
         assert (told["first"], told["state"]) == ({}, {})
         same(told["dense"], first["dense"])
     # Ranks looked up what one process did, each its own part.
-    assert sorted(torch.cat([told["rows"] for told in found]).tolist()) == sorted(one["rows"].tolist())
+    assert sorted(torch.cat([told["rows"] for told in results]).tolist()) == sorted(one["rows"].tolist())
     tables = "embeddings.weight_RD" if name in ("adamw", "micro") else "embeddings.table_RD"
     assert not torch.allclose(one["state"]["model"][tables], one["first"]["model"][tables], atol=1e-3)
 
@@ -99,15 +101,16 @@ def test_losses_weights_and_scores_are_those_of_a_single_process(name: str) -> N
 def overlapped(ranks: int, overlap: str = "on") -> list[dict[str, dict[str, Any]]]:
     """Of models whose gradients fill some buckets."""
     crossed = dlrm("sgd", MIXED)
-    made = {
+    cases = {
         "cross": replace(crossed, model=replace(crossed.model, interaction="dcn", cross_rank=4)),
         "dot": dlrm("rowwise-adagrad", "t1=row,t2=data-parallel"),
         "micro": micro(),
     }
-    made = {
-        name: replace(config, distributed=replace(config.distributed, overlap=overlap)) for name, config in made.items()
+    cases = {
+        name: replace(config, distributed=replace(config.distributed, overlap=overlap))
+        for name, config in cases.items()
     }
-    return run_ranks(ranks, "click_jobs.losses", configs=made, steps=50, bucket_bytes=1000)
+    return run_ranks(ranks, "click_jobs.losses", configs=cases, steps=50, bucket_bytes=1000)
 
 
 @needs_torchrec
@@ -127,11 +130,11 @@ def test_gradients_are_summed_during_the_backward_pass() -> None:
 @needs_torchrec
 def test_three_ranks_resume_to_the_bit() -> None:
     """Among them the order of a sum depends on its message: a resumed run sends the same ones from its first step."""
-    made = dlrm("sgd", MIXED)
+    narrow = dlrm("sgd", MIXED)
     wide = replace(
-        made,
-        model=replace(made.model, bottom=(6, 64, 64, 8), top=(64, 64, 1)),
-        distributed=replace(made.distributed, overlap="on"),
+        narrow,
+        model=replace(narrow.model, bottom=(6, 64, 64, 8), top=(64, 64, 1)),
+        distributed=replace(narrow.distributed, overlap="on"),
     )
     straight, again = run_ranks(3, "click_jobs.resumed", config=wide, steps=5, bucket_bytes=10_000)[0]
     same(again, straight)
@@ -152,12 +155,12 @@ def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
         told = run_ranks(
             ranks, "click_jobs.going_on", configs=divided, steps=steps, states=states, done=steps * turn
         )  # fmt: skip
-        for name, found in told[0].items():
+        for name, result in told[0].items():
             if turn:
                 # What was loaded is what was saved, to the bit.
-                same(found["first"], states[name])
-            states[name] = found["state"]
-            losses[name] += found["losses"]
+                same(result["first"], states[name])
+            states[name] = result["state"]
+            losses[name] += result["losses"]
     for name, state in states.items():
         assert close(straight[name]["losses"], losses[name]), name
         same(state, straight[name]["state"], rtol=1e-3, atol=1e-5)
@@ -168,10 +171,10 @@ def test_the_plan_says_which_rank_holds_what_and_why() -> None:
     plans = {name: told["plan"] for name, told in trained(2)[0].items()}
     lines = [line.split() for line in plans["sgd"].splitlines()]
     said = {(line[0], line[1]): (line[2], line[3], line[-1]) for line in lines[1:]}
-    asked = "--distributed.sharding"
-    assert said["0", "t1"] == said["1", "t1"] == ("row", "fused", asked)
-    assert said["0", "t3"] == said["1", "t3"] == ("data-parallel", "copy", asked)
-    assert [kind for (_, table), kind in said.items() if table == "t2"] == [("table", "fused", asked)]
+    requested = "--distributed.sharding"
+    assert said["0", "t1"] == said["1", "t1"] == ("row", "fused", requested)
+    assert said["0", "t3"] == said["1", "t3"] == ("data-parallel", "copy", requested)
+    assert [kind for (_, table), kind in said.items() if table == "t2"] == [("table", "fused", requested)]
     assert [kind for (_, table), (kind, _, _) in said.items() if table == "t4"] == ["table"]
     # 200 rows of 8 numbers of 4 bytes: SGD remembers nothing, Adagrad every number of a rank's 100 rows, row-wise
     # Adagrad one for each row of the whole table.
@@ -200,10 +203,10 @@ def test_a_run_prints_the_placement_that_recperf_plan_predicts(name: str) -> Non
 
 @needs_torchrec
 def test_settings_say_whose_kernels_look_rows_up() -> None:
-    chosen = {name: told["settings"] for name, told in trained(2)[0].items() if name != "micro"}
-    assert chosen["sgd"]["embedding"] == "fbgemm, torch for data-parallel tables: several ranks"
-    assert chosen["one id"]["embedding"] == "fbgemm: several ranks"
-    assert chosen["adamw"]["bag"].startswith("torch: adamw")
+    settings = {name: told["settings"] for name, told in trained(2)[0].items() if name != "micro"}
+    assert settings["sgd"]["embedding"] == "fbgemm, torch for data-parallel tables: several ranks"
+    assert settings["one id"]["embedding"] == "fbgemm: several ranks"
+    assert settings["adamw"]["bag"].startswith("torch: adamw")
 
 
 @needs_torchrec
@@ -218,8 +221,8 @@ def test_impossible_options_fail_on_every_rank() -> None:
         "in one piece": dlrm("sgd", micro_batches=2),
         "model.dim is 6": replace(dlrm("sgd"), model=replace(dlrm("sgd").model, dim=6, bottom=(6, 6))),
     }
-    found = run_ranks(2, "click_jobs.refused", configs=list(cases.values()))
-    for told in found:
+    results = run_ranks(2, "click_jobs.refused", configs=list(cases.values()))
+    for told in results:
         for what, (kind, text) in zip(cases, told):
             assert kind == "ConfigError", what
             assert what in text
@@ -228,23 +231,23 @@ def test_impossible_options_fail_on_every_rank() -> None:
 @needs_torchrec
 def test_fewer_samples_than_ranks() -> None:
     cases = {"sgd": dlrm("sgd", MIXED, batch=1), "adamw": dlrm("adamw", batch=1)}
-    (one,), found = (run_ranks(n, "click_jobs.trainings", configs=cases, steps=STEPS) for n in (1, 2))
+    (one,), results = (run_ranks(n, "click_jobs.trainings", configs=cases, steps=STEPS) for n in (1, 2))
     for name in cases:
-        assert close(one[name]["losses"], found[0][name]["losses"], 1e-3), name
-        assert torch.equal(found[1][name]["labels"], one[name]["labels"])
+        assert close(one[name]["losses"], results[0][name]["losses"], 1e-3), name
+        assert torch.equal(results[1][name]["labels"], one[name]["labels"])
 
 
 @needs_torchrec
 def test_messages_in_half_precision() -> None:
     cases = ("row", "table", "column")
     half = {kind: dlrm("sgd", everywhere(kind), all_to_all="fp16") for kind in cases}
-    found, one = run_ranks(2, "click_jobs.trainings", configs=half, steps=STEPS)[0], trained(1)[0]["sgd"]
+    results, one = run_ranks(2, "click_jobs.trainings", configs=half, steps=STEPS)[0], trained(1)[0]["sgd"]
     for kind in cases:
-        table = found[kind]["state"]["model"]["embeddings.table_RD"]
+        table = results[kind]["state"]["model"]["embeddings.table_RD"]
         exact = one["state"]["model"]["embeddings.table_RD"]
         assert not torch.allclose(table, exact, rtol=0, atol=1e-6), kind
         same(table, exact, rtol=0.01, atol=2e-3)
-        assert close(one["losses"], found[kind]["losses"], 2e-3), kind
+        assert close(one["losses"], results[kind]["losses"], 2e-3), kind
 
 
 def test_unknown_tables_are_refused() -> None:
@@ -267,7 +270,7 @@ def test_a_workload_without_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 
 @needs_torchrec
 def test_a_run_of_two_ranks_resumes_in_a_single_process(tmp_path: Path) -> None:
-    words = [
+    arguments = [
         "run", "dlrm", "--data.batches", "6", "--model.bottom", "8", "64", "--model.top", "8", "1",
         "--distributed.sharding", "t1=row,t2=column", "--train.batch-size", "64", "--train.max-steps", "6",
         "--train.device", "cpu",
@@ -275,7 +278,7 @@ def test_a_run_of_two_ranks_resumes_in_a_single_process(tmp_path: Path) -> None:
         "--run-dir", str(tmp_path / "run"),
     ]  # fmt: skip
     trouble = {"trouble": "fails", "at": 4, "how": "stop", "on": 1}
-    ranks = start(2, words, tmp_path, home=str(home()), **trouble)
+    ranks = start(2, arguments, tmp_path, home=str(home()), **trouble)
     for rank in ranks:
         rank.join(60)
     assert [rank.exitcode for rank in ranks] == [75, 75]

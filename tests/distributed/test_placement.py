@@ -28,8 +28,8 @@ GIB = 2**30
 
 
 def table(name: str, rows: int, **fields: Any) -> Table:
-    made: dict[str, Any] = {"dim": 16, "ids": 1.0, "vectors": 1.0, "distinct": float, **fields}
-    return Table(name=name, rows=rows, **made)
+    values: dict[str, Any] = {"dim": 16, "ids": 1.0, "vectors": 1.0, "distinct": float, **fields}
+    return Table(name=name, rows=rows, **values)
 
 
 def kinds(placed: list[Placed]) -> dict[str, str]:

@@ -74,39 +74,39 @@ def close(ours: list[float], theirs: list[float], tolerance: float = TOLERANCE) 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_losses_are_those_of_a_single_process(ranks: int) -> None:
-    (one,), found = trained(1), trained(ranks)
-    assert close(one["losses"], found[0]["losses"]), (one["losses"], found[0]["losses"])
+    (one,), results = trained(1), trained(ranks)
+    assert close(one["losses"], results[0]["losses"]), (one["losses"], results[0]["losses"])
     assert len(set(one["losses"])) == STEPS
-    assert close(one["norms"], found[0]["norms"], 1e-5), (one["norms"], found[0]["norms"])
-    for told in found[1:]:
-        assert told["losses"] == found[0]["losses"]
+    assert close(one["norms"], results[0]["norms"], 1e-5), (one["norms"], results[0]["norms"])
+    for told in results[1:]:
+        assert told["losses"] == results[0]["losses"]
         assert told["samples"] == one["samples"]
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(told["dense"], found[0]["dense"]))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(told["dense"], results[0]["dense"]))
     # The predictions of all ranks in training are counted together.
-    assert found[0]["seen"] == found[1]["seen"]
-    assert found[0]["seen"]["accuracy"] == pytest.approx(one["seen"]["accuracy"], abs=0.01)
+    assert results[0]["seen"] == results[1]["seen"]
+    assert results[0]["seen"]["accuracy"] == pytest.approx(one["seen"]["accuracy"], abs=0.01)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_row_is_scored_whichever_rank_has_it(ranks: int) -> None:
-    (one,), found = trained(1), trained(ranks)
-    for told in found:
+    (one,), results = trained(1), trained(ranks)
+    for told in results:
         assert torch.equal(told["labels"], one["labels"])
         torch.testing.assert_close(told["logits"], one["logits"], rtol=1e-5, atol=1e-5)
-        assert told["metrics"] == found[0]["metrics"]
-    assert found[0]["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
+        assert told["metrics"] == results[0]["metrics"]
+    assert results[0]["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
 
 
 def test_batches_with_fewer_samples_than_ranks() -> None:
     """Windows of some dozen anchors in batches of 3: the fourth rank never has a sample of its own."""
-    (one,), found = trained(1, batch=3), trained(4, batch=3)
-    assert close(one["losses"], found[0]["losses"])
-    assert torch.equal(found[3]["labels"], one["labels"])
+    (one,), results = trained(1, batch=3), trained(4, batch=3)
+    assert close(one["losses"], results[0]["losses"])
+    assert torch.equal(results[3]["labels"], one["labels"])
 
 
 def test_the_longest_row_is_that_of_all_ranks() -> None:
-    (one,), found = trained(1, scale="batch-max"), trained(2, scale="batch-max", balance=False)
-    assert close(one["losses"], found[0]["losses"])
+    (one,), results = trained(1, scale="batch-max"), trained(2, scale="batch-max", balance=False)
+    assert close(one["losses"], results[0]["losses"])
     assert not close(one["losses"], trained(1)[0]["losses"])
 
 

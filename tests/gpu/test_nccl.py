@@ -96,11 +96,11 @@ def test_losses_of_every_sharding_are_those_of_a_single_process(device: str, sta
     states = {name: ranks[0][name]["state"] for name in moved}
     for place in ("cpu", device):
         divided = {name: on(dlrm(configs[name].train.optimizer, moved[name]), place) for name in moved}
-        words: dict[str, Any] = {"configs": divided, "steps": 1, "states": states, "done": STEPS}
+        arguments: dict[str, Any] = {"configs": divided, "steps": 1, "states": states, "done": STEPS}
         if place == "cpu" and device != "cpu":
-            resumed = run_ranks(2, "click_jobs.going_on", **words)
+            resumed = run_ranks(2, "click_jobs.going_on", **arguments)
         else:
-            resumed = start(f"resumed-{place}", job="click_jobs.going_on", device=place, arguments=words).results()
+            resumed = start(f"resumed-{place}", job="click_jobs.going_on", device=place, arguments=arguments).results()
         for name in moved:
             same(resumed[0][name]["first"], states[name])
         states = {name: resumed[0][name]["state"] for name in moved}
@@ -145,11 +145,11 @@ def test_gradients_are_summed_during_the_backward_pass(device: str, start: Start
         for name, config in (("rows", on(dlrm("sgd", everywhere("row")), device)), ("copies", on(micro(), device)))
         for overlap in ("on", "off")
     }
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "job": "click_jobs.losses", "device": device,
         "arguments": {"configs": configs, "steps": 50, "bucket_bytes": 1000},
     }  # fmt: skip
-    two, one = start("two", **asked), start("one", 1, **asked).results()[0]
+    two, one = start("two", **request), start("one", 1, **request).results()[0]
     first, second = two.results()
     for name in ("rows", "copies"):
         overlapped, afterwards = first[f"{name}, on"], first[f"{name}, off"]
@@ -248,8 +248,8 @@ def test_a_profile_of_two_ranks_has_a_page_and_no_time_below_zero(device: str, s
     left_out = ("--target.beat", "none", "--no-report")
     small = [word for word in WORDS if word not in left_out]
     small[small.index("--train.device") + 1] = device
-    words = ["profile", "dlrm-v4", "--data.path", str(events(home() / "events")), "--run-dir", str(run), *small]
-    ranks = start("profile", words=[*words, "--trace", "--steps", "5"])
+    command = ["profile", "dlrm-v4", "--data.path", str(events(home() / "events")), "--run-dir", str(run), *small]
+    ranks = start("profile", words=[*command, "--trace", "--steps", "5"])
     assert ranks.ended(200) == [0, 0], ranks.tails()
     profile = json.loads((run / "profile.json").read_text())
     times = {part["name"]: part["ms"] for part in profile["components"]}
