@@ -123,7 +123,8 @@ def test_the_log_of_several_ranks_states_what_they_send_and_the_share_of_each(
     config = replace(config, train=replace(config.train, device="cpu", batch_size=33))
     trial = PreparedHistories(config).trial(1)
     for ranks, sent, share in ((1, "fp32", 33), (4, "bfloat16", 9)):
-        monkeypatch.setattr("recperf.workloads.dlrm_v4.build.current", lambda ranks=ranks: Ranks(0, ranks))
+        for module in ("workloads.dlrm_v4.build", "execution.submission"):
+            monkeypatch.setattr(f"recperf.{module}.current", lambda ranks=ranks: Ranks(0, ranks))
         facts = submission(trial, 1, cast(MLPerfLog, None)).facts
         logged = dict(facts.prologue(config.mlperf, "a laptop"))
         assert logged["lowest_numerical_precision_in_comm"] == sent
