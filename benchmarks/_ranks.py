@@ -48,7 +48,7 @@ class Late(distributed.Work):
         super().__init__()
         self.work, self.ready = work, ready
 
-    def wait(self, *words: Any, **more: Any) -> bool:
-        found = self.work.wait(*words, **more)
+    def wait(self, *arguments: Any, **options: Any) -> bool:
+        done = self.work.wait(*arguments, **options)
         sleep(max(0.0, self.ready - perf_counter()))
-        return bool(found)
+        return bool(done)

@@ -40,7 +40,7 @@ class Hosts:
 
     def start(self, address: str) -> None:
         conf = f"is_host={int(address == STORE)},last_call_timeout=2,keep_alive_interval=1"
-        words = [
+        arguments = [
             "--nnodes", "2:3", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
             "--rdzv-endpoint", f"{STORE}:{self.port}", "--rdzv-id", "elastic", "--rdzv-conf", conf,
             "--local-addr", address, "-m", "recperf", *self.command,
@@ -48,7 +48,7 @@ class Hosts:
         own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "NCCL_HOSTID": address, "RECPERF_HOME": str(home())}
         environment = {**os.environ, **LOOPBACK, **own}
         with (self.folder / f"{address}.log").open("ab") as log:
-            call = [sys.executable, "-m", "torch.distributed.run", *words]
+            call = [sys.executable, "-m", "torch.distributed.run", *arguments]
             self.agents[address] = subprocess.Popen(call, env=environment, stdout=log, stderr=log)
 
     def lose(self, address: str) -> None:
@@ -98,14 +98,16 @@ def last_tensors(run: Path) -> dict[str, Any]:
     return {name: entry["sha256"] for name, entry in read(manifest)["files"].items()}
 
 
-def by_hand(device: str, folder: Path, ranks: int, words: list[str], *, stop_at: int | None = None) -> set[int | None]:
+def by_hand(
+    device: str, folder: Path, ranks: int, command: list[str], *, stop_at: int | None = None
+) -> set[int | None]:
     """The exit codes of ranks that nothing restarts."""
     trouble = "" if stop_at is None else "fails"
     how = {} if stop_at is None else {"at": stop_at, "how": "stop"}
     if device == "cuda":
-        return set(rank_hosts.Hosts(folder, ranks, words=words, trouble=trouble, how=how).ended(SECONDS))
+        return set(rank_hosts.Hosts(folder, ranks, words=command, trouble=trouble, how=how).ended(SECONDS))
     folder.mkdir()
-    return set(ended(start(ranks, words, folder, trouble=trouble, home=str(home()), **how), SECONDS))
+    return set(ended(start(ranks, command, folder, trouble=trouble, home=str(home()), **how), SECONDS))
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,8 @@ class Device:
 
 
 TIME_SLICE = 3e-3
-"""Seconds that Linux lets a process compute before another one gets its core."""
+"""Seconds that Linux lets a process compute before another one gets its core: its default, which a kernel may change
+by a factor of two."""
 CALL_FACTOR = 2.8
 """Time of a call in a step over that of a call in a loop: Python, autograd and cold caches around it. From steps of
 micro-dlrm and dlrm-v4 with 4 samples on one ARM core, divided by their calls: 2.75 and 2.9."""

@@ -177,10 +177,6 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
         passes = cost.passes(model, one) | {"dense_update": step["dense_update"].bytes}
         return {name: Cost(part.flops, passes.get(name, 0)) for name, part in step.items()}
 
-    def sample_work(tokens_B: NDArray[np.float64]) -> NDArray[np.float64]:
-        constant, linear, square = cost.sample_flops(model)
-        return np.asarray(constant + (linear + square * tokens_B) * tokens_B)
-
     calls = CALLS + CALLS_PER_LAYER * model.hstu.layers + CALLS_LAST * model.hstu.candidate_only
 
     def kernels(samples: int, threads: int) -> int:
@@ -199,15 +195,25 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
         prepare_s=PREPARE_S,
         shapes=_shapes(model, mean),
         lengths=tokens,
-        sample_work=sample_work,
+        sample_work=_sample_work(model),
         activations=activations,
         input_bytes=input_bytes,
-        origins={
-            "histories": f"{sum(events) / len(events):,.0f} events on average, "
-            f"root of the mean square {(sum(n * n for n in events) / len(events)) ** 0.5:,.0f} ({origin})",
-            "distinct rows": "published shares of a batch of 1,024: item 2.4 %, album 1.5 %, artist 0.6 %",
-        },
+        origins=_origins(events, origin),
     )
+
+
+def _sample_work(model: DLRMv4Config) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """FLOPs of samples by their tokens, by which a run deals them to ranks."""
+    constant, linear, square = cost.sample_flops(model)
+    return lambda tokens_B: np.asarray(constant + (linear + square * tokens_B) * tokens_B)
+
+
+def _origins(events: Lengths, origin: str) -> dict[str, str]:
+    mean, square = (sum(n**power for n in events) / len(events) for power in (1, 2))
+    return {
+        "histories": f"{mean:,.0f} events on average, root of the mean square {square**0.5:,.0f} ({origin})",
+        "distinct rows": "published shares of a batch of 1,024: item 2.4 %, album 1.5 %, artist 0.6 %",
+    }
 
 
 def _batch_lengths(tokens: Lengths, samples: int, *, least: int) -> tuple[int, ...]:
