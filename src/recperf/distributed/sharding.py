@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, MachineError
+from ..train.device import free_gpu_bytes
 from ..units import size
 from .config import DistributedConfig
 from .demand import Demand, Table
@@ -202,9 +203,7 @@ def free_memory(world: World) -> dict[str, int]:
 
     free = {"cpu": available_bytes() // world.local_size}
     if world.device == "cuda":
-        # What an earlier model of this process left to torch's allocator is free too.
-        left = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        free["cuda"] = int(torch.cuda.mem_get_info()[0]) + left
+        free["cuda"] = free_gpu_bytes()
     return {device: -world.maximum(-bytes_) for device, bytes_ in free.items()}
 
 

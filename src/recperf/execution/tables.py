@@ -53,7 +53,7 @@ def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device
 
 def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device) -> Tiers:
     """The same on a device of this machine; several ranks hold shards of the tables by another library."""
-    import torch
+    from ..train.device import free_gpu_bytes
 
     if current().size > 1:
         if tables.placement in ("host", "file"):
@@ -62,11 +62,7 @@ def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device)
                 fix="--distributed.placement TABLE=host, or one rank",
             )
         return Tiers("device", 0, "device: each rank holds its shards")
-    free = available_bytes()
-    if device.type == "cuda":
-        # What an earlier model of this process left to torch's allocator is free too.
-        left = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + left
+    free = free_gpu_bytes(device) if device.type == "cuda" else available_bytes()
     tiers = place_tables(tables, counted, device=device.type, device_free=free)
     whole = counted.table_bytes + counted.state_bytes
     in_host = tiers.index_bytes + (whole if tiers.placement == "host" else 0)

@@ -90,6 +90,12 @@ def _device(requested: str) -> tuple[torch.device, str]:
     return torch.device("cpu"), "torch sees no GPU"
 
 
+def free_gpu_bytes(device: torch.device | str = "cuda") -> int:
+    """Memory of a GPU that a new model can have. What torch's allocator keeps of an earlier one is free, too."""
+    left = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + left
+
+
 def resident_threads(device: torch.device) -> int:
     """Threads that a GPU can hold at once."""
     properties = torch.cuda.get_device_properties(device)

@@ -28,7 +28,7 @@ from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...ops import dot, relu
 from ...stop import poll
-from ...train.device import Settings, choose
+from ...train.device import Settings, choose, free_gpu_bytes
 from ...train.fast import SWITCH, resolve
 from ...train.graph import (
     BETWEEN_RANKS,
@@ -102,7 +102,7 @@ class ConfiguredDLRM:
         needed = sum(counted.memory.values()) - (1 - share) * counted.table_bytes + more
         if self.tiers.placement != "device":
             needed += self.tiers.cache_bytes - counted.table_bytes - counted.state_bytes
-        free = torch.cuda.mem_get_info()[0]
+        free = free_gpu_bytes()
         if needed > free:
             raise MachineError(
                 f"{size(needed)} are needed, {size(free)} are free on the GPU",
