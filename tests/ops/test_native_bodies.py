@@ -101,7 +101,7 @@ def test_a_library_of_another_user_is_not_loaded(cached: Path, monkeypatch: pyte
     monkeypatch.setattr(compile, "user_home", lambda: cached.parent / "own")
     if cached.stat().st_uid:
         assert compile._verified(cached) == "belongs to another user"
-    assert compile._folder() == cached.parent / "own" / "native"
+    assert compile.folder() == cached.parent / "own" / "native"
 
 
 def test_reasons_why_a_body_cannot_be_used(

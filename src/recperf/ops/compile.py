@@ -63,17 +63,8 @@ def _load(source: Path) -> ctypes.CDLL | str:
     if compiler is None:
         return "no C compiler on this machine"
     try:
-        path = _folder() / f"{source.parent.name}-{_key(compiler, source)}.so"
-        handle = _verified(path)
-        if isinstance(handle, str):
-            with one_at_a_time(path.parent / "lock"):
-                # Another process may have compiled it while this one waited.
-                handle = _verified(path)
-                if isinstance(handle, str):
-                    if handle != MISSING:
-                        notice_once(f"the compiled library {path} {handle}: it is compiled again")
-                    _compile(compiler, source, path)
-                    handle = _verified(path)
+        path = folder() / f"{source.parent.name}-{_key(compiler, source)}.so"
+        handle = cached(path, lambda: _compile(compiler, source, path))
     except (_CompilerFailed, MachineError) as error:
         return str(error)
     except OSError as error:
@@ -89,7 +80,22 @@ def _load(source: Path) -> ctypes.CDLL | str:
         return f"the compiled library {path} does not load: {error}"
 
 
-def _folder() -> Path:
+def cached(path: Path, make: Callable[[], None]) -> int | str:
+    """A descriptor of a file in the cache, or what is wrong with it; `make` writes it if it is missing or damaged."""
+    handle = _verified(path)
+    if isinstance(handle, str):
+        with one_at_a_time(path.parent / "lock"):
+            # Another process may have written it while this one waited.
+            handle = _verified(path)
+            if isinstance(handle, str):
+                if handle != MISSING:
+                    notice_once(f"the compiled library {path} {handle}: it is compiled again")
+                make()
+                handle = _verified(path)
+    return handle
+
+
+def folder() -> Path:
     """The folder of the libraries, in the cache folder: but no code is loaded from one of another user."""
     for place in (home() / "native", home()):
         if place.is_dir():
@@ -203,9 +209,13 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
     with temporary_folder(DRAFT, beside=path.parent) as folder:
         draft = folder / path.name
         _call_compiler([compiler, *FLAGS, *extra_flags, "-o", str(draft), str(source), "-lm"])
-        content = draft.read_bytes()
-    write_atomic(path, content + _digest(path.name, content))
+        store(path, draft.read_bytes())
     path.chmod(0o755)
+
+
+def store(path: Path, content: bytes) -> None:
+    """Write a compiled file into the cache, with the digest of its content at its end."""
+    write_atomic(path, content + _digest(path.name, content))
 
 
 @functools.cache

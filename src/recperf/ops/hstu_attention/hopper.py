@@ -2,8 +2,7 @@
 
 The chip's bulk copies bring blocks of rows and do not know where a row of the batch ends: the part of the next row that
 they bring is masked or multiplied by zero, so that a NaN in one row also reaches the end of the previous row. Programs
-of one row and head run side by side, because together they read each key many times: with the heads side by side
-instead, half of all reads would go to memory and the rate would fall by a fifth to a quarter.
+of one row and head run side by side, because together they read each key many times.
 
 Shapes: B rows, T tokens of all rows, H heads, A = V = 128 width of a head.
 """
@@ -11,53 +10,54 @@ Shapes: B rows, T tokens of all rows, H heads, A = V = 128 width of a head.
 from __future__ import annotations
 
 import functools
-import importlib.util
+from ctypes import c_float, c_int, c_int64
+from pathlib import Path
+from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from ...errors import notice_once
+from .. import cuda
 from .reference import Into
 from .rule import Mask
 
+SOURCE = Path(__file__).with_name("hopper.cu")
 WIDTH = 128
-FORWARD = {"QUERIES": 128, "KEYS": 64, "STAGES": 5}
-BACKWARD = {"QUERIES": 64, "KEYS": 128, "STAGES": 2}
+QUERIES, GROUP, KEYS, PASSING = 192, 64, 128, 64
+"""Queries of a program and of one of its groups (forward); keys of a program, and queries at a time (backward)."""
+SHARED = 226 << 10
+"""Bytes of shared memory of a program."""
 
 
 def serves(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, mask: Mask) -> bool:
     """Whether these kernels serve the pass, forward or backward."""
     plain = mask.targets_B is None and not mask.window and not mask.context
     halves = q_THA.dtype in (torch.bfloat16, torch.float16) and q_THA.dtype == k_THA.dtype == v_THV.dtype
-    some = 0 < q_THA.shape[0] < 1 << 31 and 0 < mask.longest < (1 << 31) // (q_THA.shape[1] * WIDTH)
-    return _written() and plain and halves and some and all(map(_copied_in_bulk, (q_THA, k_THA, v_THV)))
-
-
-serves_backward = serves
+    some = 0 < q_THA.shape[0] < 1 << 31 and 0 < mask.longest < 1 << 31
+    fits = plain and halves and some and all(map(_copied_in_bulk, (q_THA, k_THA, v_THV)))
+    return fits and _kernels(q_THA.device, q_THA.dtype) is not None
 
 
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
-    from .hopper_forward import attend, described
-
     out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    heads, blocks = q_THA.shape[1], triton.cdiv(mask.longest, FORWARD["QUERIES"])
-    q, k, v = (
-        described(_flat(rows), FORWARD[size]) for rows, size in ((q_THA, "QUERIES"), (k_THA, "KEYS"), (v_THV, "KEYS"))
-    )
-    attend[((offsets_B1.numel() - 1) * heads * blocks,)](
-        q, k, v, out_THV, offsets_B1, blocks, mask.alpha / 2, 1 / mask.length, H=heads, D=WIDTH, **FORWARD, num_warps=8
-    )
+    rows, heads = offsets_B1.numel() - 1, q_THA.shape[1]
+    blocks = -(-mask.longest // QUERIES)
+    tiles = rows * heads * blocks
+    programs = min(tiles, _processors(q_THA.device))
+    _loaded(q_THA)["attend"](
+        programs, cuda.block_map(_flat(q_THA), GROUP), cuda.block_map(_flat(k_THA), GROUP),
+        cuda.block_map(_flat(v_THV), GROUP), out_THV, *_strides(out_THV), offsets_B1, c_int(blocks), c_int(heads),
+        c_int(tiles), _counter(q_THA.device), c_float(mask.alpha / 2), c_float(1 / mask.length),
+    )  # fmt: skip
     return out_THV
 
 
 def backward(
     grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
-    *, into: Into | None = None,
+    *, into: Into | None = None, deterministic: bool = False,
 ) -> Into:  # fmt: skip
-    """Gradients of q, k and v; those of q are added up by atomics, whose order varies."""
-    from .hopper_backward import grad_keys
-    from .hopper_forward import described
-
+    """Gradients of q, k and v. Shares of that of q are added up in any order, or in a fixed one: `deterministic`."""
     # Fresh ones lie as a plain tensor does, whatever larger rows the inputs are cut from.
     dq, dk, dv = into or (
         torch.empty_like(q_THA, memory_format=torch.contiguous_format),
@@ -67,24 +67,73 @@ def backward(
     grad = grad_THV.to(v_THV.dtype)
     if not _copied_in_bulk(grad):
         grad = grad.contiguous()
-    sum_q = torch.zeros(q_THA.shape, dtype=torch.float32, device=q_THA.device)
-    heads, blocks = q_THA.shape[1], triton.cdiv(mask.longest, BACKWARD["KEYS"])
-    grad_keys[((offsets_B1.numel() - 1) * heads * blocks,)](
+    rows, (tokens, heads, _), device = offsets_B1.numel() - 1, q_THA.shape, q_THA.device
+    # Every row begins at a multiple of 64 tokens in them.
+    sum_blocks = tokens // PASSING + rows
+    room = torch.empty if deterministic else torch.zeros
+    sums = room(sum_blocks * heads * PASSING * WIDTH, dtype=torch.float32, device=device)
+    turns = torch.zeros(sum_blocks * heads * 2 if deterministic else 0, dtype=torch.int32, device=device)
+    half, over = c_float(mask.alpha / 2), c_float(1 / mask.length)
+    blocks, kernels = -(-mask.longest // KEYS), _loaded(q_THA)
+    kernels["grad_keys in order" if deterministic else "grad_keys"](
+        rows * heads * blocks,
         *(
-            described(_flat(rows), BACKWARD[size])
-            for rows, size in ((q_THA, "QUERIES"), (k_THA, "KEYS"), (v_THV, "KEYS"), (grad, "QUERIES"))
+            cuda.block_map(_flat(one), size)
+            for one, size in ((q_THA, PASSING), (k_THA, KEYS), (v_THV, KEYS), (grad, PASSING))
         ),
-        sum_q, dk, dv, *dk.stride()[:2], *dv.stride()[:2], offsets_B1, blocks,
-        mask.alpha / 2, 1 / mask.length, H=heads, D=WIDTH, **BACKWARD, num_warps=8,
+        sums, turns, dk, dv, *_strides(dk), *_strides(dv), offsets_B1, c_int(blocks), c_int(heads), c_int(sum_blocks),
+        half, over,
     )  # fmt: skip
-    torch.mul(sum_q, mask.alpha / 2 / mask.length, out=dq)
+    blocks = -(-mask.longest // PASSING)
+    kernels["grad_queries"](
+        rows * heads * blocks, sums, dq, *_strides(dq), offsets_B1, c_int(blocks), c_int(heads), c_int(sum_blocks),
+        c_float(mask.alpha / 2 / mask.length),
+    )  # fmt: skip
     return dq, dk, dv
 
 
+def _loaded(q_THA: Tensor) -> dict[str, cuda.Kernel]:
+    kernels = _kernels(q_THA.device, q_THA.dtype)
+    assert kernels is not None
+    return kernels
+
+
 @functools.cache
-def _written() -> bool:
-    """Whether this triton has Gluon, the language of the kernels."""
-    return importlib.util.find_spec("triton.experimental.gluon.language.nvidia.hopper") is not None
+def _kernels(device: torch.device, dtype: torch.dtype) -> dict[str, cuda.Kernel] | None:
+    options = ("-DFLOAT16",) if dtype == torch.float16 else ()
+    plain, ordered = cuda.load(SOURCE, device, *options), cuda.load(SOURCE, device, *options, "-DORDERED")
+    if isinstance(plain, str) or isinstance(ordered, str):
+        notice_once(f"{plain}: attention uses kernels that are slower on this GPU")
+        return None
+    return {
+        "attend": plain.kernel("attend", threads=512, shared=SHARED),
+        "grad_keys": plain.kernel("grad_keys", threads=384, shared=SHARED),
+        "grad_keys in order": ordered.kernel("grad_keys", threads=384, shared=SHARED),
+        "grad_queries": plain.kernel("grad_queries", threads=128),
+    }
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def _counter(device: torch.device) -> Tensor:
+    """From which programs take their blocks of queries. Calls on different streams run at the same time, so each has
+    its own; a CUDA graph, which may run on any stream, clears its own."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(2, dtype=torch.int32, device=device)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    if (device, stream) not in _counters:
+        _counters[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
+    return _counters[device, stream]
+
+
+def _strides(rows_THA: Tensor) -> tuple[Any, Any]:
+    return c_int64(rows_THA.stride(0)), c_int64(rows_THA.stride(1))
 
 
 def _flat(rows_THA: Tensor) -> Tensor:

@@ -102,16 +102,18 @@ def backward(
 ) -> Into:  # fmt: skip
     """Gradients of q, k and v, written into `into` if set.
 
-    Those of q are added up by atomics, whose order varies, unless `deterministic` (None: torch's own setting) uses a
-    separate kernel for them, which recomputes the scores.
+    Those of q are added up by atomics, whose order varies, unless `deterministic` (None: torch's own setting): then in
+    a fixed order, or by a kernel of their own that recomputes the scores.
     """
     if not _served(q_THA, v_THV):
         return reference.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     fast = _hopper(q_THA.device)
-    if fast is not None and not deterministic and fast.serves_backward(q_THA, k_THA, v_THV, mask):
-        gradients: Into = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
+    if fast is not None and fast.serves(q_THA, k_THA, v_THV, mask):
+        gradients: Into = fast.backward(
+            grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into, deterministic=deterministic
+        )
         return gradients
     dq, dk, dv = into or _room(q_THA, k_THA, v_THV)
     grad, q, k, v = _near(grad_THV.to(v_THV.dtype)), _near(q_THA), _near(k_THA), _near(v_THV)
@@ -190,7 +192,7 @@ def _served(q: Tensor, v: Tensor) -> bool:
 
 @functools.cache
 def _hopper(device: torch.device) -> ModuleType | None:
-    """A body for this chip alone: `serves` and `serves_backward` (q, k, v, mask) say what it takes over."""
+    """A body for this chip alone; `serves` (q, k, v, mask) says what it takes over."""
     name = f"{__package__}.hopper"
     if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) != (9, 0):
         return None

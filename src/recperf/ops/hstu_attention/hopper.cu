@@ -1,0 +1,491 @@
+// HSTU attention on Hopper (sm_90a): half-precision heads of 128, plain causal rows. Compiled by NVRTC, so no headers.
+//
+// One warp copies blocks from memory with the chip's bulk copies (TMA); groups of four warps multiply (wgmma). Blocks in
+// shared memory are [rows][64 columns], two beside each other for a head, with the 128-byte swizzle.
+//
+// Forward: a group has 64 queries, keys pass by. Programs stay and take one block of queries after the other from a
+// counter, so that copies for the next one begin while the last one is written.
+// Backward: 128 keys stay, 64 queries at a time pass by. Scores lie with the keys down and the queries across, so weights
+// and slopes are left operands of the key and value gradients as they are; slopes also go through shared memory for the
+// query gradient, whose share of every block is added up in memory by the copy engine (bulk reduce).
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef unsigned short half_t;
+struct alignas(64) Map { char bytes[128]; };  // CUtensorMap
+
+#ifdef FLOAT16
+#define KIND "f16"
+#else
+#define KIND "bf16"
+#endif
+
+constexpr int D = 128;
+
+// -- waiting, copying, multiplying --------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+__device__ __forceinline__ void barrier_init(u32 at, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count)); }
+__device__ __forceinline__ void expect(u32 at, int bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory"); }
+__device__ __forceinline__ void arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
+__device__ __forceinline__ void wait(u32 at, int parity) {
+  asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 10000000;\n@done bra.uni END;\nbra.uni AGAIN;\nEND:\n}" ::"r"(at), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+__device__ __forceinline__ void fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void copy_block(u32 to, const Map* map, int column, int row, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+// A block of a head: two parts of 64 columns.
+__device__ __forceinline__ void copy_head(u32 to, const Map* map, int column, int row, u32 barrier, int bytes) {
+  copy_block(to, map, column, row, barrier);
+  copy_block(to + bytes / 2, map, column + 64, row, barrier);
+}
+
+// A swizzled operand in shared memory: groups of 8 rows are 1,024 bytes apart; `apart` is the distance of 64-column
+// parts where the columns are not the summed dimension.
+__device__ __forceinline__ u64 operand(u32 at, int apart = 16) { return (u64)((at & 0x3FFFF) >> 4) | (u64)(apart >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
+// Steps of 16 along the summed dimension: along columns (two parts), or along rows.
+__device__ __forceinline__ u64 columns(u64 block, int step, int part_bytes) { return block + (step / 4) * (part_bytes / 16) + (step % 4) * 2; }
+__device__ __forceinline__ u64 rows(u64 block, int step) { return block + step * (2048 / 16); }
+
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Returns when at most `left` committed groups of products are unfinished.
+template <int left> __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory"); }
+// The compiler must neither read these registers before nor move writes behind this point.
+template <int N> __device__ __forceinline__ void settle(float (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+
+#define OUT8(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
+#define OUT32(c, d) OUT8(c, d, 0), OUT8(c, d, 8), OUT8(c, d, 16), OUT8(c, d, 24)
+#define OUT64(c, d) OUT32(c, d), OUT8(c, d, 32), OUT8(c, d, 40), OUT8(c, d, 48), OUT8(c, d, 56)
+#define NEW(r) "=f"(r)
+#define SUM(r) "+f"(r)
+#define LIST32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define LIST64                                                                                                             \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+
+// 64 x 64 sums of two blocks in shared memory; the first product of a sum ignores what the registers held. TURNED: the
+// summed dimension are the rows of both blocks instead of the columns.
+template <bool TURNED> __device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, bool first) {
+  if (first)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." KIND "." KIND " " LIST32 ", %32, %33, p, 1, 1, %34, %34;\n}" : OUT32(NEW, d) : "l"(a), "l"(b), "n"((int)TURNED));
+  else
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." KIND "." KIND " " LIST32 ", %32, %33, 1, 1, 1, %34, %34;" : OUT32(SUM, d) : "l"(a), "l"(b), "n"((int)TURNED));
+}
+// 64 x 128 sums of registers and a block in shared memory whose rows are summed over.
+__device__ __forceinline__ void multiply(float (&d)[64], const u32* a, u64 b, bool keep) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." KIND "." KIND " " LIST64 ", {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+               : OUT64(SUM, d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
+}
+
+// -- numbers ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 pack(float low, float high) {
+  u32 both;
+  asm("cvt.rn." KIND "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+__device__ __forceinline__ float tanh_fast(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Four 8 x 8 matrices of registers to 16 rows of a block.
+__device__ __forceinline__ void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+// 64 x 128 sums of four warps as rows in memory, through 16 KiB of shared memory, so that whole rows are written.
+__device__ __forceinline__ void write_rows(const float (&sum)[64], float scale, u32 area, half_t* to, i64 stride, int rows_left, int barrier) {
+  const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + (lane & 15);
+#pragma unroll
+  for (int k = 0; k < 8; k++) {
+    const float* s = sum + 8 * k;
+    store_matrices(area + row * 256 + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), pack(s[0] * scale, s[1] * scale), pack(s[2] * scale, s[3] * scale), pack(s[4] * scale, s[5] * scale),
+                   pack(s[6] * scale, s[7] * scale));
+  }
+  meet(barrier, 128);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int row = i * 8 + thread / 16, chunk = thread % 16;
+    uint4 numbers;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(numbers.x), "=r"(numbers.y), "=r"(numbers.z), "=r"(numbers.w) : "r"(area + row * 256 + ((chunk ^ (row & 7)) << 4)));
+    if (row < rows_left) *(uint4*)(to + row * stride + chunk * 8) = numbers;
+  }
+  meet(barrier, 128);
+}
+
+// -- forward ------------------------------------------------------------------------------------------------------
+
+namespace forward {
+constexpr int GROUPS = 3, QUERIES = 64 * GROUPS, KEYS = 64, SLICE = 64 * D * 2, BLOCK = KEYS * D * 2, STAGES = 4;
+constexpr int Q = 0, OUT = Q + GROUPS * SLICE, K = OUT + GROUPS * SLICE, V = K + STAGES * BLOCK, BARRIERS = V + STAGES * BLOCK;
+constexpr int K_FULL = BARRIERS, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES, Q_FULL = V_EMPTY + 8 * STAGES, Q_EMPTY = Q_FULL + 8,
+              TILE_FULL = Q_EMPTY + 8, TILE_EMPTY = TILE_FULL + 16, TILE = TILE_EMPTY + 16;
+}  // namespace forward
+
+extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) attend(
+    const __grid_constant__ Map q_map, const __grid_constant__ Map k_map, const __grid_constant__ Map v_map, half_t* __restrict__ out, i64 out_token, i64 out_head,
+    const i64* __restrict__ offsets, int row_blocks, int heads, int tiles, u32* counter, float half, float over) {
+  using namespace forward;
+  extern __shared__ char memory[];
+  const u32 base = (shared_address(memory) + 1023) & ~1023u;
+  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(base + K_FULL + 8 * i, 1);
+      barrier_init(base + K_EMPTY + 8 * i, GROUPS);
+      barrier_init(base + V_FULL + 8 * i, 1);
+      barrier_init(base + V_EMPTY + 8 * i, GROUPS);
+    }
+    barrier_init(base + Q_FULL, 1);
+    barrier_init(base + Q_EMPTY, GROUPS);
+    for (int i = 0; i < 2; i++) {
+      barrier_init(base + TILE_FULL + 8 * i, 1);
+      barrier_init(base + TILE_EMPTY + 8 * i, GROUPS);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_bulk();
+  }
+  __syncthreads();
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    if (threadIdx.x == 0) {
+      int block = 0;  // blocks of keys copied so far
+      for (int round = 0;; round++) {
+        int tile, tokens = 0, first = 0;
+        i64 start = 0;
+        do {
+          tile = (int)atomicAdd(counter, 1u);
+          if (tile >= tiles) break;
+          // The longest way of a row first: what starts last should end soon.
+          first = (row_blocks - 1 - tile % row_blocks) * QUERIES;
+          start = offsets[tile / row_blocks / heads];
+          tokens = (int)(offsets[tile / row_blocks / heads + 1] - start);
+        } while (first >= tokens);
+        wait(base + TILE_EMPTY + 8 * (round & 1), ((round >> 1) & 1) ^ 1);
+        asm volatile("st.shared.s32 [%0], %1;" ::"r"(base + TILE + 4 * (round & 1)), "r"(tile) : "memory");
+        arrive(base + TILE_FULL + 8 * (round & 1));
+        if (tile >= tiles) break;
+        const int column = tile / row_blocks % heads * D, row = (int)start, blocks = (min(first + QUERIES, tokens) + KEYS - 1) / KEYS;
+        wait(base + Q_EMPTY, (round & 1) ^ 1);
+        expect(base + Q_FULL, GROUPS * SLICE);
+        for (int g = 0; g < GROUPS; g++) copy_head(base + Q + g * SLICE, &q_map, column, row + first + 64 * g, base + Q_FULL, SLICE);
+        for (int i = 0; i < blocks; i++, block++) {
+          const int slot = block % STAGES, parity = (block / STAGES & 1) ^ 1;
+          wait(base + K_EMPTY + 8 * slot, parity);
+          expect(base + K_FULL + 8 * slot, BLOCK);
+          copy_head(base + K + slot * BLOCK, &k_map, column, row + i * KEYS, base + K_FULL + 8 * slot, BLOCK);
+          wait(base + V_EMPTY + 8 * slot, parity);
+          expect(base + V_FULL + 8 * slot, BLOCK);
+          copy_head(base + V + slot * BLOCK, &v_map, column, row + i * KEYS, base + V_FULL + 8 * slot, BLOCK);
+        }
+      }
+      // The last program leaves the counter at zero for the next call.
+      if (atomicInc(counter + 1, gridDim.x - 1) == gridDim.x - 1) atomicExch(counter, 0u);
+    }
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+  const int own = group - 1, warp = threadIdx.x % 128 / 32;
+  const bool leader = threadIdx.x % 128 == 0;
+  float sum[64], score[32];
+  u32 weight[16];
+  int before = 0;  // blocks of keys of the tiles before
+  for (int round = 0;; round++) {
+    wait(base + TILE_FULL + 8 * (round & 1), (round >> 1) & 1);
+    int tile;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(tile) : "r"(base + TILE + 4 * (round & 1)) : "memory");
+    if (tile >= tiles) return;
+    const int pair = tile / row_blocks, first = (row_blocks - 1 - tile % row_blocks) * QUERIES, query = first + 64 * own;
+    const i64 start = offsets[pair / heads];
+    const int tokens = (int)(offsets[pair / heads + 1] - start), blocks = (min(first + QUERIES, tokens) + KEYS - 1) / KEYS;
+    meet(1 + own, 128);
+    if (leader) arrive(base + TILE_EMPTY + 8 * (round & 1));
+    // The blocks that these queries see; later ones are for the groups behind.
+    const int seen = query < tokens ? min(blocks, query / KEYS + 1) : 0;
+    const u64 queries = operand(base + Q + own * SLICE);
+    wait(base + Q_FULL, round & 1);
+    for (int i = 0; i < seen; i++) {
+      const int slot = (before + i) % STAGES, parity = (before + i) / STAGES & 1;
+      wait(base + K_FULL + 8 * slot, parity);
+      const u64 keys = operand(base + K + slot * BLOCK), values = operand(base + V + slot * BLOCK, BLOCK / 2);
+      products_begin();
+#pragma unroll
+      for (int k = 0; k < 8; k++) multiply<false>(score, columns(queries, k, SLICE), columns(keys, k, BLOCK), k == 0);
+      products_commit();
+      products_wait<0>();  // the scores, and the sum before them
+      settle(score);
+      settle(sum);
+      if (leader) {
+        arrive(base + K_EMPTY + 8 * slot);
+        if (i > 0) arrive(base + V_EMPTY + 8 * ((before + i - 1) % STAGES));
+      }
+      if ((i + 1) * KEYS > query) {
+        const int m = query + 16 * warp + lane / 4, n = i * KEYS + (lane & 3) * 2;
+#pragma unroll
+        for (int j = 0; j < 32; j++) score[j] = n + (j / 4) * 8 + (j & 1) <= m + (j & 2) * 4 ? score[j] : 0.f;
+      }
+      // SiLU(s) = x + x tanh(x) with x = s / 2.
+#pragma unroll
+      for (int j = 0; j < 32; j += 2) {
+        const float x = score[j] * half, y = score[j + 1] * half;
+        weight[j / 2] = pack(fmaf(x, tanh_fast(x), x), fmaf(y, tanh_fast(y), y));
+      }
+      wait(base + V_FULL + 8 * slot, parity);
+      settle(sum);
+      products_begin();
+#pragma unroll
+      for (int k = 0; k < KEYS / 16; k++) multiply(sum, weight + 4 * k, rows(values, k), i > 0 || k > 0);
+      products_commit();
+    }
+    products_wait<0>();
+    settle(sum);
+    if (leader) {
+      arrive(base + Q_EMPTY);
+      if (seen) arrive(base + V_EMPTY + 8 * ((before + seen - 1) % STAGES));
+      for (int i = seen; i < blocks; i++) {
+        const int slot = (before + i) % STAGES, parity = (before + i) / STAGES & 1;
+        wait(base + K_FULL + 8 * slot, parity);
+        arrive(base + K_EMPTY + 8 * slot);
+        wait(base + V_FULL + 8 * slot, parity);
+        arrive(base + V_EMPTY + 8 * slot);
+      }
+    }
+    before += blocks;
+    if (seen) write_rows(sum, over, base + OUT + own * SLICE, out + (start + query) * out_token + pair % heads * out_head, out_token, tokens - query, 1 + own);
+  }
+}
+
+// -- backward -----------------------------------------------------------------------------------------------------
+
+namespace backward {
+constexpr int QUERIES = 64, KEYS = 128, STAGES = 2, BLOCK = QUERIES * D * 2, KEY_BLOCK = KEYS * D * 2, SLOPES = KEYS * QUERIES * 2, SHARE = QUERIES * 64 * 4;
+constexpr int K = 0, V = K + KEY_BLOCK, Q = V + KEY_BLOCK, G = Q + STAGES * BLOCK, S = G + STAGES * BLOCK, SUM = S + 2 * SLOPES, BARRIERS = SUM + 2 * SHARE;
+constexpr int K_FULL = BARRIERS, V_FULL = K_FULL + 8, Q_FULL = V_FULL + 8, Q_EMPTY = Q_FULL + 8 * STAGES, G_FULL = Q_EMPTY + 8 * STAGES, G_EMPTY = G_FULL + 8 * STAGES,
+              SUM_FULL = G_EMPTY + 8 * STAGES, SUM_EMPTY = SUM_FULL + 16;
+}  // namespace backward
+
+// `sums` has the query gradient of 64 tokens as two parts of 64 columns in the order of the products' registers
+// (grad_queries turns them into rows); rows of the batch begin at a multiple of 64 tokens there. ORDERED: programs add
+// their shares of a block in a fixed order, later keys first, so that repeats are equal to the bit; `turns` counts them.
+extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
+    const __grid_constant__ Map q_map, const __grid_constant__ Map k_map, const __grid_constant__ Map v_map, const __grid_constant__ Map g_map, float* __restrict__ sums,
+    u32* __restrict__ turns, half_t* __restrict__ dk, half_t* __restrict__ dv, i64 dk_token, i64 dk_head, i64 dv_token, i64 dv_head, const i64* __restrict__ offsets, int row_blocks,
+    int heads, int sum_blocks, float half, float over) {
+  using namespace backward;
+  extern __shared__ char memory[];
+  const u32 base = (shared_address(memory) + 1023) & ~1023u;
+  const int pair = blockIdx.x / row_blocks, row = pair / heads, head = pair % heads;
+#ifdef ORDERED
+  // A program waits for the one with the next keys, which must have begun before it.
+  const int first = (row_blocks - 1 - blockIdx.x % row_blocks) * KEYS;
+#else
+  const int first = blockIdx.x % row_blocks * KEYS;
+#endif
+  const i64 start = offsets[row];
+  const int tokens = (int)(offsets[row + 1] - start);
+  if (first >= tokens) return;
+  const int blocks = (tokens - first + QUERIES - 1) / QUERIES;
+  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    barrier_init(base + K_FULL, 1);
+    barrier_init(base + V_FULL, 1);
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(base + Q_FULL + 8 * i, 1);
+      barrier_init(base + Q_EMPTY + 8 * i, 2);
+      barrier_init(base + G_FULL + 8 * i, 1);
+      barrier_init(base + G_EMPTY + 8 * i, 2);
+    }
+    for (int i = 0; i < 2; i++) {
+      barrier_init(base + SUM_FULL + 8 * i, 128);
+      barrier_init(base + SUM_EMPTY + 8 * i, 1);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_bulk();
+  }
+  __syncthreads();
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (warp == 0 && lane == 0) {
+      const int at = (int)start + first, column = head * D;
+      expect(base + K_FULL, KEY_BLOCK);
+      copy_head(base + K, &k_map, column, at, base + K_FULL, KEY_BLOCK);
+      for (int i = 0; i < blocks; i++) {
+        const int slot = i % STAGES, parity = (i / STAGES & 1) ^ 1;
+        wait(base + Q_EMPTY + 8 * slot, parity);
+        expect(base + Q_FULL + 8 * slot, BLOCK);
+        copy_head(base + Q + slot * BLOCK, &q_map, column, at + i * QUERIES, base + Q_FULL + 8 * slot, BLOCK);
+        if (i == 0) {
+          expect(base + V_FULL, KEY_BLOCK);
+          copy_head(base + V, &v_map, column, at, base + V_FULL, KEY_BLOCK);
+        }
+        wait(base + G_EMPTY + 8 * slot, parity);
+        expect(base + G_FULL + 8 * slot, BLOCK);
+        copy_head(base + G + slot * BLOCK, &g_map, column, at + i * QUERIES, base + G_FULL + 8 * slot, BLOCK);
+      }
+    } else if ((warp == 1 || warp == 2) && lane == 0) {
+      const int part = warp - 1;
+      i64 at = ((i64)head * sum_blocks + start / QUERIES + row + first / QUERIES) * 2 + part;
+      for (int i = 0; i < blocks; i++, at += 2) {
+        wait(base + SUM_FULL + 8 * part, i & 1);
+#ifdef ORDERED
+        // Of the programs that add to this block, the one with its own keys comes first.
+        u32 turn;
+        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(turn) : "l"(turns + at) : "memory");
+        while (turn != (u32)(i / 2));
+#endif
+        const float* to = sums + at * (SHARE / 4);
+        const u32 from = base + SUM + part * SHARE;
+#ifdef ORDERED
+        // The first share is written instead of added, so `sums` need not be zero.
+        if (turn == 0)
+          asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(SHARE) : "memory");
+        else
+#endif
+          asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(SHARE) : "memory");
+        asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+        arrive(base + SUM_EMPTY + 8 * part);
+#ifdef ORDERED
+        asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
+        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + at), "r"(turn + 1) : "memory");
+#endif
+      }
+      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  const int own = group - 1, own_warp = threadIdx.x % 128 / 32;
+  const bool leader = threadIdx.x % 128 == 0;
+  float score[32], dweight[32], sum_k[64], sum_v[64], sum_q[32];
+  u32 weight[16], slope[16];
+#pragma unroll
+  for (int i = 0; i < 64; i++) sum_k[i] = sum_v[i] = 0.f;
+  settle(sum_k);
+  settle(sum_v);
+  // 64 keys and values are this group's; of the query gradient it computes 64 columns, for which it needs all keys.
+  const u64 keys = operand(base + K + own * 64 * 128), values = operand(base + V + own * 64 * 128), key_columns = operand(base + K + own * (KEY_BLOCK / 2));
+  const u32 slopes_at = base + S + (64 * own + 16 * own_warp + (lane & 15)) * 128;
+  wait(base + K_FULL, 0);
+  wait(base + V_FULL, 0);
+  for (int i = 0; i < blocks; i++) {
+    const int slot = i % STAGES, parity = i / STAGES & 1;
+    const u64 queries = operand(base + Q + slot * BLOCK, BLOCK / 2), gradients = operand(base + G + slot * BLOCK, BLOCK / 2);
+    wait(base + Q_FULL + 8 * slot, parity);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 8; k++) multiply<false>(score, columns(keys, k, KEY_BLOCK), columns(queries, k, BLOCK), k == 0);
+    products_commit();
+    wait(base + G_FULL + 8 * slot, parity);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 8; k++) multiply<false>(dweight, columns(values, k, KEY_BLOCK), columns(gradients, k, BLOCK), k == 0);
+    products_commit();
+    products_wait<1>();  // the scores, and the key gradient of the block before
+    settle(score);
+    settle(sum_k);
+    if (i > 0 && leader) arrive(base + Q_EMPTY + 8 * ((i - 1) % STAGES));
+    const int query = first + i * QUERIES;
+    if (i < 2 || query + QUERIES > tokens) {
+      const int n = first + 64 * own + 16 * own_warp + lane / 4, m = query + (lane & 3) * 2;
+#pragma unroll
+      for (int j = 0; j < 32; j++) {
+        const int at = m + (j / 4) * 8 + (j & 1);
+        // The hardware's tanh is exactly -1 there, so weight and slope are exactly 0.
+        score[j] = at >= n + (j & 2) * 4 && at < tokens ? score[j] * half : -60.f;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 32; j++) score[j] *= half;
+    }
+    // Weights SiLU(s) = x (1 + tanh x) with x = s / 2, and twice their slopes by s.
+#pragma unroll
+    for (int j = 0; j < 32; j += 2) {
+      float w[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const float x = score[j + e], t = tanh_fast(x), opened = 1.f + t;
+        w[e] = x * opened;
+        score[j + e] = fmaf(w[e], 1.f - t, opened);
+      }
+      weight[j / 2] = pack(w[0], w[1]);
+    }
+    settle(sum_v);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 4; k++) multiply(sum_v, weight + 4 * k, rows(gradients, k), true);
+    products_commit();
+    products_wait<1>();  // the gradient of the weights
+    settle(dweight);
+#pragma unroll
+    for (int j = 0; j < 32; j += 2) slope[j / 2] = pack(dweight[j] * score[j], dweight[j + 1] * score[j + 1]);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      store_matrices(slopes_at + (i & 1) * SLOPES + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), slope[4 * k], slope[4 * k + 1], slope[4 * k + 2], slope[4 * k + 3]);
+    fence_bulk();
+    // Two places for slopes: behind this barrier nobody reads those of the block before the last one.
+    meet(1, 256);
+    const u64 slopes = operand(base + S + (i & 1) * SLOPES);
+    settle(sum_k);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 8; k++) multiply<true>(sum_q, rows(slopes, k), rows(key_columns, k), k == 0);
+    products_commit();
+#pragma unroll
+    for (int k = 0; k < 4; k++) multiply(sum_k, slope + 4 * k, rows(queries, k), true);
+    products_commit();
+    products_wait<1>();  // the query gradient, and the value gradient before it
+    settle(sum_q);
+    settle(sum_v);
+    if (leader) arrive(base + G_EMPTY + 8 * slot);
+    wait(base + SUM_EMPTY + 8 * own, (i & 1) ^ 1);
+    const u32 to = base + SUM + own * SHARE + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * 2048), "f"(sum_q[4 * j]), "f"(sum_q[4 * j + 1]), "f"(sum_q[4 * j + 2]), "f"(sum_q[4 * j + 3]) : "memory");
+    fence_bulk();
+    arrive(base + SUM_FULL + 8 * own);
+  }
+  products_wait<0>();
+  settle(sum_k);
+  settle(sum_v);
+  wait(base + SUM_EMPTY + 8 * own, (blocks - 1) & 1);
+  const int key = first + 64 * own;
+  write_rows(sum_k, half * over, base + SUM + own * SHARE, dk + (start + key) * dk_token + head * dk_head, dk_token, tokens - key, 2 + own);
+  write_rows(sum_v, over, base + SUM + own * SHARE, dv + (start + key) * dv_token + head * dv_head, dv_token, tokens - key, 2 + own);
+}
+
+extern "C" __global__ void __launch_bounds__(128) grad_queries(const float* __restrict__ sums, half_t* __restrict__ dq, i64 dq_token, i64 dq_head, const i64* __restrict__ offsets,
+                                                               int row_blocks, int heads, int sum_blocks, float scale) {
+  __shared__ u32 tile[64 * 32];
+  const int pair = blockIdx.x / row_blocks, block = blockIdx.x % row_blocks, row = pair / heads, head = pair % heads;
+  const i64 start = offsets[row];
+  const int tokens = (int)(offsets[row + 1] - start), thread = threadIdx.x, lane = thread % 32;
+  if (block * 64 >= tokens) return;
+  for (int part = 0; part < 2; part++) {
+    const float4* from = (const float4*)(sums + (((i64)head * sum_blocks + start / 64 + row + block) * 2 + part) * (64 * 64));
+    float4 sum[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum[j] = from[j * 128 + thread];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      const int m = thread / 32 * 16 + lane / 4, d = j * 4 + (lane & 3), turned = d ^ (m & 7) << 2;
+      tile[m * 32 + turned] = pack(sum[j].x * scale, sum[j].y * scale);
+      tile[(m + 8) * 32 + turned] = pack(sum[j].z * scale, sum[j].w * scale);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int m = j * 16 + thread / 8, chunk = thread % 8;
+      const uint4 numbers = *(const uint4*)&tile[m * 32 + (chunk * 4 ^ (m & 7) << 2)];
+      if (block * 64 + m < tokens) *(uint4*)(dq + (start + block * 64 + m) * dq_token + head * dq_head + part * 64 + chunk * 8) = numbers;
+    }
+    __syncthreads();
+  }
+}
