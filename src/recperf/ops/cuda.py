@@ -80,6 +80,7 @@ def load(source: Path, device: torch.device, *options: str) -> Kernels | str:
         if isinstance(handle, str):
             return f"the compiled kernels {path} {handle}"
         with open(handle, "rb") as file:
+            file.seek(0)
             content = file.read()[:-DIGEST_BYTES]
         with torch.cuda.device(device):
             torch.cuda.current_stream()  # The driver needs torch's context.

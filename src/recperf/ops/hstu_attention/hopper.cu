@@ -46,8 +46,8 @@ __device__ __forceinline__ void copy_head(u32 to, const Map* map, int column, in
 // A swizzled operand in shared memory: groups of 8 rows are 1,024 bytes apart; `apart` is the distance of 64-column
 // parts where the columns are not the summed dimension.
 __device__ __forceinline__ u64 operand(u32 at, int apart = 16) { return (u64)((at & 0x3FFFF) >> 4) | (u64)(apart >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
-// Steps of 16 along the summed dimension: along columns (two parts), or along rows.
-__device__ __forceinline__ u64 columns(u64 block, int step, int part_bytes) { return block + (step / 4) * (part_bytes / 16) + (step % 4) * 2; }
+// Steps of 16 along the summed dimension: along columns (two parts of a block of so many bytes), or along rows.
+__device__ __forceinline__ u64 columns(u64 block, int step, int bytes) { return block + (step / 4) * (bytes / 2 / 16) + (step % 4) * 2; }
 __device__ __forceinline__ u64 rows(u64 block, int step) { return block + step * (2048 / 16); }
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -76,7 +76,7 @@ template <bool TURNED> __device__ __forceinline__ void multiply(float (&d)[32], 
   if (first)
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." KIND "." KIND " " LIST32 ", %32, %33, p, 1, 1, %34, %34;\n}" : OUT32(NEW, d) : "l"(a), "l"(b), "n"((int)TURNED));
   else
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." KIND "." KIND " " LIST32 ", %32, %33, 1, 1, 1, %34, %34;" : OUT32(SUM, d) : "l"(a), "l"(b), "n"((int)TURNED));
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." KIND "." KIND " " LIST32 ", %32, %33, p, 1, 1, %34, %34;\n}" : OUT32(SUM, d) : "l"(a), "l"(b), "n"((int)TURNED));
 }
 // 64 x 128 sums of registers and a block in shared memory whose rows are summed over.
 __device__ __forceinline__ void multiply(float (&d)[64], const u32* a, u64 b, bool keep) {
