@@ -1,33 +1,31 @@
-"""What HSTU is measured against: softmax flash attention through torch in the same run, and published figures.
+"""What HSTU is measured against: softmax attention through torch (SDPA) in the same run, and figures of other kernels.
 
-The reference's own kernels cannot be run here, so its figures are constants, taken on one NVIDIA H200 (torch 2.11,
-triton 3.6). Rates are only compared with them on such a GPU.
+The reference's and NVIDIA's kernels cannot be run here, so their rates are constants, taken on one NVIDIA H200 (torch
+2.11, triton 3.6, CUDA 13.0). Rates are only compared with them on such a GPU.
 
 Shapes: B rows, N tokens of a row, T tokens of all rows, H heads, A width of q and k a head, V of v.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 GPU = "H200"
 GEMM_TFLOPS = 795.0
 """Best bf16 product measured on that GPU."""
+DATASHEET_TFLOPS = 989.0
 
-
-@dataclass(frozen=True)
-class Figures:
-    """TFLOP/s of the reference and, where rows are equally long, of softmax flash attention, as published."""
-
-    forward: float
-    both: float
-    """Forward and backward together."""
-    softmax: tuple[float, float] | None = None
+PASSES = {"forward": 1.0, "backward": 2.5, "both": 3.5}
+"""FLOPs of a pass over those of a forward pass; scores that the backward pass recomputes count once."""
+REFERENCE, CUTLASS = "MLPerf reference, Triton", "NVIDIA, CUTLASS (FBGEMM)"
+Rates = tuple[float, float, float]
+"""TFLOP/s of each of the passes."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,14 @@ class Shape:
     heads: int = 4
     qk: int = 128
     v: int = 128
-    published: Figures | None = None
-    goals: tuple[float, float] | None = None
-    """TFLOP/s forward, and forward and backward; none: 1.4 times the reference."""
+    others: dict[str, Rates] = field(default_factory=dict)
+    """Other kernels on the same kind of GPU."""
+    goals: Rates | None = None
 
     @property
     def name(self) -> str:
         length = f"{self.longest}" if self.equal else f"{self.shortest}..{self.longest}"
-        return f"B{self.rows} N{length}"
+        return f"B{self.rows} N{length}" + ("" if self.qk == 128 else f" width {self.qk}")
 
     @property
     def equal(self) -> bool:
@@ -61,33 +59,25 @@ class Shape:
         """Of a forward pass, as the published figures count: the half of each square, two products."""
         return float(lengths_B.double().square().sum()) / 2 * self.heads * (self.qk + self.v) * 2
 
-    def least(self, both: bool) -> float:
-        """TFLOP/s this shape is to reach."""
-        if self.goals:
-            return self.goals[both]
-        return 0.0 if self.published is None else 1.4 * (self.published.both if both else self.published.forward)
+    def conditions(self, what: str) -> dict[str, Any]:
+        """Of a row about one of the passes."""
+        at, place = {"rows": self.rows, "longest": self.longest, "shortest": self.shortest}, list(PASSES).index(what)
+        at |= {"heads": self.heads, "qk": self.qk, "v": self.v}
+        return at | {"other_kernels_tflops": {name: rates[place] for name, rates in self.others.items()}}
 
-    def told(self) -> dict[str, Any]:
-        """For a row's conditions."""
-        found: dict[str, Any] = {"rows": self.rows, "longest": self.longest, "shortest": self.shortest}
-        found |= {"heads": self.heads, "qk": self.qk, "v": self.v}
-        if self.published:
-            found["published_tflops"] = {"reference": [self.published.forward, self.published.both]}
-            if self.published.softmax:
-                found["published_tflops"]["softmax"] = list(self.published.softmax)
-        return found
+    def goal(self, what: str) -> float | None:
+        return self.goals[list(PASSES).index(what)] if self.goals else None
 
-
-BOTH = 3.5
-"""Times a forward pass: forward and backward together, recomputed scores counted once."""
 
 SHAPES = (
-    Shape(32, 4096, 4096, published=Figures(282, 263, (559, 479)), goals=(500, 360)),
-    Shape(32, 2048, 2048, published=Figures(168, 196, (439, 339))),
-    Shape(64, 1024, 1024, published=Figures(128, 133, (313, 220))),
-    Shape(128, 512, 512, published=Figures(72, 92, (236, 165))),
-    Shape(64, 4096, 512, published=Figures(240, 168)),
+    Shape(32, 4096, 4096, others={REFERENCE: (282, 256, 263), CUTLASS: (503, 439, 456)}, goals=(600, 470, 500)),
+    Shape(32, 2048, 2048, others={REFERENCE: (168, 210, 196), CUTLASS: (359, 355, 356)}, goals=(500, 400, 420)),
+    Shape(64, 1024, 1024, others={REFERENCE: (128, 135, 133), CUTLASS: (302, 288, 291)}, goals=(420, 320, 340)),
+    Shape(128, 512, 512, others={REFERENCE: (72, 104, 92), CUTLASS: (212, 203, 205)}, goals=(330, 230, 250)),
+    Shape(64, 4096, 512, others={REFERENCE: (240, 150, 168), CUTLASS: (445, 399, 411)}, goals=(550, 440, 460)),
 )
+WIDTHS = tuple(replace(SHAPES[1], qk=width, v=width, others={}, goals=None) for width in (64, 256))
+"""Other widths of a head, to be compared with 128 at the same lengths."""
 
 TINY = (Shape(2, 48, 48, heads=2, qk=16, v=16), Shape(3, 40, 5, heads=2, qk=16, v=16))
 
@@ -99,23 +89,36 @@ STACK_REFERENCE = {
 
 
 class Softmax:
-    """Causal softmax attention over rows of equal length by torch's own flash kernel."""
+    """Causal softmax attention over rows of equal length by one of torch's backends; RuntimeError where it refuses."""
 
-    def __init__(self, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, grad_THV: Tensor, rows: int) -> None:
-        def padded(x: Tensor) -> Tensor:
-            """[B, H, N, width]."""
-            return x.detach().reshape(rows, -1, *x.shape[1:]).transpose(1, 2)
+    BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}  # noqa: RUF012
 
-        self.q, self.k, self.v = (padded(x).contiguous().requires_grad_() for x in (q_THA, k_THA, v_THV))
-        self.grad = padded(grad_THV).contiguous()
+    def __init__(self, inputs: tuple[Tensor, ...], rows: int, backend: SDPBackend) -> None:
+        """Of q, k, v [T, H, width] and the gradient of the output."""
+        padded = [x.detach().reshape(rows, -1, *x.shape[1:]).transpose(1, 2).contiguous() for x in inputs]
+        self.qkv, self.grad, self.backend = [x.requires_grad_() for x in padded[:3]], padded[3], backend
+        self.out = self._attend()
+
+    def _attend(self) -> Tensor:
+        q, k, v = self.qkv
+        with sdpa_kernel(self.backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     def forward(self) -> Tensor:
         with torch.no_grad():
-            return F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=True)
+            return self._attend()
+
+    def backward(self) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(self.out, self.qkv, self.grad, retain_graph=True)
 
     def both(self) -> tuple[Tensor, ...]:
-        out = F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=True)
-        return torch.autograd.grad(out, (self.q, self.k, self.v), self.grad)
+        return torch.autograd.grad(self._attend(), self.qkv, self.grad)
+
+    def exact(self) -> tuple[Tensor, ...]:
+        """Output and gradients in float64."""
+        wide = [x.detach().double().transpose(1, 2).flatten(0, 1) for x in (*self.qkv, self.grad)]
+        peer = Softmax(tuple(wide), self.grad.shape[0], SDPBackend.MATH)
+        return peer.forward(), *peer.backward()
 
 
 def on_the_gpu(device: torch.device) -> bool:

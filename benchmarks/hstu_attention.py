@@ -1,12 +1,14 @@
-"""HSTU attention on a GPU, bfloat16: the shapes the reference was measured at, softmax flash attention beside it.
+"""HSTU attention on a GPU, bfloat16: the forward pass, the backward pass and both, softmax attention (SDPA) beside it.
 
-Forward, and forward and backward together, as TFLOP/s by the published count: half of every row's square, two products
-forward, 3.5 times that with backward. Softmax attention does the same products of rows of equal length; what it does
-with a score differs. The reference's own rates are constants in every row's conditions. A reading is a batch of calls
-between two events; ours and softmax take turns.
+Rates are TFLOP/s by the published count: half of every row's square, two products forward, 2.5 times that backward.
+Softmax attention does the same products over rows of equal length; what it does with a score differs. Each of its
+backends has rows of its own. Rates of kernels that cannot be run here are constants in the rows' conditions.
 
-The first calls, compiling included, are taken with an empty cache of kernels. The error is against float64 on a small
-batch, relative to the norm of what is compared.
+Every way is timed twice, the ways taking turns: called one by one, and as a CUDA graph of several calls, so that the
+rate of a short kernel does not depend on the host. A reading is a batch of calls, or of graphs, between two events.
+
+The first calls, compiling included, are taken with empty caches of kernels. Errors are against float64 on a small batch
+of the same width, relative to the norm of what is compared.
 
 Shapes: T tokens of all rows, H heads, A width of q and k a head, V of v, B rows.
 
@@ -20,169 +22,224 @@ import os
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+import warnings
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from _clock import once, readings
-from _hstu_peer import BOTH, SHAPES, TINY, Shape, Softmax, offsets_of, on_the_gpu
+from _clock import Work, captured, once, readings
+from _hstu_peer import PASSES, SHAPES, TINY, WIDTHS, Shape, Softmax, offsets_of, on_the_gpu
 from _rows import record, row, show
 from recperf.ops import hstu_attention
 from recperf.ops.hstu_attention import Mask, reference
 
 NAME = "hstu_attention"
-SAMPLES, SECONDS = 30, 0.02
+SAMPLES, SECONDS = 20, 0.01
+CALLS = {"one by one": 1, "graph of 10 calls": 10}
+"""How the calls are made: 1, or so many captured in one CUDA graph."""
+OURS, ORDERED = "recperf", "recperf, deterministic"
+SHARE_ORDERED, SHARE_WIDTH = 0.85, 0.9
+"""Goals: of the rate of the backward pass that adds up in any order, and of the rate at a width of 128."""
 GOAL_FIRST = 20.0
 """Seconds until the first forward and backward are done, kernels compiled."""
 GOAL_ERROR = 1e-2
 """bfloat16 keeps 8 bits: its rounding alone is 2e-3 a number."""
+DTYPE = torch.bfloat16
 SEED = 7
 
 
-@dataclass(frozen=True)
-class Case:
-    """One batch, its mask and the gradient of what comes out."""
+class Recperf:
+    """One batch of the shape: views of one U, V, Q, K buffer, as the layer has them."""
 
-    q_THA: Tensor
-    k_THA: Tensor
-    v_THV: Tensor
-    grad_THV: Tensor
-    offsets_B1: Tensor
-    mask: Mask
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        lengths_B = shape.lengths(SEED)
+        tokens, draw = int(lengths_B.sum()), torch.Generator(device).manual_seed(SEED)
+        widths = [shape.heads * width for width in (shape.v, shape.v, shape.qk, shape.qk)]
+        uvqk_TF = torch.randn(tokens, sum(widths), device=device, dtype=DTYPE, generator=draw)
+        _, v, q, k = (part.view(tokens, shape.heads, -1) for part in torch.split(uvqk_TF, widths, 1))
+        self.grad_THV = torch.randn(v.shape, device=device, dtype=DTYPE, generator=draw)
+        longest = int(lengths_B.max())
+        self.mask = Mask(alpha=shape.qk**-0.5, length=longest, longest=longest)
+        self.qkv, self.offsets_B1 = (q, k, v), offsets_of(lengths_B, device)
 
     def forward(self) -> Tensor:
-        return hstu_attention.forward(self.q_THA, self.k_THA, self.v_THV, self.offsets_B1, self.mask)
+        return hstu_attention.forward(*self.qkv, self.offsets_B1, self.mask)
 
-    def backward(self) -> tuple[Tensor, Tensor, Tensor]:
-        return hstu_attention.backward(self.grad_THV, self.q_THA, self.k_THA, self.v_THV, self.offsets_B1, self.mask)
+    def backward(self, deterministic: bool = False) -> tuple[Tensor, ...]:
+        return hstu_attention.backward(
+            self.grad_THV, *self.qkv, self.offsets_B1, self.mask, deterministic=deterministic
+        )
 
     def both(self) -> None:
         self.forward()
         self.backward()
 
+    def exact(self) -> tuple[Tensor, ...]:
+        """Output and gradients in float64."""
+        q, k, v = (x.double() for x in self.qkv)
+        inputs = (q, k, v, self.offsets_B1, self.mask)
+        return reference.forward(*inputs), *reference.backward(self.grad_THV.double(), *inputs)
 
-def make_case(shape: Shape, device: torch.device, dtype: torch.dtype, layout: str) -> Case:
-    """Views of one U, V, Q, K buffer, as the layer has them, or tensors of their own."""
+
+class Deterministic(Recperf):
+    """Its backward pass gives the same bits every time."""
+
+    def backward(self, deterministic: bool = True) -> tuple[Tensor, ...]:
+        return super().backward(deterministic)
+
+
+def ways_of(shape: Shape, device: torch.device) -> dict[str, Recperf | Softmax]:
+    """Ours, and those of torch's backends that accept the shape on this device."""
+    ours = Recperf(shape, device)
+    ways: dict[str, Recperf | Softmax] = {OURS: ours, ORDERED: Deterministic(shape, device)}
+    for name, backend in Softmax.BACKENDS.items() if shape.equal else ():
+        with suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ways[f"softmax, {name}"] = Softmax((*ours.qkv, ours.grad_THV), shape.rows, backend)
+    return ways
+
+
+def errors_of(shape: Shape, device: torch.device) -> dict[str, dict[str, float]]:
+    """Of every way's out, dq, dk and dv on three rows, of odd lengths where they may differ."""
+    errors = {}
+    for equal in (False, True):
+        small = replace(shape, rows=3, longest=300, shortest=300 if equal else 33)
+        for name, way in ways_of(small, device).items():
+            if isinstance(way, Softmax) == equal:
+                pairs = zip(("out", "dq", "dk", "dv"), (way.forward(), *way.backward()), way.exact())
+                errors[name] = {part: float((x.double() - right).norm() / right.norm()) for part, x, right in pairs}
+    return errors
+
+
+def graphs_of(works: dict[str, Work], calls: int, device: torch.device) -> dict[str, Work]:
+    graphs = {}
+    for name, work in works.items():
+        try:
+            graphs[name] = captured(work, calls, device)
+        except RuntimeError:
+            if name.startswith(OURS):
+                raise
+            print(f"{name}: not available in a CUDA graph")
+    return graphs
+
+
+def entries_of(shape: Shape, device: torch.device, samples: int, seconds: float) -> list[dict[str, Any]]:
+    errors, ways = errors_of(shape, device), ways_of(shape, device)
+    for name in Softmax.BACKENDS if shape.equal else ():
+        if f"softmax, {name}" not in ways:
+            print(f"softmax, {name}, {shape.name}: not available")
     lengths_B = shape.lengths(SEED)
-    tokens, draw = int(lengths_B.sum()), torch.Generator(device).manual_seed(SEED)
-    widths = [shape.heads * width for width in (shape.v, shape.v, shape.qk, shape.qk)]
-    uvqk_TF = torch.randn(tokens, sum(widths), device=device, dtype=dtype, generator=draw)
-    _, v, q, k = (part.view(tokens, shape.heads, -1) for part in torch.split(uvqk_TF, widths, 1))
-    if layout == "separate":
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    grad_THV = torch.randn(v.shape, device=device, dtype=dtype, generator=draw)
-    longest = int(lengths_B.max())
-    # The score's one target is the row's last token: with one, the mask is the plain causal one.
-    mask = Mask(alpha=shape.qk**-0.5, length=longest, longest=longest)
-    return Case(q, k, v, grad_THV, offsets_of(lengths_B, device), mask)
-
-
-def errors_of(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Of out, dq, dk and dv on three rows of odd lengths, against the reference in float64."""
-    shape = Shape(3, 300, 33)
-    case = make_case(shape, device, dtype, "packed")
-    q, k, v, grad = (x.double() for x in (case.q_THA, case.k_THA, case.v_THV, case.grad_THV))
-    exact = (
-        reference.forward(q, k, v, case.offsets_B1, case.mask),
-        *reference.backward(grad, q, k, v, case.offsets_B1, case.mask),
-    )
-    ours = (case.forward(), *case.backward())
-    return {
-        name: float((mine.double() - right).norm() / right.norm())
-        for name, mine, right in zip(("out", "dq", "dk", "dv"), ours, exact)
+    shared = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "shape": shape.name,
+        "tokens": int(lengths_B.sum()),
+        "dtype": str(DTYPE),
+        "mask": "causal",
+        "seed": SEED,
     }
-
-
-def first_calls(shape: Shape, device: torch.device, dtype: torch.dtype, layout: str) -> dict[str, float]:
-    case = make_case(shape, device, dtype, layout)
-    return {"forward": once(case.forward, device), "backward": once(case.backward, device)}
-
-
-def entries_of(
-    shape: Shape, device: torch.device, dtype: torch.dtype, layout: str, samples: int, seconds: float,
-    shared: dict[str, Any],
-) -> list[dict[str, Any]]:  # fmt: skip
-    case = make_case(shape, device, dtype, layout)
-    lengths_B = case.offsets_B1.diff()
-    softmax = Softmax(case.q_THA, case.k_THA, case.v_THV, case.grad_THV, shape.rows) if shape.equal else None
-    at = shared | shape.told() | {"tokens": int(lengths_B.sum()), "layout": layout, "dtype": str(dtype)}
     made = []
-    for what, times in (("forward", 1.0), ("both", BOTH)):
-        ways = {"recperf": getattr(case, what)}
-        if softmax:
-            ways["softmax"] = getattr(softmax, what)
-        found, flops = readings(ways, device, samples=samples, seconds=seconds), times * shape.flops(lengths_B)
-        for who, taken in found.items():
-            rates = [flops / one / 1e12 for one in taken]
-            more = {"who": who, "what": what, "ms": statistics.median(taken) * 1e3, "goal": shape.least(times > 1)}
-            title = "forward" if what == "forward" else "forward + backward"
-            made.append(row(NAME, f"{who}, {shape.name}, {title}", "rate", "TFLOP/s", rates, at | more))
+    for what, times in PASSES.items():
+        # The forward pass of both of ours is the same.
+        works = {name: getattr(way, what) for name, way in ways.items() if what == "backward" or name != ORDERED}
+        for timing, calls in CALLS.items() if device.type == "cuda" else [("one by one", 1)]:
+            timed = works if calls == 1 else graphs_of(works, calls, device)
+            taken = readings(timed, device, samples=samples, seconds=seconds)
+            for who, times_taken in taken.items():
+                rates = [times * shape.flops(lengths_B) * calls / one / 1e12 for one in times_taken]
+                at = shared | shape.conditions(what) | {"who": who, "what": what, "timing": timing}
+                at |= {"ms": statistics.median(times_taken) * 1e3 / calls, "relative_error": errors[who]}
+                at["goal"] = shape.goal(what) if who == OURS else None
+                made.append(row(NAME, f"{who}, {shape.name}, {what}, {timing}", "rate", "TFLOP/s", rates, at))
     return made
+
+
+def set_relative_goals(entries: list[dict[str, Any]]) -> None:
+    """Goals that are shares of another rate of the same run."""
+    rates = {_key(entry): entry["p50"] for entry in entries}
+    for entry in entries:
+        at = entry["conditions"]
+        who, shape, what, timing = _key(entry)
+        if who == ORDERED:
+            _relative(at, "share_of_any_order", entry["p50"], rates.get((OURS, shape, what, timing)), SHARE_ORDERED)
+        elif who == OURS and " width " in shape:
+            same = (OURS, shape.partition(" width ")[0], what, timing)
+            _relative(at, "share_of_width_128", entry["p50"], rates.get(same), SHARE_WIDTH)
+
+
+def _key(entry: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(entry["conditions"][name] for name in ("who", "shape", "what", "timing"))
+
+
+def _relative(at: dict[str, Any], name: str, rate: float, other: float | None, share: float) -> None:
+    if other is not None:
+        at |= {name: rate / other, "goal": share * other}
+
+
+def first_calls(shape: Shape, device: torch.device) -> dict[str, Any]:
+    ours = Recperf(shape, device)
+    seconds = {"forward": once(ours.forward, device), "backward": once(ours.backward, device)}
+    return row(
+        NAME, "first calls", "first calls", "s", [sum(seconds.values())], {"seconds": seconds, "goal": GOAL_FIRST}
+    )
 
 
 def goals_missed(entries: list[dict[str, Any]]) -> list[str]:
     missed = []
     for entry in entries:
         at, p50 = entry["conditions"], entry["p50"]
-        if at.get("who") == "recperf" and p50 < at["goal"]:
-            missed.append(f"{entry['variant']}: {p50:,.0f} TFLOP/s, the goal is {at['goal']:,.0f}")
-        if entry["metric"] == "first calls" and p50 > GOAL_FIRST:
-            missed.append(f"{entry['variant']} take {p50:,.1f} s, the goal is {GOAL_FIRST:,.0f}")
+        if at["goal"] is not None and (p50 > at["goal"] if entry["unit"] == "s" else p50 < at["goal"]):
+            missed.append(f"{entry['variant']}: {p50:,.1f} {entry['unit']}, the goal is {at['goal']:,.1f}")
         for name, error in at.get("relative_error", {}).items():
-            if entry["metric"] == "first calls" and not error < GOAL_ERROR:
-                missed.append(f"{name} is off by {error:.1e}, the limit is {GOAL_ERROR:.0e}")
+            if not error < GOAL_ERROR:
+                missed.append(f"{entry['variant']}: {name} is off by {error:.1e}, the limit is {GOAL_ERROR:.0e}")
     return missed
 
 
-def measure(
-    shapes: tuple[Shape, ...], device: torch.device, layout: str, samples: int, seconds: float
-) -> list[dict[str, Any]]:
-    dtype = torch.bfloat16
-    first = first_calls(shapes[0], device, dtype, layout)
-    shared = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "relative_error": errors_of(device, dtype),
-        "mask": "causal, one target",
-        "seed": SEED,
-    }
-    made = [row(NAME, "first calls", "first calls", "s", [sum(first.values())], shared | {"seconds": first})]
+def measure(shapes: list[Shape], device: torch.device, samples: int, seconds: float) -> list[dict[str, Any]]:
+    entries = [first_calls(shapes[0], device)]
+    print(show(entries[0]), flush=True)
     for shape in shapes:
-        made += entries_of(shape, device, dtype, layout, samples, seconds, shared)
+        entries += entries_of(shape, device, samples, seconds)
+        set_relative_goals(entries[1:])
+        for entry in entries:
+            at = entry["conditions"]
+            if at.get("shape") == shape.name:
+                error = max(at["relative_error"].values())
+                print(
+                    f"{entry['variant']:<64} {entry['p50']:6,.0f} TFLOP/s, {at['ms']:.3f} ms, error {error:.1e}",
+                    flush=True,
+                )
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return made
+    return entries
 
 
 def main(words: list[str]) -> int:
     assert __doc__ is not None
+    every = [*SHAPES, *WIDTHS]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="small shapes on any device; no rows, no goals")
-    parser.add_argument("--layout", choices=["packed", "separate"], default="packed", help="of q, k and v")
-    parser.add_argument("--shapes", type=int, nargs="+", default=list(range(len(SHAPES))), help="numbers, from 0")
+    parser.add_argument("--shapes", type=int, nargs="+", default=list(range(len(every))), help="numbers, from 0")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
-    chosen = parser.parse_args(words)
+    options = parser.parse_args(words)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if chosen.tiny:
-        entries = measure(TINY, device, chosen.layout, 3, 0.0)
-    elif device.type == "cpu":
+    if device.type == "cuda":
+        # A backward pass runs on the stream of its forward pass, and the default stream cannot be captured.
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    if options.tiny:
+        measure(list(TINY), device, 3, 0.0)
+        return 0
+    if device.type == "cpu":
         print("nothing to measure: torch sees no GPU here")
         return 0
-    else:
-        with tempfile.TemporaryDirectory() as cache:
-            os.environ["TRITON_CACHE_DIR"] = cache
-            entries = measure(
-                tuple(SHAPES[number] for number in chosen.shapes), device, chosen.layout, chosen.samples, SECONDS
-            )
-    for entry in entries:
-        ms = entry["conditions"].get("ms")
-        print(show(entry) + (f" = {ms:,.3f} ms" if ms else ""))
-    print("relative error: " + ", ".join(f"{k} {v:.1e}" for k, v in entries[0]["conditions"]["relative_error"].items()))
-    if chosen.tiny:
-        return 0
-    if not chosen.no_record:
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ |= {"TRITON_CACHE_DIR": cache, "RECPERF_HOME": cache}
+        entries = measure([every[number] for number in options.shapes], device, options.samples, SECONDS)
+    if not options.no_record:
         print(f"rows appended to {record(entries).name}")
     missed = goals_missed(entries) if on_the_gpu(device) else []
     for line in missed:
