@@ -2,7 +2,7 @@
 
 What shaped the model; rows say whether they did so wholly or partly:
 
-* the shares of products and passes: two of recperf's own steps on one H200 (the first and the third way);
+* the shares of products and passes: two of recperf's own steps on one H200 (`FITTED`);
 * attention: rates of the kernels alone on one H200, ours and the MLPerf reference's, by length of rows; on an MI350X
   the published time of one of the reference's layers in full;
 * products of the reference on B200 and MI350X: the `GEMM` of its published traces, and the B200's idle time;
@@ -65,6 +65,8 @@ CLAIMED = {
     "gloo ranks": 0.15,
 }
 """Largest relative errors docs/planning.md admits; none: nothing, or only the range, is claimed."""
+FITTED = ("shared encoders, candidate only", "neither")
+"""Steps of dlrm-v4 that the shares of products and passes are fitted to."""
 
 
 def own_points() -> list[Point]:
@@ -80,19 +82,14 @@ def own_points() -> list[Point]:
         "neither": plain,
     }
     points = []
-    for entry in _entries("dlrm_v4_step", "throughput"):
-        conditions = entry["conditions"]
-        if "H200" not in conditions["device"]:
-            continue
-        model = ways[entry["variant"]]
+    steps = [entry for entry in _entries("dlrm_v4_step", "throughput") if "H200" in entry["conditions"]["device"]]
+    for name, conditions in {entry["variant"]: entry["conditions"] for entry in steps}.items():
+        model, mean = ways[conditions["way"]], conditions.get("mean_history", MEAN)
         lengths = [
-            n + model.context_tokens + 1 for n in jagged_lengths(1024, SHORTEST, model.max_history, MEAN, 3).tolist()
+            n + model.context_tokens + 1 for n in jagged_lengths(1024, SHORTEST, model.max_history, mean, 3).tolist()
         ]
         ms = 1e3 * sum(_own_parts(model, lengths, int(conditions["distinct_rows"])).values())
-        fitted = entry["variant"] != "candidate only"
-        points.append(
-            _own("own steps", f"H200, {entry['variant']}", ms, conditions["ms"], "dlrm_v4_step", fitted=fitted)
-        )
+        points.append(_own("own steps", f"H200, {name}", ms, conditions["ms"], "dlrm_v4_step", fitted=name in FITTED))
     for entry in _entries("table_tiers", "step"):
         if entry["variant"] == "41 GiB, device":
             rows = int(entry["conditions"]["distinct_rows"])

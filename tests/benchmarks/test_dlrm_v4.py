@@ -104,8 +104,8 @@ def test_missed_goals_are_named(script: Script) -> None:
     assert stack.goals_missed([entry("throughput", 2400.0, goal=2300.0), entry("peak memory", 20.0, goal=None)]) == []
     assert len(stack.goals_missed([entry("throughput", 2200.0, goal=2300.0)])) == 1
     assert len(stack.goals_missed([entry("peak memory", 24.0, goal=23.7)])) == 1
-    assert step.goals_missed([entry("unexplained", 0.04)]) == []
-    assert len(step.goals_missed([entry("unexplained", 0.06)])) == 1
+    assert step.goals_missed([entry("unexplained", 0.04), entry("throughput", 1.0, goal=None)]) == []
+    assert len(step.goals_missed([entry("unexplained", 0.06), entry("throughput", 3499.0, goal=3500.0)])) == 2
     assert len(ops.goals_missed([entry("ratio", 0.5), entry("ratio", 1.2), entry("bandwidth", 0.1)])) == 1
 
 
