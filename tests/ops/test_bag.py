@@ -62,12 +62,14 @@ def test_sums_agree(
     if implementation == "triton":
         monkeypatch.setattr(body("triton"), "SHORT", 1000 if side_by_side else 0)
         lengths = lengths[:20]
-    for rows, dim in ((1, 1), (5, 7), (5000, 64), (300, 100)):
+    # On a CPU every body adds in the order of the ids: a run may change its body for lookups and keep its bits.
+    error = 0.0 if implementation == "native" else 1e-5
+    for rows, dim in ((1, 1), (5, 7), (5000, 64), (300, 100), (97, 300)):
         table, ids, offsets, _ = batch(lengths, rows, dim)
         sums = body(implementation).bag_sum(table, ids, offsets)
         assert sums.shape == (len(lengths), dim)
         if lengths:
-            torch.testing.assert_close(sums, reference.bag_sum(table, ids, offsets), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(sums, reference.bag_sum(table, ids, offsets), rtol=error, atol=error)
 
 
 def test_row_wise_adagrad_is_what_it_says() -> None:

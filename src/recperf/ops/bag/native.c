@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LINE 64
+enum { LINE = 64, FAR = 16, NEAR = 3 };
 
 static void prefetch(const float *row, int64_t dim, int write) {
     const char *begin = (const char *)row, *end = (const char *)(row + dim);
@@ -58,38 +58,60 @@ int64_t stack_rows(const int64_t *ids, const int64_t *offsets, const int64_t *st
     return ALL_KNOWN;
 }
 
-/* Four floats that may lie anywhere. */
-typedef float four __attribute__((vector_size(16), aligned(4)));
-enum { WIDTH = 32 };
+/* A register's floats, which may lie anywhere, and the number of registers that hold sums. */
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+enum { SUMS = 16 };
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+enum { SUMS = 8 };
+#else
+#define VECTOR_BYTES 16
+enum { SUMS = 16 };
+#endif
+typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(4)));
+enum { LANES = VECTOR_BYTES / 4 };
 
-/* Sums WIDTH columns of a bag in registers: a sum in memory would be read and written again for every row. The
- * first columns also prefetch the rows that come `ahead` ids later; the others then find theirs in the nearest cache. */
-static void sum_columns(const float *table, const int64_t *rows, int64_t count, int64_t dim, float *out,
-                        const float *whole, int64_t ahead, int64_t left) {
-    four a = {0}, b = {0}, c = {0}, d = {0}, e = {0}, f = {0}, g = {0}, h = {0};
+/* Sums `sums` registers' columns of a bag: a sum in memory would be read and written again for every row. With each
+ * row these columns of later rows are prefetched, a line at a time, so that requests to memory never pause: FAR rows
+ * ahead to the second-level cache, which has more requests in flight, and NEAR rows ahead from there to the first. */
+static inline __attribute__((always_inline)) void sum_columns(const float *table, const int64_t *rows, int64_t count,
+                                                              int64_t left, int64_t dim, float *out, const int sums) {
+    vector sum[SUMS];
+    for (int k = 0; k < sums; k++) sum[k] = (vector){0};
     for (int64_t i = 0; i < count; i++) {
-        if (whole && i + ahead < left) prefetch(whole + rows[i + ahead] * dim, dim, 0);
-        const four *row = (const four *)(table + rows[i] * dim);
-        a += row[0], b += row[1], c += row[2], d += row[3], e += row[4], f += row[5], g += row[6], h += row[7];
+        const float *row = table + rows[i] * dim;
+        const float *far = table + rows[i + FAR < left ? i + FAR : i] * dim;
+        const float *near = table + rows[i + NEAR < left ? i + NEAR : i] * dim;
+#pragma GCC unroll 16
+        for (int k = 0; k < sums; k++) {
+            if (k * VECTOR_BYTES % LINE == 0) {
+                __builtin_prefetch(far + k * LANES, 0, 2);
+                __builtin_prefetch(near + k * LANES, 0, 3);
+            }
+            sum[k] += *(const vector *)(row + k * LANES);
+        }
     }
-    four *to = (four *)out;
-    to[0] = a, to[1] = b, to[2] = c, to[3] = d, to[4] = e, to[5] = f, to[6] = g, to[7] = h;
+    for (int k = 0; k < sums; k++) *(vector *)(out + k * LANES) = sum[k];
 }
 
-/* out[b] = sum of table[rows[i]] for the ids i of bag b, for bags first..last. */
+/* out[b] = sum of table[rows[i]] for the ids i of bag b, for bags first..last. Every column is summed in the order of
+ * the ids, whatever the registers: so it has the same bits everywhere. */
 void bag_sum(const float *table, const int64_t *rows, const int64_t *offsets, float *out, int64_t first, int64_t last,
-             int64_t dim, int64_t ahead) {
+             int64_t dim) {
     const int64_t stop = offsets[last];
     for (int64_t bag = first; bag < last; bag++) {
         float *sum = out + bag * dim;
-        const int64_t begin = offsets[bag], count = offsets[bag + 1] - begin;
-        int64_t column = 0;
-        for (; column + WIDTH <= dim; column += WIDTH)
-            sum_columns(table + column, rows + begin, count, dim, sum + column, column ? 0 : table, ahead, stop - begin);
-        for (; column < dim; column++) {
+        const int64_t begin = offsets[bag], count = offsets[bag + 1] - begin, left = stop - begin;
+        const int64_t *own = rows + begin;
+        int64_t c = 0;
+        for (; c + SUMS * LANES <= dim; c += SUMS * LANES) sum_columns(table + c, own, count, left, dim, sum + c, SUMS);
+        for (; c + 4 * LANES <= dim; c += 4 * LANES) sum_columns(table + c, own, count, left, dim, sum + c, 4);
+        for (; c + LANES <= dim; c += LANES) sum_columns(table + c, own, count, left, dim, sum + c, 1);
+        for (; c < dim; c++) {
             float total = 0;
-            for (int64_t i = 0; i < count; i++) total += table[rows[begin + i] * dim + column];
-            sum[column] = total;
+            for (int64_t i = 0; i < count; i++) total += table[own[i] * dim + c];
+            sum[c] = total;
         }
     }
 }
@@ -115,16 +137,20 @@ void sort_rows(const int64_t *rows, int64_t count, int64_t most, int32_t *order,
     if (from != order) memcpy(order, from, count * sizeof(int32_t));
 }
 
-/* Adds up the gradient of the row at position i of the sorted order; returns the position after its last occurrence. */
-static int64_t add_up(const int64_t *rows, const int32_t *order, const int32_t *bags, const float *gradient, int64_t i,
-                      int64_t last, int64_t dim, float *sum) {
+/* The summed gradient of the row at position *at of the sorted order, which moves behind the row's last occurrence.
+ * The gradient of a row that occurs once is read where it lies; others are added up in `sum`. */
+static const float *add_up(const int64_t *rows, const int32_t *order, const int32_t *bags, const float *gradient,
+                           int64_t *at, int64_t last, int64_t dim, float *sum) {
+    int64_t i = *at;
     const int64_t row = rows[order[i]];
-    memcpy(sum, gradient + (int64_t)bags[order[i]] * dim, dim * sizeof(float));
-    for (i++; i < last && rows[order[i]] == row; i++) {
+    const float *total = gradient + (int64_t)bags[order[i++]] * dim;
+    for (; i < last && rows[order[i]] == row; i++) {
         const float *more = gradient + (int64_t)bags[order[i]] * dim;
-        for (int64_t k = 0; k < dim; k++) sum[k] += more[k];
+        for (int64_t k = 0; k < dim; k++) sum[k] = total[k] + more[k];
+        total = sum;
     }
-    return i;
+    *at = i;
+    return total;
 }
 
 /* Sum of squares in 16 partial sums: one alone would wait for each addition before the next. */
@@ -144,27 +170,33 @@ static double square(const float *values, int64_t dim) {
  * first..last of the order. The caller cuts between different rows. */
 void update_rows(float *table, float *state, const int64_t *rows, const int32_t *order, const int32_t *bags,
                  const float *gradient, int64_t first, int64_t last, int64_t dim, float rate, float eps, float decay,
-                 float scale, int64_t each, int64_t ahead, float *sum) {
+                 float scale, int64_t each, float *sum) {
+    const float keep = 1.0f - rate * decay;
+    const int64_t states = each ? dim : 1;
     for (int64_t i = first; i < last;) {
-        if (i + ahead < last) prefetch(table + rows[order[i + ahead]] * dim, dim, 1);
-        float *row = table + rows[order[i]] * dim;
-        float *squares = state ? state + rows[order[i]] * (each ? dim : 1) : 0;
-        i = add_up(rows, order, bags, gradient, i, last, dim, sum);
+        if (i + FAR < last) {
+            const int64_t far = rows[order[i + FAR]];
+            prefetch(table + far * dim, dim, 1);
+            if (state) prefetch(state + far * states, states, 1);
+        }
+        if (i + NEAR < last) prefetch(gradient + (int64_t)bags[order[i + NEAR]] * dim, dim, 0);
+        const int64_t number = rows[order[i]];
+        float *row = table + number * dim, *squares = state ? state + number * states : 0;
+        const float *slopes = add_up(rows, order, bags, gradient, &i, last, dim, sum);
         float step = rate * scale;
-        const float keep = 1.0f - rate * decay;
         if (squares && each) {
             for (int64_t k = 0; k < dim; k++) {
-                const float slope = sum[k] * scale;
+                const float slope = slopes[k] * scale;
                 squares[k] += slope * slope;
                 row[k] = keep * row[k] - rate * slope / (sqrtf(squares[k]) + eps);
             }
             continue;
         }
         if (squares) {
-            *squares += (float)(square(sum, dim) / (double)dim) * scale * scale;
+            *squares += (float)(square(slopes, dim) / (double)dim) * scale * scale;
             step /= sqrtf(*squares) + eps;
         }
-        for (int64_t k = 0; k < dim; k++) row[k] = keep * row[k] - step * sum[k];
+        for (int64_t k = 0; k < dim; k++) row[k] = keep * row[k] - step * slopes[k];
     }
 }
 
@@ -173,8 +205,7 @@ double squared_norm(const int64_t *rows, const int32_t *order, const int32_t *ba
                     int64_t first, int64_t last, int64_t dim, float *sum) {
     double total = 0;
     for (int64_t i = first; i < last;) {
-        i = add_up(rows, order, bags, gradient, i, last, dim, sum);
-        total += square(sum, dim);
+        total += square(add_up(rows, order, bags, gradient, &i, last, dim, sum), dim);
     }
     return total;
 }

@@ -19,8 +19,6 @@ from ..compile import F32, I64, POINTER, even_cuts, native_library, share, usabl
 from ..hashing import require_rows, stream
 from . import reference
 
-AHEAD = 8
-"""Rows to prefetch; 4 to 16 are about equally fast on a Neoverse-N1."""
 SMALL = 2048
 """With fewer ids a second thread costs more than it saves."""
 MOST_IDS = (1 << 31) - 1
@@ -33,9 +31,9 @@ _BAD_OFFSETS, _BAD_STARTS = -2, -3
 _FUNCTIONS = {
     "hash_rows": [POINTER] * 2 + [I64] * 2 + [ctypes.c_uint64] * 2,
     "stack_rows": [POINTER] * 4 + [I64] * 6,
-    "bag_sum": [POINTER] * 4 + [I64] * 4,
+    "bag_sum": [POINTER] * 4 + [I64] * 3,
     "sort_rows": [POINTER] + [I64] * 2 + [POINTER] * 2,
-    "update_rows": [POINTER] * 6 + [I64] * 3 + [F32] * 4 + [I64] * 2 + [POINTER],
+    "update_rows": [POINTER] * 6 + [I64] * 3 + [F32] * 4 + [I64, POINTER],
     "squared_norm": [POINTER] * 4 + [I64] * 3 + [POINTER],
 }
 library = native_library(__file__, _FUNCTIONS, {"stack_rows": I64, "squared_norm": ctypes.c_double})
@@ -117,7 +115,7 @@ def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tenso
     places = table, rows_V.data_ptr(), offsets_B1.data_ptr(), out_BD.data_ptr()
 
     def work(first: int, last: int) -> None:
-        call(*places, first, last, dim, AHEAD)
+        call(*places, first, last, dim)
 
     share(work, even_cuts(bags, _threads(rows_V.numel())))
     return out_BD
@@ -204,7 +202,7 @@ def update(
 
     def work(first: int, last: int) -> None:
         sum_D = torch.empty(dim)
-        numbers = first, last, dim, rate, eps, decay, scale, int(each), AHEAD
+        numbers = first, last, dim, rate, eps, decay, scale, int(each)
         call(table, state, *groups, gradient, *numbers, sum_D.data_ptr())
 
     share(work, grouped.cuts)
