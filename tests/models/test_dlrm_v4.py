@@ -12,13 +12,14 @@ from torch import Tensor
 
 from recperf.data.batch import HistoryBatch
 from recperf.data.yambda.schema import HISTORY
-from recperf.errors import ConfigError, DataError
+from recperf.errors import ArgumentError, ConfigError, DataError
 from recperf.measure.spans import StepClock
 from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
 from recperf.models.dlrm_v4.config import FORWARD, PRESETS, DLRMv4Config, HSTUConfig, laptop
 from recperf.models.dlrm_v4.cost import BACKWARD
 from recperf.models.dlrm_v4.inputs import parts_to, prepare, prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4
+from recperf.models.dlrm_v4.padding import Padding
 from recperf.models.dlrm_v4.tables import CHUNK, DLRMv4Tables, fill_uniform_, table_seed
 
 HSTU = HSTUConfig(layers=2, dim=12, heads=2, qk_dim=4, v_dim=3, max_length=40)
@@ -138,13 +139,40 @@ def test_a_batch_becomes_rows_of_context_history_and_candidate() -> None:
 @pytest.mark.parametrize("max_key", [0, 1 << 62])
 def test_positions_refer_to_distinct_triples(max_key: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dlrm_v4_inputs, "MAX_KEY", max_key)
-    plain, shared = (prepare(batch_of(), replace(CONFIG, shared_encoders=on)) for on in (False, True))
+    plain, shared = (prepare_parts(batch_of(), replace(CONFIG, shared_encoders=on), 1)[0] for on in (False, True))
     assert torch.equal(plain.plan.source_S, torch.arange(len(plain.codes_S)))
     triples = torch.stack([shared.entities[name].index_N for name in HISTORY], 1)
     assert len(triples.unique(dim=0)) == len(triples)
     expected = torch.stack([plain.entities[name].index_N for name in HISTORY], 1)
     assert torch.equal(triples[shared.plan.source_S.long()], expected)
     assert torch.equal(triples[shared.candidates.index_N], expected[plain.candidates.index_N])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("rows", [CONFIG.rows, (1,) * 11, (1 << 20,) * 11], ids=["few", "one", "many"])
+@pytest.mark.parametrize("lengths", [LENGTHS, (0,), (0, 0, 31), (1,) * 40, (31, 30, 29)], ids=str)
+def test_c_prepares_and_packs_what_torch_does(
+    lengths: tuple[int, ...], rows: tuple[int, ...], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids beyond the tables, and a context id below 0."""
+    config, batch = replace(CONFIG, rows=rows, shared_encoders=shared), batch_of(lengths)
+    batch.features.values_V[0] = -3
+    padding = Padding(config, len(batch))
+    inputs, packed = prepare(batch, config), padding.layout.unpacked(padding.packed(batch, pinned=False))
+    monkeypatch.setattr(dlrm_v4_inputs.native, "library", lambda: "no compiler")
+    for actual, expected in ((inputs, prepare(batch, config)), (packed, padding.inputs(batch))):
+        for one, other in zip(every_tensor(actual), every_tensor(expected), strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+        numbers = [(part.tokens, part.longest, part.whole_longest, part.plan.longest) for part in (actual, expected)]
+        assert numbers[0] == numbers[1]
+
+
+def test_offsets_that_divide_no_events_are_refused() -> None:
+    batch = batch_of()
+    for offsets in ([0, 7, 6, 38, 39, 51], [0, 7, 7, 38, 39, 50], [1, 7, 7, 38, 39, 51]):
+        with pytest.raises(ArgumentError, match="offsets_B1"):
+            prepare(replace(batch, history_offsets_B1=torch.tensor(offsets)), CONFIG)
 
 
 def test_inputs_move_and_are_counted() -> None:

@@ -24,11 +24,14 @@ from recperf.data.yambda.store import EventStore, file_of, open_store
 from recperf.data.yambda.synthesize.config import of_size
 from recperf.errors import ConfigError, DataError, MachineError
 from recperf.models.dlrm_v4.cost import load_of, step
+from recperf.models.dlrm_v4.inputs import prepare
+from recperf.models.dlrm_v4.padding import Padding
 from recperf.train.loop import Position
 from recperf.units import size
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4 import data as data_module
+from recperf.workloads.dlrm_v4.batches import PackedOrder
 from recperf.workloads.dlrm_v4.build import HistoryTrial, PreparedHistories
 from recperf.workloads.dlrm_v4.config import (
     DLRMv4WorkloadConfig,
@@ -373,6 +376,21 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
             EventsConfig(**change["data"])
         else:
             small(**change)
+
+
+def test_packed_batches_come_in_order_and_a_short_one_as_it_is() -> None:
+    trial = PreparedHistories(small(replace(EVENTS, leftover="carry"))).trial(1)
+    inputs = trial.inputs(trial.order)
+    padding = Padding(inputs.model, TRAIN.batch_size)
+    order = PackedOrder(inputs.order, inputs.histories, inputs.model, inputs.device, 2, padding)
+    *whole, short = zip(inputs.loader(), order.batches(0), strict=True)
+    for batch, packed in whole:
+        assert torch.equal(padding.layout.unpacked(packed.buffer).times_T, padding.inputs(batch).times_T)
+        assert torch.equal(
+            padding.layout.unpacked(packed.buffer).plan.kind_order_T, padding.inputs(batch).plan.kind_order_T
+        )
+    assert 0 < len(short[0]) < TRAIN.batch_size
+    assert torch.equal(short[1].inputs.times_T, prepare(short[0], inputs.model).times_T)
 
 
 def test_the_work_of_a_step_is_that_of_its_batch() -> None:

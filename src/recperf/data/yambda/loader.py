@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,17 +18,18 @@ from numpy.typing import NDArray
 
 from ...config import within
 from ...errors import MachineError, RecperfError
-from ..batch import HistoryBatch
 from .order import StreamOrder
 
+Batch = TypeVar("Batch", covariant=True)
 
-class BatchMaker(Protocol):
+
+class BatchMaker(Protocol[Batch]):
     """Makes a batch from anchors; several threads call it at once."""
 
-    def batch(self, positions_B: NDArray[np.int64]) -> HistoryBatch: ...
+    def batch(self, positions_B: NDArray[np.int64]) -> Batch: ...
 
 
-class Loader:
+class Loader(Generic[Batch]):
     """Batches of a stream from batch `start` on; each `iter` reads the stream again from there.
 
     `workers` threads make batches, at most `prefetch` ahead of the current one. For a CUDA device the threads pin the
@@ -38,7 +39,7 @@ class Loader:
     def __init__(
         self,
         order: StreamOrder,
-        histories: BatchMaker,
+        histories: BatchMaker[Batch],
         *,
         workers: int = 2,
         prefetch: int = 4,
@@ -51,17 +52,17 @@ class Loader:
         self.order, self.histories = order, histories
         self.workers, self.prefetch, self.start = workers, prefetch, start
         self.device = None if device is None else torch.device(device)
-        self._streams: weakref.WeakSet[_Stream] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[_Stream[Batch]] = weakref.WeakSet()
 
     def __len__(self) -> int:
         return len(self.order) - self.start
 
-    def __iter__(self) -> _Stream:
+    def __iter__(self) -> _Stream[Batch]:
         stream = _Stream(self)
         self._streams.add(stream)
         return stream
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Loader[Batch]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -72,39 +73,41 @@ class Loader:
         for stream in list(self._streams):
             stream.close()
 
-    def make(self, number: int) -> HistoryBatch:
+    def make(self, number: int) -> Batch:
         """Make one batch; runs in a thread."""
-        batch = self.histories.batch(self.order.batch(number))
+        batch: Any = self.histories.batch(self.order.batch(number))
         pin = self.device is not None and self.device.type == "cuda" and not batch.labels_B.is_pinned()
-        return batch.pin_memory() if pin else batch
+        made: Batch = batch.pin_memory() if pin else batch
+        return made
 
 
-class _Stream(Iterator[HistoryBatch]):
+class _Stream(Iterator[Batch]):
     """One pass over a loader's batches.
 
     The threads refer to the loader but not to the stream: when the stream is garbage-collected, so are its executors,
     which ends their threads.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader[Batch]) -> None:
         self._loader = loader
         self._numbers = iter(range(loader.start, len(loader.order)))
-        self._batches: deque[tuple[int, Future[HistoryBatch]]] = deque()
+        self._batches: deque[tuple[int, Future[Batch]]] = deque()
         self._pool = ThreadPoolExecutor(loader.workers, thread_name_prefix="recperf-loader")
         self._window_pool = ThreadPoolExecutor(1, thread_name_prefix="recperf-loader-windows")
         self._window: int | None = None
         self._closed = False
         self._submit()
 
-    def __next__(self) -> HistoryBatch:
+    def __next__(self) -> Batch:
         try:
             if self._closed or not self._batches:
                 raise StopIteration
-            batch = _result(*self._batches.popleft())
+            batch: Any = _result(*self._batches.popleft())
             self._submit()
             self._prepare_next_window()
             device = self._loader.device
-            return batch if device is None else batch.to(device, non_blocking=True)
+            made: Batch = batch if device is None else batch.to(device, non_blocking=True)
+            return made
         except BaseException:
             # Also at the end of the stream and after Ctrl-C: no thread outlives the stream.
             self.close()
@@ -133,7 +136,7 @@ class _Stream(Iterator[HistoryBatch]):
             self._window_pool.submit(order.anchors, place)
 
 
-def _result(number: int, future: Future[HistoryBatch]) -> HistoryBatch:
+def _result(number: int, future: Future[Batch]) -> Batch:
     """The batch, or the thread's error with the number of the batch."""
     error = future.exception()
     if error is None:

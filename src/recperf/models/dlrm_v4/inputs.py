@@ -8,21 +8,27 @@ album) in the batch, N picks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...data.batch import HistoryBatch
-from ...data.yambda.schema import HISTORY
+from ...data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from ...errors import DataError
+from ...ops.arrange import native
 from ...ops.assemble import Plan, plan
 from ...ops.lookup import expand, unique
 from ..tiers.cache import Placed
 from .config import ACTIONS, CANDIDATE_CODE, FEATURE_TABLES, DLRMv4Config
 
+KEYS = (*CONTEXT, *HISTORY, *CANDIDATE)
+"""The features of a batch in the order in which they are read."""
 MAX_KEY = 1 << 62
 """Larger numbers of (item, artist, album) combinations do not fit into one int64 key."""
 
@@ -144,8 +150,80 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def prepare(batch: HistoryBatch, config: DLRMv4Config) -> Inputs:
-    """Prepare a batch on its device. Waits for that device a few times."""
-    return prepare_parts(batch, config, 1)[0]
+    """Prepare a batch on its device: in C on a CPU. Waits for any other device a few times."""
+    return prepare_parts(batch, config, 1)[0] if not_in_c(batch, config) else _prepare_in_c(batch, config)
+
+
+def not_in_c(batch: HistoryBatch, config: DLRMv4Config) -> bool:
+    """Whether a batch must be prepared by torch."""
+    known = batch.features.keys == KEYS and max(form_of(config).tables) <= native.MOST_ROWS
+    return not (known and batch.labels_B.is_cpu and len(batch)) or isinstance(native.library(), str)
+
+
+@cache
+def form_of(config: DLRMv4Config) -> native.Form:
+    """What C must know of the model."""
+    rows = config.table_rows
+    return native.Form(
+        tables=tuple(rows[name] for name in (*HISTORY, *CONTEXT)),
+        shared=config.shared_encoders,
+        ages=config.time_buckets + 1,
+        longest=config.hstu.max_length,
+    )
+
+
+def plain(batch: HistoryBatch, config: DLRMv4Config) -> native.Batch:
+    """The tensors of a batch in the types that C reads."""
+    return native.Batch(
+        values_V=batch.features.values_V.long(),
+        offsets_B1=batch.history_offsets_B1.long(),
+        actions_T=batch.actions_T.to(torch.uint8),
+        times_T=batch.times_T.long(),
+        query_times_B=batch.query_times_B.long(),
+        labels_B=batch.labels_B,
+        rates_BF=_rates(batch, config, 0, len(batch)),
+    )
+
+
+def _prepare_in_c(batch: HistoryBatch, config: DLRMv4Config) -> Inputs:
+    """As `prepare_parts` does it, in one call."""
+    form, counts, parts = form_of(config), np.zeros(len(config.tables) + 1, np.int64), plain(batch, config)
+    room = native.Room(form, len(batch), parts.times_T.shape[0])
+    longest, short = native.arrange(parts, form, room.addresses, counts)
+    if not short:
+        raise too_long(longest, config)
+    array = iter(room.arrays(counts.tolist()))
+
+    def take(count: int) -> Iterator[Tensor]:
+        return islice(array, count)
+
+    rows = dict(zip((*HISTORY, *CONTEXT), take(len(config.tables))))
+    context = {name: Pick(*take(3)) for name in CONTEXT}
+    entities = {name: Pick(*take(3)) for name in HISTORY}
+    _, source_S, action_S, age_T, source_order_S, source_starts_U1, kind_order_T, kind_starts = take(8)
+    candidates = Pick(*take(3))
+    codes_S, offsets_B1, position_offsets_B1, times_T = array
+    return Inputs(
+        rows=rows,
+        context=context,
+        entities=entities,
+        plan=Plan(
+            offsets_B1=offsets_B1, source_S=source_S, action_S=action_S, age_T=age_T, source_order_S=source_order_S,
+            source_starts_U1=source_starts_U1, kind_order_T=kind_order_T, kind_starts=kind_starts,
+            actions=ACTIONS + 1 if form.shared else 1, ages=form.ages, context=form.context, longest=longest,
+        ),
+        candidates=candidates,
+        codes_S=codes_S,
+        offsets_B1=offsets_B1,
+        position_offsets_B1=position_offsets_B1,
+        times_T=times_T,
+        query_times_B=parts.query_times_B,
+        labels_B=batch.labels_B,
+        tokens=times_T.shape[0],
+        longest=longest,
+        whole_longest=longest,
+        rates_BF=parts.rates_BF,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -158,6 +236,15 @@ def prepare_parts(batch: HistoryBatch, config: DLRMv4Config, parts: int) -> list
     places = {name: one.inverse_N for name, one in distinct.items()}
     edges = [len(batch) * part // parts for part in range(parts + 1)]
     return [_part(batch, config, layout, rows, places, low, high) for low, high in zip(edges, edges[1:]) if high > low]
+
+
+def too_long(longest: int, config: DLRMv4Config) -> DataError:
+    """The error of a row with more tokens than the model takes."""
+    return DataError(
+        f"a row of the batch has {longest:,} tokens, including its candidate and {config.context_tokens} of context; "
+        f"the model takes at most {config.hstu.max_length:,}",
+        fix=f"use histories of at most {config.max_history:,} events, or a larger hstu.max_length",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,11 +266,7 @@ class _Layout:
         starts: list[int] = offsets_B1.tolist()
         longest = max((b - a for a, b in zip(starts, starts[1:])), default=0) + config.context_tokens
         if longest > config.hstu.max_length:
-            raise DataError(
-                f"a row of the batch has {longest:,} tokens, including its candidate and {config.context_tokens} of "
-                f"context; the model takes at most {config.hstu.max_length:,}",
-                fix=f"use histories of at most {config.max_history:,} events, or a larger hstu.max_length",
-            )
+            raise too_long(longest, config)
         history_S = torch.ones(starts[-1], dtype=torch.bool, device=device)
         history_S[offsets_B1[1:] - 1] = False
         codes_S = torch.full((starts[-1],), CANDIDATE_CODE, device=device)

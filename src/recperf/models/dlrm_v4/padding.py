@@ -15,14 +15,15 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.batch import HistoryBatch, JaggedFeatures
-from ...data.yambda.schema import CANDIDATE, CONTEXT, HISTORY, RATES
+from ...data.yambda.schema import CONTEXT, HISTORY, RATES
+from ...ops.arrange import native
 from .config import DLRMv4Config
-from .inputs import Inputs, Pick, mapped, prepare
+from .inputs import KEYS, Inputs, Pick, form_of, mapped, not_in_c, plain, prepare, too_long
 
-KEYS = (*CONTEXT, *HISTORY, *CANDIDATE)
 ALIGNED = 16
 """Bytes that the parts of a buffer begin at multiples of."""
 
@@ -55,7 +56,8 @@ class Padding:
 
     @torch.no_grad()
     def inputs(self, batch: HistoryBatch) -> Inputs:
-        """Prepare a batch in CPU memory with these shapes. Only its real samples have candidates and labels."""
+        """Prepare a batch in CPU memory with these shapes. Only its real samples have candidates and labels. `packed`
+        is faster; this says what it packs."""
         inputs = prepare(self._filled(batch), self.config)
         size, longest = self.samples, self.config.hstu.max_length
         entities = inputs.plan.source_starts_U1.numel() - 1
@@ -77,6 +79,24 @@ class Padding:
             longest=longest,
             whole_longest=longest,
         )
+
+    def packed(self, batch: HistoryBatch, *, pinned: bool) -> Tensor:
+        """The inputs of a batch in CPU memory, packed; written in C in their places where that is possible."""
+        if not_in_c(batch, self.config):
+            return self.layout.pack(self.inputs(batch), pinned=pinned)
+        buffer, counts = torch.empty(self.layout.nbytes, dtype=torch.uint8, pin_memory=pinned), self._counts.copy()
+        longest, short = native.arrange(
+            plain(batch, self.config), form_of(self.config), buffer.data_ptr() + self.layout.starts, counts,
+            fillers=self.samples,
+        )  # fmt: skip
+        if not short:
+            raise too_long(longest, self.config)
+        return buffer
+
+    @cached_property
+    def _counts(self) -> NDArray[np.int64]:
+        """Distinct rows of each table, and entities."""
+        return np.array([*map(self.rows, (*HISTORY, *CONTEXT)), self.positions])
 
     def _filled(self, batch: HistoryBatch) -> HistoryBatch:
         """The batch with filling samples behind it, whose histories bring it to the number of tokens."""
@@ -126,9 +146,13 @@ class Packed:
     def __init__(self, template: Inputs) -> None:
         self.template = template
         tensors, self._groups, end = _tensors(template), [], 0
+        self.starts = np.zeros(len(tensors) + (template.rates_BF is None), np.int64)
+        """Where each tensor begins, in bytes."""
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             members = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            count = sum(tensors[number].numel() for number in members)
+            sizes = np.array([tensors[number].numel() for number in members])
+            count = int(sizes.sum())
+            self.starts[members] = end + dtype.itemsize * (sizes.cumsum() - sizes)
             self._groups.append((slice(end, end + count * dtype.itemsize), dtype, members))
             end += -(-count * dtype.itemsize // ALIGNED) * ALIGNED
         self.nbytes = end

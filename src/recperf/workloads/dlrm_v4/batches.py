@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.batch import HistoryBatch
@@ -18,7 +20,7 @@ from ...models.dlrm_v4.inputs import Inputs, prepare
 from ...models.dlrm_v4.padding import Packed, Padding
 from ...models.tiers.cache import TieredRows
 from ...points import reached
-from ...train.prefetch import prefetched, prepared_on_host
+from ...train.prefetch import prefetched
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class InputOrder:
     def __len__(self) -> int:
         return len(self.order)
 
-    def loader(self, start: int = 0) -> Loader:
+    def loader(self, start: int = 0) -> Loader[HistoryBatch]:
         return Loader(self.order, self.histories, workers=self.workers, start=start, device=self.device)
 
     def inputs(self, batch: HistoryBatch) -> Inputs:
@@ -95,20 +97,30 @@ class PackedBatch:
 
 
 @dataclass(frozen=True, eq=False)
+class PackedHistories:
+    """Makes packed batches; one of another size than the graph's stays as it is."""
+
+    histories: Histories
+    padding: Padding
+    pinned: bool
+
+    def batch(self, positions_B: NDArray[np.int64]) -> PackedBatch | HistoryBatch:
+        batch = self.histories.batch(positions_B)
+        if len(batch) != self.padding.samples:
+            return batch
+        return PackedBatch(batch, self.padding.packed(batch, pinned=self.pinned))
+
+
+@dataclass(frozen=True, eq=False)
 class PackedOrder(InputOrder):
-    """The same batches for a graph: prepared on the host; one of another size is prepared as it is."""
+    """The same batches for a graph, packed by the threads that gather them."""
 
     padding: Padding
 
-    def packed(self, batch: HistoryBatch) -> PackedBatch | HistoryBatch:
-        if len(batch) != self.padding.samples:
-            return batch
-        pinned = self.device.type == "cuda"
-        return PackedBatch(batch, self.padding.layout.pack(self.padding.inputs(batch), pinned=pinned))
-
     def batches(self, epoch: int, start: int = 0) -> Iterator[PackedBatch | Numbered]:  # type: ignore[override]
-        with Loader(self.order, self.histories, workers=self.workers, start=start) as loader:
-            for number, batch in enumerate(prepared_on_host(iter(loader), self.packed), start):
+        packed = PackedHistories(self.histories, self.padding, pinned=self.device.type == "cuda")
+        with Loader(self.order, packed, workers=self.workers, start=start) as loader:
+            for number, batch in enumerate(loader, start):
                 if number in self.firsts:
                     reached("window: entered")
                 if isinstance(batch, HistoryBatch):
