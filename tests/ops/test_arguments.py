@@ -104,8 +104,8 @@ Q, K, V = torch.zeros(6, 2, 3), torch.zeros(6, 2, 3), torch.zeros(6, 2, 5)
 EDGES, MASK = torch.tensor([0, 4, 6]), Mask(alpha=1.0, length=4.0, longest=4)
 
 
-def attend(q: Tensor = Q, k: Tensor = K, v: Tensor = V, offsets: Tensor = EDGES, targets: Any = None) -> object:
-    return attention.forward(q, k, v, offsets, dataclasses.replace(MASK, targets_B=targets))
+def attend(q: Tensor = Q, k: Tensor = K, v: Tensor = V, offsets: Tensor = EDGES) -> object:
+    return attention.forward(q, k, v, offsets, MASK)
 
 
 def attend_back(grad: Tensor = V, last: bool = False, offsets: Tensor = EDGES) -> object:
@@ -121,7 +121,6 @@ ATTENTION_CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "k heads": (lambda: attend(k=K[:, :1]), r"q is .* must be .* shape \(6, 1, 3\)"),
     "offsets beyond": (lambda: attend(offsets=torch.tensor([0, 4, 7])), "offsets_B1 .* end at 6"),
     "offsets falling": (lambda: attend(offsets=torch.tensor([0, 5, 4, 6])), "offsets_B1 .* never decrease"),
-    "targets": (lambda: attend(targets=torch.ones(3)), r"targets_B is .* shape \(3\)"),
     "grad float64": (lambda: attend_back(V.double()), "grad is float64"),
     "grad tokens": (lambda: attend_back(V[1:]), r"grad is .* shape \(5, 2, 5\)"),
     "last grad": (lambda: attend_back(V, last=True), r"grad is .* must be .* shape \(2, 2, 5\)"),

@@ -24,7 +24,7 @@ Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Mask]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a few dozen tokens then have every kind of block: before a window, whole, on the diagonal, at the end."""
+    """Rows of a few dozen tokens then have every kind of block: whole, on the diagonal, at the end."""
     monkeypatch.setattr(reference, "SCORES", 300)
     if importlib.util.find_spec("triton"):
         kernels = body("triton")
@@ -113,12 +113,12 @@ MASKS: dict[str, dict[str, Any]] = {
     "context": {"context": 5},
     "all": {"targets": [5, 0, 1, 3], "window": 18, "context": 20},
 }
+SERVED = [*((name, "causal") for name in ALL), *(("reference", masked) for masked in MASKS if masked != "causal")]
 LENGTHS = [65, 0, 1, 48]
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("masked", MASKS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "masked"), SERVED)
 def test_output_and_gradients_are_the_oracles(name: str, masked: str) -> None:
     grad, *inputs, offsets, mask = make(LENGTHS, heads=1, **MASKS[masked])
     right = exact(grad, *inputs, offsets, mask)
@@ -129,8 +129,7 @@ def test_output_and_gradients_are_the_oracles(name: str, masked: str) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("masked", MASKS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "masked"), SERVED)
 def test_the_last_token_alone_gets_what_all_would_give_it(name: str, masked: str) -> None:
     options = {key: value[:1] + value[2:] if key == "targets" else value for key, value in MASKS[masked].items()}
     grad, q, k, v, offsets, mask = make([65, 1, 48], heads=1, **options)
@@ -143,6 +142,24 @@ def test_the_last_token_alone_gets_what_all_would_give_it(name: str, masked: str
         *body(name).backward_last(grad[last], q[last], k, v, offsets, mask),
     )
     hold(name, torch.float32, got, [out[last], dq[last], dk, dv])
+
+
+@pytest.mark.parametrize("name", ["native", "triton"])
+def test_masks_with_options_are_the_references(name: str) -> None:
+    lengths, options = [33, 1, 20], MASKS["all"] | {"targets": [5, 1, 3]}
+    grad, q, k, v, offsets, mask = make(lengths, **options)
+    last = offsets[1:] - 1
+
+    def all_of(module: ModuleType) -> list[Tensor]:
+        ends = (q[last], k, v, offsets, mask)
+        return [
+            module.forward(q, k, v, offsets, mask),
+            *module.backward(grad, q, k, v, offsets, mask, deterministic=False),
+            module.forward_last(*ends),
+            *module.backward_last(grad[last], *ends),
+        ]
+
+    assert all(map(torch.equal, all_of(body(name)), all_of(reference)))
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -170,7 +187,7 @@ def test_the_error_against_float64_is_below_its_limit(name: str, qk: int, width:
 
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_are_written_where_they_are_wanted_and_nowhere_else(name: str) -> None:
-    grad, q, k, v, offsets, mask = make([20, 0, 17], qk=16, width=24, context=2)
+    grad, q, k, v, offsets, mask = make([20, 0, 17], qk=16, width=24)
     right = exact(grad, q, k, v, offsets, mask)[1:]
     buffer = torch.full((37, 2, 16 + 1 + 16 + 1 + 24), 7.0)
     dq, dk, dv = buffer[..., :16], buffer[..., 17:33], buffer[..., 34:]
@@ -223,13 +240,16 @@ def rows() -> Any:
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_rows_under_any_mask(name: str, data: Any) -> None:
+def test_any_rows(name: str, data: Any) -> None:
     # One token alone may have a gradient that all but cancels, and any error is large beside it.
     lengths = [*data.draw(rows(), label="lengths"), 21]
-    targets = data.draw(st.none() | st.lists(st.integers(0, 66), min_size=len(lengths), max_size=len(lengths)))
-    window = data.draw(st.sampled_from([0, 0, 1, 5, 16, 31, 50]), label="window")
-    context = data.draw(st.sampled_from([0, 0, 1, 2, 16, 17, 40]), label="context")
-    grad, q, k, v, offsets, mask = make(lengths, heads=1, targets=targets, window=window, context=context)
+    options: dict[str, Any] = {}
+    if name == "reference":
+        rows_with_targets = st.lists(st.integers(0, 66), min_size=len(lengths), max_size=len(lengths))
+        options["targets"] = data.draw(st.none() | rows_with_targets, label="targets")
+        options["window"] = data.draw(st.sampled_from([0, 0, 1, 5, 16, 31, 50]), label="window")
+        options["context"] = data.draw(st.sampled_from([0, 0, 1, 2, 16, 17, 40]), label="context")
+    grad, q, k, v, offsets, mask = make(lengths, heads=1, **options)
     deterministic = data.draw(st.booleans(), label="deterministic")
     right = exact(grad, q, k, v, offsets, mask)
     out = body(name).forward(q, k, v, offsets, mask)

@@ -1,6 +1,7 @@
 """Attention of every token: the forward pass, and the backward pass for keys and values, with or without queries.
 
-There is no softmax, so that blocks of keys do not depend on each other and nothing is carried but the sum.
+There is no softmax, so that blocks of keys do not depend on each other and nothing is carried but the sum. A token sees
+itself and what lies before it: blocks on the diagonal and at the end of a row are masked, all others are whole.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -11,17 +12,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import add, keys_of, masked_key, product, put, queries_of, row_of, seen, share, silu, silu_and_slope, tile
+from .tiles import add, product, put, row_of, share, silu, silu_and_slope, tile
 
-VARYING = ["window", "context", "pairs", "blocks", "group"]
+VARYING = ["pairs", "blocks", "group"]
 """Numbers of a batch: a kernel compiled anew for a convenient one would stop the training."""
 
 
 @triton.jit
 def _attend_block(
-    total, q, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+    total, q, k, v, k_token, v_token, start, j, m, tokens, half,
     KEYS: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+    TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, MASKED)
     score = product(q, tl.trans(keys), None, PRECISION)
@@ -29,52 +30,48 @@ def _attend_block(
     weight = silu(score * half, TANH)
     if MASKED:
         n = j + tl.arange(0, KEYS)
-        weight = tl.where(seen(m[:, None], n[None, :], shift, last, window, TARGETS, WINDOW, CONTEXT), weight, 0.0)
+        weight = tl.where(m[:, None] >= n[None, :], weight, 0.0)
     return product(weight.to(values.dtype), values, total, PRECISION)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def attend(
-    q, k, v, out, offsets, targets, q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
-    half, over, window, context, pairs, blocks, group,
+    q, k, v, out, offsets, q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
+    half, over, pairs, blocks, group,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+    TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     pair, block = share(pairs, blocks, group)
     row, head = pair // H, (pair % H).to(tl.int64)
-    start, tokens, shift, last = row_of(offsets, targets, row, context, TARGETS, CONTEXT)
+    start, tokens = row_of(offsets, row)
     first = (blocks - 1 - block) * QUERIES
     if first >= tokens:
         return
     end = tl.minimum(first + QUERIES, tokens)
     q, k, v, out = q + head * q_head, k + head * k_head, v + head * v_head, out + head * out_head
-    begin, whole, edge, stop, gap, skip = keys_of(
-        first, end, tokens, shift, last, window, KEYS, TARGETS, WINDOW, CONTEXT
-    )
+    edge = first // KEYS * KEYS
     queries = tile(q, q_token, start + first, tokens - first, QUERIES, A, PA, True)
     m = first + tl.arange(0, QUERIES)
     total = tl.zeros([QUERIES, PV], tl.float32)
-    for turn in tl.range(begin, whole + stop - edge - skip, KEYS, num_stages=1):
-        j = masked_key(turn, whole, edge, gap, skip, TARGETS, WINDOW)
+    for j in tl.range(edge, end, KEYS, num_stages=1):
         total = _attend_block(
-            total, queries, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-            KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
+            total, queries, k, v, k_token, v_token, start, j, m, tokens, half,
+            KEYS, A, V, PA, PV, True, TANH, PRECISION,
         )  # fmt: skip
-    for j in tl.range(whole, edge, KEYS, num_stages=STAGES):
+    for j in tl.range(0, edge, KEYS, num_stages=STAGES):
         total = _attend_block(
-            total, queries, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-            KEYS, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
+            total, queries, k, v, k_token, v_token, start, j, m, tokens, half,
+            KEYS, A, V, PA, PV, False, TANH, PRECISION,
         )  # fmt: skip
     put(out, out_token, start + first, tokens - first, total * over, QUERIES, V, PV)
 
 
 @triton.jit
 def _grad_keys_block(
-    dk, dv, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens, shift, last, window, half,
+    dk, dv, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens, half,
     QUERIES: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
-    PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
+    TANH: tl.constexpr, PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
 ):  # fmt: skip
     """Scores lie with the keys down and the queries across: the sums over queries then need no turning."""
     queries = tile(q, q_token, start + i, tokens - i, QUERIES, A, PA, MASKED)
@@ -85,7 +82,7 @@ def _grad_keys_block(
     dscore = dweight * slope
     if MASKED:
         m = i + tl.arange(0, QUERIES)
-        visible = seen(m[None, :], n[:, None], shift, last, window, TARGETS, WINDOW, CONTEXT)
+        visible = m[None, :] >= n[:, None]
         weight, dscore = tl.where(visible, weight, 0.0), tl.where(visible, dscore, 0.0)
     dv = product(weight.to(grads.dtype), grads, dv, PRECISION)
     dscore = dscore.to(queries.dtype)
@@ -98,43 +95,42 @@ def _grad_keys_block(
 
 @triton.jit(do_not_specialize=VARYING)
 def grad_keys(
-    grad, q, k, v, dq, dk, dv, offsets, targets, grad_token, grad_head, q_token, q_head, k_token, k_head,
+    grad, q, k, v, dq, dk, dv, offsets, grad_token, grad_head, q_token, q_head, k_token, k_head,
     v_token, v_head, dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,
-    half, over, window, context, pairs, blocks, group,
+    half, over, pairs, blocks, group,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
-    PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
+    TANH: tl.constexpr, PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values; with ATOMIC what they owe the queries is added to `dq`, still to be scaled."""
     pair, block = share(pairs, blocks, group)
     row, head = pair // H, (pair % H).to(tl.int64)
-    start, tokens, shift, last = row_of(offsets, targets, row, context, TARGETS, CONTEXT)
+    start, tokens = row_of(offsets, row)
     first = block * KEYS
     if first >= tokens:
         return
     end = tl.minimum(first + KEYS, tokens)
     grad, q, k, v = grad + head * grad_head, q + head * q_head, k + head * k_head, v + head * v_head
     dq, dk, dv = dq + head * dq_head, dk + head * dk_head, dv + head * dv_head
-    prefix, begin, whole, edge, stop = queries_of(
-        first, end, tokens, shift, last, window, QUERIES, TARGETS, WINDOW, CONTEXT
-    )
+    # All queries from `whole` on see all of these keys; from `edge` on there is no whole block of queries left.
+    begin = first // QUERIES * QUERIES
+    whole = (end + QUERIES - 1) // QUERIES * QUERIES
+    edge = tl.maximum(tokens // QUERIES * QUERIES, whole)
     keys = tile(k, k_token, start + first, tokens - first, KEYS, A, PA, True)
     values = tile(v, v_token, start + first, tokens - first, KEYS, V, PV, True)
     n = first + tl.arange(0, KEYS)
     total_k = tl.zeros([KEYS, PA], tl.float32)
     total_v = tl.zeros([KEYS, PV], tl.float32)
-    for turn in tl.range(0, prefix + whole - begin + stop - edge, QUERIES, num_stages=1):
-        i = tl.where(turn >= prefix, turn - prefix + begin, turn)
-        i = tl.where(i >= whole, i - whole + edge, i)
+    for turn in tl.range(begin, whole + tokens - edge, QUERIES, num_stages=1):
+        i = tl.where(turn >= whole, turn - whole + edge, turn)
         total_k, total_v = _grad_keys_block(
-            total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
-            shift, last, window, half, QUERIES, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, PRECISION, ATOMIC,
+            total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens, half,
+            QUERIES, A, V, PA, PV, True, TANH, PRECISION, ATOMIC,
         )  # fmt: skip
     for i in tl.range(whole, edge, QUERIES, num_stages=STAGES):
         total_k, total_v = _grad_keys_block(
-            total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens,
-            shift, last, window, half, QUERIES, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH, PRECISION, ATOMIC,
+            total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens, half,
+            QUERIES, A, V, PA, PV, False, TANH, PRECISION, ATOMIC,
         )  # fmt: skip
     put(dk, dk_token, start + first, tokens - first, total_k * (half * over), KEYS, A, PA)
     put(dv, dv_token, start + first, tokens - first, total_v * over, KEYS, V, PV)
@@ -142,9 +138,9 @@ def grad_keys(
 
 @triton.jit
 def _grad_queries_block(
-    total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
+    total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, half,
     KEYS: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+    TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, MASKED)
     score = product(queries, tl.trans(keys), None, PRECISION)
@@ -154,22 +150,22 @@ def _grad_queries_block(
     dscore = dweight * slope
     if MASKED:
         n = j + tl.arange(0, KEYS)
-        dscore = tl.where(seen(m[:, None], n[None, :], shift, last, window, TARGETS, WINDOW, CONTEXT), dscore, 0.0)
+        dscore = tl.where(m[:, None] >= n[None, :], dscore, 0.0)
     return product(dscore.to(keys.dtype), keys, total, PRECISION)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def grad_queries(
-    grad, q, k, v, dq, offsets, targets, grad_token, grad_head, q_token, q_head, k_token, k_head, v_token, v_head,
-    dq_token, dq_head, half, over, window, context, pairs, blocks, group,
+    grad, q, k, v, dq, offsets, grad_token, grad_head, q_token, q_head, k_token, k_head, v_token, v_head,
+    dq_token, dq_head, half, over, pairs, blocks, group,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+    TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries alone, summed in one order: the same bits every time."""
     pair, block = share(pairs, blocks, group)
     row, head = pair // H, (pair % H).to(tl.int64)
-    start, tokens, shift, last = row_of(offsets, targets, row, context, TARGETS, CONTEXT)
+    start, tokens = row_of(offsets, row)
     first = (blocks - 1 - block) * QUERIES
     if first >= tokens:
         return
@@ -181,22 +177,19 @@ def grad_queries(
         v + head * v_head,
         dq + head * dq_head,
     )
-    begin, whole, edge, stop, gap, skip = keys_of(
-        first, end, tokens, shift, last, window, KEYS, TARGETS, WINDOW, CONTEXT
-    )
+    edge = first // KEYS * KEYS
     queries = tile(q, q_token, start + first, tokens - first, QUERIES, A, PA, True)
     grads = tile(grad, grad_token, start + first, tokens - first, QUERIES, V, PV, True)
     m = first + tl.arange(0, QUERIES)
     total = tl.zeros([QUERIES, PA], tl.float32)
-    for turn in tl.range(begin, whole + stop - edge - skip, KEYS, num_stages=1):
-        j = masked_key(turn, whole, edge, gap, skip, TARGETS, WINDOW)
+    for j in tl.range(edge, end, KEYS, num_stages=1):
         total = _grad_queries_block(
-            total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-            KEYS, A, V, PA, PV, True, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
+            total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, half,
+            KEYS, A, V, PA, PV, True, TANH, PRECISION,
         )  # fmt: skip
-    for j in tl.range(whole, edge, KEYS, num_stages=STAGES):
+    for j in tl.range(0, edge, KEYS, num_stages=STAGES):
         total = _grad_queries_block(
-            total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, shift, last, window, half,
-            KEYS, A, V, PA, PV, False, TARGETS, WINDOW, CONTEXT, TANH, PRECISION,
+            total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, half,
+            KEYS, A, V, PA, PV, False, TANH, PRECISION,
         )  # fmt: skip
     put(dq, dq_token, start + first, tokens - first, total * (half * over), QUERIES, A, PA)

@@ -11,24 +11,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import put, row_of, seen, silu, silu_and_slope, tile
+from .tiles import put, row_of, silu, silu_and_slope, tile
 
-VARYING = ["window", "context", "pairs"]
+VARYING = ["pairs"]
 """Numbers of a batch: a kernel compiled anew for a convenient one would stop the training."""
 
 
 @triton.jit(do_not_specialize=VARYING)
 def attend_last(
-    q, k, v, parts, offsets, targets, q_token, q_head, k_token, k_head, v_token, v_head,
-    half, over, window, context, pairs,
+    q, k, v, parts, offsets, q_token, q_head, k_token, k_head, v_token, v_head,
+    half, over, pairs,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
-    CHUNK: tl.constexpr, KEYS: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, TANH: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // H, pair % H
-    start, tokens, shift, last = row_of(offsets, targets, row, context, TARGETS, CONTEXT)
+    start, tokens = row_of(offsets, row)
     k, v = k + head * k_head, v + head * v_head
     column_a, column_v = tl.arange(0, PA), tl.arange(0, PV)
     query = tl.load(q + row * q_token + head * q_head + column_a, mask=column_a < A, other=0.0).to(tl.float32)
@@ -37,25 +36,21 @@ def attend_last(
         keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, True).to(tl.float32)
         values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, True).to(tl.float32)
         weight = silu(tl.sum(keys * query[None, :], 1) * half, TANH)
-        if TARGETS or WINDOW or CONTEXT:
-            n = j + tl.arange(0, KEYS)
-            weight = tl.where(seen(tokens - 1, n, shift, last, window, TARGETS, WINDOW, CONTEXT), weight, 0.0)
         total += tl.sum(values * weight[:, None], 0)
     tl.store(parts + (chunk.to(tl.int64) * pairs + pair) * V + column_v, total * over, mask=column_v < V)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def grad_last(
-    grad, q, k, v, parts, dk, dv, offsets, targets, grad_token, grad_head, q_token, q_head, k_token, k_head,
-    v_token, v_head, dk_token, dk_head, dv_token, dv_head, half, over, window, context, pairs,
+    grad, q, k, v, parts, dk, dv, offsets, grad_token, grad_head, q_token, q_head, k_token, k_head,
+    v_token, v_head, dk_token, dk_head, dv_token, dv_head, half, over, pairs,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
-    CHUNK: tl.constexpr, KEYS: tl.constexpr,
-    TARGETS: tl.constexpr, WINDOW: tl.constexpr, CONTEXT: tl.constexpr, TANH: tl.constexpr,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, TANH: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // H, pair % H
-    start, tokens, shift, last = row_of(offsets, targets, row, context, TARGETS, CONTEXT)
+    start, tokens = row_of(offsets, row)
     k, v, dk, dv = k + head * k_head, v + head * v_head, dk + head * dk_head, dv + head * dv_head
     column_a, column_v = tl.arange(0, PA), tl.arange(0, PV)
     query = tl.load(q + row * q_token + head * q_head + column_a, mask=column_a < A, other=0.0).to(tl.float32)
@@ -67,10 +62,6 @@ def grad_last(
         values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, True).to(tl.float32)
         weight, slope = silu_and_slope(tl.sum(keys * query[None, :], 1) * half, TANH)
         dscore = tl.sum(values * grads[None, :], 1) * slope
-        if TARGETS or WINDOW or CONTEXT:
-            n = j + tl.arange(0, KEYS)
-            visible = seen(tokens - 1, n, shift, last, window, TARGETS, WINDOW, CONTEXT)
-            weight, dscore = tl.where(visible, weight, 0.0), tl.where(visible, dscore, 0.0)
         dscore = dscore * (half * over)
         total += tl.sum(keys * dscore[:, None], 0)
         put(dk, dk_token, start + j, tokens - j, query[None, :] * dscore[:, None], KEYS, A, PA)

@@ -27,8 +27,7 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 
 typedef struct {
     int64_t heads, qk, width;
-    int64_t window, context, has_targets;
-    const int64_t *offsets, *targets;
+    const int64_t *offsets;
     float alpha, length;
     int64_t last_only;
 } Shape;
@@ -40,7 +39,7 @@ typedef struct {
 } View;
 
 typedef struct {
-    int64_t row, tokens, queried, targets;
+    int64_t row, tokens, queried;
 } Row;
 
 static int64_t padded(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
@@ -106,11 +105,11 @@ static inline void products(const float *block, int64_t wide, const float *colum
         for (int p = 0; p < PIECES; p++) sum[i][p] = held[i][p];
 }
 
-/* For each query of the block the sum of packed rows low..high, each times the query's weight; TILE columns of it. */
-static inline void weighted(const float *weights, int64_t places, const float *rows, int64_t wide, int64_t low,
-                            int64_t high, float *out) {
+/* For each query of the block the sum of `count` packed rows, each times the query's weight; TILE columns of it. */
+static inline void weighted(const float *weights, int64_t places, const float *rows, int64_t wide, int64_t count,
+                            float *out) {
     vec held[QUERIES][PIECES] = {0};
-    for (int64_t n = low; n < high; n++) {
+    for (int64_t n = 0; n < count; n++) {
         vec row[PIECES];
         for (int p = 0; p < PIECES; p++) row[p] = *(const vec *)(rows + n * wide + p * LANES);
         for (int i = 0; i < QUERIES; i++)
@@ -120,13 +119,13 @@ static inline void weighted(const float *weights, int64_t places, const float *r
         for (int p = 0; p < PIECES; p++) *(vec *)(out + i * wide + p * LANES) = held[i][p];
 }
 
-/* The other way: to each of the rows low..high the sum of the block's vectors, each times its weight for that row. */
-static inline void scatter(const float *weights, int64_t places, const float *block, int64_t wide, int64_t low,
-                           int64_t high, float *out) {
+/* The other way: to each of `count` rows the sum of the block's vectors, each times its weight for that row. */
+static inline void scatter(const float *weights, int64_t places, const float *block, int64_t wide, int64_t count,
+                           float *out) {
     vec held[QUERIES][PIECES];
     for (int i = 0; i < QUERIES; i++)
         for (int p = 0; p < PIECES; p++) held[i][p] = *(const vec *)(block + i * wide + p * LANES);
-    for (int64_t n = low; n < high; n++)
+    for (int64_t n = 0; n < count; n++)
         for (int p = 0; p < PIECES; p++) {
             vec *to = (vec *)(out + n * wide + p * LANES);
             vec sum = *to;
@@ -135,47 +134,14 @@ static inline void scatter(const float *weights, int64_t places, const float *bl
         }
 }
 
-static int64_t place(const Shape *shape, const Row *row, int64_t position) {
-    const int64_t shift = shape->context > 0 ? shape->context - 1 : 0;
-    int64_t at = position > shift ? position - shift : 0;
-    const int64_t most = row->tokens - row->targets - shift;
-    return shape->has_targets && at > most ? most : at;
-}
-
-static int seen(const Shape *shape, const Row *row, int64_t query, int64_t key) {
-    const int64_t mine = place(shape, row, query), other = place(shape, row, key);
-    const int64_t shift = shape->context > 0 ? shape->context - 1 : 0;
-    if (query == key) return 1;
-    if (mine > other && (!shape->window || mine - other <= shape->window)) return 1;
-    return shape->context && mine == 0 && other < row->tokens - row->targets - shift;
-}
-
-static int plain(const Shape *shape) { return !shape->has_targets && !shape->window && !shape->context; }
-
-/* From where to where the keys lie that queries begin..end - 1 can see. */
-static void keys_of(const Shape *shape, const Row *row, int64_t begin, int64_t end, int64_t *low, int64_t *high) {
-    *low = 0;
-    *high = begin < shape->context ? row->tokens : end;
-    if (!shape->window || begin < shape->context) return;
-    const int64_t shift = shape->context > 0 ? shape->context - 1 : 0;
-    const int64_t oldest = place(shape, row, begin) - shape->window;
-    if (oldest > 0) *low = oldest + shift;
-}
-
-/* Set to 0 what the query does not see among the keys low..high. */
-static void hide(const Shape *shape, const Row *row, int64_t query, int64_t low, int64_t high, float *weights) {
-    if (plain(shape)) {
-        for (int64_t n = query + 1; n < high; n++) weights[n] = 0.0f;
-        return;
-    }
-    for (int64_t n = low; n < high; n++)
-        if (!seen(shape, row, query, n)) weights[n] = 0.0f;
+/* Set to 0 what lies behind the query among the first `seen` keys. */
+static void hide(int64_t query, int64_t seen, float *weights) {
+    for (int64_t n = query + 1; n < seen; n++) weights[n] = 0.0f;
 }
 
 static Row row_of(const Shape *shape, int64_t index) {
     const int64_t tokens = shape->offsets[index + 1] - shape->offsets[index];
-    const int64_t targets = shape->has_targets ? shape->targets[index] : 0;
-    return (Row){index, tokens, shape->last_only && tokens ? 1 : tokens, targets};
+    return (Row){index, tokens, shape->last_only && tokens ? 1 : tokens};
 }
 
 static float *of_row(const View *view, const Shape *shape, const Row *row, int64_t head, int queries) {
@@ -225,10 +191,9 @@ static void head_forward(const Shape *shape, const Row *row, const Room *room, c
     const int64_t before = row->tokens - row->queried;
     for (int64_t at = 0; at < row->queried; at += QUERIES) {
         const int64_t count = row->queried - at < QUERIES ? row->queried - at : QUERIES;
-        int64_t low, high;
-        keys_of(shape, row, before + at, before + at + count, &low, &high);
+        const int64_t seen = before + at + count;
         pack_rows(q + at * q_step, q_step, count, QUERIES, shape->qk, shape->alpha, room->query);
-        for (int64_t n = low / TILE * TILE; n < high; n += TILE) {
+        for (int64_t n = 0; n < seen; n += TILE) {
             vec scores[QUERIES][PIECES];
             products(room->query, qk, room->keys + n, places, shape->qk, scores);
             for (int i = 0; i < QUERIES; i++)
@@ -236,9 +201,9 @@ static void head_forward(const Shape *shape, const Row *row, const Room *room, c
                     *(vec *)(room->weights + i * places + n + p * LANES) =
                         scores[i][p] * sigmoid(scores[i][p]);
         }
-        for (int64_t i = 0; i < count; i++) hide(shape, row, before + at + i, low, high, room->weights + i * places);
+        for (int64_t i = 0; i < count; i++) hide(before + at + i, seen, room->weights + i * places);
         for (int64_t c = 0; c < width; c += TILE)
-            weighted(room->weights, places, room->values_by_row + c, width, low, high, room->out + c);
+            weighted(room->weights, places, room->values_by_row + c, width, seen, room->out + c);
         for (int64_t i = 0; i < count; i++)
             for (int64_t c = 0; c < shape->width; c++)
                 out[(at + i) * out_step + c] = room->out[i * width + c] / shape->length;
@@ -265,10 +230,10 @@ int attention_forward(const Shape *shape, int64_t first, int64_t last, const Vie
 }
 
 /* Weights of the block, and how the loss changes with their scores. */
-static void block_slopes(const Shape *shape, const Row *row, const Room *room, int64_t at, int64_t count, int64_t low,
-                         int64_t high) {
+static void block_slopes(const Shape *shape, const Row *row, const Room *room, int64_t at, int64_t count,
+                         int64_t seen) {
     const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
-    for (int64_t n = low / TILE * TILE; n < high; n += TILE) {
+    for (int64_t n = 0; n < seen; n += TILE) {
         vec scores[QUERIES][PIECES], grads[QUERIES][PIECES];
         products(room->query, qk, room->keys + n, places, shape->qk, scores);
         products(room->grads, width, room->values + n, places, shape->width, grads);
@@ -281,8 +246,8 @@ static void block_slopes(const Shape *shape, const Row *row, const Room *room, i
             }
     }
     for (int64_t i = 0; i < count; i++) {
-        hide(shape, row, at + i, low, high, room->weights + i * places);
-        hide(shape, row, at + i, low, high, room->slopes + i * places);
+        hide(at + i, seen, room->weights + i * places);
+        hide(at + i, seen, room->slopes + i * places);
     }
 }
 
@@ -294,17 +259,16 @@ static void head_backward(const Shape *shape, const Row *row, const Room *room, 
     memset(room->d_values, 0, row->tokens * width * sizeof(float));
     for (int64_t at = 0; at < row->queried; at += QUERIES) {
         const int64_t count = row->queried - at < QUERIES ? row->queried - at : QUERIES;
-        int64_t low, high;
-        keys_of(shape, row, before + at, before + at + count, &low, &high);
+        const int64_t seen = before + at + count;
         pack_rows(q + at * q_step, q_step, count, QUERIES, shape->qk, shape->alpha, room->query);
         pack_rows(grad + at * grad_step, grad_step, count, QUERIES, shape->width, 1.0f / shape->length, room->grads);
-        block_slopes(shape, row, room, before + at, count, low, high);
+        block_slopes(shape, row, room, before + at, count, seen);
         for (int64_t c = 0; c < qk; c += TILE) {
-            weighted(room->slopes, places, room->keys_by_row + c, qk, low, high, room->out + c);
-            scatter(room->slopes, places, room->query + c, qk, low, high, room->d_keys + c);
+            weighted(room->slopes, places, room->keys_by_row + c, qk, seen, room->out + c);
+            scatter(room->slopes, places, room->query + c, qk, seen, room->d_keys + c);
         }
         for (int64_t c = 0; c < width; c += TILE)
-            scatter(room->weights, places, room->grads + c, width, low, high, room->d_values + c);
+            scatter(room->weights, places, room->grads + c, width, seen, room->d_values + c);
         for (int64_t i = 0; i < count; i++)
             for (int64_t a = 0; a < shape->qk; a++) dq[(at + i) * dq_step + a] = room->out[i * qk + a] * shape->alpha;
     }

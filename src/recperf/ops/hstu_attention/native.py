@@ -1,7 +1,7 @@
 """HSTU attention in C: for rows of a few dozen tokens torch spends more on operator calls than on arithmetic.
 
-C computes in float32, half precision widened to it. The reference serves float64 and long rows, whose products are
-large enough for torch to be faster.
+C computes in float32, half precision widened to it. The reference serves float64, masks that are not plainly causal,
+and long rows, whose products are large enough for torch to be faster.
 
 Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v.
 """
@@ -36,11 +36,7 @@ class _Shape(ctypes.Structure):
         ("heads", I64),
         ("qk", I64),
         ("width", I64),
-        ("window", I64),
-        ("context", I64),
-        ("has_targets", I64),
         ("offsets", POINTER),
-        ("targets", POINTER),
         ("alpha", ctypes.c_float),
         ("length", ctypes.c_float),
         ("last_only", I64),
@@ -60,7 +56,7 @@ library = native_library(__file__, _FUNCTIONS, dict.fromkeys(_FUNCTIONS, ctypes.
 
 
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
-    if _better_by_torch(q_THA, mask):
+    if _left_to_torch(q_THA, mask):
         return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
     return _forward(q_THA, k_THA, v_THV, offsets_B1, mask, last_only=False)
 
@@ -78,14 +74,14 @@ def backward(
 ) -> Into:
     """Gradients of q, k and v, written into `into` if set; always the same bits, whatever `deterministic` says."""
     inputs = (grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask)
-    if _better_by_torch(q_THA, mask):
+    if _left_to_torch(q_THA, mask):
         return reference.backward(*inputs, into=into)
     return _backward(*inputs, into, last_only=False)
 
 
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
     """The output of `forward` for the last token of each row, from its queries alone. No row may be empty."""
-    if _better_by_torch(q_BHA, mask):
+    if _left_to_torch(q_BHA, mask):
         return reference.forward_last(q_BHA, k_THA, v_THV, offsets_B1, mask)
     return _forward(q_BHA, k_THA, v_THV, offsets_B1, mask, last_only=True)
 
@@ -102,13 +98,13 @@ def backward_last(
 ) -> Into:
     """Gradients of the queries of `forward_last` and of all keys and values."""
     inputs = (grad_BHV, q_BHA, k_THA, v_THV, offsets_B1, mask)
-    if _better_by_torch(q_BHA, mask):
+    if _left_to_torch(q_BHA, mask):
         return reference.backward_last(*inputs, into=into)
     return _backward(*inputs, into, last_only=True)
 
 
-def _better_by_torch(q: Tensor, mask: Mask) -> bool:
-    return q.dtype == torch.float64 or mask.longest > LONG
+def _left_to_torch(q: Tensor, mask: Mask) -> bool:
+    return q.dtype == torch.float64 or mask.longest > LONG or not mask.causal
 
 
 @operator(
@@ -153,16 +149,11 @@ def _run(name: str, tensors: dict[str, Tensor], offsets_B1: Tensor, mask: Mask, 
     require_offsets("offsets_B1", edges, tokens)
     if last_only and any(a == b for a, b in zip(edges, edges[1:])):
         raise ArgumentError("offsets_B1 has an empty row, which has no last token")
-    targets_B = None if mask.targets_B is None else mask.targets_B.to(torch.int64).contiguous()
     shape = _Shape(
         heads=heads,
         qk=qk,
         width=width,
-        window=mask.window,
-        context=mask.context,
-        has_targets=targets_B is not None,
         offsets=address("offsets_B1", offsets_B1, torch.int64, (rows + 1,)),
-        targets=None if targets_B is None else address("targets_B", targets_B, torch.int64, (rows,)),
         alpha=mask.alpha,
         length=mask.length,
         last_only=last_only,
@@ -209,7 +200,7 @@ def _dense_heads(tensor: Tensor) -> Tensor:
 def self_check() -> None:
     """Run every C function on a tiny input; raises where a result differs from the reference."""
     q_THA, v_THV = torch.linspace(-1, 1, 42).view(7, 2, 3), torch.linspace(1, -1, 28).view(7, 2, 2)
-    rows = torch.tensor([0, 3, 7]), Mask(alpha=0.5, length=4.0, longest=4, window=2)
+    rows = torch.tensor([0, 3, 7]), Mask(alpha=0.5, length=4.0, longest=4)
     inputs, last = (q_THA, -q_THA, v_THV, *rows), (q_THA[:2], -q_THA, v_THV, *rows)
     assert_close(forward(*inputs), reference.forward(*inputs))
     assert_close(backward(v_THV, *inputs), reference.backward(v_THV, *inputs))

@@ -16,7 +16,8 @@ from ...config import require
 class Mask:
     """A score is SiLU(alpha q.k) / length where the query sees the key, 0 elsewhere.
 
-    Without options a token sees itself and what lies before it in its row.
+    Without options a token sees itself and what lies before it in its row. `reference` serves all options; no config
+    asks for them, and the faster implementations leave masks with one to it.
     """
 
     alpha: float
@@ -37,6 +38,11 @@ class Mask:
         require(self.longest >= 0, "longest", self.longest, "at least 0")
         require(self.window >= 0, "window", self.window, "at least 0")
         require(self.context >= 0, "context", self.context, "at least 0")
+
+    @property
+    def causal(self) -> bool:
+        """Whether no option is set."""
+        return self.targets_B is None and not self.window and not self.context
 
     def seen_MN(self, queries_M: Tensor, keys_N: Tensor, tokens: int, targets: int | None) -> Tensor:
         """Which query positions of a row with this many tokens see which keys."""

@@ -1,7 +1,8 @@
 """HSTU attention on a GPU: nothing of the size of the scores is ever written, and no length is read on the host.
 
-The reference serves float64 and heads wider than 256. Tile sizes follow a rule instead of autotuning, so that the first
-call only compiles. Where kernels for one chip exist (`hopper`), they serve what they can.
+The reference serves float64, heads wider than 256 and masks that are not plainly causal. Tile sizes follow a rule
+instead of autotuning, so that the first call only compiles. Where kernels for one chip exist (`hopper`), they serve
+what they can.
 
 Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, C chunks of a row.
 """
@@ -74,7 +75,7 @@ def last_keys(width: int) -> int:
 
 @operator("attention_forward", flops=lambda q, k, v, offsets_B1, *_, **__: flops(offsets_B1, k, v))
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
-    if not _served(q_THA, v_THV):
+    if not _served(q_THA, v_THV, mask):
         return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
     fast = _hopper(q_THA.device)
     if fast is not None and fast.serves(q_THA, k_THA, v_THV, mask):
@@ -86,8 +87,8 @@ def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mas
     if grid[0]:
         q, k, v = _near(q_THA), _near(k_THA), _near(v_THV)
         attend[grid](
-            q, k, v, out_THV, offsets_B1, _targets(mask, offsets_B1), *_strides(q, k, v, out_THV),
-            *_scales(mask), *cut, **shape, **_switches(mask, q), **_tile_options(tiles, q),
+            q, k, v, out_THV, offsets_B1, *_strides(q, k, v, out_THV),
+            *_scales(mask), *cut, **shape, **_tile_options(tiles, q),
         )  # fmt: skip
     return out_THV
 
@@ -105,7 +106,7 @@ def backward(
     Those of q are added up by atomics, whose order varies, unless `deterministic` (None: torch's own setting): then in
     a fixed order, or by a kernel of their own that recomputes the scores.
     """
-    if not _served(q_THA, v_THV):
+    if not _served(q_THA, v_THV, mask):
         return reference.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -122,10 +123,9 @@ def backward(
     grid, cut = _cut(q, v, offsets_B1, mask, tiles.keys)
     if not grid[0]:
         return dq, dk, dv
-    targets = _targets(mask, offsets_B1)
     grad_keys[grid](
-        grad, q, k, v, sum_q, dk, dv, offsets_B1, targets, *_strides(grad, q, k, v, sum_q, dk, dv),
-        *_scales(mask), *cut, **_shape(q, v), **_switches(mask, q), **_tile_options(tiles, q), ATOMIC=not deterministic,
+        grad, q, k, v, sum_q, dk, dv, offsets_B1, *_strides(grad, q, k, v, sum_q, dk, dv),
+        *_scales(mask), *cut, **_shape(q, v), **_tile_options(tiles, q), ATOMIC=not deterministic,
     )  # fmt: skip
     if not deterministic:
         torch.mul(sum_q, mask.alpha / 2 / mask.length, out=dq)
@@ -134,8 +134,8 @@ def backward(
     tiles = tiles._replace(queries=tiles.keys, keys=tiles.queries)
     grid, cut = _cut(q, v, offsets_B1, mask, tiles.queries)
     grad_queries[grid](
-        grad, q, k, v, dq, offsets_B1, targets, *_strides(grad, q, k, v, dq),
-        *_scales(mask), *cut, **_shape(q, v), **_switches(mask, q), **_tile_options(tiles, q),
+        grad, q, k, v, dq, offsets_B1, *_strides(grad, q, k, v, dq),
+        *_scales(mask), *cut, **_shape(q, v), **_tile_options(tiles, q),
     )  # fmt: skip
     return dq, dk, dv
 
@@ -146,7 +146,7 @@ def backward(
 )
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
     """The output of `forward` for the last token of each row, from its queries alone. No row may be empty."""
-    if not _served(q_BHA, v_THV):
+    if not _served(q_BHA, v_THV, mask):
         return reference.forward_last(q_BHA, k_THA, v_THV, offsets_B1, mask)
     batch, heads, _ = q_BHA.shape
     q, k, v = _near(q_BHA), _near(k_THA), _near(v_THV)
@@ -154,8 +154,8 @@ def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor
     parts_CBHV = torch.empty(chunks, batch, heads, v.shape[2], dtype=torch.float32, device=v.device)
     if batch:
         attend_last[(batch * heads, chunks)](
-            q, k, v, parts_CBHV, offsets_B1, _targets(mask, offsets_B1), *_strides(q, k, v),
-            *_scales(mask), batch * heads, **_shape(q, v), **_switches(mask, q), **_last_options(q, v),
+            q, k, v, parts_CBHV, offsets_B1, *_strides(q, k, v),
+            *_scales(mask), batch * heads, **_shape(q, v), **_last_options(q, v),
         )  # fmt: skip
     return parts_CBHV.sum(0).to(v.dtype)
 
@@ -169,7 +169,7 @@ def backward_last(
     *, into: Into | None = None,
 ) -> Into:  # fmt: skip
     """Gradients of the queries of `forward_last` and of all keys and values; the same bits every time."""
-    if not _served(q_BHA, v_THV):
+    if not _served(q_BHA, v_THV, mask):
         return reference.backward_last(grad_BHV, q_BHA, k_THA, v_THV, offsets_B1, mask, into=into)
     batch, heads, width = q_BHA.shape
     dq, dk, dv = into or _room(q_BHA, k_THA, v_THV)
@@ -178,16 +178,16 @@ def backward_last(
     parts_CBHA = torch.empty(chunks, batch, heads, width, dtype=torch.float32, device=q.device)
     if batch:
         grad_last[(batch * heads, chunks)](
-            grad, q, k, v, parts_CBHA, dk, dv, offsets_B1, _targets(mask, offsets_B1),
-            *_strides(grad, q, k, v, dk, dv),
-            *_scales(mask), batch * heads, **_shape(q, v), **_switches(mask, q), **_last_options(q, v),
+            grad, q, k, v, parts_CBHA, dk, dv, offsets_B1, *_strides(grad, q, k, v, dk, dv),
+            *_scales(mask), batch * heads, **_shape(q, v), **_last_options(q, v),
         )  # fmt: skip
     dq.copy_(parts_CBHA.sum(0))
     return dq, dk, dv
 
 
-def _served(q: Tensor, v: Tensor) -> bool:
-    return q.dtype in (torch.bfloat16, torch.float16, torch.float32) and max(q.shape[2], v.shape[2]) <= WIDEST
+def _served(q: Tensor, v: Tensor, mask: Mask) -> bool:
+    narrow = max(q.shape[2], v.shape[2]) <= WIDEST
+    return mask.causal and narrow and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
 @functools.cache
@@ -216,17 +216,12 @@ def _room(q: Tensor, k: Tensor, v: Tensor) -> Into:
     return dq, dk, dv
 
 
-def _targets(mask: Mask, offsets_B1: Tensor) -> Tensor:
-    """Where there are none, any tensor: it is not read."""
-    return offsets_B1 if mask.targets_B is None else mask.targets_B
-
-
 def _strides(*tensors: Tensor) -> list[int]:
     return [stride for rows in tensors for stride in rows.stride()[:2]]
 
 
-def _scales(mask: Mask) -> tuple[float, float, int, int]:
-    return mask.alpha / 2, 1 / mask.length, mask.window, mask.context
+def _scales(mask: Mask) -> tuple[float, float]:
+    return mask.alpha / 2, 1 / mask.length
 
 
 def _width(q: Tensor, v: Tensor) -> int:
@@ -246,14 +241,9 @@ def _shape(q: Tensor, v: Tensor) -> dict[str, int]:
     return {"H": q.shape[1], "A": q.shape[2], "V": v.shape[2]} | padded
 
 
-def _switches(mask: Mask, q: Tensor) -> dict[str, bool]:
-    """Which masks there are, and whether the hardware's tanh, good to 11 bits, may serve: not for float32."""
-    return {
-        "TARGETS": mask.targets_B is not None,
-        "WINDOW": mask.window > 0,
-        "CONTEXT": mask.context > 0,
-        "TANH": _nvidia(q) and q.dtype != torch.float32,
-    }
+def _tanh(q: Tensor) -> bool:
+    """Whether the hardware's tanh, good to 11 bits, may serve: not for float32."""
+    return _nvidia(q) and q.dtype != torch.float32
 
 
 def _interpreted() -> bool:
@@ -275,8 +265,8 @@ def _precision(q: Tensor) -> str:
 
 def _tile_options(tiles: Tiles, q: Tensor) -> dict[str, Any]:
     sizes = {"QUERIES": tiles.queries, "KEYS": tiles.keys, "STAGES": tiles.stages, "num_warps": tiles.warps}
-    return sizes | {"PRECISION": _precision(q)}
+    return sizes | {"TANH": _tanh(q), "PRECISION": _precision(q)}
 
 
 def _last_options(q: Tensor, v: Tensor) -> dict[str, Any]:
-    return {"CHUNK": CHUNK, "KEYS": last_keys(_width(q, v)), "num_warps": 4}
+    return {"CHUNK": CHUNK, "KEYS": last_keys(_width(q, v)), "TANH": _tanh(q), "num_warps": 4}
