@@ -6,8 +6,9 @@ import torch
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.models.config import HashedDLRMConfig
 from recperf.models.dlrm import DLRM
-from recperf.models.tables import HashedTable, ask_for_huge_pages
+from recperf.models.tables import HashedTable
 from recperf.ops.hashing import rows_int
+from recperf.ops.huge_pages import ask_for_huge_pages
 from recperf.train.optim import AdamW
 from recperf.train.sparse import SparseRows, SplitOptimizer
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from recperf.errors import MachineError
-from recperf.ops import bag, dot, history, layer_norm, relu
+from recperf.jsonfile import misfit
+from recperf.measure.peaks.store import BagRatios
+from recperf.models.tables import HashedTable
+from recperf.ops import bag, choice, dot, history, layer_norm, relu
+from recperf.ops.bag import measured
 from recperf.ops.dot import native
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -64,3 +70,77 @@ def test_a_request_that_cannot_be_met_is_an_error_with_the_option_that_avoids_it
         layer_norm.choose("native", CPU)
     with pytest.raises(MachineError, match="the native implementation of bag cannot be used: the table is"):
         bag.choose("native", torch.zeros(2, 2).half())
+
+
+class Machine:
+    """Ceilings that a comparison finds and stores, the readings it takes, and the other work meanwhile."""
+
+    def __init__(self) -> None:
+        self.peaks: dict[str, Any] = {"knee": {"bytes": 1 << 20}}
+        self.lookups, self.updates, self.others, self.compared = 1.9, 6.1, 0.0, 0
+
+    def measure(self, rows: int, dim: int) -> dict[str, Any]:
+        self.compared += 1
+        low = {"p20": 0.9, "n": 5}
+        ratios = {"lookups": self.lookups, "updates": self.updates}
+        return {name: {**low, "p50": ratio, "p80": ratio} for name, ratio in ratios.items()}
+
+    def share(self) -> float:
+        return self.others
+
+
+@pytest.fixture
+def this(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    machine = Machine()
+    monkeypatch.setattr(measured, "measure", machine.measure)
+    monkeypatch.setattr(measured, "OtherWork", lambda: machine)
+    monkeypatch.setattr(measured.store, "load", lambda: {**machine.peaks, "bags": dict(machine.peaks.get("bags", {}))})
+    monkeypatch.setattr(measured.store, "save", machine.peaks.update)
+    choice.forget_used()
+    yield machine
+    choice.forget_used()
+
+
+def large() -> HashedTable:
+    return HashedTable(("a",), 1 << 15, 64)
+
+
+def names(table: HashedTable) -> tuple[str, str]:
+    return table.bodies.sum.__name__.rpartition(".")[2], table.bag.__name__.rpartition(".")[2]
+
+
+@pytest.mark.usefixtures("native_code")
+def test_bags_of_a_large_table_take_the_body_that_is_faster_on_this_machine(
+    this: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = HashedTable(("a",), 10, 64)
+    assert (names(small), small.why, this.compared) == (("native", "native"), "native: the tensors are on cpu", 0)
+    why = "native: on this machine lookups are 1.9 times as fast as torch's, updates are 6.1 times as fast as torch's"
+    assert [(names(table), table.why) for table in (large(), large())] == [(("native", "native"), why)] * 2
+    assert this.compared == 1, "a comparison is kept"
+    this.lookups = 0.5
+    monkeypatch.setattr(measured, "_source", lambda: "other code")
+    table = large()
+    assert names(table) == ("reference", "native"), "and repeated for other code"
+    assert "lookups are torch's, which are 2.0 times as fast, updates are 6.1 times" in table.why
+    this.peaks, this.others = {"knee": {"bytes": 1 << 20}}, 0.4
+    table = large()
+    assert names(table) == ("native", "native")
+    assert table.why.endswith("; not judged: other work took 40% of the cores while C and torch were compared")
+    assert "bags" not in this.peaks
+
+
+@pytest.mark.usefixtures("native_code")
+def test_a_resumed_run_keeps_the_body_of_its_updates_whose_bits_differ(this: Machine) -> None:
+    table = large()
+    recorded = {"bag on cpu": "native", choice.BAG_UPDATE: "reference"}
+    assert (choice.used(), names(table)) == ({"bag on cpu": "native"}, ("native", "native"))
+    assert choice.replaced(recorded) == {}
+    assert (names(table), choice.used()) == (("native", "reference"), recorded)
+    assert choice.replaced({"bag on cpu": "native"}) == {}
+    assert (names(table), choice.used()) == (("native", "native"), {"bag on cpu": "native"})
+
+
+@pytest.mark.usefixtures("native_code")
+def test_the_comparison_of_bags_fits_its_file() -> None:
+    assert misfit({**measured.measure(4096, 2048), "source": "", "other_work": None}, BagRatios) is None

@@ -11,7 +11,6 @@ Shapes: V ids, F features, B samples, N = F * B bags, R rows of all tables, D wi
 
 from __future__ import annotations
 
-import ctypes
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -22,8 +21,10 @@ from torch import Tensor
 
 from ..data.batch import JaggedFeatures
 from ..measure.spans import span
-from ..ops.bag import Name, choose, reference
+from ..ops.bag import BAG_UPDATE, Bodies, Name, choose_bodies, reference
 from ..ops.bag.reference import stacked_rows
+from ..ops.choice import began_with
+from ..ops.huge_pages import ask_for_huge_pages
 from ..ops.lookup import unique
 from .embeddings import Embeddings, require_ids, require_keys
 from .init import InitialRows
@@ -31,8 +32,6 @@ from .streams import SideStreams
 from .tiers.cache import Placed, TieredRows
 from .tiers.columns import TableColumns, require_read
 
-HUGE_PAGE = 2 << 20
-MADV_HUGEPAGE = 14
 SHARED = "shared"
 """The name of the one table that all features share."""
 
@@ -97,23 +96,30 @@ class SparseGradients(Embeddings):
         self.streams = SideStreams()
         self._grouped: Any = None
         self._requested = bag
-        self._chosen: tuple[ModuleType, str] = choose(bag, table_RD)
-        self._chosen_for = (table_RD.dtype, table_RD.device)
+        self._chosen = choose_bodies(bag, table_RD)
+        self._chosen_for = self._basis()
+
+    def _basis(self) -> tuple[Any, ...]:
+        return self.table_RD.dtype, self.table_RD.device, began_with(BAG_UPDATE)
+
+    @property
+    def bodies(self) -> Bodies:
+        """The implementations, chosen anew after the table changed its type or device, or the run was resumed."""
+        if self._chosen_for != self._basis():
+            name: Name = self._requested if self.table_RD.dtype == torch.float32 else "auto"
+            self._chosen = choose_bodies(name, self.table_RD)
+            self._chosen_for = self._basis()
+        return self._chosen
 
     @property
     def bag(self) -> ModuleType:
-        """The implementation of the lookup, chosen anew after the table changed its type or device."""
-        if self._chosen_for != (self.table_RD.dtype, self.table_RD.device):
-            name: Name = self._requested if self.table_RD.dtype == torch.float32 else "auto"
-            self._chosen = choose(name, self.table_RD)
-            self._chosen_for = (self.table_RD.dtype, self.table_RD.device)
-        return self._chosen[0]
+        """The implementation of everything but sums."""
+        return self.bodies.update
 
     @property
     def why(self) -> str:
-        """The implementation of the lookup and the reason."""
-        _ = self.bag
-        return self._chosen[1]
+        """The implementations and the reason."""
+        return self.bodies.why
 
     def forward(self, features: JaggedFeatures) -> dict[str, Tensor]:
         pooled_FBD, _ = self.record(features)
@@ -159,7 +165,7 @@ class SparseGradients(Embeddings):
             records_UW = self.tiers.records(self._by_table(ids.values_U))
             rows_XD, places_V = records_UW[:, : self.tiers.dim].contiguous(), ids.inverse_N
             saved_V = places_V
-        pooled = self.bag.bag_sum(rows_XD, places_V, features.offsets_FB1)
+        pooled = self.bodies.sum.bag_sum(rows_XD, places_V, features.offsets_FB1)
         return pooled.view(len(self.keys), features.batch_size, -1), saved_V
 
     def _reset_tiered(self, initial: dict[str, InitialRows]) -> None:
@@ -332,7 +338,7 @@ class SparseTables(SparseGradients):
             return self._record_tiered(features)
         ids_V = self._ids(features)
         self.group_ahead(ids_V, features)
-        pooled = self.bag.bag_sum(self.table_RD, ids_V, features.offsets_FB1, self.starts_F)
+        pooled = self.bodies.sum.bag_sum(self.table_RD, ids_V, features.offsets_FB1, self.starts_F)
         return pooled.view(len(self.keys), features.batch_size, -1), ids_V
 
     def _ids(self, features: JaggedFeatures) -> Tensor:
@@ -394,22 +400,5 @@ class HashedTable(SparseGradients):
             return self._record_tiered(features)
         with span("hash"):
             rows_V = self.rows_of(features)
-        pooled = self.bag.bag_sum(self.table_RD, rows_V, features.offsets_FB1)
+        pooled = self.bodies.sum.bag_sum(self.table_RD, rows_V, features.offsets_FB1)
         return pooled.view(len(self.keys), features.batch_size, -1), rows_V
-
-
-def ask_for_huge_pages(tensor: Tensor) -> bool:
-    """Ask the kernel to back a tensor that was not written yet with 2 MiB pages; return whether it agreed.
-
-    Reading a row of a large table misses the TLB too, and with 4 KiB pages the page table itself misses the caches.
-    """
-    if tensor.device.type != "cpu" or tensor.nbytes < 4 * HUGE_PAGE:
-        return False
-    begin = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-    length = tensor.data_ptr() + tensor.nbytes - begin
-    try:
-        madvise = ctypes.CDLL(None, use_errno=True).madvise
-    except (OSError, AttributeError):
-        return False
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return bool(madvise(begin, length, MADV_HUGEPAGE) == 0)

@@ -17,7 +17,12 @@ from ..errors import MachineError
 
 Name = Literal["auto", "reference", "native", "triton"]
 
+BAG_UPDATE = "bag_update on cpu"
+"""The updates of bags, whose implementation may be another than that of their sums: see `ops.bag.choose_bodies`."""
+
 _used: dict[str, str] = {}
+_began: dict[str, str] = {}
+"""What the run that is resumed used of implementations that a measurement chooses."""
 
 # A model holds the modules that implement its ops; a copy of the model refers to the same modules.
 copyreg.pickle(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
@@ -60,6 +65,20 @@ def choose(
 def forget_used() -> None:
     """Begin again with what `used` lists: a process may train several runs."""
     _used.clear()
+    _began.clear()
+
+
+def note_used(name: str, body: str | None) -> None:
+    """Let `used` list an implementation that a measurement has chosen; None: the usual one, which it does not list."""
+    if body is None:
+        _used.pop(name, None)
+    else:
+        _used[name] = body
+
+
+def began_with(name: str) -> str | None:
+    """The implementation that the resumed run began with; None in a new run."""
+    return _began.get(name)
 
 
 def used() -> dict[str, str]:
@@ -68,10 +87,15 @@ def used() -> dict[str, str]:
 
 
 def replaced(recorded: Any) -> dict[str, tuple[str, str]]:
-    """Of recorded implementations those that this machine replaces: by which, and the reason."""
+    """Of recorded implementations those that this machine replaces: by which, and the reason.
+
+    One that a measurement has chosen is kept instead.
+    """
     now: dict[str, tuple[str, str]] = {}
     if not isinstance(recorded, dict):
         return now
+    if recorded.get("bag on cpu") == "native":
+        _began[BAG_UPDATE] = str(recorded.get(BAG_UPDATE, "native"))
     for name, body in recorded.items():
         op, _, device = name.partition(" on ")
         if device in ("cpu", "cuda") and op.isidentifier() and _exists(f"{__package__}.{op}", "reference"):
@@ -121,7 +145,10 @@ def _problem(package: str, name: str, device: torch.device) -> str | None:
 
 @functools.cache
 def _exists(package: str, name: str) -> bool:
-    return importlib.util.find_spec(f"{package}.{name}") is not None
+    try:
+        return importlib.util.find_spec(f"{package}.{name}") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _module(package: str, name: str) -> ModuleType:

@@ -111,6 +111,15 @@ class MeasuredMachine(Struct):
     gpus: list[Gpu] | None = None
 
 
+class BagRatios(Struct):
+    """Times of torch over those of C; `source` is a digest of the C code."""
+
+    lookups: Figure
+    updates: Figure
+    source: str
+    other_work: Number | None = None
+
+
 class Peaks(OfDevice, kw_only=True):
     """The file of ceilings."""
 
@@ -122,6 +131,8 @@ class Peaks(OfDevice, kw_only=True):
     quick: bool = False
     measured: str = ""
     notes: list[str] = []  # noqa: RUF012
+    bags: dict[str, dict[str, BagRatios]] = {}  # noqa: RUF012
+    """By number of threads and bytes of a row; measured when such a table is first used."""
 
 
 def path_of(facts: dict[str, Any]) -> Path:

@@ -6,6 +6,8 @@ pooled = implementation.bag_sum(table, ids, offsets, starts)
 grouped = implementation.Grouped(ids, offsets, table.shape[0], starts)
 implementation.update(table, state, grouped, gradient, rate=..., eps=..., decay=..., scale=...)
 
+On a CPU, `choose_bodies` takes the faster of C and torch for a table that no cache holds, for sums and for updates.
+
 `starts` says where the table of each feature begins when several are stacked in one; without it ids are rows.
 
 `grouped.moved(slots, count)` is for a cache of rows: ids are places among the distinct rows of a batch, in ascending
@@ -15,18 +17,59 @@ which order triton adds gradients and all of them add up a norm: so a cache give
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import choice
-from ..choice import Name
+from ..choice import BAG_UPDATE, Name
 
-__all__ = ["Name", "choose"]
+__all__ = ["BAG_UPDATE", "Bodies", "Name", "choose", "choose_bodies"]
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """The implementations of a table's bags, and the reason for them."""
+
+    sum: ModuleType
+    update: ModuleType
+    """Also groups and hashes ids."""
+    why: str
 
 
 def choose(name: Name, table: Tensor) -> tuple[ModuleType, str]:
     """The implementation and the reason for it; an explicit request that cannot be met is an error."""
     problem = None if table.dtype == torch.float32 else f"the table is {table.dtype}"
     return choice.choose(__name__, name, table.device, fix="--model.bag reference", problem=problem)
+
+
+def choose_bodies(name: Name, table: Tensor) -> Bodies:
+    """`choose`, but in place of C torch where this machine's comparison has found it faster.
+
+    Sums have the same bits in both, updates do not: a run that is resumed keeps the body of its updates.
+    """
+    body, why = choose(name, table)
+    if name != "auto" or not why.startswith("native: ") or table.device.type != "cpu":
+        return Bodies(body, body, why)
+    from . import measured, native, reference
+
+    figures, began = measured.comparison(table), choice.began_with(BAG_UPDATE)
+    sums = update = native
+    if isinstance(figures, dict):
+        sums, update = (measured.faster(figures[name]) for name in ("lookups", "updates"))
+    if began is not None:
+        update = reference if began == "reference" else native
+    choice.note_used(BAG_UPDATE, "reference" if update is reference else None)
+    if not isinstance(figures, dict):
+        return Bodies(sums, update, f"{why}; {figures}" if figures else why)
+    speeds = (_speed(name, body is native, figures[name]) for name, body in (("lookups", sums), ("updates", update)))
+    return Bodies(sums, update, f"native: on this machine {', '.join(speeds)}")
+
+
+def _speed(what: str, native: bool, ratio: dict[str, Any]) -> str:
+    if native:
+        return f"{what} are {ratio['p50']:.1f} times as fast as torch's"
+    return f"{what} are torch's, which are {1 / ratio['p50']:.1f} times as fast"

@@ -6,14 +6,13 @@
 
 enum { LINE = 64, FAR = 16, NEAR = 3 };
 
-static void prefetch(const float *row, int64_t dim, int write) {
-    const char *begin = (const char *)row, *end = (const char *)(row + dim);
-    for (; begin < end; begin += LINE) {
-        if (write)
-            __builtin_prefetch(begin, 1, 3);
-        else
-            __builtin_prefetch(begin, 0, 3);
-    }
+/* FAR rows ahead to the second-level cache, which has more requests in flight, and NEAR rows ahead to the first. */
+static void prefetch_far(const float *row, int64_t dim) {
+    for (int64_t k = 0; k < dim; k += LINE / 4) __builtin_prefetch(row + k, 0, 2);
+}
+
+static void prefetch_near(const float *row, int64_t dim) {
+    for (int64_t k = 0; k < dim; k += LINE / 4) __builtin_prefetch(row + k, 0, 3);
 }
 
 static uint64_t finalise(uint64_t word) {
@@ -73,8 +72,7 @@ typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(4)));
 enum { LANES = VECTOR_BYTES / 4 };
 
 /* Sums `sums` registers' columns of a bag: a sum in memory would be read and written again for every row. With each
- * row these columns of later rows are prefetched, a line at a time, so that requests to memory never pause: FAR rows
- * ahead to the second-level cache, which has more requests in flight, and NEAR rows ahead from there to the first. */
+ * row these columns of later rows are prefetched, a line at a time, so that requests to memory never pause. */
 static inline __attribute__((always_inline)) void sum_columns(const float *table, const int64_t *rows, int64_t count,
                                                               int64_t left, int64_t dim, float *out, const int sums) {
     vector sum[SUMS];
@@ -176,10 +174,10 @@ void update_rows(float *table, float *state, const int64_t *rows, const int32_t 
     for (int64_t i = first; i < last;) {
         if (i + FAR < last) {
             const int64_t far = rows[order[i + FAR]];
-            prefetch(table + far * dim, dim, 1);
-            if (state) prefetch(state + far * states, states, 1);
+            prefetch_far(table + far * dim, dim);
+            if (state) prefetch_far(state + far * states, states);
         }
-        if (i + NEAR < last) prefetch(gradient + (int64_t)bags[order[i + NEAR]] * dim, dim, 0);
+        if (i + NEAR < last) prefetch_near(gradient + (int64_t)bags[order[i + NEAR]] * dim, dim);
         const int64_t number = rows[order[i]];
         float *row = table + number * dim, *squares = state ? state + number * states : 0;
         const float *slopes = add_up(rows, order, bags, gradient, &i, last, dim, sum);

@@ -20,8 +20,9 @@ from ...execution.workload import require_memory
 from ...measure.ceilings import Ceilings, ceilings_of
 from ...measure.cost import FLOAT
 from ...measure.peaks.other_work import DISTURBED, OtherWork
-from ...models.tables import HashedTable, ask_for_huge_pages
+from ...models.tables import HashedTable
 from ...ops.bag import native, reference
+from ...ops.huge_pages import ask_for_huge_pages
 from .build import PreparedDram
 from .config import estimate
 

@@ -1,0 +1,110 @@
+"""Whether C or torch is faster at bags of a table in memory, on this CPU: a short comparison, kept with the ceilings.
+
+It takes a fraction of a second, once for a width and a number of threads, and again after native.c or the ceilings
+have changed. Lookups and updates are judged separately.
+
+Shapes: V ids, B bags, R rows, D width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import MachineError, RecperfError
+from ...measure.peaks import store
+from ...measure.peaks.other_work import DISTURBED, OtherWork, not_judged
+from ...measure.peaks.sampling import MIB, allowed_bytes, bounded, figure
+from ...stop import poll
+from ..huge_pages import HUGE_PAGE, ask_for_huge_pages
+from . import native, reference
+
+BAG = 32
+ROUNDS = 5
+READ = 8 * MIB
+"""Bytes of the rows that one reading looks up or updates."""
+KNEES = 4
+"""Size of the compared table in knees of the cache curve: of random rows, three of four come from memory."""
+
+
+def comparison(table_RD: Tensor) -> dict[str, Any] | str | None:
+    """Times of torch over those of C for lookups and updates of a table, or why they cannot be judged.
+
+    None for a table that a cache holds, or on a machine whose ceilings are not known: measuring those takes longer.
+    """
+    if table_RD.device.type != "cpu" or table_RD.nbytes < 4 * HUGE_PAGE:
+        return None
+    try:
+        peaks = store.load()
+    except RecperfError:
+        return None
+    if peaks is None or table_RD.nbytes <= peaks["knee"]["bytes"]:
+        return None
+    by_width = peaks.setdefault("bags", {}).setdefault(str(torch.get_num_threads()), {})
+    row_bytes, source = 4 * table_RD.shape[1], _source()
+    stored = by_width.get(str(row_bytes))
+    if stored is not None and stored["source"] == source:
+        return dict(stored)
+    other_work = OtherWork()
+    size = bounded(min(table_RD.nbytes, KNEES * peaks["knee"]["bytes"]), allowed_bytes())
+    figures = measure(max(1, size // row_bytes), table_RD.shape[1])
+    others = other_work.share()
+    if (others or 0.0) > DISTURBED:
+        return not_judged(others or 0.0, "C and torch were compared")
+    by_width[str(row_bytes)] = {**figures, "source": source, "other_work": others}
+    # A folder that cannot be written costs the comparison again, and nothing else.
+    with suppress(MachineError):
+        store.save(peaks)
+    return dict(by_width[str(row_bytes)])
+
+
+def faster(ratio: dict[str, Any]) -> ModuleType:
+    """C, unless torch was faster in nearly all readings."""
+    return reference if ratio["p80"] < 1 else native
+
+
+def measure(rows: int, dim: int) -> dict[str, Any]:
+    """Times of torch over those of C, on a table of so many rows."""
+    table_RD, state_R = torch.empty(rows, dim), torch.zeros(rows)
+    ask_for_huge_pages(table_RD)
+    table_RD.fill_(1.0)
+    draw = torch.Generator().manual_seed(0)
+    ids = max(1 << 12, READ // (4 * dim)) // BAG * BAG
+    offsets_B1 = torch.arange(0, ids + 1, BAG)
+    gradient_BD = torch.full((ids // BAG, dim), 1e-3)
+
+    def look_up(body: ModuleType, rows_V: Tensor) -> None:
+        body.bag_sum(table_RD, rows_V, offsets_B1)
+
+    def update(body: ModuleType, rows_V: Tensor) -> None:
+        grouped = body.Grouped(rows_V, offsets_B1, rows)
+        body.update(table_RD, state_R, grouped, gradient_BD, rate=1e-3, eps=1e-8, decay=0.0, scale=1.0)
+
+    def ratios(work: Callable[[ModuleType, Tensor], None]) -> Iterator[float]:
+        for number in range(ROUNDS + 1):
+            poll()
+            seconds = {}
+            # Who goes first alternates, and nobody gets ids that were seen before.
+            for body in (native, reference) if number % 2 else (reference, native):
+                rows_V = torch.randint(0, rows, (ids,), generator=draw)
+                began = perf_counter()
+                work(body, rows_V)
+                seconds[body] = perf_counter() - began
+            if number:
+                yield seconds[reference] / seconds[native]
+
+    with torch.no_grad():
+        return {name: figure([*ratios(work)], "x") for name, work in (("lookups", look_up), ("updates", update))}
+
+
+def _source() -> str:
+    """A digest of the C code: figures of other code say nothing about it."""
+    return hashlib.sha256(Path(native.__file__).with_name("native.c").read_bytes()).hexdigest()[:16]
