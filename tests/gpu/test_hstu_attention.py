@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from recperf.ops.hstu_attention import Mask, choose, limits, reference
 
@@ -62,8 +63,11 @@ def check(dtype: torch.dtype, *case: Any) -> None:
     hold(dtype, (out, *body.backward(grad, q, k, v, offsets, mask, deterministic=False)), right)
     once = body.backward(grad, q, k, v, offsets, mask, deterministic=True)
     hold(dtype, (out, *once), right)
-    again = body.backward(grad, q, k, v, offsets, mask, deterministic=True)
+    sums = tuple(torch.empty(one.shape[1:], device=one.device) for one in (q, k, v))
+    again = body.backward(grad, q, k, v, offsets, mask, deterministic=True, sums=sums)
     assert all(map(torch.equal, once, again))
+    for total, gradient in zip(sums, once):
+        assert_close(total, gradient.double().sum(0).float(), rtol=1e-4, atol=1e-4 * float(gradient.abs().sum(0).max()))
 
 
 @pytest.mark.usefixtures("poisoned")

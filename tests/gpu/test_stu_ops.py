@@ -17,7 +17,7 @@ EPS = 1e-6
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
 LIMIT = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Root mean square of the difference from float64, of that of the numbers."""
-SHAPES = [(0, 8, 8), (1, 16, 16), (63, 40, 24), (5000, 512, 512), (3001, 100, 1000), (700, 512, 2048)]
+SHAPES = [(0, 8, 8), (1, 16, 16), (63, 40, 24), (5000, 512, 512), (4099, 64, 256), (3001, 100, 1000), (700, 512, 2048)]
 """Tokens, model width, attention width."""
 
 
@@ -88,25 +88,26 @@ def test_stu_output(tokens: int, width: int, columns: int, kind: torch.dtype, ra
         buffer = torch.full((tokens, 4 * columns), 5.0, device="cuda", dtype=kind)
         out, stats = stu_output.forward(attention, u, x, *parameters, EPS, dropout)
         into = buffer[:, columns : 2 * columns]
-        grads = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, into_u=into)
+        total = torch.empty(columns, device="cuda")
+        grads = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, into_u=into, sum_E=total)
         assert grads[1].data_ptr() == into.data_ptr()
         assert bool((buffer[:, :columns] == 5.0).all() & (buffer[:, 2 * columns :] == 5.0).all())
-        actual.append((out, *grads))
+        actual.append((out, *grads, total))
     wide_gradient, *rows = doubled(gradient, attention, u, x)
     wide = doubled(*parameters)
     right, stats = stu_output.forward(*rows, *wide, EPS, dropout)
     expected = stu_output.backward(wide_gradient, rows[0], rows[1], *wide, stats, EPS, dropout)
-    names = ("out", "attention", "u", "norm weight", "norm bias", "weight")
-    for name, got, again, exact in zip(names, *actual, (right, *expected)):
+    names = ("out", "attention", "u", "norm weight", "norm bias", "weight", "sum of u")
+    for name, got, again, exact in zip(names, *actual, (right, *expected, expected[1].sum(0))):
         assert torch.equal(got, again), f"{name} repeats"
         close(got, exact, kind, name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [320, 512])
 @pytest.mark.usefixtures("poisoned")
-def test_what_is_dropped_is_the_same_everywhere(kind: torch.dtype) -> None:
-    tokens, columns = 3000, 320
-    dropout = Dropout(0.2, 99)
+def test_what_is_dropped_is_the_same_everywhere(kind: torch.dtype, columns: int) -> None:
+    tokens, dropout = 3000, Dropout(0.2, 99)
     kept = keep_mask(dropout, tokens, 3 * columns, "cuda")
     assert torch.equal(kept.cpu(), keep_mask(dropout, tokens, 3 * columns, "cpu"))
     ones = torch.ones(tokens, 3 * columns, device="cuda", dtype=kind)
@@ -116,6 +117,11 @@ def test_what_is_dropped_is_the_same_everywhere(kind: torch.dtype) -> None:
     rows = [drawn(tokens, columns).abs().add(1.0).to(kind), drawn(tokens, columns, seed=1).abs().add(1.0).to(kind)]
     z, _ = body.gated(*rows, torch.zeros(columns, device="cuda"), torch.ones(columns, device="cuda"), EPS, dropout)
     assert torch.equal(z != 0, kept)
+    some = torch.arange(5, tokens, 7, device="cuda")
+    listed = Dropout(0.2, 99, some)
+    picked = [one[some] for one in rows]
+    again, _ = body.gated(*picked, torch.zeros(columns, device="cuda"), torch.ones(columns, device="cuda"), EPS, listed)
+    assert torch.equal(again, z[some])
 
 
 def test_a_new_seed_and_length_compile_nothing() -> None:

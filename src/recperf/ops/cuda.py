@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import struct
+import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,24 +27,44 @@ KINDS = {torch.float16: 6, torch.bfloat16: 9}
 """Numbers of CUtensorMapDataType."""
 SWIZZLE_128, PROMOTE_256 = 3, 3
 MAP_BYTES = 128
+MOST_ARGUMENTS = 4096
+"""Bytes."""
+BUFFER, BUFFER_SIZE = 1, 2
+"""CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE."""
+
+
+class Arguments(threading.local):
+    """Where a thread puts the arguments of the kernel that it starts; the driver copies them."""
+
+    def __init__(self) -> None:
+        self.room, self.size = ctypes.create_string_buffer(MOST_ARGUMENTS), ctypes.c_size_t()
+        self.driver_options = (ctypes.c_void_p * 5)(
+            BUFFER, ctypes.addressof(self.room), BUFFER_SIZE, ctypes.addressof(self.size), 0
+        )
+
+
+_arguments = Arguments()
 
 
 class Kernel:
-    """A function of a compiled file. Arguments are numbers as ctypes objects, tensors and maps."""
+    """A function of a compiled file. Arguments are tensors (or None), numbers, and maps as bytes."""
 
-    def __init__(self, driver: ctypes.CDLL, handle: ctypes.c_void_p, threads: int, shared: int) -> None:
-        self._driver, self._handle, self.threads, self.shared = driver, handle, threads, shared
+    def __init__(self, driver: ctypes.CDLL, handle: ctypes.c_void_p, layout: str, threads: int, shared: int) -> None:
+        self._start, self._handle, self._layout = driver.cuLaunchKernel, handle, struct.Struct(layout)
+        self._driver, self.threads, self.shared = driver, threads, shared
 
-    def __call__(self, programs: int, *arguments: Any) -> None:
+    def __call__(self, programs: int, *arguments: Tensor | float | bytes | None) -> None:
         """Start it on torch's current stream."""
         if not programs:
             return
-        values = [ctypes.c_void_p(one.data_ptr()) if isinstance(one, Tensor) else one for one in arguments]
-        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        code = self._driver.cuLaunchKernel(
-            self._handle, programs, 1, 1, self.threads, 1, 1, self.shared, stream, pointers, None
-        )
+        values = [one.data_ptr() if isinstance(one, Tensor) else 0 if one is None else one for one in arguments]
+        self._layout.pack_into(_arguments.room, 0, *values)
+        _arguments.size.value = self._layout.size
+        stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+        code = self._start(
+            self._handle, programs, 1, 1, self.threads, 1, 1, self.shared, ctypes.c_void_p(stream), None,
+            _arguments.driver_options,
+        )  # fmt: skip
         if code:
             raise RuntimeError(f"a CUDA kernel could not be started: {_message(self._driver, code)}")
 
@@ -57,21 +78,23 @@ class Kernels:
         if code:
             raise MachineError(f"the driver does not load the compiled kernels: {_message(driver, code)}")
 
-    def kernel(self, name: str, *, threads: int, shared: int = 0) -> Kernel:
-        """`shared`: bytes of shared memory that a program gets at its start."""
+    def kernel(self, name: str, layout: str, *, threads: int, shared: int = 0) -> Kernel:
+        """`layout`: the types of its parameters as in Python's `struct`. `shared`: bytes of shared memory of a program,
+        beside what the source itself declares."""
         handle = ctypes.c_void_p()
         code = self._driver.cuModuleGetFunction(ctypes.byref(handle), self._module, name.encode())
         code = code or self._driver.cuFuncSetAttribute(handle, MOST_SHARED, shared)
         if code:
             raise MachineError(f"kernel {name} cannot be used: {_message(self._driver, code)}")
-        return Kernel(self._driver, handle, threads, shared)
+        return Kernel(self._driver, handle, layout, threads, shared)
 
 
 @functools.cache
 def load(source: Path, device: torch.device, *options: str) -> Kernels | str:
     """The kernels of a file for this device, or the reason why they cannot be used."""
     major, minor = torch.cuda.get_device_capability(device)
-    options = (f"--gpu-architecture=sm_{major}{minor}a", *OPTIONS, *options)
+    # What a chip has beside its generation's common instructions is behind an "a", from Hopper on.
+    options = (f"--gpu-architecture=sm_{major}{minor}{'a' if major >= 9 else ''}", *OPTIONS, *options)
     try:
         compiler = _compiler()
         key = hashlib.sha256(source.read_bytes() + " ".join((*options, _version(compiler))).encode()).hexdigest()[:16]
@@ -139,15 +162,9 @@ def _message(driver: ctypes.CDLL, code: int) -> str:
     return (text.value or b"unknown error").decode()
 
 
-def block_map(rows_TC: Tensor, rows: int) -> ctypes.Array[ctypes.c_char]:
-    """What the copy engine needs to know of a matrix: it copies so many rows and 64 columns at a time, swizzled."""
-    return _block_map(rows_TC.data_ptr(), *rows_TC.shape, rows_TC.stride(0), rows_TC.dtype, rows)
-
-
 @functools.lru_cache(maxsize=512)
-def _block_map(
-    address: int, height: int, width: int, stride: int, dtype: torch.dtype, rows: int
-) -> ctypes.Array[ctypes.c_char]:
+def block_map(address: int, height: int, width: int, stride: int, dtype: torch.dtype, rows: int) -> bytes:
+    """What the copy engine needs to know of a matrix: it copies so many rows and 64 columns at a time, swizzled."""
     room = ctypes.create_string_buffer(2 * MAP_BYTES)
     # At a multiple of 64 bytes.
     first = -ctypes.addressof(room) % 64
@@ -160,4 +177,4 @@ def _block_map(
     )
     if code:
         raise RuntimeError(f"the copy engine cannot read this matrix: {_message(driver, code)}")
-    return one
+    return one.raw

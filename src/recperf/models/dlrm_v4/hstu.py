@@ -160,21 +160,33 @@ class _Layer(torch.autograd.Function):
         u_TE, v_THV, q_THA, k_THA = call.split(uvqk_TF)
         gradient_TF = torch.empty_like(uvqk_TF)
         du_TE, dv_THV, dq_THA, dk_THA = call.split(gradient_TF)
+        of_gates, of_heads, of_all = _bias_gradient(call, uvqk_TF)
         with span("stu_output_backward"):
             dattention_TE, _, *d_output = stu_output.backward(
                 grad_TD, attention_TE, u_TE, *weights.output_norm, weights.output_3ED, output_stats,
-                call.config.eps, call.dropout, into_u=du_TE,
+                call.config.eps, call.dropout, into_u=du_TE, **of_gates,
             )  # fmt: skip
         with span("attention_backward"):
             attention_body(x_TD).backward(
                 call.by_head(dattention_TE), q_THA, k_THA, v_THV, call.rows.offsets_B1, call.mask,
-                into=(dq_THA, dk_THA, dv_THV),
+                into=(dq_THA, dk_THA, dv_THV), **of_heads,
             )  # fmt: skip
         with span("stu_input_backward"):
             dx_TD, *d_input = stu_input.backward(
-                gradient_TF, x_TD, *weights.norm, weights.uvqk_DF, input_stats, call.config.eps, residual_TD=grad_TD
-            )
+                gradient_TF, x_TD, *weights.norm, weights.uvqk_DF, input_stats, call.config.eps, residual_TD=grad_TD,
+                **of_all,
+            )  # fmt: skip
         return dx_TD, None, *d_input, *d_output
+
+
+def _bias_gradient(call: Call, uvqk_TF: Tensor) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Options of the three backward passes of a layer, with which kernels add up the gradient of the map's bias while
+    they write what it is the sum of; none on a CPU."""
+    if not uvqk_TF.is_cuda or uvqk_TF.dtype == torch.float64:
+        return {}, {}, {}
+    dbias_F = torch.empty(uvqk_TF.shape[1], dtype=torch.float32, device=uvqk_TF.device)
+    du_1E, dv_1HV, dq_1HA, dk_1HA = call.split(dbias_F[None])
+    return {"sum_E": du_1E[0]}, {"sums": (dq_1HA[0], dk_1HA[0], dv_1HV[0])}, {"dbias_F": dbias_F}
 
 
 def _front(x_TD: Tensor, weights: Weights, call: Call, *, again: bool = False) -> tuple[Tensor, Tensor, Tensor]:

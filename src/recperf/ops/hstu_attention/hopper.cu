@@ -7,7 +7,7 @@
 // counter, so that copies for the next one begin while the last one is written.
 // Backward: 128 keys stay, 64 queries at a time pass by. Scores lie with the keys down and the queries across, so weights
 // and slopes are left operands of the key and value gradients as they are; slopes also go through shared memory for the
-// query gradient, whose share of every block is added up in memory by the copy engine (bulk reduce).
+// query gradient, whose share of every block is added up in memory by the copy engine (bulk reduce), in a fixed order.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -100,8 +100,22 @@ __device__ __forceinline__ float tanh_fast(float x) {
 __device__ __forceinline__ void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-// 64 x 128 sums of four warps as rows in memory, through 16 KiB of shared memory, so that whole rows are written.
-__device__ __forceinline__ void write_rows(const float (&sum)[64], float scale, u32 area, half_t* to, i64 stride, int rows_left, int barrier) {
+// The two numbers of a pair, added to sums.
+__device__ __forceinline__ void add_pair(float* sums, u32 pair) {
+#ifdef FLOAT16
+  float low, high;
+  asm("{.reg .f16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(low), "=f"(high) : "r"(pair));
+  sums[0] += low, sums[1] += high;
+#else
+  sums[0] += __uint_as_float(pair << 16), sums[1] += __uint_as_float(pair & 0xFFFF0000u);
+#endif
+}
+__device__ __forceinline__ void add_eight(float* sums, uint4 numbers) {
+  add_pair(sums, numbers.x), add_pair(sums + 2, numbers.y), add_pair(sums + 4, numbers.z), add_pair(sums + 6, numbers.w);
+}
+// 64 x 128 sums of four warps as rows in memory, through 16 KiB of shared memory, so that whole rows are written; and
+// the sums of the written numbers over rows, unless `totals` is null.
+__device__ __forceinline__ void write_rows(const float (&sum)[64], float scale, u32 area, half_t* to, i64 stride, int rows_left, int barrier, float* totals = nullptr) {
   const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + (lane & 15);
 #pragma unroll
   for (int k = 0; k < 8; k++) {
@@ -110,14 +124,35 @@ __device__ __forceinline__ void write_rows(const float (&sum)[64], float scale, 
                    pack(s[6] * scale, s[7] * scale));
   }
   meet(barrier, 128);
+  const int chunk = thread % 16;
+  float eight[8] = {};
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    const int row = i * 8 + thread / 16, chunk = thread % 16;
+    const int row = i * 8 + thread / 16;
     uint4 numbers;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(numbers.x), "=r"(numbers.y), "=r"(numbers.z), "=r"(numbers.w) : "r"(area + row * 256 + ((chunk ^ (row & 7)) << 4)));
-    if (row < rows_left) *(uint4*)(to + row * stride + chunk * 8) = numbers;
+    if (row < rows_left) {
+      *(uint4*)(to + row * stride + chunk * 8) = numbers;
+      if (totals) add_eight(eight, numbers);
+    }
   }
   meet(barrier, 128);
+  if (totals) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      eight[i] += __shfl_xor_sync(~0u, eight[i], 16);
+      if (lane < 16) asm volatile("st.shared.f32 [%0], %1;" ::"r"(area + (thread / 32 * D + chunk * 8 + i) * 4), "f"(eight[i]) : "memory");
+    }
+    meet(barrier, 128);
+    float total = 0.f;
+    for (int warp = 0; warp < 4; warp++) {
+      float share;
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(share) : "r"(area + (warp * D + thread) * 4) : "memory");
+      total += share;
+    }
+    totals[thread] = total;
+    meet(barrier, 128);
+  }
 }
 
 // -- forward ------------------------------------------------------------------------------------------------------
@@ -272,25 +307,25 @@ constexpr int K_FULL = BARRIERS, V_FULL = K_FULL + 8, Q_FULL = V_FULL + 8, Q_EMP
 }  // namespace backward
 
 // `sums` has the query gradient of 64 tokens as two parts of 64 columns in the order of the products' registers
-// (grad_queries turns them into rows); rows of the batch begin at a multiple of 64 tokens there. ORDERED: programs add
-// their shares of a block in a fixed order, later keys first, so that repeats are equal to the bit; `turns` counts them.
+// (grad_queries turns them into rows); rows of the batch begin at a multiple of 64 tokens there. Programs add their
+// shares of a block in a fixed order, later keys first, so that repeats are equal to the bit; `turns` counts them.
+// `totals`, unless null: of every program and half of its keys, the sums of its key and value gradients over tokens.
 extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
     const __grid_constant__ Map q_map, const __grid_constant__ Map k_map, const __grid_constant__ Map v_map, const __grid_constant__ Map g_map, float* __restrict__ sums,
-    u32* __restrict__ turns, half_t* __restrict__ dk, half_t* __restrict__ dv, i64 dk_token, i64 dk_head, i64 dv_token, i64 dv_head, const i64* __restrict__ offsets, int row_blocks,
+    u32* __restrict__ turns, float* __restrict__ totals, half_t* __restrict__ dk, half_t* __restrict__ dv, i64 dk_token, i64 dk_head, i64 dv_token, i64 dv_head, const i64* __restrict__ offsets, int row_blocks,
     int heads, int sum_blocks, float half, float over) {
   using namespace backward;
   extern __shared__ char memory[];
   const u32 base = (shared_address(memory) + 1023) & ~1023u;
   const int pair = blockIdx.x / row_blocks, row = pair / heads, head = pair % heads;
-#ifdef ORDERED
   // A program waits for the one with the next keys, which must have begun before it.
   const int first = (row_blocks - 1 - blockIdx.x % row_blocks) * KEYS;
-#else
-  const int first = blockIdx.x % row_blocks * KEYS;
-#endif
   const i64 start = offsets[row];
   const int tokens = (int)(offsets[row + 1] - start);
-  if (first >= tokens) return;
+  if (first >= tokens) {
+    for (int i = threadIdx.x; totals && i < 4 * D; i += 384) totals[(i64)blockIdx.x * 4 * D + i] = 0.f;
+    return;
+  }
   const int blocks = (tokens - first + QUERIES - 1) / QUERIES;
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
@@ -334,27 +369,21 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
       i64 at = ((i64)head * sum_blocks + start / QUERIES + row + first / QUERIES) * 2 + part;
       for (int i = 0; i < blocks; i++, at += 2) {
         wait(base + SUM_FULL + 8 * part, i & 1);
-#ifdef ORDERED
         // Of the programs that add to this block, the one with its own keys comes first.
         u32 turn;
         do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(turn) : "l"(turns + at) : "memory");
         while (turn != (u32)(i / 2));
-#endif
         const float* to = sums + at * (SHARE / 4);
         const u32 from = base + SUM + part * SHARE;
-#ifdef ORDERED
         // The first share is written instead of added, so `sums` need not be zero.
         if (turn == 0)
           asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(SHARE) : "memory");
         else
-#endif
           asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(SHARE) : "memory");
         asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
         arrive(base + SUM_EMPTY + 8 * part);
-#ifdef ORDERED
         asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
         asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + at), "r"(turn + 1) : "memory");
-#endif
       }
       asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     }
@@ -457,18 +486,24 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
   settle(sum_v);
   wait(base + SUM_EMPTY + 8 * own, (blocks - 1) & 1);
   const int key = first + 64 * own;
-  write_rows(sum_k, half * over, base + SUM + own * SHARE, dk + (start + key) * dk_token + head * dk_head, dk_token, tokens - key, 2 + own);
-  write_rows(sum_v, over, base + SUM + own * SHARE, dv + (start + key) * dv_token + head * dv_head, dv_token, tokens - key, 2 + own);
+  float* half_totals = totals ? totals + ((i64)blockIdx.x * 2 + own) * 2 * D : nullptr;
+  write_rows(sum_k, half * over, base + SUM + own * SHARE, dk + (start + key) * dk_token + head * dk_head, dk_token, tokens - key, 2 + own, half_totals);
+  write_rows(sum_v, over, base + SUM + own * SHARE, dv + (start + key) * dv_token + head * dv_head, dv_token, tokens - key, 2 + own, half_totals ? half_totals + D : nullptr);
 }
 
-extern "C" __global__ void __launch_bounds__(128) grad_queries(const float* __restrict__ sums, half_t* __restrict__ dq, i64 dq_token, i64 dq_head, const i64* __restrict__ offsets,
+extern "C" __global__ void __launch_bounds__(128) grad_queries(const float* __restrict__ sums, float* __restrict__ totals, half_t* __restrict__ dq, i64 dq_token, i64 dq_head, const i64* __restrict__ offsets,
                                                                int row_blocks, int heads, int sum_blocks, float scale) {
   __shared__ u32 tile[64 * 32];
   const int pair = blockIdx.x / row_blocks, block = blockIdx.x % row_blocks, row = pair / heads, head = pair % heads;
   const i64 start = offsets[row];
   const int tokens = (int)(offsets[row + 1] - start), thread = threadIdx.x, lane = thread % 32;
-  if (block * 64 >= tokens) return;
+  if (totals) totals += (i64)blockIdx.x * D;
+  if (block * 64 >= tokens) {
+    if (totals) totals[thread] = 0.f;
+    return;
+  }
   for (int part = 0; part < 2; part++) {
+    float eight[8] = {};
     const float4* from = (const float4*)(sums + (((i64)head * sum_blocks + start / 64 + row + block) * 2 + part) * (64 * 64));
     float4 sum[8];
 #pragma unroll
@@ -484,8 +519,23 @@ extern "C" __global__ void __launch_bounds__(128) grad_queries(const float* __re
     for (int j = 0; j < 4; j++) {
       const int m = j * 16 + thread / 8, chunk = thread % 8;
       const uint4 numbers = *(const uint4*)&tile[m * 32 + (chunk * 4 ^ (m & 7) << 2)];
-      if (block * 64 + m < tokens) *(uint4*)(dq + (start + block * 64 + m) * dq_token + head * dq_head + part * 64 + chunk * 8) = numbers;
+      if (block * 64 + m < tokens) {
+        *(uint4*)(dq + (start + block * 64 + m) * dq_token + head * dq_head + part * 64 + chunk * 8) = numbers;
+        add_eight(eight, numbers);
+      }
     }
     __syncthreads();
+    if (totals) {
+      float* shares = (float*)tile;
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        eight[i] += __shfl_xor_sync(~0u, eight[i], 8);
+        eight[i] += __shfl_xor_sync(~0u, eight[i], 16);
+        if (lane < 8) shares[thread / 32 * 64 + lane * 8 + i] = eight[i];
+      }
+      __syncthreads();
+      if (thread < 64) totals[part * 64 + thread] = shares[thread] + shares[64 + thread] + shares[128 + thread] + shares[192 + thread];
+      __syncthreads();
+    }
   }
 }

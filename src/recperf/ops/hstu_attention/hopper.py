@@ -10,9 +10,7 @@ Shapes: B rows, T tokens of all rows, H heads, A = V = 128 width of a head.
 from __future__ import annotations
 
 import functools
-from ctypes import c_float, c_int, c_int64
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +26,7 @@ QUERIES, GROUP, KEYS, PASSING = 192, 64, 128, 64
 """Queries of a program and of one of its groups (forward); keys of a program, and queries at a time (backward)."""
 SHARED = 226 << 10
 """Bytes of shared memory of a program."""
+MAP = f"{cuda.MAP_BYTES}s"
 
 
 def serves(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, mask: Mask) -> bool:
@@ -46,18 +45,17 @@ def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mas
     tiles = rows * heads * blocks
     programs = min(tiles, _processors(q_THA.device))
     _loaded(q_THA)["attend"](
-        programs, cuda.block_map(_flat(q_THA), GROUP), cuda.block_map(_flat(k_THA), GROUP),
-        cuda.block_map(_flat(v_THV), GROUP), out_THV, *_strides(out_THV), offsets_B1, c_int(blocks), c_int(heads),
-        c_int(tiles), _counter(q_THA.device), c_float(mask.alpha / 2), c_float(1 / mask.length),
+        programs, _map(q_THA, GROUP), _map(k_THA, GROUP), _map(v_THV, GROUP), out_THV, *out_THV.stride()[:2],
+        offsets_B1, blocks, heads, tiles, _counter(q_THA.device), mask.alpha / 2, 1 / mask.length,
     )  # fmt: skip
     return out_THV
 
 
 def backward(
     grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
-    *, into: Into | None = None, deterministic: bool = False,
+    *, into: Into | None = None, sums: Into | None = None,
 ) -> Into:  # fmt: skip
-    """Gradients of q, k and v. Shares of that of q are added up in any order, or in a fixed one: `deterministic`."""
+    """Gradients of q, k and v, and their sums over all tokens; the same bits every time."""
     # Fresh ones lie as a plain tensor does, whatever larger rows the inputs are cut from.
     dq, dk, dv = into or (
         torch.empty_like(q_THA, memory_format=torch.contiguous_format),
@@ -70,25 +68,28 @@ def backward(
     rows, (tokens, heads, _), device = offsets_B1.numel() - 1, q_THA.shape, q_THA.device
     # Every row begins at a multiple of 64 tokens in them.
     sum_blocks = tokens // PASSING + rows
-    room = torch.empty if deterministic else torch.zeros
-    sums = room(sum_blocks * heads * PASSING * WIDTH, dtype=torch.float32, device=device)
-    turns = torch.zeros(sum_blocks * heads * 2 if deterministic else 0, dtype=torch.int32, device=device)
-    half, over = c_float(mask.alpha / 2), c_float(1 / mask.length)
-    blocks, kernels = -(-mask.longest // KEYS), _loaded(q_THA)
-    kernels["grad_keys in order" if deterministic else "grad_keys"](
-        rows * heads * blocks,
-        *(
-            cuda.block_map(_flat(one), size)
-            for one, size in ((q_THA, PASSING), (k_THA, KEYS), (v_THV, KEYS), (grad, PASSING))
-        ),
-        sums, turns, dk, dv, *_strides(dk), *_strides(dv), offsets_B1, c_int(blocks), c_int(heads), c_int(sum_blocks),
-        half, over,
+    query_sums = torch.empty(sum_blocks * heads * PASSING * WIDTH, dtype=torch.float32, device=device)
+    turns = torch.zeros(sum_blocks * heads * 2, dtype=torch.int32, device=device)
+    half, over = mask.alpha / 2, 1 / mask.length
+    key_blocks, query_blocks, kernels = -(-mask.longest // KEYS), -(-mask.longest // PASSING), _loaded(q_THA)
+    key_totals = query_totals = None
+    if sums is not None:
+        key_totals = torch.empty(rows, heads, key_blocks * 2, 2, WIDTH, dtype=torch.float32, device=device)
+        query_totals = torch.empty(rows, heads, query_blocks, WIDTH, dtype=torch.float32, device=device)
+    kernels["grad_keys"](
+        rows * heads * key_blocks, _map(q_THA, PASSING), _map(k_THA, KEYS), _map(v_THV, KEYS), _map(grad, PASSING),
+        query_sums, turns, key_totals, dk, dv, *dk.stride()[:2], *dv.stride()[:2], offsets_B1, key_blocks, heads,
+        sum_blocks, half, over,
     )  # fmt: skip
-    blocks = -(-mask.longest // PASSING)
     kernels["grad_queries"](
-        rows * heads * blocks, sums, dq, *_strides(dq), offsets_B1, c_int(blocks), c_int(heads), c_int(sum_blocks),
-        c_float(mask.alpha / 2 / mask.length),
+        rows * heads * query_blocks, query_sums, query_totals, dq, *dq.stride()[:2], offsets_B1, query_blocks, heads,
+        sum_blocks, half * over,
     )  # fmt: skip
+    if sums is not None and key_totals is not None and query_totals is not None:
+        torch.sum(query_totals, (0, 2), out=sums[0])
+        of_keys = key_totals.sum((0, 2))
+        sums[1].copy_(of_keys[:, 0])
+        sums[2].copy_(of_keys[:, 1])
     return dq, dk, dv
 
 
@@ -100,16 +101,14 @@ def _loaded(q_THA: Tensor) -> dict[str, cuda.Kernel]:
 
 @functools.cache
 def _kernels(device: torch.device, dtype: torch.dtype) -> dict[str, cuda.Kernel] | None:
-    options = ("-DFLOAT16",) if dtype == torch.float16 else ()
-    plain, ordered = cuda.load(SOURCE, device, *options), cuda.load(SOURCE, device, *options, "-DORDERED")
-    if isinstance(plain, str) or isinstance(ordered, str):
-        notice_once(f"{plain}: attention uses kernels that are slower on this GPU")
+    compiled = cuda.load(SOURCE, device, *(("-DFLOAT16",) if dtype == torch.float16 else ()))
+    if isinstance(compiled, str):
+        notice_once(f"{compiled}: attention uses kernels that are slower on this GPU")
         return None
     return {
-        "attend": plain.kernel("attend", threads=512, shared=SHARED),
-        "grad_keys": plain.kernel("grad_keys", threads=384, shared=SHARED),
-        "grad_keys in order": ordered.kernel("grad_keys", threads=384, shared=SHARED),
-        "grad_queries": plain.kernel("grad_queries", threads=128),
+        "attend": compiled.kernel("attend", f"{3 * MAP}PqqPiiiPff", threads=512, shared=SHARED),
+        "grad_keys": compiled.kernel("grad_keys", f"{4 * MAP}PPPPPqqqqPiiiff", threads=384, shared=SHARED),
+        "grad_queries": compiled.kernel("grad_queries", "PPPqqPiiif", threads=128),
     }
 
 
@@ -132,14 +131,10 @@ def _counter(device: torch.device) -> Tensor:
     return _counters[device, stream]
 
 
-def _strides(rows_THA: Tensor) -> tuple[Any, Any]:
-    return c_int64(rows_THA.stride(0)), c_int64(rows_THA.stride(1))
-
-
-def _flat(rows_THA: Tensor) -> Tensor:
+def _map(rows_THA: Tensor, rows: int) -> bytes:
     """Heads side by side; a token's stride may be that of a larger row."""
     tokens, heads, width = rows_THA.shape
-    return rows_THA.as_strided((tokens, heads * width), (rows_THA.stride(0), 1))
+    return cuda.block_map(rows_THA.data_ptr(), tokens, heads * width, rows_THA.stride(0), rows_THA.dtype, rows)
 
 
 def _copied_in_bulk(rows_THA: Tensor) -> bool:

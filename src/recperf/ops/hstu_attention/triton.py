@@ -99,23 +99,32 @@ def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mas
 )
 def backward(
     grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
-    *, into: Into | None = None, deterministic: bool | None = None,
+    *, into: Into | None = None, sums: Into | None = None, deterministic: bool | None = None,
 ) -> Into:  # fmt: skip
-    """Gradients of q, k and v, written into `into` if set.
+    """Gradients of q, k and v, written into `into` if set, and their sums over all tokens into `sums`.
 
-    Those of q are added up by atomics, whose order varies, unless `deterministic` (None: torch's own setting): then in
-    a fixed order, or by a kernel of their own that recomputes the scores.
+    Where one kernel computes all, those of q are added up by atomics, whose order varies, unless `deterministic`
+    (None: torch's own setting): then a kernel of their own recomputes the scores. On Hopper the order is always fixed.
     """
-    if not _served(q_THA, v_THV, mask):
-        return reference.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
     fast = _hopper(q_THA.device)
     if fast is not None and fast.serves(q_THA, k_THA, v_THV, mask):
-        gradients: Into = fast.backward(
-            grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into, deterministic=deterministic
-        )
+        gradients: Into = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into, sums=sums)
         return gradients
+    if not _served(q_THA, v_THV, mask):
+        gradients = reference.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
+    else:
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
+        gradients = _backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into, deterministic)
+    for total, rows in zip(sums or (), gradients):
+        torch.sum(rows, 0, dtype=total.dtype, out=total)
+    return gradients
+
+
+def _backward(
+    grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
+    into: Into | None, deterministic: bool,
+) -> Into:  # fmt: skip
     dq, dk, dv = into or _room(q_THA, k_THA, v_THV)
     grad, q, k, v = _near(grad_THV.to(v_THV.dtype)), _near(q_THA), _near(k_THA), _near(v_THV)
     sum_q = dq if deterministic else torch.zeros(q.shape, dtype=torch.float32, device=q.device)

@@ -40,15 +40,20 @@ def backward(
     eps: float,
     *,
     residual_TD: Tensor | None = None,
+    dbias_F: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x (with the residual's added), of the norm's weight and bias, and of the map's."""
+    """Gradients of x (with the residual's added), of the norm's weight and bias, and of the map's.
+
+    That of the map's bias is `dbias_F` where the caller has it already: it saves reading the gradient once more.
+    """
     grad_TF = grad_TF.to(x_TD.dtype)
     dnormed_TD = product(grad_TF, weight_DF.t())
     dx_TD, dnorm_weight_D, dnorm_bias_D = norm.backward(
         dnormed_TD, x_TD, norm_weight_D, norm_bias_D, stats_2T, residual_TD=residual_TD, again=True
     )
     normed_TD = dnormed_TD
-    return dx_TD, dnorm_weight_D, dnorm_bias_D, weight_gradient(normed_TD, grad_TF), column_sums(grad_TF)
+    dbias_F = column_sums(grad_TF) if dbias_F is None else dbias_F
+    return dx_TD, dnorm_weight_D, dnorm_bias_D, weight_gradient(normed_TD, grad_TF), dbias_F
 
 
 @triton.jit(do_not_specialize=["T", "stretch"])

@@ -5,17 +5,25 @@ dropout. Backward, a kernel turns the gradient of z into those of the attention 
 made of, so it also writes z again, over its gradient: the product for the weight's gradient needs it, and only two
 numbers per row are saved from the forward pass. Which elements dropout keeps is computed again too.
 
+On NVIDIA GPUs the kernels of gate.cu serve half-precision rows of 256 or 512: there a warp asks for its next row before
+it computes this one, which Triton cannot be told where a row is overwritten.
+
 Shapes: T tokens, D model width, E attention width, 3E the concatenation, P programs.
 """
 
 from __future__ import annotations
+
+import functools
+from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...errors import notice_once
 from ...measure.native_calls import operator
+from .. import cuda
 from ..dropout import Dropout
 from ..dropout import triton as dropping
 from ..dropout.triton import factors, row_words
@@ -25,6 +33,37 @@ from ..products import product, weight_gradient
 
 FORWARD, BACKWARD = (512, 512), (256, 256)
 """Columns of a row that one warp takes, and elements of a tensor that it holds: as many as its registers allow."""
+SOURCE, WARPS, PROGRAMS = Path(__file__).with_name("gate.cu"), 4, 4096
+"""Of gate.cu: warps of a program, and most programs, each of which has a share of the parameters' gradients."""
+
+
+@functools.cache
+def _kernels(device: torch.device, dtype: torch.dtype, columns: int, drop: bool) -> dict[str, cuda.Kernel] | None:
+    """Those of gate.cu, where they serve."""
+    if device.type != "cuda" or torch.version.hip is not None or columns not in (256, 512):
+        return None
+    if dtype not in (torch.bfloat16, torch.float16):
+        return None
+    options = [f"-DCOLUMNS={columns}", *["-DDROP"] * drop, *["-DFLOAT16"] * (dtype == torch.float16)]
+    compiled = cuda.load(SOURCE, device, *options)
+    if isinstance(compiled, str):
+        notice_once(f"{compiled}: gates use kernels that are slower on this GPU")
+        return None
+    return {
+        "gate": compiled.kernel("gate", "PPPPPPqqqfPIIIf", threads=32 * WARPS),
+        "gate_backward": compiled.kernel("gate_backward", "PPPPPPPPPqqqqPIIIf", threads=32 * WARPS),
+    }
+
+
+def _kernel(name: str, dropout: Dropout, *rows: Tensor) -> cuda.Kernel | None:
+    """A kernel of gate.cu if it can read and write all of these."""
+    aligned = all(one.stride(0) % 8 == 0 and one.data_ptr() % 16 == 0 and one.dtype == rows[0].dtype for one in rows)
+    loaded = _kernels(rows[0].device, rows[0].dtype, rows[0].shape[1], dropout.rate > 0.0) if aligned else None
+    return loaded[name] if loaded else None
+
+
+def _dropping(dropout: Dropout) -> tuple[Tensor | float | None, ...]:
+    return (dropout.rows_T, *(dropout.keys if dropout.rate else (0, 0)), dropout.threshold, dropout.scale)
 
 
 @triton.jit(do_not_specialize=["T", "first", "second", "threshold"])
@@ -66,10 +105,16 @@ def gated(
     tokens, columns = attention_TE.shape
     z_T3E = torch.empty(tokens, 3 * columns, dtype=attention_TE.dtype, device=attention_TE.device)
     stats_2T = torch.empty(2, tokens, dtype=torch.float32, device=attention_TE.device)
-    if tokens:
+    weight_E, bias_E = norm_weight_E.contiguous(), norm_bias_E.contiguous()
+    if tokens and (kernel := _kernel("gate", dropout, attention_TE, u_TE, z_T3E)):
+        kernel(
+            min(PROGRAMS, triton.cdiv(tokens, WARPS)), attention_TE, u_TE, weight_E.float(), bias_E.float(), z_T3E,
+            stats_2T, tokens, attention_TE.stride(0), u_TE.stride(0), eps, *_dropping(dropout),
+        )  # fmt: skip
+    elif tokens:
         width, rows, warps = norm.tile(columns, FORWARD)
         _gate[(triton.cdiv(tokens, rows),)](
-            attention_TE, u_TE, norm_weight_E.contiguous(), norm_bias_E.contiguous(), z_T3E, stats_2T, tokens, columns,
+            attention_TE, u_TE, weight_E, bias_E, z_T3E, stats_2T, tokens, columns,
             attention_TE.stride(0), u_TE.stride(0), eps,
             ROWS=rows, WIDTH=width, num_warps=warps, **dropping.arguments(dropout),
         )  # fmt: skip
@@ -103,6 +148,7 @@ def _backward(
     b = tl.load(bias + column, mask=column < E, other=0.0).to(tl.float32)[None, :]
     dweight = tl.zeros([WIDTH], dtype=tl.float32)
     dbias = tl.zeros([WIDTH], dtype=tl.float32)
+    total = tl.zeros([WIDTH], dtype=tl.float32)
     for turn in range(0, stretch, ROWS):
         row = begin + turn + tl.arange(0, ROWS)
         inside = (row < T)[:, None] & (column < E)[None, :]
@@ -140,10 +186,12 @@ def _backward(
         before = before_standard(dnormed * w, standard, spread, E) + dvalue
         tl.store(dattention + row[:, None] * E + column[None, :], before, mask=inside)
         draw = dgate * (sigmoid + gate * (1.0 - sigmoid))
+        total += tl.sum(tl.where(inside, draw, 0.0), 0)
         tl.store(du + row[:, None] * du_stride + column[None, :], draw, mask=inside)
-    share = shares + tl.program_id(0).to(tl.int64) * 2 * E + column
+    share = shares + tl.program_id(0).to(tl.int64) * 3 * E + column
     tl.store(share, dweight, mask=column < E)
     tl.store(share + E, dbias, mask=column < E)
+    tl.store(share + 2 * E, total, mask=column < E)
 
 
 def backward(
@@ -158,10 +206,11 @@ def backward(
     dropout: Dropout,
     *,
     into_u: Tensor | None = None,
+    sum_E: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the attention, of u (written into `into_u` if set), of the norm's weight and bias, of the map.
 
-    That of x is `grad_TD` itself.
+    That of x is `grad_TD` itself. The sum of u's gradient over all tokens is written into `sum_E` if set.
     """
     attention_TE, u_TE = norm.dense_rows(attention_TE), norm.dense_rows(u_TE)
     tokens, columns = attention_TE.shape
@@ -169,15 +218,39 @@ def backward(
     du_TE = into_u if into_u is not None else torch.empty(tokens, columns, dtype=u_TE.dtype, device=u_TE.device)
     assert du_TE.stride(-1) == 1, "the gradient of u is written row by row"
     dz_T3E = product(grad_TD, weight_3ED.t())
+    shares_P3E = _gate_backward(
+        dz_T3E, attention_TE, u_TE, norm_weight_E.contiguous(), norm_bias_E.contiguous(), stats_2T, dattention_TE,
+        du_TE, dropout,
+    )  # fmt: skip
+    z_T3E = dz_T3E
+    sums_3E = shares_P3E.sum(0)
+    if sum_E is not None:
+        sum_E.copy_(sums_3E[2])
+    return dattention_TE, du_TE, sums_3E[0], sums_3E[1], weight_gradient(z_T3E, grad_TD)
+
+
+@operator("gate_backward")
+def _gate_backward(
+    dz_T3E: Tensor, attention_TE: Tensor, u_TE: Tensor, weight_E: Tensor, bias_E: Tensor, stats_2T: Tensor,
+    dattention_TE: Tensor, du_TE: Tensor, dropout: Dropout,
+) -> Tensor:  # fmt: skip
+    """Shares of the gradients of the norm's weight and bias, and of the sum of u's; z overwrites its gradient."""
+    tokens, columns = attention_TE.shape
+    kernel = _kernel("gate_backward", dropout, attention_TE, u_TE, dz_T3E, dattention_TE, du_TE) if tokens else None
     width, rows, warps = norm.tile(columns, BACKWARD)
     programs, stretch = norm.stretches(tokens, rows)
-    shares_P2E = torch.empty(programs, 2, columns, dtype=torch.float32, device=attention_TE.device)
-    if tokens:
-        _backward[(programs,)](
-            dz_T3E, attention_TE, u_TE, norm_weight_E.contiguous(), norm_bias_E.contiguous(), stats_2T, dattention_TE,
-            du_TE, shares_P2E, tokens, columns, stretch, attention_TE.stride(0), u_TE.stride(0), du_TE.stride(0),
-            ROWS=rows, WIDTH=width, num_warps=warps, **dropping.arguments(dropout),
+    if kernel:
+        programs = min(PROGRAMS, triton.cdiv(tokens, WARPS))
+    shares_P3E = torch.empty(programs, 3, columns, dtype=torch.float32, device=attention_TE.device)
+    strides = attention_TE.stride(0), u_TE.stride(0), du_TE.stride(0)
+    if kernel:
+        kernel(
+            programs, dz_T3E, attention_TE, u_TE, weight_E.float(), bias_E.float(), stats_2T, dattention_TE, du_TE,
+            shares_P3E, tokens, *strides, *_dropping(dropout),
         )  # fmt: skip
-    z_T3E = dz_T3E
-    sums_2E = shares_P2E.sum(0)
-    return dattention_TE, du_TE, sums_2E[0], sums_2E[1], weight_gradient(z_T3E, grad_TD)
+    elif tokens:
+        _backward[(programs,)](
+            dz_T3E, attention_TE, u_TE, weight_E, bias_E, stats_2T, dattention_TE, du_TE, shares_P3E, tokens, columns,
+            stretch, *strides, ROWS=rows, WIDTH=width, num_warps=warps, **dropping.arguments(dropout),
+        )  # fmt: skip
+    return shares_P3E
