@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,44 +28,38 @@ KINDS = {torch.float16: 6, torch.bfloat16: 9}
 """Numbers of CUtensorMapDataType."""
 SWIZZLE_128, PROMOTE_256 = 3, 3
 MAP_BYTES = 128
-MOST_ARGUMENTS = 4096
-"""Bytes."""
-BUFFER, BUFFER_SIZE = 1, 2
-"""CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE."""
-
-
-class Arguments(threading.local):
-    """Where a thread puts the arguments of the kernel that it starts; the driver copies them."""
-
-    def __init__(self) -> None:
-        self.room, self.size = ctypes.create_string_buffer(MOST_ARGUMENTS), ctypes.c_size_t()
-        self.driver_options = (ctypes.c_void_p * 5)(
-            BUFFER, ctypes.addressof(self.room), BUFFER_SIZE, ctypes.addressof(self.size), 0
-        )
-
-
-_arguments = Arguments()
 
 
 class Kernel:
     """A function of a compiled file. Arguments are tensors (or None), numbers, and maps as bytes."""
 
-    def __init__(self, driver: ctypes.CDLL, handle: ctypes.c_void_p, layout: str, threads: int, shared: int) -> None:
-        self._start, self._handle, self._layout = driver.cuLaunchKernel, handle, struct.Struct(layout)
+    def __init__(
+        self, driver: ctypes.CDLL, handle: ctypes.c_void_p, types: tuple[str, ...], threads: int, shared: int
+    ) -> None:
+        self._start, self._handle, self._layout = driver.cuLaunchKernel, handle, struct.Struct("".join(types))
         self._driver, self.threads, self.shared = driver, threads, shared
+        sizes = [struct.calcsize("".join(types[: count + 1])) for count in range(len(types))]
+        self._places = [size - struct.calcsize(one) for size, one in zip(sizes, types)]
+        self._thread = threading.local()
+
+    def _room(self) -> tuple[Any, Any]:
+        """Where this thread puts the arguments, and their addresses; the driver copies them."""
+        if not hasattr(self._thread, "room"):
+            buffer = ctypes.create_string_buffer(self._layout.size)
+            first = ctypes.addressof(buffer)
+            self._thread.room = buffer, (ctypes.c_void_p * len(self._places))(*(first + at for at in self._places))
+        room: tuple[Any, Any] = self._thread.room
+        return room
 
     def __call__(self, programs: int, *arguments: Tensor | float | bytes | None) -> None:
         """Start it on torch's current stream."""
         if not programs:
             return
+        buffer, addresses = self._room()
         values = [one.data_ptr() if isinstance(one, Tensor) else 0 if one is None else one for one in arguments]
-        self._layout.pack_into(_arguments.room, 0, *values)
-        _arguments.size.value = self._layout.size
-        stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
-        code = self._start(
-            self._handle, programs, 1, 1, self.threads, 1, 1, self.shared, ctypes.c_void_p(stream), None,
-            _arguments.driver_options,
-        )  # fmt: skip
+        self._layout.pack_into(buffer, 0, *values)
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+        code = self._start(self._handle, programs, 1, 1, self.threads, 1, 1, self.shared, stream, addresses, None)
         if code:
             raise RuntimeError(f"a CUDA kernel could not be started: {_message(self._driver, code)}")
 
@@ -78,15 +73,16 @@ class Kernels:
         if code:
             raise MachineError(f"the driver does not load the compiled kernels: {_message(driver, code)}")
 
-    def kernel(self, name: str, layout: str, *, threads: int, shared: int = 0) -> Kernel:
-        """`layout`: the types of its parameters as in Python's `struct`. `shared`: bytes of shared memory of a program,
-        beside what the source itself declares."""
+    def kernel(self, name: str, types: str, *, threads: int, shared: int = 0) -> Kernel:
+        """`types`: of its parameters, as in Python's `struct`, and M for a map. `shared`: bytes of shared memory that a
+        program gets beside what the source declares."""
         handle = ctypes.c_void_p()
         code = self._driver.cuModuleGetFunction(ctypes.byref(handle), self._module, name.encode())
         code = code or self._driver.cuFuncSetAttribute(handle, MOST_SHARED, shared)
         if code:
             raise MachineError(f"kernel {name} cannot be used: {_message(self._driver, code)}")
-        return Kernel(self._driver, handle, layout, threads, shared)
+        sized = tuple(f"{MAP_BYTES}s" if one == "M" else one for one in types)
+        return Kernel(self._driver, handle, sized, threads, shared)
 
 
 @functools.cache

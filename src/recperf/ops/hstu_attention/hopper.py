@@ -26,7 +26,6 @@ QUERIES, GROUP, KEYS, PASSING = 192, 64, 128, 64
 """Queries of a program and of one of its groups (forward); keys of a program, and queries at a time (backward)."""
 SHARED = 226 << 10
 """Bytes of shared memory of a program."""
-MAP = f"{cuda.MAP_BYTES}s"
 
 
 def serves(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, mask: Mask) -> bool:
@@ -106,8 +105,8 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> dict[str, cuda.Kernel]
         notice_once(f"{compiled}: attention uses kernels that are slower on this GPU")
         return None
     return {
-        "attend": compiled.kernel("attend", f"{3 * MAP}PqqPiiiPff", threads=512, shared=SHARED),
-        "grad_keys": compiled.kernel("grad_keys", f"{4 * MAP}PPPPPqqqqPiiiff", threads=384, shared=SHARED),
+        "attend": compiled.kernel("attend", "MMMPqqPiiiPff", threads=512, shared=SHARED),
+        "grad_keys": compiled.kernel("grad_keys", "MMMMPPPPPqqqqPiiiff", threads=384, shared=SHARED),
         "grad_queries": compiled.kernel("grad_queries", "PPPqqPiiif", threads=128),
     }
 

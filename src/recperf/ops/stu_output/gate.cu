@@ -88,7 +88,8 @@ struct Words {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) gate(
     const half_t* __restrict__ attention, const half_t* __restrict__ u, const float* __restrict__ weight, const float* __restrict__ bias, half_t* __restrict__ z,
-    float* __restrict__ stats, i64 T, i64 attention_stride, i64 u_stride, float eps, Drop drop) {
+    float* __restrict__ stats, i64 T, i64 attention_stride, i64 u_stride, float eps, const i64* numbers, u32 first, u32 second, u32 threshold, float drop_scale) {
+  const Drop drop{numbers, first, second, threshold, drop_scale};
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, step = gridDim.x * WARPS;
   i64 row = blockIdx.x * WARPS + warp;
   Eight a[CHUNKS], g[CHUNKS];
@@ -129,12 +130,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) gate(
 }
 
 // `shares` of every program: the gradients of the norm's weight and bias, and the sum of u's gradient over its rows.
-#ifndef BLOCKS
-#define BLOCKS 3
-#endif
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) gate_backward(
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) gate_backward(
     half_t* __restrict__ dz, const half_t* __restrict__ attention, const half_t* __restrict__ u, const float* __restrict__ weight, const float* __restrict__ bias,
-    const float* __restrict__ stats, half_t* __restrict__ dattention, half_t* __restrict__ du, float* __restrict__ shares, i64 T, i64 attention_stride, i64 u_stride, i64 du_stride, Drop drop) {
+    const float* __restrict__ stats, half_t* __restrict__ dattention, half_t* __restrict__ du, float* __restrict__ shares, i64 T, i64 attention_stride, i64 u_stride, i64 du_stride,
+    const i64* numbers, u32 first, u32 second, u32 threshold, float drop_scale) {
+  const Drop drop{numbers, first, second, threshold, drop_scale};
   __shared__ alignas(16) float weights[2][E];
   __shared__ float sums[3][E];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, step = gridDim.x * WARPS;
