@@ -46,6 +46,7 @@ from ..clicks import (
 )
 from .config import MicroDLRMConfig, bounds, require_room
 from .data import check_sizes, imported, read
+from .steps import NativeStep, choose_native
 
 
 class PreparedClicks(PreparedSamples):
@@ -62,13 +63,15 @@ class PreparedClicks(PreparedSamples):
             self.data = imported_facts(self.clicks)
         else:
             self.train, self.valid, self.data = movielens_samples(config.data, config.model)
-        self.settings = choose(
-            config.train, largest_product_flops=largest_product(config.model, config.train.batch_size)
-        )
+        product_flops = largest_product(config.model, config.train.batch_size)
+        self.settings = choose(config.train, largest_product_flops=product_flops)
         self.target = bounds(config, self.data)
         lack = current().choose("", several=BETWEEN_RANKS)
         self.graph, self.settings.reasons["graph"] = choose_graph(
             config.train.graph, self.settings.device, lack, why=FIXED_SHAPES, switch=SWITCH
+        )
+        self.native, self.settings.reasons["step"] = choose_native(
+            config.train.native, self.settings, config.model, product_flops=product_flops, lack=lack
         )
 
     def baseline_logits(self) -> dict[str, Tensor]:
@@ -114,6 +117,10 @@ class ClickTrial(DLRMTrialState):
                 requested_by=SWITCH if settings.graph == "on" else None,
             )
             self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
+        elif prepared.native:
+            indexed = IndexedOrder(order)
+            native = NativeStep(self.model, self.optimizer, indexed, reasons=prepared.settings.reasons)
+            self.recipe = replace(self.recipe, order=indexed, whole_step=native)
 
     @torch.no_grad()
     def logits(self) -> Tensor:
