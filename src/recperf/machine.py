@@ -33,6 +33,9 @@ _CGROUP_FILES = (
 )
 """Limit, usage and details of the usage, in version 2 and version 1 of control groups."""
 
+BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "ARM's"}
+"""Instructions for products of bfloat16 by their names in /proc/cpuinfo, the fastest first."""
+
 
 def machine_facts() -> dict[str, Any]:
     """Facts that do not change from call to call, and a fingerprint of exactly those facts."""
@@ -82,6 +85,16 @@ def cpu_model() -> str:
         if line.startswith("Model name:"):
             return line.split(":", 1)[1].strip()
     return f"implementer {fields.get('CPU implementer', '?')} part {fields.get('CPU part', '?')}"
+
+
+def bfloat16_instructions() -> str | None:
+    """The processor's instructions for products of bfloat16; None if it has none, or if the system names none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return next((name for flag, name in BFLOAT16.items() if flag in flags), None)
 
 
 def caches() -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
-from recperf.errors import MachineError
+from recperf.errors import MachineError, notice_once
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.fast import Switches, resolve
 from recperf.train.graph import BETWEEN_RANKS, CopiedFeed, DrawnFeed, DrawnOrder
@@ -54,6 +55,22 @@ def test_defaults_on_a_cpu_and_their_reasons() -> None:
         },
     }  # fmt: skip
     assert switches.low == torch.float32
+
+
+@pytest.mark.parametrize("flags", ["amx_tile amx_bf16 avx512_bf16", "fphp asimdhp bf16", "fphp asimdhp"])
+def test_bfloat16_on_a_cpu_says_by_which_instructions(
+    flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda _: f"processor\t: 0\nFeatures\t: {flags}\n")
+    notice_once.cache_clear()
+    reason = switched(CPU, precision="bfloat16").reasons["precision"].partition("requested; ")[2]
+    noted = capsys.readouterr().err
+    name = "AMX" if "amx" in flags else "ARM's"
+    if "bf16" in flags:
+        assert (reason, noted) == (f"{name} instructions, weight gradients rounded once", "")
+    else:
+        assert reason == "slower than float32, since this CPU has no instructions for it"
+        assert noted == "note: this CPU has no instructions for bfloat16: --fast.precision float32 is faster\n"
 
 
 @pytest.mark.usefixtures("gpu")

@@ -158,7 +158,7 @@ def test_each_switch_of_a_cpu_gives_the_plain_paths_numbers(name: str, interacti
     plain = trained(made(model=model, fast=PLAIN))
     close(switched, plain, tolerance or 1e-9)
     for field, value in change.items():
-        assert switched[0].prepared.settings.reasons[field] == f"{value}: requested"
+        assert switched[0].prepared.settings.reasons[field].startswith(f"{value}: requested")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

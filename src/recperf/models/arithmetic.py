@@ -74,7 +74,7 @@ class FastArithmetic(Arithmetic):
 
     With `copies` the products read copies of the weights in a suitable layout, made at every step: the first layer
     padded with zeros to a width that is a multiple of 8, and in tf32, whose fast kernels read both factors along the
-    summed dimension only, transposed copies for the backward pass.
+    summed dimension only, transposed copies for the backward pass. `rounded`: see `weight_gradient`.
     """
 
     def __init__(
@@ -83,9 +83,10 @@ class FastArithmetic(Arithmetic):
         relu: ModuleType,
         low: torch.dtype = torch.float32,
         copies: bool = False,
+        rounded: bool = False,
         streams: SideStreams | None = None,
     ) -> None:
-        self.relu, self.low, self.copies = relu, low, copies
+        self.relu, self.low, self.copies, self.rounded = relu, low, copies, rounded
         self.streams = streams or SideStreams()
         self._copies: dict[tuple[MLP, torch.device], list[Copies]] = {}
         self._read: dict[MLP, list[Tensor]] = {}
@@ -187,6 +188,6 @@ class FastArithmetic(Arithmetic):
     ) -> None:
         """Add the gradients of a layer's weight and bias."""
         weight, bias = parameters
-        gradient_OI = weight_gradient(gradient_BO, input_BI)
+        gradient_OI = weight_gradient(gradient_BO, input_BI, rounded=self.rounded)
         add_gradient(weight, gradient_OI[:, : weight.shape[1]].contiguous())
         add_gradient(bias, gradient_BO.sum(0, dtype=torch.float32) if bias_SO is None else bias_SO.sum(0))

@@ -226,7 +226,7 @@ class FastConfig:
     """Replay the whole step as one CUDA graph; auto: on a GPU, unless a batch is split into micro-batches."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     """Precision of the MLPs' matrix products; weights and their gradients stay float32. Auto: bfloat16 on a GPU that
-    supports it, else float32."""
+    supports it, else float32. On a CPU bfloat16 is faster with AMX, AVX-512 or ARM instructions for it only."""
     embedding: Way = "auto"
     """Lookups and sparse updates of all tables: fused is one kernel (Triton on a GPU, C on a CPU), plain is torch."""
     interaction: Way = "auto"

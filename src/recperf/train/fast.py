@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import MachineError
+from ..errors import MachineError, notice_once
+from ..machine import bfloat16_instructions
 from ..ops.choice import triton_problem
 from .config import FastConfig
 from .graph import FIXED_SHAPES, choose_graph
@@ -83,10 +84,20 @@ def _precision(fast: FastConfig, cuda: bool, decided: Decide) -> str:
     if fast.precision != "auto":
         if fast.precision == "tf32" and not cuda:
             raise MachineError("a CPU has no tf32", fix="--fast.precision float32")
-        return decided("precision", fast.precision, "requested")
+        return decided("precision", fast.precision, _requested(fast.precision, cuda))
     if cuda and torch.cuda.get_device_capability()[0] >= 8:
         return decided("precision", "bfloat16", "a GPU that supports it; sums, weights and their gradients in float32")
     return decided("precision", "float32", "a CPU" if not cuda else "a GPU without bfloat16")
+
+
+def _requested(precision: str, cuda: bool) -> str:
+    if precision != "bfloat16" or cuda:
+        return "requested"
+    instructions = bfloat16_instructions()
+    if instructions:
+        return f"requested; {instructions} instructions, weight gradients rounded once"
+    notice_once("this CPU has no instructions for bfloat16: --fast.precision float32 is faster")
+    return "requested; slower than float32, since this CPU has no instructions for it"
 
 
 def _fused(name: str, requested: str, device: torch.device, decided: Decide) -> bool:

@@ -15,6 +15,7 @@ from ...distributed.ranks import current
 from ...errors import MachineError
 from ...execution.tables import placed_tables
 from ...execution.workload import Fix, Predictions, Prepared, ScoredRows, cpu_fixes, table_share
+from ...machine import bfloat16_instructions
 from ...measure.cost import FLOAT, Cost
 from ...models.arithmetic import Arithmetic, FastArithmetic
 from ...models.cost import dlrm_step, sparse_dlrm_step
@@ -83,8 +84,13 @@ class ConfiguredDLRM:
         )
         reasons = {**settings.reasons, **self.switches.reasons, "tables": self.tiers.why}
         if settings.device.type == "cpu" and self.switches.precision == "bfloat16":
-            reasons["onednn"] = "off: it warns of every bfloat16 product on a CPU without bfloat16 instructions"
-            settings = replace(settings, onednn=False)
+            fast = bfloat16_instructions() is not None
+            reasons["onednn"] = (
+                "on: the only fast products of bfloat16"
+                if fast
+                else "off: it warns of every bfloat16 product on a CPU without bfloat16 instructions"
+            )
+            settings = replace(settings, onednn=fast)
         self.settings: Settings = replace(settings, precision=self.switches.precision, reasons=reasons)
 
     @property
@@ -262,7 +268,9 @@ class DLRMBuilder:
         body, why = relu.choose("auto" if switches.mlp else "reference", device)
         self.prepared.settings.reasons["relu"] = why
         copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
-        return FastArithmetic(relu=body, low=switches.low, copies=copies, streams=streams)
+        # With onednn a CPU has instructions for bfloat16, and torch has no products by them with a wider result.
+        rounded = device.type == "cpu" and self.prepared.settings.onednn
+        return FastArithmetic(relu=body, low=switches.low, copies=copies, rounded=rounded, streams=streams)
 
 
 class DLRMTrial(DLRMBuilder, DLRMTrialState):
