@@ -2,7 +2,7 @@
 
 What shaped the model; rows say whether they did so wholly or partly:
 
-* the shares of products and passes: two of recperf's own steps on one H200 (`FITTED`);
+* the share of passes: two of recperf's own steps on one H200 (`FITTED`), by plan_refit.py; that of products once too;
 * attention: rates of the kernels alone on one H200, ours and the MLPerf reference's, by length of rows; on an MI350X
   the published time of one of the reference's layers in full;
 * products of the reference on B200 and MI350X: the `GEMM` of its published traces, and the B200's idle time;
@@ -66,42 +66,60 @@ CLAIMED = {
 }
 """Largest relative errors docs/planning.md admits; none: nothing, or only the range, is claimed."""
 FITTED = ("shared encoders, candidate only", "neither")
-"""Steps of dlrm-v4 that the shares of products and passes are fitted to."""
+"""Steps of dlrm-v4 that the share of passes is fitted to."""
 
 
-def own_points() -> list[Point]:
-    """Our steps on one H200, with the lengths they were measured with."""
+def entries_of(name: str, metric: str) -> list[dict[str, Any]]:
+    """Stored rows of a benchmark, the oldest first."""
+    rows = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+    return [entry for entry in rows if entry["metric"] == metric]
+
+
+def own_steps() -> dict[str, dict[str, Any]]:
+    """Conditions of the newest steps of dlrm-v4 on one H200, by name."""
+    rows = [entry for entry in entries_of("dlrm_v4_step", "throughput") if "H200" in entry["conditions"]["device"]]
+    return {entry["variant"]: entry["conditions"] | {"time": entry["time"]} for entry in rows}
+
+
+def own_seconds(step: Mapping[str, Any], device: Device) -> float:
+    """Seconds of such a step, predicted for the lengths it was measured with."""
     from _histories import MEAN, SHORTEST
     from _hstu_peer import jagged_lengths
 
     base = gpu().model
-    plain = replace(base, shared_encoders=False, hstu=replace(base.hstu, candidate_only=False))
-    ways = {
+    model = {
         "shared encoders, candidate only": base,
         "candidate only": replace(base, shared_encoders=False),
-        "neither": plain,
-    }
-    points = []
-    steps = [entry for entry in _entries("dlrm_v4_step", "throughput") if "H200" in entry["conditions"]["device"]]
-    for name, conditions in {entry["variant"]: entry["conditions"] for entry in steps}.items():
-        model, mean = ways[conditions["way"]], conditions.get("mean_history", MEAN)
-        lengths = [
-            n + model.context_tokens + 1 for n in jagged_lengths(1024, SHORTEST, model.max_history, mean, 3).tolist()
-        ]
-        ms = 1e3 * sum(_own_parts(model, lengths, int(conditions["distinct_rows"])).values())
-        points.append(_own("own steps", f"H200, {name}", ms, conditions["ms"], "dlrm_v4_step", fitted=name in FITTED))
-    for entry in _entries("table_tiers", "step"):
-        if entry["variant"] == "41 GiB, device":
-            rows = int(entry["conditions"]["distinct_rows"])
-            lengths = [n + 9 for n in jagged_lengths(1024, SHORTEST, base.max_history, MEAN, 3).tolist()]
-            ms = 1e3 * sum(_own_parts(base, lengths, rows).values())
+        "neither": replace(base, shared_encoders=False, hstu=replace(base.hstu, candidate_only=False)),
+    }[step["way"]]
+    mean = step.get("mean_history", MEAN)
+    lengths = [
+        n + model.context_tokens + 1 for n in jagged_lengths(1024, SHORTEST, model.max_history, mean, 3).tolist()
+    ]
+    load = cost.load_of(model, lengths)
+    passes, work = cost.passes(model, load), _with_lengths(model, lengths)
+    parts = cost.step(model, [load], rows=int(step["distinct_rows"]))
+    passes |= {name: parts[name].bytes for name in ("dense_update", "sparse_update")}
+    return sum(part_seconds(name, Cost(part.flops, passes.get(name, 0)), work, device) for name, part in parts.items())
+
+
+def own_points() -> list[Point]:
+    """Our steps on one H200."""
+    points, steps, device = [], own_steps(), KNOWN["h200"]
+    for name, step in steps.items():
+        ms, fitted = 1e3 * own_seconds(step, device), name in FITTED
+        points.append(_own("own steps", f"H200, {name}", ms, step["ms"], "dlrm_v4_step", fitted=fitted))
+    for entry in entries_of("table_tiers", "step"):
+        # An older one had other kernels than the steps that shaped the model.
+        if entry["variant"] == "41 GiB, device" and entry["time"] >= min(steps[name]["time"] for name in FITTED):
+            ms = 1e3 * own_seconds(entry["conditions"] | {"way": FITTED[0]}, device)
             points.append(_own("own steps", "H200, 41 GiB of tables on the device", ms, entry["p50"], "table_tiers"))
     return points
 
 
 def called_points() -> list[Point]:
     """Small steps on one H200: operators called one by one, and as CUDA graphs, which is the default."""
-    latest = {entry["variant"]: entry for entry in _entries("default_speed", "samples_per_s")}
+    latest = {entry["variant"]: entry for entry in entries_of("default_speed", "samples_per_s")}
     points = []
     for workload in (MICRO_DLRM, DLRM, DLRM_V4):
         plain = workload.planned(next(iter(workload.presets.values()))())
@@ -129,7 +147,7 @@ def layer_points() -> list[Point]:
         "B256, mean 2663, the reference's FLOPs": (256, 1738, 3588, 2663),
     }
     points = []
-    latest = {entry["variant"]: entry for entry in _entries("stu_stack", "throughput")}
+    latest = {entry["variant"]: entry for entry in entries_of("stu_stack", "throughput")}
     for name, (rows, shortest, longest, mean) in shapes.items():
         lengths = jagged_lengths(rows, shortest, longest, mean, 3).tolist()
         for way, candidate_only in (("full", False), ("candidate only", True)):
@@ -173,18 +191,6 @@ def _layers(model: DLRMv4Config, lengths: list[int], device: Device, *, again: b
     return seconds
 
 
-def _own_parts(model: DLRMv4Config, lengths: list[int], rows: int) -> dict[str, float]:
-    load = cost.load_of(model, lengths)
-    passes, work = cost.passes(model, load), _with_lengths(model, lengths)
-    parts = cost.step(model, [load], rows=rows)
-    tables = {name: parts[name].bytes for name in ("dense_update", "sparse_update")}
-    passes |= tables
-    return {
-        name: part_seconds(name, Cost(part.flops, passes.get(name, 0)), work, KNOWN["h200"])
-        for name, part in parts.items()
-    }
-
-
 def _with_lengths(model: DLRMv4Config, lengths: list[int]) -> Work:
     work = planned(replace(gpu(), model=model)).work()
     return replace(work, lengths=tuple(float(length) for length in lengths))
@@ -193,11 +199,6 @@ def _with_lengths(model: DLRMv4Config, lengths: list[int]) -> Work:
 def _own(kind: str, name: str, ms: float, known: float, source: str, *, fitted: bool = False) -> Point:
     shaped: Literal["", "wholly"] = "wholly" if fitted else ""
     return Point(kind, name, ms, known, f"measured, {source}", shaped, error_band(KNOWN["h200"], 1))
-
-
-def _entries(name: str, metric: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
-    return [entry for entry in rows if entry["metric"] == metric]
 
 
 def _short(value: float) -> str:

@@ -29,7 +29,7 @@ def test_measured_rates_replace_assumed_ones() -> None:
     device = RATES.applied(KNOWN["h200"], WORK.precision)
     assert device.product_rate("bfloat16") == 600e12
     assert device.attention_rate("bfloat16", 2716, backward=True) == 200e12
-    assert device.pass_rate() == pytest.approx(0.53 * 4e12)
+    assert device.pass_rate() == pytest.approx(KNOWN["h200"].efficiency.bytes * 4e12)
     slower, before = (predict(planned(mlperf()), 8, one) for one in (device, KNOWN["h200"]))
     assert slower.seconds > 1.3 * before.seconds
     assert "measured here at 2030-01-01" in slower.origins["efficiency"]

@@ -13,6 +13,7 @@ from recperf.plan import network as collectives
 from recperf.plan import skew, target
 from recperf.plan.devices import (
     CALL_FACTOR,
+    KERNELS,
     KNOWN,
     NETWORKS,
     TIME_SLICE,
@@ -197,9 +198,12 @@ def test_attention_is_carried_over_as_a_rate_of_its_kernel() -> None:
     }
     assert rates["h200"] == rates["h100"] == rates["b200"]
     assert rates["a100"] == pytest.approx(rates["h200"] * 312 / 989, rel=1e-6)
-    assert known.attention_rate("bfloat16", 2896.3, backward=True) == pytest.approx(345e12, rel=1e-3), "between lengths"
+    kernel = KERNELS["recperf"]["h200"]
+    between = sum(kernel.backward[-2:]) / 2
+    assert kernel.lengths[-2:] == (2048, 4096)
+    assert known.attention_rate("bfloat16", 2896.3, backward=True) == pytest.approx(between, rel=1e-3)
     short, long = (known.attention_rate("bfloat16", length, backward=True) for length in (100, 10_000))
-    assert (short, long) == (200e12, 368e12)
+    assert (short, long) == (kernel.backward[0], kernel.backward[-1])
 
 
 def test_lengths_are_a_distribution() -> None:
