@@ -1,7 +1,8 @@
-// HSTU attention on Hopper (sm_90a): half-precision heads of 128, plain causal rows. Compiled by NVRTC, so no headers.
+// HSTU attention on Hopper (sm_90a): half-precision heads of WIDTH, 64 or 128, plain causal rows. Compiled by NVRTC, so
+// no headers.
 //
 // One warp copies blocks from memory with the chip's bulk copies (TMA); groups of four warps multiply (wgmma). Blocks in
-// shared memory are [rows][64 columns], two beside each other for a head, with the 128-byte swizzle.
+// shared memory are [rows][64 columns], two of them after each other for a head of 128, with the 128-byte swizzle.
 //
 // Forward: a group has 64 queries, keys pass by. Programs stay and take one block of queries after the other from a
 // counter, so that copies for the next one begin while the last one is written.
@@ -21,7 +22,7 @@ struct alignas(64) Map { char bytes[128]; };  // CUtensorMap
 #define KIND "bf16"
 #endif
 
-constexpr int D = 128;
+constexpr int D = WIDTH, PARTS = D / 64;
 
 // -- waiting, copying, multiplying --------------------------------------------------------------------------------
 
@@ -37,17 +38,16 @@ __device__ __forceinline__ void fence_bulk() { asm volatile("fence.proxy.async.s
 __device__ __forceinline__ void copy_block(u32 to, const Map* map, int column, int row, u32 barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
-// A block of a head: two parts of 64 columns.
+// A block of a head: its parts of 64 columns.
 __device__ __forceinline__ void copy_head(u32 to, const Map* map, int column, int row, u32 barrier, int bytes) {
-  copy_block(to, map, column, row, barrier);
-  copy_block(to + bytes / 2, map, column + 64, row, barrier);
+  for (int part = 0; part < PARTS; part++) copy_block(to + part * (bytes / PARTS), map, column + 64 * part, row, barrier);
 }
 
 // A swizzled operand in shared memory: groups of 8 rows are 1,024 bytes apart; `apart` is the distance of 64-column
 // parts where the columns are not the summed dimension.
 __device__ __forceinline__ u64 operand(u32 at, int apart = 16) { return (u64)((at & 0x3FFFF) >> 4) | (u64)(apart >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
-// Steps of 16 along the summed dimension: along columns (two parts of a block of so many bytes), or along rows.
-__device__ __forceinline__ u64 columns(u64 block, int step, int bytes) { return block + (step / 4) * (bytes / 2 / 16) + (step % 4) * 2; }
+// Steps of 16 along the summed dimension: along columns (of the parts of a block of so many bytes), or along rows.
+__device__ __forceinline__ u64 columns(u64 block, int step, int bytes) { return block + (step / 4) * (bytes / PARTS / 16) + (step % 4) * 2; }
 __device__ __forceinline__ u64 rows(u64 block, int step) { return block + step * (2048 / 16); }
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -61,24 +61,36 @@ template <int N> __device__ __forceinline__ void settle(float (&r)[N]) {
 }
 
 #define OUT8(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
+#define OUT16(c, d) OUT8(c, d, 0), OUT8(c, d, 8)
 #define OUT32(c, d) OUT8(c, d, 0), OUT8(c, d, 8), OUT8(c, d, 16), OUT8(c, d, 24)
 #define OUT64(c, d) OUT32(c, d), OUT8(c, d, 32), OUT8(c, d, 40), OUT8(c, d, 48), OUT8(c, d, 56)
 #define NEW(r) "=f"(r)
 #define SUM(r) "+f"(r)
+#define LIST16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
 #define LIST32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define LIST64                                                                                                             \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
   "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
-// 64 x 64 sums of two blocks in shared memory; the first product of a sum ignores what the registers held. TURNED: the
-// summed dimension are the rows of both blocks instead of the columns.
-template <bool TURNED> __device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, bool first) {
-  if (first)
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." KIND "." KIND " " LIST32 ", %32, %33, p, 1, 1, %34, %34;\n}" : OUT32(NEW, d) : "l"(a), "l"(b), "n"((int)TURNED));
-  else
-    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." KIND "." KIND " " LIST32 ", %32, %33, p, 1, 1, %34, %34;\n}" : OUT32(SUM, d) : "l"(a), "l"(b), "n"((int)TURNED));
+// Sums of 64 rows and 32, 64 or 128 columns from two blocks in shared memory; the first product of a sum ignores what
+// the registers held. TURNED: the summed dimension are the rows of both blocks instead of the columns.
+#define SHARED_PRODUCT(SIZE, COLUMNS, A, B, T)                                                                                                \
+  template <bool TURNED> __device__ __forceinline__ void multiply(float (&d)[SIZE], u64 a, u64 b, bool first) {                                \
+    if (first)                                                                                                                                 \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." KIND "." KIND " " LIST##SIZE   \
+                   ", " A ", " B ", p, 1, 1, " T ", " T ";\n}" : OUT##SIZE(NEW, d) : "l"(a), "l"(b), "n"((int)TURNED));                         \
+    else                                                                                                                                       \
+      asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." KIND "." KIND " " LIST##SIZE   \
+                   ", " A ", " B ", p, 1, 1, " T ", " T ";\n}" : OUT##SIZE(SUM, d) : "l"(a), "l"(b), "n"((int)TURNED));                         \
+  }
+SHARED_PRODUCT(16, "32", "%16", "%17", "%18")
+SHARED_PRODUCT(32, "64", "%32", "%33", "%34")
+SHARED_PRODUCT(64, "128", "%64", "%65", "%66")
+// Sums of 64 rows and 64 or 128 columns from registers and a block in shared memory whose rows are summed over.
+__device__ __forceinline__ void multiply(float (&d)[32], const u32* a, u64 b, bool keep) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." KIND "." KIND " " LIST32 ", {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+               : OUT32(SUM, d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
 }
-// 64 x 128 sums of registers and a block in shared memory whose rows are summed over.
 __device__ __forceinline__ void multiply(float (&d)[64], const u32* a, u64 b, bool keep) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." KIND "." KIND " " LIST64 ", {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
                : OUT64(SUM, d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
@@ -113,24 +125,25 @@ __device__ __forceinline__ void add_pair(float* sums, u32 pair) {
 __device__ __forceinline__ void add_eight(float* sums, uint4 numbers) {
   add_pair(sums, numbers.x), add_pair(sums + 2, numbers.y), add_pair(sums + 4, numbers.z), add_pair(sums + 6, numbers.w);
 }
-// 64 x 128 sums of four warps as rows in memory, through 16 KiB of shared memory, so that whole rows are written; and
-// the sums of the written numbers over rows, unless `totals` is null.
-__device__ __forceinline__ void write_rows(const float (&sum)[64], float scale, u32 area, half_t* to, i64 stride, int rows_left, int barrier, float* totals = nullptr) {
-  const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + (lane & 15);
+// 64 rows of four warps, from sums in registers to memory, through 128 D bytes of shared memory, so that whole rows are
+// written; and the sums of the written numbers over rows, unless `totals` is null.
+__device__ __forceinline__ void write_rows(const float (&sum)[D / 2], float scale, u32 area, half_t* to, i64 stride, int rows_left, int barrier, float* totals = nullptr) {
+  constexpr int EIGHTS = D / 8, BYTES = 2 * D;
+  const int thread = threadIdx.x % 128, lane = thread % 32;
 #pragma unroll
-  for (int k = 0; k < 8; k++) {
+  for (int k = 0; k < D / 16; k++) {
     const float* s = sum + 8 * k;
-    store_matrices(area + row * 256 + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), pack(s[0] * scale, s[1] * scale), pack(s[2] * scale, s[3] * scale), pack(s[4] * scale, s[5] * scale),
-                   pack(s[6] * scale, s[7] * scale));
+    store_matrices(area + (thread / 32 * 16 + (lane & 15)) * BYTES + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), pack(s[0] * scale, s[1] * scale), pack(s[2] * scale, s[3] * scale),
+                   pack(s[4] * scale, s[5] * scale), pack(s[6] * scale, s[7] * scale));
   }
   meet(barrier, 128);
-  const int chunk = thread % 16;
+  const int chunk = thread % EIGHTS;
   float eight[8] = {};
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const int row = i * 8 + thread / 16;
+  for (int i = 0; i < EIGHTS / 2; i++) {
+    const int row = i * (128 / EIGHTS) + thread / EIGHTS;
     uint4 numbers;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(numbers.x), "=r"(numbers.y), "=r"(numbers.z), "=r"(numbers.w) : "r"(area + row * 256 + ((chunk ^ (row & 7)) << 4)));
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(numbers.x), "=r"(numbers.y), "=r"(numbers.z), "=r"(numbers.w) : "r"(area + row * BYTES + ((chunk ^ (row & 7)) << 4)));
     if (row < rows_left) {
       *(uint4*)(to + row * stride + chunk * 8) = numbers;
       if (totals) add_eight(eight, numbers);
@@ -140,17 +153,17 @@ __device__ __forceinline__ void write_rows(const float (&sum)[64], float scale, 
   if (totals) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      eight[i] += __shfl_xor_sync(~0u, eight[i], 16);
-      if (lane < 16) asm volatile("st.shared.f32 [%0], %1;" ::"r"(area + (thread / 32 * D + chunk * 8 + i) * 4), "f"(eight[i]) : "memory");
+      for (int apart = EIGHTS; apart < 32; apart *= 2) eight[i] += __shfl_xor_sync(~0u, eight[i], apart);
+      if (lane < EIGHTS) asm volatile("st.shared.f32 [%0], %1;" ::"r"(area + (thread / 32 * D + chunk * 8 + i) * 4), "f"(eight[i]) : "memory");
     }
     meet(barrier, 128);
     float total = 0.f;
     for (int warp = 0; warp < 4; warp++) {
       float share;
-      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(share) : "r"(area + (warp * D + thread) * 4) : "memory");
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(share) : "r"(area + (warp * D + thread % D) * 4) : "memory");
       total += share;
     }
-    totals[thread] = total;
+    if (thread < D) totals[thread] = total;
     meet(barrier, 128);
   }
 }
@@ -158,7 +171,7 @@ __device__ __forceinline__ void write_rows(const float (&sum)[64], float scale, 
 // -- forward ------------------------------------------------------------------------------------------------------
 
 namespace forward {
-constexpr int GROUPS = 3, QUERIES = 64 * GROUPS, KEYS = 64, SLICE = 64 * D * 2, BLOCK = KEYS * D * 2, STAGES = 4;
+constexpr int GROUPS = 3, QUERIES = 64 * GROUPS, KEYS = 64 * 128 / D, SLICE = 64 * D * 2, BLOCK = KEYS * D * 2, STAGES = 4;
 constexpr int Q = 0, OUT = Q + GROUPS * SLICE, K = OUT + GROUPS * SLICE, V = K + STAGES * BLOCK, BARRIERS = V + STAGES * BLOCK;
 constexpr int K_FULL = BARRIERS, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES, Q_FULL = V_EMPTY + 8 * STAGES, Q_EMPTY = Q_FULL + 8,
               TILE_FULL = Q_EMPTY + 8, TILE_EMPTY = TILE_FULL + 16, TILE = TILE_EMPTY + 16;
@@ -229,8 +242,8 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
   asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
   const int own = group - 1, warp = threadIdx.x % 128 / 32;
   const bool leader = threadIdx.x % 128 == 0;
-  float sum[64], score[32];
-  u32 weight[16];
+  float sum[D / 2], score[KEYS / 2];
+  u32 weight[KEYS / 4];
   int before = 0;  // blocks of keys of the tiles before
   for (int round = 0;; round++) {
     wait(base + TILE_FULL + 8 * (round & 1), (round >> 1) & 1);
@@ -249,10 +262,10 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
     for (int i = 0; i < seen; i++) {
       const int slot = (before + i) % STAGES, parity = (before + i) / STAGES & 1;
       wait(base + K_FULL + 8 * slot, parity);
-      const u64 keys = operand(base + K + slot * BLOCK), values = operand(base + V + slot * BLOCK, BLOCK / 2);
+      const u64 keys = operand(base + K + slot * BLOCK), values = operand(base + V + slot * BLOCK, BLOCK / PARTS);
       products_begin();
 #pragma unroll
-      for (int k = 0; k < 8; k++) multiply<false>(score, columns(queries, k, SLICE), columns(keys, k, BLOCK), k == 0);
+      for (int k = 0; k < D / 16; k++) multiply<false>(score, columns(queries, k, SLICE), columns(keys, k, BLOCK), k == 0);
       products_commit();
       products_wait<0>();  // the scores, and the sum before them
       settle(score);
@@ -264,11 +277,11 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
       if ((i + 1) * KEYS > query) {
         const int m = query + 16 * warp + lane / 4, n = i * KEYS + (lane & 3) * 2;
 #pragma unroll
-        for (int j = 0; j < 32; j++) score[j] = n + (j / 4) * 8 + (j & 1) <= m + (j & 2) * 4 ? score[j] : 0.f;
+        for (int j = 0; j < KEYS / 2; j++) score[j] = n + (j / 4) * 8 + (j & 1) <= m + (j & 2) * 4 ? score[j] : 0.f;
       }
       // SiLU(s) = x + x tanh(x) with x = s / 2.
 #pragma unroll
-      for (int j = 0; j < 32; j += 2) {
+      for (int j = 0; j < KEYS / 2; j += 2) {
         const float x = score[j] * half, y = score[j + 1] * half;
         weight[j / 2] = pack(fmaf(x, tanh_fast(x), x), fmaf(y, tanh_fast(y), y));
       }
@@ -300,13 +313,13 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
 // -- backward -----------------------------------------------------------------------------------------------------
 
 namespace backward {
-constexpr int QUERIES = 64, KEYS = 128, STAGES = 2, BLOCK = QUERIES * D * 2, KEY_BLOCK = KEYS * D * 2, SLOPES = KEYS * QUERIES * 2, SHARE = QUERIES * 64 * 4;
+constexpr int QUERIES = 64, KEYS = 128, STAGES = 2, BLOCK = QUERIES * D * 2, KEY_BLOCK = KEYS * D * 2, SLOPES = KEYS * QUERIES * 2, SHARE = QUERIES * (D / 2) * 4;
 constexpr int K = 0, V = K + KEY_BLOCK, Q = V + KEY_BLOCK, G = Q + STAGES * BLOCK, S = G + STAGES * BLOCK, SUM = S + 2 * SLOPES, BARRIERS = SUM + 2 * SHARE;
 constexpr int K_FULL = BARRIERS, V_FULL = K_FULL + 8, Q_FULL = V_FULL + 8, Q_EMPTY = Q_FULL + 8 * STAGES, G_FULL = Q_EMPTY + 8 * STAGES, G_EMPTY = G_FULL + 8 * STAGES,
               SUM_FULL = G_EMPTY + 8 * STAGES, SUM_EMPTY = SUM_FULL + 16;
 }  // namespace backward
 
-// `sums` has the query gradient of 64 tokens as two parts of 64 columns in the order of the products' registers
+// `sums` has the query gradient of 64 tokens as two halves of its columns in the order of the products' registers
 // (grad_queries turns them into rows); rows of the batch begin at a multiple of 64 tokens there. Programs add their
 // shares of a block in a fixed order, later keys first, so that repeats are equal to the bit; `turns` counts them.
 // `totals`, unless null: of every program and half of its keys, the sums of its key and value gradients over tokens.
@@ -392,29 +405,29 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
   asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
   const int own = group - 1, own_warp = threadIdx.x % 128 / 32;
   const bool leader = threadIdx.x % 128 == 0;
-  float score[32], dweight[32], sum_k[64], sum_v[64], sum_q[32];
+  float score[32], dweight[32], sum_k[D / 2], sum_v[D / 2], sum_q[D / 4];
   u32 weight[16], slope[16];
 #pragma unroll
-  for (int i = 0; i < 64; i++) sum_k[i] = sum_v[i] = 0.f;
+  for (int i = 0; i < D / 2; i++) sum_k[i] = sum_v[i] = 0.f;
   settle(sum_k);
   settle(sum_v);
-  // 64 keys and values are this group's; of the query gradient it computes 64 columns, for which it needs all keys.
-  const u64 keys = operand(base + K + own * 64 * 128), values = operand(base + V + own * 64 * 128), key_columns = operand(base + K + own * (KEY_BLOCK / 2));
+  // 64 keys and values are this group's; of the query gradient it computes half of the columns, from all keys.
+  const u64 keys = operand(base + K + own * 64 * 128), values = operand(base + V + own * 64 * 128), key_columns = operand(base + K + own * (PARTS == 2 ? KEY_BLOCK / 2 : 64));
   const u32 slopes_at = base + S + (64 * own + 16 * own_warp + (lane & 15)) * 128;
   wait(base + K_FULL, 0);
   wait(base + V_FULL, 0);
   for (int i = 0; i < blocks; i++) {
     const int slot = i % STAGES, parity = i / STAGES & 1;
-    const u64 queries = operand(base + Q + slot * BLOCK, BLOCK / 2), gradients = operand(base + G + slot * BLOCK, BLOCK / 2);
+    const u64 queries = operand(base + Q + slot * BLOCK, BLOCK / PARTS), gradients = operand(base + G + slot * BLOCK, BLOCK / PARTS);
     wait(base + Q_FULL + 8 * slot, parity);
     products_begin();
 #pragma unroll
-    for (int k = 0; k < 8; k++) multiply<false>(score, columns(keys, k, KEY_BLOCK), columns(queries, k, BLOCK), k == 0);
+    for (int k = 0; k < D / 16; k++) multiply<false>(score, columns(keys, k, KEY_BLOCK), columns(queries, k, BLOCK), k == 0);
     products_commit();
     wait(base + G_FULL + 8 * slot, parity);
     products_begin();
 #pragma unroll
-    for (int k = 0; k < 8; k++) multiply<false>(dweight, columns(values, k, KEY_BLOCK), columns(gradients, k, BLOCK), k == 0);
+    for (int k = 0; k < D / 16; k++) multiply<false>(dweight, columns(values, k, KEY_BLOCK), columns(gradients, k, BLOCK), k == 0);
     products_commit();
     products_wait<1>();  // the scores, and the key gradient of the block before
     settle(score);
@@ -476,7 +489,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
     wait(base + SUM_EMPTY + 8 * own, (i & 1) ^ 1);
     const u32 to = base + SUM + own * SHARE + threadIdx.x % 128 * 16;
 #pragma unroll
-    for (int j = 0; j < 8; j++)
+    for (int j = 0; j < D / 16; j++)
       asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * 2048), "f"(sum_q[4 * j]), "f"(sum_q[4 * j + 1]), "f"(sum_q[4 * j + 2]), "f"(sum_q[4 * j + 3]) : "memory");
     fence_bulk();
     arrive(base + SUM_FULL + 8 * own);
@@ -493,34 +506,35 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
 
 extern "C" __global__ void __launch_bounds__(128) grad_queries(const float* __restrict__ sums, float* __restrict__ totals, half_t* __restrict__ dq, i64 dq_token, i64 dq_head, const i64* __restrict__ offsets,
                                                                int row_blocks, int heads, int sum_blocks, float scale) {
-  __shared__ u32 tile[64 * 32];
+  constexpr int HALF = D / 2, PAIRS = HALF / 2, EIGHTS = HALF / 8;  // columns of a half, their pairs and groups of eight
+  __shared__ u32 tile[64 * PAIRS];
   const int pair = blockIdx.x / row_blocks, block = blockIdx.x % row_blocks, row = pair / heads, head = pair % heads;
   const i64 start = offsets[row];
   const int tokens = (int)(offsets[row + 1] - start), thread = threadIdx.x, lane = thread % 32;
   if (totals) totals += (i64)blockIdx.x * D;
   if (block * 64 >= tokens) {
-    if (totals) totals[thread] = 0.f;
+    if (totals && thread < D) totals[thread] = 0.f;
     return;
   }
   for (int part = 0; part < 2; part++) {
     float eight[8] = {};
-    const float4* from = (const float4*)(sums + (((i64)head * sum_blocks + start / 64 + row + block) * 2 + part) * (64 * 64));
-    float4 sum[8];
+    const float4* from = (const float4*)(sums + (((i64)head * sum_blocks + start / 64 + row + block) * 2 + part) * (64 * HALF));
+    float4 sum[D / 16];
 #pragma unroll
-    for (int j = 0; j < 8; j++) sum[j] = from[j * 128 + thread];
+    for (int j = 0; j < D / 16; j++) sum[j] = from[j * 128 + thread];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const int m = thread / 32 * 16 + lane / 4, d = j * 4 + (lane & 3), turned = d ^ (m & 7) << 2;
-      tile[m * 32 + turned] = pack(sum[j].x * scale, sum[j].y * scale);
-      tile[(m + 8) * 32 + turned] = pack(sum[j].z * scale, sum[j].w * scale);
+    for (int j = 0; j < D / 16; j++) {
+      const int m = thread / 32 * 16 + lane / 4, d = j * 4 + (lane & 3), turned = d ^ (m & (EIGHTS - 1)) << 2;
+      tile[m * PAIRS + turned] = pack(sum[j].x * scale, sum[j].y * scale);
+      tile[(m + 8) * PAIRS + turned] = pack(sum[j].z * scale, sum[j].w * scale);
     }
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const int m = j * 16 + thread / 8, chunk = thread % 8;
-      const uint4 numbers = *(const uint4*)&tile[m * 32 + (chunk * 4 ^ (m & 7) << 2)];
+    for (int j = 0; j < EIGHTS / 2; j++) {
+      const int m = j * (128 / EIGHTS) + thread / EIGHTS, chunk = thread % EIGHTS;
+      const uint4 numbers = *(const uint4*)&tile[m * PAIRS + (chunk * 4 ^ (m & (EIGHTS - 1)) << 2)];
       if (block * 64 + m < tokens) {
-        *(uint4*)(dq + (start + block * 64 + m) * dq_token + head * dq_head + part * 64 + chunk * 8) = numbers;
+        *(uint4*)(dq + (start + block * 64 + m) * dq_token + head * dq_head + part * HALF + chunk * 8) = numbers;
         add_eight(eight, numbers);
       }
     }
@@ -529,12 +543,11 @@ extern "C" __global__ void __launch_bounds__(128) grad_queries(const float* __re
       float* shares = (float*)tile;
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        eight[i] += __shfl_xor_sync(~0u, eight[i], 8);
-        eight[i] += __shfl_xor_sync(~0u, eight[i], 16);
-        if (lane < 8) shares[thread / 32 * 64 + lane * 8 + i] = eight[i];
+        for (int apart = EIGHTS; apart < 32; apart *= 2) eight[i] += __shfl_xor_sync(~0u, eight[i], apart);
+        if (lane < EIGHTS) shares[thread / 32 * HALF + lane * 8 + i] = eight[i];
       }
       __syncthreads();
-      if (thread < 64) totals[part * 64 + thread] = shares[thread] + shares[64 + thread] + shares[128 + thread] + shares[192 + thread];
+      if (thread < HALF) totals[part * HALF + thread] = shares[thread] + shares[HALF + thread] + shares[2 * HALF + thread] + shares[3 * HALF + thread];
       __syncthreads();
     }
   }

@@ -1,10 +1,10 @@
-"""HSTU attention on NVIDIA Hopper: half-precision heads of 128, plain causal rows; triton.py serves all else.
+"""HSTU attention on NVIDIA Hopper: half-precision heads of 64 or 128, plain causal rows; triton.py serves all else.
 
 The chip's bulk copies bring blocks of rows and do not know where a row of the batch ends: the part of the next row that
 they bring is masked or multiplied by zero, so that a NaN in one row also reaches the end of the previous row. Programs
 of one row and head run side by side, because together they read each key many times.
 
-Shapes: B rows, T tokens of all rows, H heads, A = V = 128 width of a head.
+Shapes: B rows, T tokens of all rows, H heads, A = V width of a head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .reference import Into
 from .rule import Mask
 
 SOURCE = Path(__file__).with_name("hopper.cu")
-WIDTH = 128
+WIDTHS = (64, 128)
 QUERIES, GROUP, KEYS, PASSING = 192, 64, 128, 64
 """Queries of a program and of one of its groups (forward); keys of a program, and queries at a time (backward)."""
 SHARED = 226 << 10
@@ -32,19 +32,20 @@ def serves(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, mask: Mask) -> bool:
     """Whether these kernels serve the pass, forward or backward."""
     plain = mask.targets_B is None and not mask.window and not mask.context
     halves = q_THA.dtype in (torch.bfloat16, torch.float16) and q_THA.dtype == k_THA.dtype == v_THV.dtype
+    equal = q_THA.shape[2] == v_THV.shape[2] in WIDTHS
     some = 0 < q_THA.shape[0] < 1 << 31 and 0 < mask.longest < 1 << 31
-    fits = plain and halves and some and all(map(_copied_in_bulk, (q_THA, k_THA, v_THV)))
-    return fits and _kernels(q_THA.device, q_THA.dtype) is not None
+    fits = plain and halves and equal and some and all(map(_copied_in_bulk, (q_THA, k_THA, v_THV)))
+    return fits and _kernels(q_THA.device, q_THA.dtype, q_THA.shape[2]) is not None
 
 
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
     out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    rows, heads = offsets_B1.numel() - 1, q_THA.shape[1]
+    rows, heads, keys = offsets_B1.numel() - 1, q_THA.shape[1], GROUP * 128 // q_THA.shape[2]
     blocks = -(-mask.longest // QUERIES)
     tiles = rows * heads * blocks
     programs = min(tiles, _processors(q_THA.device))
     _loaded(q_THA)["attend"](
-        programs, _map(q_THA, GROUP), _map(k_THA, GROUP), _map(v_THV, GROUP), out_THV, *out_THV.stride()[:2],
+        programs, _map(q_THA, GROUP), _map(k_THA, keys), _map(v_THV, keys), out_THV, *out_THV.stride()[:2],
         offsets_B1, blocks, heads, tiles, _counter(q_THA.device), mask.alpha / 2, 1 / mask.length,
     )  # fmt: skip
     return out_THV
@@ -64,17 +65,17 @@ def backward(
     grad = grad_THV.to(v_THV.dtype)
     if not _copied_in_bulk(grad):
         grad = grad.contiguous()
-    rows, (tokens, heads, _), device = offsets_B1.numel() - 1, q_THA.shape, q_THA.device
+    rows, (tokens, heads, width), device = offsets_B1.numel() - 1, q_THA.shape, q_THA.device
     # Every row begins at a multiple of 64 tokens in them.
     sum_blocks = tokens // PASSING + rows
-    query_sums = torch.empty(sum_blocks * heads * PASSING * WIDTH, dtype=torch.float32, device=device)
+    query_sums = torch.empty(sum_blocks * heads * PASSING * width, dtype=torch.float32, device=device)
     turns = torch.zeros(sum_blocks * heads * 2, dtype=torch.int32, device=device)
     half, over = mask.alpha / 2, 1 / mask.length
     key_blocks, query_blocks, kernels = -(-mask.longest // KEYS), -(-mask.longest // PASSING), _loaded(q_THA)
     key_totals = query_totals = None
     if sums is not None:
-        key_totals = torch.empty(rows, heads, key_blocks * 2, 2, WIDTH, dtype=torch.float32, device=device)
-        query_totals = torch.empty(rows, heads, query_blocks, WIDTH, dtype=torch.float32, device=device)
+        key_totals = torch.empty(rows, heads, key_blocks * 2, 2, width, dtype=torch.float32, device=device)
+        query_totals = torch.empty(rows, heads, query_blocks, width, dtype=torch.float32, device=device)
     kernels["grad_keys"](
         rows * heads * key_blocks, _map(q_THA, PASSING), _map(k_THA, KEYS), _map(v_THV, KEYS), _map(grad, PASSING),
         query_sums, turns, key_totals, dk, dv, *dk.stride()[:2], *dv.stride()[:2], offsets_B1, key_blocks, heads,
@@ -93,14 +94,14 @@ def backward(
 
 
 def _loaded(q_THA: Tensor) -> dict[str, cuda.Kernel]:
-    kernels = _kernels(q_THA.device, q_THA.dtype)
+    kernels = _kernels(q_THA.device, q_THA.dtype, q_THA.shape[2])
     assert kernels is not None
     return kernels
 
 
 @functools.cache
-def _kernels(device: torch.device, dtype: torch.dtype) -> dict[str, cuda.Kernel] | None:
-    compiled = cuda.load(SOURCE, device, *(("-DFLOAT16",) if dtype == torch.float16 else ()))
+def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> dict[str, cuda.Kernel] | None:
+    compiled = cuda.load(SOURCE, device, f"-DWIDTH={width}", *["-DFLOAT16"] * (dtype == torch.float16))
     if isinstance(compiled, str):
         notice_once(f"{compiled}: attention uses kernels that are slower on this GPU")
         return None
@@ -140,8 +141,7 @@ def _copied_in_bulk(rows_THA: Tensor) -> bool:
     """Whether the chip's bulk copies can read it: heads without gaps, rows at multiples of 16 bytes."""
     size = rows_THA.element_size()
     return (
-        rows_THA.shape[2] == WIDTH
-        and rows_THA.stride()[1:] == (WIDTH, 1)
+        rows_THA.stride()[1:] == (rows_THA.shape[2], 1)
         and rows_THA.stride(0) * size % 16 == 0
         and rows_THA.data_ptr() % 16 == 0
     )
