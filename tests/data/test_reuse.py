@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from recperf.data.reuse import SIZES_D, Reuse
-from recperf.data.xxh64 import xxh64
 from recperf.models.tiers.cache import TieredRows
 from recperf.models.tiers.config import TablesConfig
 from recperf.models.tiers.store import HostRows
+from recperf.ops.xxh64 import xxh64
 
 Batches = list[NDArray[np.int64]]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from numpy.typing import NDArray
 
 from recperf.errors import DataError
-from recperf.ops.history import Events, Picked, Room, Rule, native, reference
+from recperf.ops.history import Crosses, Events, Picked, Room, Rule, native, reference
 from recperf.ops.history.rule import POOLS
 
 BODIES = [
@@ -212,3 +213,14 @@ def test_positions_beyond_32_bits(body: Any, tmp_path: Path) -> None:
     places += expected(tails["kinds"], known - 300, known - 200, RULES["cut"])
     assert room.items_T.tolist() == [place + 1 for place in places]
     assert room.times_T.tolist() == [place * 5 + 5 for place in places]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_crosses_are_hashes_of_their_columns(body: Any) -> None:
+    columns_KB = np.array([[0, 1, -1, 1 << 62], [7, 1 << 40, -5, 3], [9, 9, 9, 9]])
+    crosses = [((0, 1), 40_000_000), ((2, 0, 1), (1 << 31) - 1), ((1,), 1)]
+    out_CB = np.full((3, 4), -1, np.int32)
+    body.crosses(columns_KB, Crosses.of(crosses), out_CB)
+    for hashed, (columns, rows) in zip(out_CB, crosses):
+        keys = [columns_KB[list(columns), sample].astype("<i8").tobytes() for sample in range(4)]
+        assert hashed.tolist() == [xxhash.xxh64_intdigest(key) % rows for key in keys]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import require, within
-from .xxh64 import xxh64
+from ..ops.xxh64 import xxh64
 
 FOLLOWED = 1 << 16
 """Rows that are followed at most, by default."""

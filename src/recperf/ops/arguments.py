@@ -26,7 +26,7 @@ def address(name: str, array: Any, dtype: Any, shape: tuple[int, ...], *, stride
         if dense and array.is_cpu and array.dtype is dtype and (array.shape == shape or _fits(array.shape, shape)):
             return array.data_ptr()
         raise _mismatch(name, array, dense, array.device, dtype, shape, "cpu")
-    if not array.flags.c_contiguous or array.dtype != dtype or not _fits(array.shape, shape):
+    if not array.flags.c_contiguous or array.dtype != dtype or not (array.shape == shape or _fits(array.shape, shape)):
         raise _mismatch(name, array, array.flags.c_contiguous, "cpu", dtype, shape, "cpu")
     return int(array.ctypes.data)
 

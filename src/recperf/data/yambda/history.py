@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import DataError, MachineError
-from ...ops.history import Events, Name, Picked, Room, Rule, choose
+from ...ops.history import Crosses, Events, Name, Picked, Room, Rule, choose
 from ...ops.history.rule import LARGE_ID
 from ..batch import HistoryBatch, JaggedFeatures
-from ..xxh64 import xxh64
 from .config import HistoryConfig
 from .queries import Queries
 from .rates import RunningRates
@@ -28,6 +27,8 @@ from .store import EventStore
 
 KEYS = (*CONTEXT, *HISTORY, *CANDIDATE)
 HOUR_S, DAY_HOURS = 3600, 24
+TARGET = ("uid", "item", "artist", "album", "hour", "organic")
+_CROSSES = Crosses.of([(tuple(map(TARGET.index, parts)), rows) for parts, rows in CROSSES.values()])
 
 Words = NDArray[np.int64]
 
@@ -110,11 +111,12 @@ class Histories:
         except DataError as error:
             raise _damaged(self.store, error.what) from None
 
-        target = self._target(queries)
+        target_KB = self._target(queries)
+        uid, item, artist, album = target_KB[:4]
         context_XB = context.reshape(len(CONTEXT), batch)
-        context_XB[0] = target["uid"]
-        crosses(target, context_XB[1:])
-        candidate.reshape(len(CANDIDATE), batch)[:] = [target[part] for part in ("item", "artist", "album")]
+        context_XB[0] = uid
+        self._body.crosses(target_KB, _CROSSES, context_XB[1:])
+        candidate.reshape(len(CANDIDATE), batch)[:] = item, artist, album
         return HistoryBatch(
             JaggedFeatures(KEYS, values_V, self._tensor(np.concatenate([[0], np.cumsum(lengths_FB)]))),
             self._tensor(picked.offsets_B1),
@@ -164,38 +166,26 @@ class Histories:
             raise _damaged(self.store, "its users are not in ascending order")
         return np.maximum(first_B, ends_B - self.config.scan * self.store.stored_per_event)
 
-    def _target(self, queries: Queries) -> dict[str, Words]:
-        """The inputs of the cross features, by their names in schema.py. An unknown user has id 0."""
+    def _target(self, queries: Queries) -> Words:
+        """The inputs of the cross features, in the order of `TARGET`. An unknown user has id 0."""
         users_B, item_B = queries.users_B, queries.items_B
         artist_B, album_B = self.store.catalogue_I2[item_B].T.astype(np.int64)
         if max(artist_B.max(initial=0), album_B.max(initial=0)) > MOST_ID:
             raise _damaged(self.store, LARGE_ID)
-        return {
-            "uid": np.where(users_B >= 0, self.store.user_ids_U[users_B], 0).astype(np.int64),
-            "item": item_B,
-            "artist": artist_B,
-            "album": album_B,
-            "hour": queries.times_B // HOUR_S % DAY_HOURS,
-            "organic": queries.organic_B,
-        }
+        uid_B = np.where(users_B >= 0, self.store.user_ids_U[users_B], 0)
+        hour_B = queries.times_B // HOUR_S % DAY_HOURS
+        return np.array([uid_B, item_B, artist_B, album_B, hour_B, queries.organic_B], np.int64)
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype, pin_memory=self.pin)
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        """A copy of an array as a tensor, pinned if the batches are."""
+        """An array of the batch as a tensor; a copy of it if the batches are pinned."""
+        if not self.pin:
+            return torch.from_numpy(np.ascontiguousarray(array))
         tensor = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, pin_memory=self.pin)
         tensor.numpy()[:] = array
         return tensor
-
-
-def crosses(target: dict[str, Words], out_CB: NDArray[np.int32]) -> None:
-    """Write the cross features in the order of schema.py; those with equally many inputs are hashed together."""
-    parts, rows_C = [parts for parts, _ in CROSSES.values()], np.array([rows for _, rows in CROSSES.values()])
-    for words in sorted({len(names) for names in parts}):
-        which = [place for place, names in enumerate(parts) if len(names) == words]
-        keys = [np.stack([target[parts[place][word]] for place in which]) for word in range(words)]
-        out_CB[which] = xxh64(keys) % rows_C[which, None].astype(np.uint64)
 
 
 def _query_times(offsets_B1: Words, times_T: Words, target_times_B: Words) -> Words:

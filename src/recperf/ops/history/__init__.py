@@ -3,6 +3,7 @@
 implementation, why = choose("auto")
 picked = implementation.pick(events, begin_B, positions_B, rule)     # among the events begin <= position < anchor
 implementation.fill(events, begin_B, picked, room)
+implementation.crosses(columns_KB, crosses, out_CB)                  # rows of cross features: columns hashed together
 lengths_B = implementation.lengths(events, begin_B, positions_B, rule)    # how many `pick` picks, without picking
 """
 
@@ -14,11 +15,11 @@ from typing import Literal
 import torch
 
 from .. import choice
-from .rule import Events, Picked, Room, Rule
+from .rule import Crosses, Events, Picked, Room, Rule
 
 Name = Literal["auto", "reference", "native"]
 
-__all__ = ["Events", "Name", "Picked", "Room", "Rule", "choose"]
+__all__ = ["Crosses", "Events", "Name", "Picked", "Room", "Rule", "choose"]
 
 
 def choose(name: Name) -> tuple[ModuleType, str]:

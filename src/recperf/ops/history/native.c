@@ -9,7 +9,7 @@
 
 enum { POOLS = 7, MOST_POOLS = 3 };
 enum { FINE, UNKNOWN_ITEM, LARGE_ID, UNKNOWN_PLACE };
-enum { BLOCK = 128 };
+enum { BLOCK = 128, MOST_WORDS = 3 };
 
 typedef struct {
     const void *items, *times;
@@ -253,4 +253,27 @@ int64_t fill(const events *e, const int64_t *begin, const int64_t *offsets, int6
         seen |= rows_of(e->catalogue, to->items + at, count, to->artists + at, to->albums + at);
     }
     return seen & 0x8000000080000000u ? LARGE_ID : FINE;
+}
+
+static inline uint64_t turned(uint64_t word, int bits) { return word << bits | word >> (64 - bits); }
+
+/* Rows of cross features: xxh64 (Collet, seed 0) of up to three columns, -1 for none, modulo the rows of the cross. */
+void crosses(const int64_t *columns, const int64_t *parts, const int64_t *rows, int64_t count, int64_t samples,
+             int32_t *out) {
+    const uint64_t p1 = 0x9E3779B185EBCA87u, p2 = 0xC2B2AE3D27D4EB4Fu, p3 = 0x165667B19E3779F9u,
+                   p4 = 0x85EBCA77C2B2AE63u, p5 = 0x27D4EB2F165667C5u;
+    for (int64_t c = 0; c < count; c++, parts += MOST_WORDS) {
+        int64_t used = 0;
+        while (used < MOST_WORDS && parts[used] >= 0) used++;
+        for (int64_t b = 0; b < samples; b++) {
+            uint64_t hash = p5 + 8 * (uint64_t)used;
+            for (int64_t w = 0; w < used; w++) {
+                hash ^= turned((uint64_t)columns[parts[w] * samples + b] * p2, 31) * p1;
+                hash = turned(hash, 27) * p1 + p4;
+            }
+            hash = (hash ^ hash >> 33) * p2;
+            hash = (hash ^ hash >> 29) * p3;
+            *out++ = (int32_t)((hash ^ hash >> 32) % (uint64_t)rows[c]);
+        }
+    }
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from ...measure.native_calls import operator
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, native_library, usable
 from . import reference
-from .rule import LARGE_ID, Events, Picked, Room, Rule, unknown_item
+from .rule import LARGE_ID, Crosses, Events, Picked, Room, Rule, unknown_item
 
 _UNKNOWN_ITEM, _UNKNOWN_PLACE = 1, 3
 """What `fill` of native.c returns for an item outside the catalogue and an event outside the columns; 2: a large id."""
@@ -49,6 +50,7 @@ _FUNCTIONS = {
     "pick": [POINTER] * 3 + [I64] + [POINTER] * 5,
     "measure": [POINTER] * 3 + [I64] + [POINTER] * 3,
     "fill": [POINTER] * 3 + [I64] + [POINTER] * 2,
+    "crosses": [POINTER] * 3 + [I64] * 2 + [POINTER],
 }
 library = native_library(__file__, _FUNCTIONS, {"fill": I64})
 """Returns the compiled library, or the reason why it cannot be used."""
@@ -110,6 +112,18 @@ def fill(events: Events, begin_B: Positions, picked: Picked, room: Room) -> None
         raise DataError(unknown_item(len(events.catalogue_I2)) if fault == _UNKNOWN_ITEM else LARGE_ID)
 
 
+@operator("cross_features", reads=lambda *_: ())
+def crosses(columns_KB: Positions, crosses: Crosses, out_CB: NDArray[np.int32]) -> None:
+    """Write the row of every cross feature: the hash of some columns, modulo the rows of the cross."""
+    (count, samples), columns = out_CB.shape, len(columns_KB)
+    if columns <= crosses.last or len(crosses.rows_C) != count:
+        raise ArgumentError(f"{len(crosses.rows_C)} crosses of {columns} columns do not fit {count} rows of results")
+    usable(library()).crosses(
+        address("columns_KB", columns_KB, np.int64, (columns, samples)), *crosses.addresses, count, samples,
+        address("out_CB", out_CB, np.int32, (count, samples)),
+    )  # fmt: skip
+
+
 def _pools(rule: Rule) -> _Rule:
     return _Rule((ctypes.c_uint8 * 3)(*rule.pools), len(rule.pools), rule.cap, rule.most)
 
@@ -132,8 +146,18 @@ def _ranges(events: Events, begin_B: Positions, positions_B: Positions) -> tuple
     return addresses
 
 
+_addresses: WeakKeyDictionary[Events, _Events] = WeakKeyDictionary()
+"""The same events are read for every batch; they keep the columns alive that the addresses point to."""
+
+
 def _columns(events: Events) -> _Events:
-    # The caller keeps the columns alive that the addresses point to.
+    columns = _addresses.get(events)
+    if columns is None:
+        columns = _addresses[events] = _checked_columns(events)
+    return columns
+
+
+def _checked_columns(events: Events) -> _Events:
     wide, shape = events.items_E.dtype == np.int64, (len(events.items_E),)
     word = np.int64 if wide else np.uint32
     columns = _Events(
@@ -167,6 +191,10 @@ def self_check() -> None:
     fill(events, begin_B, picked, rooms[0])
     reference.fill(events, begin_B, picked, rooms[1])
     np.testing.assert_equal(vars(rooms[0]), vars(rooms[1]))
+    columns_KB, hashed = np.stack([begin_B, positions_B]), np.empty((2, 2, 2), np.int32)
+    for out_CB, body in zip(hashed, (sys.modules[__name__], reference)):
+        body.crosses(columns_KB, Crosses.of([((0, 1), 7), ((1, 0, 1), 1000)]), out_CB)
+    np.testing.assert_equal(hashed[0], hashed[1])
 
 
 def _room(total: int) -> Room:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .rule import LARGE_ID, MOST_ID, Events, Picked, Room, Rule, unknown_item
+from ..xxh64 import xxh64
+from .rule import LARGE_ID, MOST_ID, Crosses, Events, Picked, Room, Rule, unknown_item
 
 PART = 1 << 20
 """Events scanned at a time, about 30 bytes of memory each; a sample that scans more is a part by itself."""
@@ -77,3 +78,9 @@ def fill(events: Events, begin_B: Positions, picked: Picked, room: Room) -> None
     room.artists_T[:] = rows_T2[:, 0]
     room.albums_T[:] = rows_T2[:, 1]
     room.times_T[:] = events.times_E[positions_T]
+
+
+def crosses(columns_KB: Positions, crosses: Crosses, out_CB: NDArray[np.int32]) -> None:
+    """Write the row of every cross feature: the hash of some columns, modulo the rows of the cross."""
+    for parts_W, rows, out_B in zip(crosses.parts_CW, crosses.rows_C, out_CB, strict=True):
+        out_B[:] = xxh64([columns_KB[part] for part in parts_W if part >= 0]) % np.uint64(rows)

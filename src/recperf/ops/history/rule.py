@@ -5,7 +5,9 @@ Shapes: E events, I items of the catalogue, B samples, T events of history in a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +84,32 @@ class Room:
     artists_T: NDArray[np.int32]
     albums_T: NDArray[np.int32]
     times_T: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Crosses:
+    """Cross features: the columns that each hashes together, at most three (-1: no further one), and its rows."""
+
+    parts_CW: NDArray[np.int64]
+    rows_C: NDArray[np.int64]
+
+    @staticmethod
+    def of(crosses: Sequence[tuple[tuple[int, ...], int]]) -> Crosses:
+        parts = [(*columns, -1, -1)[:3] for columns, _ in crosses]
+        return Crosses(parts_CW=np.array(parts, np.int64), rows_C=np.array([rows for _, rows in crosses], np.int64))
+
+    def __post_init__(self) -> None:
+        require(self.parts_CW.shape == (len(self.rows_C), 3), "parts_CW", self.parts_CW.shape, "three for each cross")
+        require(bool((self.rows_C > 0).all()), "rows_C", self.rows_C, "at least 1 each")
+
+    @cached_property
+    def last(self) -> int:
+        """The last column that is read."""
+        return int(self.parts_CW.max(initial=-1))
+
+    @cached_property
+    def addresses(self) -> tuple[int, int]:
+        return int(self.parts_CW.ctypes.data), int(self.rows_C.ctypes.data)
 
 
 LARGE_ID = f"the catalogue has an artist or album id above {MOST_ID:,}"

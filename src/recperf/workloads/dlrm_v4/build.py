@@ -198,7 +198,8 @@ class HistoryTrial:
         if not self.prepared.graph:
             return inputs
         config = self.prepared.config
-        parts = (inputs.order, inputs.histories, inputs.model, inputs.device, inputs.workers)
+        # Only what is packed needs pinned memory.
+        parts = (inputs.order, self.prepared.gatherer(), inputs.model, inputs.device, inputs.workers)
         return PackedOrder(*parts, Padding(config.model, config.train.batch_size))
 
     def _whole_step(self, inputs: InputOrder) -> WholeStep | None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...xxh64 import xxh64
+from ....ops.xxh64 import xxh64
 from ..schema import DRAWN, ORGANIC
 
 _ROUNDS = 16

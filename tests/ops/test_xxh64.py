@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recperf.data.xxh64 import xxh64
+from recperf.ops.xxh64 import xxh64
 
 WORDS = st.integers(-(1 << 63), (1 << 63) - 1)
 
