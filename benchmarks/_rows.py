@@ -29,7 +29,7 @@ ROWS = "benchmarks/results"
 """What earlier benchmarks appended does not change what a later one measures."""
 STARTED = "RECPERF_BENCHMARK"
 """Set for the processes that a benchmark starts."""
-NO_ROWS = {"--dry", "--kernels", "--no-record", "-h", "--help"}
+NO_ROWS = {"--dry", "--kernels", "--no-record", "--table", "-h", "--help"}
 
 
 @cache

@@ -18,6 +18,7 @@ Run as `python benchmarks/hstu_attention.py`. Exits with 5 where a goal is misse
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -32,7 +33,7 @@ from torch import Tensor
 
 from _clock import Work, captured, once, readings
 from _hstu_peer import PASSES, SHAPES, TINY, WIDTHS, Shape, Softmax, offsets_of, on_the_gpu
-from _rows import record, row, show
+from _rows import RESULTS, record, row, show
 from recperf.ops import hstu_attention
 from recperf.ops.hstu_attention import Mask, reference
 
@@ -217,6 +218,23 @@ def measure(shapes: list[Shape], device: torch.device, samples: int, seconds: fl
     return entries
 
 
+def table() -> str:
+    """The newest stored rows, as docs/performance.md has them: forward / backward / both."""
+    stored = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
+    newest = {_key(entry): entry for entry in stored if "timing" in entry["conditions"]}
+    alone, graph = CALLS
+    ways = [(OURS, graph), (OURS, alone), (ORDERED, graph), *((f"softmax, {name}", graph) for name in Softmax.BACKENDS)]
+    others = dict.fromkeys(name for shape in SHAPES for name in shape.others)
+    titles = ["shape", *(who if timing == graph else f"{who}, {timing}" for who, timing in ways), *others]
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for shape in (*SHAPES, *WIDTHS):
+        rates = [[newest.get((who, shape.name, what, timing)) for what in PASSES] for who, timing in ways]
+        cells = [[f"{one['p50']:.0f}" if one else "-" for one in passes] for passes in rates]
+        cells += [[f"{rate:.0f}" for rate in shape.others.get(name, ())] for name in others]
+        lines.append(f"| {shape.name} | " + " | ".join(" / ".join(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
 def main(words: list[str]) -> int:
     assert __doc__ is not None
     every = [*SHAPES, *WIDTHS]
@@ -225,7 +243,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--shapes", type=int, nargs="+", default=list(range(len(every))), help="numbers, from 0")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
+    parser.add_argument("--table", action="store_true", help="only print the newest stored rows as a table")
     options = parser.parse_args(words)
+    if options.table:
+        print(table())
+        return 0
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         # A backward pass runs on the stream of its forward pass, and the default stream cannot be captured.
