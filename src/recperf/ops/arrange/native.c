@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum { FINE, TOO_LONG, NO_OFFSETS, NO_MEMORY };
-enum { PARTS = 3, CODES = 8, DIGIT = 8, DIGITS = 1 << DIGIT };
+enum { PARTS = 3, CODES = 8, DIGIT = 8, DIGITS = 1 << DIGIT, FEW = 4 };
 
 typedef struct {
     const int64_t *values, *offsets, *times, *queries;
@@ -22,7 +22,7 @@ typedef struct {
 /* What is computed on the way. A word is a key above the place it is from. */
 typedef struct {
     uint64_t *words, *others;
-    uint32_t *ids, *places[PARTS], *sources, *order;
+    uint32_t *ids, *places[PARTS], *sources, *order, *bins;
     int64_t *index, *numbers;
     uint8_t *used;
 } work;
@@ -33,17 +33,22 @@ static inline uint32_t row_of(int64_t id, int64_t rows) {
     return (uint32_t)(rest < 0 ? rest + rows : rest);
 }
 
-/* Sorts by keys up to `largest`; equal ones stay in their order. */
+/* Sorts by keys up to `largest`; equal ones stay in their order. One pass where there are not many more keys than words,
+ * otherwise one for every byte of a key. */
 static void sort(work *w, int64_t count, uint64_t largest) {
-    for (int shift = 32; largest; shift += DIGIT, largest >>= DIGIT) {
-        uint32_t starts[DIGITS] = {0};
-        for (int64_t i = 0; i < count; i++) starts[(w->words[i] >> shift) & (DIGITS - 1)]++;
-        for (uint32_t digit = 0, sum = 0; digit < DIGITS; digit++) {
-            const uint32_t more = starts[digit];
-            starts[digit] = sum;
+    const int once = largest < (uint64_t)(FEW * count);
+    const uint64_t mask = once ? UINT32_MAX : DIGITS - 1, bins = once ? largest + 1 : DIGITS;
+    uint32_t digits[DIGITS], *starts = once ? w->bins : digits;
+    for (int shift = 32; largest; shift += DIGIT, largest = once ? 0 : largest >> DIGIT) {
+        memset(starts, 0, bins * sizeof *starts);
+        for (int64_t i = 0; i < count; i++) starts[(w->words[i] >> shift) & mask]++;
+        uint32_t sum = 0;
+        for (uint64_t bin = 0; bin < bins; bin++) {
+            const uint32_t more = starts[bin];
+            starts[bin] = sum;
             sum += more;
         }
-        for (int64_t i = 0; i < count; i++) w->others[starts[(w->words[i] >> shift) & (DIGITS - 1)]++] = w->words[i];
+        for (int64_t i = 0; i < count; i++) w->others[starts[(w->words[i] >> shift) & mask]++] = w->words[i];
         uint64_t *swapped = w->words;
         w->words = w->others;
         w->others = swapped;
@@ -265,7 +270,7 @@ int64_t arrange(const batch *b, int64_t *counts, int64_t *longest, void **out) {
     if (*longest > b->most) return TOO_LONG;
     const int64_t rows = b->samples + b->fillers, events = b->fillers ? b->fillers * (b->most - b->context - 1) : b->events;
     const size_t positions = (size_t)(events + rows), tokens = positions + (size_t)(rows * b->context);
-    const size_t size = positions * (2 * sizeof(uint64_t) + (PARTS + 3) * sizeof(uint32_t)) + 2 * tokens * sizeof(int64_t);
+    const size_t size = positions * (2 * sizeof(uint64_t) + (PARTS + 3 + FEW) * sizeof(uint32_t)) + 2 * tokens * sizeof(int64_t);
     uint8_t *memory = malloc(size + positions + 1);
     if (!memory) return NO_MEMORY;
     work w = {.words = (uint64_t *)memory};
@@ -277,6 +282,7 @@ int64_t arrange(const batch *b, int64_t *counts, int64_t *longest, void **out) {
     w.ids = narrow;
     w.sources = narrow + positions;
     w.order = narrow + 2 * positions;
+    w.bins = narrow + 3 * positions;
     w.used = memory + size;
     write_all(b, &w, counts, longest, out);
     free(memory);
