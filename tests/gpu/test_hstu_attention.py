@@ -86,7 +86,7 @@ def test_a_mask_with_options_is_the_references() -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("qk", "width"), [(128, 128), (64, 64), (16, 256), (256, 48), (8, 24)])
+@pytest.mark.parametrize(("qk", "width"), [(128, 128), (64, 64), (256, 256), (16, 256), (256, 48), (8, 24)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_every_dtype_and_width(dtype: torch.dtype, qk: int, width: int) -> None:
     check(dtype, *make(LENGTHS["odd"], dtype, qk=qk, width=width))

@@ -1,8 +1,8 @@
-// HSTU attention on Hopper (sm_90a): half-precision heads of WIDTH, 64 or 128, plain causal rows. Compiled by NVRTC, so
-// no headers.
+// HSTU attention on Hopper (sm_90a): half-precision heads of WIDTH, 64, 128 or 256 (forward only), plain causal rows.
+// Compiled by NVRTC, so no headers.
 //
 // One warp copies blocks from memory with the chip's bulk copies (TMA); groups of four warps multiply (wgmma). Blocks in
-// shared memory are [rows][64 columns], two of them after each other for a head of 128, with the 128-byte swizzle.
+// shared memory are [rows][64 columns], as many after each other as a head has, with the 128-byte swizzle.
 //
 // Forward: a group has 64 queries, keys pass by. Programs stay and take one block of queries after the other from a
 // counter, so that copies for the next one begin while the last one is written.
@@ -64,6 +64,7 @@ template <int N> __device__ __forceinline__ void settle(float (&r)[N]) {
 #define OUT16(c, d) OUT8(c, d, 0), OUT8(c, d, 8)
 #define OUT32(c, d) OUT8(c, d, 0), OUT8(c, d, 8), OUT8(c, d, 16), OUT8(c, d, 24)
 #define OUT64(c, d) OUT32(c, d), OUT8(c, d, 32), OUT8(c, d, 40), OUT8(c, d, 48), OUT8(c, d, 56)
+#define OUT128(c, d) OUT64(c, d), OUT8(c, d, 64), OUT8(c, d, 72), OUT8(c, d, 80), OUT8(c, d, 88), OUT8(c, d, 96), OUT8(c, d, 104), OUT8(c, d, 112), OUT8(c, d, 120)
 #define NEW(r) "=f"(r)
 #define SUM(r) "+f"(r)
 #define LIST16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
@@ -71,6 +72,12 @@ template <int N> __device__ __forceinline__ void settle(float (&r)[N]) {
 #define LIST64                                                                                                             \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
   "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+
+#define LIST128 \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63," \
+  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95," \
+  "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}"
 
 // Sums of 64 rows and 32, 64 or 128 columns from two blocks in shared memory; the first product of a sum ignores what
 // the registers held. TURNED: the summed dimension are the rows of both blocks instead of the columns.
@@ -86,7 +93,7 @@ template <int N> __device__ __forceinline__ void settle(float (&r)[N]) {
 SHARED_PRODUCT(16, "32", "%16", "%17", "%18")
 SHARED_PRODUCT(32, "64", "%32", "%33", "%34")
 SHARED_PRODUCT(64, "128", "%64", "%65", "%66")
-// Sums of 64 rows and 64 or 128 columns from registers and a block in shared memory whose rows are summed over.
+// Sums of 64 rows and 64, 128 or 256 columns from registers and a block in shared memory whose rows are summed over.
 __device__ __forceinline__ void multiply(float (&d)[32], const u32* a, u64 b, bool keep) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." KIND "." KIND " " LIST32 ", {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
                : OUT32(SUM, d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
@@ -94,6 +101,10 @@ __device__ __forceinline__ void multiply(float (&d)[32], const u32* a, u64 b, bo
 __device__ __forceinline__ void multiply(float (&d)[64], const u32* a, u64 b, bool keep) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." KIND "." KIND " " LIST64 ", {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
                : OUT64(SUM, d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
+}
+__device__ __forceinline__ void multiply(float (&d)[128], const u32* a, u64 b, bool keep) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." KIND "." KIND " " LIST128 ", {%128, %129, %130, %131}, %132, p, 1, 1, 1;\n}"
+               : OUT128(SUM, d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
 }
 
 // -- numbers ------------------------------------------------------------------------------------------------------
@@ -171,8 +182,10 @@ __device__ __forceinline__ void write_rows(const float (&sum)[D / 2], float scal
 // -- forward ------------------------------------------------------------------------------------------------------
 
 namespace forward {
-constexpr int GROUPS = 3, QUERIES = 64 * GROUPS, KEYS = 64 * 128 / D, SLICE = 64 * D * 2, BLOCK = KEYS * D * 2, STAGES = 4;
-constexpr int Q = 0, OUT = Q + GROUPS * SLICE, K = OUT + GROUPS * SLICE, V = K + STAGES * BLOCK, BARRIERS = V + STAGES * BLOCK;
+constexpr int GROUPS = D > 128 ? 2 : 3, QUERIES = 64 * GROUPS, KEYS = D > 64 ? 64 : 128, SLICE = 64 * D * 2, BLOCK = KEYS * D * 2, STAGES = D > 128 ? 2 : 4;
+// Wide results take the place of their queries: there is no room beside them.
+constexpr bool OVER_QUERIES = D > 128;
+constexpr int Q = 0, OUT = OVER_QUERIES ? Q : Q + GROUPS * SLICE, K = OUT + GROUPS * SLICE, V = K + STAGES * BLOCK, BARRIERS = V + STAGES * BLOCK;
 constexpr int K_FULL = BARRIERS, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES, Q_FULL = V_EMPTY + 8 * STAGES, Q_EMPTY = Q_FULL + 8,
               TILE_FULL = Q_EMPTY + 8, TILE_EMPTY = TILE_FULL + 16, TILE = TILE_EMPTY + 16;
 }  // namespace forward
@@ -202,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
   }
   __syncthreads();
   if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(GROUPS == 3 ? 32 : 24));
     if (threadIdx.x == 0) {
       int block = 0;  // blocks of keys copied so far
       for (int round = 0;; round++) {
@@ -239,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
     }
     return;
   }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUPS == 3 ? 160 : 240));
   const int own = group - 1, warp = threadIdx.x % 128 / 32;
   const bool leader = threadIdx.x % 128 == 0;
   float sum[D / 2], score[KEYS / 2];
@@ -295,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
     products_wait<0>();
     settle(sum);
     if (leader) {
-      arrive(base + Q_EMPTY);
+      if (!OVER_QUERIES) arrive(base + Q_EMPTY);
       if (seen) arrive(base + V_EMPTY + 8 * ((before + seen - 1) % STAGES));
       for (int i = seen; i < blocks; i++) {
         const int slot = (before + i) % STAGES, parity = (before + i) / STAGES & 1;
@@ -307,10 +320,17 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
     }
     before += blocks;
     if (seen) write_rows(sum, over, base + OUT + own * SLICE, out + (start + query) * out_token + pair % heads * out_head, out_token, tokens - query, 1 + own);
+    if (OVER_QUERIES) {
+      fence_bulk();
+      meet(1 + own, 128);
+      if (leader) arrive(base + Q_EMPTY);
+    }
   }
 }
 
 // -- backward -----------------------------------------------------------------------------------------------------
+
+#if WIDTH <= 128
 
 namespace backward {
 constexpr int QUERIES = 64, KEYS = 128, STAGES = 2, BLOCK = QUERIES * D * 2, KEY_BLOCK = KEYS * D * 2, SLOPES = KEYS * QUERIES * 2, SHARE = QUERIES * (D / 2) * 4;
@@ -552,3 +572,4 @@ extern "C" __global__ void __launch_bounds__(128) grad_queries(const float* __re
     }
   }
 }
+#endif

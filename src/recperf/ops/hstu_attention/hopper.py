@@ -1,4 +1,5 @@
-"""HSTU attention on NVIDIA Hopper: half-precision heads of 64 or 128, plain causal rows; triton.py serves all else.
+"""HSTU attention on NVIDIA Hopper: plain causal rows, half-precision heads of 64, 128 and, forward, 256; triton.py
+serves all else.
 
 The chip's bulk copies bring blocks of rows and do not know where a row of the batch ends: the part of the next row that
 they bring is masked or multiplied by zero, so that a NaN in one row also reaches the end of the previous row. Programs
@@ -21,18 +22,18 @@ from .reference import Into
 from .rule import Mask
 
 SOURCE = Path(__file__).with_name("hopper.cu")
-WIDTHS = (64, 128)
-QUERIES, GROUP, KEYS, PASSING = 192, 64, 128, 64
-"""Queries of a program and of one of its groups (forward); keys of a program, and queries at a time (backward)."""
+WIDTHS, BACKWARD_WIDTHS = (64, 128, 256), (64, 128)
+GROUP, KEYS, PASSING = 64, 128, 64
+"""Queries of a group of warps (forward); keys of a program, and queries at a time (backward)."""
 SHARED = 226 << 10
 """Bytes of shared memory of a program."""
 
 
-def serves(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, mask: Mask) -> bool:
-    """Whether these kernels serve the pass, forward or backward."""
+def serves(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, mask: Mask, widths: tuple[int, ...] = WIDTHS) -> bool:
+    """Whether these kernels serve a pass that takes heads of these widths."""
     plain = mask.targets_B is None and not mask.window and not mask.context
     halves = q_THA.dtype in (torch.bfloat16, torch.float16) and q_THA.dtype == k_THA.dtype == v_THV.dtype
-    equal = q_THA.shape[2] == v_THV.shape[2] in WIDTHS
+    equal = q_THA.shape[2] == v_THV.shape[2] in widths
     some = 0 < q_THA.shape[0] < 1 << 31 and 0 < mask.longest < 1 << 31
     fits = plain and halves and equal and some and all(map(_copied_in_bulk, (q_THA, k_THA, v_THV)))
     return fits and _kernels(q_THA.device, q_THA.dtype, q_THA.shape[2]) is not None
@@ -40,8 +41,9 @@ def serves(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, mask: Mask) -> bool:
 
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
     out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    rows, heads, keys = offsets_B1.numel() - 1, q_THA.shape[1], GROUP * 128 // q_THA.shape[2]
-    blocks = -(-mask.longest // QUERIES)
+    rows, (_, heads, width) = offsets_B1.numel() - 1, q_THA.shape
+    groups, keys = (2 if width > 128 else 3), (64 if width > 64 else 128)
+    blocks = -(-mask.longest // (groups * GROUP))
     tiles = rows * heads * blocks
     programs = min(tiles, _processors(q_THA.device))
     _loaded(q_THA)["attend"](
@@ -105,8 +107,11 @@ def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> dict[str, 
     if isinstance(compiled, str):
         notice_once(f"{compiled}: attention uses kernels that are slower on this GPU")
         return None
+    attend = compiled.kernel("attend", "MMMPqqPiiiPff", threads=384 if width > 128 else 512, shared=SHARED)
+    if width not in BACKWARD_WIDTHS:
+        return {"attend": attend}
     return {
-        "attend": compiled.kernel("attend", "MMMPqqPiiiPff", threads=512, shared=SHARED),
+        "attend": attend,
         "grad_keys": compiled.kernel("grad_keys", "MMMMPPPPPqqqqPiiiff", threads=384, shared=SHARED),
         "grad_queries": compiled.kernel("grad_queries", "PPPqqPiiif", threads=128),
     }

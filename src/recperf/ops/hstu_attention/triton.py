@@ -107,7 +107,7 @@ def backward(
     (None: torch's own setting): then a kernel of their own recomputes the scores. On Hopper the order is always fixed.
     """
     fast = _hopper(q_THA.device)
-    if fast is not None and fast.serves(q_THA, k_THA, v_THV, mask):
+    if fast is not None and fast.serves(q_THA, k_THA, v_THV, mask, fast.BACKWARD_WIDTHS):
         gradients: Into = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into, sums=sums)
         return gradients
     if not _served(q_THA, v_THV, mask):
