@@ -57,7 +57,7 @@ def backward_tiles(width: int, itemsize: int, roomy: bool) -> Tiles:
         return Tiles(32, 32, 4, 1) if roomy and width <= 128 else Tiles(16, 16, 4, 1)
     if not roomy:
         return Tiles(32, 32, 4, 1) if width <= 128 else Tiles(16, 16, 4, 1)
-    return Tiles(64, 128, 8, 2) if width <= 128 else Tiles(32, 64, 8, 2)
+    return Tiles(64, 128, 8, 2) if width <= 128 else Tiles(64, 64, 8, 2)
 
 
 @functools.cache
@@ -104,7 +104,8 @@ def backward(
     """Gradients of q, k and v, written into `into` if set, and their sums over all tokens into `sums`.
 
     Where one kernel computes all, those of q are added up by atomics, whose order varies, unless `deterministic`
-    (None: torch's own setting): then a kernel of their own recomputes the scores. On Hopper the order is always fixed.
+    (None: torch's own setting): then a kernel of their own recomputes the scores, as always where heads are wide, which
+    is faster there. On Hopper the order is always fixed.
     """
     fast = _hopper(q_THA.device)
     if fast is not None and fast.serves(q_THA, k_THA, v_THV, mask, fast.BACKWARD_WIDTHS):
@@ -115,6 +116,7 @@ def backward(
     else:
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
+        deterministic = deterministic or _width(q_THA, v_THV) > 128
         gradients = _backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into, deterministic)
     for total, rows in zip(sums or (), gradients):
         torch.sum(rows, 0, dtype=total.dtype, out=total)
