@@ -2,7 +2,9 @@
 
 * attention: FLOP/s by length of rows, as timed in CUDA graphs (`hstu_attention.py`), into plan/devices.toml;
 * the share of the copy rate that a step's passes over memory reach, fitted to two steps (`dlrm_v4_step.py`,
-  `plan_validate.FITTED`), into plan/devices.py and docs/planning.md.
+  `plan_validate.FITTED`), into plan/devices.py and docs/planning.md;
+* the seconds in which one thread prepares a sample, where small steps of dlrm-v4 take as long as that
+  (`default_speed.py`), into workloads/dlrm_v4/plan.py and docs/planning.md.
 
 Run as `python benchmarks/plan_refit.py` and commit; then `python benchmarks/plan_validate.py --only known` stores
 predictions with these figures, and `python benchmarks/plan_refit.py --table` copies their table into docs/planning.md.
@@ -19,10 +21,14 @@ from pathlib import Path
 from _rows import ROOT
 from plan_validate import FITTED, entries_of, own_seconds, own_steps, table
 from recperf.plan.devices import KNOWN, Attention, Device
+from recperf.plan.predict import predict
+from recperf.workloads.dlrm_v4.config import DLRM_V4
 
 TOML, DEVICES, PAGE = (
     ROOT / path for path in ("src/recperf/plan/devices.toml", "src/recperf/plan/devices.py", "docs/planning.md")
 )
+WORKLOAD = ROOT / "src/recperf/workloads/dlrm_v4/plan.py"
+SMALL_STEP = "dlrm-v4, cuda default"
 TIMING = "graph of 10 calls"
 """In a step the queue is never empty either."""
 
@@ -65,6 +71,13 @@ def passes_share(device: Device) -> float:
     return float(sum(one * one for one in seconds) / sum(one * other for one, other in zip(seconds, left)))
 
 
+def prepare_seconds() -> float | None:
+    """Of a sample on the host of an H200; None if the laptop preset waits for the GPU instead."""
+    rates = [one["p50"] for one in entries_of("default_speed", "samples_per_s") if one["variant"] == SMALL_STEP]
+    plan = predict(DLRM_V4.planned(next(iter(DLRM_V4.presets.values()))()), 1, KNOWN["h200"])
+    return 1 / rates[-1] if plan.parts["calls"] < plan.global_batch / rates[-1] else None
+
+
 def substitute(path: Path, pattern: str, new: str) -> None:
     """Replace what matches; a pattern that does not match once is an error."""
     text, count = re.subn(pattern, lambda _: new, path.read_text(), flags=re.DOTALL)
@@ -87,7 +100,9 @@ def main(arguments: list[str]) -> int:
         f"{name} = [{', '.join(str(length) if name == 'lengths' else f'{length / 1e12:.0f}e12' for length in values)}]"
         for name, values in (("lengths", kernel.lengths), ("forward", kernel.forward), ("backward", kernel.backward))
     ]
+    prepare_s = prepare_seconds()
     print("\n".join(lines) + f"\npasses over memory at {passes:.3f} of the copy rate")
+    print("preparing a sample: " + (f"{1e6 * prepare_s:.1f} µs" if prepare_s else "the GPU takes longer, unchanged"))
     if options.dry:
         return 0
     if not 0 < passes <= 1:
@@ -95,6 +110,10 @@ def main(arguments: list[str]) -> int:
     substitute(TOML, r"(?<=\[attention\.recperf\.h200\]\n).*?(?=\norigin)", "\n".join(lines))
     substitute(DEVICES, r"(?<=    bytes: float = )[\d.]+", f"{passes:.2f}")
     substitute(PAGE, r"(?<=besides the products, at )[\d.]+(?= of the copy)", f"{passes:.2f}")
+    if prepare_s:
+        words = '"""Seconds in which one thread prepares a sample, on a Xeon (default_speed.jsonl)."""'
+        substitute(WORKLOAD, r'(?<=PREPARE_S = )\S+\n""".*?"""', f"{1e6 * prepare_s:.0f}e-6\n{words}")
+        substitute(PAGE, r"(?<=\| preparing a batch \| )\d+(?= µs a sample)", f"{1e6 * prepare_s:.0f}")
     return 0
 
 
