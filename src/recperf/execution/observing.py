@@ -146,7 +146,9 @@ def experiments(
         hot, cold = (pair[name]["step_ms"]["p50"] for name in ("hot", "cold"))
         rows.append(hot_ids(hot, cold, attribution["random"]))
     alone = current().choose(True, several=False)
-    if not seconds or not alone or recipe.whole_step is not None or not profile["observed"]["operators"]:
+    # A CUDA graph takes batches of one size only.
+    graph = recipe.whole_step is not None and profile["device"] != "cpu"
+    if not seconds or not alone or graph or not profile["observed"]["operators"]:
         return rows
     # The iterator has to live: rows of a batch in tiers may leave their cache once it is closed.
     batches = endless(recipe.order, recipe.epochs + LATER + 1000)

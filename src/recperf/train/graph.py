@@ -9,7 +9,7 @@ requested.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -130,6 +130,9 @@ class IndexedBatch:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    def slice(self, start: int, stop: int) -> IndexedBatch:
+        return replace(self, start=self.start + start, stop=min(self.start + stop, self.stop))
 
     def gathered(self) -> ClickBatch:
         return gathered(self.samples, self.permutation_N[self.start : self.stop])

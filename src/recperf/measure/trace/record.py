@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...errors import MachineError
 from ...files import require_writable
+from ..native_calls import hear_calls, recorded
 from ..spans import listen
 from .read import ABOUT, MARK
 
@@ -61,6 +62,7 @@ def record(
     with filtered_stderr():
         profiler.start()
     before = listen(_Ranges())
+    hear_calls(recorded)
     try:
         profiler.add_metadata("torch_version", torch.__version__)
         if about is not None:
@@ -76,6 +78,7 @@ def record(
             # Work that is still queued when the profiler stops would be missing.
             torch.cuda.synchronize()
     finally:
+        hear_calls(None)
         listen(before)
         with filtered_stderr():
             profiler.stop()
