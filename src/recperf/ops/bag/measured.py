@@ -29,10 +29,10 @@ from . import native, reference
 
 BAG = 32
 ROUNDS = 5
-READ = 8 * MIB
-"""Bytes of the rows that one reading looks up or updates."""
-KNEES = 4
-"""Size of the compared table in knees of the cache curve: of random rows, three of four come from memory."""
+READ, UPDATED = 32 * MIB, 8 * MIB
+"""Bytes of the rows that one reading looks up, and of those that it updates, which takes torch ten times as long."""
+KNEES = 8
+"""Size of the compared table in knees of the cache curve: of random rows, seven of eight come from memory."""
 
 
 def comparison(table_RD: Tensor) -> dict[str, Any] | str | None:
@@ -77,18 +77,19 @@ def measure(rows: int, dim: int) -> dict[str, Any]:
     ask_for_huge_pages(table_RD)
     table_RD.fill_(1.0)
     draw = torch.Generator().manual_seed(0)
-    ids = max(1 << 12, READ // (4 * dim)) // BAG * BAG
-    offsets_B1 = torch.arange(0, ids + 1, BAG)
-    gradient_BD = torch.full((ids // BAG, dim), 1e-3)
+    gradient_BD = torch.full((UPDATED // (4 * dim) // BAG + BAG, dim), 1e-3)
 
-    def look_up(body: ModuleType, rows_V: Tensor) -> None:
+    def look_up(body: ModuleType, rows_V: Tensor, offsets_B1: Tensor) -> None:
         body.bag_sum(table_RD, rows_V, offsets_B1)
 
-    def update(body: ModuleType, rows_V: Tensor) -> None:
+    def update(body: ModuleType, rows_V: Tensor, offsets_B1: Tensor) -> None:
         grouped = body.Grouped(rows_V, offsets_B1, rows)
-        body.update(table_RD, state_R, grouped, gradient_BD, rate=1e-3, eps=1e-8, decay=0.0, scale=1.0)
+        used_BD = gradient_BD[: len(offsets_B1) - 1]
+        body.update(table_RD, state_R, grouped, used_BD, rate=1e-3, eps=1e-8, decay=0.0, scale=1.0)
 
-    def ratios(work: Callable[[ModuleType, Tensor], None]) -> Iterator[float]:
+    def ratios(work: Callable[[ModuleType, Tensor, Tensor], None], bytes_: int) -> Iterator[float]:
+        ids = max(BAG, bytes_ // (4 * dim) // BAG * BAG)
+        offsets_B1 = torch.arange(0, ids + 1, BAG)
         for number in range(ROUNDS + 1):
             poll()
             seconds = {}
@@ -96,13 +97,14 @@ def measure(rows: int, dim: int) -> dict[str, Any]:
             for body in (native, reference) if number % 2 else (reference, native):
                 rows_V = torch.randint(0, rows, (ids,), generator=draw)
                 began = perf_counter()
-                work(body, rows_V)
+                work(body, rows_V, offsets_B1)
                 seconds[body] = perf_counter() - began
             if number:
                 yield seconds[reference] / seconds[native]
 
     with torch.no_grad():
-        return {name: figure([*ratios(work)], "x") for name, work in (("lookups", look_up), ("updates", update))}
+        works = (("lookups", look_up, READ), ("updates", update, UPDATED))
+        return {name: figure([*ratios(work, bytes_)], "x") for name, work, bytes_ in works}
 
 
 def _source() -> str:

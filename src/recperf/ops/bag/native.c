@@ -135,6 +135,28 @@ void sort_rows(const int64_t *rows, int64_t count, int64_t most, int32_t *order,
     if (from != order) memcpy(order, from, count * sizeof(int32_t));
 }
 
+/* Cuts of the sorted order into `parts` ranges, never between two occurrences of one row: the end of a row is found by
+ * bisection, since one row may fill a whole batch. */
+void cut_rows(const int64_t *rows, const int32_t *order, int64_t count, int64_t parts, int64_t *cuts) {
+    cuts[0] = 0;
+    for (int64_t part = 1; part < parts; part++) {
+        const int64_t even = count * part / parts;
+        int64_t low = even > cuts[part - 1] ? even : cuts[part - 1], high = count;
+        if (low) {
+            const int64_t row = rows[order[low - 1]];
+            while (low < high) {
+                const int64_t middle = (low + high) / 2;
+                if (rows[order[middle]] == row)
+                    low = middle + 1;
+                else
+                    high = middle;
+            }
+        }
+        cuts[part] = low;
+    }
+    cuts[parts] = count;
+}
+
 /* The summed gradient of the row at position *at of the sorted order, which moves behind the row's last occurrence.
  * The gradient of a row that occurs once is read where it lies; others are added up in `sum`. */
 static const float *add_up(const int64_t *rows, const int32_t *order, const int32_t *bags, const float *gradient,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ SMALL = 2048
 MOST_IDS = (1 << 31) - 1
 """The sorted order holds places as int32."""
 
-_BAD_OFFSETS, _BAD_STARTS = -2, -3
-"""What `stack_rows` of native.c returns for offsets and starts that do not fit; otherwise -1 or the place of an id."""
+_ALL_KNOWN, _BAD_OFFSETS, _BAD_STARTS = -1, -2, -3
+"""What `stack_rows` of native.c returns; otherwise the place of an id that is outside its table."""
 
 
 _FUNCTIONS = {
@@ -33,6 +34,7 @@ _FUNCTIONS = {
     "stack_rows": [POINTER] * 4 + [I64] * 6,
     "bag_sum": [POINTER] * 4 + [I64] * 3,
     "sort_rows": [POINTER] + [I64] * 2 + [POINTER] * 2,
+    "cut_rows": [POINTER] * 2 + [I64] * 2 + [POINTER],
     "update_rows": [POINTER] * 6 + [I64] * 3 + [F32] * 4 + [I64, POINTER],
     "squared_norm": [POINTER] * 4 + [I64] * 3 + [POINTER],
 }
@@ -59,8 +61,18 @@ def hash_rows(ids_V: Tensor, seed: int, rows: int) -> Tensor:
     return rows_V
 
 
-def checked_rows(ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None) -> Tensor:
-    """The row of the stacked tables that each id means; an id outside its table is an error."""
+def checked_rows(
+    ids_V: Tensor,
+    offsets_B1: Tensor,
+    rows: int,
+    starts_F: Tensor | None,
+    then: Callable[[int, int, int], None] | None = None,
+) -> Tensor:
+    """The row of the stacked tables that each id means; an id outside its table is an error.
+
+    `then` is called on each thread as soon as its bags are known to be right: with the address of the rows, and the
+    first and last bag.
+    """
     count, bags = ids_V.numel(), offsets_B1.numel() - 1
     features = 1 if starts_F is None else starts_F.numel()
     if bags < 0 or features < 1 or bags % features:
@@ -69,10 +81,12 @@ def checked_rows(ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor 
     offsets = address("offsets_B1", offsets_B1, torch.int64, (bags + 1,))
     rows_V = ids_V if starts_F is None else torch.empty_like(ids_V)
     starts = None if starts_F is None else address("starts_F", starts_F, torch.int64, (features,))
-    stack, faults = usable(library()).stack_rows, []
+    stack, place, faults = usable(library()).stack_rows, rows_V.data_ptr(), []
 
     def work(first: int, last: int) -> None:
-        faults.append(stack(ids, offsets, starts, rows_V.data_ptr(), first, last, bags, features, rows, count))
+        faults.append(fault := stack(ids, offsets, starts, place, first, last, bags, features, rows, count))
+        if then is not None and fault == _ALL_KNOWN:
+            then(place, first, last)
 
     share(work, even_cuts(bags, _threads(count)))
     if min(faults) == _BAD_STARTS:
@@ -108,16 +122,13 @@ def _unknown(place: int, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F:
 def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tensor | None = None) -> Tensor:
     rows, dim = table_RD.shape
     table = address("table_RD", table_RD, torch.float32, (rows, dim))
-    rows_V = checked_rows(ids_V, offsets_B1, rows, starts_F)
-    bags = offsets_B1.numel() - 1
-    out_BD = torch.empty(bags, dim)
-    call = usable(library()).bag_sum
-    places = table, rows_V.data_ptr(), offsets_B1.data_ptr(), out_BD.data_ptr()
+    out_BD = torch.empty(max(0, offsets_B1.numel() - 1), dim)
+    call, places = usable(library()).bag_sum, (offsets_B1.data_ptr(), out_BD.data_ptr())
 
-    def work(first: int, last: int) -> None:
-        call(*places, first, last, dim)
+    def work(rows_V: int, first: int, last: int) -> None:
+        call(table, rows_V, *places, first, last, dim)
 
-    share(work, even_cuts(bags, _threads(rows_V.numel())))
+    checked_rows(ids_V, offsets_B1, rows, starts_F, work)
     return out_BD
 
 
@@ -145,26 +156,10 @@ class Grouped:
 
     def _cuts(self, threads: int) -> list[int]:
         """Cuts of the sorted order for the threads, never between two occurrences of one row."""
-        count = self.order_V.numel()
-        cuts = [0]
-        for index in range(1, threads):
-            at = max(cuts[-1], count * index // threads)
-            cuts.append(self._end_of_row(at - 1) if at else 0)
-        return [*cuts, count]
-
-    def _end_of_row(self, place: int) -> int:
-        """The first place after this one with another row, by bisection, since one row may fill a whole batch."""
-        row, low, high = self._row(place), place + 1, self.order_V.numel()
-        while low < high:
-            middle = (low + high) // 2
-            if self._row(middle) == row:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _row(self, place: int) -> int:
-        return int(self.rows_V[self.order_V[place]])
+        cuts = torch.empty(threads + 1, dtype=torch.int64)
+        order = self.rows_V.data_ptr(), self.order_V.data_ptr(), self.order_V.numel()
+        usable(library()).cut_rows(*order, threads, cuts.data_ptr())
+        return list(cuts.tolist())
 
     def addresses(self) -> tuple[int, int, int]:
         """Addresses of the rows, their order and the bag of each id, which this class made and checked."""

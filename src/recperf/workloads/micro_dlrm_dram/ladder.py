@@ -166,10 +166,10 @@ def _huge_ns(w: Work, r: Readings) -> Range:
     return _total((w.lookups, (r.lookup / r.tlb, r.lookup)))
 
 
-def _prefetched_ns(w: Work, r: Readings, *, tlb: float = 1.0) -> Range:
-    """At best rows arrive at the highest rate of bytes that random rows of any size have shown."""
-    rate = max(size / ns for size, ns in r.ceilings.rows_memory)
-    return _total((w.lookups, r.looked_up("hot prefetched", w.row_bytes, w.row_bytes, w.row_bytes / rate / tlb)))
+def _prefetched_ns(w: Work, r: Readings) -> Range:
+    """At best rows arrive as fast as a stream."""
+    stream = w.row_bytes * 1e9 / r.ceilings.copy
+    return _total((w.lookups, r.looked_up("hot prefetched", w.row_bytes, w.row_bytes, stream)))
 
 
 def _fused_ns(w: Work, r: Readings) -> Range:
@@ -198,8 +198,7 @@ RUNGS = (
     Rung("prefetched rows", "prefetch the rows of the next ids (C)", "lookup",
          _prefetched_ns, lambda s, rows, offsets, _: native.bag_sum(s.table_RD, rows, offsets), native=True),
     Rung("prefetch and huge pages", "prefetch over huge pages: what the default preset does", "lookup",
-         lambda w, r: _prefetched_ns(w, r, tlb=r.tlb),
-         lambda s, rows, offsets, _: native.bag_sum(s.huge_RD, rows, offsets), native=True),
+         _prefetched_ns, lambda s, rows, offsets, _: native.bag_sum(s.huge_RD, rows, offsets), native=True),
     Rung("fused update", "sum, Adagrad and write each row once (C)", "update",
          _fused_ns, lambda s, rows, offsets, gradient: _update(native, s, rows, offsets, gradient), 1e-4, True),
 )  # fmt: skip
