@@ -64,7 +64,9 @@ def test_a_deterministic_run_records_it_and_restores_torch(monkeypatch: pytest.M
     assert "never vary" in settings.reasons["deterministic"]
     with applied(replace(settings, deterministic=True)):
         assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
     assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_smaller_products_may_stay_float32() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from torch.utils import deterministic as memory
 
 from ..errors import MachineError
 from ..machine import usable_cores
@@ -114,6 +115,8 @@ def applied(settings: Settings) -> Iterator[None]:
         # Torch requires it: otherwise cuBLAS chooses its workspace, and with it the order of sums, at run time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        # Torch would also fill every new tensor; whatever is read here has been written.
+        filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
     try:
         yield
     finally:
@@ -123,6 +126,7 @@ def applied(settings: Settings) -> Iterator[None]:
         if settings.deterministic:
             # Only where it was set: the call imports torch's compiler, which takes seconds.
             torch.use_deterministic_algorithms(strict)
+            memory.fill_uninitialized_memory = filled
 
 
 def allow_onednn(allowed: bool) -> None:
