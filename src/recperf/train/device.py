@@ -116,7 +116,7 @@ def applied(settings: Settings) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         # Torch would also fill every new tensor; whatever is read here has been written.
-        filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
+        filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -126,7 +126,7 @@ def applied(settings: Settings) -> Iterator[None]:
         if settings.deterministic:
             # Only where it was set: the call imports torch's compiler, which takes seconds.
             torch.use_deterministic_algorithms(strict)
-            memory.fill_uninitialized_memory = filled
+            memory.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 
 def allow_onednn(allowed: bool) -> None:
