@@ -49,6 +49,8 @@ STREAM = {"bytes": 1e8, "beyond": 1e8}
         (operator("aten::embedding", ms=1.0, **ROWS), "cache"),
         (operator("aten::embedding", ms=5.0, missed=100_000, **ROWS), "latency"),  # prefetched
         (operator("aten::embedding", ms=1.4, missed=100_000, **ROWS), "cache"),
+        (operator("recperf::bag_sum", ms=1.4, missed=100_000, **ROWS), "latency"),  # by C code, slower than a stream
+        (operator("recperf::bag_sum", ms=0.5, missed=100_000, **ROWS), "cache"),
         # Counted as cached, of a table beyond the knee: lost by then, if it took nearer to memory than to the cache.
         (operator("aten::embedding", ms=5.0, table_rows=1 << 20, **ROWS), "latency"),
         (operator("aten::embedding", ms=2.0, table_rows=1 << 20, **ROWS), "cache"),

@@ -14,6 +14,7 @@ from collections import defaultdict
 from typing import Any
 
 from .ceilings import Ceilings
+from .native_calls import PREFIX
 
 LIMITS = (
     "input", "blocked", "python", "dispatch", "launch", "sync", "transfer", "compute", "bandwidth", "latency", "cache",
@@ -234,8 +235,11 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
     for limit, what in (("bandwidth", "bytes"), ("rows", "rows")):
         if roofs[limit] <= BELIEVED * rest:
             continue
-        # Faster than the ceiling of memory: from a cache if the time is nearer to that, else prefetched.
-        if rest**2 > roofs[limit] * in_cache[limit]:
+        # Faster than the ceiling of memory: from a cache if the time is nearer to that, else prefetched. C code that
+        # prefetches exceeds what torch reaches from memory and even from a cache: up to a stream's rate it is believed.
+        own = limit == "rows" and ceilings.device == "cpu" and operator["name"].startswith(PREFIX)
+        streams = own and missed * row_bytes / ceilings.copy * 1e3 <= rest
+        if streams or rest**2 > roofs[limit] * in_cache[limit]:
             roofs[limit] = rest
         else:
             notes.append(f"its {what} would take {roofs[limit] / max(rest, 1e-9):.1f} times as long from memory")
