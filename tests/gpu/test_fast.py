@@ -215,10 +215,13 @@ def test_atomics_give_the_same_numbers() -> None:
     close(outcome, plain("sgd"))
 
 
-@pytest.mark.parametrize("source", ["device", "pinned"])
+@pytest.mark.parametrize(
+    ("source", "precision"), [("device", "float32"), ("pinned", "float32"), ("device", "bfloat16")]
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_restored_graph_run_goes_on_to_the_same_bits(optimizer: str, source: Any) -> None:
-    config = made(replace(FAST, input=source), optimizer=optimizer)
+def test_a_restored_graph_run_goes_on_to_the_same_bits(optimizer: str, source: Any, precision: Any) -> None:
+    """In bfloat16 a step draws the batch of the next: the restored run begins with one of its own."""
+    config = made(FastConfig(input=source, precision=precision), optimizer=optimizer)
     whole, half = run(config), run(config, steps=STEPS // 2)
     state = copy.deepcopy(half.trial.state())
     prepared = PreparedDLRM(config)

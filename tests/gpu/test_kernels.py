@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from recperf.errors import ArgumentError
-from recperf.ops import bag, dot, lookup, relu
+from recperf.ops import bag, dot, last_layer, lookup, relu
+from recperf.ops.bag import sort
 from recperf.ops.faults import raise_if_any
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -49,6 +50,43 @@ def test_the_bag_kernels_agree_with_torch(dim: int, rows: int, samples: int, mos
     tolerance = {"rtol": 1e-5 * max(10.0, crowd), "atol": 1e-4 * crowd}
     for expected, got in zip(*actual):
         torch.testing.assert_close(got, expected, **tolerance)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 300, 70_000, 1 << 24, (1 << 31) - 1])
+@pytest.mark.parametrize(("slots", "used"), [(1, 1), (1, 0), (4096, 4096), (4097, 4000), (3_000_000, 2_500_000)])
+@pytest.mark.usefixtures("poisoned")
+def test_rows_are_sorted_as_torch_sorts_them(slots: int, used: int, rows: int) -> None:
+    """Also where one row has most of the ids, as a row number after the last one may."""
+    assert sort.serves(slots, rows, torch.device("cuda"))
+    draw = torch.Generator("cuda").manual_seed(rows)
+    keys = torch.randint(0, rows + 1, (slots,), device="cuda", generator=draw).int()
+    keys[slots // 3 : slots // 2] = rows
+    bags = torch.arange(slots, device="cuda", dtype=torch.int32)
+    count = torch.tensor([used], device="cuda")
+    expected, order = torch.sort(keys[:used], stable=True)
+    got, places = sort.sort_rows(keys, bags, count, rows)
+    assert torch.equal(got[:used], expected)
+    assert torch.equal(places[:used].long(), order)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("samples", "inputs"), [(1, 1), (63, 65), (2048, 1024), (50, 4096)])
+@pytest.mark.parametrize("loss", ["bce", "mse"])
+@pytest.mark.usefixtures("poisoned")
+def test_the_last_layer_agrees_with_torch(loss: str, samples: int, inputs: int, kind: torch.dtype) -> None:
+    draw = torch.Generator("cuda").manual_seed(5)
+    given = torch.randn(samples, inputs, device="cuda", generator=draw).clamp(min=0).to(kind)
+    weight = (torch.randn(1, inputs, device="cuda", generator=draw) / inputs**0.5).to(kind)
+    bias, labels = weight[0, :1].clone(), (torch.rand(samples, device="cuda", generator=draw) < 0.5).float()
+    actual = []
+    for name in ("reference", "triton"):
+        body, _ = last_layer.choose(name, given.device)  # type: ignore[arg-type]
+        end = body.forward_backward(given, weight, bias, labels, loss, (0.5, 2.0))
+        sums = (end.to_input_bias_SN.sum(0), end.to_weight_SN.sum(0), end.to_bias_S.sum(), end.loss_S.sum())
+        actual.append((end.logits_B, end.to_input_BN.float(), *sums))
+    tolerance = 1e-4 if kind == torch.float32 else 1e-2
+    for expected, got in zip(*actual):
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])

@@ -38,6 +38,8 @@ def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that executes at once, and on which every capture fails after the step was recorded."""
 
     class Stream:
+        def __init__(self, *, priority: int = 0) -> None: ...
+
         def wait_stream(self, other: Any) -> None: ...
 
     @contextmanager

@@ -16,7 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import ArgumentError
+from ..ops import many
+from ..ops.last_layer.reference import WIDEST, End
 from ..ops.products import weight_gradient
+from .losses import Loss
 from .mlp import MLP, add_gradient
 from .streams import SideStreams
 
@@ -33,11 +36,20 @@ class Arithmetic:
         """The best width for a layer's input of this many features."""
         return features
 
-    def begin(self, mlps: Sequence[MLP]) -> None:
-        """Prepare for a step; called before its first layer."""
+    def begin(self, mlps: Sequence[MLP], x_BI: Tensor | None = None) -> Tensor | None:
+        """Prepare for a step, before its first layer; returns the input of the first MLP as it is to be passed on."""
+        return x_BI
 
-    def forward(self, mlp: MLP, x_BI: Tensor) -> list[Tensor]:
-        """Return the input and every layer's output."""
+    def ends(self, mlp: MLP, loss: Loss | None) -> bool:
+        """Whether one kernel computes the last layer, its loss and their gradients: `end`, not `forward`."""
+        return False
+
+    def end(self, mlp: MLP, activations: list[Tensor], loss: Loss, labels_B: Tensor) -> End | None:
+        """The last layer with its loss and their gradients, if one kernel computes them."""
+        return None
+
+    def forward(self, mlp: MLP, x_BI: Tensor, *, loss: Loss | None = None) -> list[Tensor]:
+        """Return the input and every layer's output; if `loss` follows, perhaps without the last layer's."""
         activations, parameters = [x_BI], mlp.flat
         last = len(parameters) - 2
         for index in range(0, len(parameters), 2):
@@ -48,10 +60,11 @@ class Arithmetic:
         return activations
 
     def backward(
-        self, mlp: MLP, gradient_BO: Tensor, activations: list[Tensor], *, input_gradient: bool
+        self, mlp: MLP, gradient: Tensor | End, activations: list[Tensor], *, input_gradient: bool
     ) -> Tensor | None:
         """Add to the parameters' gradients; return the input's gradient if requested."""
-        parameters = mlp.flat
+        assert isinstance(gradient, Tensor)
+        gradient_BO, parameters = gradient, mlp.flat
         last = len(parameters) - 2
         for index in range(last, -1, -2):
             layer = index // 2
@@ -70,7 +83,8 @@ Copies = tuple[Tensor | None, Tensor | None]
 
 
 class FastArithmetic(Arithmetic):
-    """Fewer kernels; `low` is the type of the products, `relu` one of the implementations in `ops.relu`.
+    """Fewer kernels; `low` is the type of the products, `relu` one of the implementations in `ops.relu`, and `last`, if
+    any, one of those in `ops.last_layer`.
 
     With `copies` the products read copies of the weights in a suitable layout, made at every step: the first layer
     padded with zeros to a width that is a multiple of 8, and in tf32, whose fast kernels read both factors along the
@@ -81,44 +95,52 @@ class FastArithmetic(Arithmetic):
         self,
         *,
         relu: ModuleType,
+        last: ModuleType | None = None,
         low: torch.dtype = torch.float32,
         copies: bool = False,
         rounded: bool = False,
         streams: SideStreams | None = None,
     ) -> None:
-        self.relu, self.low, self.copies, self.rounded = relu, low, copies, rounded
+        self.relu, self.last, self.low, self.copies, self.rounded = relu, last, low, copies, rounded
         self.streams = streams or SideStreams()
         self._copies: dict[tuple[MLP, torch.device], list[Copies]] = {}
         self._read: dict[MLP, list[Tensor]] = {}
         """What the forward pass of this step reads: parameters or their copies."""
         self._transposed: dict[MLP, list[Tensor | None]] = {}
+        self._first: MLP | None = None
+        """The MLP that does not wait for the copies of the others."""
 
     def width(self, features: int) -> int:
         return -(-features // EVEN) * EVEN if self.copies else features
 
-    def begin(self, mlps: Sequence[MLP]) -> None:
-        targets: list[Tensor] = []
-        sources: list[Tensor] = []
-        transposed: list[tuple[Tensor, Tensor]] = []
-        for mlp in mlps:
-            parameters = mlp.flat
-            copies = self._copies_of(mlp, parameters)
-            for parameter, (copied, turned) in zip(parameters, copies):
-                if copied is not None and copied.shape != parameter.shape:
-                    # Apart from the others: among them it would prevent copying all by one kernel.
-                    copied[:, : parameter.shape[1]].copy_(parameter)
-                elif copied is not None:
-                    targets.append(copied)
-                    sources.append(parameter)
-                if turned is not None:
-                    transposed.append((turned[: parameter.shape[1]], parameter))
-            self._read[mlp] = [p if copied is None else copied for p, (copied, _) in zip(parameters, copies)]
-            self._transposed[mlp] = [turned for _, turned in copies]
-        if targets:
-            torch._foreach_copy_(targets, sources)
+    def begin(self, mlps: Sequence[MLP], x_BI: Tensor | None = None) -> Tensor | None:
+        x_BI = self._begin(mlps[0], x_BI)
+        # The first MLP begins while the copies of the others are made.
         with self.streams.run_on("copies"):
-            for turned, weight in transposed:
-                turned.copy_(weight.t())
+            for mlp in mlps[1:]:
+                self._begin(mlp)
+            for mlp in mlps:
+                for turned, weight in zip(self._transposed[mlp], mlp.flat):
+                    if turned is not None:
+                        turned[: weight.shape[1]].copy_(weight.t())
+        self._first = mlps[0]
+        return x_BI
+
+    def _begin(self, mlp: MLP, x_BI: Tensor | None = None) -> Tensor | None:
+        """Copy the parameters of an MLP, and an input that needs another type and no padding."""
+        parameters = mlp.flat
+        copies = self._copies_of(mlp, parameters)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        pairs += [(copied, parameter) for parameter, (copied, _) in zip(parameters, copies) if copied is not None]
+        if x_BI is not None and x_BI.dtype != self.low and x_BI.shape[1] == self.width(x_BI.shape[1]):
+            low_BI = torch.empty_like(x_BI, dtype=self.low)
+            pairs.append((low_BI, x_BI))
+            x_BI = low_BI
+        if pairs:
+            many.body(parameters[0].device).copy([target for target, _ in pairs], [source for _, source in pairs])
+        self._read[mlp] = [p if copied is None else copied for p, (copied, _) in zip(parameters, copies)]
+        self._transposed[mlp] = [turned for _, turned in copies]
+        return x_BI
 
     def _copies_of(self, mlp: MLP, parameters: Sequence[Tensor]) -> list[Copies]:
         """Memory for the copies, allocated at the first step on a device."""
@@ -142,14 +164,30 @@ class FastArithmetic(Arithmetic):
             turned = torch.zeros(shape[::-1], device=parameter.device)
         return copied, turned
 
-    def forward(self, mlp: MLP, x_BI: Tensor) -> list[Tensor]:
+    def ends(self, mlp: MLP, loss: Loss | None) -> bool:
+        if self.last is None or loss is None or mlp.last_relu or len(mlp.layers) < 2:
+            return False
+        outputs, inputs = mlp.flat[-2].shape
+        return outputs == 1 and inputs <= WIDEST
+
+    def end(self, mlp: MLP, activations: list[Tensor], loss: Loss, labels_B: Tensor) -> End | None:
+        if not self.ends(mlp, loss):
+            return None
+        assert self.last is not None
+        weight_1N, bias_1 = self._read[mlp][-2:]
+        end: End = self.last.forward_backward(activations[-1], weight_1N, bias_1, labels_B, loss.kind, loss.weights)
+        return end
+
+    def forward(self, mlp: MLP, x_BI: Tensor, *, loss: Loss | None = None) -> list[Tensor]:
+        if mlp is not self._first:
+            self.streams.join("copies")
         parameters = self._read[mlp]
         x_BI = x_BI.to(self.low)
         if x_BI.shape[1] != parameters[0].shape[1]:
             x_BI = F.pad(x_BI, (0, parameters[0].shape[1] - x_BI.shape[1]))
         activations = [x_BI]
         last = len(parameters) - 2
-        for index in range(0, len(parameters), 2):
+        for index in range(0, last if self.ends(mlp, loss) else len(parameters), 2):
             weight_OI, bias_O = parameters[index], parameters[index + 1]
             if index < last or mlp.last_relu:
                 x_BI = torch._addmm_activation(bias_O, x_BI, weight_OI.t(), use_gelu=False)
@@ -159,18 +197,24 @@ class FastArithmetic(Arithmetic):
         return activations
 
     def backward(
-        self, mlp: MLP, gradient_BO: Tensor, activations: list[Tensor], *, input_gradient: bool
+        self, mlp: MLP, gradient: Tensor | End, activations: list[Tensor], *, input_gradient: bool
     ) -> Tensor | None:
         self.streams.join("copies")
         parameters, read = mlp.flat, self._read[mlp]
-        gradient_BO, bias_SO = gradient_BO.to(self.low), None
-        for index in range(len(read) - 2, -1, -2):
+        first = len(read) - 2
+        gradient_BO, bias_SO = self._below_end(parameters, gradient)
+        if bias_SO is not None:
+            first -= 2
+        for index in range(first, -1, -2):
             layer = index // 2
             if bias_SO is None and (index < len(read) - 2 or mlp.last_relu):
                 gradient_BO, bias_SO = self.relu.backward(gradient_BO, activations[layer + 1])
-            reads = [gradient_BO, activations[layer], *([] if bias_SO is None else [bias_SO])]
-            with self.streams.run_on("weights", *reads):
-                self._add_gradients(parameters[index : index + 2], gradient_BO, activations[layer], bias_SO)
+            with self.streams.run_on("weights", gradient_BO, activations[layer]):
+                gradient_OI = weight_gradient(gradient_BO, activations[layer], rounded=self.rounded)
+                add_gradient(parameters[index], gradient_OI[:, : parameters[index].shape[1]].contiguous())
+            with self.streams.run_on("biases", gradient_BO if bias_SO is None else bias_SO):
+                bias_O = gradient_BO.sum(0, dtype=torch.float32) if bias_SO is None else bias_SO.sum(0)
+                add_gradient(parameters[index + 1], bias_O)
             bias_SO = None
             if index == 0 and not input_gradient:
                 return None
@@ -183,11 +227,11 @@ class FastArithmetic(Arithmetic):
         # Without the columns that pad the input.
         return gradient_BO[:, : parameters[0].shape[1]]
 
-    def _add_gradients(
-        self, parameters: Sequence[Tensor], gradient_BO: Tensor, input_BI: Tensor, bias_SO: Tensor | None
-    ) -> None:
-        """Add the gradients of a layer's weight and bias."""
-        weight, bias = parameters
-        gradient_OI = weight_gradient(gradient_BO, input_BI, rounded=self.rounded)
-        add_gradient(weight, gradient_OI[:, : weight.shape[1]].contiguous())
-        add_gradient(bias, gradient_BO.sum(0, dtype=torch.float32) if bias_SO is None else bias_SO.sum(0))
+    def _below_end(self, parameters: Sequence[Tensor], gradient: Tensor | End) -> tuple[Tensor, Tensor | None]:
+        """The gradient that goes down and, below a last layer whose gradients are known, that of the next bias."""
+        if isinstance(gradient, Tensor):
+            return gradient.to(self.low), None
+        with self.streams.run_on("biases", gradient.to_weight_SN, gradient.to_bias_S):
+            add_gradient(parameters[-2], gradient.to_weight_SN.sum(0, keepdim=True))
+            add_gradient(parameters[-1], gradient.to_bias_S.sum().view(1))
+        return gradient.to_input_BN, gradient.to_input_bias_SN

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..measure.spans import span
+from ..ops.last_layer.reference import End
 from .arithmetic import Arithmetic
 from .config import DLRMConfig
 from .cross import LowRankCross
@@ -109,19 +110,27 @@ class WrittenOutLoss:
     def __init__(self, model: DLRM, batch: ClickBatch) -> None:
         self.model, self.batch, self.scale = model, batch, 1.0
         arithmetic = model.arithmetic
-        with span("bottom"):
-            arithmetic.begin((model.bottom, model.top))
-            self.bottom_acts = arithmetic.forward(model.bottom, batch.dense_BD)
+        with span("bottom"), arithmetic.streams.run_on("bottom"):
+            dense_BD = arithmetic.begin((model.bottom, model.top), batch.dense_BD)
+            assert dense_BD is not None
+            self.bottom_acts = arithmetic.forward(model.bottom, dense_BD)
         with span("embedding"):
             pooled_FBD, self.looked_up = model.embeddings.record(batch.features)
         with span("interaction"):
+            arithmetic.streams.join("bottom")
             vectors_BW, self.interaction_saved = model.interaction.record(self.bottom_acts[-1], pooled_FBD)
         with span("top"):
-            self.top_acts = arithmetic.forward(model.top, vectors_BW)
+            self.top_acts = arithmetic.forward(model.top, vectors_BW, loss=model.criterion)
         with span("loss"):
-            self.logits_B = self.top_acts[-1].squeeze(1).to(pooled_FBD.dtype)
-            with arithmetic.streams.run_on("weights", self.logits_B):
-                self.value = model.criterion.value(self.logits_B, batch.labels_B)
+            self.end = arithmetic.end(model.top, self.top_acts, model.criterion, batch.labels_B)
+            if self.end is not None:
+                self.logits_B = self.end.logits_B
+                with arithmetic.streams.run_on("biases", self.end.loss_S):
+                    self.value = self.end.loss_S.sum()
+            else:
+                self.logits_B = self.top_acts[-1].squeeze(1).to(pooled_FBD.dtype)
+                with arithmetic.streams.run_on("biases", self.logits_B):
+                    self.value = model.criterion.value(self.logits_B, batch.labels_B)
 
     def __mul__(self, scale: float) -> WrittenOutLoss:
         """Scale the loss and its gradients, as for a slice of a batch."""
@@ -139,11 +148,13 @@ class WrittenOutLoss:
         """Add the gradient of every dense parameter to its `grad`; the embeddings store theirs in their own way."""
         model, batch, arithmetic = self.model, self.batch, self.model.arithmetic
         with span("loss_backward"):
-            slope_B = model.criterion.slope(self.logits_B, batch.labels_B)
-            if self.scale != 1:
-                slope_B = slope_B * self.scale
+            if self.end is not None:
+                slope: Tensor | End = self.end if self.scale == 1 else self.end.scaled(self.scale)
+            else:
+                slope = model.criterion.slope(self.logits_B, batch.labels_B).unsqueeze(1)
+                slope = slope if self.scale == 1 else slope * self.scale
         with span("top_backward"):
-            vectors_gradient = arithmetic.backward(model.top, slope_B.unsqueeze(1), self.top_acts, input_gradient=True)
+            vectors_gradient = arithmetic.backward(model.top, slope, self.top_acts, input_gradient=True)
             assert vectors_gradient is not None
         with span("interaction_backward"):
             dense_gradient, pooled_gradient = model.interaction.backward(self.interaction_saved, vectors_gradient)

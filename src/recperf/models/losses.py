@@ -6,7 +6,7 @@ Shapes: B samples. `slope` is the gradient of `value` with respect to the logits
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,13 @@ from torch.nn import functional as F
 
 
 class Loss(Protocol):
+    """`kind` and the `weights` of negatives and positives describe a loss to a kernel that computes it too."""
+
+    kind: ClassVar[str]
+
+    @property
+    def weights(self) -> tuple[float, float]: ...
+
     def value(self, logits_B: Tensor, labels_B: Tensor) -> Tensor: ...
 
     def slope(self, logits_B: Tensor, labels_B: Tensor) -> Tensor: ...
@@ -21,6 +28,9 @@ class Loss(Protocol):
 
 class BCE:
     """Binary cross entropy of logits; large logits keep their gradient."""
+
+    kind: ClassVar[str] = "bce"
+    weights = (1.0, 1.0)
 
     def value(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits_B, labels_B)
@@ -33,21 +43,29 @@ class BCE:
 class WeightedBCE:
     """Binary cross entropy with a weight per label; the mean is over samples, not over weights."""
 
+    kind: ClassVar[str] = "bce"
     negative: float
     positive: float
 
-    def weights(self, labels_B: Tensor) -> Tensor:
+    @property
+    def weights(self) -> tuple[float, float]:
+        return self.negative, self.positive
+
+    def _weights_of(self, labels_B: Tensor) -> Tensor:
         return torch.where(labels_B > 0.5, self.positive, self.negative).to(labels_B.dtype)
 
     def value(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits_B, labels_B, weight=self.weights(labels_B))
+        return F.binary_cross_entropy_with_logits(logits_B, labels_B, weight=self._weights_of(labels_B))
 
     def slope(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
-        return BCE().slope(logits_B, labels_B).mul_(self.weights(labels_B))
+        return BCE().slope(logits_B, labels_B).mul_(self._weights_of(labels_B))
 
 
 class MSE:
     """The squared error of the probability, the default of the public DLRM."""
+
+    kind: ClassVar[str] = "mse"
+    weights = (1.0, 1.0)
 
     def value(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
         return F.mse_loss(logits_B.sigmoid(), labels_B)

@@ -21,6 +21,7 @@ class SideStreams:
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._running: set[str] = set()
         self._held: list[object] = []
+        self._forked: set[str] = set()
 
     @contextmanager
     def run_on(self, name: str, *reads: Tensor) -> Iterator[None]:
@@ -33,10 +34,27 @@ class SideStreams:
             yield
             return
         stream = self._streams.setdefault(name, torch.cuda.Stream())  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        if name not in self._forked:
+            stream.wait_stream(torch.cuda.current_stream())
+        self._forked.discard(name)
         self._running.add(name)
         self._held += reads
         with torch.cuda.stream(stream):
+            yield
+
+    def fork(self, name: str) -> None:
+        """Let the next body on a named stream begin after what the current one holds now, not at the time it runs."""
+        with self.run_on(name):
+            pass
+        if self.enabled:
+            self._forked.add(name)
+
+    @contextmanager
+    def run_after_all(self, name: str) -> Iterator[None]:
+        """The same, after everything that all of these streams hold now."""
+        with self.run_on(name):
+            for other in sorted(self._running - {name}):
+                torch.cuda.current_stream().wait_stream(self._streams[other])
             yield
 
     def hold(self, *objects: object) -> None:
@@ -49,6 +67,7 @@ class SideStreams:
         if name in self._running:
             torch.cuda.current_stream().wait_stream(self._streams[name])
             self._running.remove(name)
+        self._forked.discard(name)
         if not self._running:
             self._held.clear()
 
@@ -59,4 +78,5 @@ class SideStreams:
     def forget(self) -> None:
         """Wait for nothing that was launched so far, as after a capture that failed."""
         self._running.clear()
+        self._forked.clear()
         self._held.clear()

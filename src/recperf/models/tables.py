@@ -205,6 +205,7 @@ class SparseGradients(Embeddings):
         if self.tiers is not None and slots_U is None:
             raise RuntimeError("tables in tiers train on batches that were placed")
         self.used.append(Used(saved, features.offsets_FB1, gradient_ND, slots_U))
+        self.streams.fork("tables")
         if len(self.used) > 1:
             self._grouped = None
         elif self.group_early and self._grouped is None:

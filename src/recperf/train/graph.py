@@ -22,6 +22,7 @@ from ..errors import MachineError
 from ..machine import out_of_memory
 from ..measure.device_clock import EventClock
 from ..measure.spans import listen, span
+from ..models.streams import SideStreams
 from .loop import Model, Optimizer, RecordNorm
 
 LOSSES = 4096
@@ -97,24 +98,46 @@ class DrawnOrder:
 
 
 class DrawnFeed:
-    """Batches that the graph draws on the device; it counts their numbers itself."""
+    """Batches that the graph draws on the device; it counts their numbers itself.
 
-    def __init__(self, bags: RandomBags) -> None:
-        self.bags, self.batch = bags, bags.buffers()
+    With `beside` each batch but the first is drawn during the backward pass of the step before, on a stream of its own:
+    for a model that no longer reads its batch then.
+    """
+
+    def __init__(self, bags: RandomBags, *, beside: SideStreams | None = None) -> None:
+        self.bags, self.batch, self.beside = bags, bags.buffers(), beside
         self.window_1 = torch.zeros(1, dtype=torch.int64, device=self.batch.labels_B.device)
-        self._next = 0
+        self._next = 0 if beside is None else -1
+        """The batch that is drawn next or, beside a step, has been drawn."""
+        self._drawn = False
 
     def load(self, batches: Iterator[DrawnBatch]) -> None:
         window = next(batches).window
         if window != self._next:
             self.window_1.fill_(window)
+            if self.beside is not None:
+                self._draw()
         self._next = window + 1
 
     @property
     def counters(self) -> Sequence[Tensor]:
-        return [self.window_1]
+        if self.beside is None:
+            return [self.window_1]
+        features = self.batch.features
+        return [self.window_1, self.batch.dense_BD, features.values_V, features.offsets_FB1, self.batch.labels_B]
 
     def draw(self) -> None:
+        if self.beside is None or not self._drawn:
+            self._draw()
+
+    def draw_next(self) -> None:
+        """Draw the next batch, once the loss of this one is computed."""
+        if self.beside is not None:
+            with self.beside.run_after_all("data"):
+                self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = True
         self.bags.draw(self.window_1, self.batch)
         self.window_1.add_(1)
 
@@ -232,7 +255,7 @@ class GraphStep:
 
     `state` lists what a step changes even at learning rate 0, beside the optimizer's own state. `reasons` are the
     settings of the run; a capture that fails is stated there, and steps are then taken without a graph. If the user
-    requested a graph, it is an error that names the switch in `requested_by`.
+    requested a graph, it is an error that names the switch in `requested_by`. `streams` are those of the model.
     """
 
     def __init__(
@@ -245,8 +268,9 @@ class GraphStep:
         reasons: dict[str, str],
         requested_by: str | None,
         state: Callable[[], list[Tensor]] = list,
+        streams: SideStreams | None = None,
     ) -> None:
-        self.requested_by = requested_by
+        self.requested_by, self.streams = requested_by, streams or SideStreams()
         self.model, self.optimizer, self.feed, self.state, self.reasons = model, optimizer, feed, state, reasons
         self.rate_1 = torch.zeros(1, device=device)
         self.losses = torch.zeros(LOSSES, device=device)
@@ -348,14 +372,18 @@ class GraphStep:
         with span("data"):
             self.feed.draw()
         loss = self.model.loss(self.feed.batch)
+        if isinstance(self.feed, DrawnFeed):
+            with span("data"):
+                self.feed.draw_next()
+        with span("loss"), self.streams.run_after_all("losses"):
+            self.losses.index_copy_(0, self.place_1, loss.detach().view(1))
+            self.place_1.add_(1).remainder_(LOSSES)
         loss.backward()
         with span("update"):
             if norm:
                 self.norm_1.copy_(self.optimizer.gradient_norm())
             self.optimizer.step(self.rate_1)
-        with span("loss"):
-            self.losses.index_copy_(0, self.place_1, loss.detach().view(1))
-            self.place_1.add_(1).remainder_(LOSSES)
+        self.streams.join_all()
 
     def _captured(self, clock: EventClock | None, *, norm: bool = False) -> torch.cuda.CUDAGraph | None:
         """Capture the step as a graph, after a warm-up; none where that fails."""
@@ -388,8 +416,10 @@ class GraphStep:
     def _record(self, clock: EventClock | None, *, norm: bool) -> torch.cuda.CUDAGraph | None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
+            # The model's side streams give way to the stream of the step's own chain of kernels.
+            first = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
             # Other threads may allocate memory meanwhile, as those that prepare batches do.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=first, capture_error_mode="thread_local"):
                 if clock:
                     clock.begin()
                 self._step(norm=norm)

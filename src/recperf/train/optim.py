@@ -13,6 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..ops import many
+
 Rate = float | Tensor
 Groups = list[tuple[list[nn.Parameter], float]]
 """Lists of parameters that share a weight decay, each with that decay."""
@@ -65,19 +67,7 @@ class SGD(DenseOptimizer):
     """Stochastic gradient descent without momentum; equal to `torch.optim.SGD(fused=True)`."""
 
     def _fused(self, rate: Rate) -> None:
-        parameters, gradients = _trained(self.parameters)
-        torch._fused_sgd_(
-            parameters,
-            gradients,
-            [],
-            lr=rate,
-            momentum=0.0,
-            dampening=0.0,
-            weight_decay=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
+        many.body(self.parameters[0].device).descend(*_trained(self.parameters), rate)
 
     def _plain(self, rate: Rate) -> None:
         for parameter, gradient in zip(*_trained(self.parameters)):

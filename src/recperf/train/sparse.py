@@ -113,6 +113,7 @@ class SplitOptimizer:
             self.sparse.step(rate, scale=scale)
         with span("dense_update"):
             self.streams.join("weights")
+            self.streams.join("biases")
             if scale < 1.0:
                 for gradient in self.dense.gradients():
                     gradient.mul_(scale)
@@ -122,6 +123,7 @@ class SplitOptimizer:
     def gradient_norm(self) -> Tensor:
         """Of the dense parameters; the tables' gradient exists only row by row, and is not counted."""
         self.streams.join("weights")
+        self.streams.join("biases")
         return self.dense.gradient_norm()
 
     def _scale(self) -> float:

@@ -1,7 +1,7 @@
 """Embedding bags on a GPU: all tables in one launch, and an update that never writes a gradient of the table.
 
-The update sorts the ids of a batch by row and cuts the sorted ids into chunks, each for a warp or a few. A row whose
-ids lie in one chunk is updated there; partial sums of a row that continues in the next chunk are written to memory and
+The update sorts the ids of a batch by row (sort.py) and cuts the sorted ids into chunks, for a warp or a few. A row of
+ids in one chunk is updated there; partial sums of a row that continues in the next chunk are written to memory and
 joined by a second kernel. Sums follow the sorted order, so that a repeat gives the same bits. `scatter_sgd` needs no
 sorting and is for SGD alone: it adds with atomics, whose order, and with it the last bit, varies.
 
@@ -24,7 +24,7 @@ from ...measure.native_calls import operator
 from ..arguments import ANY, require_tensor
 from ..faults import flag
 from ..hashing import rows_torch
-from . import reference
+from . import reference, sort
 from .update_kernels import join_chunks, update_chunks
 
 JOINED = 8
@@ -143,12 +143,14 @@ def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tenso
 
 @triton.jit
 def _list_rows(
-    ids, offsets, starts, keys, bags, flag, count, features, bags_a_feature, rows,
+    ids, offsets, starts, keys, bags, used, flag, count, features, bags_a_feature, rows,
     BAGS: tl.constexpr, BLOCK: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
-    """The row and the bag of every id, several bags at once."""
+    """The row and the bag of every id, several bags at once, and the number of ids in bags."""
     bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     there = bag < count
+    if tl.program_id(0) == 0:
+        tl.store(used, tl.load(offsets + count))
     begin = tl.load(offsets + bag, mask=there, other=0)
     end = tl.load(offsets + bag + 1, mask=there, other=0)
     start = tl.zeros([BAGS], dtype=tl.int64)
@@ -171,12 +173,14 @@ def _list_rows(
 
 @triton.jit
 def _list_short_rows(
-    ids, offsets, starts, keys, bags, flag, count, features, bags_a_feature, rows,
+    ids, offsets, starts, keys, bags, used, flag, count, features, bags_a_feature, rows,
     BAGS: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
     """The same for short bags: several at once, one id of each at a time."""
     bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     there = bag < count
+    if tl.program_id(0) == 0:
+        tl.store(used, tl.load(offsets + count))
     begin = tl.load(offsets + bag, mask=there, other=0)
     end = tl.load(offsets + bag + 1, mask=there, other=0)
     start = tl.zeros([BAGS], dtype=tl.int64)
@@ -202,24 +206,30 @@ class Grouped:
     @operator("sort_rows")
     def __init__(self, ids_V: Tensor, offsets_B1: Tensor, rows: int, starts_F: Tensor | None = None) -> None:
         self.ids_V, self.offsets_B1, self.rows, self.starts_F = ids_V, offsets_B1, rows, starts_F
-        # Ids after the last bag and ids outside their table get a row number that no table has, which sorts last.
-        keys_V = torch.full_like(ids_V, rows, dtype=_narrowest(rows))
-        bags_V = torch.zeros_like(ids_V, dtype=torch.int32)
-        bags = _checked(None, ids_V, offsets_B1, starts_F)
+        bags, device = _checked(None, ids_V, offsets_B1, starts_F), ids_V.device
+        few_bits = sort.serves(ids_V.numel(), rows, device)
+        # Ids outside their table get a row number that no table has, which sorts last; so do ids after the last bag,
+        # which torch sorts too.
+        if few_bits and bags:
+            keys_V, bags_V = (torch.empty_like(ids_V, dtype=torch.int32) for _ in range(2))
+            self.used_1 = torch.empty_like(offsets_B1[:1])
+        else:
+            keys_V = torch.full_like(ids_V, rows, dtype=torch.int32 if few_bits else _narrowest(rows))
+            bags_V, self.used_1 = torch.zeros_like(ids_V, dtype=torch.int32), torch.zeros_like(offsets_B1[:1])
+        """The number of ids in bags: a captured graph may draw the next batch's offsets before the update."""
+        more = (
+            ids_V, offsets_B1, starts_F, keys_V, bags_V, self.used_1, flag(device), bags, *_features(bags, starts_F),
+            rows,
+        )  # fmt: skip
         if bags and ids_V.numel() < SHORT * bags:
-            _list_short_rows[(triton.cdiv(bags, 128),)](
-                ids_V, offsets_B1, starts_F, keys_V, bags_V, flag(ids_V.device), bags,
-                *_features(bags, starts_F), rows,
-                BAGS=128, STACKED=starts_F is not None, num_warps=4,
-            )  # fmt: skip
+            _list_short_rows[(triton.cdiv(bags, 128),)](*more, BAGS=128, STACKED=starts_F is not None, num_warps=4)
         elif bags:
-            _list_rows[(triton.cdiv(bags, 16),)](
-                ids_V, offsets_B1, starts_F, keys_V, bags_V, flag(ids_V.device), bags,
-                *_features(bags, starts_F), rows,
-                BAGS=16, BLOCK=32, STACKED=starts_F is not None, num_warps=4,
-            )  # fmt: skip
-        self.sorted_V, order_V = torch.sort(keys_V, stable=True)
-        self.bags_V = bags_V.index_select(0, order_V)
+            _list_rows[(triton.cdiv(bags, 16),)](*more, BAGS=16, BLOCK=32, STACKED=starts_F is not None, num_warps=4)
+        if few_bits:
+            self.sorted_V, self.bags_V = sort.sort_rows(keys_V, bags_V, self.used_1, rows)
+        else:
+            self.sorted_V, order_V = torch.sort(keys_V, stable=True)
+            self.bags_V = bags_V.index_select(0, order_V)
         """The bag of each id, in the order of the sorted rows."""
 
     def moved(self, slots_U: Tensor, count: int) -> Grouped:
@@ -230,8 +240,11 @@ class Grouped:
     @property
     def unique(self) -> int:
         """The number of distinct rows; waits for the device."""
-        used = self.sorted_V[: int(self.offsets_B1[-1])]
-        return int(torch.unique_consecutive(used).numel())
+        return int(torch.unique_consecutive(self.rows_used()).numel())
+
+    def rows_used(self) -> Tensor:
+        """The sorted rows of the ids in bags; waits for the device."""
+        return self.sorted_V[: int(self.used_1)]
 
 
 def _narrowest(rows: int) -> torch.dtype:
@@ -249,7 +262,7 @@ def chunk_size(width: int) -> tuple[int, int]:
 @operator(
     "update_rows",
     updates=True,
-    rows=lambda table_RD, state_R, grouped, *_, **__: (table_RD, torch.unique(grouped.sorted_V)),
+    rows=lambda table_RD, state_R, grouped, *_, **__: (table_RD, torch.unique(grouped.rows_used())),
     reads=lambda table_RD, state_R, grouped, gradient_BD, **_: (gradient_BD, grouped.sorted_V, grouped.bags_V),
 )
 def update(
@@ -280,10 +293,10 @@ def update(
     shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "STATE": _state(state_R)}
     update_chunks[(chunks,)](
         table_RD, state_R, grouped.sorted_V, grouped.bags_V, gradient_BD, aside[0], aside[1], rates,
-        count, grouped.rows, eps, decay, scale, dim, num_warps=warps, **shapes,
+        grouped.used_1, grouped.rows, eps, decay, scale, dim, num_warps=warps, **shapes,
     )  # fmt: skip
     join_chunks[(triton.cdiv(chunks, LOOKED_AT),)](
-        table_RD, state_R, grouped.sorted_V, aside[0], aside[1], rates, count, grouped.rows, eps, decay, dim,
+        table_RD, state_R, grouped.sorted_V, aside[0], aside[1], rates, grouped.used_1, grouped.rows, eps, decay, dim,
         J=JOINED, LOOK=LOOKED_AT, num_warps=1, **shapes,
     )  # fmt: skip
 

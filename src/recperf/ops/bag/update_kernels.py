@@ -15,18 +15,35 @@ def _runs(flag_a, sum_a, flag_b, sum_b):
 
 
 @triton.jit
-def apply_update(table, state, rates, key, row, grad, here, eps, decay, D, columns, wide, STATE: tl.constexpr):
-    """Update one row per lane, in state and weights, where `here`; `row` holds the old weights."""
+def load_rows(table, state, key, here, D, columns, wide, STATE: tl.constexpr):
+    """Weights and state of one row per lane, where `here`."""
+    place = key[:, None].to(tl.int64) * D + columns[None, :]
+    mask = here[:, None] & wide[None, :]
+    row = tl.load(table + place, mask=mask, other=0.0)
+    if STATE == "row":
+        old = tl.load(state + key, mask=here, other=0.0)
+    elif STATE == "number":
+        old = tl.load(state + place, mask=mask, other=0.0)
+    else:
+        old = row
+    return row, old
+
+
+@triton.jit
+def apply_update(
+    table, state, rates, key, row, old, grad, here, eps, decay, D, columns, wide, STATE: tl.constexpr
+):  # fmt: skip
+    """Update one row per lane, in state and weights, where `here`; `row` and `old` hold what they were."""
     rate = tl.load(rates)
     place = key[:, None].to(tl.int64) * D + columns[None, :]
     mask = here[:, None] & wide[None, :]
     step = rate * grad
     if STATE == "row":
-        now = tl.load(state + key, mask=here, other=0.0) + tl.sum(grad * grad, 1) / D
+        now = old + tl.sum(grad * grad, 1) / D
         tl.store(state + key, now, mask=here)
         step = step / (tl.sqrt(now) + eps)[:, None]
     if STATE == "number":
-        each = tl.load(state + place, mask=mask, other=0.0) + grad * grad
+        each = old + grad * grad
         tl.store(state + place, each, mask=mask)
         step = step / (tl.sqrt(each) + eps)
     tl.store(table + place, row * (1.0 - rate * decay) - step, mask=mask, eviction_policy="evict_first")
@@ -34,13 +51,14 @@ def apply_update(table, state, rates, key, row, grad, here, eps, decay, D, colum
 
 @triton.jit
 def update_chunks(
-    table, state, keys, bags, gradient, heads, tails, rates, count, rows, eps, decay, scale, D,
+    table, state, keys, bags, gradient, heads, tails, rates, used, rows, eps, decay, scale, D,
     WIDTH: tl.constexpr, C: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, C)
     at = chunk * C + lanes
-    opening = tl.load(keys + chunk * C)
+    count = tl.load(used)
+    opening = tl.load(keys + chunk * C, mask=chunk * C < count, other=rows)
     if opening < rows:
         columns = tl.arange(0, WIDTH)
         wide = columns < D
@@ -53,11 +71,9 @@ def update_chunks(
         last = key != after
         came_in = live & (key == opening) & (opening == earlier)
         done = live & last & (came_in == 0)
-        # Loads of the weights and of their gradients are independent and overlap.
+        # Loads of gradients, weights and state are independent and overlap.
         total = tl.load(gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0)
-        row = tl.load(
-            table + key[:, None].to(tl.int64) * D + columns[None, :], mask=done[:, None] & wide[None, :], other=0.0
-        )
+        row, old = load_rows(table, state, key, done, D, columns, wide, STATE)
         total = total * scale
         if tl.sum(((key == before) & (lanes > 0) & live).to(tl.int32), 0) > 0:
             fresh = ((key != before) | (lanes == 0)).to(tl.int32)
@@ -70,7 +86,7 @@ def update_chunks(
             aside = chunk * D + columns[None, :] + tl.zeros([C, 1], dtype=tl.int64)
             tl.store(heads + aside, total, mask=to_head[:, None] & wide[None, :])
             tl.store(tails + aside, total, mask=to_tail[:, None] & wide[None, :])
-        apply_update(table, state, rates, key, row, total, done, eps, decay, D, columns, wide, STATE)
+        apply_update(table, state, rates, key, row, old, total, done, eps, decay, D, columns, wide, STATE)
 
 
 @triton.jit
@@ -87,11 +103,12 @@ def _starts_here(keys, chunk, count, rows, C: tl.constexpr):
 
 @triton.jit
 def join_chunks(
-    table, state, keys, heads, tails, rates, count, rows, eps, decay, D,
+    table, state, keys, heads, tails, rates, used, rows, eps, decay, D,
     WIDTH: tl.constexpr, C: tl.constexpr, J: tl.constexpr, LOOK: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * LOOK
     lanes = tl.arange(0, LOOK)
+    count = tl.load(used)
     left = _starts_here(keys, first + lanes, count, rows, C).to(tl.int32)
     columns = tl.arange(0, WIDTH)
     wide = columns < D
@@ -100,7 +117,8 @@ def join_chunks(
         which = tl.argmax(left, 0)
         left = tl.where(lanes == which, 0, left)
         chunk = first + which
-        key = tl.load(keys + chunk * C + C - 1)
+        key = tl.load(keys + chunk * C + C - 1) + one.to(keys.dtype.element_ty)
+        row, old = load_rows(table, state, key, one == 0, D, columns, wide, STATE)
         total = tl.load(tails + chunk * D + columns, mask=wide, other=0.0)
         following = chunk + 1
         joined = J
@@ -111,8 +129,6 @@ def join_chunks(
             total += tl.sum(part, 0)
             joined = tl.sum(same.to(tl.int32), 0)
             following += J
-        row = tl.load(table + key.to(tl.int64) * D + columns, mask=wide, other=0.0)
         apply_update(
-            table, state, rates, key + one.to(key.dtype), row[None, :], total[None, :], one == 0, eps, decay, D,
-            columns, wide, STATE,
+            table, state, rates, key, row, old, total[None, :], one == 0, eps, decay, D, columns, wide, STATE
         )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...measure.native_calls import operator
 
-STRIPE, ROWS, COLUMNS = 64, 16, 64
+STRIPE, ROWS, COLUMNS = 32, 32, 128
 """Samples whose bias gradients one program sums, and the tile it loads at a time."""
 
 

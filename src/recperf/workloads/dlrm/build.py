@@ -27,7 +27,7 @@ from ...models.streams import SideStreams
 from ...models.tables import SparseTables
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
-from ...ops import dot, relu
+from ...ops import dot, last_layer, relu
 from ...stop import poll
 from ...train.device import Settings, choose, free_gpu_bytes
 from ...train.fast import SWITCH, resolve
@@ -267,10 +267,13 @@ class DLRMBuilder:
             return Arithmetic()
         body, why = relu.choose("auto" if switches.mlp else "reference", device)
         self.prepared.settings.reasons["relu"] = why
+        last = None
+        if switches.mlp and device.type == "cuda":
+            last, self.prepared.settings.reasons["last_layer"] = last_layer.choose("auto", device)
         copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
         # With onednn a CPU has instructions for bfloat16, and torch has no products by them with a wider result.
         rounded = device.type == "cpu" and self.prepared.settings.onednn
-        return FastArithmetic(relu=body, low=switches.low, copies=copies, rounded=rounded, streams=streams)
+        return FastArithmetic(relu=body, last=last, low=switches.low, copies=copies, rounded=rounded, streams=streams)
 
 
 class DLRMTrial(DLRMBuilder, DLRMTrialState):
@@ -334,12 +337,21 @@ class DLRMTrial(DLRMBuilder, DLRMTrialState):
                 device=settings.device,
                 reasons=settings.reasons,
                 requested_by=requested_by,
+                streams=self.model.arithmetic.streams,
             )
 
         if isinstance(order, RandomBags):
-            return DrawnOrder(order), step(DrawnFeed(order))
+            return DrawnOrder(order), step(DrawnFeed(order, beside=self._beside()))
         assert isinstance(order, CopiedOrder)
         return order.order, step(CopiedFeed(self._room(), pinned=order.pinned))
+
+    def _beside(self) -> SideStreams | None:
+        """The streams on which the next batch may be drawn during a backward pass that does not read the batch: it uses
+        copies of the dense features in bfloat16, sorted ids, and slopes that were computed with the loss."""
+        model, switches = self.model, self.prepared.switches
+        free = switches.precision == "bfloat16" and not switches.scatter
+        free &= model.arithmetic.ends(model.top, model.criterion)
+        return model.arithmetic.streams if free and model.arithmetic.streams.enabled else None
 
     def _room(self) -> ClickBatch:
         """Buffers on the device that hold any batch."""
