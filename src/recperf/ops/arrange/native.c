@@ -57,6 +57,18 @@ static void sort(work *w, int64_t count, uint64_t largest) {
 
 /* The distinct ids, ascending, and the place of each id among them; returns their number. */
 static int64_t distinct(work *w, const uint32_t *ids, int64_t count, int64_t rows, int64_t *values, uint32_t *places) {
+    if (rows <= FEW * count) {
+        int64_t unique = 0;
+        memset(w->bins, 0, (size_t)rows * sizeof *w->bins);
+        for (int64_t i = 0; i < count; i++) w->bins[ids[i]] = 1;
+        for (int64_t row = 0; row < rows; row++) {
+            if (!w->bins[row]) continue;
+            w->bins[row] = (uint32_t)unique;
+            values[unique++] = row;
+        }
+        for (int64_t i = 0; i < count; i++) places[i] = w->bins[ids[i]];
+        return unique;
+    }
     for (int64_t i = 0; i < count; i++) w->words[i] = (uint64_t)ids[i] << 32 | (uint64_t)i;
     sort(w, count, (uint64_t)rows - 1);
     int64_t unique = 0;
