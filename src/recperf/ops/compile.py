@@ -29,7 +29,7 @@ FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=n
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 COMPILER_SECONDS = 120
-"""The compiler is stopped after this time. Our largest file takes about a second, on a busy machine a few."""
+"""The compiler is stopped after this time. Our largest file takes about two seconds, on a busy machine more."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 MISSING, DRAFT = "is missing", ".draft-"
 MOST_BYTES = 64 << 20
