@@ -123,10 +123,10 @@ def bag_sum(table_RD: Tensor, ids_V: Tensor, offsets_B1: Tensor, starts_F: Tenso
     rows, dim = table_RD.shape
     table = address("table_RD", table_RD, torch.float32, (rows, dim))
     out_BD = torch.empty(max(0, offsets_B1.numel() - 1), dim)
-    call, places = usable(library()).bag_sum, (offsets_B1.data_ptr(), out_BD.data_ptr())
+    call = usable(library()).bag_sum
 
     def work(rows_V: int, first: int, last: int) -> None:
-        call(table, rows_V, *places, first, last, dim)
+        call(table, rows_V, offsets_B1.data_ptr(), out_BD.data_ptr(), first, last, dim)
 
     checked_rows(ids_V, offsets_B1, rows, starts_F, work)
     return out_BD
