@@ -35,7 +35,7 @@ from recperf.workloads.dlrm.config import DLRMWorkloadConfig, experiment, intend
 PRESETS: dict[str, Callable[[], DLRMWorkloadConfig]] = {"experiment": experiment, "intended": intended}
 GOAL_RATIO = {"experiment": 1.7}
 """Times the peer's steps a second on a CPU."""
-GOAL_MS = {"experiment": 0.30, "intended": 1.0}
+GOAL_MS = {"experiment": 0.16, "intended": 0.40}
 """Milliseconds of a step on one NVIDIA H200."""
 
 
