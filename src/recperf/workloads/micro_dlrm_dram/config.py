@@ -135,7 +135,7 @@ def bounds(config: MicroDLRMDramConfig) -> dict[str, Any]:
     return config.target.bounds(*(BIASES if config.data.ids == "movielens" else ("majority",)))
 
 
-SHARE_OF_FORWARD = 0.5
+SHARE_OF_FORWARD = 0.7
 
 
 def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
