@@ -105,7 +105,7 @@ class DensePart(DLRMBuilder):
         )
         step = GraphStep(
             self.model, Joined(dense, streams), FixedFeed(batch), device=device, reasons=settings.reasons,
-            requested_by="--graph" if graph else None,
+            requested_by="--graph" if graph else None, streams=streams,
         )  # fmt: skip
         self.take = step if graph else step.eager
 
