@@ -151,7 +151,8 @@ def cold_over_hot(
     them adds what memory takes longer than the cache: as expected with the fastest way to gather rows in each, and at
     most with the measured implementation that loses most. Prefetching may hide part of it. How much is a convention: at
     least, a row takes the geometric mean of memory and cache, by which `attribution` tells prefetched rows from cached
-    ones. The range is widened by the spread of the readings.
+    ones, or what C code took where this machine compared it with torch. The range is widened by the spread of the
+    readings.
     """
     figures, common = _figures(peaks, hot["device"], hot["threads"])
     if figures is None or common is None:
@@ -172,7 +173,11 @@ def cold_over_hot(
         for method in far["rows"][0]["methods"]
         if all(method in row["methods"] for table in (far, near) for row in table["rows"])
     ]
-    low, expected = ratio(math.sqrt(memory * cache), cache), ratio(memory, cache)
+    least = math.sqrt(memory * cache)
+    compared = (common.get("bags") or {}).get(str(hot["threads"]), {}).get(str(row_bytes))
+    if compared is not None:
+        least = min(least, memory / compared["lookups"]["p80"])
+    low, expected = ratio(least, cache), ratio(memory, cache)
     spread = 1 + sum(_spread(table["rows"], row_bytes) for table in (far, near))
     return ColdOverHot(low / spread, expected, max(expected, *by_method) * spread)
 
