@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recperf.data.config import MovieLensConfig
+from recperf.data.random_bags import RandomBags
+from recperf.data.random_config import RandomBagsConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.errors import MachineError
-from recperf.train.graph import GraphStep, IndexedFeed, IndexedOrder, choose_graph
+from recperf.models.arithmetic import FastArithmetic
+from recperf.models.config import DLRMConfig
+from recperf.models.dlrm import DLRM
+from recperf.models.streams import SideStreams
+from recperf.models.tables import SparseTables
+from recperf.ops.relu import reference as relu
+from recperf.train.graph import CopiedFeed, GraphStep, IndexedFeed, IndexedOrder, choose_graph, tensors_in
 from recperf.train.loop import Recipe, take_step
+from recperf.train.optim import make_dense
+from recperf.train.sparse import SparseRows, SplitOptimizer
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.micro_dlrm.build import PreparedClicks
@@ -129,6 +143,75 @@ def test_a_capture_without_memory_is_not_taken_for_one_that_is_not_possible(
     monkeypatch.setattr("recperf.workloads.micro_dlrm.build.GraphStep", Recorded)
     with pytest.raises(torch.OutOfMemoryError):
         trained(clicks(True).trial(3).recipe, 1)
+
+
+class LaunchOrder(TorchDispatchMode):
+    """Streams that execute at once, and every read of a tensor whose last write its stream does not wait for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        order = self
+
+        class Stream:
+            def __init__(self) -> None:
+                self.before: set[int] = set()
+
+            def wait_stream(self, other: Stream) -> None:
+                self.before |= other.before
+
+        @contextmanager
+        def current(stream: Stream) -> Iterator[None]:
+            outer, order.stream = order.stream, stream
+            yield
+            order.stream = outer
+
+        self.stream, self.number, self.early, self.alive = Stream(), 0, [], []
+        self.writes: dict[int, int] = {}
+        for name, fake in {"Stream": Stream, "current_stream": lambda: self.stream, "stream": current}.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.number += 1
+        read = {address(one) for one in tensors_in([*args, *(kwargs or {}).values()])}
+        self.early += [str(func) for one in read if self.writes.get(one, 0) not in {0} | self.stream.before]
+        changed = [value for value, of in zip(args, func._schema.arguments) if of.alias_info and of.alias_info.is_write]
+        made = [one for one in tensors_in([result]) if address(one) not in read]
+        self.writes |= dict.fromkeys([address(one) for one in (*tensors_in(changed), *made)], self.number)
+        self.stream.before.add(self.number)
+        self.alive.append(result)  # No two tensors shall have one address.
+        return result
+
+
+def address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def test_no_side_stream_reads_what_it_does_not_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole batches, a shorter one, a step whose ids are sorted late, and two backward passes before an update."""
+    config = DLRMConfig(features=("a", "b"), rows=(30, 200), dim=4, bottom=(6, 8, 4), top=(8, 1))
+    bags = RandomBags(
+        keys=config.features, rows=config.rows, dense=6, batch_size=8, seed=1, device="cpu", config=RandomBagsConfig()
+    )
+    whole, short = bags.batch(0, 0), replace(bags, batch_size=5).batch(0, 0)
+    order = LaunchOrder(monkeypatch)
+    streams = SideStreams(enabled=True)
+    tables = SparseTables(config.features, config.rows, config.dim, bag="reference")
+    tables.streams = streams
+    model = DLRM(config, embeddings=tables, arithmetic=FastArithmetic(relu=relu, streams=streams))
+    dense = make_dense("sgd", [(model.dense_parameters(), 0.0)], plain=True)
+    optimizer = SplitOptimizer(dense, SparseRows(tables, adagrad=True), table_ratio=2.0, streams=streams)
+    feed = CopiedFeed(copy.deepcopy(whole), pinned=False)
+    step = GraphStep(model, optimizer, feed, device=CPU, reasons={}, requested_by=None, streams=streams)
+    with order:
+        for batch in (whole, short, whole):
+            step.eager(iter([batch]), 0.1)
+        model.eval()
+        for batches in ([whole], [whole, short]):
+            for batch in batches:
+                model.loss(batch).backward()
+            optimizer.step(0.1)
+    assert order.early == []
 
 
 def test_an_indexed_feed_gathers_the_batches_of_the_order() -> None:

@@ -43,7 +43,9 @@ class SideStreams:
             yield
 
     def fork(self, name: str) -> None:
-        """Let the next body on a named stream begin after what the current one holds now, not at the time it runs."""
+        """Let the next body on a named stream begin after what the current one holds now, not at the time it runs: what
+        that body reads must have been launched before. The last fork before the body counts."""
+        self._forked.discard(name)
         with self.run_on(name):
             pass
         if self.enabled:

@@ -205,11 +205,12 @@ class SparseGradients(Embeddings):
         if self.tiers is not None and slots_U is None:
             raise RuntimeError("tables in tiers train on batches that were placed")
         self.used.append(Used(saved, features.offsets_FB1, gradient_ND, slots_U))
-        self.streams.fork("tables")
         if len(self.used) > 1:
             self._grouped = None
         elif self.group_early and self._grouped is None:
             self._grouped = self._group(self.used[0])
+        # The update need not wait for the backward passes that follow.
+        self.streams.fork("tables")
 
     def take_gradient(self) -> Used:
         """Return everything since the last update as one batch, and forget it."""

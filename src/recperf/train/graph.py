@@ -345,11 +345,13 @@ class GraphStep:
 
     def _without_graph(self, batch: Any, rate: float, record_norm: RecordNorm | None = None) -> tuple[Tensor, int]:
         """A step on a batch of another size than the graph's, as the last one of a file may be."""
+        # Before the backward pass: on a stream of its own the tables' update waits for nothing that is launched later.
+        rate_1 = torch.full_like(self.rate_1, rate)
         loss = self.model.loss(batch)
         loss.backward()
         if record_norm:
             record_norm(self.optimizer.gradient_norm())
-        self.optimizer.step(torch.full_like(self.rate_1, rate))
+        self.optimizer.step(rate_1)
         return loss.detach(), len(batch)
 
     def _replay(self, graph: torch.cuda.CUDAGraph, rate: float) -> tuple[Tensor, int]:

@@ -107,6 +107,7 @@ class SplitOptimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: float | Tensor) -> None:
+        """Update everything; a learning rate on a GPU with side streams was computed before the backward pass."""
         scale = self._scale() if self.clip else 1.0
         with span("sparse_update"), self.streams.run_on("tables"):
             rate = learning_rate if self.table_ratio == 1.0 else learning_rate * self.table_ratio
