@@ -22,6 +22,31 @@ LENGTHS = {
 NAMES = ("out", "dq", "dk", "dv")
 
 
+@pytest.fixture(params=["of this chip", "of every GPU"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that are chosen, and those in Triton, which other GPUs use."""
+    body, _ = choose("auto", torch.device("cuda"))
+    if request.param == "of every GPU":
+        monkeypatch.setattr(body, "_hopper", lambda device: None)
+    elif torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("this chip has none of its own")
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="not a Hopper GPU"
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_hopper_has_kernels_of_its_own(dtype: torch.dtype, width: int) -> None:
+    from recperf.ops.hstu_attention import hopper
+
+    _, q, k, v, offsets, mask = make([70], dtype, qk=width, width=width)
+    assert hopper.serves(q, k, v, offsets, mask)
+    assert hopper.serves(q, k, v, offsets, mask, widths=hopper.BACKWARD_WIDTHS) == (width <= 128)
+    assert not hopper.serves(q, k, v, offsets.int(), mask)
+    assert not hopper.serves(q, k, v, offsets, mask, into=(q, k, v.float()))
+
+
 def make(
     lengths: list[int], dtype: torch.dtype, *, heads: int = 2, qk: int = 128, width: int = 128,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Mask]:  # fmt: skip
@@ -70,7 +95,7 @@ def check(dtype: torch.dtype, *case: Any) -> None:
         assert_close(total, gradient.double().sum(0).float(), rtol=1e-4, atol=1e-4 * float(gradient.abs().sum(0).max()))
 
 
-@pytest.mark.usefixtures("poisoned")
+@pytest.mark.usefixtures("poisoned", "kernels")
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_long_rows(lengths: str) -> None:
     check(torch.bfloat16, *make(LENGTHS[lengths], torch.bfloat16))
@@ -85,7 +110,7 @@ def test_a_mask_with_options_is_the_references() -> None:
     assert all(map(torch.equal, ours, right))
 
 
-@pytest.mark.usefixtures("poisoned")
+@pytest.mark.usefixtures("poisoned", "kernels")
 @pytest.mark.parametrize(("qk", "width"), [(128, 128), (64, 64), (256, 256), (16, 256), (256, 48), (8, 24)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_every_dtype_and_width(dtype: torch.dtype, qk: int, width: int) -> None:
@@ -111,6 +136,7 @@ def test_the_last_token_alone(dtype: torch.dtype) -> None:
     assert all(map(torch.equal, once, body.backward_last(grad[last], q[last], k, v, offsets, mask)))
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_gradients_go_into_views_of_one_buffer(deterministic: bool) -> None:
     grad, q, k, v, offsets, mask = make(LENGTHS["odd"], torch.bfloat16)
@@ -123,6 +149,7 @@ def test_gradients_go_into_views_of_one_buffer(deterministic: bool) -> None:
     assert bool((buffer[:, :256] == 7.0).all())
 
 
+@pytest.mark.usefixtures("kernels")
 def test_torch_may_ask_for_the_same_bits() -> None:
     grad, q, k, v, offsets, mask = make([2000, 300], torch.bfloat16)
     body, _ = choose("auto", q.device)
@@ -132,6 +159,41 @@ def test_torch_may_ask_for_the_same_bits() -> None:
         assert all(map(torch.equal, deterministic_gradients, body.backward(grad, q, k, v, offsets, mask)))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_graphs_and_streams_do_not_disturb_each_other() -> None:
+    """Programs of a forward pass take their work from a counter in memory; every stream and graph has its own."""
+    grad, q, k, v, offsets, mask = make(LENGTHS["mixed"], torch.bfloat16)
+    body, _ = choose("auto", q.device)
+
+    def both() -> list[Tensor]:
+        return [body.forward(q, k, v, offsets, mask), *body.backward(grad, q, k, v, offsets, mask, deterministic=True)]
+
+    right = both()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
+    results = []
+    for _ in range(3):
+        graph.replay()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(both())
+    torch.cuda.synchronize()
+    for got in (captured, *results):
+        assert all(map(torch.equal, got, right))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_rows_longer_than_announced_are_cut() -> None:
+    grad, q, k, v, offsets, mask = make([2000, 300], torch.bfloat16)
+    body, _ = choose("auto", q.device)
+    short = replace(mask, longest=1024)
+    body.forward(q, k, v, offsets, short)
+    body.backward(grad, q, k, v, offsets, short, deterministic=True)
+    torch.cuda.synchronize()
 
 
 def test_places_beyond_32_bits_are_reached() -> None:

@@ -74,6 +74,14 @@ def test_stu_input(tokens: int, width: int, columns: int, kind: torch.dtype) -> 
         close(got, exact, kind, name)
 
 
+@pytest.mark.skipif(torch.version.hip is not None, reason="not an NVIDIA GPU")
+def test_gates_of_the_published_width_are_served_by_cuda() -> None:
+    body, _ = stu_output.choose("triton", torch.device("cuda"))
+    rows = torch.zeros(3, 512, device="cuda", dtype=torch.bfloat16)
+    assert body._kernel("gate", Dropout(0.1, 1), rows) is not None
+    assert body._kernel("gate", Dropout(0.1, 1), rows[:, :500]) is None
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("tokens", "width", "columns"), SHAPES)

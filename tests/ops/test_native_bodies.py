@@ -104,6 +104,16 @@ def test_a_library_of_another_user_is_not_loaded(cached: Path, monkeypatch: pyte
     assert compile.folder() == cached.parent / "own" / "native"
 
 
+def test_a_file_is_loaded_again_whatever_the_umask_allows(tmp_path: Path) -> None:
+    path, before = tmp_path / "kernels.cubin", os.umask(0o002)
+    try:
+        handle = compile.cached(path, lambda: compile.store(path, b"compiled"))
+    finally:
+        os.umask(before)
+    assert isinstance(handle, int), handle
+    os.close(handle)
+
+
 def test_reasons_why_a_body_cannot_be_used(
     source: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

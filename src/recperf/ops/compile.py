@@ -210,12 +210,13 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
         draft = folder / path.name
         _call_compiler([compiler, *FLAGS, *extra_flags, "-o", str(draft), str(source), "-lm"])
         store(path, draft.read_bytes())
-    path.chmod(0o755)
 
 
 def store(path: Path, content: bytes) -> None:
     """Write a compiled file into the cache, with the digest of its content at its end."""
     write_atomic(path, content + _digest(path.name, content))
+    # Whatever the umask allows: a file that others can write is not loaded.
+    path.chmod(0o755)
 
 
 @functools.cache

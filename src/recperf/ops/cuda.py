@@ -34,10 +34,16 @@ class Kernel:
     """A function of a compiled file. Arguments are tensors (or None), numbers, and maps as bytes."""
 
     def __init__(
-        self, driver: ctypes.CDLL, handle: ctypes.c_void_p, types: tuple[str, ...], threads: int, shared: int
+        self,
+        driver: ctypes.CDLL,
+        device: torch.device,
+        handle: ctypes.c_void_p,
+        types: tuple[str, ...],
+        threads: int,
+        shared: int,
     ) -> None:
         self._start, self._handle, self._layout = driver.cuLaunchKernel, handle, struct.Struct("".join(types))
-        self._driver, self.threads, self.shared = driver, threads, shared
+        self._driver, self._device, self.threads, self.shared = driver, device, threads, shared
         sizes = [struct.calcsize("".join(types[: count + 1])) for count in range(len(types))]
         self._places = [size - struct.calcsize(one) for size, one in zip(sizes, types)]
         self._thread = threading.local()
@@ -52,13 +58,17 @@ class Kernel:
         return room
 
     def __call__(self, programs: int, *arguments: Tensor | float | bytes | None) -> None:
-        """Start it on torch's current stream."""
+        """Start it on torch's current stream of its device."""
         if not programs:
             return
+        current = torch.cuda.current_device()
+        if current != self._device.index:
+            with torch.cuda.device(self._device):
+                return self(programs, *arguments)
         buffer, addresses = self._room()
         values = [one.data_ptr() if isinstance(one, Tensor) else 0 if one is None else one for one in arguments]
         self._layout.pack_into(buffer, 0, *values)
-        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(current))
         code = self._start(self._handle, programs, 1, 1, self.threads, 1, 1, self.shared, stream, addresses, None)
         if code:
             raise RuntimeError(f"a CUDA kernel could not be started: {_message(self._driver, code)}")
@@ -67,8 +77,8 @@ class Kernel:
 class Kernels:
     """A compiled file, loaded on one device."""
 
-    def __init__(self, driver: ctypes.CDLL, content: bytes) -> None:
-        self._driver, self._module = driver, ctypes.c_void_p()
+    def __init__(self, driver: ctypes.CDLL, device: torch.device, content: bytes) -> None:
+        self._driver, self._device, self._module = driver, device, ctypes.c_void_p()
         code = driver.cuModuleLoadData(ctypes.byref(self._module), content)
         if code:
             raise MachineError(f"the driver does not load the compiled kernels: {_message(driver, code)}")
@@ -82,19 +92,20 @@ class Kernels:
         if code:
             raise MachineError(f"kernel {name} cannot be used: {_message(self._driver, code)}")
         sized = tuple(f"{MAP_BYTES}s" if one == "M" else one for one in types)
-        return Kernel(self._driver, handle, sized, threads, shared)
+        return Kernel(self._driver, self._device, handle, sized, threads, shared)
 
 
 @functools.cache
 def load(source: Path, device: torch.device, *options: str) -> Kernels | str:
-    """The kernels of a file for this device, or the reason why they cannot be used."""
+    """The kernels of a file for this device, which has a number, or the reason why they cannot be used."""
+    folder = files.folder()
     major, minor = torch.cuda.get_device_capability(device)
     # What a chip has beside its generation's common instructions is behind an "a", from Hopper on.
     options = (f"--gpu-architecture=sm_{major}{minor}{'a' if major >= 9 else ''}", *OPTIONS, *options)
     try:
         compiler = _compiler()
         key = hashlib.sha256(source.read_bytes() + " ".join((*options, _version(compiler))).encode()).hexdigest()[:16]
-        path = files.folder() / f"{source.parent.name}-{key}.cubin"
+        path = folder / f"{source.parent.name}-{key}.cubin"
         handle = files.cached(path, lambda: files.store(path, _compiled(compiler, source, options)))
         if isinstance(handle, str):
             return f"the compiled kernels {path} {handle}"
@@ -103,7 +114,7 @@ def load(source: Path, device: torch.device, *options: str) -> Kernels | str:
             content = file.read()[:-DIGEST_BYTES]
         with torch.cuda.device(device):
             torch.cuda.current_stream()  # The driver needs torch's context.
-            return Kernels(ctypes.CDLL("libcuda.so.1"), content)
+            return Kernels(ctypes.CDLL("libcuda.so.1"), device, content)
     except (OSError, MachineError) as error:
         return str(error)
 
@@ -137,8 +148,8 @@ def _compiled(compiler: ctypes.CDLL, source: Path, options: Iterable[str]) -> by
     try:
         if compiler.nvrtcCompileProgram(program, len(arguments), (ctypes.c_char_p * len(arguments))(*arguments)):
             lines = _read(compiler, program, "ProgramLog").decode(errors="replace").splitlines()
-            said = next((line for line in lines if "error" in line), "no message")
-            raise MachineError(f"NVRTC {_version(compiler)} does not compile {source.name}: {said.strip()}")
+            message = next((line for line in lines if "error" in line), "no message")
+            raise MachineError(f"NVRTC {_version(compiler)} does not compile {source.name}: {message.strip()}")
         return _read(compiler, program, "CUBIN")
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))

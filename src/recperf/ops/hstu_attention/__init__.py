@@ -5,8 +5,8 @@ The mask of the models is plainly causal. Masks with targets, a window or a cont
 
 `attention` is differentiable; the others are its forward and backward pass, for callers with an own autograd function:
 out_THV = forward(q_THA, k_THA, v_THV, offsets_B1, mask)
-dq_THA, dk_THA, dv_THV = backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=None)
-On a GPU `backward` also takes `sums`, where it writes the sums of its results over all tokens, and `deterministic`.
+dq_THA, dk_THA, dv_THV = backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=None, sums=None,
+                                  deterministic=None)
 Each body also has `forward_last` and `backward_last`, for the last token of every row.
 
 q, k, v and the tensors of `into` may be views with any stride between tokens, as pieces of one wider buffer are; the

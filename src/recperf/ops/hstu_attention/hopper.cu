@@ -33,7 +33,7 @@ __device__ __forceinline__ void arrive(u32 at) { asm volatile("mbarrier.arrive.s
 __device__ __forceinline__ void wait(u32 at, int parity) {
   asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 10000000;\n@done bra.uni END;\nbra.uni AGAIN;\nEND:\n}" ::"r"(at), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+__device__ __forceinline__ void group_barrier(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 __device__ __forceinline__ void fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void copy_block(u32 to, const Map* map, int column, int row, u32 barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
@@ -55,7 +55,7 @@ __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_g
 // Returns when at most `left` committed groups of products are unfinished.
 template <int left> __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory"); }
 // The compiler must neither read these registers before nor move writes behind this point.
-template <int N> __device__ __forceinline__ void settle(float (&r)[N]) {
+template <int N> __device__ __forceinline__ void keep_order(float (&r)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
@@ -147,7 +147,7 @@ __device__ __forceinline__ void write_rows(const float (&sum)[D / 2], float scal
     store_matrices(area + (thread / 32 * 16 + (lane & 15)) * BYTES + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), pack(s[0] * scale, s[1] * scale), pack(s[2] * scale, s[3] * scale),
                    pack(s[4] * scale, s[5] * scale), pack(s[6] * scale, s[7] * scale));
   }
-  meet(barrier, 128);
+  group_barrier(barrier, 128);
   const int chunk = thread % EIGHTS;
   float eight[8] = {};
 #pragma unroll
@@ -160,14 +160,14 @@ __device__ __forceinline__ void write_rows(const float (&sum)[D / 2], float scal
       if (totals) add_eight(eight, numbers);
     }
   }
-  meet(barrier, 128);
+  group_barrier(barrier, 128);
   if (totals) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       for (int apart = EIGHTS; apart < 32; apart *= 2) eight[i] += __shfl_xor_sync(~0u, eight[i], apart);
       if (lane < EIGHTS) asm volatile("st.shared.f32 [%0], %1;" ::"r"(area + (thread / 32 * D + chunk * 8 + i) * 4), "f"(eight[i]) : "memory");
     }
-    meet(barrier, 128);
+    group_barrier(barrier, 128);
     float total = 0.f;
     for (int warp = 0; warp < 4; warp++) {
       float share;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void write_rows(const float (&sum)[D / 2], float scal
       total += share;
     }
     if (thread < D) totals[thread] = total;
-    meet(barrier, 128);
+    group_barrier(barrier, 128);
   }
 }
 
@@ -266,12 +266,12 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
     const int pair = tile / row_blocks, first = (row_blocks - 1 - tile % row_blocks) * QUERIES, query = first + 64 * own;
     const i64 start = offsets[pair / heads];
     const int tokens = (int)(offsets[pair / heads + 1] - start), blocks = (min(first + QUERIES, tokens) + KEYS - 1) / KEYS;
-    meet(1 + own, 128);
+    group_barrier(1 + own, 128);
     if (leader) arrive(base + TILE_EMPTY + 8 * (round & 1));
     // The blocks that these queries see; later ones are for the groups behind.
     const int seen = query < tokens ? min(blocks, query / KEYS + 1) : 0;
     const u64 queries = operand(base + Q + own * SLICE);
-    wait(base + Q_FULL, round & 1);
+    if (seen || leader) wait(base + Q_FULL, round & 1);
     for (int i = 0; i < seen; i++) {
       const int slot = (before + i) % STAGES, parity = (before + i) / STAGES & 1;
       wait(base + K_FULL + 8 * slot, parity);
@@ -281,8 +281,8 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
       for (int k = 0; k < D / 16; k++) multiply<false>(score, columns(queries, k, SLICE), columns(keys, k, BLOCK), k == 0);
       products_commit();
       products_wait<0>();  // the scores, and the sum before them
-      settle(score);
-      settle(sum);
+      keep_order(score);
+      keep_order(sum);
       if (leader) {
         arrive(base + K_EMPTY + 8 * slot);
         if (i > 0) arrive(base + V_EMPTY + 8 * ((before + i - 1) % STAGES));
@@ -299,14 +299,14 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
         weight[j / 2] = pack(fmaf(x, tanh_fast(x), x), fmaf(y, tanh_fast(y), y));
       }
       wait(base + V_FULL + 8 * slot, parity);
-      settle(sum);
+      keep_order(sum);
       products_begin();
 #pragma unroll
       for (int k = 0; k < KEYS / 16; k++) multiply(sum, weight + 4 * k, rows(values, k), i > 0 || k > 0);
       products_commit();
     }
     products_wait<0>();
-    settle(sum);
+    keep_order(sum);
     if (leader) {
       if (!OVER_QUERIES) arrive(base + Q_EMPTY);
       if (seen) arrive(base + V_EMPTY + 8 * ((before + seen - 1) % STAGES));
@@ -322,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
     if (seen) write_rows(sum, over, base + OUT + own * SLICE, out + (start + query) * out_token + pair % heads * out_head, out_token, tokens - query, 1 + own);
     if (OVER_QUERIES) {
       fence_bulk();
-      meet(1 + own, 128);
+      group_barrier(1 + own, 128);
       if (leader) arrive(base + Q_EMPTY);
     }
   }
@@ -351,10 +351,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
   extern __shared__ char memory[];
   const u32 base = (shared_address(memory) + 1023) & ~1023u;
   const int pair = blockIdx.x / row_blocks, row = pair / heads, head = pair % heads;
-  // A program waits for the one with the next keys, which must have begun before it.
+  // A program waits for the one with the next keys, which must have begun before it: the chip starts programs in the
+  // order of their numbers.
   const int first = (row_blocks - 1 - blockIdx.x % row_blocks) * KEYS;
   const i64 start = offsets[row];
-  const int tokens = (int)(offsets[row + 1] - start);
+  // A row that is longer than the caller said is cut: nobody would add the shares of later keys.
+  const int tokens = min((int)(offsets[row + 1] - start), row_blocks * KEYS);
   if (first >= tokens) {
     for (int i = threadIdx.x; totals && i < 4 * D; i += 384) totals[(i64)blockIdx.x * 4 * D + i] = 0.f;
     return;
@@ -429,8 +431,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
   u32 weight[16], slope[16];
 #pragma unroll
   for (int i = 0; i < D / 2; i++) sum_k[i] = sum_v[i] = 0.f;
-  settle(sum_k);
-  settle(sum_v);
+  keep_order(sum_k);
+  keep_order(sum_v);
   // 64 keys and values are this group's; of the query gradient it computes half of the columns, from all keys.
   const u64 keys = operand(base + K + own * 64 * 128), values = operand(base + V + own * 64 * 128), key_columns = operand(base + K + own * (PARTS == 2 ? KEY_BLOCK / 2 : 64));
   const u32 slopes_at = base + S + (64 * own + 16 * own_warp + (lane & 15)) * 128;
@@ -450,8 +452,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
     for (int k = 0; k < D / 16; k++) multiply<false>(dweight, columns(values, k, KEY_BLOCK), columns(gradients, k, BLOCK), k == 0);
     products_commit();
     products_wait<1>();  // the scores, and the key gradient of the block before
-    settle(score);
-    settle(sum_k);
+    keep_order(score);
+    keep_order(sum_k);
     if (i > 0 && leader) arrive(base + Q_EMPTY + 8 * ((i - 1) % STAGES));
     const int query = first + i * QUERIES;
     if (i < 2 || query + QUERIES > tokens) {
@@ -478,13 +480,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
       }
       weight[j / 2] = pack(w[0], w[1]);
     }
-    settle(sum_v);
+    keep_order(sum_v);
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; k++) multiply(sum_v, weight + 4 * k, rows(gradients, k), true);
     products_commit();
     products_wait<1>();  // the gradient of the weights
-    settle(dweight);
+    keep_order(dweight);
 #pragma unroll
     for (int j = 0; j < 32; j += 2) slope[j / 2] = pack(dweight[j] * score[j], dweight[j + 1] * score[j + 1]);
 #pragma unroll
@@ -492,9 +494,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
       store_matrices(slopes_at + (i & 1) * SLOPES + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), slope[4 * k], slope[4 * k + 1], slope[4 * k + 2], slope[4 * k + 3]);
     fence_bulk();
     // Two places for slopes: behind this barrier nobody reads those of the block before the last one.
-    meet(1, 256);
+    group_barrier(1, 256);
     const u64 slopes = operand(base + S + (i & 1) * SLOPES);
-    settle(sum_k);
+    keep_order(sum_k);
     products_begin();
 #pragma unroll
     for (int k = 0; k < 8; k++) multiply<true>(sum_q, rows(slopes, k), rows(key_columns, k), k == 0);
@@ -503,8 +505,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
     for (int k = 0; k < 4; k++) multiply(sum_k, slope + 4 * k, rows(queries, k), true);
     products_commit();
     products_wait<1>();  // the query gradient, and the value gradient before it
-    settle(sum_q);
-    settle(sum_v);
+    keep_order(sum_q);
+    keep_order(sum_v);
     if (leader) arrive(base + G_EMPTY + 8 * slot);
     wait(base + SUM_EMPTY + 8 * own, (i & 1) ^ 1);
     const u32 to = base + SUM + own * SHARE + threadIdx.x % 128 * 16;
@@ -515,8 +517,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
     arrive(base + SUM_FULL + 8 * own);
   }
   products_wait<0>();
-  settle(sum_k);
-  settle(sum_v);
+  keep_order(sum_k);
+  keep_order(sum_v);
   wait(base + SUM_EMPTY + 8 * own, (blocks - 1) & 1);
   const int key = first + 64 * own;
   float* half_totals = totals ? totals + ((i64)blockIdx.x * 2 + own) * 2 * D : nullptr;

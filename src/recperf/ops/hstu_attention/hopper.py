@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...errors import notice_once
+from ...errors import MachineError, notice_once
 from .. import cuda
 from .reference import Into
 from .rule import Mask
@@ -29,14 +29,20 @@ SHARED = 226 << 10
 """Bytes of shared memory of a program."""
 
 
-def serves(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, mask: Mask, widths: tuple[int, ...] = WIDTHS) -> bool:
-    """Whether these kernels serve a pass that takes heads of these widths."""
-    plain = mask.targets_B is None and not mask.window and not mask.context
-    halves = q_THA.dtype in (torch.bfloat16, torch.float16) and q_THA.dtype == k_THA.dtype == v_THV.dtype
-    equal = q_THA.shape[2] == v_THV.shape[2] in widths
+def serves(
+    q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
+    *, into: Into | None = None, widths: tuple[int, ...] = WIDTHS,
+) -> bool:  # fmt: skip
+    """Whether these kernels serve a pass that takes heads of these widths and writes `into`."""
+    dtype, width = q_THA.dtype, q_THA.shape[2]
+    half = dtype in (torch.bfloat16, torch.float16) and width == v_THV.shape[2] and width in widths
     some = 0 < q_THA.shape[0] < 1 << 31 and 0 < mask.longest < 1 << 31
-    fits = plain and halves and equal and some and all(map(_copied_in_bulk, (q_THA, k_THA, v_THV)))
-    return fits and _kernels(q_THA.device, q_THA.dtype, q_THA.shape[2]) is not None
+    plain = mask.causal and offsets_B1.dtype == torch.int64 and offsets_B1.is_contiguous()
+    if not (half and some and plain):
+        return False
+    if not all(one.dtype == dtype and _copied_in_bulk(one) for one in (q_THA, k_THA, v_THV, *(into or ()))):
+        return False
+    return _kernels(q_THA.device, dtype, width) is not None
 
 
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
@@ -87,7 +93,9 @@ def backward(
         rows * heads * query_blocks, query_sums, query_totals, dq, *dq.stride()[:2], offsets_B1, query_blocks, heads,
         sum_blocks, half * over,
     )  # fmt: skip
-    if sums is not None and key_totals is not None and query_totals is not None:
+    if sums is not None:
+        assert key_totals is not None
+        assert query_totals is not None
         torch.sum(query_totals, (0, 2), out=sums[0])
         of_keys = key_totals.sum((0, 2))
         sums[1].copy_(of_keys[:, 0])
@@ -104,9 +112,16 @@ def _loaded(q_THA: Tensor) -> dict[str, cuda.Kernel]:
 @functools.cache
 def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> dict[str, cuda.Kernel] | None:
     compiled = cuda.load(SOURCE, device, f"-DWIDTH={width}", *["-DFLOAT16"] * (dtype == torch.float16))
-    if isinstance(compiled, str):
-        notice_once(f"{compiled}: attention uses kernels that are slower on this GPU")
+    try:
+        return _parts(compiled, width)
+    except MachineError as error:
+        notice_once(f"{error}: attention uses kernels that are slower on this GPU")
         return None
+
+
+def _parts(compiled: cuda.Kernels | str, width: int) -> dict[str, cuda.Kernel]:
+    if isinstance(compiled, str):
+        raise MachineError(compiled)
     attend = compiled.kernel("attend", "MMMPqqPiiiPff", threads=384 if width > 128 else 512, shared=SHARED)
     if width not in BACKWARD_WIDTHS:
         return {"attend": attend}
@@ -147,6 +162,7 @@ def _copied_in_bulk(rows_THA: Tensor) -> bool:
     size = rows_THA.element_size()
     return (
         rows_THA.stride()[1:] == (rows_THA.shape[2], 1)
+        and rows_THA.stride(0) >= rows_THA.shape[1] * rows_THA.shape[2]
         and rows_THA.stride(0) * size % 16 == 0
         and rows_THA.data_ptr() % 16 == 0
     )

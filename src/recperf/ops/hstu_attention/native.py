@@ -70,13 +70,17 @@ def backward(
     mask: Mask,
     *,
     into: Into | None = None,
+    sums: Into | None = None,
     deterministic: bool | None = None,
 ) -> Into:
-    """Gradients of q, k and v, written into `into` if set; always the same bits, whatever `deterministic` says."""
+    """Gradients of q, k and v, written into `into` if set, and their sums over all tokens into `sums`; always the same
+    bits, whatever `deterministic` says."""
     inputs = (grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask)
     if _left_to_torch(q_THA, mask):
-        return reference.backward(*inputs, into=into)
-    return _backward(*inputs, into, last_only=False)
+        return reference.backward(*inputs, into=into, sums=sums)
+    gradients = _backward(*inputs, into, last_only=False)
+    reference.add_up(gradients, sums)
+    return gradients
 
 
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:

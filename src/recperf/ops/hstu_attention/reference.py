@@ -47,9 +47,11 @@ def backward(
     mask: Mask,
     *,
     into: Into | None = None,
+    sums: Into | None = None,
     deterministic: bool | None = None,
 ) -> Into:
-    """Gradients of q, k and v, written into `into` if set; always the same bits, whatever `deterministic` says."""
+    """Gradients of q, k and v, written into `into` if set, and their sums over all tokens into `sums`; always the same
+    bits, whatever `deterministic` says."""
     dq_THA, dk_THA, dv_THV = _room(q_THA, k_THA, v_THV, into)
     for row, (first, last) in enumerate(_rows(offsets_B1)):
         k_HNA, v_HNV = _wide(k_THA[first:last]), _wide(v_THV[first:last])
@@ -63,7 +65,14 @@ def backward(
             dv_HNV[:, near] += dv
         dk_THA[first:last] = dk_HNA.transpose(0, 1).to(dk_THA.dtype)
         dv_THV[first:last] = dv_HNV.transpose(0, 1).to(dv_THV.dtype)
+    add_up((dq_THA, dk_THA, dv_THV), sums)
     return dq_THA, dk_THA, dv_THV
+
+
+def add_up(gradients: Into, sums: Into | None) -> None:
+    """Write the sums of gradients over all tokens into `sums` if set."""
+    for rows, total in zip(gradients, sums or ()):
+        torch.sum(rows, 0, dtype=total.dtype, out=total)
 
 
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:

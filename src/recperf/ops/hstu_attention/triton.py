@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import os
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -78,7 +77,7 @@ def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mas
     if not _served(q_THA, v_THV, mask):
         return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
     fast = _hopper(q_THA.device)
-    if fast is not None and fast.serves(q_THA, k_THA, v_THV, mask):
+    if fast is not None and fast.serves(q_THA, k_THA, v_THV, offsets_B1, mask):
         out: Tensor = fast.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
         return out
     out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
@@ -105,10 +104,10 @@ def backward(
 
     Where one kernel computes all, those of q are added up by atomics, whose order varies, unless `deterministic`
     (None: torch's own setting): then a kernel of their own recomputes the scores, as always where heads are wide, which
-    is faster there. On Hopper the order is always fixed.
+    is faster there. On Hopper the order is always fixed for half-precision heads of 64 and 128.
     """
     fast = _hopper(q_THA.device)
-    if fast is not None and fast.serves(q_THA, k_THA, v_THV, mask, fast.BACKWARD_WIDTHS):
+    if fast is not None and fast.serves(q_THA, k_THA, v_THV, offsets_B1, mask, into=into, widths=fast.BACKWARD_WIDTHS):
         gradients: Into = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into, sums=sums)
         return gradients
     if not _served(q_THA, v_THV, mask):
@@ -118,8 +117,7 @@ def backward(
             deterministic = torch.are_deterministic_algorithms_enabled()
         deterministic = deterministic or _width(q_THA, v_THV) > 128
         gradients = _backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into, deterministic)
-    for total, rows in zip(sums or (), gradients):
-        torch.sum(rows, 0, dtype=total.dtype, out=total)
+    reference.add_up(gradients, sums)
     return gradients
 
 
@@ -204,10 +202,9 @@ def _served(q: Tensor, v: Tensor, mask: Mask) -> bool:
 @functools.cache
 def _hopper(device: torch.device) -> ModuleType | None:
     """A body for this chip alone; `serves` (q, k, v, mask) says what it takes over."""
-    name = f"{__package__}.hopper"
     if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) != (9, 0):
         return None
-    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+    return importlib.import_module(f"{__package__}.hopper")
 
 
 def _cut(q: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, step: int) -> tuple[tuple[int], tuple[int, int, int]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...measure.native_calls import operator
 from ..arguments import ANY, require_tensor
 from ..bag.triton import on_device, report
-from ..bag.update_kernels import apply_update
+from ..bag.update_kernels import apply_update, load_rows
 from ..faults import flag
 
 TILE = 4096
@@ -170,8 +170,8 @@ def _adagrad(
     wide = columns < D
     mask = here[:, None] & wide[None, :]
     grads = tl.load(grad + at[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    row = tl.load(table + key[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    apply_update(table, state, rates, key, row, grads, here, eps, 0.0, D, columns, wide, "row")
+    row, old = load_rows(table, state, key, here, D, columns, wide, "row")
+    apply_update(table, state, rates, key, row, old, grads, here, eps, 0.0, D, columns, wide, "row")
 
 
 @operator(

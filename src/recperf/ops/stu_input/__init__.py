@@ -3,12 +3,12 @@ and `triton` (a GPU).
 
 uvqk_TF, stats_2T = forward(x_TD, norm_weight_D, norm_bias_D, weight_DF, bias_F, eps)
 dx_TD, dnorm_weight_D, dnorm_bias_D, dweight_DF, dbias_F = backward(
-    grad_TF, x_TD, norm_weight_D, norm_bias_D, weight_DF, stats_2T, eps, residual_TD=None
+    grad_TF, x_TD, norm_weight_D, norm_bias_D, weight_DF, stats_2T, eps, residual_TD=None, dbias_F=None
 )
-On a GPU `backward` also takes `dbias_F`, where the caller has it already.
 
 The type of x is that of the result and of the matrix product, whatever the type of the weights and whatever autocast
-says; gradients of parameters are float32. `residual_TD` is added to the gradient of x.
+says; gradients of parameters are float32. `residual_TD` is added to the gradient of x;
+`dbias_F` is taken where the caller has it already.
 """
 
 from __future__ import annotations

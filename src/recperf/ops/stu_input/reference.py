@@ -30,12 +30,15 @@ def backward(
     eps: float,
     *,
     residual_TD: Tensor | None = None,
+    dbias_F: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x (with the residual's added), of the norm's weight and bias, and of the map's."""
+    """Gradients of x (with the residual's added), of the norm's weight and bias, and of the map's, whose bias's is
+    `dbias_F` where the caller has it already."""
     normed_TD, _ = norm.forward(x_TD, norm_weight_D, norm_bias_D, eps)
     dnormed_TD = product(grad_TF, weight_DF.t())
     dx_TD, dnorm_weight_D, dnorm_bias_D = norm.backward(
         dnormed_TD, x_TD, norm_weight_D, norm_bias_D, stats_2T, residual_TD=residual_TD
     )
     dweight_DF = weight_gradient(normed_TD, grad_TF)
-    return dx_TD, dnorm_weight_D, dnorm_bias_D, dweight_DF, widened(grad_TF).sum(0)
+    dbias_F = widened(grad_TF).sum(0) if dbias_F is None else dbias_F
+    return dx_TD, dnorm_weight_D, dnorm_bias_D, dweight_DF, dbias_F

@@ -1,7 +1,7 @@
 // The gate of an STU layer's output on an NVIDIA GPU, half precision, E = COLUMNS a multiple of 256: what triton.py's
 // kernels of the same names do. Compiled by NVRTC, so no headers.
 //
-// A warp takes a whole row, so that its sums need no barrier, and asks for its next row before it computes this one. A
+// A warp takes a whole row, so that its sums need no barrier, and loads its next row before it computes this one. A
 // lane has 8 neighbouring columns of every 256; it writes z over the very gradients that it has read.
 
 typedef unsigned int u32;
@@ -93,11 +93,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) gate(
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, step = gridDim.x * WARPS;
   i64 row = blockIdx.x * WARPS + warp;
   Eight a[CHUNKS], g[CHUNKS];
-  auto ask = [&](i64 row) {
+  auto prefetch = [&](i64 row) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) a[c] = load(attention + row * attention_stride + c * 256 + lane * 8), g[c] = load(u + row * u_stride + c * 256 + lane * 8);
   };
-  if (row < T) ask(row);
+  if (row < T) prefetch(row);
   for (; row < T; row += step) {
     float value[OWN], gate[OWN], sum = 0.f, squares = 0.f;
 #pragma unroll
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) gate(
       const float raw = number(g[i / 8], i % 8);
       value[i] = number(a[i / 8], i % 8), gate[i] = raw * sigmoid(raw), sum += value[i];
     }
-    if (row + step < T) ask(row + step);
+    if (row + step < T) prefetch(row + step);
     const float mean = over_warp(sum) / E;
 #pragma unroll
     for (int i = 0; i < OWN; i++) squares += (value[i] - mean) * (value[i] - mean);
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) gate_backward(
   float mean = 0.f, spread = 0.f, dweight[OWN], dbias[OWN], total[OWN];
 #pragma unroll
   for (int i = 0; i < OWN; i++) dweight[i] = dbias[i] = total[i] = 0.f;
-  auto ask = [&](i64 row, int c) {
+  auto prefetch = [&](i64 row, int c) {
     const int column = c * 256 + lane * 8;
 #pragma unroll
     for (int part = 0; part < 3; part++) in[part][c] = load(dz + row * 3 * E + part * E + column);
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) gate_backward(
   };
   if (row < T) {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) ask(row, c);
+    for (int c = 0; c < CHUNKS; c++) prefetch(row, c);
     mean = stats[row], spread = stats[T + row];
   }
   for (; row < T; row += step) {
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) gate_backward(
         slope[i] = dnormed * w[j], sum += slope[i], along = fmaf(slope[i], standard, along);
         draw[j] = dgate * fmaf(open, 1.f - opened, opened), total[i] += draw[j];
       }
-      if (more) ask(row + step, c);
+      if (more) prefetch(row + step, c);
 #pragma unroll
       for (int part = 0; part < 3; part++) store(dz + row * 3 * E + part * E + column, out[part]);
       store(du + row * du_stride + column, draw);

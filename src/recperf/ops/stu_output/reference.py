@@ -54,10 +54,11 @@ def backward(
     dropout: Dropout,
     *,
     into_u: Tensor | None = None,
+    sum_E: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the attention, of u (written into `into_u` if set), of the norm's weight and bias, of the map.
 
-    That of x is `grad_TD` itself.
+    That of x is `grad_TD` itself. The sum of u's gradient over all tokens is written into `sum_E` if set.
     """
     z_T3E, _ = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, eps, dropout)
     dweight_3ED = weight_gradient(z_T3E.to(grad_TD.dtype), grad_TD)
@@ -71,4 +72,6 @@ def backward(
     )
     if into_u is not None:
         du_TE = into_u.copy_(du_TE)
+    if sum_E is not None:
+        torch.sum(du_TE, 0, dtype=sum_E.dtype, out=sum_E)
     return dattention_TE.to(attention_TE.dtype), du_TE, dnorm[0], dnorm[1], dweight_3ED

@@ -5,8 +5,8 @@ dropout. Backward, a kernel turns the gradient of z into those of the attention 
 made of, so it also writes z again, over its gradient: the product for the weight's gradient needs it, and only two
 numbers per row are saved from the forward pass. Which elements dropout keeps is computed again too.
 
-On NVIDIA GPUs the kernels of gate.cu serve half-precision rows of 256 or 512: there a warp asks for its next row before
-it computes this one, which Triton cannot be told where a row is overwritten.
+On NVIDIA GPUs the kernels of gate.cu serve half-precision rows of 256 or 512: there a warp loads its next row while it
+computes this one, which Triton does not do where rows are overwritten.
 
 Shapes: T tokens, D model width, E attention width, 3E the concatenation, P programs.
 """
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...errors import notice_once
+from ...errors import MachineError, notice_once
 from ...measure.native_calls import operator
 from .. import cuda
 from ..dropout import Dropout
@@ -46,13 +46,16 @@ def _kernels(device: torch.device, dtype: torch.dtype, columns: int, drop: bool)
         return None
     options = [f"-DCOLUMNS={columns}", *["-DDROP"] * drop, *["-DFLOAT16"] * (dtype == torch.float16)]
     compiled = cuda.load(SOURCE, device, *options)
-    if isinstance(compiled, str):
-        notice_once(f"{compiled}: gates use kernels that are slower on this GPU")
+    try:
+        if isinstance(compiled, str):
+            raise MachineError(compiled)
+        return {
+            "gate": compiled.kernel("gate", "PPPPPPqqqfPIIIf", threads=32 * WARPS),
+            "gate_backward": compiled.kernel("gate_backward", "PPPPPPPPPqqqqPIIIf", threads=32 * WARPS),
+        }
+    except MachineError as error:
+        notice_once(f"{error}: gates use kernels that are slower on this GPU")
         return None
-    return {
-        "gate": compiled.kernel("gate", "PPPPPPqqqfPIIIf", threads=32 * WARPS),
-        "gate_backward": compiled.kernel("gate_backward", "PPPPPPPPPqqqqPIIIf", threads=32 * WARPS),
-    }
 
 
 def _kernel(name: str, dropout: Dropout, *rows: Tensor) -> cuda.Kernel | None:
