@@ -33,7 +33,7 @@ _CGROUP_FILES = (
 )
 """Limit, usage and details of the usage, in version 2 and version 1 of control groups."""
 
-BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "ARM's"}
+BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512", "bf16": "ARM"}
 """Instructions for products of bfloat16 by their names in /proc/cpuinfo, the fastest first."""
 
 
@@ -88,13 +88,13 @@ def cpu_model() -> str:
 
 
 def bfloat16_instructions() -> str | None:
-    """The processor's instructions for products of bfloat16; None if it has none, or if the system names none."""
+    """The processor's instructions for products of bfloat16: "" if it has none, None if the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return None
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return next((name for flag, name in BFLOAT16.items() if flag in flags), None)
+    return next((name for flag, name in BFLOAT16.items() if flag in flags), "") if flags else None
 
 
 def caches() -> dict[str, int]:

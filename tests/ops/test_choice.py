@@ -80,6 +80,7 @@ class Machine:
         self.lookups, self.updates, self.others, self.compared = 1.9, 6.1, 0.0, 0
 
     def measure(self, rows: int, dim: int) -> dict[str, Any]:
+        assert 4 * rows * dim == measured.KNEES * self.peaks["knee"]["bytes"], "whatever the size of the table"
         self.compared += 1
         low = {"p20": 0.9, "n": 5}
         ratios = {"lookups": self.lookups, "updates": self.updates}
@@ -122,12 +123,17 @@ def test_bags_of_a_large_table_take_the_body_that_is_faster_on_this_machine(
     monkeypatch.setattr(measured, "_source", lambda: "other code")
     table = large()
     assert names(table) == ("reference", "native"), "and repeated for other code"
-    assert "lookups are torch's, which are 2.0 times as fast, updates are 6.1 times" in table.why
+    start = (
+        "reference lookups, native updates: on this machine lookups are torch's, which are 2.0 times as fast, updates"
+    )
+    assert table.why == f"{start} are 6.1 times as fast as torch's"
     this.peaks, this.others = {"knee": {"bytes": 1 << 20}}, 0.4
     table = large()
     assert names(table) == ("native", "native")
     assert table.why.endswith("; not judged: other work took 40% of the cores while C and torch were compared")
     assert "bags" not in this.peaks
+    monkeypatch.setattr(measured, "allowed_bytes", lambda: 1 << 20)
+    assert large().why.endswith("; not judged: comparing C and torch takes 8 MiB, 1 MiB may be used")
 
 
 @pytest.mark.usefixtures("native_code")
@@ -137,8 +143,14 @@ def test_a_resumed_run_keeps_the_body_of_its_updates_whose_bits_differ(this: Mac
     assert (choice.used(), names(table)) == ({"bag on cpu": "native"}, ("native", "native"))
     assert choice.replaced(recorded) == {}
     assert (names(table), choice.used()) == (("native", "reference"), recorded)
+    stay = "updates stay torch's, as in the run that is resumed"
+    speed = "on this machine lookups are 1.9 times as fast as torch's"
+    assert table.why == f"native lookups, reference updates: {speed}; {stay}"
+    small = HashedTable(("a",), 10, 64)
+    assert small.why == f"native lookups, reference updates: the tensors are on cpu; {stay}"
     assert choice.replaced({"bag on cpu": "native"}) == {}
     assert (names(table), choice.used()) == (("native", "native"), {"bag on cpu": "native"})
+    assert table.why == f"native: {speed}, updates are 6.1 times as fast as torch's"
 
 
 @pytest.mark.usefixtures("native_code")

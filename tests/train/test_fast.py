@@ -57,7 +57,7 @@ def test_defaults_on_a_cpu_and_their_reasons() -> None:
     assert switches.low == torch.float32
 
 
-@pytest.mark.parametrize("flags", ["amx_tile amx_bf16 avx512_bf16", "fphp asimdhp bf16", "fphp asimdhp"])
+@pytest.mark.parametrize("flags", ["amx_tile amx_bf16 avx512_bf16", "fphp asimdhp bf16", "fphp asimdhp", ""])
 def test_bfloat16_on_a_cpu_says_by_which_instructions(
     flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,9 +65,12 @@ def test_bfloat16_on_a_cpu_says_by_which_instructions(
     notice_once.cache_clear()
     reason = switched(CPU, precision="bfloat16").reasons["precision"].partition("requested; ")[2]
     noted = capsys.readouterr().err
-    name = "AMX" if "amx" in flags else "ARM's"
+    name = "AMX" if "amx" in flags else "ARM"
     if "bf16" in flags:
-        assert (reason, noted) == (f"{name} instructions, weight gradients rounded once", "")
+        assert (reason, noted) == (f"this CPU has {name} instructions for it", "")
+    elif not flags:
+        assert reason.endswith("only on a CPU with instructions for it, which the system does not say")
+        assert not noted
     else:
         assert reason == "slower than float32, since this CPU has no instructions for it"
         assert noted == "note: this CPU has no instructions for bfloat16: --fast.precision float32 is faster\n"

@@ -13,9 +13,11 @@ import torch
 from recperf.config import from_json, to_json
 from recperf.data.criteo.config import KEYS
 from recperf.data.random_config import write_profile
-from recperf.errors import DataError
+from recperf.errors import DataError, MachineError
 from recperf.models.embeddings import StackedTables
 from recperf.models.tables import SparseTables
+from recperf.ops import choice
+from recperf.ops.bag import native
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.device import applied
 from recperf.train.loop import take_step
@@ -159,6 +161,36 @@ def test_each_switch_of_a_cpu_gives_the_plain_paths_numbers(name: str, interacti
     close(switched, plain, tolerance or 1e-9)
     for field, value in change.items():
         assert switched[0].prepared.settings.reasons[field].startswith(f"{value}: requested")
+
+
+def test_onednn_of_bfloat16_is_as_requested_or_by_the_cpus_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = FastConfig(precision="bfloat16")
+
+    def settled(instructions: str | None, onednn: str) -> tuple[bool, str, bool]:
+        monkeypatch.setattr("recperf.workloads.dlrm.build.bfloat16_instructions", lambda: instructions)
+        prepared = PreparedDLRM(made(fast=fast, onednn=onednn))
+        offered = "onednn" in {fix.name for fix in prepared.fixes()}
+        return prepared.settings.onednn, prepared.settings.reasons["onednn"], offered
+
+    rounded = "weight gradients are rounded once"
+    assert settled("AMX", "auto") == (True, f"on: the only fast products of bfloat16; {rounded}", False)
+    assert settled("AMX", "off") == (False, "off: requested", True)
+    assert settled(None, "on") == (True, f"on: requested; {rounded}", False)
+    warns = "off: it warns of every bfloat16 product without instructions for it, and this CPU"
+    assert settled(None, "auto") == (False, f"{warns} may have none", False)
+    assert settled("", "auto") == (False, f"{warns} has none", False)
+    assert settled("", "off") == (False, "off: requested", False)
+    with pytest.raises(MachineError, match="oneDNN has no products of bfloat16 on this CPU"):
+        settled("", "on")
+
+
+@pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
+def test_a_resumed_run_says_which_implementation_its_updates_keep() -> None:
+    trial, _ = trained(made(), 1)
+    choice.replaced({"bag on cpu": "native", choice.BAG_UPDATE: "reference"})
+    trial.restore(trial.state())
+    choice.forget_used()
+    assert trial.prepared.settings.reasons["bag"].endswith("updates stay torch's, as in the run that is resumed")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

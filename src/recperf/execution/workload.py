@@ -290,7 +290,7 @@ def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
         fixes.append(
             Fix(name="threads", title=title, switch=f"--train.threads {cores}", config=changed, tolerance=1e-4)
         )
-    if config.train.onednn == "off":
+    if config.train.onednn == "off" and not settings.onednn:
         changed = replace(config, train=replace(config.train, onednn="on"))
         title = "matrix products by oneDNN"
         fixes.append(Fix(name="onednn", title=title, switch="--train.onednn on", config=changed, tolerance=1e-4))

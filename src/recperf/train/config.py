@@ -48,7 +48,7 @@ class TrainConfig:
     """Threads inside an operator on a CPU; 0 means torch's default, or 1 for a model with small operators."""
     onednn: Literal["auto", "on", "off"] = "auto"
     """Whether torch may use oneDNN for matrix products; auto: not on ARM where they are small, or large and
-    multi-threaded."""
+    multi-threaded. dlrm in bfloat16: where the CPU has instructions for it."""
 
     def __post_init__(self) -> None:
         within(1, self.epochs, 1_000_000, "train.epochs")
@@ -225,8 +225,9 @@ class FastConfig:
     graph: Literal["auto", "on", "off"] = "auto"
     """Replay the whole step as one CUDA graph; auto: on a GPU, unless a batch is split into micro-batches."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
-    """Precision of the MLPs' matrix products; weights and their gradients stay float32. Auto: bfloat16 on a GPU that
-    supports it, else float32. On a CPU bfloat16 is faster with AMX, AVX-512 or ARM instructions for it only."""
+    """Precision of the MLPs' matrix products; weights and, on a GPU, their gradients stay float32. Auto: bfloat16 on a
+    GPU that supports it, else float32. On a CPU bfloat16 is faster with AMX, AVX-512 or ARM instructions for it only;
+    weight gradients by these are rounded to it once."""
     embedding: Way = "auto"
     """Lookups and sparse updates of all tables: fused is one kernel (Triton on a GPU, C on a CPU), plain is torch."""
     interaction: Way = "auto"

@@ -94,8 +94,10 @@ def _requested(precision: str, cuda: bool) -> str:
     if precision != "bfloat16" or cuda:
         return "requested"
     instructions = bfloat16_instructions()
+    if instructions is None:
+        return "requested; faster than float32 only on a CPU with instructions for it, which the system does not say"
     if instructions:
-        return f"requested; {instructions} instructions, weight gradients rounded once"
+        return f"requested; this CPU has {instructions} instructions for it"
     notice_once("this CPU has no instructions for bfloat16: --fast.precision float32 is faster")
     return "requested; slower than float32, since this CPU has no instructions for it"
 

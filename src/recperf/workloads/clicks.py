@@ -213,6 +213,9 @@ class DLRMTrialState:
     def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if isinstance(tables := self.model.embeddings, SparseTables | HashedTable):
+            # A run that is resumed may use other implementations than a new one.
+            self.prepared.settings.reasons["bag"] = tables.why
 
 
 def own_samples(batch: Any) -> int:

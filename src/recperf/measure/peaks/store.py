@@ -112,7 +112,7 @@ class MeasuredMachine(Struct):
 
 
 class BagRatios(Struct):
-    """Times of torch over those of C; `source` is a digest of the C code."""
+    """Times of torch over those of C; `source` is a digest of the code."""
 
     lookups: Figure
     updates: Figure

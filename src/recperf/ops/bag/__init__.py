@@ -57,16 +57,24 @@ def choose_bodies(name: Name, table: Tensor) -> Bodies:
     from . import measured, native, reference
 
     figures, began = measured.comparison(table), choice.began_with(BAG_UPDATE)
+    reasons = [why.partition(": ")[2], figures]
     sums = update = native
+    kept = False
     if isinstance(figures, dict):
         sums, update = (measured.faster(figures[name]) for name in ("lookups", "updates"))
     if began is not None:
-        update = reference if began == "reference" else native
+        began_update = reference if began == "reference" else native
+        kept, update = began_update is not update, began_update
     choice.note_used(BAG_UPDATE, "reference" if update is reference else None)
-    if not isinstance(figures, dict):
-        return Bodies(sums, update, f"{why}; {figures}" if figures else why)
-    speeds = (_speed(name, body is native, figures[name]) for name, body in (("lookups", sums), ("updates", update)))
-    return Bodies(sums, update, f"native: on this machine {', '.join(speeds)}")
+    if isinstance(figures, dict):
+        judged = {"lookups": sums, **({} if kept else {"updates": update})}
+        speeds = (_speed(name, body is native, figures[name]) for name, body in judged.items())
+        reasons = [f"on this machine {', '.join(speeds)}"]
+    if kept:
+        reasons.append(f"updates stay {'C' if update is native else 'torch'}'s, as in the run that is resumed")
+    names = [one.__name__.rpartition(".")[2] for one in (sums, update)]
+    used = names[0] if sums is update else f"{names[0]} lookups, {names[1]} updates"
+    return Bodies(sums, update, f"{used}: {'; '.join(str(reason) for reason in reasons if reason)}")
 
 
 def _speed(what: str, native: bool, ratio: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Whether C or torch is faster at bags of a table in memory, on this CPU: a short comparison, kept with the ceilings.
 
-It takes a fraction of a second, once for a width and a number of threads, and again after native.c or the ceilings
-have changed. Lookups and updates are judged separately.
+It takes a fraction of a second, once for a width and a number of threads, on a table whose size depends on the cache
+only; and again after native.c, this file or the ceilings have changed. Lookups and updates are judged separately.
 
 Shapes: V ids, B bags, R rows, D width.
 """
@@ -22,8 +22,9 @@ from torch import Tensor
 from ...errors import MachineError, RecperfError
 from ...measure.peaks import store
 from ...measure.peaks.other_work import DISTURBED, OtherWork, not_judged
-from ...measure.peaks.sampling import MIB, allowed_bytes, bounded, figure
+from ...measure.peaks.sampling import MIB, allowed_bytes, figure
 from ...stop import poll
+from ...units import size
 from ..huge_pages import HUGE_PAGE, ask_for_huge_pages
 from . import native, reference
 
@@ -53,9 +54,11 @@ def comparison(table_RD: Tensor) -> dict[str, Any] | str | None:
     stored = by_width.get(str(row_bytes))
     if stored is not None and stored["source"] == source:
         return dict(stored)
+    compared, allowed = KNEES * peaks["knee"]["bytes"], allowed_bytes()
+    if compared > allowed:
+        return f"not judged: comparing C and torch takes {size(compared)}, {size(allowed)} may be used"
     other_work = OtherWork()
-    size = bounded(min(table_RD.nbytes, KNEES * peaks["knee"]["bytes"]), allowed_bytes())
-    figures = measure(max(1, size // row_bytes), table_RD.shape[1])
+    figures = measure(max(1, compared // row_bytes), table_RD.shape[1])
     others = other_work.share()
     if (others or 0.0) > DISTURBED:
         return not_judged(others or 0.0, "C and torch were compared")
@@ -108,5 +111,6 @@ def measure(rows: int, dim: int) -> dict[str, Any]:
 
 
 def _source() -> str:
-    """A digest of the C code: figures of other code say nothing about it."""
-    return hashlib.sha256(Path(native.__file__).with_name("native.c").read_bytes()).hexdigest()[:16]
+    """A digest of the C code and of this file: figures of other code, or taken in another way, say nothing about it."""
+    files = Path(native.__file__).with_name("native.c"), Path(__file__)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

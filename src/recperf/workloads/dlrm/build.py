@@ -84,13 +84,8 @@ class ConfiguredDLRM:
         )
         reasons = {**settings.reasons, **self.switches.reasons, "tables": self.tiers.why}
         if settings.device.type == "cpu" and self.switches.precision == "bfloat16":
-            fast = bfloat16_instructions() is not None
-            reasons["onednn"] = (
-                "on: the only fast products of bfloat16"
-                if fast
-                else "off: it warns of every bfloat16 product on a CPU without bfloat16 instructions"
-            )
-            settings = replace(settings, onednn=fast)
+            onednn, reasons["onednn"] = _onednn_of_bfloat16(config.train.onednn)
+            settings = replace(settings, onednn=onednn)
         self.settings: Settings = replace(settings, precision=self.switches.precision, reasons=reasons)
 
     @property
@@ -114,6 +109,21 @@ class ConfiguredDLRM:
                 f"{size(needed)} are needed, {size(free)} are free on the GPU",
                 fix=LESS,
             )
+
+
+def _onednn_of_bfloat16(requested: str) -> tuple[bool, str]:
+    """Whether oneDNN computes the bfloat16 products of a CPU, and the reason."""
+    instructions = bfloat16_instructions()
+    if requested == "on" and instructions == "":
+        fix = "--train.onednn auto, or --fast.precision float32"
+        raise MachineError("oneDNN has no products of bfloat16 on this CPU, which has no instructions for it", fix=fix)
+    if requested == "off":
+        return False, "off: requested"
+    if instructions or requested == "on":
+        why = "requested" if requested == "on" else "the only fast products of bfloat16"
+        return True, f"on: {why}; weight gradients are rounded once"
+    lack = "has none" if instructions == "" else "may have none"
+    return False, f"off: it warns of every bfloat16 product without instructions for it, and this CPU {lack}"
 
 
 class PreparedDLRM(ConfiguredDLRM, Prepared):
@@ -171,7 +181,8 @@ class PreparedDLRM(ConfiguredDLRM, Prepared):
         """Every switch that is off, with its fast position on this device."""
         config, switches = self.config, self.switches
         if self.settings.device.type == "cpu":
-            fixes = list(cpu_fixes(config, self.settings))
+            refused = ["onednn"] if switches.precision == "bfloat16" and bfloat16_instructions() == "" else []
+            fixes = [fix for fix in cpu_fixes(config, self.settings) if fix.name not in refused]
             if not switches.embedding and config.train.optimizer != "adamw":
                 fixes.append(self._fix("embedding", "lookups and sparse updates in C", 1e-4, embedding="fused"))
             if not switches.interaction and config.model.interaction == "dot":
@@ -271,7 +282,7 @@ class DLRMBuilder:
         if switches.mlp and device.type == "cuda":
             last, self.prepared.settings.reasons["last_layer"] = last_layer.choose("auto", device)
         copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
-        # With onednn a CPU has instructions for bfloat16, and torch has no products by them with a wider result.
+        # The instructions that oneDNN uses for bfloat16 have no wider result in torch.
         rounded = device.type == "cpu" and self.prepared.settings.onednn
         return FastArithmetic(relu=body, last=last, low=switches.low, copies=copies, rounded=rounded, streams=streams)
 

@@ -136,6 +136,7 @@ def bounds(config: MicroDLRMDramConfig) -> dict[str, Any]:
 
 
 SHARE_OF_FORWARD = 0.7
+"""Least share of lookups and hashing: measured, not derived. A quiet machine measured 73 % with the lookups in C."""
 
 
 def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
