@@ -239,7 +239,7 @@ class SeedTraining:
         changed, bound = self._changes(saved["contract"])
         where: dict[str, object] = {"run": self.run.folder, "checkpoint": f"step {step}"}
         require_allowed(bound, self.job.allow, where)
-        replaced = current().all_gather(choice.replaced(operators))
+        replaced = current().all_gather(choice.replaced(operators or {}))
         changed += operator_changes(operators, replaced, self.job.allow, where)
         if not any(change.field.startswith("data.") for change in bound):
             self._require_baselines(saved["baselines"])

@@ -47,13 +47,18 @@ def confirm(
     attribution: dict[str, Any],
     observed: dict[str, Any],
     seconds: float | None = None,
+    *,
+    clocked_update: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """Run the experiments that the step allows and return what each should have done and did."""
+    """Run the experiments that the step allows and return what each should have done and did.
+
+    `clocked_update`: the share of the step in its optimizer, where clocks inside the step tell it.
+    """
     plain = (lambda: step(batch)) if has_batch else step
     expected_s = max(1e-6, observed["step_ms"]["p50"] / 1e3)
     input_share = attribution["shares"]["input"]
     own_s = expected_s * (1 - input_share)
-    variants = list(_variants(step, batch, has_batch, attribution, observed))
+    variants = list(_variants(step, batch, has_batch, attribution, observed, clocked_update))
     rows: list[dict[str, Any]] = []
     if has_batch and input_share >= TOLERANCE / 2:
         rows.append(_replay(plain, expected_s, input_share))
@@ -82,7 +87,12 @@ def _replay(plain: Callable[[], object], step_s: float, share: float) -> dict[st
 
 
 def _variants(
-    step: Callable[..., object], batch: Any, has_batch: bool, attribution: dict[str, Any], observed: dict[str, Any]
+    step: Callable[..., object],
+    batch: Any,
+    has_batch: bool,
+    attribution: dict[str, Any],
+    observed: dict[str, Any],
+    clocked_update: float,
 ) -> Iterator[Variant]:
     own = {limit: share for limit, share in attribution["shares"].items() if limit != "input"}
     whole = sum(own.values()) or 1.0
@@ -91,15 +101,14 @@ def _variants(
         return
     own = {limit: share / whole for limit, share in own.items()}
     on_cpu = observed["device"] == "cpu"
+    fixed = sum(own[limit] for limit in FIXED) + (_optimizer_share(attribution, observed) or clocked_update)
     doubled = _doubled(batch) if has_batch else None
     if doubled is not None:
-        fixed = sum(own[limit] for limit in FIXED) + _optimizer_share(attribution, observed)
         grows = max(0.0, 1 - fixed)
         # What stays cached with half of the batch may not with all of it, and large products use a device better.
         yield Variant("twice the batch", lambda: step(doubled), 1 + 0.5 * grows, 1 + 1.5 * grows + own["cache"])
     halved = _halved(batch) if has_batch else None
     if halved is not None:
-        fixed = sum(own[limit] for limit in FIXED) + _optimizer_share(attribution, observed)
         falls = max(0.0, 1 - fixed) / 2
         low = max(0.0, 1 - 1.5 * falls - own["cache"] / 2)
         yield Variant("half the batch", lambda: step(halved), low, 1 - 0.5 * falls)

@@ -19,10 +19,12 @@ Name = Literal["auto", "reference", "native", "triton"]
 
 BAG_UPDATE = "bag_update on cpu"
 """The updates of bags, whose implementation may be another than that of their sums: see `ops.bag.choose_bodies`."""
+DLRM_STEP = "dlrm_step on cpu"
+"""The whole step of a small DLRM: C, or operators one by one."""
 
 _used: dict[str, str] = {}
 _began: dict[str, str] = {}
-"""What the run that is resumed used of implementations that a measurement chooses."""
+"""What the run that is resumed used of implementations that a resume keeps."""
 
 # A model holds the modules that implement its ops; a copy of the model refers to the same modules.
 copyreg.pickle(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
@@ -40,7 +42,7 @@ def choose(
     """The implementation of an op and the reason for it; an explicit request that cannot be met is an error.
 
     `problem`: a reason of the op's own why only the reference can serve. `fix`: the option that avoids an error.
-    `moves`: it computes no number, so that a run may resume with another implementation.
+    `moves`: it is not recorded here, as it computes no number or the caller decides whether it is used.
     """
     if name == "reference":
         return _module(package, "reference"), "reference: requested"
@@ -69,7 +71,7 @@ def forget_used() -> None:
 
 
 def note_used(name: str, body: str | None) -> None:
-    """Let `used` list an implementation that a measurement has chosen; None: the usual one, which it does not list."""
+    """Let `used` list an implementation that a resume keeps; None: the usual one, which it does not list."""
     if body is None:
         _used.pop(name, None)
     else:
@@ -89,17 +91,20 @@ def used() -> dict[str, str]:
 def replaced(recorded: Any) -> dict[str, tuple[str, str]]:
     """Of recorded implementations those that this machine replaces: by which, and the reason.
 
-    One that a measurement has chosen is kept instead.
+    Updates of bags and the step of a small DLRM are kept instead. Runs of versions without that step used operators.
     """
     now: dict[str, tuple[str, str]] = {}
     if not isinstance(recorded, dict):
         return now
     if recorded.get("bag on cpu") == "native":
         _began[BAG_UPDATE] = str(recorded.get(BAG_UPDATE, "native"))
+    _began[DLRM_STEP] = str(recorded.get(DLRM_STEP, "operators"))
     for name, body in recorded.items():
+        if body == "operators":
+            continue
         op, _, device = name.partition(" on ")
         if device in ("cpu", "cuda") and op.isidentifier() and _exists(f"{__package__}.{op}", "reference"):
-            picked, reason = choose(f"{__package__}.{op}", "auto", torch.device(device))
+            picked, reason = choose(f"{__package__}.{op}", "auto", torch.device(device), moves=name == DLRM_STEP)
             if (other := picked.__name__.rpartition(".")[2]) != body:
                 now[name] = other, reason.partition(": ")[2]
     return now

@@ -79,8 +79,8 @@ class NativeTrainConfig(GraphTrainConfig):
     """Training whose step can also be one call of C."""
 
     native: Literal["auto", "on", "off"] = "auto"
-    """Take the whole step in one call of C, on one thread; auto: on a CPU, unless matrix products are large enough for
-    several threads."""
+    """Take the whole step in one call of C, on one thread; auto: on a CPU, unless operators use several threads or the
+    MLPs are larger than the L2 cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

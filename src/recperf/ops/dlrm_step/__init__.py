@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 
 from .. import choice
-from ..choice import Name
+from ..choice import DLRM_STEP, Name
 from .reference import MOST_LAYERS, Network, TrainingRows
 
-__all__ = ["MOST_LAYERS", "Name", "Network", "TrainingRows", "choose"]
+__all__ = ["DLRM_STEP", "MOST_LAYERS", "Name", "Network", "TrainingRows", "choose"]
 
-choose = functools.partial(choice.choose, __name__, fix="--train.native off")
+choose = functools.partial(choice.choose, __name__, fix="--train.native off", moves=True)

@@ -121,12 +121,12 @@ INLINE void product(int64_t rows, int64_t width, int64_t depth, const float *a, 
         columns(8, 1, rows, depth, a, a_row, a_col, b + n, ld, c + n, ld, kind, other + n, ldo);
 }
 
-static void forward(int64_t samples, int64_t in, int64_t out, const float *x, const float *turned, const float *bias,
-                    float *y, int relu) {
+static void forward(int64_t samples, int64_t in, int64_t out, const float *x, const float *transposed,
+                    const float *bias, float *y, int relu) {
     if (relu)
-        product(samples, out, in, x, padded(in), 1, turned, y, BIAS_RELU, bias, 0);
+        product(samples, out, in, x, padded(in), 1, transposed, y, BIAS_RELU, bias, 0);
     else
-        product(samples, out, in, x, padded(in), 1, turned, y, BIAS, bias, 0);
+        product(samples, out, in, x, padded(in), 1, transposed, y, BIAS, bias, 0);
 }
 
 /* The gradient of the input; with `passed` it goes through the ReLU whose output that is. */
@@ -159,23 +159,29 @@ typedef struct {
     double rate, beta1, beta2, eps, steps;
 } Adam;
 
-INLINE void adamw_lanes(float *value, float *mean, float *square, const float *gradient, const float *by) {
-    const vec g = load(gradient), old = load(mean), first = old + (g - old) * by[2];
-    const vec second = load(square) * by[3] + g * g * by[4];
+/* What a step multiplies by, of one parameter. */
+typedef struct {
+    float shrink, rate, mean_new, square_old, square_new, root_scale, eps;
+} Factors;
+
+INLINE void adamw_lanes(float *value, float *mean, float *square, const float *gradient, const Factors *factors) {
+    const vec g = load(gradient), old = load(mean), first = old + (g - old) * factors->mean_new;
+    const vec second = load(square) * factors->square_old + g * g * factors->square_new;
     store(mean, first);
     store(square, second);
-    store(value, load(value) * by[0] - first * by[1] / (root(second) * by[5] + by[6]));
+    const vec size = root(second) * factors->root_scale + factors->eps;
+    store(value, load(value) * factors->shrink - first * factors->rate / size);
 }
 
 static void adamw(const Parameter *p, const Adam *adam) {
-    const float by[7] = {
-        (float)(1 - adam->rate * p->decay),
-        (float)(adam->rate / (1 - pow(adam->beta1, adam->steps))),
-        (float)(1 - adam->beta1),
-        (float)adam->beta2,
-        (float)(1 - adam->beta2),
-        (float)(1 / sqrt(1 - pow(adam->beta2, adam->steps))),
-        (float)adam->eps,
+    const Factors factors = {
+        .shrink = (float)(1 - adam->rate * p->decay),
+        .rate = (float)(adam->rate / (1 - pow(adam->beta1, adam->steps))),
+        .mean_new = (float)(1 - adam->beta1),
+        .square_old = (float)adam->beta2,
+        .square_new = (float)(1 - adam->beta2),
+        .root_scale = (float)(1 / sqrt(1 - pow(adam->beta2, adam->steps))),
+        .eps = (float)adam->eps,
     };
     const int64_t rows = p->stride == p->width ? 1 : p->rows, count = p->rows * p->width / rows;
     for (int64_t row = 0; row < rows; row++) {
@@ -183,7 +189,7 @@ static void adamw(const Parameter *p, const Adam *adam) {
         float *gradient = p->gradient + row * p->stride;
         int64_t k = 0;
         for (; k + LANES <= count; k += LANES) {
-            adamw_lanes(value + k, mean + k, square + k, gradient + k, by);
+            adamw_lanes(value + k, mean + k, square + k, gradient + k, &factors);
             if (p->clear) store(gradient + k, (vec){0});
         }
         if (k == count) continue;
@@ -192,7 +198,7 @@ static void adamw(const Parameter *p, const Adam *adam) {
         const int64_t size = (count - k) * sizeof(float);
         memcpy(rest[0], value + k, size), memcpy(rest[1], mean + k, size);
         memcpy(rest[2], square + k, size), memcpy(rest[3], gradient + k, size);
-        adamw_lanes(rest[0], rest[1], rest[2], rest[3], by);
+        adamw_lanes(rest[0], rest[1], rest[2], rest[3], &factors);
         memcpy(value + k, rest[0], size), memcpy(mean + k, rest[1], size), memcpy(square + k, rest[2], size);
         if (p->clear) memset(gradient + k, 0, size);
     }
@@ -210,7 +216,7 @@ static double squares_of(const Parameter *p) {
 
 typedef struct {
     int64_t in, out;
-    float *turned, *weight, *bias; /* Copies: I x O and O x I, padded, and the bias. */
+    float *transposed, *weight, *bias; /* Copies: I x O and O x I, padded, and the bias. */
     float *output, *slope;         /* B x O of a block, and its gradient. */
     Parameter weights, biases;
 } Layer;
@@ -220,13 +226,13 @@ typedef struct {
     Layer layer[2][MOST_LAYERS];
     Parameter table;
     const int64_t *rows_F;
-    float *dense, *pooled, *met, *to_met, *to_dense;
+    float *dense, *pooled, *interacted, *to_interacted, *to_dense;
     int64_t *places;
 } Net;
 
 enum { FEATURES, DIM, BOTTOM_LAYERS, TOP_LAYERS, DOT, DIAGONAL, WIDTHS };
 
-static float *taken(float **scratch, int64_t floats) {
+static float *reserve(float **scratch, int64_t floats) {
     float *place = *scratch;
     *scratch += (floats + 15) / 16 * 16;
     return place;
@@ -243,34 +249,37 @@ static float *lay_out(Net *net, const int64_t *sizes, float *const *tensors, con
     net->table_rows = 0;
     for (int64_t f = 0; f < net->features; f++) net->table_rows += net->rows_F[f];
     const int64_t rows = net->table_rows;
-    float *gradient = taken(&scratch, rows * net->dim);
+    float *gradient = reserve(&scratch, rows * net->dim);
     net->table = (Parameter){tensors[0], tensors[1], tensors[2], gradient, rows, net->dim, net->dim, 1, decays[1]};
     tensors += 3;
-    net->dense = taken(&scratch, BLOCK * padded(widths[0]));
+    net->dense = reserve(&scratch, BLOCK * padded(widths[0]));
     for (int part = 0; part < 2; part++, widths++)
         for (int64_t index = 0; index < net->layers[part]; index++, widths++, tensors += 6) {
             Layer *one = &net->layer[part][index];
             const int64_t in = one->in = widths[0], out = one->out = widths[1];
-            one->turned = taken(&scratch, in * padded(out));
-            one->weight = taken(&scratch, out * padded(in));
-            one->bias = taken(&scratch, padded(out));
-            one->output = taken(&scratch, BLOCK * padded(out));
-            one->slope = taken(&scratch, BLOCK * padded(out));
-            float *to_weight = taken(&scratch, out * padded(in)), *to_bias = taken(&scratch, padded(out));
+            one->transposed = reserve(&scratch, in * padded(out));
+            one->weight = reserve(&scratch, out * padded(in));
+            one->bias = reserve(&scratch, padded(out));
+            one->output = reserve(&scratch, BLOCK * padded(out));
+            one->slope = reserve(&scratch, BLOCK * padded(out));
+            float *to_weight = reserve(&scratch, out * padded(in)), *to_bias = reserve(&scratch, padded(out));
             one->weights =
                 (Parameter){tensors[0], tensors[1], tensors[2], to_weight, out, in, padded(in), 0, decays[0]};
             one->biases = (Parameter){tensors[3], tensors[4], tensors[5], to_bias, 1, out, padded(out), 0, decays[0]};
         }
-    const int64_t met = padded(net->layer[1][0].in), own = padded(net->layer[0][net->layers[0] - 1].out);
-    net->met = taken(&scratch, BLOCK * met);
-    net->to_met = taken(&scratch, BLOCK * met);
-    net->to_dense = taken(&scratch, BLOCK * own);
-    net->pooled = taken(&scratch, 2 * BLOCK * net->features * net->dim);
-    net->places = (int64_t *)taken(&scratch, 2 * BLOCK * net->features);
+    const int64_t interacted = padded(net->layer[1][0].in), own = padded(net->layer[0][net->layers[0] - 1].out);
+    net->interacted = reserve(&scratch, BLOCK * interacted);
+    net->to_interacted = reserve(&scratch, BLOCK * interacted);
+    net->to_dense = reserve(&scratch, BLOCK * own);
+    net->pooled = reserve(&scratch, 2 * BLOCK * net->features * net->dim);
+    net->places = (int64_t *)reserve(&scratch, 2 * BLOCK * net->features);
     return scratch;
 }
 
+/* Floats of scratch memory that a network needs; -1 where it has more layers than there is room for. */
 int64_t scratch_floats(const int64_t *sizes) {
+    for (int part = BOTTOM_LAYERS; part <= TOP_LAYERS; part++)
+        if (sizes[part] < 1 || sizes[part] > MOST_LAYERS) return -1;
     Net net;
     float *const tensors[6 * 2 * MOST_LAYERS + 3] = {0};
     const double decays[2] = {0};
@@ -285,13 +294,13 @@ static void copy_weights(Net *net) {
             const int64_t in = one->in, out = one->out;
             memset(one->weights.gradient, 0, out * padded(in) * sizeof(float));
             memset(one->biases.gradient, 0, padded(out) * sizeof(float));
-            memset(one->turned, 0, in * padded(out) * sizeof(float));
+            memset(one->transposed, 0, in * padded(out) * sizeof(float));
             memset(one->weight, 0, out * padded(in) * sizeof(float));
             memset(one->bias, 0, padded(out) * sizeof(float));
             memcpy(one->bias, one->biases.value, out * sizeof(float));
             for (int64_t o = 0; o < out; o++) {
                 memcpy(one->weight + o * padded(in), one->weights.value + o * in, in * sizeof(float));
-                for (int64_t i = 0; i < in; i++) one->turned[i * padded(out) + o] = one->weights.value[o * in + i];
+                for (int64_t i = 0; i < in; i++) one->transposed[i * padded(out) + o] = one->weights.value[o * in + i];
             }
         }
 }
@@ -305,7 +314,7 @@ static void interact(Net *net, int64_t samples) {
     const Layer *last = &net->layer[0][net->layers[0] - 1];
     const int64_t ld = padded(net->layer[1][0].in), own = last->out, dim = net->dim, rest = net->features * dim;
     for (int64_t s = 0; s < samples; s++) {
-        float *row = net->met + s * ld;
+        float *row = net->interacted + s * ld;
         memcpy(row, last->output + s * padded(own), own * sizeof(float));
         if (!net->dot) {
             memcpy(row + own, net->pooled + s * rest, rest * sizeof(float));
@@ -329,7 +338,7 @@ static void interact_backward(Net *net, int64_t samples) {
     const int64_t ld = padded(net->layer[1][0].in), own = last->out, dim = net->dim, rest = net->features * dim;
     float *to_pooled = net->pooled + BLOCK * rest;
     for (int64_t s = 0; s < samples; s++) {
-        const float *row = net->to_met + s * ld;
+        const float *row = net->to_interacted + s * ld;
         float *to_dense = net->to_dense + s * padded(own);
         memcpy(to_dense, row, own * sizeof(float));
         if (!net->dot)
@@ -369,7 +378,11 @@ static double loss_of(const Layer *last, const float *labels, int64_t samples, i
     return sum;
 }
 
-enum { DATA, BOTTOM, EMBEDDING, INTERACTION, TOP, LOSS, TOP_BACK, MET_BACK, EMBEDDING_BACK, BOTTOM_BACK, UPDATE, PARTS };
+/* The order of `PARTS` in native.py. */
+enum {
+    DATA, BOTTOM, EMBEDDING, INTERACTION, TOP, LOSS, TOP_BACK, INTERACTION_BACK, EMBEDDING_BACK, BOTTOM_BACK, UPDATE,
+    PARTS
+};
 
 /* Adds the time since the last call to a part; nothing where nobody asks. */
 static void clocked(int64_t *times, int part) {
@@ -384,7 +397,7 @@ static void clocked(int64_t *times, int part) {
 static void mlp_forward(Net *net, int part, const float *x, int64_t samples) {
     for (int64_t index = 0; index < net->layers[part]; index++) {
         Layer *one = &net->layer[part][index];
-        forward(samples, one->in, one->out, x, one->turned, one->bias, one->output,
+        forward(samples, one->in, one->out, x, one->transposed, one->bias, one->output,
                 part == 0 || index + 1 < net->layers[part]);
         x = one->output;
     }
@@ -416,13 +429,13 @@ typedef struct {
 
 /* One step on the samples begin..end of the order; writes its loss, and the norm of its gradient where `norm` is set.
  * Returns -1, or before anything changed the place in B x F of an id outside its table. */
-int64_t dlrm_step(const Training *given, int64_t begin, int64_t end, double rate, float *loss, float *norm,
+int64_t dlrm_step(const Training *training, int64_t begin, int64_t end, double rate, float *loss, float *norm,
                   int64_t *times) {
-    const int64_t *rows_B = given->order_N + begin, count = end - begin;
+    const int64_t *rows_B = training->order_N + begin, count = end - begin;
     Net net;
-    lay_out(&net, given->sizes, given->tensors, given->decays, given->scratch);
-    const float *dense_ND = given->dense_ND, *labels_N = given->labels_N;
-    const int64_t *ids = given->ids, by_feature = given->by_feature, by_sample = given->by_sample;
+    lay_out(&net, training->sizes, training->tensors, training->decays, training->scratch);
+    const float *dense_ND = training->dense_ND, *labels_N = training->labels_N;
+    const int64_t *ids = training->ids, by_feature = training->by_feature, by_sample = training->by_sample;
     clocked(times, -1);
     const int64_t features = net.features, dim = net.dim, dense = net.layer[0][0].in, rest = features * dim;
     for (int64_t s = 0; s < count; s++) {
@@ -459,14 +472,14 @@ int64_t dlrm_step(const Training *given, int64_t begin, int64_t end, double rate
         clocked(times, EMBEDDING);
         interact(&net, samples);
         clocked(times, INTERACTION);
-        mlp_forward(&net, 1, net.met, samples);
+        mlp_forward(&net, 1, net.interacted, samples);
         clocked(times, TOP);
         sum += loss_of(last, labels, samples, count);
         clocked(times, LOSS);
-        mlp_backward(&net, 1, net.met, net.to_met, samples);
+        mlp_backward(&net, 1, net.interacted, net.to_interacted, samples);
         clocked(times, TOP_BACK);
         interact_backward(&net, samples);
-        clocked(times, MET_BACK);
+        clocked(times, INTERACTION_BACK);
         for (int64_t v = 0; v < samples * features; v++) {
             float *to = net.table.gradient + net.places[v] * dim;
             for (int64_t k = 0; k < dim; k++) to[k] += to_pooled[v * dim + k];
@@ -476,8 +489,8 @@ int64_t dlrm_step(const Training *given, int64_t begin, int64_t end, double rate
         clocked(times, BOTTOM_BACK);
     }
     *loss = (float)(sum / (double)count);
-    *given->steps += 1;
-    const Adam adam = {rate, given->beta1, given->beta2, given->eps, *given->steps};
+    *training->steps += 1;
+    const Adam adam = {rate, training->beta1, training->beta2, training->eps, *training->steps};
     double squares = norm ? squares_of(&net.table) : 0;
     for (int part = 0; part < 2; part++)
         for (int64_t index = 0; index < net.layers[part]; index++) {

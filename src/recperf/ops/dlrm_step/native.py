@@ -85,7 +85,11 @@ class Step:
         *layers, table = ([address("parameter", one, torch.float32, all_[0].shape) for one in all_] for all_ in states)
         self._tensors = _array(POINTER, *table, *(place for three in layers for place in three))
         body = usable(library())
-        self._call, self._scratch = body.dlrm_step, torch.zeros(body.scratch_floats(self._sizes))
+        floats = body.scratch_floats(self._sizes)
+        if floats < 0:
+            raise ArgumentError(f"C has no room for MLPs of {len(bottom) - 1} and {len(top) - 1} layers")
+        self._call, self._scratch = body.dlrm_step, torch.zeros(floats)
+        self.table_gradient = self._scratch[: network.table_RD.numel()]
         self._fixed = _Training(
             ctypes.addressof(self._sizes), ctypes.addressof(self._tensors), self._scratch.data_ptr(),
             address("steps", network.steps, torch.float32, ()),
@@ -97,7 +101,7 @@ class Step:
         # Torch takes longer to make a tensor than Python to find one.
         losses_N = torch.zeros(LOSSES)
         self._losses = list(zip(losses_N.unbind(), range(losses_N.data_ptr(), losses_N.data_ptr() + 4 * LOSSES, 4)))
-        self._taken = 0
+        self._step_count = 0
 
     def __call__(
         self, first: int, last: int, *, rate: float, norm: bool = False, times: dict[str, int] | None = None
@@ -114,7 +118,7 @@ class Step:
     ) -> tuple[Tensor, Tensor | None]:
         if not 0 <= first < last <= self.order_N.numel():
             raise ArgumentError(f"samples {first} to {last} are not in an order of {self.order_N.numel()}")
-        loss, to_loss = self._losses[self._taken % LOSSES]
+        loss, to_loss = self._losses[self._step_count % LOSSES]
         length = torch.empty(()) if norm else None
         to_norm = None if length is None else length.data_ptr()
         clock: Any = None if times is None else (I64 * (len(PARTS) + 1))()
@@ -124,7 +128,7 @@ class Step:
             row = int(self.order_N[first + place])
             value, rows = int(self.samples.ids_FN[feature, row]), self.network.rows[feature]
             raise unknown_id(f"ids_FN[{feature}]", row, value, rows)
-        self._taken += 1
+        self._step_count += 1
         if times is not None:
             times.update((part, times.get(part, 0) + ns) for part, ns in zip(PARTS, clock))
         return loss, length
@@ -160,6 +164,12 @@ def _rows(step: Step, first: int, last: int, *_: Any) -> tuple[Tensor, Tensor]:
     return step.network.table_RD, (step.samples.ids_FN[:, step.order_N[first:last]] + starts_F1).reshape(-1)
 
 
+def _changed(step: Step, *_: Any) -> tuple[Any, ...]:
+    """What AdamW reads and writes as a whole, whatever the batch: also the table's gradient, which it clears."""
+    network = step.network
+    return network.parameters, network.means, network.squares, step.table_gradient
+
+
 def _flops(step: Step, first: int, last: int, *_: Any) -> int:
     """Products of the forward and backward pass (the first layer has no input gradient), and AdamW's arithmetic."""
     network = step.network
@@ -171,7 +181,8 @@ def _flops(step: Step, first: int, last: int, *_: Any) -> int:
 @operator(
     "dlrm_step",
     rows=_rows,
-    reads=lambda step, *_: (step.network.means, step.network.squares, step.network.parameters[:-1]),
+    reads=lambda *_: (),
+    changes=_changed,
     flops=_flops,
     special=lambda step, first, last, *_: 2 * (last - first),
     updates=True,

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..dot import reference as dot
 
 MOST_LAYERS = 16
-"""Layers of an MLP that C can hold."""
+"""Layers of an MLP that C can hold; it checks them against its own constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,11 @@ class Step:
     def __init__(self, network: Network, samples: TrainingRows, order_N: Tensor) -> None:
         self.network, self.samples, self.order_N = network, samples, order_N
 
-    def __call__(self, first: int, last: int, *, rate: float, norm: bool = False) -> tuple[Tensor, Tensor | None]:
+    def __call__(
+        self, first: int, last: int, *, rate: float, norm: bool = False, times: dict[str, int] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Train on the samples first..last of the order: returns the loss and, if asked, the norm of the whole
-        gradient."""
+        gradient. Nothing is added to `times`: the parts of this step are not timed."""
         network = self.network
         parameters = [parameter.detach().requires_grad_() for parameter in network.parameters]
         with torch.enable_grad():

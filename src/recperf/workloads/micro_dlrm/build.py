@@ -46,7 +46,7 @@ from ..clicks import (
 )
 from .config import MicroDLRMConfig, bounds, require_room
 from .data import check_sizes, imported, read
-from .steps import NativeStep, choose_native
+from .steps import ONE_THREAD, NativeStep, choose_step, note_step
 
 
 class PreparedClicks(PreparedSamples):
@@ -63,16 +63,20 @@ class PreparedClicks(PreparedSamples):
             self.data = imported_facts(self.clicks)
         else:
             self.train, self.valid, self.data = movielens_samples(config.data, config.model)
-        product_flops = largest_product(config.model, config.train.batch_size)
-        self.settings = choose(config.train, largest_product_flops=product_flops)
+        product = largest_product(config.model, config.train.batch_size)
+        self.settings = choose(config.train, largest_product_flops=product)
         self.target = bounds(config, self.data)
         lack = current().choose("", several=BETWEEN_RANKS)
         self.graph, self.settings.reasons["graph"] = choose_graph(
             config.train.graph, self.settings.device, lack, why=FIXED_SHAPES, switch=SWITCH
         )
-        self.native, self.settings.reasons["step"] = choose_native(
-            config.train.native, self.settings, config.model, product_flops=product_flops, lack=lack
-        )
+        self.step = choose_step(config.train.native, self.settings, config.model, lack=lack)
+        self.settings.reasons["step"] = self.step.text
+        if self.settings.device.type == "cpu":
+            note_step(self.step)
+        if self.step.native and self.settings.threads > 1:
+            self.settings.reasons["threads"] = ONE_THREAD
+            self.settings = replace(self.settings, threads=1)
 
     def baseline_logits(self) -> dict[str, Tensor]:
         return super().baseline_logits() if self.clicks is None else imported_logits(self.clicks)
@@ -117,9 +121,9 @@ class ClickTrial(DLRMTrialState):
                 requested_by=SWITCH if settings.graph == "on" else None,
             )
             self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
-        elif prepared.native:
-            indexed = IndexedOrder(order)
-            native = NativeStep(self.model, self.optimizer, indexed, reasons=prepared.settings.reasons)
+        elif prepared.step.possible:
+            indexed, reasons = IndexedOrder(order), prepared.settings.reasons
+            native = NativeStep(self.model, self.optimizer, indexed, choice=prepared.step, reasons=reasons)
             self.recipe = replace(self.recipe, order=indexed, whole_step=native)
 
     @torch.no_grad()

@@ -1,56 +1,101 @@
-"""The whole training step of micro-dlrm in one call of C."""
+"""The training step of micro-dlrm: one call of C where that is faster, otherwise operators."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import MachineError
+from ...machine import caches
+from ...measure.cost import FLOAT
 from ...measure.spans import StepClock, clocked, report, span
 from ...models.config import DLRMConfig
 from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
 from ...models.interaction import Concat, Dot
 from ...ops import dlrm_step
+from ...ops.choice import began_with, note_used
 from ...ops.dlrm_step import Network, TrainingRows
-from ...train.device import SMALL_PRODUCT_FLOPS, Settings
+from ...train.device import Settings
 from ...train.graph import IndexedBatch, IndexedOrder, Requested
 from ...train.loop import RecordNorm
 from ...train.optim import AdamW
 
 SWITCH = "--train.native"
+ONE_THREAD = "1: the step in C uses one thread"
+LEAST_CACHE = 256 << 10
+"""Bytes of the second-level cache where the machine does not report it: few processors have less."""
 
 
-def choose_native(
-    requested: Requested, settings: Settings, model: DLRMConfig, *, product_flops: int, lack: str
-) -> tuple[bool, str]:
-    """Whether C takes the steps, and the reason as the settings of a run state it. `lack`: what forbids it anyhow."""
+@dataclass(frozen=True)
+class StepChoice:
+    """What takes the steps of a new run, and the reason."""
+
+    native: bool
+    why: str
+    possible: bool = True
+    """Whether C can take them at all: a resumed run that began with C keeps it."""
+    requested: bool = False
+    """Whether the user asked for C: that it cannot take a step is an error then."""
+
+    @property
+    def text(self) -> str:
+        return f"{'native' if self.native else 'operators'}: {self.why}"
+
+
+def choose_step(requested: Requested, settings: Settings, model: DLRMConfig, *, lack: str) -> StepChoice:
+    """Choose between C and operators. `lack`: what forbids C anyhow."""
     if requested == "off":
-        return False, "operators: requested"
-    if not lack and model.interaction == "dcn":
-        lack = "C has no cross layers"
-    if not lack and max(len(model.bottom), len(model.top_widths)) - 1 > dlrm_step.MOST_LAYERS:
-        lack = f"an MLP has more than {dlrm_step.MOST_LAYERS} layers"
-    if not lack and settings.device.type != "cpu":
-        lack = f"the tensors are on {settings.device.type}"
-    if not lack and requested == "auto" and settings.threads > 1 and product_flops >= SMALL_PRODUCT_FLOPS:
-        lack = f"matrix products that {settings.threads} threads share; C uses one"
+        return StepChoice(False, "requested", possible=False)
+    lack = lack or _lack_of(settings, model)
     if not lack:
         body, why = dlrm_step.choose("native" if requested == "on" else "auto", settings.device)
         lack = why.partition(": ")[2] if body.__name__.endswith("reference") else ""
-    if lack and requested == "on":
-        raise MachineError(f"a step cannot be one call of C: {lack}", fix=f"{SWITCH} off")
-    return not lack, f"operators: {lack}" if lack else "native: one call of C takes a whole step"
+    if lack:
+        if requested == "on":
+            raise MachineError(f"a step cannot be one call of C: {lack}", fix=f"{SWITCH} off")
+        return StepChoice(False, lack, possible=False)
+    if requested == "on":
+        return StepChoice(True, "requested", requested=True)
+    if settings.threads > 1:
+        return StepChoice(False, f"{settings.threads} threads; C uses one")
+    size, cache = repeated_bytes(model), caches().get("L2") or LEAST_CACHE
+    if size > cache:
+        return StepChoice(
+            False, f"C reads {size >> 10:,} KiB of weights again and again; the L2 cache has {cache >> 10:,}"
+        )
+    return StepChoice(True, "one call of C takes a whole step")
+
+
+def _lack_of(settings: Settings, model: DLRMConfig) -> str:
+    if settings.device.type != "cpu":
+        return f"the tensors are on {settings.device.type}"
+    if model.interaction == "dcn":
+        return "C has no cross layers"
+    if max(len(model.bottom), len(model.top_widths)) - 1 > dlrm_step.MOST_LAYERS:
+        return f"an MLP has more than {dlrm_step.MOST_LAYERS} layers"
+    return ""
+
+
+def repeated_bytes(model: DLRMConfig) -> int:
+    """What C reads for every block of samples: all weights, their transposes and their gradients."""
+    layers = [*zip(model.bottom, model.bottom[1:]), *zip(model.top_widths, model.top_widths[1:])]
+    return 3 * FLOAT * sum(inputs * outputs for inputs, outputs in layers)
 
 
 class NativeStep:
-    """Takes steps in C, on the model's and the optimizer's own tensors. `reasons` are the settings of the run: they say
-    so where operators take the steps of an epoch because C cannot."""
+    """Takes steps in C, on the model's and the optimizer's own tensors, or by operators: as the run began, else as
+    chosen. `reasons` are the settings of the run: they say what takes the steps."""
 
-    def __init__(self, model: DLRM, optimizer: AdamW, order: IndexedOrder, *, reasons: dict[str, str]) -> None:
-        self.model, self.optimizer, self.samples, self.reasons = model, optimizer, order.order.samples, reasons
+    def __init__(
+        self, model: DLRM, optimizer: AdamW, order: IndexedOrder, *, choice: StepChoice, reasons: dict[str, str]
+    ) -> None:
+        self.model, self.optimizer, self.samples = model, optimizer, order.order.samples
+        self.choice, self.reasons = choice, reasons
         self._permutation_N: Tensor | None = None
         self._step: Any = None
 
@@ -79,14 +124,28 @@ class NativeStep:
 
     def _begin_epoch(self, permutation_N: Tensor) -> None:
         """Read the addresses anew: since the last epoch parameters may have been replaced, frozen or given hooks."""
-        self._permutation_N, self._step, lack = permutation_N, None, self._lack()
-        if not lack:
+        choice, lack = self._choice(), self._lack()
+        if choice.native and lack:
+            if choice.requested:
+                raise MachineError(f"a step cannot be one call of C: {lack}", fix=f"{SWITCH} off")
+            choice = StepChoice(False, lack)
+        self._permutation_N, self._step, self.reasons["step"] = permutation_N, None, choice.text
+        note_step(choice)
+        if choice.native and not self.choice.native and torch.get_num_threads() > 1:
+            torch.set_num_threads(1)
+            self.reasons["threads"] = ONE_THREAD
+        if choice.native:
             body, _ = dlrm_step.choose("native", self.samples.labels_N.device)
             samples = self.samples
             rows = TrainingRows(dense_ND=samples.dense_ND, ids_FN=samples.ids_FN, labels_N=samples.labels_N)
             self._step = body.Step(network_of(self.model, self.optimizer), rows, permutation_N)
-        elif not self.reasons["step"].endswith(lack):
-            self.reasons["step"] = f"operators: {lack}"
+
+    def _choice(self) -> StepChoice:
+        """Both have their own rounding: a resumed run keeps what it began with."""
+        began = began_with(dlrm_step.DLRM_STEP)
+        if self.choice.requested or began is None or (began == "native") == self.choice.native:
+            return self.choice
+        return StepChoice(began == "native", "the run began so")
 
     def _lack(self) -> str:
         for parameter in self.model.parameters():
@@ -99,7 +158,9 @@ class NativeStep:
         return ""
 
     def _by_operators(self, batch: IndexedBatch, rate: float, record_norm: RecordNorm | None) -> tuple[Tensor, int]:
-        loss = self.model.loss(batch.gathered())
+        with span("data"):
+            samples = batch.gathered()
+        loss = self.model.loss(samples)
         with span("backward"):
             loss.backward()
         with span("update"):
@@ -107,6 +168,11 @@ class NativeStep:
                 record_norm(self.optimizer.gradient_norm())
             self.optimizer.step(rate)
         return loss.detach(), len(batch)
+
+
+def note_step(choice: StepChoice) -> None:
+    """Let the run record what takes its steps."""
+    note_used(dlrm_step.DLRM_STEP, "native" if choice.native else "operators")
 
 
 def network_of(model: DLRM, optimizer: AdamW) -> Network:
