@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from _rows import ROOT
-from plan_validate import FITTED, entries_of, own_seconds, own_steps, table
+from plan_validate import FITTED, on_h200, own_seconds, own_steps, table
 from recperf.plan.devices import KNOWN, Attention, Device
 from recperf.plan.predict import predict
 from recperf.workloads.dlrm_v4.config import DLRM_V4
@@ -34,9 +34,9 @@ TIMING = "graph of 10 calls"
 
 
 def attention() -> Attention:
-    """Rates of the newest rows: equal lengths, the model's width, no fixed order."""
+    """Rates of the newest rows: equal lengths, the model's width. On an H200 the order of its sums is fixed."""
     rates: dict[tuple[str, int], float] = {}
-    for entry in entries_of("hstu_attention", "rate"):
+    for entry in on_h200("hstu_attention", "rate"):
         at = entry["conditions"]
         if (
             at.get("timing") == TIMING
@@ -47,9 +47,7 @@ def attention() -> Attention:
             rates[at["what"], at["longest"]] = entry["p50"]
     lengths = tuple(sorted(length for what, length in rates if what == "forward"))
     if not lengths:
-        sys.exit(
-            f"plan_refit.py: hstu_attention.jsonl has no rows timed as a {TIMING}: run hstu_attention.py on an H200"
-        )
+        sys.exit(f"plan_refit.py: hstu_attention.jsonl has no rows of an H200 timed as a {TIMING}: run it there")
     passes = (tuple(round(rates[what, length]) * 1e12 for length in lengths) for what in ("forward", "backward"))
     forward, backward = passes
     return Attention(lengths=lengths, forward=forward, backward=backward)
@@ -73,7 +71,7 @@ def passes_share(device: Device) -> float:
 
 def prepare_seconds() -> float | None:
     """Of a sample on the host of an H200; None if the laptop preset waits for the GPU instead."""
-    rates = [one["p50"] for one in entries_of("default_speed", "samples_per_s") if one["variant"] == SMALL_STEP]
+    rates = [one["p50"] for one in on_h200("default_speed", "samples_per_s") if one["variant"] == SMALL_STEP]
     plan = predict(DLRM_V4.planned(next(iter(DLRM_V4.presets.values()))()), 1, KNOWN["h200"])
     return 1 / rates[-1] if plan.parts["calls"] < plan.global_batch / rates[-1] else None
 

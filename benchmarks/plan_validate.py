@@ -75,9 +75,14 @@ def entries_of(name: str, metric: str) -> list[dict[str, Any]]:
     return [entry for entry in rows if entry["metric"] == metric]
 
 
+def on_h200(name: str, metric: str) -> list[dict[str, Any]]:
+    """Those that were measured on an H200."""
+    return [entry for entry in entries_of(name, metric) if "H200" in entry["conditions"].get("device", "")]
+
+
 def own_steps() -> dict[str, dict[str, Any]]:
     """Conditions of the newest steps of dlrm-v4 on one H200, by name."""
-    rows = [entry for entry in entries_of("dlrm_v4_step", "throughput") if "H200" in entry["conditions"]["device"]]
+    rows = on_h200("dlrm_v4_step", "throughput")
     return {entry["variant"]: entry["conditions"] | {"time": entry["time"]} for entry in rows}
 
 
