@@ -18,7 +18,7 @@ from recperf.ops.dlrm_step import native as body
 from recperf.train.device import applied
 from recperf.train.graph import IndexedOrder
 from recperf.train.loop import take_step
-from recperf.workloads.micro_dlrm import steps
+from recperf.workloads.micro_dlrm import config as micro
 from recperf.workloads.micro_dlrm.build import ClickTrial, PreparedClicks
 from recperf.workloads.micro_dlrm.config import default, dot
 
@@ -65,7 +65,7 @@ def test_a_resumed_run_keeps_what_took_its_steps(began: str, monkeypatch: pytest
     for record in (recorded, {}) if began == "operators" else (recorded,):
         choice.forget_used()
         if began == "native":
-            monkeypatch.setattr(steps, "caches", lambda: {"L2": 1024})
+            monkeypatch.setattr(micro, "caches", lambda: {"L2": 1024})
         again = prepared()
         other = "native" if began == "operators" else "operators"
         assert again.settings.reasons["step"].startswith(other)
@@ -111,7 +111,7 @@ def test_a_frozen_parameter_is_left_to_operators_unless_c_was_requested() -> Non
         ({"native": "off"}, {}, "operators: requested", 1),
         ({"threads": 2}, {}, "operators: 2 threads; C uses one", 2),
         ({"threads": 2, "native": "on"}, {}, "native: requested", 1),
-        ({"threads": 1}, {"top": (4096, 4096, 1)}, r"operators: C reads [\d,]+ KiB of weights again and again; .*", 1),
+        ({"threads": 1}, {"top": (4096, 4096, 1)}, r"operators: C reads [\d,]+ KiB again and again; .*", 1),
         ({}, {"top": (*[8] * 16, 1)}, "operators: an MLP has more than 16 layers", 1),
         ({"threads": 1}, {"interaction": "dcn"}, "operators: C has no cross layers", 1),
     ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,10 @@ def predict(
     parallelism = parallelism or Parallelism()
     batch = rank_batch_of(workload, ranks, parallelism)
     work = workload.work(history=history, distinct=None if skew is None else skew.distinct_per_sample(batch))
+    if work.one_call_on_cpu and device.shared and ranks == 1:
+        origin = f"{device.efficiency.origin}; one call takes the step, and its passes are as fast as copies"
+        device = replace(device, efficiency=replace(device.efficiency, bytes=1.0, origin=origin))
+        work = replace(work, calls=1, calls_on_cpu=0)
     skew = skew or even(work, batch, ranks)
     placed = place(work.tables, ranks, batch, parallelism)
     on_node = collectives.ranks_on_node(ranks, network)
@@ -326,7 +330,8 @@ def _graph_kernels(work: Work, device: Device, batch: int, ranks: int) -> int:
 def _calls_text(work: Work, device: Device, batch: int, ranks: int) -> str:
     if kernels := _graph_kernels(work, device, batch, ranks):
         return f"{kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each at least"
-    return f"{_calls(work, device, ranks):,} operators, {1e6 * device.call_s:.3g} µs each, called one by one"
+    calls, each = _calls(work, device, ranks), f"{1e6 * device.call_s:.3g} µs"
+    return f"{calls:,} operators, {each} each, called one by one" if calls > 1 else f"one operator, {each}"
 
 
 def _band_text(band: tuple[float, float], device: Device, ranks: int) -> str:

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from ...errors import MachineError
-from ...machine import caches
-from ...measure.cost import FLOAT
 from ...measure.spans import StepClock, clocked, report, span
 from ...models.config import DLRMConfig
 from ...models.dlrm import DLRM
@@ -24,11 +22,10 @@ from ...train.device import Settings
 from ...train.graph import IndexedBatch, IndexedOrder, Requested
 from ...train.loop import RecordNorm
 from ...train.optim import AdamW
+from .config import beyond_cache
 
 SWITCH = "--train.native"
 ONE_THREAD = "1: the step in C uses one thread"
-LEAST_CACHE = 256 << 10
-"""Bytes of the second-level cache where the machine does not report it: few processors have less."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,8 @@ def choose_step(requested: Requested, settings: Settings, model: DLRMConfig, *, 
         return StepChoice(True, "requested", requested=True)
     if settings.threads > 1:
         return StepChoice(False, f"{settings.threads} threads; C uses one")
-    size, cache = repeated_bytes(model), caches().get("L2") or LEAST_CACHE
-    if size > cache:
-        return StepChoice(
-            False, f"C reads {size >> 10:,} KiB of weights again and again; the L2 cache has {cache >> 10:,}"
-        )
+    if larger := beyond_cache(model):
+        return StepChoice(False, larger)
     return StepChoice(True, "one call of C takes a whole step")
 
 
@@ -79,12 +73,6 @@ def _lack_of(settings: Settings, model: DLRMConfig) -> str:
     if max(len(model.bottom), len(model.top_widths)) - 1 > dlrm_step.MOST_LAYERS:
         return f"an MLP has more than {dlrm_step.MOST_LAYERS} layers"
     return ""
-
-
-def repeated_bytes(model: DLRMConfig) -> int:
-    """What C reads for every block of samples: all weights, their transposes and their gradients."""
-    layers = [*zip(model.bottom, model.bottom[1:]), *zip(model.top_widths, model.top_widths[1:])]
-    return 3 * FLOAT * sum(inputs * outputs for inputs, outputs in layers)
 
 
 class NativeStep:
