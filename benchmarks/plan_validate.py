@@ -124,7 +124,7 @@ def own_points() -> list[Point]:
 
 def called_points() -> list[Point]:
     """Small steps on one H200: operators called one by one, and as CUDA graphs, which is the default."""
-    latest = {entry["variant"]: entry for entry in entries_of("default_speed", "samples_per_s")}
+    latest = {entry["variant"]: entry for entry in on_h200("default_speed", "samples_per_s")}
     points = []
     for workload in (MICRO_DLRM, DLRM, DLRM_V4):
         plain = workload.planned(next(iter(workload.presets.values()))())
@@ -152,7 +152,7 @@ def layer_points() -> list[Point]:
         "B256, mean 2663, the reference's FLOPs": (256, 1738, 3588, 2663),
     }
     points = []
-    latest = {entry["variant"]: entry for entry in entries_of("stu_stack", "throughput")}
+    latest = {entry["variant"]: entry for entry in on_h200("stu_stack", "throughput")}
     for name, (rows, shortest, longest, mean) in shapes.items():
         lengths = jagged_lengths(rows, shortest, longest, mean, 3).tolist()
         for way, candidate_only in (("full", False), ("candidate only", True)):
