@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from recperf import errors
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
@@ -62,6 +63,7 @@ def test_bfloat16_on_a_cpu_says_by_which_instructions(
     flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Path, "read_text", lambda _: f"processor\t: 0\nFeatures\t: {flags}\n")
+    monkeypatch.setattr(errors, "quiet", False)
     notice_once.cache_clear()
     reason = switched(CPU, precision="bfloat16").reasons["precision"].partition("requested; ")[2]
     noted = capsys.readouterr().err
