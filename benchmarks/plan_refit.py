@@ -109,8 +109,8 @@ def main(arguments: list[str]) -> int:
     substitute(DEVICES, r"(?<=    bytes: float = )[\d.]+", f"{passes:.2f}")
     substitute(PAGE, r"(?<=besides the products, at )[\d.]+(?= of the copy)", f"{passes:.2f}")
     if prepare_s:
-        words = '"""Seconds in which one thread prepares a sample, on a Xeon (default_speed.jsonl)."""'
-        substitute(WORKLOAD, r'(?<=PREPARE_S = )\S+\n""".*?"""', f"{1e6 * prepare_s:.0f}e-6\n{words}")
+        docstring = '"""Seconds in which one thread prepares a sample, on a Xeon (default_speed.jsonl)."""'
+        substitute(WORKLOAD, r'(?<=PREPARE_S = )\S+\n""".*?"""', f"{1e6 * prepare_s:.0f}e-6\n{docstring}")
         substitute(PAGE, r"(?<=\| preparing a batch \| )\d+(?= µs a sample)", f"{1e6 * prepare_s:.0f}")
     return 0
 

@@ -75,13 +75,13 @@ def test_rows_are_sorted_as_torch_sorts_them(slots: int, used: int, rows: int) -
 @pytest.mark.usefixtures("poisoned")
 def test_the_last_layer_agrees_with_torch(loss: str, samples: int, inputs: int, kind: torch.dtype) -> None:
     draw = torch.Generator("cuda").manual_seed(5)
-    given = torch.randn(samples, inputs, device="cuda", generator=draw).clamp(min=0).to(kind)
+    layer_input = torch.randn(samples, inputs, device="cuda", generator=draw).clamp(min=0).to(kind)
     weight = (torch.randn(1, inputs, device="cuda", generator=draw) / inputs**0.5).to(kind)
     bias, labels = weight[0, :1].clone(), (torch.rand(samples, device="cuda", generator=draw) < 0.5).float()
     actual = []
     for name in ("reference", "triton"):
-        body, _ = last_layer.choose(name, given.device)  # type: ignore[arg-type]
-        end = body.forward_backward(given, weight, bias, labels, loss, (0.5, 2.0))
+        body, _ = last_layer.choose(name, layer_input.device)  # type: ignore[arg-type]
+        end = body.forward_backward(layer_input, weight, bias, labels, loss, (0.5, 2.0))
         sums = (end.to_input_bias_SN.sum(0), end.to_weight_SN.sum(0), end.to_bias_S.sum(), end.loss_S.sum())
         actual.append((end.logits_B, end.to_input_BN.float(), *sums))
     tolerance = 1e-4 if kind == torch.float32 else 1e-2

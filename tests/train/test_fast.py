@@ -17,7 +17,8 @@ from recperf.data.random_config import RandomBagsConfig
 from recperf.errors import MachineError, notice_once
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.fast import Switches, resolve
-from recperf.train.graph import BETWEEN_RANKS, CopiedFeed, DrawnFeed, DrawnOrder
+from recperf.train.feeds import CopiedFeed, DrawnFeed, DrawnOrder
+from recperf.train.graph import BETWEEN_RANKS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 WAYS = ("embedding", "interaction", "mlp", "optimizer")

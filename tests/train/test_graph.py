@@ -24,7 +24,8 @@ from recperf.models.dlrm import DLRM
 from recperf.models.streams import SideStreams
 from recperf.models.tables import SparseTables
 from recperf.ops.relu import reference as relu
-from recperf.train.graph import CopiedFeed, GraphStep, IndexedFeed, IndexedOrder, choose_graph, tensors_in
+from recperf.train.feeds import CopiedFeed, IndexedFeed, IndexedOrder
+from recperf.train.graph import GraphStep, choose_graph, tensors_in
 from recperf.train.loop import Recipe, take_step
 from recperf.train.optim import make_dense
 from recperf.train.sparse import SparseRows, SplitOptimizer

@@ -16,7 +16,7 @@ from recperf.errors import MachineError
 from recperf.ops import choice
 from recperf.ops.dlrm_step import native as body
 from recperf.train.device import applied
-from recperf.train.graph import IndexedOrder
+from recperf.train.feeds import IndexedOrder
 from recperf.train.loop import take_step
 from recperf.workloads.micro_dlrm import config as micro
 from recperf.workloads.micro_dlrm.build import ClickTrial, PreparedClicks

@@ -10,14 +10,14 @@ import functools
 import hashlib
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import MachineError
+from ..errors import MachineError, notice_once
 from . import compile as files
 from .compile import DIGEST_BYTES
 
@@ -30,22 +30,25 @@ SWIZZLE_128, PROMOTE_256 = 3, 3
 MAP_BYTES = 128
 
 
-class Kernel:
-    """A function of a compiled file. Arguments are tensors (or None), numbers, and maps as bytes."""
+class Entry(NamedTuple):
+    """A function of a source file, as it is started."""
 
-    def __init__(
-        self,
-        driver: ctypes.CDLL,
-        device: torch.device,
-        handle: ctypes.c_void_p,
-        types: tuple[str, ...],
-        threads: int,
-        shared: int,
-    ) -> None:
-        self._start, self._handle, self._layout = driver.cuLaunchKernel, handle, struct.Struct("".join(types))
-        self._driver, self._device, self.threads, self.shared = driver, device, threads, shared
-        sizes = [struct.calcsize("".join(types[: count + 1])) for count in range(len(types))]
-        self._places = [size - struct.calcsize(one) for size, one in zip(sizes, types)]
+    types: str
+    """Of its parameters, as in Python's `struct`, and M for a map."""
+    threads: int
+    shared: int = 0
+    """Bytes of shared memory that a program gets beside what the source declares."""
+
+
+class Kernel:
+    """A function of a compiled file on one device. Arguments are tensors (or None), numbers, and maps as bytes."""
+
+    def __init__(self, driver: Any, device: torch.device, handle: ctypes.c_void_p, entry: Entry) -> None:
+        self._driver, self._device, self._handle, self._entry = driver, device, handle, entry
+        types = [f"{MAP_BYTES}s" if one == "M" else one for one in entry.types]
+        self._layout = struct.Struct("".join(types))
+        ends = [struct.calcsize("".join(types[: count + 1])) for count in range(len(types))]
+        self._places = [end - struct.calcsize(one) for end, one in zip(ends, types)]
         self._thread = threading.local()
 
     def _room(self) -> tuple[Any, Any]:
@@ -68,55 +71,57 @@ class Kernel:
         buffer, addresses = self._room()
         values = [one.data_ptr() if isinstance(one, Tensor) else 0 if one is None else one for one in arguments]
         self._layout.pack_into(buffer, 0, *values)
-        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(current))
-        code = self._start(self._handle, programs, 1, 1, self.threads, 1, 1, self.shared, stream, addresses, None)
-        if code:
-            raise RuntimeError(f"a CUDA kernel could not be started: {_message(self._driver, code)}")
+        stream, entry = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(current)), self._entry
+        _require(
+            self._driver,
+            self._driver.cuLaunchKernel(
+                self._handle, programs, 1, 1, entry.threads, 1, 1, entry.shared, stream, addresses, None
+            ),
+            "a CUDA kernel could not be started",
+        )
 
 
-class Kernels:
-    """A compiled file, loaded on one device."""
-
-    def __init__(self, driver: ctypes.CDLL, device: torch.device, content: bytes) -> None:
-        self._driver, self._device, self._module = driver, device, ctypes.c_void_p()
-        code = driver.cuModuleLoadData(ctypes.byref(self._module), content)
-        if code:
-            raise MachineError(f"the driver does not load the compiled kernels: {_message(driver, code)}")
-
-    def kernel(self, name: str, types: str, *, threads: int, shared: int = 0) -> Kernel:
-        """`types`: of its parameters, as in Python's `struct`, and M for a map. `shared`: bytes of shared memory that a
-        program gets beside what the source declares."""
-        handle = ctypes.c_void_p()
-        code = self._driver.cuModuleGetFunction(ctypes.byref(handle), self._module, name.encode())
-        code = code or self._driver.cuFuncSetAttribute(handle, MOST_SHARED, shared)
-        if code:
-            raise MachineError(f"kernel {name} cannot be used: {_message(self._driver, code)}")
-        sized = tuple(f"{MAP_BYTES}s" if one == "M" else one for one in types)
-        return Kernel(self._driver, self._device, handle, sized, threads, shared)
-
-
-@functools.cache
-def load(source: Path, device: torch.device, *options: str) -> Kernels | str:
-    """The kernels of a file for this device, which has a number, or the reason why they cannot be used."""
+def load(
+    source: Path, device: torch.device, *options: str, entries: Mapping[str, Entry], instead: str
+) -> dict[str, Kernel] | None:
+    """The kernels of a file for this device, by name; None where they cannot be used, and a note says why and what is
+    done instead."""
     folder = files.folder()
+    try:
+        content = _content(folder, source, device, options)
+        with torch.cuda.device(device):
+            torch.cuda.current_stream()  # The driver needs torch's context.
+            driver, module = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+            loaded = driver.cuModuleLoadData(ctypes.byref(module), content)
+            _require(driver, loaded, "the driver does not load the compiled kernels")
+            return {name: _kernel(driver, device, module, name, entry) for name, entry in entries.items()}
+    except (OSError, MachineError) as error:
+        notice_once(f"{error}: {instead}")
+        return None
+
+
+def _content(folder: Path, source: Path, device: torch.device, options: tuple[str, ...]) -> bytes:
+    """The compiled file, from the cache if it is there."""
     major, minor = torch.cuda.get_device_capability(device)
     # What a chip has beside its generation's common instructions is behind an "a", from Hopper on.
     options = (f"--gpu-architecture=sm_{major}{minor}{'a' if major >= 9 else ''}", *OPTIONS, *options)
-    try:
-        compiler = _compiler()
-        key = hashlib.sha256(source.read_bytes() + " ".join((*options, _version(compiler))).encode()).hexdigest()[:16]
-        path = folder / f"{source.parent.name}-{key}.cubin"
-        handle = files.cached(path, lambda: files.store(path, _compiled(compiler, source, options)))
-        if isinstance(handle, str):
-            return f"the compiled kernels {path} {handle}"
-        with open(handle, "rb") as file:
-            file.seek(0)
-            content = file.read()[:-DIGEST_BYTES]
-        with torch.cuda.device(device):
-            torch.cuda.current_stream()  # The driver needs torch's context.
-            return Kernels(ctypes.CDLL("libcuda.so.1"), device, content)
-    except (OSError, MachineError) as error:
-        return str(error)
+    compiler = _compiler()
+    key = hashlib.sha256(source.read_bytes() + " ".join((*options, _version(compiler))).encode()).hexdigest()[:16]
+    path = folder / f"{source.parent.name}-{key}.cubin"
+    handle = files.cached(path, lambda: files.store(path, _compiled(compiler, source, options)))
+    if isinstance(handle, str):
+        raise MachineError(f"the compiled kernels {path} {handle}")
+    with open(handle, "rb") as file:
+        file.seek(0)
+        return file.read()[:-DIGEST_BYTES]
+
+
+def _kernel(driver: Any, device: torch.device, module: ctypes.c_void_p, name: str, entry: Entry) -> Kernel:
+    handle = ctypes.c_void_p()
+    code = driver.cuModuleGetFunction(ctypes.byref(handle), module, name.encode())
+    code = code or driver.cuFuncSetAttribute(handle, MOST_SHARED, entry.shared)
+    _require(driver, code, f"kernel {name} cannot be used")
+    return Kernel(driver, device, handle, entry)
 
 
 def _compiler() -> ctypes.CDLL:
@@ -163,10 +168,12 @@ def _read(compiler: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     return buffer.raw
 
 
-def _message(driver: ctypes.CDLL, code: int) -> str:
-    text = ctypes.c_char_p()
-    driver.cuGetErrorString(code, ctypes.byref(text))
-    return (text.value or b"unknown error").decode()
+def _require(driver: Any, code: int, problem: str) -> None:
+    """Raise unless the driver returned success."""
+    if code:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        raise MachineError(f"{problem}: {(text.value or b'unknown error').decode()}")
 
 
 @functools.lru_cache(maxsize=512)
@@ -182,6 +189,5 @@ def block_map(address: int, height: int, width: int, stride: int, dtype: torch.d
     code = driver.cuTensorMapEncodeTiled(
         one, KINDS[dtype], 2, ctypes.c_void_p(address), sizes, strides, box, steps, 0, SWIZZLE_128, PROMOTE_256, 0
     )
-    if code:
-        raise RuntimeError(f"the copy engine cannot read this matrix: {_message(driver, code)}")
+    _require(driver, code, "the copy engine cannot read this matrix")
     return one.raw

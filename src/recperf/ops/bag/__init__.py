@@ -59,18 +59,18 @@ def choose_bodies(name: Name, table: Tensor) -> Bodies:
     figures, began = measured.comparison(table), choice.began_with(BAG_UPDATE)
     reasons = [why.partition(": ")[2], figures]
     sums = update = native
-    kept = False
+    from_before = False
     if isinstance(figures, dict):
         sums, update = (measured.faster(figures[name]) for name in ("lookups", "updates"))
     if began is not None:
         began_update = reference if began == "reference" else native
-        kept, update = began_update is not update, began_update
+        from_before, update = began_update is not update, began_update
     choice.note_used(BAG_UPDATE, "reference" if update is reference else None)
     if isinstance(figures, dict):
-        judged = {"lookups": sums, **({} if kept else {"updates": update})}
+        judged = {"lookups": sums, **({} if from_before else {"updates": update})}
         speeds = (_speed(name, body is native, figures[name]) for name, body in judged.items())
         reasons = [f"on this machine {', '.join(speeds)}"]
-    if kept:
+    if from_before:
         reasons.append(f"updates stay {'C' if update is native else 'torch'}'s, as in the run that is resumed")
     names = [one.__name__.rpartition(".")[2] for one in (sums, update)]
     used = names[0] if sums is update else f"{names[0]} lookups, {names[1]} updates"

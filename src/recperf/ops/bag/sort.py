@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...errors import notice_once
 from .. import cuda
 
 SOURCE = Path(__file__).with_name("sort.cu")
@@ -35,17 +34,16 @@ def sort_rows(rows_V: Tensor, bags_V: Tensor, used_1: Tensor, rows: int) -> tupl
     (bits, passes), device = _bits(rows), rows_V.device
     kernels = _kernels(bits, device)
     assert kernels is not None
-    count_digits, sort_digit = kernels
     radix, most = 1 << bits, rows_V.numel()
     tiles = -(-most // TILE)
     scratch = torch.zeros(1 + passes * (1 + radix + tiles * radix), dtype=torch.int32, device=device)
     done_1, tickets, counts = scratch[:1], scratch[1 : 1 + passes], scratch[1 + passes :]
     published = counts[passes * radix :]
-    count_digits(min(tiles, COUNTING), rows_V, used_1, most, passes, counts, done_1)
+    kernels["count_digits"](min(tiles, COUNTING), rows_V, used_1, most, passes, counts, done_1)
     source = rows_V, bags_V
     for number in range(passes):
         target = torch.empty_like(rows_V), torch.empty_like(bags_V)
-        sort_digit(
+        kernels["sort_digit"](
             tiles, *source, *target, used_1, most, number * bits, counts[number * radix :],
             published[number * tiles * radix :], tickets[number:],
         )  # fmt: skip
@@ -61,13 +59,11 @@ def _bits(rows: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _kernels(bits: int, device: torch.device) -> tuple[cuda.Kernel, cuda.Kernel] | None:
-    loaded = cuda.load(SOURCE, device, f"-DBITS={bits}")
-    if isinstance(loaded, str):
-        notice_once(f"{loaded}: ids are sorted by torch, which takes longer")
-        return None
+def _kernels(bits: int, device: torch.device) -> dict[str, cuda.Kernel] | None:
     shared = 4 * ((THREADS // 32 + 2) * (1 << bits) + 2 * TILE)
-    return (
-        loaded.kernel("count_digits", "PPiiPP", threads=THREADS),
-        loaded.kernel("sort_digit", "PPPPPiiPPP", threads=THREADS, shared=shared),
-    )
+    entries = {
+        "count_digits": cuda.Entry("PPiiPP", THREADS),
+        "sort_digit": cuda.Entry("PPPPPiiPPP", THREADS, shared),
+    }
+    instead = "ids are sorted by torch, which takes longer"
+    return cuda.load(SOURCE, device, f"-DBITS={bits}", entries=entries, instead=instead)

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...errors import MachineError, notice_once
 from .. import cuda
 from .reference import Into
 from .rule import Mask
@@ -111,25 +110,13 @@ def _loaded(q_THA: Tensor) -> dict[str, cuda.Kernel]:
 
 @functools.cache
 def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> dict[str, cuda.Kernel] | None:
-    compiled = cuda.load(SOURCE, device, f"-DWIDTH={width}", *["-DFLOAT16"] * (dtype == torch.float16))
-    try:
-        return _parts(compiled, width)
-    except MachineError as error:
-        notice_once(f"{error}: attention uses kernels that are slower on this GPU")
-        return None
-
-
-def _parts(compiled: cuda.Kernels | str, width: int) -> dict[str, cuda.Kernel]:
-    if isinstance(compiled, str):
-        raise MachineError(compiled)
-    attend = compiled.kernel("attend", "MMMPqqPiiiPff", threads=384 if width > 128 else 512, shared=SHARED)
-    if width not in BACKWARD_WIDTHS:
-        return {"attend": attend}
-    return {
-        "attend": attend,
-        "grad_keys": compiled.kernel("grad_keys", "MMMMPPPPPqqqqPiiiff", threads=384, shared=SHARED),
-        "grad_queries": compiled.kernel("grad_queries", "PPPqqPiiif", threads=128),
-    }
+    entries = {"attend": cuda.Entry("MMMPqqPiiiPff", 384 if width > 128 else 512, SHARED)}
+    if width in BACKWARD_WIDTHS:
+        entries["grad_keys"] = cuda.Entry("MMMMPPPPPqqqqPiiiff", 384, SHARED)
+        entries["grad_queries"] = cuda.Entry("PPPqqPiiif", 128)
+    options = [f"-DWIDTH={width}", *["-DFLOAT16"] * (dtype == torch.float16)]
+    instead = "attention uses kernels that are slower on this GPU"
+    return cuda.load(SOURCE, device, *options, entries=entries, instead=instead)
 
 
 @functools.cache

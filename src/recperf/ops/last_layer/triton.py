@@ -27,10 +27,10 @@ def _forward_backward(
     row, column = stripe * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     inside = (row < B)[:, None] & (column < N)[None, :]
     place = row[:, None] * N + column[None, :]
-    given = tl.load(inputs + place, mask=inside, other=0.0).to(tl.float32)
+    value_in = tl.load(inputs + place, mask=inside, other=0.0).to(tl.float32)
     weights = tl.load(weight + column, mask=column < N, other=0.0).to(tl.float32)
     label = tl.load(labels + row, mask=row < B, other=0.0)
-    logit = tl.sum(given * weights[None, :], 1) + tl.load(bias).to(tl.float32)
+    logit = tl.sum(value_in * weights[None, :], 1) + tl.load(bias).to(tl.float32)
     probability = 1.0 / (1.0 + tl.exp(-logit))
     if MSE:
         value = (probability - label) * (probability - label)
@@ -40,12 +40,12 @@ def _forward_backward(
         slope = probability - label
     factor = tl.where(row < B, tl.where(label > 0.5, positive, negative), 0.0) / B
     value, slope = tl.where(row < B, value * factor, 0.0), tl.where(row < B, slope * factor, 0.0)
-    gradient = tl.where(given > 0, slope[:, None] * weights[None, :], 0.0).to(to_input.dtype.element_ty)
+    gradient = tl.where(value_in > 0, slope[:, None] * weights[None, :], 0.0).to(to_input.dtype.element_ty)
     tl.store(to_input + place, gradient, mask=inside)
     tl.store(logits + row, logit, mask=row < B)
     aside = stripe * N + column
     tl.store(to_input_bias + aside, tl.sum(gradient.to(tl.float32), 0), mask=column < N)
-    tl.store(to_weight + aside, tl.sum(slope[:, None] * given, 0), mask=column < N)
+    tl.store(to_weight + aside, tl.sum(slope[:, None] * value_in, 0), mask=column < N)
     tl.store(losses + stripe, tl.sum(value, 0))
     tl.store(to_bias + stripe, tl.sum(slope, 0))
 

@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...errors import MachineError, notice_once
 from ...measure.native_calls import operator
 from .. import cuda
 from ..dropout import Dropout
@@ -45,17 +44,12 @@ def _kernels(device: torch.device, dtype: torch.dtype, columns: int, drop: bool)
     if dtype not in (torch.bfloat16, torch.float16):
         return None
     options = [f"-DCOLUMNS={columns}", *["-DDROP"] * drop, *["-DFLOAT16"] * (dtype == torch.float16)]
-    compiled = cuda.load(SOURCE, device, *options)
-    try:
-        if isinstance(compiled, str):
-            raise MachineError(compiled)
-        return {
-            "gate": compiled.kernel("gate", "PPPPPPqqqfPIIIf", threads=32 * WARPS),
-            "gate_backward": compiled.kernel("gate_backward", "PPPPPPPPPqqqqPIIIf", threads=32 * WARPS),
-        }
-    except MachineError as error:
-        notice_once(f"{error}: gates use kernels that are slower on this GPU")
-        return None
+    entries = {
+        "gate": cuda.Entry("PPPPPPqqqfPIIIf", 32 * WARPS),
+        "gate_backward": cuda.Entry("PPPPPPPPPqqqqPIIIf", 32 * WARPS),
+    }
+    instead = "gates use kernels that are slower on this GPU"
+    return cuda.load(SOURCE, device, *options, entries=entries, instead=instead)
 
 
 def _kernel(name: str, dropout: Dropout, *rows: Tensor) -> cuda.Kernel | None:

@@ -31,16 +31,8 @@ from ...ops import dot, last_layer, relu
 from ...stop import poll
 from ...train.device import Settings, choose, free_gpu_bytes
 from ...train.fast import SWITCH, resolve
-from ...train.graph import (
-    BETWEEN_RANKS,
-    SLOTS_ON_HOST,
-    CopiedFeed,
-    DrawnBatch,
-    DrawnFeed,
-    DrawnOrder,
-    Feed,
-    GraphStep,
-)
+from ...train.feeds import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed
+from ...train.graph import BETWEEN_RANKS, SLOTS_ON_HOST, GraphStep
 from ...train.loop import Optimizer, Order, Position, Recipe
 from ...train.optim import make_dense
 from ...train.ranking import Scorer

@@ -140,7 +140,7 @@ class HistoryTrainConfig(GraphTrainConfig):
     checkpoint_windows: int = 0
     """Save a checkpoint after every this many windows; 0: never."""
     deterministic: bool = False
-    """On a GPU: bit-equal repeats and resumes, with slower kernels. On a CPU they always are."""
+    """On a GPU: bit-equal repeats and resumes, by slower kernels where others vary. On a CPU they always are."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,16 +20,8 @@ from ...models.cost import dlrm_step
 from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
 from ...train.device import choose
-from ...train.graph import (
-    BETWEEN_RANKS,
-    FIXED_SHAPES,
-    SWITCH,
-    GraphStep,
-    IndexedBatch,
-    IndexedFeed,
-    IndexedOrder,
-    choose_graph,
-)
+from ...train.feeds import IndexedBatch, IndexedFeed, IndexedOrder
+from ...train.graph import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, GraphStep, choose_graph
 from ...train.loop import Position
 from ...train.optim import AdamW
 from ..clicks import (

@@ -19,7 +19,8 @@ from ...ops import dlrm_step
 from ...ops.choice import began_with, note_used
 from ...ops.dlrm_step import Network, TrainingRows
 from ...train.device import Settings
-from ...train.graph import IndexedBatch, IndexedOrder, Requested
+from ...train.feeds import IndexedBatch, IndexedOrder
+from ...train.graph import Requested
 from ...train.loop import RecordNorm
 from ...train.optim import AdamW
 from .config import beyond_cache
