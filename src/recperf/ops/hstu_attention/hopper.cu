@@ -1,4 +1,4 @@
-// HSTU attention on Hopper (sm_90a): half-precision heads of WIDTH, 64, 128 or 256 (forward only), plain causal rows.
+// HSTU attention on Hopper (sm_90a): half-precision heads of WIDTH, 64, 128 or 256, plain causal rows.
 // Compiled by NVRTC, so no headers.
 //
 // One warp copies blocks from memory with the chip's bulk copies (TMA); groups of four warps multiply (wgmma). Blocks in
@@ -9,6 +9,8 @@
 // Backward: 128 keys stay, 64 queries at a time pass by. Scores lie with the keys down and the queries across, so weights
 // and slopes are left operands of the key and value gradients as they are; slopes also go through shared memory for the
 // query gradient, whose share of every block is added up in memory by the copy engine (bulk reduce), in a fixed order.
+// Backward at width 256: the key and value gradients of 64 keys fill the registers of a group each, so the query gradient
+// has a kernel of its own, which computes the scores once more.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -119,6 +121,14 @@ __device__ __forceinline__ float tanh_fast(float x) {
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// Weight SiLU(s) = x (1 + tanh x) with x = s / 2; returns twice its slope by s.
+__device__ __forceinline__ float weigh(float x, float& weight) {
+  const float t = tanh_fast(x), opened = 1.f + t;
+  weight = x * opened;
+  return fmaf(weight, 1.f - t, opened);
+}
+// Where nothing is seen: the hardware's tanh is exactly -1 there, so weight and slope are exactly 0.
+constexpr float UNSEEN = -60.f;
 // Four 8 x 8 matrices of registers to 16 rows of a block.
 __device__ __forceinline__ void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -168,13 +178,15 @@ __device__ __forceinline__ void write_rows(const float (&sum)[D / 2], float scal
       if (lane < EIGHTS) asm volatile("st.shared.f32 [%0], %1;" ::"r"(area + (thread / 32 * D + chunk * 8 + i) * 4), "f"(eight[i]) : "memory");
     }
     group_barrier(barrier, 128);
-    float total = 0.f;
-    for (int warp = 0; warp < 4; warp++) {
-      float share;
-      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(share) : "r"(area + (warp * D + thread % D) * 4) : "memory");
-      total += share;
+    for (int column = thread; column < D; column += 128) {
+      float total = 0.f;
+      for (int warp = 0; warp < 4; warp++) {
+        float share;
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(share) : "r"(area + (warp * D + column) * 4) : "memory");
+        total += share;
+      }
+      totals[column] = total;
     }
-    if (thread < D) totals[thread] = total;
     group_barrier(barrier, 128);
   }
 }
@@ -330,14 +342,48 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
 
 // -- backward -----------------------------------------------------------------------------------------------------
 
-#if WIDTH <= 128
-
+// Keys and values stay; queries and gradients pass by.
 namespace backward {
-constexpr int QUERIES = 64, KEYS = 128, STAGES = 2, BLOCK = QUERIES * D * 2, KEY_BLOCK = KEYS * D * 2, SLOPES = KEYS * QUERIES * 2, SHARE = QUERIES * (D / 2) * 4;
-constexpr int K = 0, V = K + KEY_BLOCK, Q = V + KEY_BLOCK, G = Q + STAGES * BLOCK, S = G + STAGES * BLOCK, SUM = S + 2 * SLOPES, BARRIERS = SUM + 2 * SHARE;
-constexpr int K_FULL = BARRIERS, V_FULL = K_FULL + 8, Q_FULL = V_FULL + 8, Q_EMPTY = Q_FULL + 8 * STAGES, G_FULL = Q_EMPTY + 8 * STAGES, G_EMPTY = G_FULL + 8 * STAGES,
-              SUM_FULL = G_EMPTY + 8 * STAGES, SUM_EMPTY = SUM_FULL + 16;
+constexpr int QUERIES = 64, KEYS = D > 128 ? 64 : 128, STAGES = 2, BLOCK = QUERIES * D * 2, KEY_BLOCK = KEYS * D * 2;
+constexpr int K = 0, V = K + KEY_BLOCK, Q = V + KEY_BLOCK, G = Q + STAGES * BLOCK, S = G + STAGES * BLOCK;
+#if WIDTH <= 128
+constexpr int SLOPES = KEYS * QUERIES * 2, SHARE = QUERIES * (D / 2) * 4, SUM = S + 2 * SLOPES, K_FULL = SUM + 2 * SHARE;
+#else
+constexpr int SLOPES = KEYS * QUERIES * 4, K_FULL = S + 2 * SLOPES;
+#endif
+constexpr int V_FULL = K_FULL + 8, Q_FULL = V_FULL + 8, Q_EMPTY = Q_FULL + 8 * STAGES, G_FULL = Q_EMPTY + 8 * STAGES, G_EMPTY = G_FULL + 8 * STAGES, SUM_FULL = G_EMPTY + 8 * STAGES,
+              SUM_EMPTY = SUM_FULL + 16;
+
+__device__ __forceinline__ void init_blocks(u32 base) {
+  barrier_init(base + K_FULL, 1);
+  barrier_init(base + V_FULL, 1);
+  for (int i = 0; i < STAGES; i++) {
+    barrier_init(base + Q_FULL + 8 * i, 1);
+    barrier_init(base + Q_EMPTY + 8 * i, 2);
+    barrier_init(base + G_FULL + 8 * i, 1);
+    barrier_init(base + G_EMPTY + 8 * i, 2);
+  }
+}
+__device__ __forceinline__ void bring_blocks(u32 base, const Map* q_map, const Map* k_map, const Map* v_map, const Map* g_map, int column, int at, int blocks) {
+  expect(base + K_FULL, KEY_BLOCK);
+  copy_head(base + K, k_map, column, at, base + K_FULL, KEY_BLOCK);
+  for (int i = 0; i < blocks; i++) {
+    const int slot = i % STAGES, parity = (i / STAGES & 1) ^ 1;
+    wait(base + Q_EMPTY + 8 * slot, parity);
+    expect(base + Q_FULL + 8 * slot, BLOCK);
+    copy_head(base + Q + slot * BLOCK, q_map, column, at + i * QUERIES, base + Q_FULL + 8 * slot, BLOCK);
+    if (i == 0) {
+      expect(base + V_FULL, KEY_BLOCK);
+      copy_head(base + V, v_map, column, at, base + V_FULL, KEY_BLOCK);
+    }
+    wait(base + G_EMPTY + 8 * slot, parity);
+    expect(base + G_FULL + 8 * slot, BLOCK);
+    copy_head(base + G + slot * BLOCK, g_map, column, at + i * QUERIES, base + G_FULL + 8 * slot, BLOCK);
+  }
+}
 }  // namespace backward
+
+#if WIDTH <= 128
 
 // `sums` has the query gradient of 64 tokens as two halves of its columns in the order of the products' registers
 // (grad_queries turns them into rows); rows of the batch begin at a multiple of 64 tokens there. Programs add their
@@ -364,14 +410,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
   const int blocks = (tokens - first + QUERIES - 1) / QUERIES;
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
-    barrier_init(base + K_FULL, 1);
-    barrier_init(base + V_FULL, 1);
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(base + Q_FULL + 8 * i, 1);
-      barrier_init(base + Q_EMPTY + 8 * i, 2);
-      barrier_init(base + G_FULL + 8 * i, 1);
-      barrier_init(base + G_EMPTY + 8 * i, 2);
-    }
+    init_blocks(base);
     for (int i = 0; i < 2; i++) {
       barrier_init(base + SUM_FULL + 8 * i, 128);
       barrier_init(base + SUM_EMPTY + 8 * i, 1);
@@ -383,22 +422,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (warp == 0 && lane == 0) {
-      const int at = (int)start + first, column = head * D;
-      expect(base + K_FULL, KEY_BLOCK);
-      copy_head(base + K, &k_map, column, at, base + K_FULL, KEY_BLOCK);
-      for (int i = 0; i < blocks; i++) {
-        const int slot = i % STAGES, parity = (i / STAGES & 1) ^ 1;
-        wait(base + Q_EMPTY + 8 * slot, parity);
-        expect(base + Q_FULL + 8 * slot, BLOCK);
-        copy_head(base + Q + slot * BLOCK, &q_map, column, at + i * QUERIES, base + Q_FULL + 8 * slot, BLOCK);
-        if (i == 0) {
-          expect(base + V_FULL, KEY_BLOCK);
-          copy_head(base + V, &v_map, column, at, base + V_FULL, KEY_BLOCK);
-        }
-        wait(base + G_EMPTY + 8 * slot, parity);
-        expect(base + G_FULL + 8 * slot, BLOCK);
-        copy_head(base + G + slot * BLOCK, &g_map, column, at + i * QUERIES, base + G_FULL + 8 * slot, BLOCK);
-      }
+      bring_blocks(base, &q_map, &k_map, &v_map, &g_map, head * D, (int)start + first, blocks);
     } else if ((warp == 1 || warp == 2) && lane == 0) {
       const int part = warp - 1;
       i64 at = ((i64)head * sum_blocks + start / QUERIES + row + first / QUERIES) * 2 + part;
@@ -461,24 +485,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
 #pragma unroll
       for (int j = 0; j < 32; j++) {
         const int at = m + (j / 4) * 8 + (j & 1);
-        // The hardware's tanh is exactly -1 there, so weight and slope are exactly 0.
-        score[j] = at >= n + (j & 2) * 4 && at < tokens ? score[j] * half : -60.f;
+        score[j] = at >= n + (j & 2) * 4 && at < tokens ? score[j] * half : UNSEEN;
       }
     } else {
 #pragma unroll
       for (int j = 0; j < 32; j++) score[j] *= half;
     }
-    // Weights SiLU(s) = x (1 + tanh x) with x = s / 2, and twice their slopes by s.
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
-      float w[2];
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const float x = score[j + e], t = tanh_fast(x), opened = 1.f + t;
-        w[e] = x * opened;
-        score[j + e] = fmaf(w[e], 1.f - t, opened);
-      }
-      weight[j / 2] = pack(w[0], w[1]);
+      float low, high;
+      score[j] = weigh(score[j], low), score[j + 1] = weigh(score[j + 1], high);
+      weight[j / 2] = pack(low, high);
     }
     keep_order(sum_v);
     products_begin();
@@ -573,5 +590,248 @@ extern "C" __global__ void __launch_bounds__(128) grad_queries(const float* __re
       __syncthreads();
     }
   }
+}
+
+#else
+
+// One group computes weights and the value gradient; it hands the slopes of the weights, in the order of the products'
+// registers, to the other, which computes the key gradient. `totals` as above, of every program.
+extern "C" __global__ void __launch_bounds__(384, 1) grad_keys(
+    const __grid_constant__ Map q_map, const __grid_constant__ Map k_map, const __grid_constant__ Map v_map, const __grid_constant__ Map g_map, float* __restrict__ totals, half_t* __restrict__ dk,
+    half_t* __restrict__ dv, i64 dk_token, i64 dk_head, i64 dv_token, i64 dv_head, const i64* __restrict__ offsets, int row_blocks, int heads, float half, float over) {
+  using namespace backward;
+  constexpr int SLOPE_FULL = SUM_FULL, SLOPE_EMPTY = SUM_EMPTY;
+  extern __shared__ char memory[];
+  const u32 base = (shared_address(memory) + 1023) & ~1023u;
+  const int pair = blockIdx.x / row_blocks, row = pair / heads, head = pair % heads, first = blockIdx.x % row_blocks * KEYS;
+  const i64 start = offsets[row];
+  const int tokens = (int)(offsets[row + 1] - start), blocks = (tokens - first + QUERIES - 1) / QUERIES;
+  if (totals) totals += (i64)blockIdx.x * 2 * D;
+  if (first >= tokens) {
+    for (int i = threadIdx.x; totals && i < 2 * D; i += 384) totals[i] = 0.f;
+    return;
+  }
+  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    init_blocks(base);
+    for (int i = 0; i < 2; i++) {
+      barrier_init(base + SLOPE_FULL + 8 * i, 128);
+      barrier_init(base + SLOPE_EMPTY + 8 * i, 128);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_bulk();
+  }
+  __syncthreads();
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x == 0) bring_blocks(base, &q_map, &k_map, &v_map, &g_map, head * D, (int)start + first, blocks);
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  const bool leader = threadIdx.x % 128 == 0;
+  const u32 slopes_at = base + S + threadIdx.x % 128 * 16;
+  float score[32], sum[D / 2];
+  u32 pairs[16];
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) sum[i] = 0.f;
+  keep_order(sum);
+  // The weights' group multiplies keys by queries, the other one values by gradients.
+  const bool weights = group == 1;
+  const u64 keys = operand(base + (weights ? K : V));
+  const u32 across = base + (weights ? Q : G), across_full = base + (weights ? Q_FULL : G_FULL), across_empty = base + (weights ? Q_EMPTY : G_EMPTY);
+  const u32 summed = base + (weights ? G : Q), summed_full = base + (weights ? G_FULL : Q_FULL), summed_empty = base + (weights ? G_EMPTY : Q_EMPTY);
+  const auto product = [&](int i) {
+    const int slot = i % STAGES;
+    wait(across_full + 8 * slot, i / STAGES & 1);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) multiply<false>(score, columns(keys, k, KEY_BLOCK), columns(operand(across + slot * BLOCK), k, BLOCK), k == 0);
+    products_commit();
+  };
+  const auto add = [&](int i) {
+    const int slot = i % STAGES;
+    wait(summed_full + 8 * slot, i / STAGES & 1);
+    keep_order(sum);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 4; k++) multiply(sum, pairs + 4 * k, rows(operand(summed + slot * BLOCK, BLOCK / PARTS), k), true);
+    products_commit();
+  };
+  wait(base + (weights ? K_FULL : V_FULL), 0);
+  product(0);
+  if (weights) {
+    products_commit();  // instead of the sum of the block before
+    for (int i = 0;; i++) {
+      products_wait<1>();  // the scores; the sum of the block before goes on
+      keep_order(score);
+      if (leader) arrive(across_empty + 8 * (i % STAGES));
+      const int query = first + i * QUERIES, n = first + 16 * warp + lane / 4, m = query + (lane & 3) * 2;
+      const bool edge = i == 0 || query + QUERIES > tokens;
+      float weight[32];
+      wait(base + SLOPE_EMPTY + 8 * (i & 1), (i / 2 & 1) ^ 1);
+#pragma unroll
+      for (int j = 0; j < 32; j += 4) {
+        float slope[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const int at = m + (j / 4) * 8 + (e & 1);
+          const bool seen = !edge || (at >= n + (e & 2) * 4 && at < tokens);
+          slope[e] = weigh(seen ? score[j + e] * half : UNSEEN, weight[j + e]);
+        }
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(slopes_at + (i & 1) * SLOPES + j * 512), "f"(slope[0]), "f"(slope[1]), "f"(slope[2]), "f"(slope[3]) : "memory");
+      }
+      arrive(base + SLOPE_FULL + 8 * (i & 1));
+      products_wait<0>();
+      keep_order(sum);
+      if (i > 0 && leader) arrive(summed_empty + 8 * ((i - 1) % STAGES));
+#pragma unroll
+      for (int j = 0; j < 32; j += 2) pairs[j / 2] = pack(weight[j], weight[j + 1]);
+      if (i + 1 == blocks) break;
+      product(i + 1);
+      add(i);
+    }
+  } else {
+    // The sum comes before the next product: it ends the use of a block that the weights' group waits for.
+    for (int i = 0;; i++) {
+      products_wait<0>();
+      keep_order(score);
+      if (leader) arrive(across_empty + 8 * (i % STAGES));
+      wait(base + SLOPE_FULL + 8 * (i & 1), i / 2 & 1);
+#pragma unroll
+      for (int j = 0; j < 32; j += 4) {
+        float slope[4];
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(slope[0]), "=f"(slope[1]), "=f"(slope[2]), "=f"(slope[3]) : "r"(slopes_at + (i & 1) * SLOPES + j * 512) : "memory");
+        pairs[j / 2] = pack(score[j] * slope[0], score[j + 1] * slope[1]), pairs[j / 2 + 1] = pack(score[j + 2] * slope[2], score[j + 3] * slope[3]);
+      }
+      arrive(base + SLOPE_EMPTY + 8 * (i & 1));
+      if (i + 1 == blocks) break;
+      add(i);
+      product(i + 1);
+      products_wait<1>();
+      keep_order(sum);
+      if (leader) arrive(summed_empty + 8 * (i % STAGES));
+    }
+  }
+  add(blocks - 1);
+  products_wait<0>();
+  keep_order(sum);
+  // Through the keys or values, which only this group read.
+  const i64 at = start + first;
+  half_t* to = weights ? dv + at * dv_token + head * dv_head : dk + at * dk_token + head * dk_head;
+  write_rows(sum, weights ? over : half * over, base + (weights ? K : V), to, weights ? dv_token : dk_token, tokens - first, group, totals ? totals + (weights ? D : 0) : nullptr);
+}
+
+// Queries and gradients stay, 64 of each a group; values and keys pass by in turn, through three places.
+namespace queries {
+constexpr int BLOCK = 64 * D * 2, QUERIES = 128, PLACES = 3, Q = 0, G = Q + 2 * BLOCK, KV = G + 2 * BLOCK, Q_FULL = KV + PLACES * BLOCK, KV_FULL = Q_FULL + 8, KV_EMPTY = KV_FULL + 8 * PLACES;
+}  // namespace queries
+
+extern "C" __global__ void __launch_bounds__(384, 1) grad_queries(
+    const __grid_constant__ Map q_map, const __grid_constant__ Map k_map, const __grid_constant__ Map v_map, const __grid_constant__ Map g_map, float* __restrict__ totals, half_t* __restrict__ dq,
+    i64 dq_token, i64 dq_head, const i64* __restrict__ offsets, int row_blocks, int heads, float half, float over) {
+  using namespace queries;
+  extern __shared__ char memory[];
+  const u32 base = (shared_address(memory) + 1023) & ~1023u;
+  const int pair = blockIdx.x / row_blocks, row = pair / heads, head = pair % heads, first = (row_blocks - 1 - blockIdx.x % row_blocks) * QUERIES;
+  const i64 start = offsets[row];
+  const int tokens = (int)(offsets[row + 1] - start), blocks = (min(first + QUERIES, tokens) + 63) / 64;
+  if (totals) totals += (i64)blockIdx.x * 2 * D;
+  if (first >= tokens) {
+    for (int i = threadIdx.x; totals && i < 2 * D; i += 384) totals[i] = 0.f;
+    return;
+  }
+  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    barrier_init(base + Q_FULL, 1);
+    for (int i = 0; i < PLACES; i++) {
+      barrier_init(base + KV_FULL + 8 * i, 1);
+      barrier_init(base + KV_EMPTY + 8 * i, 2);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_bulk();
+  }
+  __syncthreads();
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x == 0) {
+      const int column = head * D, at = (int)start;
+      expect(base + Q_FULL, 4 * BLOCK);
+      for (int g = 0; g < 2; g++) {
+        copy_head(base + G + g * BLOCK, &g_map, column, at + first + 64 * g, base + Q_FULL, BLOCK);
+        copy_head(base + Q + g * BLOCK, &q_map, column, at + first + 64 * g, base + Q_FULL, BLOCK);
+      }
+      for (int i = 0; i < 2 * blocks; i++) {
+        const int place = i % PLACES;
+        wait(base + KV_EMPTY + 8 * place, (i / PLACES & 1) ^ 1);
+        expect(base + KV_FULL + 8 * place, BLOCK);
+        copy_head(base + KV + place * BLOCK, i & 1 ? &k_map : &v_map, column, at + i / 2 * 64, base + KV_FULL + 8 * place, BLOCK);
+      }
+    }
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  const int own = group - 1, query = first + 64 * own, seen = query < tokens ? query / 64 + 1 : 0;
+  const bool leader = threadIdx.x % 128 == 0;
+  const u64 q = operand(base + Q + own * BLOCK), g = operand(base + G + own * BLOCK);
+  float score[32], dweight[32], sum[D / 2];
+  u32 slope[16];
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) sum[i] = 0.f;
+  keep_order(sum);
+  wait(base + Q_FULL, 0);
+  const auto products = [&](int i) {
+    const int value = 2 * i, key = value + 1;
+    wait(base + KV_FULL + 8 * (value % PLACES), value / PLACES & 1);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) multiply<false>(dweight, columns(g, k, BLOCK), columns(operand(base + KV + value % PLACES * BLOCK), k, BLOCK), k == 0);
+    products_commit();
+    wait(base + KV_FULL + 8 * (key % PLACES), key / PLACES & 1);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) multiply<false>(score, columns(q, k, BLOCK), columns(operand(base + KV + key % PLACES * BLOCK), k, BLOCK), k == 0);
+    products_commit();
+  };
+  if (seen) products(0);
+  for (int i = 0; i < seen; i++) {
+    products_wait<0>();
+    keep_order(dweight);
+    if (leader) arrive(base + KV_EMPTY + 8 * (2 * i % PLACES));
+    keep_order(score);
+    const int m = query + 16 * warp + lane / 4, n = i * 64 + (lane & 3) * 2;
+    const bool edge = i + 1 == seen;
+#pragma unroll
+    for (int j = 0; j < 32; j += 2) {
+      float both[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const bool visible = !edge || n + (j / 4) * 8 + e <= m + (j & 2) * 4;
+        float weight;
+        both[e] = dweight[j + e] * weigh(visible ? score[j + e] * half : UNSEEN, weight);
+      }
+      slope[j / 2] = pack(both[0], both[1]);
+    }
+    const u64 keys = operand(base + KV + (2 * i + 1) % PLACES * BLOCK, BLOCK / PARTS);
+    keep_order(sum);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 4; k++) multiply(sum, slope + 4 * k, rows(keys, k), true);
+    products_commit();
+    if (edge) break;
+    products(i + 1);
+    products_wait<2>();  // the sum
+    keep_order(sum);
+    if (leader) arrive(base + KV_EMPTY + 8 * ((2 * i + 1) % PLACES));
+  }
+  products_wait<0>();
+  keep_order(sum);
+  if (seen && leader) arrive(base + KV_EMPTY + 8 * ((2 * seen - 1) % PLACES));
+  if (leader)
+    for (int i = 2 * seen; i < 2 * blocks; i++) {
+      wait(base + KV_FULL + 8 * (i % PLACES), i / PLACES & 1);
+      arrive(base + KV_EMPTY + 8 * (i % PLACES));
+    }
+  // Through its own queries.
+  write_rows(sum, half * over, base + Q + own * BLOCK, dq + (start + query) * dq_token + head * dq_head, dq_token, tokens - query, group, totals ? totals + own * D : nullptr);
 }
 #endif

@@ -1,5 +1,5 @@
-"""HSTU attention on NVIDIA Hopper: plain causal rows, half-precision heads of 64, 128 and, forward, 256; triton.py
-serves all else.
+"""HSTU attention on NVIDIA Hopper: plain causal rows, half-precision heads of 64, 128 and 256; triton.py serves
+all else.
 
 The chip's bulk copies bring blocks of rows and do not know where a row of the batch ends: the part of the next row that
 they bring is masked or multiplied by zero, so that a NaN in one row also reaches the end of the previous row. Programs
@@ -21,20 +21,20 @@ from .reference import Into
 from .rule import Mask
 
 SOURCE = Path(__file__).with_name("hopper.cu")
-WIDTHS, BACKWARD_WIDTHS = (64, 128, 256), (64, 128)
-GROUP, KEYS, PASSING = 64, 128, 64
-"""Queries of a group of warps (forward); keys of a program, and queries at a time (backward)."""
+WIDTHS = 64, 128, 256
+GROUP = 64
+"""Queries, or in the backward pass keys, of a group of warps."""
 SHARED = 226 << 10
 """Bytes of shared memory of a program."""
 
 
 def serves(
     q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
-    *, into: Into | None = None, widths: tuple[int, ...] = WIDTHS,
+    *, into: Into | None = None,
 ) -> bool:  # fmt: skip
-    """Whether these kernels serve a pass that takes heads of these widths and writes `into`."""
+    """Whether these kernels serve a pass that writes `into`."""
     dtype, width = q_THA.dtype, q_THA.shape[2]
-    half = dtype in (torch.bfloat16, torch.float16) and width == v_THV.shape[2] and width in widths
+    half = dtype in (torch.bfloat16, torch.float16) and width == v_THV.shape[2] and width in WIDTHS
     some = 0 < q_THA.shape[0] < 1 << 31 and 0 < mask.longest < 1 << 31
     plain = mask.causal and offsets_B1.dtype == torch.int64 and offsets_B1.is_contiguous()
     if not (half and some and plain):
@@ -73,32 +73,34 @@ def backward(
     if not _copied_in_bulk(grad):
         grad = grad.contiguous()
     rows, (tokens, heads, width), device = offsets_B1.numel() - 1, q_THA.shape, q_THA.device
-    # Every row begins at a multiple of 64 tokens in them.
-    sum_blocks = tokens // PASSING + rows
-    query_sums = torch.empty(sum_blocks * heads * PASSING * width, dtype=torch.float32, device=device)
-    turns = torch.zeros(sum_blocks * heads * 2, dtype=torch.int32, device=device)
-    half, over = mask.alpha / 2, 1 / mask.length
-    key_blocks, query_blocks, kernels = -(-mask.longest // KEYS), -(-mask.longest // PASSING), _loaded(q_THA)
+    half, over, kernels, wide = mask.alpha / 2, 1 / mask.length, _loaded(q_THA), width > 128
+    keys, queries = (1, 2) if wide else (2, 1)  # groups of 64 a program
+    key_blocks, query_blocks = (-(-mask.longest // (groups * GROUP)) for groups in (keys, queries))
     key_totals = query_totals = None
     if sums is not None:
-        key_totals = torch.empty(rows, heads, key_blocks * 2, 2, width, dtype=torch.float32, device=device)
-        query_totals = torch.empty(rows, heads, query_blocks, width, dtype=torch.float32, device=device)
-    kernels["grad_keys"](
-        rows * heads * key_blocks, _map(q_THA, PASSING), _map(k_THA, KEYS), _map(v_THV, KEYS), _map(grad, PASSING),
-        query_sums, turns, key_totals, dk, dv, *dk.stride()[:2], *dv.stride()[:2], offsets_B1, key_blocks, heads,
-        sum_blocks, half, over,
-    )  # fmt: skip
-    kernels["grad_queries"](
-        rows * heads * query_blocks, query_sums, query_totals, dq, *dq.stride()[:2], offsets_B1, query_blocks, heads,
-        sum_blocks, half * over,
-    )  # fmt: skip
+        key_totals = torch.empty(rows, heads, key_blocks * keys, 2, width, dtype=torch.float32, device=device)
+        query_totals = torch.empty(rows, heads, query_blocks * queries, width, dtype=torch.float32, device=device)
+    maps = _map(q_THA, GROUP), _map(k_THA, keys * GROUP), _map(v_THV, keys * GROUP), _map(grad, GROUP)
+    of_keys = key_totals, dk, dv, *dk.stride()[:2], *dv.stride()[:2], offsets_B1, key_blocks, heads
+    of_queries = query_totals, dq, *dq.stride()[:2], offsets_B1, query_blocks, heads
+    key_programs, query_programs = rows * heads * key_blocks, rows * heads * query_blocks
+    if wide:
+        kernels["grad_keys"](key_programs, *maps, *of_keys, half, over)
+        kernels["grad_queries"](query_programs, *maps, *of_queries, half, over)
+    else:
+        # Every row begins at a multiple of 64 tokens in them.
+        sum_blocks = tokens // GROUP + rows
+        query_sums = torch.empty(sum_blocks * heads * GROUP * width, dtype=torch.float32, device=device)
+        turns = torch.zeros(sum_blocks * heads * 2, dtype=torch.int32, device=device)
+        kernels["grad_keys"](key_programs, *maps, query_sums, turns, *of_keys, sum_blocks, half, over)
+        kernels["grad_queries"](query_programs, query_sums, *of_queries, sum_blocks, half * over)
     if sums is not None:
         assert key_totals is not None
         assert query_totals is not None
         torch.sum(query_totals, (0, 2), out=sums[0])
-        of_keys = key_totals.sum((0, 2))
-        sums[1].copy_(of_keys[:, 0])
-        sums[2].copy_(of_keys[:, 1])
+        totals = key_totals.sum((0, 2))
+        sums[1].copy_(totals[:, 0])
+        sums[2].copy_(totals[:, 1])
     return dq, dk, dv
 
 
@@ -111,7 +113,10 @@ def _loaded(q_THA: Tensor) -> dict[str, cuda.Kernel]:
 @functools.cache
 def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> dict[str, cuda.Kernel] | None:
     entries = {"attend": cuda.Entry("MMMPqqPiiiPff", 384 if width > 128 else 512, SHARED)}
-    if width in BACKWARD_WIDTHS:
+    if width > 128:
+        entries["grad_keys"] = cuda.Entry("MMMMPPPqqqqPiiff", 384, SHARED)
+        entries["grad_queries"] = cuda.Entry("MMMMPPqqPiiff", 384, SHARED)
+    else:
         entries["grad_keys"] = cuda.Entry("MMMMPPPPPqqqqPiiiff", 384, SHARED)
         entries["grad_queries"] = cuda.Entry("PPPqqPiiif", 128)
     options = [f"-DWIDTH={width}", *["-DFLOAT16"] * (dtype == torch.float16)]

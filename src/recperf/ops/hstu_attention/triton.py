@@ -104,10 +104,10 @@ def backward(
 
     Where one kernel computes all, those of q are added up by atomics, whose order varies, unless `deterministic`
     (None: torch's own setting): then a kernel of their own recomputes the scores, as always where heads are wide, which
-    is faster there. On Hopper the order is always fixed for half-precision heads of 64 and 128.
+    is faster there. On Hopper the order is always fixed for half-precision heads of 64, 128 and 256.
     """
     fast = _hopper(q_THA.device)
-    if fast is not None and fast.serves(q_THA, k_THA, v_THV, offsets_B1, mask, into=into, widths=fast.BACKWARD_WIDTHS):
+    if fast is not None and fast.serves(q_THA, k_THA, v_THV, offsets_B1, mask, into=into):
         gradients: Into = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into, sums=sums)
         return gradients
     if not _served(q_THA, v_THV, mask):
