@@ -130,6 +130,25 @@ def test_the_relu_kernel_agrees_with_torch(shape: tuple[int, int], kind: torch.d
     torch.testing.assert_close(outer[1][1].sum(0), outer[0][1].sum(0), rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 2, 1), (63, 65, 130), (2048, 1024, 1024), (300, 8, 4096)])
+@pytest.mark.usefixtures("poisoned", "exact_products")
+def test_a_product_with_its_relu_agrees_with_torch(shape: tuple[int, int, int], kind: torch.dtype) -> None:
+    (samples, above, outputs), draw = shape, torch.Generator("cuda").manual_seed(9)
+    gradient, weight, activation = (
+        torch.randn(*size, device="cuda", generator=draw).to(kind)
+        for size in ((samples, above), (above, outputs), (samples, outputs))
+    )
+    right, kernels = (relu.choose(name, gradient.device)[0] for name in ("reference", "triton"))
+    exact = right.product_backward(gradient.double(), weight.double(), activation.double())[0]
+    tolerance = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}[kind]
+    results = [kernels.product_backward(gradient, weight, activation) for _ in range(2)]
+    for mine, stripes in results:
+        assert float((mine.double() - exact).norm()) <= tolerance * float(exact.norm())
+        torch.testing.assert_close(stripes.sum(0), mine.float().sum(0), rtol=1e-4, atol=1e-3 * above**0.5)
+    assert all(map(torch.equal, *results))
+
+
 @pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("strange", [-1, 4, 1 << 40])
 def test_an_id_outside_its_table_is_skipped_and_reported_at_the_next_check(strange: int, short: bool) -> None:

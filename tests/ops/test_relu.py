@@ -61,6 +61,23 @@ def test_below_a_layer_of_one_output_the_gradient_is_an_outer_product(
 
 
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("samples", "above", "outputs"), [(1, 2, 1), (63, 65, 130), (130, 7, 64), (200, 128, 129)])
+@pytest.mark.parametrize("implementation", ALL)
+def test_below_a_layer_of_several_outputs_the_gradient_is_a_product(
+    implementation: str, samples: int, above: int, outputs: int
+) -> None:
+    draw = torch.Generator().manual_seed(samples)
+    slope, weight = torch.randn(samples, above, generator=draw), torch.randn(above, outputs, generator=draw)
+    before = torch.randn(samples, outputs, generator=draw, requires_grad=True)
+    after = before.relu()
+    (after @ weight.t()).backward(slope)
+    assert before.grad is not None
+    got, stripes = body(implementation).product_backward(slope, weight, after.detach())
+    torch.testing.assert_close(got, before.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(stripes.sum(0), before.grad.sum(0), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("implementation", ALL)
 def test_the_bias_of_a_bfloat16_layer_is_summed_in_float32(implementation: str) -> None:
     """300 ones are 300; a sum in bfloat16 would stop at 256."""

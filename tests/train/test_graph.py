@@ -154,7 +154,7 @@ class LaunchOrder(TorchDispatchMode):
         order = self
 
         class Stream:
-            def __init__(self) -> None:
+            def __init__(self, priority: int = 0) -> None:
                 self.before: set[int] = set()
 
             def wait_stream(self, other: Stream) -> None:

@@ -9,6 +9,7 @@ Shapes: B samples, I inputs and O outputs of a layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import ModuleType
 
 import torch
@@ -209,20 +210,23 @@ class FastArithmetic(Arithmetic):
             layer = index // 2
             if bias_SO is None and (index < len(read) - 2 or mlp.last_relu):
                 gradient_BO, bias_SO = self.relu.backward(gradient_BO, activations[layer + 1])
-            with self.streams.run_on("weights", gradient_BO, activations[layer]):
-                gradient_OI = weight_gradient(gradient_BO, activations[layer], rounded=self.rounded)
-                add_gradient(parameters[index], gradient_OI[:, : parameters[index].shape[1]].contiguous())
             with self.streams.run_on("biases", gradient_BO if bias_SO is None else bias_SO):
                 bias_O = gradient_BO.sum(0, dtype=torch.float32) if bias_SO is None else bias_SO.sum(0)
                 add_gradient(parameters[index + 1], bias_O)
-            bias_SO = None
-            if index == 0 and not input_gradient:
+            bias_SO, ends = None, index == 0 and not input_gradient
+            # Nothing follows the last one.
+            with nullcontext() if ends else self.streams.run_on("weights", gradient_BO, activations[layer]):
+                gradient_OI = weight_gradient(gradient_BO, activations[layer], rounded=self.rounded)
+                add_gradient(parameters[index], gradient_OI[:, : parameters[index].shape[1]].contiguous())
+            if ends:
                 return None
+            turned = self._transposed[mlp][index]
             if index and read[index].shape[0] == 1:
                 # A product over one number is a multiplication, which the kernel of the ReLU below does too.
                 gradient_BO, bias_SO = self.relu.outer_backward(gradient_BO, read[index], activations[layer])
+            elif index and turned is None:
+                gradient_BO, bias_SO = self.relu.product_backward(gradient_BO, read[index], activations[layer])
             else:
-                turned = self._transposed[mlp][index]
                 gradient_BO = gradient_BO.mm(read[index] if turned is None else turned.t())
         # Without the columns that pad the input.
         return gradient_BO[:, : parameters[0].shape[1]]

@@ -12,6 +12,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+FIRST = -2
+"""Priority of the stream that captures a step; streams of lower numbers go first."""
+PRIORITIES = {"ids": -3, "bottom": FIRST, "copies": FIRST, "weights": -1, "biases": -1, "data": -1}
+"""Of side streams; of others it is 0, the last. Sorting ids takes few blocks and must not wait for lookups, which fill
+the chip. Updates of tables fill it too: what else ends a step goes before them."""
+
 
 class SideStreams:
     """Named streams beside the current one; where they are disabled, the current one serves."""
@@ -33,7 +39,9 @@ class SideStreams:
         if not self.enabled:
             yield
             return
-        stream = self._streams.setdefault(name, torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        if name not in self._streams:
+            self._streams[name] = torch.cuda.Stream(priority=PRIORITIES.get(name, 0))  # type: ignore[no-untyped-call]
+        stream = self._streams[name]
         if name not in self._forked:
             stream.wait_stream(torch.cuda.current_stream())
         self._forked.discard(name)

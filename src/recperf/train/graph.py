@@ -18,7 +18,7 @@ from ..errors import MachineError
 from ..machine import out_of_memory
 from ..measure.device_clock import EventClock
 from ..measure.spans import listen, span
-from ..models.streams import SideStreams
+from ..models.streams import FIRST, SideStreams
 from .feeds import DrawnFeed, Feed
 from .loop import Model, Optimizer, RecordNorm
 
@@ -220,8 +220,8 @@ class GraphStep:
     def _record(self, clock: EventClock | None, *, norm: bool) -> torch.cuda.CUDAGraph | None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            # The model's side streams give way to the stream of the step's own chain of kernels.
-            first = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+            # Most side streams of the model give way to the stream of the step's own chain of kernels.
+            first = torch.cuda.Stream(priority=FIRST)  # type: ignore[no-untyped-call]
             # Other threads may allocate memory meanwhile, as those that prepare batches do.
             with torch.cuda.graph(graph, pool=self._pool, stream=first, capture_error_mode="thread_local"):
                 if clock:

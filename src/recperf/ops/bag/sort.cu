@@ -10,7 +10,7 @@ typedef unsigned int u32;
 constexpr int THREADS = 512;
 constexpr int WARPS = THREADS / 32;
 constexpr int ITEMS = 8;
-constexpr int AT_ONCE = 8;
+constexpr int AT_ONCE = 16;
 constexpr int TILE = THREADS * ITEMS;
 constexpr int RADIX = 1 << BITS;
 constexpr u32 ALL = 0xffffffffu;
@@ -145,8 +145,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_digit(
         *(volatile u32*)mine = total | (my_tile == 0 ? SUM : OWN);
     }
     u32 local = before_me(total, of_warps);
+    if (threadIdx.x < RADIX) local_first[threadIdx.x] = local;
+    __syncthreads();
+    // While the tiles before this one publish their counts.
+#pragma unroll
+    for (int item = 0; item < ITEMS; ++item) {
+        u32 digit = (key[item] >> shift) % RADIX;
+        u32 to = local_first[digit] + of_warp[warp][digit] + rank[item];
+        staged_keys[to] = key[item];
+        staged_payloads[to] = payload[item];
+    }
     if (threadIdx.x < RADIX) {
-        local_first[threadIdx.x] = local;
         u32 earlier = 0;
         if (my_tile > 0) {
             // Several tiles at a time: one after the other, the loads would take longer than the sort.
@@ -168,14 +177,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_digit(
             *(volatile u32*)(published + (long long)my_tile * RADIX + threadIdx.x) = (earlier + total) | SUM;
         }
         global_first[threadIdx.x] = first_places[threadIdx.x] + earlier - local;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int item = 0; item < ITEMS; ++item) {
-        u32 digit = (key[item] >> shift) % RADIX;
-        u32 to = local_first[digit] + of_warp[warp][digit] + rank[item];
-        staged_keys[to] = key[item];
-        staged_payloads[to] = payload[item];
     }
     __syncthreads();
 #pragma unroll

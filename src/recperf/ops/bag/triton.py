@@ -80,7 +80,7 @@ def _sum_bags(
         known = (row >= 0) & (row < own)
         strange = tl.where(known, strange, row)
         mask = (inside & known)[:, None] & wide[None, :]
-        tile = tl.load(table + row[:, None] * D + columns[None, :], mask=mask, other=0.0)
+        tile = tl.load(table + row[:, None] * D + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
         total += tl.sum(tile, 0)
     report(flag, strange, own + strange * 0)
     tl.store(out + bag.to(tl.int64) * D + columns, total, mask=wide)

@@ -19,7 +19,8 @@ def load_rows(table, state, key, here, D, columns, wide, STATE: tl.constexpr):
     """Weights and state of one row per lane, where `here`."""
     place = key[:, None].to(tl.int64) * D + columns[None, :]
     mask = here[:, None] & wide[None, :]
-    row = tl.load(table + place, mask=mask, other=0.0)
+    # Read once; in the cache rows would take the place of gradients.
+    row = tl.load(table + place, mask=mask, other=0.0, eviction_policy="evict_first")
     if STATE == "row":
         old = tl.load(state + key, mask=here, other=0.0)
     elif STATE == "number":
@@ -72,7 +73,10 @@ def update_chunks(
         came_in = live & (key == opening) & (opening == earlier)
         done = live & last & (came_in == 0)
         # Loads of gradients, weights and state are independent and overlap.
-        total = tl.load(gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0)
+        total = tl.load(
+            gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0,
+            eviction_policy="evict_last",
+        )  # fmt: skip
         row, old = load_rows(table, state, key, done, D, columns, wide, STATE)
         total = total * scale
         if tl.sum(((key == before) & (lanes > 0) & live).to(tl.int32), 0) > 0:

@@ -4,6 +4,7 @@
 implementation, why = choose("auto", device)
 gradient_BN, bias_SN = implementation.backward(gradient_BN, activation_BN)      # bias_SN.sum(0) is the bias gradient
 gradient_BN, bias_SN = implementation.outer_backward(gradient_B1, weight_1N, activation_BN)
+gradient_BN, bias_SN = implementation.product_backward(gradient_BK, weight_KN, activation_BN)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The backward pass of a ReLU and of the bias before it in C: torch needs two passes and new memory.
 
-Shapes: B samples, N outputs of the layer, S stripes of samples.
+Shapes: B samples, N outputs of the layer, K of the layer above it, S stripes of samples.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ def backward(gradient_BN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor
 def outer_backward(gradient_B1: Tensor, weight_1N: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
     """The same below a layer of one output, whose input gradient is the outer product of the first two."""
     return backward(gradient_B1 * weight_1N, activation_BN)
+
+
+def product_backward(gradient_BK: Tensor, weight_KN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """The same below a layer of several outputs, whose input gradient is the product of the first two."""
+    return backward(gradient_BK.mm(weight_KN), activation_BN)
 
 
 def self_check() -> None:
