@@ -92,7 +92,7 @@ def main() -> int:
     variants = [("cpu", "off", "cpu")]
     if torch.cuda.is_available():
         variants += [("cuda eager", "off", "cuda"), ("cuda graph", "on", "cuda"), ("cuda default", "auto", "cuda")]
-    rows = []
+    rows, kept = list[dict[str, Any]](), 0
     for name in options.workloads:
         measured: dict[str, list[float]] = {}
         for variant, graph, device in variants:
@@ -106,8 +106,10 @@ def main() -> int:
             ratios = [value / cpu for value in measured[variant]]
             rows.append(row("default_speed", f"{name}, {variant} over cpu", "speed_ratio", "x", ratios, {}))
             print(json.dumps(rows[-1]), flush=True)
-    if not options.dry:
-        print(f"rows appended to {record(rows)}", file=sys.stderr)
+        # A workload at a time: a limit on the whole script's time costs only the last one.
+        if not options.dry:
+            print(f"rows appended to {record(rows[kept:])}", file=sys.stderr)
+        kept = len(rows)
     missed = goals_missed(rows)
     for line in missed:
         print(f"goal missed: {line}", file=sys.stderr)

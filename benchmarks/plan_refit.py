@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from _rows import ROOT
-from plan_validate import FITTED, on_h200, own_seconds, own_steps, table
+from plan_validate import FITTED, current, on_h200, own_seconds, own_steps, table
 from recperf.plan.devices import KNOWN, Attention, Device
 from recperf.plan.predict import predict
 from recperf.workloads.dlrm_v4.config import DLRM_V4
@@ -70,8 +70,11 @@ def passes_share(device: Device) -> float:
 
 
 def prepare_seconds() -> float | None:
-    """Of a sample on the host of an H200; None if the laptop preset waits for the GPU instead."""
-    rates = [one["p50"] for one in on_h200("default_speed", "samples_per_s") if one["variant"] == SMALL_STEP]
+    """Of a sample on the host of an H200; None if the laptop preset waits for the GPU, or has no new row."""
+    rows = on_h200("default_speed", "samples_per_s")
+    rates = [one["p50"] for one in rows if one["variant"] == SMALL_STEP and current(one)]
+    if not rates:
+        return None
     plan = predict(DLRM_V4.planned(next(iter(DLRM_V4.presets.values()))()), 1, KNOWN["h200"])
     return 1 / rates[-1] if plan.parts["calls"] < plan.global_batch / rates[-1] else None
 
@@ -100,7 +103,7 @@ def main(arguments: list[str]) -> int:
     ]
     prepare_s = prepare_seconds()
     print("\n".join(lines) + f"\npasses over memory at {passes:.3f} of the copy rate")
-    print("preparing a sample: " + (f"{1e6 * prepare_s:.1f} µs" if prepare_s else "the GPU takes longer, unchanged"))
+    print("preparing a sample: " + (f"{1e6 * prepare_s:.1f} µs" if prepare_s else "not known, unchanged"))
     if options.dry:
         return 0
     if not 0 < passes <= 1:

@@ -108,15 +108,20 @@ def own_seconds(step: Mapping[str, Any], device: Device) -> float:
     return sum(part_seconds(name, Cost(part.flops, passes.get(name, 0)), work, device) for name, part in parts.items())
 
 
+def current(entry: dict[str, Any]) -> bool:
+    """Whether a row is as new as the steps that shaped the model: an older one had other kernels."""
+    steps = own_steps()
+    return bool(entry["time"] >= min(steps[name]["time"] for name in FITTED))
+
+
 def own_points() -> list[Point]:
     """Our steps on one H200."""
-    points, steps, device = [], own_steps(), KNOWN["h200"]
-    for name, step in steps.items():
+    points, device = [], KNOWN["h200"]
+    for name, step in own_steps().items():
         ms, fitted = 1e3 * own_seconds(step, device), name in FITTED
         points.append(_own("own steps", f"H200, {name}", ms, step["ms"], "dlrm_v4_step", fitted=fitted))
     for entry in entries_of("table_tiers", "step"):
-        # An older one had other kernels than the steps that shaped the model.
-        if entry["variant"] == "41 GiB, device" and entry["time"] >= min(steps[name]["time"] for name in FITTED):
+        if entry["variant"] == "41 GiB, device" and current(entry):
             ms = 1e3 * own_seconds(entry["conditions"] | {"way": FITTED[0]}, device)
             points.append(_own("own steps", "H200, 41 GiB of tables on the device", ms, entry["p50"], "table_tiers"))
     return points
@@ -124,11 +129,13 @@ def own_points() -> list[Point]:
 
 def called_points() -> list[Point]:
     """Small steps on one H200: operators called one by one, and as CUDA graphs, which is the default."""
-    latest = {entry["variant"]: entry for entry in on_h200("default_speed", "samples_per_s")}
+    latest = {entry["variant"]: entry for entry in on_h200("default_speed", "samples_per_s") if current(entry)}
     points = []
     for workload in (MICRO_DLRM, DLRM, DLRM_V4):
         plain = workload.planned(next(iter(workload.presets.values()))())
         for way, name in (("eager", "operators called one by one"), ("default", "CUDA graph")):
+            if f"{workload.name}, cuda {way}" not in latest:
+                continue
             one = plain if way == "default" else replace(plain, count=partial(_eager, plain))
             plan = predict(one, 1, KNOWN["h200"])
             known = 1e3 * plan.global_batch / latest[f"{workload.name}, cuda {way}"]["p50"]
