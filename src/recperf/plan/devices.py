@@ -28,7 +28,7 @@ class Efficiency:
 
     products: float = 0.85
     """Share of the GEMM rate in matrix products at the model's shapes."""
-    bytes: float = 0.53
+    bytes: float = 0.58
     """Share of the copy bandwidth in element-wise passes, gathers and updates."""
     link: float = 0.75
     """Share of the link bandwidth in collective calls."""
