@@ -120,10 +120,10 @@ def _write_table(draft: Path, table: TableExport, number: int) -> dict[str, Any]
 def _write_program(draft: Path, content: Export, precision: str) -> dict[str, Any]:
     """Trace the dense part for any number of samples, and check that it gives what the model gives."""
     module, inputs = content.program.cpu().eval(), {name: one.cpu() for name, one in content.inputs.items()}
-    # A prime number of samples that divides no other size: where sizes or products of them are equal, the tracer may
-    # take the number of samples for a constant.
+    # A prime number of samples that divides no other size, and is larger than usual numbers of features: where sizes or
+    # products of them are equal, inside the model too, the tracer may take the number of samples for a constant.
     sizes = {size for one in (*inputs.values(), *module.state_dict().values()) for size in one.shape if size}
-    primes = (number for number in counting(3) if all(number % factor for factor in range(2, number)))
+    primes = (number for number in counting(31) if all(number % factor for factor in range(2, number)))
     samples = next(prime for prime in primes if all(size % prime for size in sizes))
     traced = {name: one[torch.arange(samples) % len(one)] for name, one in inputs.items()}
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
