@@ -110,7 +110,7 @@ def overlapped(ranks: int, overlap: str = "on") -> list[dict[str, dict[str, Any]
         name: replace(config, distributed=replace(config.distributed, overlap=overlap))
         for name, config in cases.items()
     }
-    return run_ranks(ranks, "click_jobs.losses", configs=cases, steps=50, bucket_bytes=1000)
+    return run_ranks(ranks, "click_jobs.losses", configs=cases, steps=50, bucket_bytes=500)
 
 
 @needs_torchrec

@@ -186,7 +186,7 @@ def test_a_collate_that_makes_random_data_is_input(profile: Profile) -> None:
     # As in Meta's DLRM program, whose loader makes each batch when it is asked for.
     loop = """
     def collate(rows):
-        bags = [[time.perf_counter() for _ in range(200)] for _ in range(40)]
+        bags = [[time.perf_counter() for _ in range(2000)] for _ in range(40)]
         return torch.tensor([bag[0] for bag in bags[:32]]).view(4, 8)
     for x in DataLoader(Rows(), 4, collate_fn=collate):
         model(x).mean().backward()
@@ -236,7 +236,7 @@ def test_functions_of_the_program(
     from steps_of_theirs import update as theirs
     def batches():
         for _ in range(60):
-            time.sleep(0.001)
+            time.sleep(0.01)
             yield torch.rand(4, 8)
     class Trainer:
         @staticmethod
