@@ -214,7 +214,7 @@ class FastArithmetic(Arithmetic):
                 bias_O = gradient_BO.sum(0, dtype=torch.float32) if bias_SO is None else bias_SO.sum(0)
                 add_gradient(parameters[index + 1], bias_O)
             bias_SO, ends = None, index == 0 and not input_gradient
-            # Nothing follows the last one.
+            # The last one has nothing to run beside, and needs no stream of its own.
             with nullcontext() if ends else self.streams.run_on("weights", gradient_BO, activations[layer]):
                 gradient_OI = weight_gradient(gradient_BO, activations[layer], rounded=self.rounded)
                 add_gradient(parameters[index], gradient_OI[:, : parameters[index].shape[1]].contiguous())

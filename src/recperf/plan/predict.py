@@ -48,7 +48,7 @@ BANDS = {
     "calibrated": (0.93, 1.08),
     "other device": (0.77, 1.25),
     "processes": (0.77, 1.30),
-    "host": (0.75, 1.30),
+    "host": (0.55, 1.30),
 }
 """Error bands of a step, as factors of it, by what is known: recperf's kernels timed on this device; rates carried
 over from another device; ranks that are processes of one host; batches that the host prepares and operators that it

@@ -49,7 +49,7 @@ so that the mean is the published one: only this is published."""
 QUANTILES = 64
 """Lengths that stand for the distribution of all."""
 PREPARE_S = 35e-6
-"""Seconds in which one thread prepares a sample, measured on a Xeon core without a GPU."""
+"""Seconds in which one thread prepares a sample of the laptop preset, measured on a Xeon core without a GPU."""
 CALLS, CALLS_PER_LAYER, CALLS_LAST = 1190, 79, 43
 """Operators called in an eager step: counted in one of the laptop preset, per layer, and more for a last layer that
 computes the candidate only."""
