@@ -9,16 +9,19 @@ Shapes: R rows of a table, W width of a row.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ..data.rows import pyarrow
 from ..errors import MachineError
-from ..files import fresh_folder, write_atomic, write_json
+from ..files import fresh_folder, temporary_folder, write_atomic, write_json
 from ..stop import poll
 from ..train.checkpoint_file import write_tensors
 from ..train.device import applied
@@ -31,6 +34,18 @@ ROUNDINGS = 8
 EPSILON = {"float32": 2.0**-23, "tf32": 2.0**-10, "bfloat16": 2.0**-7}
 GROUP_BYTES = 1 << 24
 """Bytes of a row group of a table."""
+TRACE = """
+import sys
+_, given, path, logits, *sys.path = sys.argv
+import torch
+module, traced, inputs = torch.load(given, weights_only=False)
+batch = torch.export.Dim("batch", min=1, max=1 << 20)
+with torch.no_grad():
+    program = torch.export.export(module, (), kwargs=traced, dynamic_shapes={name: {0: batch} for name in traced})
+    torch.export.save(program, path)
+    torch.save(torch.export.load(path).module()(**inputs), logits)
+"""
+"""The program of the process that traces a model."""
 PROGRAM, DENSE, EXAMPLE, EXAMPLE_ROWS = "program.pt2", "dense.safetensors", "example.safetensors", "example.parquet"
 
 
@@ -126,12 +141,8 @@ def _write_program(draft: Path, content: Export, precision: str) -> dict[str, An
     primes = (number for number in counting(31) if all(number % factor for factor in range(2, number)))
     samples = next(prime for prime in primes if all(size % prime for size in sizes))
     traced = {name: one[torch.arange(samples) % len(one)] for name, one in inputs.items()}
-    batch = torch.export.Dim("batch", min=1, max=1 << 20)
-    shapes = {name: {0: batch} for name in inputs}
-    with torch.no_grad():
-        program = torch.export.export(module, (), kwargs=traced, dynamic_shapes=shapes)
-        difference = float((program.module()(**inputs) - content.logits_B.cpu()).abs().max())
-    torch.export.save(program, str(draft / PROGRAM))
+    logits_B = _trace(module, traced, inputs, draft / PROGRAM)
+    difference = float((logits_B - content.logits_B.cpu()).abs().max())
     described = [
         {"name": name, "shape": ["batch", *one.shape[1:]], "dtype": str(one.dtype).removeprefix("torch."),
          "meaning": content.meanings[name]}
@@ -141,6 +152,24 @@ def _write_program(draft: Path, content: Export, precision: str) -> dict[str, An
         "file": PROGRAM, "inputs": described, "output": "logits, one per sample", "largest_difference": difference,
         "expected_difference": _expected_difference(content, precision),
     }  # fmt: skip
+
+
+def _trace(module: nn.Module, traced: dict[str, Tensor], inputs: dict[str, Tensor], path: Path) -> Tensor:
+    """Write the program of a module for any number of samples, and return what the program gives for `inputs`.
+
+    This is done in a process of its own: where the calling one counts operators or records their FLOPs, the number of
+    samples would become a constant.
+    """
+    with temporary_folder() as folder:
+        given, logits = folder / "given.pt", folder / "logits.pt"
+        torch.save((module, traced, inputs), given)
+        command = [sys.executable, "-c", TRACE, *map(str, (given, path, logits)), *sys.path]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode:
+            *_, last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise MachineError(f"torch.export cannot trace the model: {last}")
+        logits_B: Tensor = torch.load(logits)
+    return logits_B
 
 
 def _expected_difference(content: Export, precision: str) -> float:
