@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 from recperf.runs.result import fault
 
@@ -38,10 +39,22 @@ settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("RECPERF_HYPOTHESIS", "same"))
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled C code for the processes of all tests: compiling takes longer than most of them."""
+    folder = tmp_path_factory.getbasetemp()
+    # Each worker of pytest-xdist has a folder in that of the whole run.
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> None:
     """Tests must not see the user's datasets: with them `auto` would train on real data."""
-    monkeypatch.setenv("RECPERF_HOME", str(tmp_path_factory.mktemp("home")))
+    home = tmp_path_factory.mktemp("home")
+    (home / "native").symlink_to(compiled)
+    monkeypatch.setenv("RECPERF_HOME", str(home))
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +62,7 @@ def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run ends with steps that are measured for seconds; tests are not about how fast this machine is."""
     monkeypatch.setattr("recperf.execution.measuring.SECONDS", 0.0)
     monkeypatch.setattr("recperf.execution.measuring.REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr("recperf.execution.measuring.ROUNDS", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +72,14 @@ def results_fit_their_description(tmp_path: Path) -> Iterator[None]:
     for path in tmp_path.rglob("result.json"):
         if not (path.parent / "not-a-result").exists():
             assert fault(json.loads(path.read_text())) is None
+
+
+@pytest.fixture(autouse=True)
+def nothing_counts_operators() -> Iterator[None]:
+    """A counter of operators that a test left active would count in later tests, and slow them down."""
+    yield
+    for _ in _get_current_dispatch_mode_stack():
+        _pop_mode()
 
 
 @pytest.fixture(scope="session")

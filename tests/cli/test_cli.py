@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from recperf import __version__
+from recperf import __version__, doctor
 from recperf.cli import main
 from recperf.cli.terminal import Terminal, page_optional, table
 from recperf.data import movielens_like
@@ -284,6 +284,8 @@ def test_a_cache_that_cannot_be_written_stops_nothing(call, monkeypatch: pytest.
     from recperf.measure import peaks
     from recperf.measure.peaks.sampling import TINY
 
+    # What is not compiled in this process by now never will be.
+    doctor.c_code()
     monkeypatch.setenv("RECPERF_HOME", "/proc/nowhere")
     monkeypatch.setattr(peaks, "measure", lambda *, quick, say: peaks.measure_with(TINY, quick=quick, say=say))
     arguments = [argument for argument in QUICK if argument != "--no-peaks"]
@@ -314,6 +316,7 @@ def test_the_baseline_to_beat_is_named_in_help_error_and_result(call, capfd: pyt
     out = capfd.readouterr().out
     assert "majority, whose AUC is 0.5, for dlrm" in " ".join(out.replace("│", " ").split())
     small = ["--model.rows", "100", "--data.batches", "2", "--data.held-out-batches", "1", "--train.device", "cpu"]
+    small += ["--train.batch-size", "64"]
     code, _, err = call("run", "micro-dlrm-dram", *small, "--target.beat", "item_bias")
     assert code == 3
     assert "target.beat is 'item_bias'; allowed: auto (here majority), majority, best or none" in err

@@ -36,6 +36,9 @@ def home() -> Path:
     """The cache folder of the ranks, made together with the fork server."""
     folder = Path(tempfile.mkdtemp(prefix="recperf-ranks-home-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    compiled = Path(os.environ["RECPERF_HOME"], "native")
+    if compiled.is_symlink():  # As tests have it; chaos.py damages its compiled code.
+        (folder / "native").symlink_to(compiled.resolve())
     # The server imports what it preloads by name, along the path of the environment.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, {"PYTHONPATH": path, "RECPERF_HOME": str(folder), "OMP_NUM_THREADS": "1"}):

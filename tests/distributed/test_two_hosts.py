@@ -76,6 +76,7 @@ def rank_on(host: Host) -> int:
     return rank
 
 
+@pytest.mark.long
 def test_two_hosts_train_as_one_restart_after_a_kill_and_name_a_host_that_crashes(
     tmp_path: Path, hosts: tuple[Host, Host]
 ) -> None:

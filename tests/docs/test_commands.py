@@ -71,7 +71,10 @@ NOT_RUN = {
 }
 """Commands that are only read by the option parser, and why."""
 
-LONG = {r"--ranks|^torchrun --nproc": "starts processes, seconds each"}
+LONG = {
+    r"--ranks|^torchrun --nproc": "starts processes, seconds each",
+    r"plan .*--calibrate": "measures ranks, half a minute; tests/plan/test_calibrate.py has its parts",
+}
 """Commands that are only read in `make test`, and run in `make test-all`."""
 
 

@@ -29,6 +29,9 @@ def home() -> Path:
     """The children's cache folder, so that they compile once. It is created together with the fork server."""
     folder = Path(tempfile.mkdtemp(prefix="recperf-home-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    compiled = Path(os.environ["RECPERF_HOME"], "native")
+    if compiled.is_symlink():  # As tests have it; chaos.py damages its compiled code.
+        (folder / "native").symlink_to(compiled.resolve())
     # The server imports its preloaded modules by name, from the paths in the environment.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, {"PYTHONPATH": path, "RECPERF_HOME": str(folder), "OMP_NUM_THREADS": "1"}):

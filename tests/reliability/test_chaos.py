@@ -1,4 +1,4 @@
-"""A minute or two of chaos.py; `make chaos MINUTES=30` goes on for longer."""
+"""Some minutes of chaos.py; `make chaos MINUTES=30` goes on for longer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).with_name("chaos.py")
 
 
+@pytest.mark.long
 def test_trouble_of_every_kind_ends_bit_equal_or_in_one_line() -> None:
     """The same tries in every run; a failure says how to repeat it."""
     call = [sys.executable, str(PROGRAM), "--tries", "60", "--minutes", "30", "--jobs", "2"]

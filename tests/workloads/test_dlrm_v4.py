@@ -310,7 +310,7 @@ def test_nothing_trained_on_is_of_the_time_that_is_scored(
 
 
 @given(rows=ROWS, cut=st.integers(0, 12), flip=st.integers(1, 9))
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_what_happens_later_changes_no_earlier_sample(rows: list[Row], cut: int, flip: int) -> None:
     """The same file with another future: every sample before it, trained on or scored, is the same, label and all."""
     moment = cut * DAY + 7
