@@ -219,6 +219,22 @@ def test_few_steps_are_enough(profile: Profile) -> None:
     assert seen["operators"]
 
 
+def test_a_loop_in_a_thread_may_end_while_its_operators_are_counted(profile: Profile) -> None:
+    loop = """
+    import threading
+    def train():
+        for x in DataLoader(Rows(), 92):
+            model(x).mean().backward()
+            optimizer.step()
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    """
+    seen = content(profile(loop, plainly=True))
+    assert seen["steps"] == {"seen": 6, "plain": 2, "traced": 1, "counted": 1}
+    assert seen["operators"]
+
+
 @pytest.mark.parametrize(
     "names",
     [

@@ -79,6 +79,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.knee = knee
         self.steps: list[list[Work]] = []
+        self.ended = False
+        """Whether nothing is counted any more, also where the mode is still active in its thread."""
         self._memory = _Memory(stream_knee)
         self._inside = False
 
@@ -95,7 +97,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._inside:
+        if self._inside or self.ended:
             return func(*args, **kwargs)
         if func._overloadpacket not in flop_registry and torch.is_inference_mode_enabled():
             # An operator that only calls others, which inference mode does not take apart, is counted by those.

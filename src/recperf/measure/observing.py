@@ -404,7 +404,8 @@ class Observer:
         if "torch._dynamo" in sys.modules:
             # A compiled function that met a dispatch mode would never run compiled again.
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
-        self._stack.enter_context(self.counter)
+        self.counter.__enter__()  # type: ignore[no-untyped-call]
+        self._stack.callback(self._end_counter, self.counter)
         hear_calls(self.counter.native)
         self._stack.callback(hear_calls, None)
         self.counter.begin_step()
@@ -412,6 +413,13 @@ class Observer:
     def _stop_counting(self) -> None:
         self._stack.close()
         self._stack = ExitStack()
+
+    def _end_counter(self, counter: Counter) -> None:
+        """A mode can be left only in its own thread. If that has ended, or another one closes the observer, the mode
+        stays there and does nothing."""
+        counter.ended = True
+        if get_ident() == self._thread:
+            counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 _ZERO = Moment(0, 0, 0)
