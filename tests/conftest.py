@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+from torch.utils import _python_dispatch
 
 from recperf.runs.result import fault
 
 ROOT = Path(__file__).parents[1]
+LEFT_ACTIVE = "left a counter of operators active"
 
 # Triton decides once, when it is imported, whether its own functions can be interpreted. Without a GPU some tests
 # interpret kernels, and torch may import Triton in any test before them.
@@ -75,11 +77,25 @@ def results_fit_their_description(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_counts_operators() -> Iterator[None]:
-    """A counter of operators that a test left active would count in later tests, and slow them down."""
+def nothing_counts_operators(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A counter of operators that a test leaves active would count in later tests, and nothing would be compiled."""
     yield
-    for _ in _get_current_dispatch_mode_stack():
-        _pop_mode()
+    left = _python_dispatch._get_current_dispatch_mode_stack()
+    if left or _python_dispatch.is_in_torch_dispatch_mode():
+        request.node.user_properties.append((LEFT_ACTIVE, str(left)))
+        for _ in left:
+            _python_dispatch._pop_mode()
+        for name in [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]:
+            setattr(_python_dispatch, name, False)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance("default")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.getreports(""):
+        for name, modes in report.user_properties:
+            if name == LEFT_ACTIVE and report.when == "teardown":
+                terminalreporter.write_line(f"{report.nodeid} left a counter of operators active: {modes}")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from recperf.cli import main
 from recperf.errors import UsageError
@@ -233,6 +234,7 @@ def test_a_loop_in_a_thread_may_end_while_its_operators_are_counted(profile: Pro
     seen = content(profile(loop, plainly=True))
     assert seen["steps"] == {"seen": 6, "plain": 2, "traced": 1, "counted": 1}
     assert seen["operators"]
+    assert not is_in_torch_dispatch_mode()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _push_mode
 
 from .clocks import Moment, ThreadClock
 from .counting import Counter
@@ -415,11 +416,12 @@ class Observer:
         self._stack = ExitStack()
 
     def _end_counter(self, counter: Counter) -> None:
-        """A mode can be left only in its own thread. If that has ended, or another one closes the observer, the mode
-        stays there and does nothing."""
+        """Leave the mode. Its own thread may have ended, or another one closes the observer: then it stays active there
+        and does nothing, and what torch knows about modes in general is restored by leaving it here."""
         counter.ended = True
-        if get_ident() == self._thread:
-            counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if get_ident() != self._thread:
+            _push_mode(counter)
+        counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 _ZERO = Moment(0, 0, 0)
