@@ -113,7 +113,7 @@ def main() -> None:
     entries = measured("memory", host, host._table_RW, lambda: None)
     host.close()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        files, mapped = FileRows(Path(folder) / "rows", {"item": rows}, WIDTH), Mapped(Path(folder) / "mapped", rows)
+        files, mapped = FileRows(Path(folder), {"item": rows}, WIDTH), Mapped(Path(folder) / "mapped", rows)
         fill(files, mapped.table_RW)
 
         def forgetting() -> None:

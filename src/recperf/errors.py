@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 
 quiet = False
 """Whether code without a terminal leaves out its notices: under --quiet, and on ranks other than 0."""
@@ -85,6 +86,10 @@ class Interrupted(RecperfError):
     exit_code = 130
 
 
+class RecperfWarning(UserWarning):
+    """Something that a caller in Python should know of a result that is returned."""
+
+
 @functools.cache
 def notice_once(text: str) -> None:
     """Print a note once per process unless it is quiet; of the ranks of a host, at most the first prints it."""
@@ -116,5 +121,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word a misspelt one probably meant."""
-    matches = get_close_matches(word, list(known), n=1, cutoff=0.55)
+    # A file may have very many columns; comparing a word with each takes a while.
+    matches = get_close_matches(word, list(islice(known, 1000)), n=1, cutoff=0.55)
     return matches[0] if matches else None

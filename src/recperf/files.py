@@ -1,12 +1,14 @@
-"""Files and folders: atomic writes, locks, digests, and one-line errors when the disk refuses."""
+"""Files: atomic writes, digests, and one-line errors when the disk refuses."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,8 +32,10 @@ _CAUSES = {
     errno.EISDIR: ("a folder of that name is in the way", "move the folder away"),
 }
 
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+DRAFT = re.compile(r"\..+\.(\d+)\.tmp")
+"""The name of a draft of `atomic_file`, with the id of its process."""
 
 
 @contextmanager
@@ -44,16 +48,21 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"cannot read {path.name}: {error.strerror or error}", where={"file": path}, fix=fix) from None
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file of a run: not through a link, and neither a fifo, on which a process hangs, nor a device."""
+def open_regular(path: Path, flags: int = os.O_RDONLY, *, named: bool = False) -> int:
+    """Open a file of a run: not through a link, and neither a fifo, on which a process hangs, nor a device.
+
+    One that the user has `named` may be a link or a pipe; a fifo that nothing writes to is empty.
+    """
     try:
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        handle = os.open(path, flags | (0 if named else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP or error.errno == errno.ENXIO:
             raise OSError(error.errno, _CAUSES[error.errno][0], str(path)) from None
         raise
     kind = stat.S_IFMT(os.fstat(handle).st_mode)
-    if kind != stat.S_IFREG:
+    if named and kind == stat.S_IFIFO:
+        os.set_blocking(handle, True)
+    elif kind != stat.S_IFREG:
         os.close(handle)
         code = errno.EISDIR if kind == stat.S_IFDIR else errno.ENXIO
         raise OSError(code, "it is a folder" if kind == stat.S_IFDIR else _CAUSES[errno.ENXIO][0], str(path))
@@ -74,20 +83,6 @@ def open_linked(path: Path) -> BinaryIO:
 def read_linked(path: Path) -> bytes:
     with open_linked(path) as file:
         return file.read()
-
-
-def require_own_folders(run: Path, *names: str) -> Path:
-    """The folder under a run with these names, of which none may be a link: what a run writes stays in its folder."""
-    place = run
-    for name in names:
-        place = place / name
-        if place.is_symlink():
-            raise DataError(
-                f"{name} is a link, which is not followed",
-                where={"folder": place},
-                fix="put the folder itself in its place; --run-dir itself may be a link",
-            )
-    return place
 
 
 def append(handle: int, content: bytes) -> None:
@@ -129,48 +124,6 @@ def writing(path: Path, *, fix: str | None = None) -> Iterator[None]:
         raise MachineError(f"cannot write {path.name}: {cause}", where={"file": path}, fix=usual) from error
 
 
-@contextmanager
-def alone(folder: Path, *, what: str, again: str | None = None) -> Iterator[None]:
-    """Create a folder and hold its lock, because two processes must not write the same files."""
-    with writing(folder, fix=again):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(open_regular(folder / "lock", os.O_WRONLY | os.O_CREAT), "wb")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MachineError(
-                f"another process is {what}", where={"folder": folder}, fix="wait until it is done"
-            ) from None
-        except OSError:
-            # Some network file systems have no locks; there the user must not start two processes.
-            pass
-        for draft in folder.glob(".*.tmp"):
-            # A process that was killed could not remove its drafts.
-            draft.unlink()
-        yield
-
-
-@contextmanager
-def one_at_a_time(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock file, so that of several processes that start together one does the work and the others wait for it.
-
-    `waiting` is called before a wait.
-    """
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(open_regular(path, os.O_WRONLY | os.O_CREAT), "wb")
-    with lock:
-        # Some network file systems have no locks; an atomic rename still keeps the result whole.
-        with suppress(OSError):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def require_writable(folder: Path) -> None:
     """Refuse a folder that cannot be created or written, without creating it."""
     place = folder.absolute()
@@ -195,8 +148,10 @@ def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path, fix=fix), FLAG.before_exit(lambda: draft.unlink(missing_ok=True)):
         try:
-            draft.unlink(missing_ok=True)
+            _remove_drafts(path)
             with draft.open("x+b") as file:
+                with suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -207,56 +162,32 @@ def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
 
 
-@contextmanager
-def temporary_folder(prefix: str = "recperf-", *, beside: Path | None = None) -> Iterator[Path]:
-    """A folder that is removed with its content after the block, also where a signal ends the process inside."""
-    import shutil
-    import tempfile
-
-    with (
-        tempfile.TemporaryDirectory(prefix=prefix, dir=beside) as folder,
-        FLAG.before_exit(lambda: shutil.rmtree(folder, ignore_errors=True)),
-    ):
-        yield Path(folder)
+def _remove_drafts(path: Path) -> None:
+    """Remove the drafts of a file that killed processes left, and one of this process."""
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        process = int(match[1]) if (match := DRAFT.fullmatch(draft.name)) else 1
+        if process == os.getpid() or (not is_alive(process) and is_abandoned(draft)):
+            draft.unlink(missing_ok=True)
 
 
-@contextmanager
-def fresh_folder(folder: Path, *, replace_old: bool = False) -> Iterator[Path]:
-    """A draft folder that gets its final name when the block succeeds; until then the old folder stays."""
-    import secrets
-    import shutil
-
-    folder = folder.expanduser().absolute()
-    if not replace_old:
-        refuse_occupied(folder)
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+def is_abandoned(lock: Path) -> bool:
+    """Whether nobody holds the lock of a file; where there are no locks, that is not known."""
     try:
-        draft.mkdir(parents=True)
-        yield draft
-        if replace_old and os.path.lexists(folder):
-            shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
-        os.rename(draft, folder)
-    except OSError as error:
-        raise MachineError(
-            f"the folder cannot be written: {error.strerror or error}",
-            where={"folder": folder},
-            fix="choose a writable folder on a disk with free space",
-        ) from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def refuse_occupied(folder: Path) -> None:
-    try:
-        occupied = os.path.lexists(folder) and not (os.path.isdir(folder) and not os.listdir(folder))
+        with open(open_regular(lock, os.O_RDWR), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        occupied = True
-    if occupied:
-        raise DataError(
-            "the folder exists already; it was not changed",
-            where={"folder": folder},
-            fix="name a new folder, or remove that one first",
-        )
+        return False
+    return True
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write_atomic(path: Path, content: bytes, *, fix: str | None = None) -> None:
@@ -266,8 +197,12 @@ def write_atomic(path: Path, content: bytes, *, fix: str | None = None) -> None:
 
 
 def write_json(path: Path, value: Any, *, fix: str | None = None) -> None:
+    write_atomic(path, json_bytes(value), fix=fix)
+
+
+def json_bytes(value: Any) -> bytes:
     # NaN is not JSON, and other tools cannot read it.
-    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), fix=fix)
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,12 +1,14 @@
 """Reads JSON files and validates their content against declared types with msgspec. Nothing here imports torch.
 
-Every JSON file that recperf reads back comes through here, so that a damaged file always gives one line that names the
-file, the field and what was expected there.
+Every JSON file that recperf reads comes through here: only a regular file of bounded size and depth is parsed, so that
+a damaged one always gives one line that names the file, the field and what was expected there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from .errors import DataError, MachineError
-from .files import read_regular, reading
+from .files import json_bytes, open_regular, reading
 
 if TYPE_CHECKING:
     import msgspec
@@ -40,11 +42,15 @@ __all__ = [
     "Problem",
     "Struct",
     "check",
+    "content_of",
     "decode",
     "fit",
+    "load",
     "misfit",
     "read",
+    "read_sealed",
     "require",
+    "sealed",
     "shorten",
 ]
 
@@ -53,6 +59,10 @@ T = TypeVar("T")
 Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
 """A finite number. No measurement is larger, and arithmetic on larger ones could overflow."""
 Count = Annotated[int, Meta(ge=0, le=1 << 60)]
+LARGEST = 256 << 20
+"""Most bytes of a JSON file: parsed, they take ten times that."""
+DEEPEST = 100
+"""Most objects and arrays inside each other: code that walks over a value calls itself for each."""
 
 _JSON_TYPES: dict[type, str] = {
     dict: "object", list: "array", str: "str", bool: "bool", int: "int", float: "float", type(None): "null",
@@ -61,31 +71,88 @@ _NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "
           "array": "an array", "null": "null"}  # fmt: skip
 
 
-def decode(content: bytes) -> Any:
+def decode(content: bytes | bytearray) -> Any:
     """Parse JSON. NaN, infinities, text that is not UTF-8 and absurd nesting are a ValueError."""
     try:
         try:
-            return msgspec.json.decode(content) if msgspec else json.loads(content, parse_constant=_no_number)
+            value = msgspec.json.decode(content) if msgspec else json.loads(content, parse_constant=_no_number)
         except ValueError as error:
             if "surrogate" not in str(error):
                 raise
             # A path whose bytes are not UTF-8: Python writes each such byte as half of a surrogate pair.
-            return json.loads(content, parse_constant=_no_number)
+            value = json.loads(content, parse_constant=_no_number)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    # Few brackets cannot be deep, and most lines of a log have few.
+    level, depth = [value] if content.count(b"{") + content.count(b"[") > DEEPEST else [], 0
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError("it is nested too deeply")
+        nested = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for inner in nested for one in inner if isinstance(one, (dict, list))]
+    return value
 
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def read(path: Path, *, named: bool = False) -> Any:
-    """The content of a JSON file of a run; one that the user has `named` may also be a link or a pipe."""
+def load(path: Path, *, linked: bool = False, named: bool = False) -> Any:
+    """The content of a JSON file of a run; an OSError or a ValueError says why there is none.
+
+    A file of a dataset may be `linked`; one that the user has `named` may also be a pipe.
+    """
+    return decode(content_of(path, linked=linked, named=named))
+
+
+def content_of(path: Path, *, linked: bool = False, named: bool = False) -> bytes:
+    """The bytes of such a file."""
+    with open(open_regular(Path(os.path.realpath(path)) if linked else path, named=named), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        # A pipe has no size.
+        content = file.read((size or LARGEST) + 1) if size <= LARGEST else b""
+    if max(size, len(content)) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST >> 20} MiB")
+    return content
+
+
+def read(path: Path, *, linked: bool = False, named: bool = False) -> Any:
+    """The content of a JSON file as `load` gives it; a file that cannot be read is an error."""
     try:
         with reading(path):
-            return decode(path.read_bytes() if named else read_regular(path))
+            return load(path, linked=linked, named=named)
     except ValueError as error:
         raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
+
+
+def sealed(value: dict[str, Any]) -> dict[str, Any]:
+    """A value with a digest of itself, so that no byte of its file can change unnoticed."""
+    content = json.dumps(value, sort_keys=True).encode()
+    return {**value, "seal": hashlib.sha256(content).hexdigest()}
+
+
+def read_sealed(path: Path, form: tuple[str, int], kind: Any = dict[str, Any], *, fix: str) -> dict[str, Any]:
+    """The content of a dataset's file that was written as `sealed`, with a format and a version, and fits `kind`."""
+    try:
+        with reading(path):
+            content = content_of(path, linked=True)
+        value = decode(content)
+        if not isinstance(value, dict):
+            raise ValueError("it is not an object")
+        stated = value.get("format"), value.get("version")
+        if stated != form:
+            names = [" ".join(map(shorten, pair)) for pair in (stated, form)]
+            raise DataError(f"{path.name} has format {names[0]}; this recperf reads {names[1]}")
+        check(value, kind, path, what="is damaged")
+        seal = value.pop("seal", None)
+        if sealed(value)["seal"] != seal or json_bytes({**value, "seal": seal}) != content:
+            raise ValueError("it was changed after it was written")
+    except ValueError as error:
+        raise DataError(f"{path.name} is damaged: {error}", where={"file": path}, fix=fix) from None
+    except DataError as error:
+        raise DataError(error.what, where={"file": path}, fix=fix) from None
+    return value
 
 
 @dataclass(frozen=True)
@@ -127,8 +194,6 @@ def fit(value: Any, kind: type[T], *, strict: bool = False) -> T | Problem:
         built = msgspec.convert(value, kind, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
         return _problem(str(error), value)
-    except RecursionError:
-        return Problem((), "less deeply nested", None)
     except UnicodeEncodeError:
         # JSON can escape half of a character, as "\\ud800".
         return Problem((), "valid Unicode", None)
@@ -184,8 +249,8 @@ def _problem(message: str, value: Any) -> Problem:
     if not expected:
         return Problem(path, "a number" if "out of range" in text else "another value", inner)
     names = " or ".join(_NAMES.get(name, name) for name in expected[1].split(" | "))
-    if "of length >= 1" in text:
-        names += " that is not empty"
+    if length := re.search(r"of length (>= )?(\d+)", text):
+        names += " that is not empty" if length[1] else f" of {length[2]}"
     if expected[2] and "e+100" not in expected[3]:
         names += f" {'at least' if expected[2] == '>=' else 'at most'} {expected[3]}"
     return Problem(path, names, inner)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MachineError
-from .stop import poll
+from .stop import end_with_parent, poll
 
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|can't start new thread",
@@ -162,6 +162,17 @@ def available_bytes() -> int:
     return min([_system_available_bytes(), *_container_available_bytes()])
 
 
+def process_memory() -> dict[str, int]:
+    """Bytes that this process has in memory: its `own`, those of `files` such as libraries, which the system can drop
+    and read again, and the `peak` of both; empty where the system does not say."""
+    names = {"RssAnon:": "own", "RssFile:": "files", "VmHWM:": "peak"}
+    try:
+        lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+        return {names[line[0]]: int(line[1]) << 10 for line in lines if line and line[0] in names}
+    except (OSError, ValueError):
+        return {}
+
+
 def _system_available_bytes() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -254,10 +265,11 @@ def require_address_space(*, torch: bool) -> None:
     limit = address_space()
     if not limit:
         return
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child == 0:
         code = 1
         with suppress(BaseException):
+            end_with_parent(parent)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             # What is not installed is no matter of memory.
             with suppress(ModuleNotFoundError):

@@ -1,4 +1,5 @@
 """Stopping on a signal: a handler only remembers it, and code that takes long polls where it can stop cleanly.
+Processes that this one starts end with it.
 
 Nothing is raised from a handler, so that no import, save or write ends in its middle. A second Ctrl-C ends the process
 at once. Importing this imports nothing slow: `recperf` listens before it imports anything else.
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from subprocess import CompletedProcess
     from types import FrameType
     from typing import Any
 
@@ -191,3 +194,52 @@ poll = FLAG.poll
 
 def name_of(number: int | None) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def call(
+    command: list[str], *, timeout_s: float | None = None, environment: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
+    """Run a program and return its exit code and output. A signal, an error or a timeout ends it and its children."""
+    from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
+
+    # A group of its own, so that all of its processes can be killed together: they would hold the pipes open.
+    process = Popen(
+        child(command), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, errors="replace", env=environment,
+        process_group=0,
+    )  # fmt: skip
+
+    def kill() -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    try:
+        with FLAG.calling(kill):
+            FLAG.poll()
+            output, messages = process.communicate(timeout=timeout_s)
+    except BaseException:
+        kill()
+        process.communicate()
+        raise
+    FLAG.poll()
+    return CompletedProcess(command, process.returncode, output, messages)
+
+
+def child(command: list[str]) -> list[str]:
+    """The command line that starts a program as a child which ends with this process, even where this one is killed."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the system send this process SIGTERM when the thread that started it ends, or now if the parent has ended."""
+    import ctypes
+
+    # Only Linux has it.
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        signal.raise_signal(signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recperf import places
 from recperf.cli.options import WorkloadOptions, choose, read_options
+from recperf.data.click_store.imported import open_clicks
 from recperf.errors import RecperfError
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.micro_dlrm.build import PreparedClicks
@@ -52,9 +54,17 @@ def test_dlrm_trains_on_imported_clicks_and_resumes(call: Call, data: str) -> No
     saved = json.loads(Path("r", "config.json").read_text())["config"]
     assert (saved["model"]["features"], saved["model"]["bottom"][0]) == (["user", "ad"], 1)
     assert saved["model"]["rows"] == [42, 27]
-    code, _, err = call(
-        "run", "--resume", "r", "--allow-change", "train.max_steps", "--train.max-steps", "0", "--quiet"
-    )
+    resume = ["run", "--resume", "r", "--allow-change", "train.max_steps", "--train.max-steps", "0", "--quiet"]
+    path = places.dataset_folder(data) / "clicks" / "clicks.json"
+    content = path.read_text()
+    path.write_text(content.replace('"scale": "log"', '"scale": "quantile"'))
+    open_clicks.cache_clear()  # Another process would have to read it.
+    for command in (resume, ["score", "r", "--input", "a.csv", "--output", "s.csv"]):
+        code, _, err = call(*command)
+        assert (code, err.count("error:")) == (3, 1)
+        assert "clicks.json is damaged: it was changed after it was written" in err
+    path.write_text(content)
+    code, _, err = call(*resume)
     assert code == 0, err
     quality = json.loads(Path("r", "result.json").read_text())["quality"]
     assert set(quality["baselines"]) == {"majority", "item_bias", "user_item_bias", "logistic", "gradient_boosting"}

@@ -164,12 +164,12 @@ def test_the_tables_of_one_seed_at_a_time(call: Call, monkeypatch: pytest.Monkey
 
     alive = []
 
-    def own_folder(parent: Path) -> Path:
-        alive.append([path.name for path in parent.glob("process-*")])
-        return folders(parent)
+    def counted(prefix: str, beside: Path) -> Any:
+        alive.append([path.name for path in beside.glob(f"{prefix}*")])
+        return folders(prefix, beside=beside)
 
-    folders = opening.own_folder
-    monkeypatch.setattr(opening, "own_folder", own_folder)
+    folders = opening.temporary_folder
+    monkeypatch.setattr(opening, "temporary_folder", counted)
     options = ("--seeds", "2", "--tables.placement", "file", "--tables.folder", tmp_path / "tables")
     code, out, _ = call("run", "dlrm", *TINY, *options, "--run-dir", "r", *QUICKLY[:-1])
     assert code in (0, 5)

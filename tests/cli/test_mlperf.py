@@ -118,7 +118,7 @@ def test_package(call: Call, made: ModuleType) -> None:
     assert code == 0
     assert "results/a_laptop/dlrmv4/result_0.txt" in out
     assert "left to do" in out
-    assert call("package", "out", "a.log")[0] == 2
+    assert call("package", "out", "a.log")[0] == 3
     assert call("package", "other", "bad.log")[0] == 5
     code, out, _ = call("package", "other", "bad.log", "--force", "--json")
     assert code == 0

@@ -116,7 +116,7 @@ def test_get_downloads_and_verifies_once(server: Server) -> None:
     folder = places.dataset_folder(NAME)
     assert answer["downloaded"] is True
     assert answer["folder"] == str(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["README", "u.data", "u.item", "u.user"]
+    assert sorted(path.name for path in folder.iterdir()) == [".recperf", "README", "u.data", "u.item", "u.user"]
     assert [path.name for path in folder.parent.iterdir()] == [NAME]
     terms = " ".join(messages)
     assert all(term in terms for term in ("GroupLens", "research", "commercial", "Harper & Konstan 2015"))
@@ -138,14 +138,23 @@ def test_get_replaces_a_damaged_copy(server: Server, files: dict[str, bytes]) ->
     assert catalogue.check(NAME)["intact"] is True
 
 
-def test_get_keeps_a_damaged_copy_when_the_download_fails(server: Server) -> None:
+def test_get_keeps_a_damaged_copy_when_the_download_fails_and_files_of_the_user(server: Server) -> None:
+    catalogue.get(NAME, say=quiet, url=server.url)
     folder = places.dataset_folder(NAME)
-    folder.mkdir(parents=True)
     (folder / "u.data").write_bytes(b"damaged")
     server.status = 503
     with pytest.raises(MachineError):
         catalogue.get(NAME, say=quiet, url=server.url)
     assert (folder / "u.data").read_bytes() == b"damaged"
+    server.status = 200
+    for name, marked in (("notes.txt", True), ("u.item", False)):
+        (folder / name).write_bytes(b"mine")
+        if not marked:
+            (folder / "notes.txt").unlink()
+            (folder / ".recperf").unlink()
+        with pytest.raises(DataError, match="exists already; it was not changed"):
+            catalogue.get(NAME, say=quiet, url=server.url)
+        assert (folder / name).read_bytes() == b"mine"
 
 
 def test_get_refuses_another_archive(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,3 +262,9 @@ def test_the_real_files() -> None:
     assert data.gender.sum() == 273
     assert data.occupations[data.occupation[1] - 1] == "technician"
     assert hashlib.sha256((REAL / "u.data").read_bytes()).hexdigest() == PUBLISHED_SHA256["u.data"]
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.truncate(write_files(tmp_path) / "u.data", 1 << 40)
+    with pytest.raises(DataError, match="has 1,099,511,627,776 bytes"):
+        read(tmp_path)

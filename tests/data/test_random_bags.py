@@ -292,16 +292,16 @@ def test_a_bad_csv_profile_is_named_with_its_line(content: str, tmp_path: Path) 
 
 BAD_JSON = {
     "{": "not JSON",
-    "[]": 'no object "features"',
-    '{"features": []}': 'no object "features"',
-    '{"features": {"a": {}}}': "not a list",
+    "[]": "it should be an object",
+    '{"features": []}': "features should be an object",
+    '{"features": {"a": {}}}': "features.a should be an array",
     '{"features": {"a": []}}': "'a' has no id",
-    '{"features": {"a": [[0]]}}': "is not [id, count]",
-    '{"features": {"a": [[0, 1.5]]}}': "is not [id, count]",
-    '{"features": {"a": [[0, true]]}}': "is not [id, count]",
+    '{"features": {"a": [[0]]}}': "features.a.0 should be an array of 2",
+    '{"features": {"a": [[0, 1.5]]}}': "features.a.0.1 should be an integer, is 1.5",
+    '{"features": {"a": [[0, true]]}}': "features.a.0.1 should be an integer, is true",
     '{"features": {"a": [[9, 1]]}}': "id 9 of feature 'a' is outside",
-    '{"features": {"a": [[0, NaN]]}}': "is not [id, count]",
-    '{"features": {"a": [[0, 1e400]]}}': "is not [id, count]",
+    '{"features": {"a": [[0, NaN]]}}': "is not JSON",
+    '{"features": {"a": [[0, 1e400]]}}': "Number out of range",
 }
 
 

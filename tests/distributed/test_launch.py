@@ -203,6 +203,14 @@ def _children(process: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+def _listening(processes: list[int]) -> set[str]:
+    """Addresses at which processes listen for TCP connections."""
+    own = {os.readlink(place) for process in processes for place in Path(f"/proc/{process}/fd").iterdir()}
+    tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+    return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own}
+
+
 def _environment(process: int) -> list[bytes]:
     try:
         return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
@@ -240,6 +248,28 @@ def test_a_signal_to_the_launcher_makes_all_ranks_save(tmp_path: Path) -> None:
     assert started.process.returncode == 130
     assert printed.count("error:") == 1, printed
     assert "; the state is saved" in printed
+
+
+@needs_torchrec
+def test_ranks_listen_on_loopback_only_and_end_with_a_killed_launcher_so_that_the_run_can_be_resumed(
+    tmp_path: Path,
+) -> None:
+    started = Started(tmp_path, ["recperf"], "--ranks", "2", "--train.epochs", "1000")
+    processes = [started.process.pid, *(started.rank(number, steps=2) for number in (0, 1))]
+    # gloo's, at 127.0.0.1 as /proc writes it.
+    assert {address.partition(":")[0] for address in _listening(processes)} == {"0100007F"}
+    started.process.kill()
+    started.process.wait()
+    end = time.monotonic() + 10
+    # A process that nobody has waited for yet has no environment.
+    while any(len(_environment(rank)) > 1 for rank in processes[1:]):
+        assert time.monotonic() < end, "ranks outlive their launcher"
+        time.sleep(0.05)
+    printed = started.log.read_text()
+    assert printed.count("error: stopped by SIGTERM") == 1
+    assert "; the state is saved" in printed
+    more = ["--train.max-steps", str(started.steps() + 1), "--allow-change", "train.max_steps", "--quiet"]
+    assert main(["run", "--resume", str(tmp_path / "run"), "--no-peaks", "--no-report", *more]) == 0
 
 
 @pytest.mark.long

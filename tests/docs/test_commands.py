@@ -235,6 +235,8 @@ def events(path: Path, run: Path) -> None:
     rows = [(user, (user * 7 + at * 3) % 50, at % 5 + 1, 86_400 * at) for user in range(40) for at in range(60)]
     if path.name == "u.data":
         lines = ["\t".join(map(str, row)) for row in rows]
+    elif path.name == "Beauty.txt":
+        lines = [" ".join([str(user), *(str(item) for one, item, *_ in rows if one == user)]) for user in range(40)]
     elif path.name == "ratings.csv":
         lines = ["userId,movieId,rating,timestamp", *(",".join(map(str, row)) for row in rows)]
     else:
@@ -278,7 +280,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
         "FOLDER/trace.rank1.json": trace, "RUN/trace.rank0.json.gz": trace, "RUN/trace.rank1.json.gz": trace,
     },
     "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events},
-    "your-events.md": {"ratings.csv": events, "log.csv": events, "u.data": events},
+    "your-events.md": {"ratings.csv": events, "log.csv": events, "u.data": events, "Beauty.txt": events},
     "your-model.md": {"train.py": program},
 }  # fmt: skip
 """What a page presupposes: files and folders by the names it uses for them."""

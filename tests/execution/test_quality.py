@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from recperf.distributed.ranks import current
+from recperf.errors import DataError
 from recperf.execution.quality import Assessment
 from recperf.execution.ranking import RankedRows
 from recperf.execution.workload import Predictions, Prepared, RankingConfig, ScoredRows
@@ -120,12 +121,12 @@ def test_predicted_labels_are_ranked_with_the_probability_of_meeting_and_counts_
     assert detail(scores, {"auc": 0.7})["ranking"]["meeting"] == "by number"
 
 
-def test_a_run_that_was_ranked_by_labels_alone_still_is(folder: Path) -> None:
+def test_changed_scores_are_not_continued(folder: Path) -> None:
     first = process(folder, 1, Rows(RankingConfig(users=12, negatives=0)))
-    del first["ranking"]["meeting"]
+    first["baselines"].popitem()
     (folder / "scores.json").write_text(json.dumps(first))
-    seeds = process(folder, 2, Met(RankingConfig(users=12, negatives=0)))["seeds"]
-    assert seeds["2"]["ranking"] == seeds["1"]["ranking"]
+    with pytest.raises(DataError, match=r"scores\.json is damaged: it was changed after it was written"):
+        process(folder, 2, Rows(RankingConfig(users=12, negatives=0)))
 
 
 def test_finished_seeds_stay_when_baselines_are_computed_again(folder: Path) -> None:

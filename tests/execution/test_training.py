@@ -325,11 +325,12 @@ def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPat
 def test_writing_in_the_background_wants_room_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
     notices: list[str] = []
     monkeypatch.setattr(saving, "available_bytes", lambda: 4 << 30)
-    assert in_background(TrainConfig(), 1 << 30, notices.append)
-    assert not in_background(TrainConfig(checkpoint_background="off"), 0, notices.append)
-    assert in_background(TrainConfig(checkpoint_background="on"), 1 << 40, notices.append)
+    whole, more = (torch.empty(size, dtype=torch.uint8, device="meta") for size in (1 << 30, (1 << 30) + 1))
+    assert in_background(TrainConfig(), whole, notices.append)
+    assert not in_background(TrainConfig(checkpoint_background="off"), whole, notices.append)
+    assert in_background(TrainConfig(checkpoint_background="on"), more, notices.append)
     assert notices == []
-    assert not in_background(TrainConfig(), (1 << 30) + 1, notices.append)
+    assert not in_background(TrainConfig(), more, notices.append)
     assert "a state of 1.0 GiB" in notices[0]
 
 

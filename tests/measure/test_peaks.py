@@ -12,6 +12,7 @@ import torch
 
 from recperf import machine
 from recperf.errors import DataError, MachineError
+from recperf.jsonfile import sealed
 from recperf.machine import machine_facts, usable_cores
 from recperf.measure import peaks
 from recperf.measure.ceilings import ceilings_of
@@ -361,7 +362,7 @@ def test_ceilings_of_another_machine_are_refused(stored: dict[str, Any]) -> None
     path = peaks.save(stored)
     ours = stored["machine"]["fingerprint"]
     stored["machine"] = {**stored["machine"], "cpu": "abacus", "fingerprint": "f" * 16}
-    path.write_text(json.dumps(stored))
+    path.write_text(json.dumps(sealed(stored)))
     with pytest.raises(DataError, match="another machine") as caught:
         peaks.load()
     assert "f" * 16 in caught.value.what

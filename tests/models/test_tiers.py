@@ -17,9 +17,9 @@ import torch
 from recperf.errors import MachineError
 from recperf.measure.limits import tables_sentence
 from recperf.models.tiers.cache import Placed, TieredRows
+from recperf.models.tiers.columns import TableColumns
 from recperf.models.tiers.config import TablesConfig
-from recperf.models.tiers.opening import own_folder
-from recperf.models.tiers.store import FileRows, HostRows
+from recperf.models.tiers.store import HostRows
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.device import applied
 from recperf.train.loop import take_step
@@ -101,12 +101,14 @@ def test_tables_in_tiers_are_a_sentence() -> None:
     tables = {
         "placement": "file", "cache_bytes": 2 << 30, "rows": 127_498.4, "hit_rate": 0.769, "fetched_bytes": 60 << 20,
         "written_back_bytes": 60 << 20, "placing_ms": 240.0, "exposed_ms": 40.0,
+        "process": {"own": 3 << 30, "files": 200 << 20, "peak": 4 << 30},
     }  # fmt: skip
     text = tables_sentence({"tables": tables, "step_ms": {"p50": 200.0}})
     assert text == (
         "Tables in files: the cache of 2 GiB held 76.9% of the 127,498 rows of a batch; 60 MiB a step were fetched and "
         "60 MiB written back in 240 ms, 500 MiB/s, beside the step, which waited 40 ms for its batch. A larger cache "
-        "(--tables.device-bytes, on a CPU --tables.resident) would move less."
+        "(--tables.device-bytes, on a CPU --tables.resident) would move less. The process has 3 GiB of its own in "
+        "memory and 200 MiB of libraries; at its peak it had 4 GiB."
     )
     assert tables_sentence({"step_ms": {"p50": 200.0}}) == ""
 
@@ -149,6 +151,21 @@ def test_after_a_failed_write_nothing_is_read() -> None:
             call()
 
 
+def test_a_column_is_read_and_loaded_without_the_records_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of a row is one number: a chunk of a checkpoint has millions, whose records were gigabytes."""
+    tiers = small(4, HostRows(100, 3))
+    state = TableColumns(tiers, "a", slice(2, 3), {}, flat=True)
+    counts: list[int] = []
+    records, load = tiers.records, tiers.load
+    monkeypatch.setattr(tiers, "records", lambda rows: counts.append(len(rows["a"])) or records(rows))
+    monkeypatch.setattr(tiers, "load", lambda rows, *more: counts.append(len(rows)) or load(rows, *more))
+    monkeypatch.setattr("recperf.models.tiers.columns.PIECE", 4 * 3 * 7)
+    numbers = torch.arange(0, 100, 2)
+    state.load(numbers, numbers.float())
+    assert torch.equal(state.values(numbers), numbers.float())
+    assert max(counts) == 7
+
+
 def test_a_batch_that_waits_keeps_what_it_found_in_the_cache() -> None:
     """Another owner places while it waits, and takes no slot of a batch in flight."""
     tiers = small(4, HostRows(100, 3))
@@ -184,14 +201,3 @@ holder.append(holder)
 """
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]
     assert subprocess.run(command, check=False, timeout=120).returncode == 0
-
-
-def test_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    killed, running = tmp_path / "process-1-1", tmp_path / "process-2-1"
-    killed.mkdir()
-    for name in ("lock", "0000-a.recperf-rows"):
-        (killed / name).touch()
-    store = FileRows(running, {"a": 4}, 3)
-    own = own_folder(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([running.name, own.name])
-    store.close()

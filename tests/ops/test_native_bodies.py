@@ -77,7 +77,6 @@ def fifo(path: Path) -> None:
         (linked, "is a link"),
         (fifo, "is not a file"),
         (lambda path: path.chmod(0o777), "can be written by other users"),
-        (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
     ],
 )
 def test_a_damaged_library_is_compiled_again(

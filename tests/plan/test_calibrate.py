@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from time import perf_counter_ns
 
@@ -53,7 +54,13 @@ def test_a_calibration_is_stored_for_its_model_and_a_damaged_file_is_ignored() -
     assert calibrate.stored("h200", WORK) == RATES
     assert calibrate.stored("b200", WORK) is None
     assert calibrate.stored("h200", planned(laptop()).work()) is None
-    calibrate._path().write_text("{")
+    path = calibrate._path()
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"copy": 4', b'"copy": 5'))
+    assert path.read_bytes() != content
+    assert calibrate.stored("h200", WORK) is None
+    path.unlink()
+    os.mkfifo(path)
     assert calibrate.stored("h200", WORK) is None
     assert say == []
 

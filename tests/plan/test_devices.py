@@ -43,7 +43,7 @@ def test_a_file_describes_a_device(tmp_path: Path) -> None:
         ({"flops": {}}, "lacks float32"),
         ({"memory_bytes": -1}, "device.memory_bytes"),
         ({"bytes_per_s": "fast"}, "device.bytes_per_s"),
-        ({"flops": {"float32": float("nan")}}, "device.flops.float32"),
+        ({"flops": {"float32": -1.0}}, "device.flops.float32"),
         ({"efficiency": {"products": 1.5}}, "efficiency.products"),
         ({"copy_bytes_per_s": -1.0}, "device.copy_bytes_per_s"),
         ({"call_s": -1e-6}, "device.call_s"),

@@ -58,6 +58,7 @@ def main() -> int:
     seen = gpus()
     # A process that has used CUDA cannot be forked.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import chaos_door
     import chaos_ranks
     import killable_warm  # noqa: F401
     from chaos_kinds import KINDS
@@ -74,10 +75,14 @@ def main() -> int:
         lab = Lab(root, seen)
         print("preparing: an uninterrupted run of every workload", flush=True)
         lab.prepare(names if any(not name.startswith("ranks") for name in KINDS) else ())
+        chaos_door.prepare(lab)
         chaos_ranks.prepare(lab)
         subjects = {**lab.subjects, **lab.ranks}
+        lab.plant()
         print("a run takes: " + ", ".join(f"{name} {one.seconds:.2f} s" for name, one in subjects.items()), flush=True)
         results = trouble(lab, options)
+        for planted in lab.planted:
+            planted.require_untouched()
     finally:
         shutil.rmtree(root, ignore_errors=True)
     text = report(results, options)
@@ -174,6 +179,7 @@ def work(lab: Lab, options: argparse.Namespace, worker: int, end: float, pipe: A
         result: dict[str, Any] = {"kind": kind, "seed": seed, "done": one.done}
         try:
             result["outcome"] = KINDS[kind][0](one)
+            one.require_clean()
         except Failure as failure:
             result |= {"sort": failure.sort, "text": f"{failure.text}\n{one.printed[-TAIL:]}"}
         except Exception:

@@ -21,6 +21,7 @@ from mutations import damage, files_in
 
 from recperf import points
 from recperf.files import write_json
+from recperf.jsonfile import sealed
 from recperf.machine import machine_facts
 from recperf.runs.seal import is_evidence
 from recperf.train.checkpoint import CheckpointStore
@@ -206,7 +207,7 @@ def damaged(one: Try, files: list[Path], *, named: bool = False) -> Bystander:
 @kind("damage: data", 6)
 def damaged_data(one: Try) -> str:
     """Event store, windows, ratings, click log and its converted arrays, under a resumed or a new run."""
-    subject = one.subject("dlrm-v4", "dlrm-v4", "dlrm-criteo", "micro-dlrm")
+    subject = one.subject("dlrm-v4", "dlrm-v4", "dlrm-criteo", "micro-dlrm", "dlrm-clicks", "dlrm-clicks")
     assert subject.data
     data = one.folder / "data"
     shutil.copytree(subject.data, data)
@@ -291,7 +292,7 @@ def damaged_ceilings(one: Try) -> str:
     facts = machine_facts()
     path = home / "machines" / f"{facts['fingerprint']}.json"
     path.parent.mkdir(exist_ok=True)
-    write_json(path, {**example_runs.peaks(), "machine": facts})
+    write_json(path, sealed({**example_runs.peaks(), "machine": facts}))
     guard = damaged(one, [path])
     commands = [
         ["report", str(one.run), "--out", str(one.folder / "page.html")],
@@ -329,8 +330,9 @@ def damaged_import(one: Try) -> str:
 
 @kind("signals: data", 3)
 def stopped_data(one: Try) -> str:
-    """Signals while events are imported or generated, or a click log is converted; repeated, it leaves the same."""
-    log, name = one.folder / "log.csv", one.draw.choice(["import", "make", "convert"])
+    """Signals while events or clicks are imported, events generated or a click log converted; repeated, it leaves the
+    same, and no draft."""
+    log, name = one.folder / "log.csv", one.draw.choice(["import", "clicks", "make", "convert"])
     rows = (f"{row % 97},i{row % 331},{row * 977 % 10**6},{row % 6}" for row in range(20_000))
     log.write_text("\n".join(["u,i,t,r", *rows]) + "\n")
     columns = ["--user", "u", "--item", "i", "--time", "t", "--rating", "r", "--name", "mine"]
@@ -338,6 +340,9 @@ def stopped_data(one: Try) -> str:
 
     def command(place: str) -> list[str]:
         one.home = one.folder / place
+        if name == "clicks":
+            own = ["data", "import", str(one.lab.root / "clicks.csv"), "--clicks", "--name", "mine", "--time", "ts"]
+            return [*own, "--json"]
         if name == "convert":
             return ["data", "convert", "criteo", *clicks, "--json"]
         if name == "import":
@@ -361,6 +366,8 @@ def stopped_data(one: Try) -> str:
         judge(process, allowed=allowed_after(process))
     if digest(arguments) != expected:
         raise Failure("mismatch", f"{name} leaves other data")
+    if name == "clicks" and (left := [path.name for path in (one.home / "data" / "mine").iterdir()]) != ["clicks"]:
+        raise Failure("mismatch", f"drafts are left: {left}")
     return "resumed"
 
 

@@ -23,7 +23,7 @@ TAIL = 4000
 class Failure(Exception):
     """What must not happen, by sort."""
 
-    SORTS = ("mismatch", "traceback", "hang", "wrong exit code", "crash")
+    SORTS = ("mismatch", "traceback", "hang", "wrong exit code", "crash", "touched", "left alive")
 
     def __init__(self, sort: str, text: str) -> None:
         assert sort in self.SORTS

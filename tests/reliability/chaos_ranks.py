@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny_v4
+from chaos_foreign import require_none_alive
 from chaos_kinds import KINDS, REFUSED, damaged, kind
 from chaos_process import SOFT, Failure, Process, exit_code_of, judge
 from chaos_runs import WORKLOADS, Lab, Subject, Try, outcome, require_equal
@@ -66,7 +67,7 @@ def prepare(lab: Lab) -> None:
         attempt = Try(lab, "prepare", 0, place)
         for folder in ("measured", "straight"):
             attempt.run = place / folder
-            attempt.run.mkdir(parents=True)
+            tiny_v4.own(attempt.run)
             if folder == "straight":
                 shutil.copyfile(place / "measured" / "profile.json", attempt.run / "profile.json")
             began = time.monotonic()
@@ -91,6 +92,8 @@ def prepare(lab: Lab) -> None:
 def start(one: Try, subject: Subject, arguments: list[str], **troubled: Trouble) -> list[Process]:
     """Start the two ranks of a command, each with a log of its own; `rank0` and `rank1` arm a fault in one of them."""
     one.attempts += 1
+    if "--resume" in arguments:
+        one.plant(one.run)
     job = one.folder / f"job-{one.attempts}"
     by_nccl, port = subject.name == NCCL, str(free_port())
     ranks = []
@@ -224,17 +227,20 @@ def launcher(one: Try) -> str:
         while not (one.run / "events.jsonl").exists() and not process.ended(0.05):
             pass
     if not process.ended(one.draw.uniform(0.5, 6.0)):
-        ranks = children(process.pid) if number == signal.SIGKILL else []
+        # A killed launcher takes its ranks with it.
+        to_a_rank = number == signal.SIGKILL and one.draw.random() < 0.5
+        ranks = children(process.pid) if to_a_rank else []
         one.done.append(f"{signal.Signals(number).name} to {'a rank' if ranks else 'the launcher'}")
-        if number != signal.SIGKILL or ranks:
-            process.send(number, pid=one.draw.choice(ranks) if ranks else None)
+        process.send(number, pid=one.draw.choice(ranks) if ranks else None)
     try:
         process.wait(limit)
     finally:
         for pid in children(process.pid):
             os.kill(pid, signal.SIGKILL)
+    require_none_alive(one.folder)
     sent = [number for number, _ in process.sent]
-    allowed = [0, *(4 if number == signal.SIGKILL else exit_code_of(number) for number in sent)]
+    allowed = [0, *(exit_code_of(number) for number in sent if number != signal.SIGKILL)]
+    allowed += [4, -signal.SIGKILL] if signal.SIGKILL in sent else []
     judge(process, allowed=allowed)
     finish(one, subject)
     return "resumed" if process.code else "completed"

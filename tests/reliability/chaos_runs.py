@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny_v4
+from chaos_foreign import Planted, require_none_alive
 from chaos_process import Failure, Process, judge
 
 from recperf.data.movielens_like import generate, write
@@ -45,12 +46,18 @@ WORKLOADS: dict[str, list[str]] = {
         "--model.bottom", "13", "8", "4", "--train.batch-size", "32", "--data.source", "criteo",
         "--train.checkpoint-steps", "6", *CPU,
     ],
+    "dlrm-clicks": [
+        "dlrm", "--model.dim", "4", "--model.bottom", "8", "4", "--model.top", "8", "1", "--train.batch-size", "200",
+        "--train.epochs", "3", "--train.checkpoint-steps", "4", *CPU,
+    ],
     "dlrm-v4": [
         "dlrm-v4", "--data.holdout-windows", "1", *tiny_v4.STREAM, *tiny_v4.MODEL, *tiny_v4.SAVING,
         "--tables.resident", "64KiB",
     ],
 }  # fmt: skip
-DATA = {"micro-dlrm": "ratings", "dlrm-criteo": "log", "dlrm-v4": "events"}
+CLICKS = "home/data/mine/clicks"
+"""The folder of the clicks that are imported from clicks.csv."""
+DATA = {"micro-dlrm": "ratings", "dlrm-criteo": "log", "dlrm-clicks": CLICKS, "dlrm-v4": "events"}
 """The folder of the data of a workload that reads files."""
 
 
@@ -76,7 +83,8 @@ class Subject:
 
     def begin(self, folder: Path, data: Path | None = None) -> list[str]:
         where = data or self.data
-        at = ["--data.path", str(where)] if where else []
+        # Only --data chooses the tables by what was imported.
+        at = ["--data" if self.name == "dlrm-clicks" else "--data.path", str(where)] if where else []
         return ["run", *WORKLOADS[self.name], *at, "--run-dir", str(folder), *QUIETLY]
 
     def resume(self, folder: Path, data: Path | None = None) -> list[str]:
@@ -88,7 +96,7 @@ class Subject:
 
     def lay_profile(self, folder: Path) -> None:
         """Measured steps take most of a tiny run; a profile that exists is not measured again."""
-        folder.mkdir(parents=True, exist_ok=True)
+        tiny_v4.own(folder)
         for name in ("profile.json", "pair.json"):
             if (self.straight / name).exists():
                 shutil.copyfile(self.straight / name, folder / name)
@@ -105,20 +113,28 @@ class Lab:
         self.subjects: dict[str, Subject] = {}
         self.ranks: dict[str, Subject] = {}
         """Runs of two ranks."""
+        self.planted: list[Planted] = []
 
     def prepare(self, names: Iterable[str] = WORKLOADS) -> None:
         write(generate(3, users=120, items=200, ratings=5000), self.root / "ratings")
         synthesize.write_store(tiny_v4.EVENTS, self.root / "events")
+        write_clicks(self.root / "clicks.csv")
+        self.call(["data", "import", str(self.root / "clicks.csv"), "--clicks", "--name", "mine", "--time", "ts"])
         self.call(["data", "make", "criteo", "--path", str(self.root / "log" / "train.txt"), "--lines", "700"])
         for name in names:
             self._prepare(name)
+
+    def plant(self) -> None:
+        """Put a user's files into every folder of the cache; tries use it, or copies of it."""
+        folders = [self.home, *(path for path in self.home.rglob("*") if path.is_dir())]
+        self.planted = [Planted(folder) for folder in folders]
 
     def _prepare(self, name: str) -> None:
         data = self.root / DATA[name] if name in DATA else None
         subject = Subject(name, data, self.root / f"straight-{name}", self.root / f"interrupted-{name}")
         first = self.root / f"measured-{name}"
         self.call(subject.begin(first))
-        subject.straight.mkdir()
+        tiny_v4.own(subject.straight)
         for profile in ("profile.json", "pair.json"):
             if (first / profile).exists():
                 shutil.copyfile(first / profile, subject.straight / profile)
@@ -152,6 +168,17 @@ class Lab:
         return frozenset(row["name"] for run in runs for row in run["claims"] if row["holds"] is False)
 
 
+def write_clicks(path: Path, rows: int = 1500) -> None:
+    """A user's own file, with what programs write in different ways: true and false, postal codes, several values."""
+    draw, lines = random.Random(7), ["user,item,zip,member,price,tags,clicked,ts"]
+    for row in range(rows):
+        user, item = draw.randrange(40), draw.randrange(60)
+        code, tags = ("00501", "10001", "02139")[user % 3], ("a|b", "c", "")[item % 3]
+        price, clicked = round(20 * draw.random(), 2), int(draw.random() < 0.2 + 0.5 * ((user + item) % 3 == 0))
+        lines.append(f"u{user},i{item},{code},{user % 2 == 0},{price},{tags},{clicked},{1_600_000_000 + 60 * row}")
+    path.write_text("\n".join(lines) + "\n")
+
+
 class Try:
     """One try: its own folder, its own random numbers, and what was done so far."""
 
@@ -163,6 +190,18 @@ class Try:
         self.done: list[str] = []
         self.attempts = 0
         """How often ranks were started."""
+        self.planted = [Planted(folder)]
+
+    def plant(self, folder: Path) -> None:
+        """Put a user's files into a folder; nothing that the try does may change them."""
+        if folder not in (planted.folder for planted in self.planted):
+            self.planted.append(Planted(folder))
+
+    def require_clean(self) -> None:
+        """A user's files are untouched, and no process of the try is left."""
+        for planted in self.planted:
+            planted.require_untouched()
+        require_none_alive(self.folder)
 
     def subject(self, *names: str) -> Subject:
         subject = self.lab.subjects[self.draw.choice(names or list(self.lab.subjects))]
@@ -170,6 +209,8 @@ class Try:
         return subject
 
     def start(self, arguments: list[str], **options: Any) -> Process:
+        if arguments[:2] == ["run", "--resume"]:
+            self.plant(self.run)
         if arguments[0] == "run" and TIERS[0] in WORKLOADS.get(next(iter(self.done), ""), []):
             # Where rows lie may change whenever a run is resumed.
             arguments = [*arguments, "--tables.placement", self.draw.choice(["device", "file"])]
@@ -191,6 +232,7 @@ class Try:
         """A copy of the cache folder for this try alone."""
         self.home = self.folder / "home"
         shutil.copytree(self.lab.home, self.home)
+        self.planted += [Planted(self.home / one.folder.relative_to(self.lab.home)) for one in self.lab.planted]
         return self.home
 
     def finish(self, subject: Subject, data: Path | None = None) -> None:

@@ -29,7 +29,8 @@ def home() -> Path:
     """The children's cache folder, so that they compile once. It is created together with the fork server."""
     folder = Path(tempfile.mkdtemp(prefix="recperf-home-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    compiled = Path(os.environ["RECPERF_HOME"], "native")
+    # A fixture of a module may come before that of a test, which sets the folder.
+    compiled = Path(os.environ.get("RECPERF_HOME", folder), "native")
     if compiled.is_symlink():  # As tests have it; chaos.py damages its compiled code.
         (folder / "native").symlink_to(compiled.resolve())
     # The server imports its preloaded modules by name, from the paths in the environment.

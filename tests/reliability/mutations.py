@@ -9,6 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from chaos_foreign import FOREIGN
+
+from recperf.folders import LOCK, MARK
+
 VALUES: list[Any] = [None, 0, -1, 7, 1e300, 0.5, "", "x", "step-00000012", [], {}, True, [[1]], {"a": 1}, 1 << 70]
 
 
@@ -79,15 +83,28 @@ def empty(content: bytes, draw: random.Random) -> bytes:
     return b""
 
 
+def nest(content: bytes, draw: random.Random) -> bytes:
+    """JSON nested 100,000 deep, which a parser that calls itself for every level cannot read."""
+    begin, end = draw.choice([(b"[", b"]"), (b'{"a":', b"}")])
+    return begin * 100_000 + b"1" + end * draw.choice([100_000, 0])
+
+
 WAYS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "flip": flip, "flips": flips, "empty": empty, "truncate": truncate, "extend": extend, "zero": zero, "edit": edit,
+    "nest": nest,
 }  # fmt: skip
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Every file in a folder, except locks, whose content means nothing."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock" and path.name != "lock")
-    return sorted(found)
+    """Every file in a folder, except locks, whose content means nothing, and a user's own files."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and path.suffix != ".lock"
+        and path.name not in (LOCK, MARK, "lock")
+        and not any(path.match(name) for name in FOREIGN)
+    )
 
 
 def damage(files: list[Path], draw: random.Random, bystander: Path, *, devices: bool = True) -> str:
@@ -107,7 +124,7 @@ def damage(files: list[Path], draw: random.Random, bystander: Path, *, devices: 
         "folder",
         *["fifo"] * devices,
     ]
-    ways += ["edit"] * 4 if path.suffix in (".json", ".jsonl") else []
+    ways += ["edit"] * 4 + ["nest"] if path.suffix in (".json", ".jsonl") else []
     way = draw.choice(ways)
     content = path.read_bytes()
     if way in WAYS and content:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from killable import Killable
-from tiny_v4 import MODEL, QUIETLY, STREAM, profile, store, straight
+from tiny_v4 import MODEL, QUIETLY, STREAM, own, profile, store, straight
 
 MIB = 1 << 20
 MOST = 4 * MIB
@@ -18,7 +18,7 @@ def test_resident_memory_is_flat_over_two_thousand_steps(tmp_path: Path) -> None
     """The real loop with its loader, evaluations every 250 steps and checkpoints every 100."""
     straight()
     folder, measured = tmp_path / "run", tmp_path / "resident"
-    folder.mkdir()
+    own(folder)
     (folder / "profile.json").write_bytes(profile().read_bytes())
     arguments = ["run", "dlrm-v4", "--data.path", str(store()), "--run-dir", str(folder), *STREAM, *MODEL, *QUIETLY]
     arguments += [

@@ -70,14 +70,26 @@ def test_a_second_interrupt_ends_at_once_and_ignored_signals_stay_ignored(tmp_pa
         assert process.wait(10) == 130
 
 
-def test_a_signal_that_ends_at_once_leaves_no_draft_and_no_child(tmp_path: Path) -> None:
+CHILDREN = {
+    "a compiler": "from recperf.ops.compile import _call_compiler\n"
+    "_call_compiler(['sh', '-c', 'echo $$ >$0; exec sleep 60', sys.argv[1] + '/child'])",
+    "the tracer of an export": "from torch import nn; from recperf.execution import exporting\n"
+    "exporting.TRACE = 'import os, sys, time; open(sys.argv[2], \"w\").write(str(os.getpid())); time.sleep(60)'\n"
+    "exporting._trace(nn.Linear(1, 1), {}, {}, pathlib.Path(sys.argv[1], 'child'))",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("work", CHILDREN)
+def test_a_signal_that_ends_at_once_leaves_no_child_and_where_it_can_be_caught_no_draft(
+    tmp_path: Path, work: str, number: int
+) -> None:
     code = (
-        "import pathlib, sys, time; from recperf.stop import FLAG; from recperf.ops import compile\n"
-        "from recperf.files import atomic_file, temporary_folder\n"
+        "import pathlib, sys; from recperf.stop import FLAG\n"
+        "from recperf.files import atomic_file; from recperf.folders import fresh_folder\n"
         "FLAG.listen(); FLAG.ends_at_once = True; place = pathlib.Path(sys.argv[1])\n"
-        "with atomic_file(place / 'report.html'), temporary_folder(beside=place) as folder:\n"
-        "    (folder / 'half').write_text('x')\n"
-        "    compile._call_compiler(['sh', '-c', 'echo $$ >$0; exec sleep 60', str(place / 'child')])"
+        "with atomic_file(place / 'report.html'), fresh_folder(place / 'new') as folder:\n"
+        f"    (folder / 'half').write_text('x'); exec({CHILDREN[work]!r})"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
         child = tmp_path / "child"
@@ -85,9 +97,9 @@ def test_a_signal_that_ends_at_once_leaves_no_draft_and_no_child(tmp_path: Path)
         while not (child.exists() and child.read_text()) and time.monotonic() < until:
             time.sleep(0.02)
         assert len(list(tmp_path.iterdir())) == 3
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 75
-    assert list(tmp_path.iterdir()) == [child]
+        process.send_signal(number)
+        assert process.wait(10) == (75 if number == signal.SIGTERM else -number)
+    assert number == signal.SIGKILL or list(tmp_path.iterdir()) == [child]
     with pytest.raises(ProcessLookupError):
         while time.monotonic() < until:
             os.kill(int(child.read_text()), 0)

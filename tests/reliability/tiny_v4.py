@@ -15,6 +15,7 @@ from killable import KILLED, Killable, Trouble, claims, home
 
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.synthesize.config import YambdaLike
+from recperf.folders import alone
 from recperf.runs.mlperf.lines import scan
 from recperf.train.checkpoint import CheckpointStore
 
@@ -56,10 +57,16 @@ def command_line(folder: Path, *, events: Path | None = None) -> list[str]:
 
 def begin(folder: Path, *troubles: Trouble, events: Path | None = None) -> Killable:
     """Start a run. An existing profile saves the seconds in which it would measure steps at the end."""
-    folder.mkdir(parents=True, exist_ok=True)
+    own(folder)
     if profile().exists():
         shutil.copyfile(profile(), folder / "profile.json")
     return Killable(command_line(folder, events=events), folder.with_suffix(".log"), *troubles)
+
+
+def own(folder: Path) -> None:
+    """Mark a new folder as recperf does: a run is not started in a folder with files of others."""
+    with alone(folder, what="starting a run", ours=".*"):
+        pass
 
 
 def resume(folder: Path, *troubles: Trouble, log: Path | None = None) -> Killable:

@@ -131,6 +131,7 @@ def test_a_log_of_more_than_two_gib_keeps_every_whole_line(tmp_path: Path) -> No
     Run.create("w", {}, folder=tmp_path / "r").close()
     path, size = tmp_path / "r" / "events.jsonl", (1 << 31) + 12345
     with path.open("r+b") as file:
+        file.write(b'{"kind": ')
         file.seek(size - 1)  # A hole: one read of the system returns less than 2 GiB.
         file.write(b'\n{"half": "a li')
     run = Run.open(tmp_path / "r")

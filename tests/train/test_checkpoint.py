@@ -49,6 +49,19 @@ def test_keeps_the_requested_number(tmp_path: Path) -> None:
     assert [checkpoint_folder.step_of(path) for path in checkpoints.saved()] == [7, 6, 4, 1]
 
 
+def test_a_manifest_of_another_checkpoint_does_not_make_one_the_best(tmp_path: Path) -> None:
+    checkpoints, _ = store(tmp_path, keep_last=2)
+    for step, best in ((10, True), (20, False), (30, False)):
+        checkpoints.save(step, state(step), best=best)
+    manifests = [tmp_path / f"step-000000{step}" / checkpoint_folder.MANIFEST for step in (10, 20)]
+    first, second = (path.read_bytes() for path in manifests)
+    manifests[0].write_bytes(second)
+    manifests[1].write_bytes(first)
+    checkpoints, _ = store(tmp_path, keep_last=2)
+    assert value_of(checkpoints) == 30
+    assert checkpoint_folder.best_of(tmp_path) == tmp_path / "step-00000010"
+
+
 def test_nothing_saved_is_not_an_error(tmp_path: Path) -> None:
     assert store(tmp_path / "none")[0].load() is None
     # Nor is a first save that was killed.

@@ -374,7 +374,7 @@ def test_sizes_count_the_rows_that_are_written(tmp_path: Path, monkeypatch: pyte
     table.write(torch.arange(10), torch.randn(10, D + 1))
     assert tensor_bytes(table.state()) == 10 * (4 * D + 8) + 10 * (4 + 8)
     checkpoints, _ = store(tmp_path, background=True)
-    # Without room for copies of the rows the save is not in the background, and nothing is copied whole.
+    # Without room for copies of the rows the save waits, and nothing is copied whole.
     chunks: list[int] = []
     values = Leaf.values
 
@@ -385,16 +385,22 @@ def test_sizes_count_the_rows_that_are_written(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as small:
         small.setattr(checkpoint, "available_bytes", lambda: 0)
         small.setattr(checkpoint_file, "CHUNK", 4 * D * 3)
+        small.setattr(checkpoint.Content, "copied", lambda *_: pytest.fail("it is copied"))
         small.setattr(Leaf, "values", counted)
         checkpoints.save(1, state_of(table, 1), best=False)
         assert checkpoints.saved()
+    # Nor are rows in files copied unless that is asked for.
+    for in_files, asked in ((False, "auto"), (True, "auto"), (True, "on")):
+        monkeypatch.setattr(Leaf, "in_files", in_files)
+        config = TrainConfig(checkpoint_background=asked)  # type: ignore[arg-type]
+        assert saving.in_background(config, table.state()) == (not in_files or asked == "on")
     assert max(chunks) < 10
     assert same(resumed(tmp_path)[0].plain(), table.plain())
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(100))
         table.write(torch.arange(10), torch.randn(10, D + 1))
         with pytest.raises(MachineError, match=r"the checkpoint takes .* of disk; 100 B are free"):
-            store(tmp_path)[0].save(2, state_of(table, 2), best=False)
+            store(tmp_path)[0].save(3, state_of(table, 3), best=False)
     assert not list(tmp_path.glob(".step-*"))
     with monkeypatch.context() as lacking:
         lacking.setattr("recperf.train.checkpoint_state.available_bytes", lambda: 10)

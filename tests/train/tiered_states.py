@@ -63,6 +63,7 @@ class Leaf:
     shape: tuple[int, ...]
     initial: dict[str, Any]
     dtype: torch.dtype = torch.float32
+    in_files = False
 
     def written(self) -> int:
         return len(self.table.records)

@@ -35,12 +35,13 @@ def served(folder: Path, **options: Any) -> ServedImported:
     places[:2] = ["once", "once"]
     table = pa.table({
         OUTSIDE: places,
+        "zip": np.array(["00501", "10001", "02134", "1.50"])[draw.integers(0, 4, rows)],
         "tags": ["|".join(sorted(draw.choice(["a", "b", "c"], draw.integers(0, 4), replace=False))) for _ in places],
         "price": [None if one < 0 else one for one in draw.normal(40, 30, rows).round(2)],
         "clicked": draw.integers(0, 2, rows),
     })  # fmt: skip
     pq.write_table(table, folder / "clicks.parquet")
-    columns = {"label": "clicked", "categorical": OUTSIDE, "numeric": "price", "multi": "tags", "min_count": 3}
+    columns = {"label": "clicked", "categorical": f"{OUTSIDE},zip", "numeric": "price", "multi": "tags", "min_count": 3}
     import_clicks(ClickOptions(clicks=folder / "clicks.parquet", **{**columns, **options}), folder / "store")
     clicks = ImportedClicks(folder / "store", SplitConfig())
     config = DLRMConfig(
@@ -53,6 +54,7 @@ def served(folder: Path, **options: Any) -> ServedImported:
 
 ROWS = pa.table({
     OUTSIDE: ["Rome", " Oslo ", "NA", None, "once", "never"],
+    "zip": ["501", "00501", "1.5", None, "2134", "7"],
     "tags": ["b|a", "", "c|d|c", None, "a", "null"],
     "price": [12.5, None, -3.0, 1e6, 0.0, 40.0],
 })  # fmt: skip
@@ -89,12 +91,21 @@ def inputs_of(row: dict[str, Any], content: Export, folder: Path) -> tuple[list[
     return np.clip(dense, -10, 10).tolist(), embeddings
 
 
+def key(value: str | None, column: dict[str, Any]) -> str | None:
+    """What a text is compared by, as the export's `key` says."""
+    if value is None or column["values"] == "text":
+        return value
+    return repr(float(value)).removesuffix(".0")
+
+
 def embedding(entries: list[dict[str, Any]], column: dict[str, Any], value: str | None) -> Any:
+    value = key(value, column)
     if column["hashed"]:
         digest = hashlib.blake2b(f"{column['name']}\0{value}".encode(), digest_size=8).digest()
         return entries[1 if value is None else 2 + int.from_bytes(digest, "little") % (len(entries) - 2)]["embedding"]
-    kind = "missing" if value is None else "id" if value in [one["id"] for one in entries] else "other"
-    return next(one["embedding"] for one in entries if one["entry"] == kind and one["id"] in (value, None))
+    keys = [key(one["id"], column) for one in entries]
+    kind = "missing" if value is None else "id" if value in keys else "other"
+    return next(one["embedding"] for one, name in zip(entries, keys) if one["entry"] == kind and name in (value, None))
 
 
 @pytest.mark.parametrize("options", [{}, {"hash": 20, "scale": "quantile"}])
@@ -103,7 +114,7 @@ def test_inputs_follow_from_the_export_alone(tmp_path: Path, options: dict[str, 
     encoded = model.encode({name: ROWS[name] for name in ROWS.column_names})
     if not options:
         # A rare category of the training rows is known; one of several that no row has is not.
-        assert encoded.unknown == {OUTSIDE: 1, "tags": 1}
+        assert {name: one.rows for name, one in encoded.unknown.items()} == {OUTSIDE: 1, "zip": 1, "tags": 1}
     with torch.no_grad():
         content = model.export(ROWS, encoded.inputs)
     folder = tmp_path / "a" / "export"

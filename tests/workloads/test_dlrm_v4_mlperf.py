@@ -16,6 +16,7 @@ from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.synthesize.config import YambdaLike
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.ranks import Ranks
+from recperf.folders import alone
 from recperf.runs.mlperf.check import verdict
 from recperf.runs.mlperf.lines import Line, read
 from recperf.runs.mlperf.log import MLPerfLog
@@ -89,7 +90,8 @@ def test_a_small_run_and_a_killed_one_keep_every_rule_but_those_of_size(
     assert broken(straight) == EXCUSED
 
     # What is measured after a training is no part of the log, and takes longer than the training.
-    killed.mkdir()
+    with alone(killed, what="starting a run", ours=".*"):
+        pass
     shutil.copyfile(straight / "profile.json", killed / "profile.json")
     passed: list[str] = []
 

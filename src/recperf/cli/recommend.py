@@ -33,6 +33,8 @@ class Options(ModelOptions):
     """Items for each user."""
     exclude_seen: bool = False
     """Leave out the items that a user has in the training rows; with dlrm-v4, in any event of the store."""
+    allow_unknown: bool = False
+    """Also accept over 100 users of which more than half are unknown to the data of the model."""
     output: Path | None = None
     """The file to write, .parquet or .csv, with the columns user, rank, item, score, logit and rank_score; without one
     the items of up to 20 users are printed."""
@@ -44,8 +46,9 @@ def command(arguments: list[str]) -> int:
         raise UsageError("give one of --users, --users-file and --all-users", fix="recperf recommend RUN --users 1 2 3")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     run = open_run(options, terminal)
-    from ..execution.recommending import recommend
+    from ..execution.recommending import recommend, unknown_users
     from ..execution.scoring import format_of, write_rows
+    from ..execution.serving import require_known, unknown_text
     from .data.progress import Bar
 
     if options.output is not None:
@@ -54,12 +57,13 @@ def command(arguments: list[str]) -> int:
     if options.output is None and len(users) > MOST_SHOWN:
         raise UsageError(f"{len(users):,} users are too many to print", fix="--output recommendations.parquet")
     bar, done = Bar(terminal, "recommending", "users"), 0
-    unknown = int((run.model.served.users.places(users) < 0).sum()) if run.model.served.users else 0
+    unknown = unknown_users(run.model, users)
+    require_known(unknown, 0 if options.allow_unknown else len(users))
 
     def tables() -> Iterator[Any]:
         nonlocal done
         for rows in recommend(run.model, users, options.k, exclude_seen=options.exclude_seen):
-            done += len(rows["user"].unique())
+            done += len(rows.column(0).unique())
             bar(done, len(users))
             yield rows
 
@@ -76,25 +80,35 @@ def command(arguments: list[str]) -> int:
     summary = {
         **run.model.facts,
         "users": len(users),
-        "unknown_users": unknown,
+        "unknown": {column: one.rows for column, one in unknown.items()},
         "seconds": round(seconds, 3),
         "users_per_s": round(len(users) / max(seconds, 1e-9), 1),
         "meeting": None if meeting is None else meeting[1],
         "output": None if options.output is None else str(options.output),
     }
     if rows:
-        names = ("user", "rank", "item", "score", "rank_score")
-        cells = [[f"{row[name]:.4f}" if "score" in name else str(row[name]) for name in names] for row in rows]
-        terminal.say(table([list(names), *cells]))
+        terminal.say(table_of(rows))
         by = f"log of the probability that a user meets the item, {meeting[1]}, times the score" if meeting else "logit"
         terminal.say(f"ordered by rank_score: the {by}")
     text = f"{len(users):,} users in {seconds:.1f} s on {summary['device']}: {number(summary['users_per_s'])} users/s"
-    terminal.say(text + (f"; unknown: {unknown:,}, served by the row for unknown ids" if unknown else ""))
+    terminal.say(text)
+    if note := unknown_text(summary["unknown"]):
+        terminal.say(f"  {note}")
     if options.output is not None:
         terminal.say(f"  recommendations: {options.output}")
     if options.json:
         print_json({**summary, **({"recommendations": rows} if options.output is None else {})})
     return 0
+
+
+def table_of(rows: list[dict[str, Any]]) -> str:
+    """The recommended items for people, without their logits."""
+    user, rank, item, score, _, rank_score = rows[0]
+    cells = [
+        [*(str(row[name]) for name in (user, rank, item)), *(f"{row[name]:.4f}" for name in (score, rank_score))]
+        for row in rows
+    ]
+    return table([[user, rank, item, score, rank_score], *cells])
 
 
 def ids_of(model: Any, options: Options) -> Any:
@@ -110,7 +124,7 @@ def ids_of(model: Any, options: Options) -> Any:
     if options.users_file is None:
         return arrow.array(options.users)
     file = RowFile(options.users_file)
-    column = find_column("user", model.served.roles["user"], file.names) or ""
+    column = find_column("user", model.served.roles[users.role], file.names) or ""
     blocks = [block[column] for block in file.blocks([column], 1 << 20)]
     if not blocks:
         raise UsageError("the file has no users", where={"file": options.users_file}, fix="name a file with users")

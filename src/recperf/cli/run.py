@@ -19,6 +19,7 @@ from ..distributed.progress import job, launched, remember_run, remembered_run, 
 from ..distributed.ranks import Ranks, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import read_regular, require_writable, write_atomic
+from ..folders import refuse_foreign
 from ..runs.checkpoints import listed
 from ..runs.record import JOB, Busy, Run, read_config
 from ..runs.report.quality_sections import shortfall
@@ -57,7 +58,7 @@ class Options(WorkloadOptions[C]):
     allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """With --resume: a field that may be changed nevertheless, such as train.batch_size; can be repeated."""
     run_dir: Path | None = None
-    """Folder of the run; default runs/<workload>-<time>-<id>."""
+    """Folder of the run, new or empty; default runs/<workload>-<time>-<id>."""
     log: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "wandb", "mlflow"], ...]] = ()
     """Send loss, gradient norm, learning rate, throughput, metrics and budget there too (docs/logging.md); can be
     repeated. A resumed run continues."""
@@ -149,6 +150,8 @@ def dry_run(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     place = choice.resume or options.run_dir or Path("runs") / f"{choice.workload.name}-<time>-<id>"
     if not choice.resume and options.run_dir and (options.run_dir / "config.json").exists():
         raise UsageError("the run folder already holds a run", where={"folder": options.run_dir})
+    if not choice.resume:
+        refuse_foreign(place)
     require_writable(place)
     if options.values.train.device == "cuda":
         from ..train.device import choose as choose_device

@@ -41,6 +41,9 @@ class Options(ModelOptions):
     """The file to write: .parquet or .csv."""
     columns: tuple[str, ...] | None = None
     """Columns of the input to write beside the scores; default: all."""
+    allow_unknown: bool = False
+    """Also score a file of over 100 rows where more than half have an id, in some column, that the data of the model
+    has never had."""
 
 
 def open_run(options: ModelOptions, terminal: Terminal) -> OpenRun:
@@ -67,6 +70,7 @@ def command(arguments: list[str]) -> int:
             options.input,
             options.output,
             columns=options.columns,
+            allow_unknown=options.allow_unknown,
             progress=lambda done, total: bar(done, total or 0),
         )
     finally:
@@ -79,13 +83,14 @@ def command(arguments: list[str]) -> int:
 
 def text_of(summary: dict[str, Any]) -> str:
     """The summary of a scoring for people."""
+    from ..execution.serving import unknown_text
+
     resumed = f", {summary['resumed_at']:,} of them before this command," if summary["resumed_at"] else ""
     lines = [
         f"{summary['rows']:,} rows scored{resumed} in {summary['seconds']:.1f} s on {summary['device']}: "
         f"{number(summary['rows_per_s'])} rows/s",
         f"  model:  seed {summary['seed']}, checkpoint {summary['checkpoint']}",
     ]
-    unknown = [f"{count:,} rows with an unknown {role}" for role, count in summary["unknown"].items() if count]
-    if unknown:
-        lines.append(f"  served by the row for unknown ids: {', '.join(unknown)}")
+    if unknown := unknown_text(summary["unknown"]):
+        lines.append(f"  {unknown}")
     return "\n".join([*lines, f"  scores: {summary['output']}"])

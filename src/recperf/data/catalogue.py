@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .. import places
 from ..errors import DataError, MachineError, UsageError
-from ..files import fresh_folder, refuse_occupied
+from ..folders import fresh_folder, refuse_occupied
 from ..stop import poll
 from . import clicks, movielens, movielens_like
 from .config import MovieLensConfig
@@ -71,9 +71,9 @@ def get(name: str, *, say: Say, url: str | None = None) -> dict[str, Any]:
         say(f"{name} is already in {folder}, intact")
         return {**answer, "downloaded": False}
     say(f"{name}: {LICENCE[name]}")
-    if os.path.lexists(folder):
-        say(f"the content of {folder} is not the published dataset and will be replaced")
-    with fresh_folder(folder, replace_old=True) as draft:
+    with fresh_folder(folder, ours="|".join((*movielens.FILES, "README"))) as draft:
+        if folder.exists():
+            say(f"the content of {folder} is not the published dataset and will be replaced")
         _fetch(url or URL, draft, say)
     say(f"{name} is in {folder}")
     return {**answer, "downloaded": True}

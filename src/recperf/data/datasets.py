@@ -6,7 +6,6 @@ A kind says how a dataset is stored; each workload lists the kinds it can train 
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import re
 import zlib
@@ -19,7 +18,8 @@ from typing import Any
 from .. import places
 from ..config import require
 from ..errors import DataError, UsageError, closest
-from ..files import open_linked, read_linked
+from ..files import open_linked
+from ..jsonfile import read_sealed
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,14 @@ class Kind:
     """Path of its description inside the dataset's folder; the file is written last."""
     rows: str
     """Field of the description with the number of rows."""
+    form: tuple[str, int]
+    """Format and version of the description."""
 
 
-KINDS = {"events": Kind("store/store.json", rows="events"), "clicks": Kind("clicks/clicks.json", rows="rows")}
+KINDS = {
+    "events": Kind("store/store.json", rows="events", form=("recperf-events", 1)),
+    "clicks": Kind("clicks/clicks.json", rows="rows", form=("recperf clicks", 3)),
+}
 """Kinds that an import writes; a dataset has the first of which the description exists."""
 CRITEO_COLUMNS = 40
 BUILT_IN = {
@@ -59,17 +64,14 @@ class Dataset:
     """Description of an imported dataset."""
 
     def facts(self) -> dict[str, Any]:
-        """The description of an imported dataset, not verified; empty if it cannot be read."""
-        try:
-            facts = json.loads(read_linked(self.manifest)) if self.manifest else {}
-        except (OSError, ValueError, DataError):
+        """The description of an imported dataset; empty for another."""
+        if self.manifest is None:
             return {}
-        return facts if isinstance(facts, dict) else {}
+        return read_sealed(self.manifest, KINDS[self.kind].form, fix=f"remove {self.folder} and import it again")
 
     @property
     def rows(self) -> int | None:
-        rows = self.facts().get(KINDS[self.kind].rows) if self.kind in KINDS else None
-        return rows if isinstance(rows, int) else None
+        return self.facts().get(KINDS[self.kind].rows) if self.kind in KINDS else None
 
     @property
     def bytes(self) -> int:
@@ -117,7 +119,7 @@ def imported() -> Iterator[Dataset]:
 def _imported(folder: Path) -> Dataset | None:
     for kind, stored in KINDS.items():
         manifest = folder / stored.manifest
-        if manifest.is_file():
+        if os.path.lexists(manifest):
             return Dataset(name=folder.name, kind=kind, folder=manifest.parent, manifest=manifest)
     return None
 
@@ -161,7 +163,7 @@ def at(path: Path) -> Dataset:
     name, path = str(path), path.absolute()
     for kind, stored in KINDS.items():
         for manifest in (path / Path(stored.manifest).name, path / stored.manifest):
-            if manifest.is_file():
+            if os.path.lexists(manifest):
                 return Dataset(name=name, kind=kind, folder=manifest.parent, manifest=manifest)
     if (path / "u.data").exists() or (path / "ml-100k" / "u.data").exists():
         return Dataset(name=name, kind="movielens", folder=path)

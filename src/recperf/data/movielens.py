@@ -36,6 +36,7 @@ SYNTHETIC_MARK = "recperf:made-up"
 
 LARGEST_ID = 10_000_000
 LARGEST_TIME = 10**12
+LARGEST_FILE = 1 << 28
 OLDEST = 150
 _MOST_DIGITS = 18
 _GENRES_USED = 12
@@ -145,8 +146,12 @@ def _read_file(path: Path) -> bytes:
     get_again = f"unpack ml-100k.zip again, or run: recperf data get {NAME}"
     try:
         # A pipe or device in place of the file would block forever.
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        facts = os.stat(path)
+        if not stat.S_ISREG(facts.st_mode):
             raise DataError(f"{path.name} is not a file", where={"file": path}, fix=get_again)
+        if facts.st_size > LARGEST_FILE:
+            what = f"{path.name} has {facts.st_size:,} bytes; the published files have fewer than 2,000,000"
+            raise DataError(what, where={"file": path}, fix="recperf data import takes larger files")
         content = path.read_bytes()
     except OSError as error:
         what = f"{path.name} cannot be read: {error.strerror or error}"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import require
-from ..files import fresh_folder
+from ..folders import fresh_folder
 from .movielens import GENRES, SYNTHETIC_MARK, MovieLens
 
 Floats = NDArray[np.float64]

@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..config import require, within
 from ..errors import ConfigError, DataError
-from ..files import write_atomic
+from ..files import open_regular, write_atomic
+from ..jsonfile import Struct, read
+from ..jsonfile import require as require_kind
 
 Counts = Mapping[str, Mapping[int, int]]
 """How often each id of each feature occurs."""
@@ -23,6 +25,13 @@ KINDS = ("uniform", "gaussian", "zipf", "replay")
 CSV_COLUMNS = ["feature", "id", "count"]
 MAX_COUNT = 1 << 53
 """Larger counts are not exact in JSON, where numbers are doubles."""
+_FIX = "correct the file, or use data.random_config.write_profile"
+
+
+class _Profile(Struct):
+    """A JSON file of frequencies."""
+
+    features: dict[str, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +111,8 @@ def read_profile(path: Path, rows: Mapping[str, int]) -> dict[str, dict[int, int
 
     Other features of the file are only checked for their format.
     """
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the profile of ids: {error}", where={"file": path}, fix="data.profile") from None
     profile: dict[str, dict[int, int]] = {}
-    entries = _csv_entries(path, content) if path.suffix == ".csv" else _json_entries(path, content)
-    for where, name, index, count in entries:
+    for where, name, index, count in _csv_entries(path) if path.suffix == ".csv" else _json_entries(path):
         counts, table = profile.setdefault(name, {}), rows.get(name)
         _check(index not in counts, f"id {index} of feature {name!r} occurs twice", where)
         _check(0 <= count <= MAX_COUNT, f"count {count} of id {index} of feature {name!r} is outside 0 to 2^53", where)
@@ -128,10 +132,15 @@ Entry = tuple[dict[str, object], str, int, int]
 
 def _check(holds: bool, problem: str, where: dict[str, object]) -> None:
     if not holds:
-        raise DataError(problem, where=where, fix="correct the file, or use data.random_config.write_profile")
+        raise DataError(problem, where=where, fix=_FIX)
 
 
-def _csv_entries(path: Path, content: str) -> Iterator[Entry]:
+def _csv_entries(path: Path) -> Iterator[Entry]:
+    try:
+        with open(open_regular(path, named=True), encoding="utf-8") as file:
+            content = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the profile of ids: {error}", where={"file": path}, fix="data.profile") from None
     lines: Iterable[list[str]] = csv.reader(content.splitlines())
     for number, fields in enumerate(lines, 1):
         where: dict[str, object] = {"file": path, "line": number}
@@ -146,19 +155,8 @@ def _csv_entries(path: Path, content: str) -> Iterator[Entry]:
         yield where, fields[0], index, count
 
 
-def _json_entries(path: Path, content: str) -> Iterator[Entry]:
-    where: dict[str, object] = {"file": path}
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
-        _check(False, f"not JSON: {error}", where | ({"line": line} if line else {}))
-    features: Any = value.get("features") if isinstance(value, dict) else None
-    _check(isinstance(features, dict), 'no object "features" at the top', where)
-    for name, pairs in features.items():
-        _check(isinstance(pairs, list), "not a list of [id, count]", where | {"feature": name})
-        for place, pair in enumerate(pairs):
-            at = where | {"feature": name, "entry": place}
-            integers = isinstance(pair, list) and len(pair) == 2 and all(type(part) is int for part in pair)
-            _check(integers, f"{json.dumps(pair)[:80]} is not [id, count] in integers", at)
-            yield at, name, pair[0], pair[1]
+def _json_entries(path: Path) -> Iterator[Entry]:
+    profile = require_kind(read(path, named=True), _Profile, path, what="is not a profile of ids", fix=_FIX)
+    for name, pairs in profile.features.items():
+        for place, (index, count) in enumerate(pairs):
+            yield {"file": path, "feature": name, "entry": place}, name, index, count

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .rows import Table, in_blocks, pyarrow
 from .user_files.load import tables_of
-from .user_files.source import Source, bad_file, inspect
+from .user_files.source import Source, bad_file, inspect, repeated_name
 
 
 class RowFile:
@@ -19,7 +19,7 @@ class RowFile:
 
     def __init__(self, path: Path) -> None:
         source = inspect(path, {}, header="yes")
-        repeated = next((name for name in source.names if source.names.count(name) > 1), None)
+        repeated = repeated_name(source.names)
         if repeated is not None:
             raise bad_file(
                 source.path, f"the file has {source.names.count(repeated)} columns named {repeated!r}", "rename one"

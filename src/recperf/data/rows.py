@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, MachineError, closest
+from ..errors import DataError, MachineError, closest, shorten_middle
 
 Table = Any
 """A pyarrow.Table."""
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
+MOST_EXAMPLES = 3
 
 
 def pyarrow(part: str = "") -> Any:
@@ -74,6 +75,30 @@ def find_column(role: str, spellings: Sequence[str], names: Sequence[str], *, re
     return column
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """Rows whose id, in some column, the data of a model has never had."""
+
+    rows: int
+    examples: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(unknown_N: NDArray[np.bool_], column: Any) -> Unknown:
+        first = one_array(column).take(pyarrow().array(np.flatnonzero(unknown_N)[:1000])).to_pylist()
+        shown = dict.fromkeys(shorten_middle(repr(value), 60) for value in first)
+        return Unknown(int(unknown_N.sum()), tuple(shown)[:MOST_EXAMPLES])
+
+
+def add_unknown(total: Mapping[str, Unknown], more: Mapping[str, Unknown]) -> dict[str, Unknown]:
+    """Unknown rows by column, of two parts of a table together."""
+    joined = dict(total)
+    for column, one in more.items():
+        before = total.get(column, Unknown(0))
+        examples = tuple(dict.fromkeys([*before.examples, *one.examples]))[:MOST_EXAMPLES]
+        joined[column] = Unknown(before.rows + one.rows, examples)
+    return joined
+
+
 class Ids:
     """The user's own ids of one role. Their numbers count from 1 in the order of `values`, or are given."""
 
@@ -97,11 +122,27 @@ class Ids:
         return np.arange(1, len(self.values) + 1) if self._numbers_V is None else self._numbers_V
 
     def places(self, column: Any) -> NDArray[np.int64]:
-        """Where in `values` each id of a column is; -1 for one that is missing or unknown."""
-        compute, arrow = pyarrow(".compute"), pyarrow()
-        column = as_text(column) if self.text else as_integers(column, self.role)
-        places = compute.fill_null(compute.index_in(column, value_set=self.values, skip_nulls=True), -1)
-        return np.asarray(places.cast(arrow.int64()).to_numpy(zero_copy_only=False) if _single(places) else places)
+        """Where in `values` each id of a column is; -1 for one that is missing or unknown. A number means the one id
+        that denotes it."""
+        compute, arrow, column, values = pyarrow(".compute"), pyarrow(), one_array(column), self.values
+        if self.text and is_text(column):
+            column = as_text(column)
+        else:
+            column, (values, repeated) = whole_numbers(column, self.role), self._whole
+            several = column.filter(compute.is_in(column, value_set=repeated))
+            if len(several):
+                same = self.values.filter(compute.equal(values, several[0])).to_pylist()[:2]
+                what = f"{self.role} {several[0]} may be {same[0]!r} or {same[1]!r}"
+                raise DataError(what, fix=f"give each {self.role} as text")
+        places = compute.fill_null(compute.index_in(column, value_set=values, skip_nulls=True), -1)
+        return np.asarray(places.cast(arrow.int64()))
+
+    @cached_property
+    def _whole(self) -> tuple[Any, Any]:
+        """The whole number that each id denotes, null for none, and those that several ids denote."""
+        values = whole_numbers(self.values, self.role)
+        counts = values.drop_null().value_counts()
+        return values, counts.field("values").filter(pyarrow(".compute").greater(counts.field("counts"), 1))
 
     def of_numbers(self, numbers_N: NDArray[np.int64]) -> Any:
         """The own ids of numbers, all of which are known; the numbers of `values` must ascend."""
@@ -128,43 +169,57 @@ def one_array(column: Any) -> Any:
     return column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
 
 
+def is_text(column: Any) -> bool:
+    types = pyarrow().types
+    return bool(types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type))
+
+
 def as_text(column: Any) -> Any:
-    """Ids as text without the whitespace around it; whole numbers are written without a point."""
+    """Text without the whitespace around it, null where nothing is left."""
     arrow, compute = pyarrow(), pyarrow(".compute")
-    column = one_array(column)
-    if arrow.types.is_floating(column.type):
-        column = as_integers(column, "id")
-    text = compute.utf8_trim_whitespace(column.cast(arrow.string()))
+    text = compute.utf8_trim_whitespace(one_array(column).cast(arrow.string()))
     return compute.if_else(compute.equal(text, ""), arrow.scalar(None, arrow.string()), text)
+
+
+def whole_numbers(column: Any, role: str) -> Any:
+    """The whole numbers of a column, which may be written with a point; null for other numbers, text and missing
+    values. Refuses other types, and numbers that were rounded."""
+    arrow, compute, column = pyarrow(), pyarrow(".compute"), one_array(column)
+    types = arrow.types
+    if types.is_floating(column.type):
+        column = column.cast(arrow.float64())
+        rounded = column.filter(compute.greater_equal(compute.abs(column), 2.0**53))
+        if len(rounded):
+            what = f"{role} {rounded[0].as_py():.0f} is a floating-point number that may be a rounded id"
+            raise DataError(what, fix=f"give each {role} as a whole number or as text")
+        whole = compute.equal(column, compute.floor(column))
+        return compute.if_else(whole, column, arrow.scalar(None, column.type)).cast(arrow.int64())
+    if types.is_integer(column.type) and not types.is_uint64(column.type):
+        return column.cast(arrow.int64())
+    if not (is_text(column) or types.is_integer(column.type) or types.is_decimal(column.type)):
+        if types.is_null(column.type):
+            return column.cast(arrow.int64())
+        raise DataError(
+            f"{role}: a column of type {column.type} has no ids", fix="give ids as whole numbers or as text"
+        )
+    text = as_text(column)
+    parts = compute.extract_regex(text, r"^[+]?(?P<sign>-?)0*(?P<digits>[0-9]{1,19})(?:\.0*)?$")
+    sign, digits = (compute.struct_field(parts, name) for name in ("sign", "digits"))
+    fits = compute.or_(compute.less(compute.utf8_length(digits), 19), compute.less_equal(digits, str(2**63 - 1)))
+    digits = compute.if_else(
+        fits, compute.binary_join_element_wise(sign, digits, ""), arrow.scalar(None, arrow.string())
+    )
+    return digits.cast(arrow.int64())
 
 
 def as_integers(column: Any, role: str) -> Any:
     """Whole numbers, missing ones null; another value is an error that names its row within the table."""
-    arrow, compute = pyarrow(), pyarrow(".compute")
-    column = one_array(column)
-    if arrow.types.is_null(column.type):
-        return column.cast(arrow.int64())
-    if arrow.types.is_floating(column.type):
-        column = compute.if_else(compute.is_nan(column), arrow.scalar(None, column.type), column)
-    text = arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type)
-    try:
-        return (as_text(column) if text else column).cast(arrow.int64())
-    except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError):
-        values = column.to_pylist()
-        wrong = next((row for row, value in enumerate(values) if not _is_whole(value)), None)
-        if wrong is None and text:
-            return arrow.array(
-                [int(value.split(".")[0]) if value and value.strip() else None for value in values], arrow.int64()
-            )
-        row, value = (wrong, values[wrong]) if wrong is not None else (0, values[0] if values else None)
-        raise BadRow(
-            row, f"{role} {value!r} is not a whole number", f"each {role} of this model is a whole number"
-        ) from None
-
-
-def _is_whole(value: Any) -> bool:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return True
-    if isinstance(value, str):
-        return not value.strip() or _INTEGER.fullmatch(value.strip()) is not None
-    return isinstance(value, float) and value.is_integer()
+    arrow, compute, column = pyarrow(), pyarrow(".compute"), one_array(column)
+    numbers, there = whole_numbers(column, role), as_text(column) if is_text(column) else column
+    if arrow.types.is_floating(there.type):
+        there = compute.if_else(compute.is_nan(there), arrow.scalar(None, there.type), there)
+    row = compute.index(compute.and_(compute.is_valid(there), compute.is_null(numbers)), True).as_py()
+    if row >= 0:
+        what = f"{role} {column[row].as_py()!r} is not a whole number"
+        raise BadRow(row, what, f"each {role} of this model is a whole number")
+    return numbers

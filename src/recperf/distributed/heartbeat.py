@@ -84,8 +84,8 @@ class Heartbeat:
         self._hang_s = timeout_s + FAILED_S
         self._keys = [f"alive/{other}" for other in range(size)]
         self.signs = [Sign() for _ in range(size)]
-        # Every rank reads all signs: with many ranks less often.
-        self.period_s = max(1.0, size / 64)
+        # Every rank reads all signs: with many ranks less often, and in a file, which keeps every sign, too.
+        self.period_s = max(5.0 if progress.launched() else 1.0, size / 64)
         self._limit_s = max(SILENT_S, 3 * self.period_s)
         self._unanswered_s = 0.0
         """Since the store answered."""

@@ -19,13 +19,15 @@ from time import monotonic
 from typing import Any
 
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, UsageError
-from ..files import temporary_folder
+from ..folders import temporary_folder
 from ..machine import usable_cores
-from ..stop import FLAG, SIGNALS, name_of
+from ..stop import FLAG, SIGNALS, child, name_of
 from .progress import LAUNCHER, Exit, Progress, read_exit, read_progress
 from .world import World
 
 MOST_RANKS = 1024
+LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Ranks of one host listen to nothing outside it: they meet in a file, and the agent starts no store that listens."""
 SAVE_S = 600
 """Seconds that ranks get to save after a signal before they are killed."""
 END_S = 5
@@ -72,6 +74,7 @@ def launch(
 
     require_torchrec()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
+    os.environ.update(LOCAL)
     with temporary_folder(LAUNCHER) as folder:
         agent = Agent([verb, *arguments], ranks, folder)
         for attempt in range(1, restarts + 2):
@@ -132,24 +135,30 @@ class Agent:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+        meeting = self.folder / "rendezvous"
+        # An earlier attempt closed it.
+        meeting.unlink(missing_ok=True)
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=self.ranks,
             run_id=self.folder.name,
             rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
+            rdzv_endpoint=str(meeting),
+            rdzv_configs={"store_type": "file"},
+            local_addr="127.0.0.1",
             max_restarts=0,
             logs_specs=self._logs,
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "recperf", *self.command)
+            program, *arguments = child([sys.executable, "-m", "recperf", *self.command])
+            elastic_launch(config, program)(*arguments)
         except ChildFailedError as error:
             return {rank: failure.exitcode for rank, failure in error.failures.items()}
         return {}
 
     def _job(self) -> Path:
-        return next(self.folder.glob("*"), self.folder)
+        return next(self.folder.glob("*/"), self.folder)
 
     def has_run(self) -> bool:
         """Whether the ranks have begun a run, which a restart can resume."""

@@ -17,6 +17,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ..jsonfile import load
 from ..measure import spans
 
 LAUNCHER = "recperf-ranks-"
@@ -95,6 +96,13 @@ def folder() -> Path | None:
     return Path(path).parent if path else None
 
 
+def meeting() -> str:
+    """Where ranks meet: in a file that only this user can read, if `recperf run --ranks` started them, else in
+    torchrun's store."""
+    place = folder()
+    return f"file://{place.parent / 'store'}" if launched() and place else "env://"
+
+
 def begin(*, several: bool = False) -> None:
     """Record the progress of this process from now on: in its folder, or in memory if it is one of several ranks."""
     global _page
@@ -165,7 +173,7 @@ def record_exit(end: Exit) -> None:
 def read_exit(place: Path) -> Exit | None:
     """How the rank of a folder ended; None where it could not say."""
     try:
-        return Exit(**json.loads((place / _ERROR_FILE).read_text())["message"]["extraInfo"]["recperf"])
+        return Exit(**load(place / _ERROR_FILE)["message"]["extraInfo"]["recperf"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 from ..errors import MachineError, UsageError
 from ..machine import out_of_memory
 from .heartbeat import Heartbeat, Lost
+from .progress import meeting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +84,7 @@ class World:
     def on_one_host(self) -> bool:
         return self.local_size == self.size
 
-    def join(self, device: str, timeout_s: float, *, init_method: str = "env://") -> None:
+    def join(self, device: str, timeout_s: float, *, init_method: str | None = None) -> None:
         """Meet the other ranks: gloo between CPUs, NCCL between GPUs, with gloo for tensors in host memory."""
         if self.size == 1 or self.joined:
             return
@@ -92,7 +93,7 @@ class World:
         self.device = self._device(device)
         self.backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
         try:
-            store = meet(self.rank, self.size, timeout_s, init_method)
+            store = meet(self.rank, self.size, timeout_s, init_method or meeting())
             if self.on_lost is not None:
                 self.heartbeat = Heartbeat(store.clone(), self.rank, self.size, timeout_s, self.on_lost)
             connect(self.backend, store, self.rank, self.size, timeout_s)

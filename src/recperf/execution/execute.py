@@ -32,7 +32,7 @@ from ..runs.resume import (
     reported_changes,
     since_start,
 )
-from ..runs.schemas import Machine, Progress, Scores
+from ..runs.schemas import Machine, Profile, Progress, Scores
 from ..runs.seal import seal
 from ..runs.speed import budget_of, speed_of, tables_of
 from ..stop import StopFlag, poll
@@ -98,11 +98,11 @@ def execute(
             trained=assessment.trained, curves=curves,
         )  # fmt: skip
         trials, trial = _train_seeds(job, started)
-        if run.read("profile.json") is None:
+        if run.read("profile.json", Profile) is None:
             measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
     result = checked(_result(job, trials, baselines, started, facts, ceilings))
     run.write("result.json", result)
-    profile = run.read("profile.json")  # On every rank: rank 0 sends what it reads.
+    profile = run.read("profile.json", Profile)  # On every rank: rank 0 sends what it reads.
     if curves.loggers:
         curves.finish(run, result, profile, to_json(config))
     world.leader_only(lambda: seal(run.folder))
@@ -120,7 +120,7 @@ def _result(
     """The content of result.json, from the files of the run and what its trainings gave."""
     run, prepared, world = job.run, job.prepared, current()
     operators = operators_text({**(started.get("operators") or {}), **choice.used()})
-    profile = run.read("profile.json")
+    profile = run.read("profile.json", Profile)
     speed, changes = world.on_leader(lambda: _logged(run))
     verified = prepared.verified()
     return {

@@ -9,7 +9,6 @@ Shapes: R rows of a table, W width of a row.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from itertools import count as counting
@@ -21,8 +20,9 @@ from torch import Tensor, nn
 
 from ..data.rows import pyarrow
 from ..errors import MachineError
-from ..files import fresh_folder, temporary_folder, write_atomic, write_json
-from ..stop import poll
+from ..files import write_atomic, write_json
+from ..folders import fresh_folder, temporary_folder
+from ..stop import call, poll
 from ..train.checkpoint_file import write_tensors
 from ..train.device import applied
 from .serving import Export, Served, TableExport, TrainedModel, in_tiers
@@ -164,7 +164,7 @@ def _trace(module: nn.Module, traced: dict[str, Tensor], inputs: dict[str, Tenso
         given, logits = folder / "given.pt", folder / "logits.pt"
         torch.save((module, traced, inputs), given)
         command = [sys.executable, "-c", TRACE, *map(str, (given, path, logits)), *sys.path]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        done = call(command)
         if done.returncode:
             *_, last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise MachineError(f"torch.export cannot trace the model: {last}")

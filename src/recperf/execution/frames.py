@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ..data.rows import Table, pyarrow
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 
 KINDS = ("pandas", "polars", "pyarrow")
 Columns = Mapping[str, Any]
@@ -34,15 +36,25 @@ def names_of(frame: Any) -> list[str]:
 
 def to_table(frame: Any, columns: Iterable[str]) -> Table:
     """Columns of a frame as a pyarrow table."""
-    return pyarrow().table({name: array_of(frame[name]) for name in columns})
+    return pyarrow().table({name: array_of(frame[name], name) for name in columns})
 
 
-def array_of(column: Any) -> Any:
-    """A column of a frame, or a list, as an array of pyarrow."""
+def array_of(column: Any, name: str) -> Any:
+    """A column of a frame, or a list, as an array of pyarrow. Refuses one that mixes types, whose values would be
+    guessed."""
     kind = kind_of(column)
-    if kind in ("polars", "pyarrow"):
-        return column.to_arrow() if kind == "polars" else column
-    return pyarrow().array(column, from_pandas=True)
+    if kind == "pyarrow":
+        return column
+    try:
+        array = column.to_arrow() if kind == "polars" else pyarrow().array(column, from_pandas=True)
+        types = set(map(type, column)) if getattr(column, "dtype", "object") == "object" else set()
+        # pyarrow reads True among numbers as 1.
+        if not (types & {bool, np.bool_}) or pyarrow().types.is_boolean(array.type):
+            return array
+        problem = "it has booleans among other values"
+    except (ValueError, TypeError, OverflowError) as error:
+        problem = str(error).splitlines()[0]
+    raise DataError(f"column {name!r} has values of several types: {problem}", fix="give all values one type, or text")
 
 
 def with_columns(frame: Any, columns: Columns) -> Any:

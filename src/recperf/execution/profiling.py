@@ -16,7 +16,7 @@ import torch
 
 from ..distributed.ranks import current
 from ..errors import DataError
-from ..files import temporary_folder
+from ..folders import temporary_folder
 from ..measure import fixes, sections
 from ..measure.experiments import SECONDS
 from ..measure.profile import endless

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from ..distributed.ranks import Ranks
+from ..errors import DataError
+from ..jsonfile import sealed
 from ..runs.quality import LEAKED_AUC, few_rows
 from ..runs.record import Run
 from ..runs.result import Baselines
@@ -37,17 +39,26 @@ class Assessment:
 
     def __init__(self, run: Run, world: Ranks, prepared: Prepared, notice: Callable[[str], None]) -> None:
         self.run, self.world, self.prepared, self.notice = run, world, prepared, notice
-        self._earlier: dict[str, Any] | None = run.read(FILE, Scores)
+        self._earlier = self._read()
         """Scores of an earlier process of the run."""
         if text := few_rows(prepared.data["valid_rows"]):
             notice(text)
+
+    def _read(self) -> dict[str, Any] | None:
+        """What the run has so far. No checkpoint has a digest of it, so it has one of itself."""
+        scores: dict[str, Any] | None = self.run.read(FILE, Scores)
+        seal = scores.pop("seal", None) if scores else None
+        if scores is not None and sealed(scores)["seal"] != seal:
+            what = f"{FILE} is damaged: it was changed after it was written"
+            raise DataError(what, where={"folder": self.run.folder}, fix="start a new run")
+        return scores
 
     def baselines(self) -> dict[str, Any]:
         """Metrics of the baselines, from baselines.json where an earlier process wrote it."""
         metrics = self.run.read("baselines.json", Baselines)
         if metrics is None or self.world.on_leader(self._outdated):
             computed, scores = self.world.on_leader(lambda: self._baselines(metrics))
-            self.run.write(FILE, scores)
+            self.run.write(FILE, sealed(scores))
             if metrics is None:
                 metrics = computed
                 self.run.write("baselines.json", metrics)
@@ -114,14 +125,11 @@ class Assessment:
                 return str(reason)
             facts = earlier["ranking"]
             ranking = RankingConfig(users=facts["users"], negatives=facts["negatives"])
-            ranked = RankedRows.choose(ranking, trained, rows, catalogue)
-            # Runs of earlier versions were ranked by labels alone.
-            return ranked if isinstance(ranked, str) or facts.get("meeting") else replace(ranked, meeting_is=None)
         return RankedRows.choose(ranking, trained, rows, catalogue)
 
     def trained(self, seed: int, trial: Trial, predictions: Predictions) -> None:
         """Record the predictions of a trained model."""
-        scores = self.run.read(FILE, Scores)
+        scores = self._read()
         assert scores is not None
         recorded = self.world.on_leader(lambda: self._trained(trial, predictions))
         if recorded is None:
@@ -131,7 +139,7 @@ class Assessment:
             strongest = self.prepared.strongest_feature()
             if strongest:
                 scores["strongest_feature"] = {"name": strongest[0], "auc": strongest[1]}
-        self.run.write(FILE, scores)
+        self.run.write(FILE, sealed(scores))
 
     @torch.no_grad()
     def _trained(self, trial: Trial, predictions: Predictions) -> dict[str, Any] | None:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.rows import Ids, Table, one_array, pyarrow
+from ..data.rows import Ids, Table, Unknown, one_array, pyarrow
 from ..errors import UsageError
 from ..stop import poll
 from ..train.ranking import rank_scores
-from .serving import TrainedModel, score_columns
+from .serving import TrainedModel, free_name, score_columns
 
 PAIRS = 1 << 19
 """Pairs of user and item that are scored at a time."""
@@ -32,8 +32,15 @@ def require_recommender(model: TrainedModel) -> tuple[Ids, Ids]:
     return served.users, served.items
 
 
+def unknown_users(model: TrainedModel, users: Any) -> dict[str, Unknown]:
+    """Users that the data of the model has never had, by the name of their column."""
+    known_users, _ = require_recommender(model)
+    return {known_users.role: Unknown.of(known_users.places(users) < 0, users)}
+
+
 def recommend(model: TrainedModel, users: Any, k: int, *, exclude_seen: bool = False) -> Iterator[Table]:
-    """Tables of user, rank, item, score, logit and rank_score for the users of a column of own ids, in its order.
+    """Tables of user, rank, item, score, logit and rank_score for the users of a column of own ids, in its order. A
+    column that would be named like a feature of the model has another name.
 
     The order is that of rank_score: the log probability that the user meets the item and the label is positive; the
     logit where labels themselves say which items users meet. Items with equal ones are ranked in the order of their
@@ -43,7 +50,7 @@ def recommend(model: TrainedModel, users: Any, k: int, *, exclude_seen: bool = F
     if k < 1:
         raise UsageError(f"k is {k}; allowed: 1 or more")
     known_users, items = require_recommender(model)
-    arrow, users = pyarrow(), one_array(users)
+    arrow, users, names = pyarrow(), one_array(users), model.served.names()
     places = known_users.places(users)
     k, step, meeting = min(k, len(items)), max(1, PAIRS // max(1, len(items))), model.meeting
     for first in range(0, len(places), step):
@@ -57,11 +64,11 @@ def recommend(model: TrainedModel, users: Any, k: int, *, exclude_seen: bool = F
                     ranked_UI[row, torch.as_tensor(model.served.seen(user), dtype=torch.int64)] = -torch.inf
         ranked, items_N, ranks, rows = highest(ranked_UI, k)
         columns = {
-            "user": chunk.take(arrow.array(rows.numpy())),
-            "rank": ranks.numpy(),
-            "item": items.values.take(arrow.array(items_N.numpy())),
-            **score_columns(logits_UI[rows, items_N]),
-            "rank_score": ranked.float().numpy(),
+            free_name("user", names - {known_users.role}): chunk.take(arrow.array(rows.numpy())),
+            free_name("rank", names): ranks.numpy(),
+            free_name("item", names - {items.role}): items.values.take(arrow.array(items_N.numpy())),
+            **score_columns(logits_UI[rows, items_N], names),
+            free_name("rank_score", names): ranked.float().numpy(),
         }
         yield arrow.table(columns)
 

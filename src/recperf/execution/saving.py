@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from shutil import disk_usage
+from typing import Any
 
 from ..distributed.ranks import current
 from ..errors import MachineError, RecperfError
-from ..files import require_own_folders, require_short
+from ..files import require_short
+from ..folders import require_own_folders
 from ..machine import available_bytes
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore
+from ..train.checkpoint_rows import tiered_tensors
 from ..train.checkpoint_state import tensor_bytes
 from ..train.config import TrainConfig
 from ..units import size
@@ -21,13 +24,17 @@ LARGE = 1 << 30
 """Bytes of a checkpoint from which on its size is announced."""
 
 
-def in_background(config: TrainConfig, state_bytes: int, notice: Callable[[str], None] = lambda text: None) -> bool:
+def in_background(config: TrainConfig, state: Any, notice: Callable[[str], None] = lambda text: None) -> bool:
     """Whether checkpoints are written while training goes on: that takes a copy of the state in memory.
 
-    `auto` wants room for four, since the system needs memory for the files too.
+    `auto` wants room for four, since the system needs memory for the files too. It copies no tables in files, which are
+    there because memory is limited.
     """
     if config.checkpoint_background != "auto":
         return config.checkpoint_background == "on"
+    if any(tensor.in_files for tensor in tiered_tensors(state)):
+        return False
+    state_bytes = tensor_bytes(state)
     if 4 * state_bytes <= available_bytes():
         return True
     notice(
@@ -70,6 +77,4 @@ def require_room(run: Path, trial: Trial, config: TrainConfig, notice: Callable[
 
 def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:
     """The checkpoints of a trial, as its config wants them kept."""
-    return current().checkpoint_store(
-        folder, config, notice, lambda: in_background(config, tensor_bytes(trial.state()), notice)
-    )
+    return current().checkpoint_store(folder, config, notice, lambda: in_background(config, trial.state(), notice))

@@ -1,31 +1,35 @@
 """Scores the rows of a file: streamed, in parts that a stopped or killed process continues from.
 
-The parts are Parquet files in a folder beside the output, each complete or not there. The output is written beside them
-while rows are scored; a process that continues first copies the finished parts into it.
+The parts are files in a folder beside the output, a digest and Parquet, each complete or not there. The output is
+written beside them while rows are scored; a process that continues first copies the finished parts into it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import shutil
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any, BinaryIO
 
 from ..data.row_file import RowFile
-from ..data.rows import BadRow, Table, in_blocks, pyarrow
+from ..data.rows import BadRow, Table, Unknown, add_unknown, in_blocks, pyarrow
 from ..errors import DataError, Interrupted, Stopped, UsageError, did_you_mean
-from ..files import alone, atomic_file, open_regular, read_regular, require_writable, sync_folder, write_json, writing
-from ..jsonfile import decode
+from ..files import atomic_file, read_regular, require_writable, sync_folder, write_json, writing
+from ..folders import alone, remove_folder
+from ..jsonfile import read_sealed, sealed
 from ..stop import FLAG, poll
 from ..version import __version__
-from .serving import SCORES, TrainedModel, with_scores
+from .serving import SCORES, TrainedModel, require_known, with_scores
 
 JOB, JOINED = "job.json", "joined"
+FORM = "recperf scores", 1
+OURS = rf"{re.escape(JOB)}|{JOINED}|part-\d{{12,}}\.rows"
+"""Names in the folder of the parts."""
 GROUP_ROWS = 1 << 16
 """Rows of a row group of the output."""
 PART_SECONDS, PART_BYTES = 5.0, 1 << 26
@@ -34,6 +38,7 @@ AGAIN = "the same command continues"
 Progress = Callable[[int, int | None], None]
 """Called with the rows scored so far, and with all of them where that is known."""
 _UNKNOWN = b"recperf.unknown"
+_DIGEST = hashlib.sha256().digest_size
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv"}
 
 
@@ -53,20 +58,25 @@ def score_file(
     output: Path,
     *,
     columns: Sequence[str] | None = None,
+    allow_unknown: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Score the rows of a file, or without one the held-out rows of the run, and write them with their scores.
 
-    `columns` are the input's columns to write, by default all. Returns a summary.
+    `columns` are the input's columns to write, by default all. `allow_unknown` accepts a file most of whose ids are
+    unknown. Returns a summary.
     """
     format_of(output)
     require_writable(output.parent)
     rows = HeldOut(model) if source is None else FileRows(model, source, columns)
     if source is not None and os.path.realpath(source) == os.path.realpath(output):
         raise UsageError("the output is the input", fix="write the scores to another file")
-    job = {"recperf": __version__, "checkpoint": model.digest, "data": rows.data, **model.facts, "input": rows.identity}
+    job = {
+        "format": FORM[0], "version": FORM[1], "recperf": __version__, "checkpoint": model.digest, "data": rows.data,
+        **model.facts, "input": rows.identity,
+    }  # fmt: skip
     folder = output.with_name(f"{output.name}.parts")
-    with alone(folder, what="scoring into this file", again=AGAIN):
+    with alone(folder, what="scoring into this file", ours=OURS, again=AGAIN):
         parts = Parts(folder, job)
         began, before = perf_counter(), parts.rows
         try:
@@ -75,19 +85,25 @@ def score_file(
             if not parts.rows:
                 raise DataError("the file has no rows", where={"file": source}, fix="name a file with rows to score")
             rows.require_unchanged()
+            try:
+                require_known(parts.unknown, 0 if allow_unknown else parts.rows)
+            except DataError:
+                # The same command continues if it allows them.
+                parts.save()
+                raise
             with writing(output, fix=AGAIN):
                 os.replace(folder / JOINED, output)
                 sync_folder(output.parent)
             parts.paths.clear()
         finally:
             if not parts.paths:
-                shutil.rmtree(folder)
+                remove_folder(folder, OURS)
         seconds = perf_counter() - began
     return {
         **model.facts,
         "rows": parts.rows,
         "resumed_at": before,
-        "unknown": parts.unknown,
+        "unknown": {column: one.rows for column, one in parts.unknown.items()},
         "seconds": round(seconds, 3),
         "rows_per_s": round((parts.rows - before) / max(seconds, 1e-9), 1),
         "output": str(output),
@@ -101,7 +117,7 @@ def _write_scored(parts: Parts, rows: FileRows | HeldOut, form: str, progress: P
             writer.add(table)
             poll()
 
-        def write(table: Table, unknown: Mapping[str, int]) -> None:
+        def write(table: Table, unknown: Mapping[str, Unknown]) -> None:
             writer.add(table)
             parts.add(table, unknown)
 
@@ -140,14 +156,14 @@ class FileRows:
         source = self.file.source
         self.identity = {"file": source.path.name, "state": list(source.state), "columns": self.written}
 
-    def scored(self, first: int) -> Iterator[tuple[Table, Mapping[str, int]]]:
+    def scored(self, first: int) -> Iterator[tuple[Table, Mapping[str, Unknown]]]:
         read = list(dict.fromkeys([*self.written, *self.columns.values()]))
         for block in self.file.blocks(read, whole_batches(self.model), first=first):
             try:
                 logits_N, unknown = self.model.score(block, self.columns)
             except BadRow as error:
                 raise error.after(first, self.file.source.path) from None
-            yield with_scores(block.select(self.written), logits_N), unknown
+            yield with_scores(block.select(self.written), logits_N, self.columns.values()), unknown
             first += len(block)
 
     def require_unchanged(self) -> None:
@@ -163,12 +179,12 @@ class HeldOut:
         self.model, self.count = model, None
         self.identity, self.data = "held-out rows", model.served.held_out_digest()
 
-    def scored(self, first: int) -> Iterator[tuple[Table, Mapping[str, int]]]:
+    def scored(self, first: int) -> Iterator[tuple[Table, Mapping[str, Unknown]]]:
         for table, inputs in self.model.held_out():
             if first >= len(table):
                 first -= len(table)
                 continue
-            yield with_scores(table, self.model.logits(inputs)), {}
+            yield with_scores(table, self.model.logits(inputs), self.model.served.names()), {}
 
     def require_unchanged(self) -> None:
         """Stores verify what they read."""
@@ -185,28 +201,36 @@ class Parts:
 
     def __init__(self, folder: Path, job: dict[str, Any]) -> None:
         self.folder, self.rows = folder, 0
-        self.unknown: dict[str, int] = {}
+        self.unknown: dict[str, Unknown] = {}
         self.paths: list[Path] = []
-        path = folder / JOB
-        if not os.path.lexists(path) or decode(read_regular(path)) != json.loads(json.dumps(job)):
-            for old in folder.glob("part-*.parquet"):
-                old.unlink()
-            write_json(path, job, fix=AGAIN)
-        while os.path.lexists(part := folder / f"part-{self.rows:012d}.parquet"):
-            with _readable(part) as file:
-                about = pyarrow(".parquet").ParquetFile(file, page_checksum_verification=True)
-                self._count(about.metadata.num_rows, json.loads(about.schema_arrow.metadata[_UNKNOWN]))
+        path, parts = folder / JOB, [*folder.glob("part-*.rows")]
+        before = read_sealed(path, FORM, fix=f"remove {folder}") if parts or os.path.lexists(path) else None
+        if before != json.loads(json.dumps(job)):
+            for part in parts:
+                part.unlink()
+            write_json(path, sealed(job), fix=AGAIN)
+        self._job = sealed(job)["seal"]
+        while os.path.lexists(part := folder / f"part-{self.rows:012d}.rows"):
+            table = self._read(part)
+            unknown = json.loads(table.schema.metadata[_UNKNOWN])
+            self._count(len(table), {column: Unknown(*one) for column, one in unknown.items()})
             self.paths.append(part)
         self._start_part()
 
+    def _digest(self, part: Path, content: memoryview) -> bytes:
+        """Digest of a part with its place and job, so that an exchanged part is noticed as well as a damaged one."""
+        digest = hashlib.sha256(f"{self._job} {part.name}".encode())
+        digest.update(content)
+        return digest.digest()
+
     def _start_part(self) -> None:
         self._tables: list[Table] = []
-        self._unknown: dict[str, int] = {}
+        self._unknown: dict[str, Unknown] = {}
         self._first, self._began = self.rows, perf_counter()
 
-    def add(self, table: Table, unknown: Mapping[str, int]) -> None:
+    def add(self, table: Table, unknown: Mapping[str, Unknown]) -> None:
         self._tables.append(table)
-        self._unknown = {role: count + self._unknown.get(role, 0) for role, count in unknown.items()}
+        self._unknown = add_unknown(self._unknown, unknown)
         self._count(len(table), unknown)
         size = sum(table.nbytes for table in self._tables)
         if size >= PART_BYTES or perf_counter() - self._began >= PART_SECONDS:
@@ -216,38 +240,40 @@ class Parts:
         """Save the rows that no part has."""
         if not self._tables:
             return
-        part = self.folder / f"part-{self._first:012d}.parquet"
+        part = self.folder / f"part-{self._first:012d}.rows"
         table = pyarrow().concat_tables(self._tables)
-        table = table.replace_schema_metadata({_UNKNOWN: json.dumps(self._unknown).encode()})
+        unknown = {column: [one.rows, one.examples] for column, one in self._unknown.items()}
+        table = table.replace_schema_metadata({_UNKNOWN: json.dumps(unknown).encode()})
+        buffer = pyarrow().BufferOutputStream()
+        # As fast as the disk: a part is read once, if ever.
+        pyarrow(".parquet").write_table(table, buffer, use_dictionary=False, compression="none", write_statistics=False)
+        content = memoryview(buffer.getvalue())
         with atomic_file(part, fix=AGAIN) as file:
-            # As fast as the disk: a part is read once, if ever.
-            pyarrow(".parquet").write_table(
-                table, file, write_page_checksum=True, use_dictionary=False, compression="none", write_statistics=False
-            )
+            file.write(self._digest(part, content))
+            file.write(content)
         self.paths.append(part)
         self._start_part()
 
-    def _count(self, rows: int, unknown: Mapping[str, int]) -> None:
+    def _count(self, rows: int, unknown: Mapping[str, Unknown]) -> None:
         self.rows += rows
-        for role, count in unknown.items():
-            self.unknown[role] = self.unknown.get(role, 0) + count
+        self.unknown = add_unknown(self.unknown, unknown)
 
     def tables(self) -> Iterator[Table]:
         for part in self.paths:
-            with _readable(part) as file:
-                table = pyarrow(".parquet").read_table(file, page_checksum_verification=True)
-            yield table.replace_schema_metadata(None)
+            yield self._read(part).replace_schema_metadata(None)
 
-
-@contextmanager
-def _readable(part: Path) -> Iterator[BinaryIO]:
-    try:
-        with open(open_regular(part), "rb") as file:
-            yield file
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{part.name} is damaged: {error}", where={"file": part}, fix=f"remove {part.parent} and score again"
-        ) from None
+    def _read(self, part: Path) -> Table:
+        try:
+            content = memoryview(read_regular(part))
+            if self._digest(part, content[_DIGEST:]) != content[:_DIGEST]:
+                raise OSError(0, "it differs from its checksum")
+        except OSError as error:
+            raise DataError(
+                f"{part.name} is damaged: {error.strerror or error}",
+                where={"file": part},
+                fix=f"remove {part.parent} and score again",
+            ) from None
+        return pyarrow(".parquet").read_table(pyarrow().BufferReader(pyarrow().py_buffer(content[_DIGEST:])))
 
 
 class RowWriter:

@@ -6,7 +6,7 @@ Shapes: N rows.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.rows import Ids, Table, find_column, pyarrow
+from ..data.rows import Ids, Table, Unknown, find_column, pyarrow
 from ..errors import DataError, UsageError, did_you_mean
 from ..files import digest_of, open_regular, reading
 from ..jsonfile import check, read
@@ -33,6 +33,8 @@ SCORES = ("score", "logit")
 """Columns that scoring adds: the probability of a positive label, and its log odds."""
 BY_ID = "own id; a missing id has the entry `missing` where there is one, any other id the entry `other`"
 """How an embedding is found in a table with own ids."""
+FEW_ROWS = 100
+"""Of more rows than these, at most half may have an unknown id in a column, unless that is allowed."""
 BLOCK_ROWS = 1 << 16
 """Rows that are encoded at once, rounded down to whole batches."""
 
@@ -42,8 +44,8 @@ class Encoded:
     """Rows as a model reads them."""
 
     inputs: Any
-    unknown: Mapping[str, int]
-    """How many rows have an id that the training data has not, by role."""
+    unknown: Mapping[str, Unknown]
+    """Rows with an id that the data of the model has never had, by role."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,6 +103,10 @@ class Served(Protocol):
     data_digest: str | None = None
     """Digest of the data that rows are encoded by; None where the config alone says how."""
 
+    def names(self) -> set[str]:
+        """Names of the columns that the model reads."""
+        return {name for names in (*self.roles.values(), *self.optional.values()) for name in names}
+
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         """Encode columns, by role, as the training data was encoded."""
         ...
@@ -110,7 +116,8 @@ class Served(Protocol):
         ...
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Any]]:
-        """The rows that the end of a training is scored on, in that order: their columns with `label`, and inputs."""
+        """The rows that the end of a training is scored on, in that order: their columns with `label`, which has
+        another name where a feature has this one, and inputs."""
         ...
 
     def held_out_digest(self) -> str | None:
@@ -203,13 +210,18 @@ class TrainedModel:
         served = self.served
         required = {role: find_column(role, spellings, names) for role, spellings in served.roles.items()}
         more = {role: find_column(role, names_, names, required=False) for role, names_ in served.optional.items()}
-        return {role: column for role, column in {**required, **more}.items() if column is not None}
+        columns = {role: column for role, column in {**required, **more}.items() if column is not None}
+        if len(set(columns.values())) < len(columns):
+            # Names are also found in another case of letters.
+            shared = next(column for column in columns.values() if [*columns.values()].count(column) > 1)
+            raise DataError(f"column {shared!r} would serve two features", fix="name the columns as at the import")
+        return columns
 
-    def score(self, rows: Table, columns: Mapping[str, str] | None = None) -> tuple[Tensor, Mapping[str, int]]:
-        """The logits of rows, and how many of them have an unknown id, by role."""
+    def score(self, rows: Table, columns: Mapping[str, str] | None = None) -> tuple[Tensor, dict[str, Unknown]]:
+        """The logits of rows, and those with an unknown id, by column."""
         columns = self.columns(rows.column_names) if columns is None else columns
         encoded = self.served.encode({role: rows[column] for role, column in columns.items()})
-        return self.logits(encoded.inputs), encoded.unknown
+        return self.logits(encoded.inputs), {columns[role]: one for role, one in encoded.unknown.items()}
 
     @torch.no_grad()
     def logits(self, inputs: Any) -> Tensor:
@@ -223,17 +235,42 @@ class TrainedModel:
             return self.served.rank(users).float()
 
 
-def with_scores(rows: Table, logits_N: Tensor) -> Table:
-    """The rows with their scores, in place of columns of the same names."""
-    arrow = pyarrow()
-    rows = rows.select([name for name in rows.column_names if name not in SCORES])
-    for name, values_N in score_columns(logits_N).items():
+def with_scores(rows: Table, logits_N: Tensor, features: Collection[str]) -> Table:
+    """The rows with their scores, in place of columns of the same names that are no features."""
+    arrow, scores = pyarrow(), score_columns(logits_N, features)
+    rows = rows.select([name for name in rows.column_names if name not in scores])
+    for name, values_N in scores.items():
         rows = rows.append_column(name, arrow.array(values_N))
     return rows
 
 
-def score_columns(logits_N: Tensor) -> dict[str, Any]:
-    return {"score": torch.sigmoid(logits_N).numpy(), "logit": logits_N.numpy()}
+def score_columns(logits_N: Tensor, features: Collection[str]) -> dict[str, Any]:
+    values = torch.sigmoid(logits_N).numpy(), logits_N.numpy()
+    return {free_name(name, features): values_N for name, values_N in zip(SCORES, values)}
+
+
+def free_name(name: str, features: Collection[str]) -> str:
+    """The name of a column of an output, which never is that of a feature of the model."""
+    while name in features:
+        name = f"recperf_{name}"
+    return name
+
+
+def unknown_text(rows: Mapping[str, int]) -> str:
+    """Says how many rows have an unknown id, by column; empty if none has."""
+    counts = [f"{count:,} row{'s' * (count != 1)} with an unknown {column}" for column, count in rows.items() if count]
+    return f"served by the row for unknown ids: {', '.join(counts)}" if counts else ""
+
+
+def require_known(unknown: Mapping[str, Unknown], rows: int) -> None:
+    """Refuse rows of which more than half have an unknown id: probably it is another column, or written otherwise."""
+    for column, one in unknown.items():
+        if rows > FEW_ROWS and 2 * one.rows > rows:
+            raise DataError(
+                f"column {column!r}: {one.rows / rows:.0%} of {rows:,} rows have an id that the data of this model has "
+                f"never had, such as {', '.join(one.examples)}",
+                fix="give ids as the imported file has them, or --allow-unknown (in Python, allow_unknown=True)",
+            )
 
 
 def open_model(

@@ -139,6 +139,9 @@ def tables_sentence(profile: dict[str, Any]) -> str:
     )
     if min(tables["exposed_ms"], tables["placing_ms"]) > NOTICEABLE * step:
         text += " A larger cache (--tables.device-bytes, on a CPU --tables.resident) would move less."
+    if process := tables.get("process"):
+        own, files, peak = (size(process[name]) for name in ("own", "files", "peak"))
+        text += f" The process has {own} of its own in memory and {files} of libraries; at its peak it had {peak}."
     return text
 
 

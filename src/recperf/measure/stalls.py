@@ -7,15 +7,14 @@ warps wait are the same as in a normal run.
 from __future__ import annotations
 
 import csv
-import os
 import re
 import shutil
-import signal
 import subprocess
 from collections import defaultdict
 from typing import Any
 
-from ..files import temporary_folder
+from ..folders import temporary_folder
+from ..stop import call
 
 _REASON = "smsp__pcsamp_warps_issue_stalled_"
 _PERCENT = {
@@ -78,18 +77,12 @@ def function_name(kernel: str) -> str:
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int | None, str]:
-    """Exit code (None: timed out) and output. On a timeout the process group is killed: ncu's child may outlive it."""
-    # ncu and the command get their own session, so that both can be killed together.
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
-    )
+    """Exit code (None: timed out) and output."""
     try:
-        output, _ = process.communicate(timeout=timeout_s)
-        return process.returncode, output
+        done = call(command, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         return None, ""
+    return done.returncode, done.stdout + done.stderr
 
 
 def parse(text: str) -> list[dict[str, str]]:

@@ -13,13 +13,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from ..files import temporary_folder
+from ..folders import temporary_folder
 from .clocks import Moment, ThreadClock
 from .native_calls import fast_range
 from .spans import is_wait
 from .step_parts import MODULE
-from .trace.nesting import find_steps
-from .trace.read import Trace, read
+from .trace.read import Trace, find_steps, read
 from .trace.record import PART, STEP, filtered_stderr
 
 

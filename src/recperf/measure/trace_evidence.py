@@ -75,11 +75,13 @@ def analyse_file(path: Path, peaks: Json | None = None, *, chosen: bool = False)
         doubts.append("the trace has many events without valid times, which are left out")
     if trace.ignored - trace.untimed > UNKNOWN_KINDS * trace.events:
         doubts.append("the trace has many events of unknown kinds, perhaps of a device that recperf does not know")
+    limit = limit_of(trace, nesting, window, ceilings, doubts)
     return {
         **facts,
         **analyse_steps(trace, nesting, window),
         "limit": {
-            **limit_of(trace, nesting, window, ceilings, doubts),
+            **limit,
+            "notes": [*limit["notes"], *([trace.part] if trace.part else [])],
             "ceilings": whose(device, facts["host"], peaks, measured=ceilings is not None, chosen=chosen),
         },
     }

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import os
 import shutil
-import signal
 import stat
 import subprocess
 from collections.abc import Callable, Mapping
@@ -21,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MachineError, notice_once
-from ..files import one_at_a_time, temporary_folder, write_atomic
+from ..files import write_atomic
+from ..folders import one_at_a_time, temporary_folder
 from ..places import home, user_home
-from ..stop import FLAG
+from ..stop import call
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=native")
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
@@ -31,7 +31,7 @@ SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recove
 COMPILER_SECONDS = 120
 """The compiler is stopped after this time. Our largest file takes about two seconds, on a busy machine more."""
 DIGEST_BYTES = hashlib.sha256().digest_size
-MISSING, DRAFT = "is missing", ".draft-"
+MISSING = "is missing"
 MOST_BYTES = 64 << 20
 """No library of ours is larger; a larger file is not read."""
 
@@ -175,38 +175,23 @@ def _call_compiler(command: list[str]) -> bytes:
         raise _CompilerFailed(_stuck[command[0]])
     # A library that is preloaded into Python, such as a sanitizer's, is not meant for the compiler.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment,
-        process_group=0,
-    )  # fmt: skip
     try:
-        with FLAG.calling(lambda: os.killpg(process.pid, signal.SIGKILL)):
-            _, messages = process.communicate(timeout=COMPILER_SECONDS)
-    except BaseException as error:
-        # Its children too: they would hold the pipe open.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
+        done = call(command, timeout_s=COMPILER_SECONDS, environment=environment)
+    except subprocess.TimeoutExpired:
         _stuck[command[0]] = f"the C compiler {command[0]} did not end within {COMPILER_SECONDS:g} s"
         raise _CompilerFailed(_stuck[command[0]]) from None
-    FLAG.poll()
-    if process.returncode:
-        lines = messages.decode(errors="replace").strip().splitlines()
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
         said = next((line for line in lines if "error" in line), lines[-1] if lines else "no message")
-        code = process.returncode
+        code = done.returncode
         ended = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
         raise _CompilerFailed(f"the C compiler {command[0]} {ended}: {said.strip()}")
-    return messages
+    return done.stderr.encode()
 
 
 def _compile(compiler: str, source: Path, path: Path) -> None:
     """Compile a library into the cache, with the digest of its content at its end."""
-    for leftover in (*path.parent.glob(f"{DRAFT}*"), path):
-        # Of a process that was killed, or a folder where the library belongs.
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover)
-    with temporary_folder(DRAFT, beside=path.parent) as folder:
+    with temporary_folder(".draft-", beside=path.parent) as folder:
         draft = folder / path.name
         _call_compiler([compiler, *FLAGS, *extra_flags, "-o", str(draft), str(source), "-lm"])
         store(path, draft.read_bytes())

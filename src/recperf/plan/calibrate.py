@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,24 +18,27 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from .. import places
 from ..config import from_json
 from ..errors import MachineError, RecperfError
-from ..files import make_folder, read_regular, temporary_folder, write_json
+from ..files import make_folder, write_json
+from ..folders import temporary_folder
+from ..jsonfile import read, read_sealed, sealed
 from ..machine import fingerprint, host_facts
 from ..measure.peaks import quiet_now
 from ..measure.peaks.other_work import DISTURBED, OtherWork
+from ..stop import end_with_parent
 from .devices import KNOWN, Attention, Device, Network, Rates
 from .work import Lengths, Shapes, Work
 
 if TYPE_CHECKING:
     import torch
 
-SCHEMA = 1
+FORM = ("recperf calibrations", 2)
 MOST_ROWS, MOST_SEQUENCES = 1 << 18, 128
 """Rows of the product and rows of attention on a GPU: enough to fill it."""
 CORE_FLOPS = 1e10
@@ -50,6 +54,10 @@ COPIED = {"cpu": 256 << 20, "cuda": 2 << 30}
 TIMEOUT = 300
 """Seconds that the two processes may take."""
 Say = Callable[[str], None]
+
+
+class _Stored(TypedDict):
+    entries: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -133,9 +141,8 @@ class Calibration:
 def stored(device: str, work: Work) -> Calibration | None:
     """What an earlier call measured here for this model, and no torch is needed to read."""
     try:
-        entries = json.loads(read_regular(_path()))["entries"]
-        return from_json(Calibration, entries[_key(device, Model.of(work))], field="calibration")
-    except (RecperfError, OSError, ValueError, KeyError, TypeError):
+        return from_json(Calibration, _entries()[_key(device, Model.of(work))], field="calibration")
+    except (RecperfError, KeyError):
         # Not measured, or damaged: it is measured again.
         return None
 
@@ -198,6 +205,12 @@ def _path() -> Path:
     return places.home() / "calibrations" / f"{fingerprint(host_facts())}.json"
 
 
+def _entries() -> dict[str, Any]:
+    """What is stored by device and model."""
+    entries: dict[str, Any] = read_sealed(_path(), FORM, _Stored, fix="recperf plan measures again")["entries"]
+    return entries
+
+
 def _key(device: str, model: Model) -> str:
     return f"{device}, {model.precision}, {model.shapes}, {model.attention_length:.0f} tokens"
 
@@ -205,13 +218,14 @@ def _key(device: str, model: Model) -> str:
 def _store(calibration: Calibration, model: Model, say: Say) -> None:
     path = _path()
     try:
-        entries = json.loads(read_regular(path))["entries"]
-    except (RecperfError, OSError, ValueError, KeyError, TypeError):
+        entries = _entries()
+    except RecperfError:
         entries = {}
     entry = {name: value for name, value in asdict(calibration).items() if value is not None}
     try:
         make_folder(path.parent)
-        write_json(path, {"schema": SCHEMA, "entries": {**entries, _key(calibration.device, model): entry}})
+        entries[_key(calibration.device, model)] = entry
+        write_json(path, sealed({"format": FORM[0], "version": FORM[1], "entries": entries}))
     except MachineError as error:
         say(f"the calibration is not stored: {error.what}")
 
@@ -316,7 +330,8 @@ def _of_processes(model: Model, batch: int) -> Calibration:
 
     context, others = multiprocessing.get_context("spawn"), OtherWork()
     with temporary_folder() as folder:
-        arguments = (str(folder / "meeting"), folder / "figures.json", model, min(batch, _timed_batch(model)))
+        samples = min(batch, _timed_batch(model))
+        arguments = (os.getpid(), str(folder / "meeting"), folder / "figures.json", model, samples)
         processes = [context.Process(target=_process, args=(rank, *arguments)) for rank in range(2)]
         for process in processes:
             process.start()
@@ -329,7 +344,7 @@ def _of_processes(model: Model, batch: int) -> Calibration:
                 "two processes of this machine could not be timed beside each other",
                 fix="recperf doctor; or a device file: docs/planning.md",
             )
-        figures = json.loads((folder / "figures.json").read_text())
+        figures = read(folder / "figures.json")
     share = others.share()
     messages = {name: figures.pop(name) for name in ("latency_s", "link_bytes_per_s")}
     return replace(_calibration("cpu", figures, model, available_bytes(), **messages), other_work=share)
@@ -343,13 +358,15 @@ def _timed_batch(model: Model) -> int:
     return max(1, int(CORE_FLOPS / max(1.0, flops)))
 
 
-def _process(rank: int, meeting: str, file: Path, model: Model, batch: int) -> None:
+def _process(rank: int, parent: int, meeting: str, file: Path, model: Model, batch: int) -> None:
     """One of the two processes; both measure everything at the same time, and the first one's figures count."""
     import torch
     from torch import distributed
 
     from ..measure.peaks.sampling import QUICK, Sampler
 
+    end_with_parent(parent)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     sampler = Sampler(QUICK)

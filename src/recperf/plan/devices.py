@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..config import from_json, require, within
 from ..errors import ConfigError, UsageError, did_you_mean
+from ..jsonfile import read
 
 GB, TERA = 10**9, 10**12
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -341,11 +341,7 @@ def _read(kind: type[Device] | type[Network], name: str, known: set[str], what: 
             fix=f"{', '.join(sorted(known))}, or a JSON file; docs/planning.md has its fields",
         )
     path = Path(name).expanduser()
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"cannot read the {what}: {reason}", where={"file": path}) from None
+    value = read(path, named=True)
     try:
         return from_json(kind, value, field=what)
     except ConfigError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, MachineError
-from ..files import require_own_folders
+from ..folders import require_own_folders
 from ..train import checkpoint_folder as folders
 from .record import read_config
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..files import open_regular
-from ..jsonfile import Problem, decode, fit
+from ..jsonfile import Problem, fit, load
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from .events import BadEvent, metrics_of, parse_events
 from .result import Data, Metrics, Result, Trial
@@ -42,8 +44,8 @@ class Evidence:
         """The content of a JSON file as it is."""
         if name not in self._files:
             try:
-                with open(self._open(name), "rb") as file:
-                    self._files[name] = decode(file.read())
+                with self._readable(name):
+                    self._files[name] = load(self.folder / name)
             except ValueError:
                 raise NoEvidence(f"{name} is not JSON") from None
         return self._files[name]
@@ -58,9 +60,10 @@ class Evidence:
             raise NoEvidence(f"{name}: {fitted}")
         return fitted
 
-    def _open(self, name: str) -> int:
+    @contextmanager
+    def _readable(self, name: str) -> Iterator[None]:
         try:
-            return open_regular(self.folder / name)
+            yield
         except FileNotFoundError:
             command = f" (measure it with {HOW_TO_MEASURE[name]})" if name in HOW_TO_MEASURE else ""
             raise NoEvidence(f"{name} is missing{command}") from None
@@ -103,7 +106,7 @@ class Evidence:
         """Lines of events.jsonl in their order: all of them, or those of a kind and of a seed."""
         if self._events is None:
             try:
-                with open(self._open("events.jsonl"), "rb") as file:
+                with self._readable("events.jsonl"), open(open_regular(self.folder / "events.jsonl"), "rb") as file:
                     self._events = list(parse_events(file))
             except BadEvent as error:
                 raise NoEvidence(str(error)) from None

@@ -31,6 +31,7 @@ from ..files import (
     write_json,
     writing,
 )
+from ..folders import MARK, alone
 from .events import BadEvent, parse_events
 from .schemas import Progress, SavedConfig, require_schema
 
@@ -49,8 +50,11 @@ OWN_FILES = (
     "events.jsonl",
     ".lock",
     JOB,
+    MARK,
 )
 """The files that a run writes before it trains."""
+_FIRST = b'{"kind": '
+"""How every event begins."""
 
 
 def now() -> str:
@@ -100,7 +104,8 @@ class Run:
         made = not folder.exists()
         with writing(folder):
             make_folder(folder)
-        run = cls(folder, made=made)
+        with alone(folder, what="starting a run in this folder", ours=".*"):
+            run = cls(folder, made=made)
         # A folder with a config is a run; a job that is restarted must know it as its own from then on.
         run.note_job(job)
         write_json(folder / "config.json", {"schema": CONFIG_SCHEMA, "workload": workload, "config": config})
@@ -122,6 +127,10 @@ class Run:
         path = self.folder / "events.jsonl"
         with writing(path):
             handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            # A power cut can leave zeros in the place of what was written.
+            if not _FIRST.startswith(os.pread(handle, len(_FIRST), 0).rstrip(b"\0")):
+                os.close(handle)
+                raise DataError("events.jsonl is not the log of a run", where={"file": path}, fix="move it away")
             # A crash can leave half a line at the end; whole lines stay.
             whole = end_of_lines(handle)
             if whole != os.fstat(handle).st_size and not self.finished:

@@ -247,6 +247,8 @@ class TableTraffic(Struct):
     """Time of fetching and writing back, beside the step."""
     exposed_ms: Number
     """Time that the step waited for its batch."""
+    process: dict[str, int] | None = None
+    """Bytes in memory of the process: its own, those of files such as libraries, and the peak of both."""
 
 
 class Performance(Struct):

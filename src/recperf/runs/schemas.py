@@ -129,6 +129,8 @@ class Scores(Struct):
     not_ranked: str | None = None
     """Why nothing was ranked."""
     strongest_feature: StrongestFeature | None = None
+    seal: str | None = None
+    """Digest of the other fields."""
 
 
 class SealedFile(Struct):

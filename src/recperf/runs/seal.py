@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from ..errors import DataError
-from ..files import digest_of, open_regular, read_regular, write_json
-from ..jsonfile import Problem, decode, fit
+from ..files import digest_of, open_regular, write_json
+from ..jsonfile import Problem, fit, load
 from .schemas import Seal, SealedFile
 
 SCHEMA = 1
@@ -57,7 +57,7 @@ def broken(folder: Path) -> list[str]:
 def differences(folder: Path) -> dict[str, str]:
     """The differences by the name of the file; one of seal.json means that no file could be compared."""
     try:
-        value = decode(read_regular(folder / NAME))
+        value = load(folder / NAME)
         names = present(folder)
     except FileNotFoundError:
         return {NAME: f"{NAME} is missing"}

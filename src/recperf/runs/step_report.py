@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ..errors import DataError
 from ..files import write_json
-from ..jsonfile import read
+from ..jsonfile import Count, Number, check, read
 from ..measure.limits import Verdict
 
 KIND = "step profile"
 SCHEMA = 1
-_REQUIRED = ("verdict", "shares", "parts", "operators", "experiments", "step_ms", "steps", "device", "threads")
+
+
+class _Content(TypedDict):
+    verdict: Verdict
+    shares: dict[str, Number]
+    parts: list[dict[str, Any]]
+    operators: list[dict[str, Any]]
+    experiments: list[dict[str, Any]]
+    step_ms: dict[str, Number]
+    steps: dict[str, Any]
+    device: str
+    threads: Count
 
 
 class Report:
@@ -101,7 +112,5 @@ def load(path: str | Path) -> Report:
         raise DataError(
             f"the profile has schema {content.get('schema')!r}; this recperf reads {SCHEMA}", where={"file": path}
         )
-    missing = [name for name in _REQUIRED if name not in content]
-    if missing:
-        raise DataError(f"the profile is damaged: {missing[0]} is missing", where={"file": path})
+    check(content, _Content, Path(path), what="is damaged")
     return Report(content)

@@ -114,6 +114,7 @@ def _notes(old: dict[str, Any], new: dict[str, Any], few: bool) -> list[str]:
     for what in ("torch", "cuda"):
         if old[what] != new[what] and None not in (old[what], new[what]):
             notes.append(f"version of {what}: {printable(old[what])}, then {printable(new[what])}")
+    notes += [trace["part"] for trace in (old, new) if trace["part"]]
     if old["file"] == new["file"]:
         notes.append("a trace is compared with itself")
     return notes

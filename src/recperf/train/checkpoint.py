@@ -127,7 +127,7 @@ class CheckpointStore:
     def _write_new(self, final: Path, step: int, content: Content, best: bool) -> list[Written]:
         """Write a draft beside the final place, sync its files and the draft itself, then rename it."""
         draft = folders.draft_of(final)
-        shutil.rmtree(draft, ignore_errors=True)
+        folders.remove(draft)
         draft.mkdir()
         try:
             reached("save: begun")
@@ -145,7 +145,7 @@ class CheckpointStore:
                 reached("save: damaged one set aside")
             os.replace(draft, final)
         except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
+            folders.remove(draft)
             raise
         reached("save: renamed")
         sync_folder(self.folder)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..files import open_regular
+from ..jsonfile import decode
 
 CHUNK = 1 << 24
 """Bytes that are copied at a time where a tensor cannot be written or read in place."""
@@ -160,7 +161,7 @@ class TensorFile:
             if not 2 <= length <= min(_LONGEST_HEADER, self.size - 8):
                 raise ValueError(f"{self.name} has a header of {length} bytes in a file of {self.size}")
             self.start = 8 + length
-            self.header = json.loads(self._bytes(length, 8))
+            self.header = decode(self._bytes(length, 8))
         except BaseException:
             self.close()
             raise

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MachineError
-from ..files import digest_of, open_regular, read_regular, write_json
+from ..files import digest_of, is_alive, open_regular, write_json
+from ..jsonfile import content_of, decode, load
 from ..points import reached
 
 FORMAT = 4
@@ -101,8 +102,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         if path.is_symlink():
             raise Damaged("it is a link, which is not followed")
-        content = read_regular(path / MANIFEST)
-        body = json.loads(content)
+        content = content_of(path / MANIFEST)
+        body = decode(content)
     except FileNotFoundError:
         raise Damaged(f"{MANIFEST} is missing") from None
     except NotADirectoryError:
@@ -111,7 +112,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if not _lost(error):
             raise unreadable(path, error) from error
         raise Damaged(f"{MANIFEST} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise Damaged(f"{MANIFEST} is not JSON") from None
     if not isinstance(body, dict):
         raise Damaged(f"{MANIFEST} is not a JSON object")
@@ -121,7 +122,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     body.pop("sha256", None)
     try:
         genuine = manifest_bytes(body) == content
-    except (ValueError, RecursionError):
+    except ValueError:
         genuine = False
     if not genuine:
         raise Damaged(f"{MANIFEST} does not match its digest")
@@ -130,6 +131,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
             raise Damaged(f"{MANIFEST} has no valid {name}")
     if not body["when"].isprintable():
         raise Damaged(f"{MANIFEST} has no valid when")
+    if _final(path).name != name_of(body["step"]):
+        raise Damaged(f"its manifest is of step {body['step']}")
     for name, facts in body["files"].items():
         if not _FILE.fullmatch(name) or not _are_facts(facts):
             raise Damaged(f"{MANIFEST} has an invalid file {name!r}")
@@ -153,8 +156,6 @@ def fault(
     """
     try:
         manifest = read_manifest(path)
-        if _final(path).name != name_of(manifest["step"]):
-            return f"its manifest is of step {manifest['step']}"
         files = manifest["files"]
         extra = sorted(set(os.listdir(path)) - {*files, MANIFEST})
         if extra:
@@ -207,8 +208,8 @@ def drop_from_cache(path: Path) -> None:
 def read_index(folder: Path) -> dict[str, str]:
     """The checkpoints that index.json names; none where it is missing or damaged."""
     try:
-        index = json.loads(read_regular(folder / INDEX))
-    except (OSError, ValueError, RecursionError):
+        index = load(folder / INDEX)
+    except (OSError, ValueError):
         return {}
     if not isinstance(index, dict):
         return {}
@@ -237,6 +238,7 @@ def write_index(folder: Path, last: Path | None, best: Path | None) -> None:
 
 def set_aside(path: Path) -> Path:
     """Take a checkpoint's name away, so that half of one is never seen while it is being removed."""
+    _refuse_foreign(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
     remove(aside)
     os.replace(path, aside)
@@ -270,23 +272,21 @@ def sweep(folder: Path) -> None:
 def _leftovers(folder: Path) -> list[Path]:
     """Drafts and what was set aside by processes that are gone, or by this one."""
     matches = [(path, _DRAFT.fullmatch(path.name)) for path in folder.glob(".*")]
-    return [path for path, draft in matches if draft and (int(draft[1]) == os.getpid() or not _alive(int(draft[1])))]
+    return [path for path, draft in matches if draft and (int(draft[1]) == os.getpid() or not is_alive(int(draft[1])))]
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or a file; what cannot be removed stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
+    """Remove a checkpoint or a draft; what cannot be removed stays, and so does one with a file of others."""
+    with contextlib.suppress(OSError):
+        _refuse_foreign(path)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink()
 
 
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        return True
-    return True
+def _refuse_foreign(path: Path) -> None:
+    others = os.listdir(path) if path.is_dir() and not path.is_symlink() else []
+    for name in others:
+        if name != MANIFEST and not _FILE.fullmatch(name):
+            raise OSError(errno.ENOTEMPTY, f"recperf did not write {name} there")

@@ -47,6 +47,11 @@ class TieredTensor(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     @property
+    def in_files(self) -> bool:
+        """Whether the rows lie in files, since memory for them is scarce."""
+        ...
+
+    @property
     def initial(self) -> dict[str, Any]:
         """What `initial_rows` computes the rows from that were never written, as JSON values."""
         ...

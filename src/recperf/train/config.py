@@ -35,7 +35,8 @@ class TrainConfig:
     keep_last: int = 1
     """How many of the newest checkpoints to keep, in addition to the best one."""
     checkpoint_background: Literal["auto", "on", "off"] = "auto"
-    """Write checkpoints in the background from a copy in memory; auto: if enough memory is free."""
+    """Write checkpoints in the background from a copy in memory; auto: if enough memory is free
+    and no table lies in files."""
     evaluate_steps: int = 0
     """Evaluate every this many steps; 0 means only at the end of each epoch."""
     stop_at_target: bool = False

@@ -19,7 +19,7 @@ from ..data.click_store.imported import ImportedClicks
 from ..data.click_store.order import ClickOrder
 from ..data.click_store.rows import EMPTY, Rows
 from ..data.rows import Ids, Table, pyarrow
-from ..execution.serving import BY_ID, Encoded, Export, Served, TableExport
+from ..execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ..models.dlrm import DLRM, make_interaction
 from ..models.embeddings import StackedTables
 from ..models.tables import SparseTables
@@ -142,6 +142,17 @@ class SeenItems:
         return items
 
 
+class CategoryIds(Ids):
+    """Users or items of imported clicks, compared as in rows to be scored. Their role is the name of their column."""
+
+    def __init__(self, clicks: ImportedClicks, column: str, values: Any) -> None:
+        super().__init__(column, values)
+        self.clicks = clicks
+
+    def places(self, column: Any) -> Longs:
+        return self.clicks.places(self.role, column)
+
+
 class ServedImported(ServedClicks):
     """Clicks of a user's own columns; a category that no training row has is looked up in row 0."""
 
@@ -149,28 +160,25 @@ class ServedImported(ServedClicks):
         self.clicks, self.model, self.settings = clicks, model, settings
         self.data_digest = clicks.manifest["digest"]
         self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
-        named = {clicks.manifest[role]: role for role in ("user", "item") if clicks.manifest[role] in clicks.keys}
-        self._columns = {named.get(one.name, one.name): one.name for one in clicks.columns.facts}
-        self.roles = {role: (column,) for role, column in self._columns.items()}
+        self.roles = {one.name: (one.name,) for one in clicks.columns.facts}
         self.users, self.items = self._ids("user"), self._ids("item")
 
     def _vocabulary(self, key: str) -> Any:
         return self.clicks.columns.sparse[self.keys.index(key)][1].values
 
     def _ids(self, role: str) -> Ids | None:
-        column = self._columns.get(role)
-        values = None if column not in self.keys else self._vocabulary(str(column))
-        return None if values is None else Ids(role, values)
+        column = self.clicks.manifest[role]
+        values = None if column not in self.keys else self._vocabulary(column)
+        return None if values is None else CategoryIds(self.clicks, column, values)
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        table = pyarrow().table({self._columns[role]: values for role, values in rows.items()})
-        return Encoded(*self.clicks.encode_counted(table))
+        return Encoded(*self.clicks.encode_counted(pyarrow().table(dict(rows))))
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
         for first, last in self.blocks(self.clicks.count("valid")):
             rows = self.clicks.rows_of("valid", first, last)
             own = self.clicks.own_columns("valid", first, last)
-            yield pyarrow().table({**own, "label": rows.labels_N}), rows
+            yield pyarrow().table({**own, free_name("label", self.names()): rows.labels_N}), rows
 
     @cached_property
     def _role_ids(self) -> tuple[Longs, Longs]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from ..config import from_json
-from ..errors import ConfigError, DataError, UsageError
+from ..errors import ConfigError, DataError, RecperfWarning, UsageError
 from ..execution.workload import Workload
 from ..jsonfile import read
 from ..runs.record import read_config
 from . import find, names
 
 if TYPE_CHECKING:
+    from ..data.rows import Unknown
     from ..execution.serving import TrainedModel
 
 
@@ -83,32 +85,44 @@ class OpenRun:
         notice = self._notice or notice_once
         return open_model(self.workload, self.config, self.folder, notice=notice, **self._options)
 
-    def score(self, frame: Any) -> Any:
-        """The frame with two more columns: `score`, the probability of a positive label, and `logit`, its log odds."""
+    def score(self, frame: Any, *, allow_unknown: bool = False) -> Any:
+        """The frame with two more columns: `score`, the probability of a positive label, and `logit`, its log odds.
+        They have other names where a feature of the model has one of these.
+
+        Ids that the data of the model has never had give a RecperfWarning; if more than half of over 100 rows have one
+        in a column it is an error, unless `allow_unknown`.
+        """
         import torch
 
-        from ..data.rows import in_blocks
+        from ..data.rows import add_unknown, in_blocks
         from ..execution.frames import names_of, to_table, with_columns
         from ..execution.scoring import whole_batches
         from ..execution.serving import score_columns
 
-        columns = self.model.columns(names_of(frame))
-        blocks = in_blocks([to_table(frame, columns.values())], whole_batches(self.model))
-        logits = [self.model.score(block, columns)[0] for block in blocks]
-        return with_columns(frame, score_columns(torch.cat(logits) if logits else torch.empty(0)))
+        columns, logits = self.model.columns(names_of(frame)), [torch.empty(0)]
+        table = to_table(frame, columns.values())
+        unknown: dict[str, Unknown] = {}
+        for block in in_blocks([table], whole_batches(self.model)):
+            logits_N, of_block = self.model.score(block, columns)
+            logits.append(logits_N)
+            unknown = add_unknown(unknown, of_block)
+        _say_unknown(unknown, len(table), allow_unknown)
+        return with_columns(frame, score_columns(torch.cat(logits), columns.values()))
 
-    def recommend(self, users: Any, k: int = 10, *, exclude_seen: bool = False) -> Any:
+    def recommend(self, users: Any, k: int = 10, *, exclude_seen: bool = False, allow_unknown: bool = False) -> Any:
         """The k items of all that each user most likely meets and likes: columns user, rank, item, score, logit, and
         rank_score, which orders them.
 
         `users` are own ids, as a list or as a column of a frame. With `exclude_seen`, items that a user has in the
-        training rows are left out; with dlrm-v4, those of any event of the store.
+        training rows are left out; with dlrm-v4, those of any event of the store. Unknown users are as in `score`.
         """
         from ..data.rows import pyarrow
         from ..execution.frames import array_of, kind_of, maker
-        from ..execution.recommending import recommend
+        from ..execution.recommending import recommend, unknown_users
 
-        tables = list(recommend(self.model, array_of(users), k, exclude_seen=exclude_seen))
+        ids = array_of(users, "users")
+        _say_unknown(unknown_users(self.model, ids), len(ids), allow_unknown)
+        tables = list(recommend(self.model, ids, k, exclude_seen=exclude_seen))
         if not tables:
             raise UsageError("no user is given", fix="recommend([1, 2, 3])")
         return maker(kind_of(users))(pyarrow().concat_tables(tables))
@@ -120,3 +134,12 @@ class OpenRun:
 
         facts = {"workload": self.workload.name, "run": self.folder.resolve().name}
         return export(self.model, Path(folder), facts, self._notice or notice_once)
+
+
+def _say_unknown(unknown: Mapping[str, Unknown], rows: int, allowed: bool) -> None:
+    """Warn of rows with unknown ids; refuse them if they are most of the rows, unless that is allowed."""
+    from ..execution.serving import require_known, unknown_text
+
+    require_known(unknown, 0 if allowed else rows)
+    if text := unknown_text({column: one.rows for column, one in unknown.items()}):
+        warn(text, RecperfWarning, stacklevel=3)

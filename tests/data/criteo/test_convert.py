@@ -19,7 +19,7 @@ from recperf.data.criteo import convert, lines, source, synthesize
 from recperf.data.criteo.config import CriteoConfig
 from recperf.data.criteo.store import CriteoStore, describe
 from recperf.errors import ConfigError, DataError, MachineError
-from recperf.files import alone
+from recperf.folders import alone
 
 LINES = 300
 SMALL = {"piece": 64, "block": 5000}
@@ -37,7 +37,7 @@ def config(path: Path, cache: str = "cache", **more: Any) -> CriteoConfig:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "lock"}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".recperf"}
 
 
 def damage(path: Path, line: int, text: bytes) -> None:
@@ -317,7 +317,7 @@ def test_arrays_that_were_cut_are_not_read(log: Path) -> None:
 
 def test_two_at_once_are_refused(log: Path) -> None:
     with (
-        alone(convert.find(config(log)).folder, what="converting"),
+        alone(convert.find(config(log)).folder, what="converting", ours=".*"),
         pytest.raises(MachineError, match="another process"),
     ):
         convert.convert(config(log))
@@ -358,19 +358,10 @@ def test_a_flipped_bit_is_found_when_its_piece_is_read(log: Path, name: str, pie
     assert caught.value.exit_code == 3
 
 
-def test_arrays_of_earlier_versions_are_read_but_not_vouched_for(
-    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recperf.errors.quiet", False)
-    conversion = convert.convert(config(log), **SMALL)
-    CriteoStore(conversion, 0.1)
-    assert capsys.readouterr().err == ""
-    (conversion.folder / columns.column_name(0, columns.DIGESTS)).unlink()
-    del conversion.manifest["parts"][0]["piece"]
-    store = CriteoStore(conversion, 0.1)
-    CriteoStore(conversion, 0.1)
-    note = capsys.readouterr().err
-    assert note.startswith(f"note: {conversion.folder} was converted by an earlier version")
-    assert note.count("note:") == 1
-    assert len(store.read(0, LINES)) == LINES
-    assert store.verified() == {"bytes": 0, "of": LINES * convert.ROW_BYTES}
+def test_a_line_without_an_end_is_cut_and_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, polls = tmp_path / "train.txt.gz", []
+    path.write_bytes(gzip.compress(b"1\t" * (10 << 20)))
+    monkeypatch.setattr(source, "poll", lambda: polls.append(1))
+    (block,) = source.blocks(source.examine(path))
+    assert (len(block.text), block.span) == (2 * lines.MOST_LINE + 1, 20 << 20)
+    assert len(polls) >= (20 << 20) // source.BLOCK

@@ -156,7 +156,7 @@ for left in range(1, 200, 2):
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     for path in Path(out).rglob("*"):
-        if path.is_file() and path.suffix != ".tmp" and path.name not in ("lock", ".recperf.json"):
+        if path.is_file() and path.suffix != ".tmp" and path.name not in (".recperf.lock", ".recperf.json"):
             assert path.read_bytes() == (Path(out + "_straight") / path.relative_to(out)).read_bytes(), path
     if code == 0:
         print(left)
@@ -258,7 +258,7 @@ def test_too_small_a_disk_is_refused_at_once(source: Source, tmp_path: Path, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=source[1].events * 40))
     with pytest.raises(MachineError, match=r"the disk has [0-9.]+ KiB free; .* need at least [0-9.]+ KiB"):
         write(source, tmp_path / "out")
-    assert contents(tmp_path / "out" / "processed_50m").keys() <= {RECORD, "lock"}
+    assert contents(tmp_path / "out" / "processed_50m").keys() <= {RECORD}
 
 
 def test_the_store_must_be_of_these_events(
@@ -278,7 +278,7 @@ def test_the_store_must_be_of_these_events(
         files = locate(write_raw(tmp_path / f"other{number}", other))
         with pytest.raises(DataError, match="was not prepared from this file"):
             write((files, source[1]), tmp_path / f"out{number}")
-        assert contents(tmp_path / f"out{number}" / "processed_50m").keys() <= {RECORD, "lock"}
+        assert contents(tmp_path / f"out{number}" / "processed_50m").keys() <= {RECORD}
 
 
 def test_files_of_others_are_not_changed(

@@ -237,7 +237,7 @@ def test_an_index_is_built_once_and_read_after(tmp_path: Path, monkeypatch: pyte
     assert len(built) == 1
     assert first.folder == second.folder
     assert first.folder.parent == tmp_path / "windows"
-    assert {path.name for path in first.folder.iterdir()} == {window_build.MANIFEST, *window_build.COLUMNS}
+    assert {path.name for path in first.folder.iterdir()} == {".recperf", window_build.MANIFEST, *window_build.COLUMNS}
     for other in (replace(config, seconds=4999), replace(config, min_history=6)):
         assert WindowIndex.open(store, other).folder != first.folder
     assert WindowIndex.open(replace(store, manifest={"digest": "b"}), config).folder != first.folder
@@ -355,8 +355,8 @@ windows.WindowIndex.open(store_of(some_users(), folder), WindowConfig(seconds=50
 """
     command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
     assert subprocess.run(command, check=False).returncode == 9
-    (left,) = (tmp_path / "windows").glob("*.building")
-    assert {path.name for path in left.iterdir()} == {window_build.MANIFEST, *window_build.COLUMNS}
+    (left,) = (path for path in (tmp_path / "windows").iterdir() if path.is_dir())
+    assert {path.name for path in left.glob("*/*")} == {".recperf", window_build.MANIFEST, *window_build.COLUMNS}
     store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
     index = WindowIndex.open(store, config)
     assert int(index.counts().sum()) == sum(map(len, anchor_chunks(store, 5)))

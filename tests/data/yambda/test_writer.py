@@ -18,6 +18,7 @@ from recperf.data.yambda import writer as writer_module
 from recperf.data.yambda.store import COLUMNS, MANIFEST, block_digests, file_of, kinds_of, open_store, verify
 from recperf.data.yambda.writer import JOURNAL, StoreWriter, finished
 from recperf.errors import DataError, MachineError
+from recperf.folders import MARK, alone
 
 FACTS = {"name": "t", "synthetic": True, "licence": "none"}
 CATALOGUE = np.arange(102, dtype=np.uint32).reshape(-1, 2)
@@ -111,7 +112,8 @@ def test_a_journal_that_cannot_be_read_means_starting_over(content: str, tmp_pat
     with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
         writer.append(**part(events, 0, 200))
         writer.commit(200)
-    (tmp_path / "s.building" / JOURNAL).write_text(content)
+    path = tmp_path / "s.building" / JOURNAL
+    path.write_text(content or path.read_text().replace('"bookmark": 200', '"bookmark": 100'))
     with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
         assert (writer.discarded, writer.events) == (True, 0)
     folder = write(tmp_path / "s", events)
@@ -170,8 +172,9 @@ def test_a_folder_that_only_has_the_name_of_a_draft_is_not_changed(
 
 def test_what_a_killed_writer_or_import_leaves_is_cleaned_up(tmp_path: Path, events: Events) -> None:
     draft = tmp_path / "s.building"
-    (draft / "sorting").mkdir(parents=True)
-    left = ["lock", ".journal.json.77.tmp", ".store.json.8.tmp", "store.json", "users.jsonl", "sorting/events"]
+    with alone(draft, what="writing", ours=".*"):
+        (draft / "sorting").mkdir()
+    left = [".journal.json.77.tmp", ".store.json.8.tmp", "store.json", "users.jsonl", "sorting/events"]
     for name in (*left, *(file_of(Path(), column).name for column in COLUMNS)):
         (draft / name).write_text("left")
     folder = write(tmp_path / "s", events)
@@ -185,7 +188,7 @@ def test_finished_knows_its_source(tmp_path: Path, events: Events) -> None:
     expected = contents(folder)
     # A kill right after the rename leaves these behind.
     (folder / JOURNAL).write_text("{}")
-    (folder / "lock").write_text("")
+    (folder / MARK).write_text("")
     assert finished(folder, {"source": 1})
     assert contents(folder) == expected
     with pytest.raises(DataError, match="of another source"):

@@ -32,7 +32,6 @@ class Planted:
     """The same where the step runs on a GPU; empty where it makes no sense there."""
     on_cpu: bool = True
     threads: int | None = None
-    quick: bool = False
     """Whether `make test` runs the case; `make test-all` runs every one."""
 
 
@@ -81,12 +80,10 @@ CASES: list[Planted] = []
 Built = tuple[Step, Iterable[Any] | None]
 
 
-def planted(
-    name: str, *expected: str, on_gpu: tuple[str, ...] | None = None, threads: int | None = None, quick: bool = False
-) -> Any:
+def planted(name: str, *expected: str, on_gpu: tuple[str, ...] | None = None, threads: int | None = None) -> Any:
     def add(build: Callable[[Machine], Built]) -> Callable[[Machine], Built]:
         same = () if threads else expected
-        CASES.append(Planted(name, build, expected, same if on_gpu is None else on_gpu, threads=threads, quick=quick))
+        CASES.append(Planted(name, build, expected, same if on_gpu is None else on_gpu, threads=threads))
         return build
 
     return add
@@ -163,7 +160,7 @@ def python_loop(seconds: float) -> None:
             total += value * value % 7
 
 
-@planted("slow Python collate", "input", quick=True)
+@planted("slow Python collate", "input")
 def collate(machine: Machine) -> Built:
     def slow(samples: list[torch.Tensor]) -> torch.Tensor:
         python_loop(0.01)
@@ -174,7 +171,7 @@ def collate(machine: Machine) -> Built:
     return (lambda batch: model(batch.to(machine.device)).sum().backward()), loader
 
 
-@planted("sleep in the update", "blocked", quick=True)
+@planted("sleep in the update", "blocked")
 def sleep_in_update(machine: Machine) -> Built:
     model = nn.Linear(64, 64).to(machine.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -232,7 +229,7 @@ def uncached_file(machine: Machine) -> Built:
     return step, None
 
 
-@planted("a pure-Python loop", "python", quick=True)
+@planted("a pure-Python loop", "python")
 def pure_python(machine: Machine) -> Built:
     x = machine.rand(64, 64)
 
@@ -265,7 +262,7 @@ def mixture(part: float) -> Callable[[Machine], Built]:
     return build
 
 
-planted("3,000 operators 80 %, products 20 %", "dispatch", on_gpu=("launch",), quick=True)(mixture(0.2))
+planted("3,000 operators 80 %, products 20 %", "dispatch", on_gpu=("launch",))(mixture(0.2))
 planted("3,000 operators 50 %, products 50 %", "dispatch", "compute", on_gpu=("launch", "compute"))(mixture(0.5))
 planted("3,000 operators 20 %, products 80 %", "compute")(mixture(0.8))
 
@@ -281,7 +278,7 @@ def product_case(dtype: torch.dtype) -> Callable[[Machine], Built]:
 
 
 planted("products of 1,024 x 1,024, one thread", "compute", threads=1)(product_case(torch.float32))
-planted("products of 1,024 x 1,024", "compute", quick=True)(product_case(torch.float32))
+planted("products of 1,024 x 1,024", "compute")(product_case(torch.float32))
 planted("the same in float64", "compute")(product_case(torch.float64))
 planted("the same in bfloat16", "compute")(product_case(torch.bfloat16))
 
@@ -309,7 +306,7 @@ def cached_addition(machine: Machine) -> Built:
     return step, None
 
 
-@planted("AdamW over 20 M parameters", "bandwidth", quick=True)
+@planted("AdamW over 20 M parameters", "bandwidth")
 def adamw(machine: Machine) -> Built:
     weight = nn.Parameter(machine.rand(20_000_000))
     weight.grad = machine.rand(20_000_000)
@@ -350,8 +347,7 @@ for _bytes, _memory in ((64, ("latency",)), (1024, ("bandwidth",))):
             ("cache",) if _knees < 1 else ("cache", *one) if _knees == 1 else one
             for one in (_memory, ("latency", "bandwidth"))
         )
-        _quick = _bytes == 64 and _knees in (0.25, 16)
-        planted(f"random rows of {_bytes} B, table {_knees} x knee", *_right, on_gpu=_on_gpu, quick=_quick)(
+        planted(f"random rows of {_bytes} B, table {_knees} x knee", *_right, on_gpu=_on_gpu)(
             random_rows(_bytes, _knees)
         )
 
@@ -375,7 +371,7 @@ def sort_beside(machine: Machine) -> Built:
     return step, None
 
 
-@planted("one cumsum", "operator", on_gpu=(), quick=True)
+@planted("one cumsum", "operator", on_gpu=())
 def one_cumsum(machine: Machine) -> Built:
     x = machine.rand(8_000_000)
     return (lambda: torch.cumsum(x, 0)), None
@@ -435,7 +431,7 @@ def compiled_model(machine: Machine) -> Built:
     return (lambda: fast(x).sum().backward()), None
 
 
-@planted("a model in eval mode", "compute", quick=True)
+@planted("a model in eval mode", "compute")
 def eval_mode(machine: Machine) -> Built:
     model = two_layers(machine).eval()
     x = machine.rand(machine.width, machine.width)
@@ -456,7 +452,7 @@ def checkpointing(machine: Machine) -> Built:
     return (lambda: checkpoint(model, x, use_reentrant=False).sum().backward()), None
 
 
-@planted("two threads that share the work", "compute", threads=1, quick=True)
+@planted("two threads that share the work", "compute", threads=1)
 def two_threads(machine: Machine) -> Built:
     works = [products(machine, 512) for _ in range(2)]
 

@@ -15,7 +15,7 @@ import torch
 from planted_cases import CASES, Machine, Planted
 
 import recperf
-from recperf.measure import experiments, observing, peaks
+from recperf.measure import peaks
 from recperf.measure.ceilings import ceilings_of
 from recperf.measure.peaks.other_work import DISTURBED
 
@@ -67,13 +67,6 @@ def judge(cases: list[Planted], folder: Path) -> None:
             quiet, right = quiet + 1, right + correct
     assert not wrong_but_sure
     assert right >= 0.9 * quiet - 1e-9 or quiet - right <= 1
-
-
-@pytest.mark.slow
-def test_causes_are_named(measured: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    measured.setattr(observing, "PLAIN_SECONDS", 0.25)
-    measured.setattr(experiments, "SECONDS", 1.0)
-    judge([case for case in CPU if case.quick], tmp_path)
 
 
 @pytest.mark.long

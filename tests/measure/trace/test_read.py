@@ -8,8 +8,9 @@ import example_traces as made
 import pytest
 
 from recperf.errors import DataError
+from recperf.measure.trace.analyse import analyse
 from recperf.measure.trace.file import Scan
-from recperf.measure.trace.read import read
+from recperf.measure.trace.read import _Reading, collect, read
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz", "no-suffix"])
@@ -108,6 +109,75 @@ def test_a_trace_above_the_limit_is_refused(tmp_path: Path) -> None:
     path = made.write(tmp_path / "t.json.gz", made.gpu_step(0, 0.0, 10))
     with pytest.raises(DataError, match="has more than"):
         read(path, largest=1000)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"traceEvents": [{"name": "' + b"x" * (20 << 20) + b'"}]}', "event 1 or a field .* more than 8 MiB"),
+        (b'{"a": [' + b"1," * (10 << 20) + b'1], "traceEvents": []}', "or a field .* more than 8 MiB"),
+        (b'{"a": "' + b'", "a": "'.join([b"x" * (3 << 20)] * 3) + b'", "traceEvents": []}', "fields .* than 8 MiB"),
+        (b'{"traceEvents": [{"ts": ' + b"9" * (20 << 20) + b"}]}", "not valid JSON|more than 8 MiB"),
+    ],
+)
+def test_values_of_absurd_length_are_refused(tmp_path: Path, content: bytes, says: str) -> None:
+    """Also in a small file: they compress well."""
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(content, 1))
+    with pytest.raises(DataError, match=says):
+        read(path)
+
+
+def long_trace(path: Path, steps: int, *, frames: int = 0, names: str = "ProfilerStep#{}") -> Path:
+    """Host events of all steps come first, as torch.profiler writes them; work of a step runs during the next one."""
+    frame = {**made.op("module.py(1): f", 0, 1), "cat": "python_function"}
+    host, device = [], []
+    for step in range(steps):
+        at = 1000.0 * step
+        host += [made.around(names.format(step), at, 990), *({**frame, "ts": at + one} for one in range(frames))]
+        for one in range(100 * step, 100 * step + 100):
+            begin = at + 9 * (one % 100)
+            host += [made.op("aten::mm", begin, 5, external=one), made.call("cudaLaunchKernel", begin + 1, 2, one)]
+            device.append(made.kernel("gemm", begin + 1000, 5, one))
+    path.write_text(json.dumps({"traceEvents": [*host, *device]}))
+    return path
+
+
+def test_of_a_long_trace_the_first_steps_are_read_with_their_device_work(tmp_path: Path) -> None:
+    path = long_trace(tmp_path / "t.json", 40, frames=10)
+    whole, part = read(path), read(path, most=4000)
+    assert not whole.part
+    assert "the first 11 of 40 steps were read, since the trace has 12,440 events" in part.part
+    assert part.events == whole.events
+    assert [len(part.host), len(part.python), len(part.device)] == [11 * 201, 11 * 10, 11 * 100]
+    assert part.host == whole.host[: len(part.host)]
+    assert part.device == whole.device[: len(part.device)]
+    alone = read(long_trace(tmp_path / "alone.json", 11, frames=10))
+    assert analyse(part) == analyse(alone)
+    without = read(path, most=230)
+    assert "the first 1 of 40 steps were read" in without.part
+    assert "Python frames were left out" in without.part
+    for most, says in ((200, "events in a step"), (20, "steps")):
+        with pytest.raises(DataError, match=f"more than {most} {says}"):
+            read(path, most=most)
+    with pytest.raises(DataError, match="events and no steps"):
+        read(long_trace(tmp_path / "none.json", 5, names="forward"), most=500)
+
+
+def test_memory_does_not_grow_with_the_length_of_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event has a name of its own. The next test is about the file itself."""
+    import tracemalloc
+
+    monkeypatch.setattr("recperf.measure.trace.read.SAMPLES", 1 << 9)
+    peaks = []
+    for events in (4_000, 40_000):
+        reading = _Reading(Path(), 1500)
+        tracemalloc.start()
+        trace = collect((made.op(f"aten::{at}", at, 1) for at in range(events)), Path(), reading)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (trace.events, reading.whole) == (events, False)
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_reading_needs_less_memory_than_the_file(tmp_path: Path) -> None:

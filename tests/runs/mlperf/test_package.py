@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recperf.errors import DataError, GateFailed, UsageError
+from recperf.errors import DataError, GateFailed
 from recperf.runs.mlperf.lines import logs_in
 from recperf.runs.mlperf.package import checked, file_name, package
 
@@ -102,11 +102,11 @@ def test_nothing_is_overwritten(write: Callable[..., Path], tmp_path: Path) -> N
     place.mkdir()
     package(place, [write()])
     before = sorted(place.rglob("*"))
-    with pytest.raises(UsageError, match="exists and is not empty"):
+    with pytest.raises(DataError, match="exists already; it was not changed"):
         package(place, [write("other.log")])
     assert sorted(place.rglob("*")) == before
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="exists and is not empty"):
+    with pytest.raises(DataError, match="exists already; it was not changed"):
         package(tmp_path / "file", [write("third.log")])
 
 

@@ -42,7 +42,12 @@ def _present() -> list[datasets.Dataset]:
 def _describe(dataset: datasets.Dataset) -> dict[str, Any]:
     able = workloads.able(dataset.kind)
     train = f"recperf run {able[0]} --data {dataset.name}" if able else "-"
-    facts = {"name": dataset.name, "kind": dataset.kind, "rows": dataset.rows, "bytes": dataset.bytes, "train": train}
+    try:
+        rows = dataset.rows
+    except DataError as error:
+        # The others are listed all the same.
+        rows, able, train = None, [], error.what
+    facts = {"name": dataset.name, "kind": dataset.kind, "rows": rows, "bytes": dataset.bytes, "train": train}
     return facts | {"workloads": able, "folder": str(dataset.folder) if dataset.folder else None}
 
 

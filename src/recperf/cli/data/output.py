@@ -8,6 +8,9 @@ from typing import Any
 from ...units import size
 from ..terminal import Terminal
 
+_SHOWN = 5
+"""Bad rows that the end of an import shows."""
+
 
 def print_facts(facts: dict[str, Any], terminal: Terminal) -> None:
     """Print all facts that are not empty; bytes also in a human unit."""
@@ -35,6 +38,11 @@ def print_import(
     width = max(map(len, columns))
     for name, text in columns.items():
         terminal.say(f"    {name:<{width}}  {text}")
+    skipped = facts.get("skipped_rows")
+    if skipped:
+        more = f"; and {skipped['count'] - _SHOWN:,} more" * (skipped["count"] > _SHOWN)
+        shown = "; ".join(skipped["first"][:_SHOWN]) + more
+        lines = {**lines, "skipped": f"{count_of(skipped['count'], 'bad row')}: {shown}"}
     written = f", written in {facts['seconds']:.1f} s" if facts["imported"] else ""
     for name, text in {**lines, "store": f"{facts['folder']}, {size(facts['store_bytes'])}{written}"}.items():
         terminal.say(f"  {name:<9}  {text}")

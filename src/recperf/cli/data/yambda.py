@@ -21,6 +21,9 @@ from .progress import progress_bars
 SYNTHETIC = "yambda-like"
 TIME_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "iso": "dates"}
 
+MOST_UNUSED = 20
+"""Columns without a use that the end of an import shows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Get(OutputOptions):
@@ -228,7 +231,10 @@ def _columns(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         **groups,
     }
     yield from ((options[role], text) for role, text in texts.items() if options[role] is not None)
-    yield from ((name, "not used") for name in facts["unused_columns"])
+    unused = facts["unused_columns"]
+    yield from ((name, "not used") for name in unused[:MOST_UNUSED])
+    if len(unused) > MOST_UNUSED:
+        yield "...", f"{len(unused) - MOST_UNUSED:,} more columns not used"
 
 
 def _group(facts: dict[str, Any], role: str) -> str:

@@ -48,6 +48,7 @@ def info(folder: Path) -> dict[str, Any]:
         "first": _date(times[0]) if times else None,
         "last": _date(times[1]) if times else None,
         "left_out": manifest["left_out"],
+        "skipped_rows": manifest.get("skipped_rows"),
         "min_count": manifest["min_count"],
         "columns": {one["name"]: _column(from_json(ColumnFacts, one), manifest) for one in manifest["columns"]},
         "digest": manifest["digest"],

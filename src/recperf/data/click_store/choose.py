@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
 from ...errors import DataError, UsageError, closest
 from ..user_files.database import column_types, fetch_row, literal
-from ..user_files.source import Source, inspect
+from ..user_files.source import Source, inspect, repeated_name, shown_names
 from ..user_files.spellings import COLUMNS, plain
-from .options import ClickOptions
-from .values import category, is_integer, is_list, is_number, is_text, is_time, no_number, present
+from .options import MOST_FEATURES, ClickOptions
+from .values import category, element, is_integer, is_list, is_number, is_text, is_time, no_number, present, values_of
 
 Kind = Literal["categorical", "numeric", "multi"]
 RATINGS = ["user", "item", "rating", "timestamp"]
@@ -22,7 +23,10 @@ _CRITEO_NUMBER, _CRITEO_CATEGORY = (
 )
 MOST_RATING = 100
 _FEW_VALUES = 1000
-_MOST_SHOWN = 20
+_TYPED: dict[str, Kind] = {"token": "categorical", "token_seq": "multi", "float": "numeric"}
+"""What the types in a header of RecBole's files are."""
+_AT_ONCE = 16
+"""Columns whose types one query decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,10 @@ def choose_columns(options: ClickOptions) -> tuple[Source, Columns]:
         source = replace(source, has_header=False)
     _require_distinct(source, names)
     columns = _assign(source, names, options)
+    count = len(columns.features) + len(columns.undecided)
+    if count > MOST_FEATURES:
+        what = f"{count:,} columns would be features; allowed: at most {MOST_FEATURES}"
+        raise DataError(what, where={"file": source.path}, fix="--categorical, --numeric and --multi name the features")
     return replace(source, columns={sql_name(position): position for position in columns.positions}), columns
 
 
@@ -78,7 +86,7 @@ def _is_number(text: str) -> bool:
 
 
 def _require_distinct(source: Source, names: list[str]) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = repeated_name(names)
     if twice is not None:
         what = f"the file has {names.count(twice)} columns named {twice!r}"
         raise DataError(what, where={"file": source.path}, fix="rename one of them in the first line")
@@ -111,9 +119,12 @@ def _assign(source: Source, names: list[str], options: ClickOptions) -> Columns:
             roles[role] = None
     if roles["time"] in (*features, label):
         roles["time"] = None
-    undecided = () if options.features else tuple(
-        at for at in range(len(names)) if at not in (*features, label, roles["time"])
-    )  # fmt: skip
+    taken, left_out = {*features, label, roles["time"]}, {}
+    undecided = () if options.features else tuple(at for at in range(len(names)) if at not in taken)
+    if source.types:
+        features |= {at: _TYPED[source.types[at]] for at in undecided if source.types[at] in _TYPED}
+        left_out = {names[at]: "a list of numbers" for at in undecided if at not in features}
+        undecided = ()
     return Columns(
         names=names,
         label=label,
@@ -122,6 +133,7 @@ def _assign(source: Source, names: list[str], options: ClickOptions) -> Columns:
         user=roles["user"],
         item=roles["item"],
         features=features,
+        left_out=left_out,
         undecided=undecided,
     )
 
@@ -137,7 +149,7 @@ def _label(source: Source, names: list[str], options: ClickOptions) -> tuple[int
             return at, role == "rating"
     raise UsageError(
         "no column is recognised as the label",
-        where={"file": source.path, "columns": _shown(names)},
+        where={"file": source.path, "columns": shown_names(names)},
         fix="--label COLUMN, or --rating COLUMN for a number of which high values count as clicks",
     )
 
@@ -147,11 +159,6 @@ def _recognised(names: list[str], role: str) -> int | None:
     return next((plain_names.index(name) for name in COLUMNS[role] if name in plain_names), None)
 
 
-def _shown(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN:,} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(names[:_MOST_SHOWN]) + more
-
-
 def _position(source: Source, names: list[str], column: str, role: str) -> int:
     if column in names:
         return names.index(column)
@@ -159,39 +166,57 @@ def _position(source: Source, names: list[str], column: str, role: str) -> int:
         return int(column) - 1
     guess = closest(column, names)
     what = f"there is no column {column!r} for the {role}"
-    what += f"; did you mean {guess!r}?" if guess else f"; known: {_shown(names)}"
+    what += f"; did you mean {guess!r}?" if guess else f"; known: {shown_names(names)}"
     fix = f"--{role.split()[0]} {guess}" if guess else f"give the {role} one of those"
-    raise DataError(what, where={"file": source.path, "columns": _shown(names)}, fix=fix)
+    raise DataError(what, where={"file": source.path, "columns": shown_names(names)}, fix=fix)
 
 
 def decide_types(connection: Any, columns: Columns, separator: str) -> Columns:
     """Make features of the undecided columns by what is in them."""
     kinds = column_types(connection, "raw")
     features, left_out = dict(columns.features), dict(columns.left_out)
-    for at in columns.undecided:
-        kind, why = _decide(connection, columns.name(at), sql_name(at), kinds[sql_name(at)], separator)
-        if kind is None:
-            left_out[columns.name(at)] = why
-        else:
-            features[at] = kind
+    for first in range(0, len(columns.undecided), _AT_ONCE):
+        part = columns.undecided[first : first + _AT_ONCE]
+        asked = [_questions(sql_name(at), kinds[sql_name(at)], separator) for at in part]
+        query = ", ".join(["count(*)", *(sql for one in asked for sql in one)])
+        answers = islice(fetch_row(connection, f"SELECT {query} FROM raw"), 1, None)
+        for at, one in zip(part, asked):
+            kind, why = _decide(columns.name(at), kinds[sql_name(at)], *islice(answers, len(one)))
+            if kind is None:
+                left_out[columns.name(at)] = why
+            else:
+                features[at] = kind
     return replace(columns, features=dict(sorted(features.items())), left_out=left_out, undecided=())
 
 
-def _decide(connection: Any, name: str, column: str, kind: str, separator: str) -> tuple[Kind | None, str]:
-    lower = name.lower()
-    if is_list(kind):
-        return "multi", ""
-    if is_time(kind):
-        return None, "a time"
+def _questions(column: str, kind: str, separator: str) -> list[str]:
+    """SQL for what `_decide` asks about a column, nothing if its type decides."""
+    if is_time(kind) or is_list(kind) or values_of(element(kind)) is None:
+        return []
     value = present(column, kind, trimmed=True) if is_text(kind) else column
     is_whole = f"bool_and(regexp_full_match({value}, '-?[0-9]{{1,18}}'))" if is_text(kind) else str(is_integer(kind))
     is_a_number = f"NOT bool_or({no_number(column, kind, trimmed=True)})" if is_text(kind) else str(is_number(kind))
     several = f"avg(contains({value}, {literal(separator)})::INT)" if is_text(kind) else "0.0"
-    rows, distinct, whole, numbers, parts = fetch_row(
-        connection,
-        f"SELECT count({value}), approx_count_distinct({category(column, kind, trimmed=True)}), {is_whole}, "
-        f"{is_a_number}, {several} FROM raw",
-    )
+    distinct = f"approx_count_distinct({category(column, kind, trimmed=True)})"
+    return [f"count({value})", distinct, is_whole, is_a_number, several]
+
+
+def _decide(
+    name: str,
+    kind: str,
+    rows: int = 0,
+    distinct: int = 0,
+    whole: bool = False,
+    numbers: bool = False,
+    parts: float | None = None,
+) -> tuple[Kind | None, str]:
+    lower = name.lower()
+    if is_time(kind):
+        return None, "a time"
+    if values_of(element(kind)) is None:
+        return None, f"of type {kind.partition('(')[0]}"
+    if is_list(kind):
+        return "multi", ""
     if not rows or distinct < 2:
         return None, "the same everywhere" if rows else "empty"
     if _CRITEO_NUMBER.fullmatch(lower) and numbers:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import open_linked, read_linked, writing
+from ...jsonfile import Count, Meta
 from ..blocks import Blocks, Column
 
 PIECE = 1 << 18
@@ -25,6 +26,14 @@ PIECE = 1 << 18
 DIGESTS = "digests"
 """File of the SHA-256 of every piece of a part's arrays."""
 _DIGEST = hashlib.sha256().digest_size
+
+
+class Part(TypedDict):
+    """A part in a manifest."""
+
+    rows: Count
+    piece: Annotated[int, Meta(ge=1, le=1 << 40)]
+    chain: str
 
 
 @dataclass(frozen=True)
@@ -54,12 +63,10 @@ def chained(chain: str, digests: bytes) -> str:
 class ColumnWriter:
     """The array files of one part and their digests, which grow; `again` says how to resume after a failure."""
 
-    def __init__(self, folder: Path, index: int, part: dict[str, Any], layout: Layout, *, again: str) -> None:
+    def __init__(self, folder: Path, index: int, part: Part, layout: Layout, *, again: str) -> None:
         self.layout, self.again = layout, again
         self.lengths = {name: part["rows"] * width for name, width in layout.widths.items()}
-        # Earlier versions wrote no digests: a part that one of them began has none.
-        if "piece" in part:
-            self.lengths[DIGESTS] = part["rows"] // part["piece"] * _DIGEST * len(layout.arrays)
+        self.lengths[DIGESTS] = part["rows"] // part["piece"] * _DIGEST * len(layout.arrays)
         self.paths = {name: folder / column_name(index, name) for name in self.lengths}
         self.files: dict[str, IO[bytes]] = {}
         self.digests = {name: hashlib.sha256() for name in layout.arrays}
@@ -97,9 +104,8 @@ class ColumnWriter:
         """Sync the files, and chain the digests of this piece to those of the previous ones."""
         digests = b"".join(digest.digest() for digest in self.digests.values())
         self.digests = {name: hashlib.sha256() for name in self.layout.arrays}
-        if DIGESTS in self.files:
-            with writing(self.paths[DIGESTS], fix=self.again):
-                self.files[DIGESTS].write(digests)
+        with writing(self.paths[DIGESTS], fix=self.again):
+            self.files[DIGESTS].write(digests)
         for name, file in self.files.items():
             with writing(self.paths[name], fix=self.again):
                 file.flush()
@@ -107,11 +113,9 @@ class ColumnWriter:
         return chained(chain, digests)
 
 
-def piece_digests(folder: Path, index: int, part: dict[str, Any], layout: Layout) -> dict[str, list[str]] | None:
-    """Digests of the pieces of each array of a part; None where an earlier version wrote none."""
+def piece_digests(folder: Path, index: int, part: Part, layout: Layout) -> dict[str, list[str]]:
+    """Digests of the pieces of each array of a part."""
     path = folder / column_name(index, DIGESTS)
-    if "piece" not in part:
-        return None
     try:
         content, chain = read_linked(path), ""
     except OSError:
@@ -135,7 +139,7 @@ def damaged(path: Path, how: str) -> DataError:
     )
 
 
-def require_arrays(folder: Path, parts: list[dict[str, Any]], layout: Layout) -> None:
+def require_arrays(folder: Path, parts: Sequence[Part], layout: Layout) -> None:
     """Refuse array files that are missing or have another length than their manifest states."""
     for index, part in enumerate(parts):
         for name, width in layout.widths.items():
@@ -151,19 +155,17 @@ def require_arrays(folder: Path, parts: list[dict[str, Any]], layout: Layout) ->
 def open_columns(
     folder: Path,
     index: int,
-    part: dict[str, Any],
+    part: Part,
     layout: Layout,
     damaged: Callable[[Path, str], DataError] = damaged,
 ) -> dict[str, Column]:
-    """Map the arrays of a part. Without digests, those of an earlier version, nothing is verified."""
+    """Map the arrays of a part, whose pieces are compared with their digests when they are first read."""
     digests, columns = piece_digests(folder, index, part, layout), {}
     for name, (kind, count) in layout.arrays.items():
         path, width = folder / column_name(index, name), layout.widths[name]
         with open_linked(path) as file:
             content = np.memmap(file, dtype=np.uint8, mode="r", shape=(part["rows"] * width,))
-        blocks = None
-        if digests is not None:
-            blocks = Blocks(path, content, digests[name], block=part["piece"] * width, damaged=damaged)
+        blocks = Blocks(path, content, digests[name], block=part["piece"] * width, damaged=damaged)
         shape = (part["rows"], count) if count else (part["rows"],)
         columns[name] = Column(content.view(kind).reshape(shape), blocks)
     return columns

@@ -6,17 +6,17 @@ Shapes: N rows, D numeric columns, S slots of ids: one for a categorical column,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, closest
-from ..user_files.database import column_types, fetch_row, optional_package
+from ..user_files.database import NOT_USED, column_types, fetch_row, optional_package
 from .columns import Layout
-from .values import categories, category, no_number, number
-from .vocabulary import Vocabulary
+from .values import Values, categories, category, element, inexact, is_list, key, keys, no_number, number, values_of
+from .vocabulary import Vocabulary, as_text, denoted
 
 LARGEST = 3e38
 """Numbers are stored as float32, larger ones as this."""
@@ -30,6 +30,8 @@ class ColumnFacts:
     kind: Literal["categorical", "numeric", "multi"]
     missing: int
     """Rows without a value."""
+    values: Values = "text"
+    """What its categories are, which says how they are compared."""
     slots: int = 0
     """Most categories of a row; 0 for a number."""
     cut: int = 0
@@ -73,22 +75,30 @@ def layout_of(facts: list[ColumnFacts], *, times: bool) -> Layout:
 
 
 def selection(
-    columns: StoredColumns, names: Mapping[str, str], kinds: Mapping[str, str], *, trimmed: bool
-) -> dict[str, str]:
-    """SQL for every feature, under the name f0, f1 and so on. `names` are the columns of the SQL table by feature."""
-    selected = {}
+    columns: StoredColumns,
+    names: Mapping[str, str],
+    kinds: Mapping[str, str],
+    table: str,
+    *,
+    trimmed: bool,
+    more: Mapping[str, str] | None = None,
+) -> str:
+    """The query for every feature of a table, under the name f0, f1 and so on, categories as keys. `names` are the
+    columns of the table by feature, `more` is SQL for further columns by their name."""
+    texts, selected = dict(more or {}), {name: name for name in more or {}}
     for index, one in enumerate(columns.facts):
-        column, kind = names[one.name], kinds[names[one.name]]
-        column = f'"{column}"'
+        column, kind, name = f'"{names[one.name]}"', kinds[names[one.name]], f"f{index}"
+        selected[name] = name
         if one.kind == "numeric":
             value = number(column, kind, trimmed=trimmed)
-            sql = f"(CASE WHEN abs({value}) > {LARGEST} THEN sign({value}) * {LARGEST} ELSE {value} END)::FLOAT"
+            texts[name] = f"(CASE WHEN abs({value}) > {LARGEST} THEN sign({value}) * {LARGEST} ELSE {value} END)::FLOAT"
         elif one.kind == "multi":
-            sql = categories(column, kind, columns.separator, trimmed=trimmed)
+            texts[name] = categories(column, kind, columns.separator, trimmed=trimmed)
+            selected[name] = keys(name, one.values)
         else:
-            sql = category(column, kind, trimmed=trimmed)
-        selected[f"f{index}"] = sql
-    return selected
+            texts[name], selected[name] = category(column, kind, trimmed=trimmed), key(name, one.values)
+    outer, inner = (", ".join(f"{sql} AS {name}" for name, sql in part.items()) for part in (selected, texts))
+    return f"SELECT {outer} FROM (SELECT {inner} FROM {table})"
 
 
 def stored_arrays(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]:
@@ -125,18 +135,60 @@ def encode_table(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]:
     plain = arrow.table({renamed[name]: _decoded(table[name]) for name in needed})
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        connection.register("batch", plain)
-        kinds = column_types(connection, "batch")
+        connection.execute(f"SET disabled_optimizers = {NOT_USED}")
+        try:
+            connection.register("batch", plain)
+            kinds = column_types(connection, "batch")
+        except duckdb.NotImplementedException as error:
+            raise DataError(f"a column has a type that cannot be read: {error}", fix="write it as text") from None
         _require_numbers(connection, columns, renamed, kinds)
-        selected = selection(columns, renamed, kinds, trimmed=False)
-        query = ", ".join(f"{sql} AS {name}" for name, sql in selected.items())
-        return stored_arrays(columns, connection.sql(f"SELECT {query} FROM batch").to_arrow_table())
+        compared = [
+            _compared(connection, *pair, renamed[pair[0].name], kinds[renamed[pair[0].name]])
+            for pair in zip(columns.facts, columns.vocabularies)
+        ]
+        facts, vocabularies = map(list, zip(*compared))
+        columns = replace(columns, facts=facts, vocabularies=vocabularies)
+        query = selection(columns, renamed, kinds, "batch", trimmed=False)
+        return stored_arrays(columns, connection.sql(query).to_arrow_table())
 
 
 def _decoded(column: Any) -> Any:
-    types = optional_package("pyarrow").types
-    column = column.combine_chunks()
-    return column.dictionary_decode() if types.is_dictionary(column.type) else column
+    arrow, column = optional_package("pyarrow"), column.combine_chunks()
+    column = column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
+    return column.cast(arrow.float32()) if arrow.types.is_float16(column.type) else column
+
+
+def require_categories(connection: Any, table: str, one: ColumnFacts, column: str, kind: str) -> Values:
+    """What the categories of a column are by its type. Refuses a type that has none, and numbers that were rounded."""
+    values, several = values_of(element(kind)), is_list(kind)
+    if values is None or (several and one.kind == "categorical"):
+        fix = f"--multi {one.name}" if values and several else "write it as text, or leave it out"
+        raise DataError(f"column {one.name!r} has the type {kind}, which cannot be a category", fix=fix)
+    value = f"unnest({column}::{element(kind)}[])" if several else column
+    rounded = inexact("value", element(kind))
+    query = f"SELECT max(value) FROM (SELECT {value} AS value FROM {table}) WHERE {rounded}"
+    if rounded != "false" and (largest := fetch_row(connection, query)[0]) is not None:
+        what = f"column {one.name!r} has floating-point numbers like {largest:.0f}, which may be rounded ids"
+        raise DataError(what, fix=f"write whole numbers, or {as_text(one.name)}")
+    return values
+
+
+def _compared(
+    connection: Any, one: ColumnFacts, vocabulary: Vocabulary, column: str, kind: str
+) -> tuple[ColumnFacts, Vocabulary]:
+    """A feature and its vocabulary as values of a type are compared with them."""
+    if one.kind == "numeric":
+        return one, vocabulary
+    values = require_categories(connection, "batch", one, column, kind)
+    example = None if values in ("text", one.values) else fetch_row(connection, f"SELECT max({column}) FROM batch")[0]
+    if example is None:
+        return one, vocabulary
+    if one.values != "text" or vocabulary.values is None:
+        seen = "hashed text" if one.values == "text" else f"{one.values}s"
+        raise DataError(
+            f"column {one.name!r} has {values}s like {example}; the import saw {seen}", fix=as_text(one.name)
+        )
+    return replace(one, values=values), denoted(vocabulary, values, one.name)
 
 
 def _require_numbers(

@@ -9,7 +9,8 @@ import numpy as np
 
 from ... import places
 from ...errors import notice_once
-from ...files import make_folder, one_at_a_time, temporary_folder, writing
+from ...files import make_folder, writing
+from ...folders import one_at_a_time, temporary_folder
 from ..datasets import Dataset, legal_name
 from ..user_files.database import optional_package
 from ..user_files.load import LIST_MARK, LIST_ROLE
@@ -18,16 +19,16 @@ from ..yambda.ratings import GROUPS, stored
 from ..yambda.reference.cache import open_events
 from ..yambda.schema import ANCHORS, LISTEN_PLUS
 from ..yambda.store import EventStore
-from .imports import MANIFEST, import_clicks
+from .imports import MANIFEST, VERSION, import_clicks
 from .options import ClickOptions
 
 _CHUNK = 1 << 18
 
 
 def clicks_of(dataset: Dataset) -> Dataset:
-    """A dataset of events as one of clicks, in the cache folder under the digest of the events."""
+    """A dataset of events as one of clicks, in the cache folder by the digest of the events and a store's version."""
     store = open_events(stored(dataset))
-    folder = places.home() / "clicks-of-events" / store.digest[:32]
+    folder = places.home() / "clicks-of-events" / f"{store.digest[:32]}-{VERSION}"
     if not (folder / MANIFEST).is_file():
         with one_at_a_time(folder.with_name(folder.name + ".lock")):
             if not (folder / MANIFEST).is_file():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ from ...errors import DataError
 from ..blocks import verified
 from ..clicks import mark_validation
 from ..config import SplitConfig
+from ..rows import Unknown, pyarrow
 from ..user_files.spellings import MISSING as MISSING_TEXTS
 from .columns import open_columns, require_arrays
 from .encode import ColumnFacts, StoredColumns, encode_table, layout_of
 from .imports import read_manifest
 from .rows import EMPTY, Rows, Split
-from .vocabulary import read_vocabulary
+from .vocabulary import UNSEEN, read_vocabulary
 
 RARE, MISSING, FIRST = 0, 1, 2
 """Rows of a table: of rare and new categories, of missing ones, and of the first listed category."""
@@ -130,7 +131,7 @@ class ImportedClicks:
             "train": np.flatnonzero(~valid),
             "valid": np.flatnonzero(valid),
         }
-        self._tables, self._trained = self._fit_tables()
+        self._tables = self._fit_tables()
         self._scales, self._indicators = self._fit_numbers()
 
     def _damaged(self, path: Path, how: str) -> DataError:
@@ -184,19 +185,25 @@ class ImportedClicks:
         imported file is to the model. Labels are 0. A column that is missing is an error, a new category is row 0."""
         return self.encode_counted(table)[0]
 
-    def encode_counted(self, table: Any) -> tuple[Rows, dict[str, int]]:
-        """The same, and for each sparse feature how many rows have a category that no training row has."""
+    def encode_counted(self, table: Any) -> tuple[Rows, dict[str, Unknown]]:
+        """The same, and for each sparse feature the rows with a category that no row of the import has."""
         arrays, edges = encode_table(self.columns, table), np.cumsum((0, *self.slots))
         unknown = {
-            key: int((~trained[arrays["ids"][:, first:last]]).any(1).sum())
-            for key, trained, first, last in zip(self.keys, self._trained, edges, edges[1:])
+            key: Unknown.of((arrays["ids"][:, first:last] == UNSEEN).any(1), table[key])
+            for key, first, last in zip(self.keys, edges, edges[1:])
         }
         return self._transform(arrays["dense"], arrays["ids"], np.zeros(len(table), np.uint8)), unknown
 
+    def places(self, key: str, column: Any) -> NDArray[np.int64]:
+        """Where in the vocabulary of a feature each category of a column is; -1 for a missing or unknown one."""
+        at = self.keys.index(key)
+        fact, vocabulary = self.columns.sparse[at]
+        columns = replace(self.columns, facts=[fact], vocabularies=[vocabulary])
+        codes = encode_table(columns, pyarrow().table({key: column}))["ids"][:, 0]
+        return np.maximum(codes.astype(np.int64) - 1, -1)
+
     def own_columns(self, split: Split, first: int, last: int) -> dict[str, Any]:
         """Rows of a split in the user's own values, as arrays of pyarrow by column; hashed columns are left out."""
-        from ..rows import pyarrow
-
         arrow, index = pyarrow(), self._index[split][first:last]
         dense_ND, ids_NS = self._raw("dense", index), self._raw("ids", index)
         columns = {
@@ -229,9 +236,9 @@ class ImportedClicks:
         return names
 
     def hashed_row(self, key: str) -> str:
-        """How the row of a category follows from its text in a hashed column."""
+        """How the row of a category follows from its key in a hashed column."""
         fact = self.columns.sparse[self.keys.index(key)][0]
-        digest = f"blake2b({json.dumps(fact.name + chr(0))} + text, in UTF-8, digest_size=8)"
+        digest = f"blake2b({json.dumps(fact.name + chr(0))} + key, in UTF-8, digest_size=8)"
         return f"row: {MISSING} if missing, else {FIRST} + ({digest} as a little-endian number) % {fact.buckets}"
 
     def encoding(self) -> dict[str, Any]:
@@ -243,14 +250,23 @@ class ImportedClicks:
             for at in self._indicators
         ]
         sparse = [
-            {"name": one.name, "kind": one.kind, "most": one.slots, "hashed": vocabulary.values is None}
+            {
+                "name": one.name,
+                "kind": one.kind,
+                "values": one.values,
+                "most": one.slots,
+                "hashed": vocabulary.values is None,
+            }
             for one, vocabulary in self.columns.sparse
         ]
         return {
             "text": "without whitespace around it; a whole number without its decimals",
+            "key": "what texts are compared, ordered and hashed by. If the `values` of a column are number: of a whole "
+            "number its digits without a plus and leading zeros, of another the shortest text of its double (1.5, "
+            "1e-05); if boolean: the text in small letters; if text: the text",
             "missing": ["", *MISSING_TEXTS],
             "separator": self.columns.separator,
-            "several": "the first `most` of the distinct texts in their order; one missing text where there is none",
+            "several": "the first `most` of the distinct keys in their order; one missing text where there is none",
             "sparse": sparse,
             "dense": dense or [{"name": "constant", "formula": "1"}],
         }
@@ -321,9 +337,9 @@ class ImportedClicks:
         for first in range(0, len(index), _AT_ONCE):
             yield index[first : first + _AT_ONCE]
 
-    def _fit_tables(self) -> tuple[list[NDArray[np.int32]], list[NDArray[np.bool_]]]:
-        """For each sparse feature the table row of every code, and whether training rows have it; the last two entries
-        are those of the codes UNSEEN and EMPTY, which are -2 and -1."""
+    def _fit_tables(self) -> list[NDArray[np.int32]]:
+        """For each sparse feature the table row of every code; the last two entries are those of the codes UNSEEN and
+        EMPTY, which are -2 and -1."""
         sizes = [vocabulary.size for _, vocabulary in self.columns.sparse]
         counts = [np.zeros(size + 1, np.int64) for size in sizes]
         edges = np.cumsum((0, *self.slots))
@@ -334,15 +350,14 @@ class ImportedClicks:
                 for at, count in enumerate(counts):
                     codes = ids_NS[:, edges[at] : edges[at + 1]]
                     count += np.bincount(codes[codes != EMPTY], minlength=len(count))
-        tables, trained = [], []
+        tables = []
         for size, count, has_list in zip(sizes, counts, listed):
             rows = np.full(size + 3, RARE, np.int32)
             frequent = count[1:] >= self.manifest["min_count"] if has_list else np.ones(size, np.bool_)
             rows[1 : size + 1][frequent] = FIRST + np.arange(int(frequent.sum()), dtype=np.int32)
             rows[0], rows[-1] = MISSING, EMPTY
             tables.append(rows)
-            trained.append(np.concatenate([[True], (count[1:] > 0) | (not has_list), [False, True]]))
-        return tables, trained
+        return tables
 
     def _fit_numbers(self) -> tuple[list[NumberScale], list[int]]:
         """The scale of each numeric column, and the columns that some training row lacks."""

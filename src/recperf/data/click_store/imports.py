@@ -11,29 +11,46 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
 from ...config import to_json
 from ...errors import DataError
-from ...files import make_folder, sha256, sync_folder, temporary_folder, write_json, writing
+from ...files import sha256, write_json
+from ...folders import fresh_folder
+from ...jsonfile import Count, read_sealed, sealed
+from ..datasets import KINDS
 from ..rows import in_blocks
+from ..user_files.bad_rows import BadRows
 from ..user_files.database import column_types, fetch_row, open_database, optional_package
 from ..user_files.load import load_file
 from ..user_files.source import Source
 from ..user_files.spellings import FALSE, TRUE
 from .choose import Columns, choose_columns, decide_types, sql_name
-from .columns import PIECE, ColumnWriter, Layout
-from .encode import ColumnFacts, StoredColumns, layout_of, selection, stored_arrays
+from .columns import PIECE, ColumnWriter, Layout, Part
+from .encode import ColumnFacts, StoredColumns, layout_of, require_categories, selection, stored_arrays
 from .options import MOST_SLOTS, ClickOptions
-from .values import categories, category, is_text, is_time, label, microseconds, no_number, number
+from .values import (
+    Values,
+    categories,
+    category,
+    is_text,
+    is_time,
+    key,
+    keys,
+    label,
+    microseconds,
+    no_number,
+    number,
+    values_in,
+)
 from .vocabulary import read_vocabulary, write_vocabulary
 
-FORMAT = "recperf clicks"
-VERSION = 1
+FORMAT, VERSION = KINDS["clicks"].form
 MANIFEST = "clicks.json"
 RESTART = "the same command starts again from the beginning"
 RATING_SHARE = 0.8
@@ -42,7 +59,47 @@ RATING_SHARE = 0.8
 _UNITS = {1_000_000_000: 1e17, 1_000_000: 1e14, 1_000: 1e11}
 """The least time in each unit: seconds reach 1e11 in the year 5138, and milliseconds passed it in 1973."""
 
+_DECIDE = ("parts", "columns", "label", "user", "item", "time", "separator", "min_count", "scale")
+"""Fields of a manifest that decide what is trained: its digest identifies the data of a run."""
+
+_VALUES_AT_ONCE = 1 << 24
+"""Values that are encoded at once."""
+
 Progress = Callable[..., None]
+
+
+class Label(TypedDict):
+    """Which rows are clicks."""
+
+    name: str
+    positive_from: float | None
+    positives: list[str]
+
+
+class Manifest(TypedDict):
+    """The description of a store."""
+
+    format: str
+    version: int
+    name: str
+    rows: Count
+    positives: Count
+    label: Label
+    columns: list[ColumnFacts]
+    separator: str
+    user: str | None
+    item: str | None
+    time: str | None
+    times: tuple[int, int] | None
+    left_out: dict[str, str]
+    min_count: Count
+    scale: Literal["log", "quantile"]
+    parts: tuple[Part]
+    digest: str
+    identity: dict[str, Any]
+    seconds: float
+    split_note: str
+    skipped_rows: NotRequired[dict[str, Any]]
 
 
 def import_clicks(
@@ -63,7 +120,7 @@ def import_clicks(
     hidden = ("clicks", "memory_mib", "name")
     settings = {name: value for name, value in to_json(options).items() if name not in hidden}
     identity: dict[str, Any] = {"source": source.path.name, "sha256": sha256(source.path), "options": settings}
-    if (folder / MANIFEST).is_file():
+    if os.path.lexists(folder / MANIFEST):
         manifest = read_manifest(folder)
         if manifest["identity"] != identity:
             raise DataError(
@@ -72,50 +129,59 @@ def import_clicks(
                 fix="choose another --name, or remove the folder",
             )
         return manifest
-    with writing(folder, fix=RESTART):
-        make_folder(folder.parent)
-        with temporary_folder(f".{folder.name}-", beside=folder.parent) as draft:
-            with open_database(draft / "rows", memory=options.memory_mib << 20) as connection:
-                source.require_unchanged(identity["sha256"], load_file(connection, source, reading))
-                manifest = _Build(connection, source, columns, options, draft).run(writing_rows)
-            manifest |= {"name": options.name, "identity": identity, "seconds": round(monotonic() - began, 2)}
-            manifest["split_note"] = split_note
-            write_json(draft / MANIFEST, manifest)
-            draft.chmod(0o755)
-            os.rename(draft, folder)
-            # The temporary folder is removed by its name, which nothing has now.
-            draft.mkdir()
-        sync_folder(folder.parent)
+    with fresh_folder(folder, fix=RESTART) as draft:
+        with open_database(draft / "rows", memory=options.memory_mib << 20) as connection:
+            bad = BadRows(source.path, options.skip_bad)
+            source.require_unchanged(identity["sha256"], load_file(connection, source, reading, bad))
+            manifest = _Build(connection, source, columns, options, draft, bad).run(writing_rows)
+        manifest |= {"name": options.name, "identity": identity, "seconds": round(monotonic() - began, 2)}
+        manifest["split_note"] = split_note
+        write_json(draft / MANIFEST, sealed(manifest))
     return manifest
 
 
 class _Build:
     """The parts of an import after the rows are in the table `raw`."""
 
-    def __init__(self, connection: Any, source: Source, columns: Columns, options: ClickOptions, folder: Path) -> None:
-        self.connection, self.source, self.options, self.folder = connection, source, options, folder
-        self.rows = int(fetch_row(connection, "SELECT count(*) FROM raw")[0])
-        if not self.rows:
-            what = "the file has a header and no rows" if source.has_header else "the file has no rows"
-            raise self._bad(what, "name a file with rows")
+    def __init__(
+        self, connection: Any, source: Source, columns: Columns, options: ClickOptions, folder: Path, bad: BadRows
+    ) -> None:
+        self.connection, self.source, self.options, self.folder, self.bad = connection, source, options, folder, bad
+        self.rows = self._count()
         self.kinds = column_types(connection, "raw")
-        self.columns = decide_types(connection, columns, options.separator)
+        # Rows are removed when all are known: until then they count as in the file.
+        connection.execute("CREATE TABLE left_out (place BIGINT)")
+        self.separator = options.separator or (" " if source.types else "|")
+        self.columns = decide_types(connection, columns, self.separator)
         if not self.columns.features:
             left = ", ".join(f"{name} ({why})" for name, why in self.columns.left_out.items())
             raise self._bad(
                 f"no column is a feature{f': {left}' if left else ''}", "--categorical or --numeric COLUMNS"
             )
 
+    def _count(self) -> int:
+        rows = int(fetch_row(self.connection, "SELECT count(*) FROM raw")[0])
+        if not rows:
+            what = "the file has a header and no rows" if self.source.has_header else "the file has no rows"
+            raise self._bad(what, "name a file with rows")
+        return rows
+
     def run(self, progress: Progress) -> dict[str, Any]:
         label_sql, threshold = self._label()
         time_sql = self._time()
+        for at, how in self.columns.features.items():
+            if how == "numeric":
+                self._require_numbers(at)
+        self.connection.execute("DELETE FROM raw WHERE rowid IN (FROM left_out)")
+        self.rows = self._count()
+        self._require_both_labels(label_sql, threshold)
         facts = [self._column(at) for at in self.columns.features]
         stored = StoredColumns(
             facts=facts,
             vocabularies=[
                 read_vocabulary(self.folder, one.vocabulary) if one.vocabulary else one.hashed() for one in facts
             ],
-            separator=self.options.separator,
+            separator=self.separator,
         )
         layout = layout_of(facts, times=time_sql is not None)
         part = self._write(stored, layout, label_sql, time_sql, progress)
@@ -124,7 +190,7 @@ class _Build:
             f"SELECT sum({label_sql}), {f'min({time_sql}), max({time_sql})' if time_sql else 'NULL, NULL'} FROM raw",
         )
         roles = {role: getattr(self.columns, role) for role in ("user", "item", "time")}
-        return {
+        manifest = {
             "format": FORMAT,
             "version": VERSION,
             "rows": self.rows,
@@ -135,17 +201,17 @@ class _Build:
                 "positives": [*self.options.positives],
             },
             "columns": [to_json(one) for one in facts],
-            "separator": self.options.separator,
+            "separator": self.separator,
             **{role: None if at is None else self.columns.name(at) for role, at in roles.items()},
             "times": None if first is None else [int(first), int(last)],
             "left_out": self.columns.left_out,
             "min_count": self.options.min_count,
             "scale": self.options.scale,
             "parts": [part],
-            "digest": hashlib.sha256(
-                json.dumps([part["chain"], [to_json(one) for one in facts]], sort_keys=True).encode()
-            ).hexdigest(),
+            **self.bad.facts,
         }
+        decide = json.dumps([manifest[name] for name in _DECIDE], sort_keys=True)
+        return {**manifest, "digest": hashlib.sha256(decide.encode()).hexdigest()}
 
     def _label(self) -> tuple[str, float | None]:
         """SQL for the label of a row, and the least rating that is a click."""
@@ -156,26 +222,31 @@ class _Build:
             self._require(f"{value} IS NULL", column, lambda text: f"the rating {name!r} is {text}, not a number")
             largest = fetch_row(self.connection, f"SELECT max({value}) FROM raw")[0]
             requested = self.options.positive_from
-            threshold: float | None = requested if requested is not None else RATING_SHARE * largest
+            threshold: float | None = requested if requested is not None else RATING_SHARE * (largest or 0.0)
             sql = f"({value} >= {threshold!r})::UTINYINT"
         else:
-            threshold, sql = None, f"({label(column, self.options.positives)})::UTINYINT"
-            self._require_two_labels(column, name)
-            missing = f"the label {name!r} is missing"
-            self._require(f"{sql} IS NULL", column, lambda text: missing)
+            threshold, sql = None, f"({label(column, kind, self.options.positives)})::UTINYINT"
+            self._require_two_labels(category(column, kind, trimmed=True), name)
+            self._require(f"{sql} IS NULL", column, lambda text: f"the label {name!r} is {text}")
+        return sql, threshold
+
+    def _require_both_labels(self, sql: str, threshold: float | None) -> None:
+        name = self.columns.name(self.columns.label)
         positives = fetch_row(self.connection, f"SELECT sum({sql}) FROM raw")[0]
         if positives in (0, self.rows):
             which = "every row" if positives else "no row"
             why = "" if threshold is None else f" (from {threshold:g} on a rating is a click)"
             fix = "--positive-from another number" if threshold is not None else "name another --label"
             raise self._bad(f"{which} is a click by the label {name!r}{why}: nothing can be learned", fix)
-        return sql, threshold
 
-    def _require_two_labels(self, column: str, name: str) -> None:
-        query = f"SELECT DISTINCT {column}::VARCHAR FROM raw WHERE {column} IS NOT NULL ORDER BY 1 LIMIT 6"
+    def _require_two_labels(self, text: str, name: str) -> None:
+        query = f"SELECT DISTINCT {text} AS text FROM raw WHERE text IS NOT NULL ORDER BY 1 LIMIT 6"
         values = [value for (value,) in self.connection.execute(query).fetchall()]
         if self.options.positives:
             return
+        if self.options.skip_bad:
+            # Other values are bad rows.
+            values = [value for value in values if value.lower() in (*TRUE, *FALSE)]
         strange = [value for value in values if value.lower() not in (*TRUE, *FALSE)]
         if not strange and len(values) <= 2:
             return
@@ -213,34 +284,50 @@ class _Build:
             self.columns.features[at],
         )
         if how == "numeric":
-            fix = f"--categorical {name} takes text as it is"
-            wrong = no_number(column, kind, trimmed=True)
-            self._require(wrong, column, lambda text: f"column {name!r} is {text}, not a number", fix)
             value = number(column, kind, trimmed=True)
             missing, least, most = fetch_row(
                 self.connection, f"SELECT count(*) - count({value}), min({value}), max({value}) FROM raw"
             )
             return ColumnFacts(name=name, kind=how, missing=missing, least=least, most=most)
-        slots, values = 1, category(column, kind, trimmed=True)
-        missing_sql, cut = f"{values} IS NULL", 0
+        facts = ColumnFacts(name=name, kind=how, missing=0, slots=1)
+        try:
+            values = require_categories(self.connection, "raw", facts, column, kind)
+        except DataError as error:
+            raise self._bad(error.what, error.fix or "") from None
         if how == "multi":
-            listed = categories(column, kind, self.options.separator, trimmed=True)
-            longest, cut = fetch_row(
-                self.connection,
-                f"SELECT max(len({listed})), sum(greatest(0, len({listed}) - {MOST_SLOTS})) FROM raw",
-            )
-            slots, values, missing_sql = max(1, min(MOST_SLOTS, longest)), f"unnest({listed})", f"len({listed}) = 0"
-        missing = fetch_row(self.connection, f"SELECT count(*) FROM raw WHERE {missing_sql}")[0]
-        facts = {"name": name, "kind": how, "missing": missing, "slots": slots, "cut": int(cut or 0)}
+            texts = f"unnest({categories(column, kind, self.separator, trimmed=True)})"
+        else:
+            texts = category(column, kind, trimmed=True)
+        seen = f"(SELECT * FROM (SELECT {texts} AS value FROM raw) WHERE value IS NOT NULL)"
+        if self.options.hash is None:
+            self._require_room(name, f"SELECT approx_count_distinct(value) FROM {seen}")
+            query = f"SELECT value, count(*) AS count FROM {seen} GROUP BY value"
+            self.connection.execute(f"CREATE OR REPLACE TEMP TABLE seen AS {query}")
+            seen = "seen"
+        values = values_in(self.connection, seen) if values == "text" else values
+        facts = replace(facts, values=values, **self._slots(at, values))
         if self.options.hash is not None:
-            return ColumnFacts(**facts, buckets=self.options.hash - 2)
-        self._require_room(name, f"SELECT approx_count_distinct(value) FROM (SELECT {values} AS value FROM raw)")
+            return replace(facts, buckets=self.options.hash - 2)
         query = (
-            f"SELECT value, count(*) AS count FROM (SELECT {values} AS value FROM raw) WHERE value IS NOT NULL "
-            "GROUP BY value ORDER BY count DESC, value"
+            f"SELECT min(value) AS value, nullif(key, min(value)) AS key, sum(count) AS count "
+            f"FROM (SELECT *, {key('value', values)} AS key FROM seen) GROUP BY key ORDER BY count DESC, value"
         )
         vocabulary = write_vocabulary(self.connection, query, self.folder / f"vocabulary-{at:03d}.parquet")
-        return ColumnFacts(**facts, vocabulary=vocabulary)
+        return replace(facts, vocabulary=vocabulary)
+
+    def _slots(self, at: int, values: Values) -> dict[str, Any]:
+        """How many categories a row has at most, how many are cut, and how many rows have none."""
+        column, kind = sql_name(at), self.kinds[sql_name(at)]
+        if self.columns.features[at] != "multi":
+            text = category(column, kind, trimmed=True)
+            return {"missing": fetch_row(self.connection, f"SELECT count(*) - count({text}) FROM raw")[0]}
+        listed = categories(column, kind, self.separator, trimmed=True)
+        longest, cut, missing = fetch_row(
+            self.connection,
+            f"SELECT max(count), sum(greatest(0, count - {MOST_SLOTS})), sum((count = 0)::INT) "
+            f"FROM (SELECT len({keys('texts', values)}) AS count FROM (SELECT {listed} AS texts FROM raw))",
+        )
+        return {"slots": max(1, min(MOST_SLOTS, longest)), "cut": int(cut), "missing": int(missing)}
 
     def _require_room(self, name: str, query: str) -> None:
         """Refuse a vocabulary that does not fit into memory with its lookup; a value takes about 100 bytes."""
@@ -254,35 +341,47 @@ class _Build:
 
     def _write(
         self, stored: StoredColumns, layout: Layout, label_sql: str, time_sql: str | None, progress: Progress
-    ) -> dict[str, Any]:
+    ) -> Part:
         names = {one.name: sql_name(at) for one, at in zip(stored.facts, self.columns.features)}
-        selected = selection(stored, names, self.kinds, trimmed=True)
-        selected["label"] = label_sql
-        if time_sql:
-            selected["time"] = time_sql
-        query = ", ".join(f"{sql} AS {name}" for name, sql in selected.items())
-        part: dict[str, Any] = {"rows": 0, "piece": PIECE, "chain": ""}
+        more = {"label": label_sql, **({"time": time_sql} if time_sql else {})}
+        query = selection(stored, names, self.kinds, "raw", trimmed=True, more=more)
+        part: Part = {"rows": 0, "piece": PIECE, "chain": ""}
+        # Wide tables have fewer rows at once, so that their text stays within the memory limit.
+        at_once = min(PIECE, 1 << (_VALUES_AT_ONCE // (1 + len(stored.facts))).bit_length() - 1)
         with ColumnWriter(self.folder, 0, part, layout, again=RESTART) as writer:
-            batches = self.connection.sql(f"SELECT {query} FROM raw").to_arrow_reader(1 << 16)
+            batches = self.connection.sql(query).to_arrow_reader(min(at_once, 1 << 16))
             table = optional_package("pyarrow").Table
-            for batch in in_blocks((table.from_batches([batch]) for batch in batches), PIECE):
+            for batch in in_blocks((table.from_batches([batch]) for batch in batches), at_once):
                 arrays = stored_arrays(stored, batch)
                 arrays["labels"] = batch["label"].to_numpy().astype(np.uint8)
                 if time_sql:
                     arrays["times"] = batch["time"].to_numpy().astype(np.int64)
                 writer.append(arrays)
                 part["rows"] += len(arrays["labels"])
-                part["chain"] = writer.commit(part["chain"])
+                if part["rows"] % PIECE == 0 or part["rows"] == self.rows:
+                    part["chain"] = writer.commit(part["chain"])
                 progress(part["rows"], self.rows)
         return part
 
+    def _require_numbers(self, at: int) -> None:
+        column, name = sql_name(at), self.columns.name(at)
+        wrong = no_number(column, self.kinds[column], trimmed=True)
+        fix = f"--categorical {name} takes text as it is"
+        self._require(wrong, column, lambda text: f"column {name!r} is {text}, not a number", fix)
+
     def _require(self, wrong: str, column: str, what: Callable[[str], str], fix: str | None = None) -> None:
-        """Refuse the first row for which SQL says that it is wrong."""
-        row = fetch_row(self.connection, f"SELECT min(rowid) FROM raw WHERE {wrong}")[0]
-        if row is not None:
-            value = fetch_row(self.connection, f"SELECT {column}::VARCHAR FROM raw WHERE rowid = {row}")[0]
+        """Leave out the rows for which SQL says that they are wrong, or refuse the first that is too many."""
+        query = (
+            f"SELECT rowid, {column}::VARCHAR FROM raw WHERE {wrong} AND rowid NOT IN (FROM left_out) "
+            f"ORDER BY rowid LIMIT {self.bad.room + 1}"
+        )
+        rows = self.connection.execute(query).fetchall()
+        for place, value in rows:
             shown = "missing" if value is None else repr(value if len(value) < 60 else value[:57] + "...")
-            raise self._bad(f"row {row + 1:,}: {what(shown)}", fix or "repair or remove that row")
+            self.bad.add_loaded(place, f": {what(shown)}", fix or "repair or remove that row")
+        if rows:
+            places = ", ".join(f"({place})" for place, _ in rows)
+            self.connection.execute(f"INSERT INTO left_out VALUES {places}")
 
     def _bad(self, what: str, fix: str) -> DataError:
         return DataError(what, where={"file": self.source.path}, fix=fix)
@@ -295,18 +394,4 @@ def _per_second(time: float) -> int:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The description of a store; damage is one line."""
-    from ...files import read_linked
-
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(read_linked(path))
-        problem = None if manifest["format"] == FORMAT else "this is not a store of clicks"
-        if problem is None and manifest["version"] != VERSION:
-            problem = f"the store has version {manifest['version']}, this recperf reads {VERSION}"
-    except OSError as error:
-        problem = f"the description of a dataset cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError):
-        problem = "the description of a dataset is damaged"
-    if problem:
-        raise DataError(problem, where={"file": path}, fix=f"remove {folder} and import again")
-    return dict(manifest)
+    return read_sealed(folder / MANIFEST, (FORMAT, VERSION), Manifest, fix=f"remove {folder} and import again")

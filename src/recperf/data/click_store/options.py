@@ -10,6 +10,8 @@ from ...config import require, within
 from ...errors import UsageError
 from ..datasets import legal_name, require_name
 
+MOST_FEATURES: Final = 500
+"""Most columns that become features: a table of each, and several passes over it at the import."""
 MOST_SLOTS: Final = 16
 """Most values of a multi-valued column that a row has; further ones are left out."""
 Scale = Literal["log", "quantile"]
@@ -36,8 +38,8 @@ class ClickOptions:
     """Columns with numbers, separated by commas."""
     multi: str | None = None
     """Columns with several categories in a row, separated by commas: lists, or text like Action|Comedy."""
-    separator: str = "|"
-    """What separates the categories of a multi-valued column."""
+    separator: str | None = None
+    """What separates the categories of a multi-valued column; default: |, in RecBole's files a space."""
     time: str | None = None
     """Column of the time, for splits by time: a number, ISO text or a timestamp."""
     user: str | None = None
@@ -56,6 +58,9 @@ class ClickOptions:
     """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether the first line names the columns; auto: not if it has only numbers."""
+    skip_bad: int = 0
+    """Leave out and list up to so many rows that cannot be read: with a missing or malformed label, time or number,
+    another number of columns, or text that is not UTF-8. One more is an error."""
     name: str = ""
     """Name of the dataset; default: that of the file, without its ending."""
     memory_mib: int = 1024
@@ -81,12 +86,14 @@ class ClickOptions:
             not (self.positives and self.rating), "positives", self.positives, "none with --rating; --label takes it"
         )
         within(1, self.min_count, 1 << 31, "min_count")
+        within(0, self.skip_bad, 1_000_000, "skip_bad")
         if self.hash is not None:
             within(4, self.hash, (1 << 31) - 1, "hash")
         if self.positive_from is not None:
             require(self.positive_from - self.positive_from == 0, "positive_from", self.positive_from, "a number")
             require(self.label is None, "positive_from", self.positive_from, "none with --label; --rating takes it")
-        require(0 < len(self.separator) <= 8, "separator", self.separator, "1 to 8 characters")
+        fits = self.separator is None or 0 < len(self.separator) <= 8
+        require(fits, "separator", self.separator, "1 to 8 characters")
         within(256, self.memory_mib, 1 << 30, "memory_mib")
         if not self.name:
             object.__setattr__(self, "name", legal_name(self.clicks.name.split(".")[0]))

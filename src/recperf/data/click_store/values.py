@@ -1,18 +1,23 @@
 """The values of a column as features read them, in SQL: one definition for an import and for rows to be scored.
 
 A category is text without whitespace around it; the number 3.0 is the category 3. Empty text, and text like NA or null,
-is missing. Times are microseconds since 1970.
+is missing. Categories are compared by a key, which is the same whatever they are read from: in a column of numbers that
+of the number, in a column of booleans small letters, else the text itself. Times are microseconds since 1970.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from ..user_files.database import literal
+from ..user_files.database import fetch_row, literal
 from ..user_files.spellings import FALSE, MISSING, NUMBER, TRUE
 
 _WHITESPACE = "".join(chr(code) for code in range(1, 0x3001) if chr(code).isspace())
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
+_WHOLE = {"FLOAT": 2**24, "DOUBLE": 2**53}
+"""From here on a number of the type may stand for several whole numbers."""
+Values = Literal["text", "number", "boolean"]
+"""What all values of a column are; numbers that are written in two ways, such as 1.5 and 1.50, are text."""
 
 
 def is_text(kind: str) -> bool:
@@ -24,7 +29,7 @@ def is_integer(kind: str) -> bool:
 
 
 def is_number(kind: str) -> bool:
-    return is_integer(kind) or kind in ("FLOAT", "DOUBLE") or kind.startswith("DECIMAL")
+    return is_integer(kind) or kind in _WHOLE or kind.startswith("DECIMAL")
 
 
 def is_time(kind: str) -> bool:
@@ -33,6 +38,18 @@ def is_time(kind: str) -> bool:
 
 def is_list(kind: str) -> bool:
     return kind.endswith("]")
+
+
+def element(kind: str) -> str:
+    """The type of the values of a list, or of a column that is none."""
+    return kind[: kind.rindex("[")] if is_list(kind) else kind
+
+
+def values_of(kind: str) -> Values | None:
+    """What values of a type are as categories; None if they cannot be categories."""
+    if is_text(kind) or kind == '"NULL"':
+        return "text"
+    return "boolean" if kind == "BOOLEAN" else "number" if is_number(kind) else None
 
 
 def present(name: str, kind: str, *, trimmed: bool) -> str:
@@ -54,23 +71,67 @@ def category(name: str, kind: str, *, trimmed: bool = False) -> str:
         text = present(name, kind, trimmed=True)
         whole = f"regexp_full_match({name}, '-?[0-9]+[.]0+')"
         return f"CASE WHEN ends_with({name}, '0') AND {whole} THEN split_part({text}, '.', 1) ELSE {text} END"
-    if kind in ("FLOAT", "DOUBLE"):
-        whole = f"{name} = floor({name}) AND abs({name}) < 1e15"
+    if kind in _WHOLE:
+        whole = f"{name} = floor({name}) AND NOT {inexact(name, kind)}"
         return f"CASE WHEN isnan({name}) THEN NULL WHEN {whole} THEN {name}::BIGINT::VARCHAR ELSE {name}::VARCHAR END"
-    return f"{name}::VARCHAR"
+    text = f"{name}::VARCHAR"
+    return category(text, "VARCHAR", trimmed=True) if kind.startswith("DECIMAL") else text
+
+
+def inexact(name: str, kind: str) -> str:
+    """SQL for whether a number may be another whole number, rounded: ids that became floating-point numbers."""
+    return f"coalesce(abs({name}) >= {_WHOLE[kind]} AND NOT isnan({name}), false)" if kind in _WHOLE else "false"
 
 
 def categories(name: str, kind: str, separator: str, *, trimmed: bool = False) -> str:
-    """SQL for the list of categories of a multi-valued column; empty where none is there."""
-    if is_list(kind):
-        parts = f"{name}::VARCHAR[]"
-    else:
-        text = present(name, kind, trimmed=trimmed) if is_text(kind) else f"{name}::VARCHAR"
+    """SQL for the list of categories of a multi-valued column, as text."""
+    if is_text(kind):
+        text = present(name, kind, trimmed=trimmed)
         split = f"string_split({text}, {literal(separator)})"
         is_json = f"starts_with({text}, '[') AND json_valid({text})"
         parts = f"CASE WHEN {is_json} THEN from_json({text}, '[\"VARCHAR\"]') ELSE {split} END"
-    cleaned = f"list_transform({parts}, lambda x: {category('x', 'VARCHAR')})"
-    return f"coalesce(list_sort(list_distinct(list_filter({cleaned}, lambda x: x IS NOT NULL))), []::VARCHAR[])"
+    else:
+        parts = f"{name}::{element(kind)}[]" if is_list(kind) else f"[{name}]"
+    return f"list_transform({parts}, lambda x: {category('x', element(kind))})"
+
+
+def key(text: str, values: Values) -> str:
+    """SQL for what a category is compared by. Text that is no number or no boolean stays, and equals none of them."""
+    if values != "number":
+        return f"lower({text})" if values == "boolean" else text
+    # Digits are never read as a floating-point number, which would round them.
+    digits = f"regexp_replace(regexp_replace({text}, '^[+]?(-?)0*([0-9]+)$', '\\1\\2'), '^-0$', '0')"
+    return (
+        f"CASE WHEN regexp_full_match({text}, '-?[1-9][0-9]*') THEN {text} "
+        f"WHEN regexp_full_match({text}, '[+-]?[0-9]+') THEN {digits} "
+        f"WHEN {is_value(text, 'number')} THEN {category(f'TRY_CAST({text} AS DOUBLE)', 'DOUBLE')} ELSE {text} END"
+    )
+
+
+def keys(texts: str, values: Values) -> str:
+    """SQL for the distinct keys of a list of categories, in their order; empty where none is there."""
+    keyed = f"list_transform(list_filter({texts}, lambda x: x IS NOT NULL), lambda x: {key('x', values)})"
+    return f"coalesce(list_sort(list_distinct({keyed})), []::VARCHAR[])"
+
+
+def is_value(text: str, values: Values) -> str:
+    """SQL for whether a category denotes a number or a boolean."""
+    if values == "boolean":
+        return f"lower({text}) IN ('true', 'false')"
+    return f"(regexp_full_match({text}, '{NUMBER}') AND isfinite(TRY_CAST({text} AS DOUBLE)))"
+
+
+def values_in(connection: Any, table: str) -> Values:
+    """What all texts of a table's column `value` are. Numbers that are written in two ways are text: 501 and 00501."""
+    booleans, numbers, plain = fetch_row(
+        connection,
+        f"SELECT bool_and({is_value('value', 'boolean')}), bool_and({is_value('value', 'number')}), "
+        f"bool_and({key('value', 'number')} = value) FROM {table}",
+    )
+    if booleans or not numbers:
+        return "boolean" if booleans else "text"
+    repeated = f"SELECT {key('value', 'number')} AS key FROM {table} GROUP BY key HAVING min(value) <> max(value)"
+    return "number" if plain or not connection.execute(f"{repeated} LIMIT 1").fetchall() else "text"
 
 
 def number(name: str, kind: str, *, trimmed: bool = False) -> str:
@@ -78,7 +139,7 @@ def number(name: str, kind: str, *, trimmed: bool = False) -> str:
     if is_text(kind):
         text = name if trimmed else present(name, kind, trimmed=False)
         value = f"CASE WHEN regexp_full_match({text}, '{NUMBER}') THEN TRY_CAST({text} AS DOUBLE) END"
-    elif is_number(kind) or kind == "BOOLEAN":
+    elif is_number(kind):
         value = f"{name}::DOUBLE"
     else:
         return "NULL::DOUBLE"
@@ -89,9 +150,9 @@ def no_number(name: str, kind: str, *, trimmed: bool = False) -> str:
     """SQL for whether a value is neither missing nor a finite number."""
     if is_text(kind):
         return f"({present(name, kind, trimmed=trimmed)} IS NOT NULL AND {number(name, kind, trimmed=trimmed)} IS NULL)"
-    if kind in ("FLOAT", "DOUBLE"):
+    if kind in _WHOLE:
         return f"coalesce(isinf({name}), false)"
-    return "false" if is_number(kind) or kind == "BOOLEAN" else f"({name} IS NOT NULL)"
+    return "false" if is_number(kind) else f"({name} IS NOT NULL)"
 
 
 def microseconds(name: str, kind: str, per_second: int) -> str:
@@ -105,11 +166,11 @@ def microseconds(name: str, kind: str, per_second: int) -> str:
     return f"TRY_CAST(round({number(name, kind, trimmed=True)} * {1_000_000 / per_second!r}) AS BIGINT)"
 
 
-def label(name: str, positives: tuple[str, ...] = ()) -> str:
+def label(name: str, kind: str, positives: tuple[str, ...] = ()) -> str:
     """SQL for 0 or 1, or NULL; with `positives` these values are 1 and all others 0."""
-    text = f"lower({name}::VARCHAR)"
+    text = f"lower({category(name, kind, trimmed=True)})"
     if positives:
-        clicked = names(value.lower() for value in positives)
+        clicked = ", ".join(f"lower({category(literal(value), 'VARCHAR')})" for value in positives)
         return f"CASE WHEN {text} IN ({clicked}) THEN 1 WHEN {text} IS NOT NULL THEN 0 END"
     return f"CASE WHEN {text} IN ({names(TRUE)}) THEN 1 WHEN {text} IN ({names(FALSE)}) THEN 0 END"
 

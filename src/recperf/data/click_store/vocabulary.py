@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import read_linked
+from ...files import read_linked, sha256
 from ..user_files.database import optional_package
 from .rows import EMPTY
+from .values import Values, is_value, key
 
 UNSEEN = -2
 """Code of a category that is not in the vocabulary; `EMPTY` is a slot without one."""
@@ -30,7 +32,11 @@ class Vocabulary:
     """Maps the categories of a column to codes."""
 
     values: Any = None
-    """A pyarrow array of text in the order of codes; None for a hashed column."""
+    """A pyarrow array of text in the order of codes, as the import read it; None for a hashed column."""
+    keys: Any = None
+    """What `values` are compared by."""
+    repeated: Any = None
+    """Keys of several values, where there may be any."""
     buckets: int = 0
     seed: str = ""
     """The column's name, so that hashed columns collide independently."""
@@ -40,17 +46,22 @@ class Vocabulary:
         """The largest code."""
         return self.buckets or len(self.values)
 
-    def codes(self, texts: Any) -> NDArray[np.int32]:
-        """The code of each text of a pyarrow array."""
+    def codes(self, keys: Any) -> NDArray[np.int32]:
+        """The code of each key of a pyarrow array."""
         compute = optional_package("pyarrow.compute")
-        missing = np.asarray(compute.is_null(texts))
+        missing = np.asarray(compute.is_null(keys))
         if self.buckets:
-            encoded = texts.dictionary_encode()
+            encoded = keys.dictionary_encode()
             hashes = np.array([self._bucket(value) for value in encoded.dictionary.to_pylist()], np.int32)
             indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
-            codes = hashes[indices] if len(hashes) else np.zeros(len(texts), np.int32)
+            codes = hashes[indices] if len(hashes) else np.zeros(len(keys), np.int32)
         else:
-            entries = compute.index_in(texts, value_set=self.values).fill_null(UNSEEN - 1)
+            ambiguous = [] if self.repeated is None else keys.filter(compute.is_in(keys, value_set=self.repeated))
+            if len(ambiguous):
+                same = self.values.filter(compute.equal(self.keys, ambiguous[0])).to_pylist()[:2]
+                what = f"column {self.seed!r} has {ambiguous[0]}, which may be {same[0]!r} or {same[1]!r}"
+                raise DataError(what, fix=as_text(self.seed))
+            entries = compute.index_in(keys, value_set=self.keys).fill_null(UNSEEN - 1)
             codes = entries.to_numpy(zero_copy_only=False).astype(np.int32) + 1
         return np.where(missing, 0, codes).astype(np.int32)
 
@@ -71,10 +82,30 @@ class Vocabulary:
         return 1 + int.from_bytes(digest, "little") % self.buckets
 
 
+def as_text(column: str) -> str:
+    """How to read a column so that categories stay as they are written."""
+    return f"read the column as text: pd.read_csv(..., dtype={{{column!r}: str}})"
+
+
+@lru_cache(maxsize=64)
+def denoted(vocabulary: Vocabulary, values: Values, column: str) -> Vocabulary:
+    """The vocabulary of a column of text for a lookup by numbers or booleans: each means the one text that denotes
+    it."""
+    arrow = optional_package("pyarrow")
+    with optional_package("duckdb").connect() as connection:
+        connection.register("texts", arrow.table({"value": vocabulary.values}))
+        sql = f"CASE WHEN {is_value('value', values)} THEN {key('value', values)} END"
+        keys = connection.sql(f"SELECT {sql} AS key FROM texts").to_arrow_table()["key"].combine_chunks()
+    counts = keys.drop_null().value_counts()
+    repeated = counts.field("values").filter(optional_package("pyarrow.compute").greater(counts.field("counts"), 1))
+    return Vocabulary(values=vocabulary.values, keys=keys, repeated=repeated, seed=column)
+
+
 def write_vocabulary(connection: Any, query: str, path: Path) -> dict[str, Any]:
-    """Write the rows of a query (value, count) as Parquet in their order, and describe the file."""
+    """Write the rows of a query (value, key, count) as Parquet in their order, and describe the file. A key that equals
+    its value is NULL."""
     arrow, parquet = optional_package("pyarrow"), optional_package("pyarrow.parquet")
-    schema = arrow.schema([("value", arrow.string()), ("count", arrow.int64())])
+    schema = arrow.schema([("value", arrow.string()), ("key", arrow.string()), ("count", arrow.int64())])
     entries = 0
     with parquet.ParquetWriter(str(path), schema) as writer:
         for batch in connection.sql(query).to_arrow_reader(_AT_ONCE):
@@ -82,7 +113,7 @@ def write_vocabulary(connection: Any, query: str, path: Path) -> dict[str, Any]:
             entries += len(batch)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-    return {"file": path.name, "entries": entries, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return {"file": path.name, "entries": entries, "sha256": sha256(path)}
 
 
 def read_vocabulary(folder: Path, facts: dict[str, Any]) -> Vocabulary:
@@ -97,5 +128,9 @@ def read_vocabulary(folder: Path, facts: dict[str, Any]) -> Vocabulary:
         raise DataError(what, where={"file": path}, fix=again) from None
     if hashlib.sha256(content).hexdigest() != facts["sha256"]:
         raise DataError("a vocabulary differs from its checksum", where={"file": path}, fix=again)
-    table = parquet.read_table(arrow.BufferReader(content), columns=["value"])
-    return Vocabulary(values=table["value"].combine_chunks())
+    table = parquet.read_table(arrow.BufferReader(content), columns=["value", "key"])
+    values, keys = (table[name].combine_chunks() for name in ("value", "key"))
+    differ = keys.null_count < len(keys)
+    return Vocabulary(
+        values=values, keys=optional_package("pyarrow.compute").coalesce(keys, values) if differ else values
+    )

@@ -8,9 +8,10 @@ from typing import Any
 
 from ...errors import DataError
 from ...files import sha256
+from ...jsonfile import read
 from . import source, synthesize
 from .config import CriteoConfig
-from .convert import MANIFEST, MOST_SHOWN, ROW_BYTES, Conversion, Progress, convert, explain, find, read_manifest
+from .convert import MANIFEST, MOST_SHOWN, ROW_BYTES, BadLine, Conversion, Progress, convert, explain, find
 from .parse import Parser
 from .source import BrokenGzip, Log, Source
 from .store import CriteoStore, describe
@@ -77,7 +78,7 @@ class _Tally:
         self.lines += here
         self.done += one.size
 
-    def _count(self, one: Source, bad: dict[str, Any]) -> None:
+    def _count(self, one: Source, bad: BadLine) -> None:
         self.bad[bad["kind"]] = self.bad.get(bad["kind"], 0) + 1
         if len(self.shown) < 2 * MOST_SHOWN:
             self.shown.append({"file": one.path.name, **bad})
@@ -150,10 +151,10 @@ def _others(config: CriteoConfig, conversion: Conversion) -> dict[str, Any]:
     folders, rows = [], 0
     for path in sorted(config.cache_folder.glob(f"*/{MANIFEST}")):
         try:
-            manifest = read_manifest(path)
-        except DataError:
+            parts = [(part["name"], int(part["rows"])) for part in read(path, linked=True)["parts"]]
+        except (DataError, LookupError, TypeError, ValueError):
             continue
-        if manifest and path.parent != conversion.folder and [part["name"] for part in manifest["parts"]] == names:
+        if path.parent != conversion.folder and [name for name, _ in parts] == names:
             folders.append(str(path.parent))
-            rows += sum(part["rows"] for part in manifest["parts"])
+            rows += sum(count for _, count in parts)
     return {"other_conversions": folders, "other_array_bytes": rows * ROW_BYTES} if folders else {}

@@ -11,31 +11,73 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from ...errors import DataError, MachineError
-from ...files import alone, read_linked, write_json
+from ...files import write_json
+from ...folders import alone
+from ...jsonfile import Count, read_sealed, sealed
 from ...stop import poll
 from ...units import size
-from ..click_store.columns import PIECE, ColumnWriter, Layout, require_arrays
+from ..click_store.columns import PIECE, ColumnWriter, Layout, Part, require_arrays
 from . import lines, source, synthesize
 from .config import DENSE, SPARSE, CriteoConfig
 from .parse import Parser
 from .source import Block, BrokenGzip, Log, Source
 
-FORMAT = 1
+FORMAT, VERSION = "recperf criteo", 2
 LAYOUT = Layout({"dense": ("<f4", DENSE), "ids": ("<i4", SPARSE), "labels": ("u1", 0)})
 ROW_BYTES = LAYOUT.row_bytes
 MANIFEST = "manifest.json"
 MOST_SHOWN = 5
+_OURS = rf"{re.escape(MANIFEST)}|part-\d+\.\w+"
 _AGAIN = "run the same command again; it resumes"
 
 Progress = Callable[[int, int, int], None]
 """Called with the bytes of the source files read, their total, and the rows written so far."""
+
+
+class BadLine(TypedDict):
+    """A malformed line, which was skipped."""
+
+    line: Count
+    kind: str
+    what: str
+
+
+class ConvertedFile(Part):
+    """How far a file of the log is converted."""
+
+    name: str
+    size: Count
+    mtime_ns: int
+    edges: str
+    lines: Count
+    offset: Count
+    positives: Count
+    skipped: dict[str, Count]
+    first_bad: list[BadLine]
+    complete: bool
+
+
+class Manifest(TypedDict):
+    """The state of a conversion."""
+
+    format: str
+    version: int
+    key: str
+    settings: dict[str, Any]
+    layout: str
+    synthetic: bool
+    parts: list[ConvertedFile]
+    complete: bool
+    digest: NotRequired[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +93,7 @@ class Conversion:
         return bool(self.manifest["complete"])
 
     @property
-    def parts(self) -> list[dict[str, Any]]:
+    def parts(self) -> list[ConvertedFile]:
         return list(self.manifest["parts"])
 
     @property
@@ -72,7 +114,7 @@ class Conversion:
 def find(config: CriteoConfig) -> Conversion:
     """The conversion of a log in its current state; nothing is written."""
     log = source.locate(config)
-    settings = {"format": FORMAT, "rows": list(config.table_rows), "hash_seed": config.hash_seed}
+    settings = {"format": VERSION, "rows": list(config.table_rows), "hash_seed": config.hash_seed}
     facts = [one.facts for one in log.sources]
     key = hashlib.sha256(json.dumps([settings, log.layout, facts], sort_keys=True).encode()).hexdigest()
     folder = config.cache_folder / key[:16]
@@ -81,8 +123,8 @@ def find(config: CriteoConfig) -> Conversion:
         parts = [{**one, **_empty_part()} for one in facts]
         synthetic = any(synthesize.is_synthetic(source.first_line(one)) for one in log.sources)
         manifest = {
-            "key": key, "settings": settings, "layout": log.layout, "synthetic": synthetic, "parts": parts,
-            "complete": False,
+            "format": FORMAT, "version": VERSION, "key": key, "settings": settings, "layout": log.layout,
+            "synthetic": synthetic, "parts": parts, "complete": False,
         }  # fmt: skip
     elif manifest["key"] != key:
         raise DataError(
@@ -97,7 +139,7 @@ def convert(
     """Convert a log, or resume or reuse its conversion."""
     conversion = find(config)
     if not conversion.complete:
-        with alone(conversion.folder, what="converting this log", again=_AGAIN):
+        with alone(conversion.folder, what="converting this log", ours=_OURS, again=_AGAIN):
             conversion = find(config)
             _Converter(config, conversion, progress or (lambda *_: None), piece, block).run()
     for bad in conversion.first_bad if config.on_error == "stop" else ():
@@ -106,7 +148,7 @@ def convert(
     return conversion
 
 
-def refusal(path: Path, bad: dict[str, Any]) -> DataError:
+def refusal(path: Path, bad: Mapping[str, Any]) -> DataError:
     return DataError(
         f"line {bad['line']:,} is malformed: {bad['what']}",
         where={"file": path, "line": bad["line"]},
@@ -136,7 +178,7 @@ class _Converter:
         self.manifest["complete"] = True
         self._save()
 
-    def _part(self, one: Source, part: dict[str, Any], index: int) -> None:
+    def _part(self, one: Source, part: ConvertedFile, index: int) -> None:
         if not part["rows"]:
             part["piece"] = self.piece
         with ColumnWriter(self.conversion.folder, index, part, LAYOUT, again=_AGAIN) as columns:
@@ -169,7 +211,7 @@ class _Converter:
         part["complete"] = True
         self._save()
 
-    def _next(self, waiting: Iterator[Block], pushed: list[Block], one: Source, part: dict[str, Any]) -> Block | None:
+    def _next(self, waiting: Iterator[Block], pushed: list[Block], one: Source, part: ConvertedFile) -> Block | None:
         if pushed:
             return pushed.pop()
         try:
@@ -178,7 +220,7 @@ class _Converter:
             self._bad({"line": part["lines"] + 1, "kind": "gzip", "what": str(error)}, one, part)
             return None
 
-    def _bad(self, bad: dict[str, Any], one: Source, part: dict[str, Any]) -> None:
+    def _bad(self, bad: BadLine, one: Source, part: ConvertedFile) -> None:
         if self.config.on_error == "stop":
             raise refusal(one.path, bad)
         part["skipped"][bad["kind"]] = part["skipped"].get(bad["kind"], 0) + 1
@@ -201,10 +243,10 @@ class _Converter:
             )
 
     def _save(self) -> None:
-        write_json(self.conversion.folder / MANIFEST, self.manifest, fix=_AGAIN)
+        write_json(self.conversion.folder / MANIFEST, sealed(self.manifest), fix=_AGAIN)
 
 
-def explain(line: int, text: bytes) -> dict[str, Any]:
+def explain(line: int, text: bytes) -> BadLine:
     """Number, kind and fault of a malformed line."""
     fault = lines.read(text)
     assert isinstance(fault, lines.Fault), f"line {line} was refused but is valid: {text!r}"
@@ -213,7 +255,7 @@ def explain(line: int, text: bytes) -> dict[str, Any]:
 
 def _empty_part() -> dict[str, Any]:
     return {
-        "rows": 0, "lines": 0, "offset": 0, "positives": 0, "chain": "", "skipped": {}, "first_bad": [],
+        "rows": 0, "piece": PIECE, "lines": 0, "offset": 0, "positives": 0, "chain": "", "skipped": {}, "first_bad": [],
         "complete": False,
     }  # fmt: skip
 
@@ -225,17 +267,9 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    try:
-        manifest = json.loads(read_linked(path))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"the manifest cannot be read: {error}", where={"file": path}, fix=f"remove {path.parent} and convert again"
-        ) from None
-    if not isinstance(manifest, dict) or not {"key", "parts", "complete", "synthetic", "layout"} <= manifest.keys():
-        raise DataError("the manifest is damaged", where={"file": path}, fix=f"remove {path.parent} and convert again")
-    return manifest
+    return read_sealed(path, (FORMAT, VERSION), Manifest, fix=f"remove {path.parent} and convert again")
 
 
 def _require_unchanged(one: Source) -> None:

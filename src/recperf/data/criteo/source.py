@@ -13,6 +13,7 @@ from typing import IO
 
 from ...errors import ConfigError, DataError
 from ...files import open_linked
+from ...stop import poll
 from .config import CriteoConfig
 from .lines import MOST_LINE
 
@@ -191,6 +192,7 @@ def _unpacked(source: Source, start: int, size: int) -> Iterator[tuple[bytes, in
                 return
             file.seek(start)
             while text := file.read(size):
+                poll()
                 yield text, file.tell()
     except OSError as error:
         raise _unreadable(source.path, error) from error
@@ -203,6 +205,8 @@ def _gunzip(packed: IO[bytes], start: int, size: int) -> Iterator[tuple[bytes, i
     """
     engine, waiting, skip, between = zlib.decompressobj(wbits=31), b"", start, False
     while True:
+        # A line that is too long, or what a resumed conversion skips, is read without a step of progress.
+        poll()
         if not waiting:
             waiting = packed.read(1 << 18)
             if not waiting and between:

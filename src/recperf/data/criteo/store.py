@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, notice_once
+from ...errors import DataError
 from ..blocks import Column, verified
 from ..click_store.columns import open_columns
 from ..click_store.rows import Rows, Split
@@ -35,11 +35,6 @@ class CriteoStore:
         self.columns = [
             list(open_columns(conversion.folder, index, parts[index], LAYOUT).values()) for index, _ in filled
         ]
-        if any(column.blocks is None for columns in self.columns for column in columns):
-            notice_once(
-                f"{conversion.folder} was converted by an earlier version, without digests: training does not notice "
-                "damage; remove that folder and convert again"
-            )
         if len(filled) > 1:
             self.split, self.train_rows = "last day", int(self.edges[-2])
         else:

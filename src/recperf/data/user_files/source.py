@@ -14,7 +14,8 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -24,11 +25,14 @@ from ...files import open_linked
 from .database import optional_package
 from .spellings import plain
 
-Format = Literal["csv", "json", "parquet"]
+Format = Literal["csv", "json", "parquet", "sequences"]
 Header = Literal["auto", "yes", "no"]
 _DELIMITERS = ("\t", ",", ";", "|")
 _SAMPLE_BYTES = 1 << 20
-_LONGEST_LINE = _SAMPLE_BYTES - 4
+LONGEST_LINE = _SAMPLE_BYTES - 4
+"""Most characters of a row: without a bound, one line of a small gzip file could take any memory."""
+_TYPED = re.compile("(.+):(token|token_seq|float|float_seq)")
+"""A column in the header of RecBole's files: its name and its type."""
 _MOST_SHOWN = 20
 """Names of columns in a message."""
 _BOM = b"\xef\xbb\xbf"
@@ -49,6 +53,8 @@ class Source:
     """Names of the columns; empty strings where a file has no header."""
     columns: dict[str, int]
     """Position of the column that serves each role."""
+    types: dict[int, str]
+    """Types of the columns by position where the header states them, as RecBole's does."""
     gzipped: bool = False
     delimiter: str = ","
     has_header: bool = False
@@ -95,9 +101,11 @@ def inspect(
     delimiter: str | None = None,
     header: Header = "auto",
     recognised: Mapping[str, Sequence[str]] | None = None,
+    sequences: bool = False,
 ) -> Source:
     """Find the format of a file and its columns. `columns` maps each role to a column's name or number; `recognised`
-    has the usual names of the columns of other roles, which need not exist."""
+    has the usual names of the columns of other roles, which need not exist. A file of `sequences` has a user and items
+    on each line, and the columns user and item."""
     path = path.expanduser()
     try:
         with open_linked(path) as file:
@@ -111,7 +119,7 @@ def inspect(
     if magic == b"PAR1":
         names = _parquet_names(path)
         positions = _positions(path, columns, names, recognised or {})
-        return Source(path=path, size=size, state=state, format="parquet", names=names, columns=positions)
+        return Source(path=path, size=size, state=state, format="parquet", names=names, columns=positions, types={})
     if path.suffix in (".parquet", ".pq"):
         raise bad_file(path, "this is not a Parquet file", "name it .csv if it is text")
     try:
@@ -120,6 +128,11 @@ def inspect(
     except READ_ERRORS as error:
         raise unreadable(path, error) from None
     first_line = _first_line(path, sample)
+    facts: dict[str, Any] = {"path": path, "size": size, "state": state, "gzipped": gzipped}
+    if sequences:
+        names, positions = ["user", "item"], {"user": 0, "item": 1}
+        has_header = header == "yes"
+        return Source(**facts, format="sequences", names=names, columns=positions, types={}, has_header=has_header)
     if delimiter is None and re.match(r"\s*\[\s*(\{|$)", first_line):
         raise bad_file(path, "this is one JSON array", "write one object on each line, as jq -c '.[]' does")
     is_json = delimiter is None and first_line.lstrip().startswith("{")
@@ -132,26 +145,33 @@ def inspect(
         what = f"a file without a header has no column {name!r}"
         raise UsageError(what, where={"file": path}, fix=f"give columns by number, 1 to {len(names)}")
     names = names if has_header or is_json else [""] * len(names)
+    names, types = _without_types(names)
     return Source(
-        path=path,
-        size=size,
-        state=state,
+        **facts,
         format="json" if is_json else "csv",
         names=names,
         columns=_positions(path, columns, names, recognised or {}),
-        gzipped=gzipped,
+        types=types,
         delimiter=delimiter,
         has_header=has_header,
     )
+
+
+def _without_types(names: list[str]) -> tuple[list[str], dict[int, str]]:
+    """Names of columns without the types that RecBole's header states behind them, and these types by position."""
+    typed = [_TYPED.fullmatch(name) for name in names]
+    if not all(typed):
+        return names, {}
+    return [match[1] for match in typed if match], {at: match[2] for at, match in enumerate(typed) if match}
 
 
 def _first_line(path: Path, sample: bytes) -> str:
     line = (sample.splitlines() or [b""])[0]
     if b"\0" in line:
         raise bad_file(path, "this is not a text file", "give CSV or JSON lines, in gzip or not, or Parquet")
-    if len(line) > _LONGEST_LINE:
+    if len(line) > LONGEST_LINE:
         commas = max(line.count(mark.encode()) for mark in _DELIMITERS)
-        what = f"the first line does not end within {_LONGEST_LINE:,} bytes ({commas + 1:,} columns so far)"
+        what = f"the first line does not end within {LONGEST_LINE:,} bytes ({commas + 1:,} columns so far)"
         raise bad_file(path, what, "write only the columns to import, and end every line")
     try:
         text = line.decode()
@@ -165,8 +185,9 @@ def _first_line(path: Path, sample: bytes) -> str:
 def _json_names(path: Path, first_line: str) -> list[str]:
     try:
         return list(json.loads(first_line))
-    except ValueError as error:
-        raise bad_file(path, f"row 1 is not a JSON object: {error}", "write one object on each line") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise bad_file(path, f"row 1 is not a JSON object: {why}", "write one object on each line") from None
 
 
 def _guess_delimiter(path: Path, line: str) -> str:
@@ -218,15 +239,24 @@ def require_role(source: Source, role: str) -> None:
     if role in source.columns:
         return
     shown = shown_names(source.names)
-    repeated = next((name for name in source.names if name and source.names.count(name) > 1), None)
-    if repeated is not None:
+    repeated = repeated_name(filter(None, source.names))
+    if len(source.names) == 1 and len(source.names[0].split()) > 1:
+        what = f"the first line is one column: {source.names[0][:60]!r}"
+        fix = "--sequences if each line has a user and its items in order, or --delimiter ' '"
+    elif all(re.fullmatch(r"[0-9.]*", name) for name in source.names):
+        what = "the first line has numbers in place of column names"
+        fix = "--user 1 --item 2 --rating 3 --time 4, or --sequences if each line has a user and its items"
+    elif repeated is not None:
         what = f"the file has {source.names.count(repeated)} columns named {repeated!r}, and none is clearly the {role}"
         fix = f"--{role} NUMBER of the column, counted from 1"
-    elif all(re.fullmatch(r"[0-9.]*", name) for name in source.names):
-        what, fix = "the first line has numbers in place of column names", "--user 1 --item 2 --rating 3 --time 4"
     else:
         what, fix = f"no column has a usual name for the {role}", f"--{role} COLUMN, the name or the number of one"
     raise DataError(what, where={"file": source.path, "columns": shown}, fix=fix)
+
+
+def repeated_name(names: Iterable[str]) -> str | None:
+    """The first name that several columns have."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def shown_names(names: list[str]) -> str:

@@ -13,16 +13,25 @@ MISSING: Final = (
 """How programs write a missing value; taken for an id, all users without one would become one user."""
 NUMBER: Final = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 COLUMNS: Final = {
-    "user": ("user", "userid", "uid", "visitorid", "visitor", "customerid", "customer", "memberid", "reviewerid"),
+    "user": (
+        *("user", "userid", "uid", "visitorid", "visitor", "customerid", "customer", "memberid", "reviewerid"),
+        *("accountid", "profileid", "clientid", "playerid", "username", "sessionid", "session"),
+    ),
     "item": (
         *("item", "itemid", "iid", "movieid", "movie", "productid", "product", "articleid", "article", "adid"),
-        *("trackid", "track", "songid", "song", "bookid", "book", "videoid", "video", "gameid", "game", "isbn", "asin"),
+        *("trackid", "track", "songid", "song", "bookid", "book", "videoid", "video", "gameid", "game", "isbn"),
+        *("parentasin", "asin", "businessid", "appid", "newsid", "animeid", "recipeid", "jobid", "courseid", "venueid"),
+        *("placeid", "locationid", "poiid", "photoid", "postid", "contentid", "offerid", "adgroupid", "hotelid", "sku"),
+        *("skuid", "goodsid", "aid", "artistid"),
     ),
-    "time": ("timestamp", "time", "ts", "datetime", "date", "eventtime", "createdat", "unixtimestamp"),
-    "rating": ("rating", "stars", "score"),
+    "time": (
+        *("timestamp", "time", "ts", "datetime", "date", "eventtime", "createdat", "unixtimestamp", "unixreviewtime"),
+        *("ratingtimestamp", "eventtimestamp", "eventdate", "tdat"),
+    ),
+    "rating": ("rating", "stars", "score", "bookrating", "overall", "reviewscore", "reviewoverall"),
     "label": (
-        *("label", "clicked", "click", "isclicked", "isclick", "target", "converted", "conversion"),
-        *("liked", "bought", "purchased"),
+        *("label", "clicked", "click", "isclicked", "isclick", "clk", "target", "converted", "conversion"),
+        *("liked", "bought", "purchased", "isrecommended", "recommended"),
     ),
     "genres": ("genres", "genre", "categories", "category"),
 }

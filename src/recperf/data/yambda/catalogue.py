@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import places
 from ...errors import DataError, UsageError
-from ...files import one_at_a_time
+from ...folders import one_at_a_time
 from . import raw
 from .config import HistoryConfig, Strategy, WindowConfig
 from .reference.cache import CACHE_META, READY, open_events
@@ -274,6 +274,8 @@ def _notes(facts: dict[str, Any]) -> Iterator[str]:
         yield "all rows have the same user: check --user"
     if facts["time_order"] == "random order":
         yield "the file has no time: events are in random order, and a random fifth is held out; or: --order rows"
+    elif facts["import"].get("sequences"):
+        yield "the file has no time: only the order of each user's items is known, and their last items are held out"
     elif facts["time_order"] == "order of the file":
         yield "the file has no time: the order of its rows is used, and its last fifth is held out"
     elif date.fromisoformat(facts["days"]["last"]) > datetime.now(UTC).date():

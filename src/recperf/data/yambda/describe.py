@@ -104,7 +104,7 @@ def _imported(store: EventStore) -> dict[str, Any]:
         {"days_of_events": f"{manifest['days']['first']} to {manifest['days']['last']}"} if "days" in manifest else {}
     )
     columns = {role: name for role, name in manifest["import"].items() if role in ROLES and name is not None}
-    names = ("time_order", "events_in_file", "density", "negatives", "unused_columns")
+    names = ("time_order", "events_in_file", "density", "negatives", "unused_columns", "skipped_rows")
     facts = {name: manifest[name] for name in names if manifest.get(name)}
     return {**days, "columns": columns, **facts}
 

@@ -7,7 +7,6 @@ largest file has tens of gigabytes. No token is read or sent, and no telemetry.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import re
@@ -18,12 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 from urllib.parse import urlsplit
 
 from ... import places, units
 from ...errors import DataError, Interrupted, MachineError, Stopped, UsageError
-from ...files import alone, sha256, sync_folder, write_json, writing
+from ...files import sha256, sync_folder, write_json, writing
+from ...folders import alone
+from ...jsonfile import Count, read, require
 from ...stop import poll
 from ...version import __version__
 from .schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE, LICENCE, REPOSITORY, REVISION, SIZES
@@ -119,8 +120,10 @@ def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | 
         if _size(path) == remote.bytes and sha256(path) == remote.etag:
             # The published file, from another source.
             _record(folder, name, remote, remote.etag)
-        elif path.is_file():
+        elif name in _recorded(folder):
             say(f"{name} is not the published file and will be replaced")
+        elif os.path.lexists(path):
+            raise DataError(f"{name} is not the published file", where={"file": path}, fix="move it away")
     names = [name for name in names if not _complete(folder, name)]
     needed = sum(remotes[name].bytes - _size(_part(folder, name, remotes[name])) for name in names)
     free = shutil.disk_usage(folder).free
@@ -192,7 +195,8 @@ def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> 
         os.replace(part, path)
         sync_folder(path.parent)
         for stale in path.parent.glob(f"{path.name}.*.incomplete"):
-            stale.unlink()
+            if re.fullmatch(r"\.[0-9A-Za-z]{1,16}\.incomplete", stale.name.removeprefix(path.name)):
+                stale.unlink()
     _record(folder, name, remote, digest)
 
 
@@ -215,18 +219,25 @@ def _complete(folder: Path, name: str) -> bool:
     return entry is not None and (folder / name).is_file() and _size(folder / name) == entry["bytes"]
 
 
-def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
+class _Downloaded(TypedDict):
+    bytes: Count
+    sha256: str
+    etag: str
+
+
+class _Record(TypedDict):
+    repository: str
+    revision: str
+    files: dict[str, _Downloaded]
+
+
+def _recorded(folder: Path) -> dict[str, _Downloaded]:
     """Recorded downloads of the pinned revision."""
     try:
-        record = json.loads((folder / RECORD).read_bytes())
-        if record["repository"] != REPOSITORY or record["revision"] != REVISION:
-            return {}
-        return {
-            str(name): {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"]), "etag": str(entry["etag"])}
-            for name, entry in record["files"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        record = require(read(folder / RECORD, linked=True), _Record, folder / RECORD, what="is damaged")
+    except DataError:
         return {}
+    return record["files"] if (record["repository"], record["revision"]) == (REPOSITORY, REVISION) else {}
 
 
 def _record(folder: Path, name: str, remote: _Remote, digest: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rows import BadRow, Ids, as_text, one_array, pyarrow
+from ..rows import BadRow, Ids, Unknown, as_text, is_text, one_array, pyarrow
 from .originals import own_ids
 from .queries import Queries
 from .schema import ANCHORS, ORGANIC
@@ -60,11 +60,11 @@ class Moments:
         last_U = self.store.user_first_U1[1:] - 1
         return int(self.store.times_E[last_U].max(initial=0))
 
-    def queries(self, rows: Mapping[str, Any]) -> tuple[Queries, dict[str, int]]:
-        """The queries of rows, and how many have an unknown user or item. An unknown item has number 0."""
+    def queries(self, rows: Mapping[str, Any]) -> tuple[Queries, dict[str, Unknown]]:
+        """The queries of rows, and those with an unknown user or item. An unknown item has number 0."""
         users_N = self.users.places(rows["user"])
         items_N, known_N = self.items.numbers(rows["item"])
-        unknown = {"user": int((users_N < 0).sum()), "item": int((~known_N).sum())}
+        unknown = {"user": Unknown.of(users_N < 0, rows["user"]), "item": Unknown.of(~known_N, rows["item"])}
         if "time" not in rows:
             return self.at(users_N, items_N, None), unknown
         return self.at(users_N, items_N, self.seconds(rows["time"])), unknown
@@ -150,7 +150,7 @@ class Moments:
 def _seconds(column: Any, unit: str) -> Longs:
     arrow, compute = pyarrow(), pyarrow(".compute")
     types = arrow.types
-    if types.is_string(column.type) or types.is_large_string(column.type):
+    if is_text(column):
         column = as_text(column)
         column = _from_iso(column) if unit == "iso" else column.cast(arrow.float64())
     if types.is_timestamp(column.type) or types.is_date(column.type):

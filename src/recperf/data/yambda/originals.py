@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from ...errors import DataError
 from ...files import read_linked
+from ...jsonfile import decode
 from .store import EventStore, read_manifest
 
 
@@ -37,4 +37,4 @@ def originals(folder: Path, role: str) -> list[int | str]:
     if hashlib.sha256(content).hexdigest() != listed["sha256"]:
         what = f"the event store is damaged: {path.name} is not the file that was written"
         raise DataError(what, where={"file": path}, fix=f"remove {folder} and import it again")
-    return [json.loads(line) for line in content.decode().split("\n")[:-1]]
+    return [decode(line) for line in content.split(b"\n")[:-1]]

@@ -23,11 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
-from ...files import open_linked, read_linked
+from ...files import open_linked
+from ...jsonfile import read_sealed
 from ..blocks import Blocks, Column, difference_in, verified
+from ..datasets import KINDS
 from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 
-FORMAT, VERSION = "recperf-events", 1
+FORMAT, VERSION = KINDS["events"].form
 MANIFEST = "store.json"
 EVENT_COLUMNS = {"items": "<u4", "times": "<u4", "kinds": "|u1", "ratios": "<u2"}
 """One value per event in each, 11 bytes in total. Training does not read the ratios; `data info` and exports do."""
@@ -203,28 +205,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if not exists:
         raise DataError("there is no event store here", where={"folder": folder}, fix="recperf data prepare --help")
-    with _readable(path):
-        content = read_linked(path)
-    try:
-        manifest = json.loads(content)
-        seal = manifest.pop("seal")
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise _damaged(path, "cannot be read") from None
-    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-        raise DataError(
-            f"this store has format {manifest.get('format')} {manifest.get('version')}; this recperf reads {FORMAT} "
-            f"{VERSION}",
-            where={"file": path},
-            fix="prepare it again with this version",
-        )
-    if seal != seal_of(manifest):
-        raise _damaged(path, "was changed after it was written")
-    return dict(manifest)
-
-
-def seal_of(manifest: dict[str, Any]) -> str:
-    content = {key: value for key, value in manifest.items() if key != "seal"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return read_sealed(path, (FORMAT, VERSION), fix=f"remove {folder} and prepare it again")
 
 
 def content_digest(columns: dict[str, Any]) -> str:

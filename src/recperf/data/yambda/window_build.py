@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
 from ...files import write_json, writing
+from ...jsonfile import sealed
 from ...stop import poll
 from .schema import ANCHORS
-from .store import EventStore, seal_of
+from .store import EventStore
 
 FORMAT, VERSION = "recperf-windows", 2
 MANIFEST = "index.json"
@@ -224,7 +225,7 @@ def build(store: EventStore, folder: Path, facts: dict[str, Any], chunk: int = _
         "digest_block": DIGEST_BLOCK,
         "columns": {name: _described(folder / name) for name in COLUMNS},
     }
-    write_json(folder / MANIFEST, manifest | {"seal": seal_of(manifest)})
+    write_json(folder / MANIFEST, sealed(manifest))
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,12 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError, MachineError
-from ...files import one_at_a_time, read_linked, require_writable, sync_folder, writing
+from ...files import require_writable
+from ...folders import fresh_folder, one_at_a_time
+from ...jsonfile import read, read_sealed
 from ...ops.splitmix import GOLDEN, finalise_numpy_
 from ...places import home
 from ..blocks import Blocks, Column
 from .config import WindowConfig
-from .store import EventStore, map_file, seal_of
+from .store import EventStore, map_file
 from .window_build import (
     COLUMNS,
     FORMAT,
@@ -252,8 +253,9 @@ def _default_folders(store: EventStore) -> list[Path]:
 def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str, Any]) -> WindowIndex | None:
     """The index of this store; None if it does not exist or is damaged."""
     try:
-        manifest = json.loads(read_linked(folder / MANIFEST))
-        if manifest.pop("seal") != seal_of(manifest) or any(manifest[name] != facts[name] for name in facts):
+        fix = f"remove {folder}; the next start builds it again"
+        manifest = read_sealed(folder / MANIFEST, (FORMAT, VERSION), fix=fix)
+        if any(manifest[name] != facts[name] for name in facts):
             return None
         columns = {name: _column(folder, name, manifest, store) for name in COLUMNS}
         index = WindowIndex(
@@ -271,7 +273,7 @@ def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str
         )
         if sum(column.array.nbytes for column in columns.values()) <= _AT_ONCE:
             index.verify()
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, DataError, MachineError):
+    except (OSError, ValueError, KeyError, TypeError, DataError, MachineError):
         return None
     return index
 
@@ -295,9 +297,10 @@ def verify_indexes(store: EventStore) -> list[str]:
     for place in _default_folders(store):
         for folder in sorted(path.parent for path in place.glob(f"*/{MANIFEST}") if not path.parent.suffix):
             try:
-                facts = {name: json.loads(read_linked(folder / MANIFEST))[name] for name in _FACTS}
+                manifest = read(folder / MANIFEST, linked=True)
+                facts = {name: manifest[name] for name in _FACTS}
                 config = WindowConfig(seconds=facts["seconds"], min_history=facts["min_history"])
-            except (OSError, ValueError, KeyError, TypeError, ConfigError):
+            except (DataError, KeyError, TypeError, ConfigError):
                 # The user's cache folder also has indexes of other stores.
                 if place.parent == store.folder:
                     raise _damaged_index(folder, store) from None
@@ -312,20 +315,9 @@ def verify_indexes(store: EventStore) -> list[str]:
 
 
 def _write(folder: Path, store: EventStore, facts: dict[str, Any]) -> None:
-    """Build the index in a draft folder and rename it; remains of a killed process or a damaged index are deleted."""
-    draft = folder.with_name(folder.name + ".building")
-    for old in (draft, folder):
-        shutil.rmtree(old, ignore_errors=True)
-    try:
-        with writing(draft):
-            draft.mkdir(parents=True)
+    """Build the index; a damaged one of ours is replaced."""
+    with fresh_folder(folder, ours="|".join(map(re.escape, (*COLUMNS, MANIFEST)))) as draft:
         build(store, draft, facts)
-        with writing(folder):
-            os.rename(draft, folder)
-            sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
 
 
 def _first_writable(places: list[Path]) -> Path:

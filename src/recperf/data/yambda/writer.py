@@ -22,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import alone, sync_folder, write_json, writing
+from ...files import sync_folder, write_json, writing
+from ...folders import MARK, alone
+from ...jsonfile import read_sealed, sealed
 from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, SKIP, TYPE_SHIFT
 from .store import (
     CATALOGUE,
@@ -36,15 +38,12 @@ from .store import (
     content_digest,
     file_of,
     read_manifest,
-    seal_of,
 )
 
 JOURNAL = "journal.json"
 _GROWING = (*EVENT_COLUMNS, *USER_COLUMNS)
-_SCRATCH = "sorting"
-_OURS = re.compile(
-    rf"lock|{_SCRATCH}|(users|items|artists|albums)\.jsonl"
-    rf"|\.?({'|'.join(re.escape(name) for name in (JOURNAL, MANIFEST))})(\.\d+\.tmp)?"
+OURS = (
+    rf"sorting/|(users|items|artists|albums)\.jsonl|{re.escape(JOURNAL)}|{re.escape(MANIFEST)}"
     rf"|{'|'.join(re.escape(file_of(Path(), name).name) for name in COLUMNS)}"
 )
 """Names of files that recperf writes into a draft: the writer's, and those of an import (sorting, original ids)."""
@@ -95,9 +94,8 @@ class StoreWriter:
 
     def __enter__(self) -> StoreWriter:
         self._require_no_other()
-        self._require_own_draft()
         with self._open:
-            self._open.enter_context(alone(self.draft, what="preparing this store", again=self.again))
+            self._open.enter_context(alone(self.draft, what="preparing this store", ours=OURS, again=self.again))
             # The previous owner of the lock may have finished the store in the meantime.
             self._require_no_other()
             self._resume()
@@ -152,8 +150,8 @@ class StoreWriter:
                 column.sync()
             self._state["blocks"][name] = list(column.digests.blocks)
         self._state["bookmark"] = bookmark
-        journal = {"version": VERSION, "identity": self.identity, **self._state}
-        write_json(self.draft / JOURNAL, journal, fix=self.again)
+        journal = {"format": FORMAT, "version": VERSION, "identity": self.identity, **self._state}
+        write_json(self.draft / JOURNAL, sealed(journal), fix=self.again)
 
     def finish(self, catalogue_I2: NDArray[np.uint32], facts: dict[str, Any]) -> Path:
         """Complete the columns, write the manifest and rename the folder."""
@@ -174,7 +172,7 @@ class StoreWriter:
             for column in self._columns.values():
                 column.sync()
         manifest = self._described(len(catalogue_I2), facts)
-        write_json(self.draft / MANIFEST, manifest | {"seal": seal_of(manifest)}, fix=self.again)
+        write_json(self.draft / MANIFEST, sealed(manifest), fix=self.again)
         with writing(self.folder, fix=self.again):
             os.rename(self.draft, self.folder)
             sync_folder(self.folder.parent)
@@ -192,35 +190,19 @@ class StoreWriter:
                 fix="choose another folder, or remove this one first",
             )
 
-    def _require_own_draft(self) -> None:
-        """Refuse a draft folder with other files: starting over would delete them."""
-        if not self.draft.exists():
-            return
-        if not self.draft.is_dir():
-            foreign = [self.draft.name]
-        else:
-            foreign = sorted(path.name for path in self.draft.iterdir() if not _is_ours(path))
-        if foreign:
-            raise DataError(
-                f"recperf did not write these files in the folder of the store: {', '.join(foreign[:4])}",
-                where={"folder": self.draft},
-                fix="move them away, or choose another folder for the store",
-            )
-
     def _resume(self) -> None:
         """Continue with the journal of the same source, or start over."""
         (self.draft / MANIFEST).unlink(missing_ok=True)
         try:
-            journal = json.loads((self.draft / JOURNAL).read_bytes())
-            same = journal.pop("version") == VERSION and journal.pop("identity") == self.identity
-            if same and journal.keys() == _START.keys():
-                self._state = journal
+            journal = read_sealed(self.draft / JOURNAL, (FORMAT, VERSION), fix=self.again)
+            if journal["identity"] == self.identity:
+                self._state = {name: journal[name] for name in _START}
                 return
-        except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        except (DataError, KeyError):
             pass
         self.discarded = (self.draft / JOURNAL).exists()
         for path in self.draft.iterdir():
-            if path.name != "lock":
+            if path.name != MARK:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _described(self, items: int, facts: dict[str, Any]) -> dict[str, Any]:
@@ -306,11 +288,6 @@ def finished(folder: Path, identity: dict[str, Any]) -> bool:
     return True
 
 
-def _is_ours(path: Path) -> bool:
-    known_name = _OURS.fullmatch(path.name) is not None
-    return known_name and not path.is_symlink() and path.is_dir() == (path.name == _SCRATCH)
-
-
 def _tidy(folder: Path) -> None:
-    for name in (JOURNAL, "lock"):
+    for name in (JOURNAL, MARK):
         (folder / name).unlink(missing_ok=True)

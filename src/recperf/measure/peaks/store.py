@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -10,7 +11,8 @@ from typing import Annotated, Any, cast
 from ... import places
 from ...errors import DataError, MachineError, RecperfError
 from ...files import write_json, writing
-from ...jsonfile import Count, Meta, Number, Struct, decode, misfit
+from ...jsonfile import Count, Meta, Number, Struct, misfit, sealed
+from ...jsonfile import load as load_json
 from ...machine import host_facts, machine_facts
 from .other_work import DISTURBED, QUIET
 
@@ -159,7 +161,7 @@ def save(peaks: dict[str, Any]) -> Path:
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, peaks)
+        write_json(path, sealed(peaks))
     except MachineError as error:
         fix = "free some space there, or set RECPERF_HOME to a folder you may write"
         raise MachineError(error.what, where={"file": path}, fix=fix) from error
@@ -195,14 +197,9 @@ def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = la
     """The ceilings of this machine; None if they were never measured, or by an older recperf."""
     facts = machine_facts() if facts is None else facts
     path = path_of(facts)
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except OSError as error:
-        what = f"cannot read {path.name}: {error.strerror or error}"
-        raise MachineError(what, where={"file": path}, fix="make it readable, or remove it") from error
-    peaks = _content(text, path)
+    peaks = _content(path)
     if peaks is None or "near" not in peaks["gather"]:
         say("the stored ceilings were measured by an older recperf and are not used")
         return None
@@ -227,34 +224,36 @@ def find() -> dict[str, Any] | None:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The ceilings of any machine, from a file that recperf peaks wrote there."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        what = f"the file of ceilings cannot be read: {error.strerror or error}"
-        raise DataError(what, where={"file": path}, fix="recperf peaks writes one") from error
-    peaks = _content(text, path)
+    """The ceilings of any machine, from a file that recperf peaks wrote, or printed."""
+    peaks = _content(path, printed=True)
     if peaks is None:
         raise DataError("the ceilings were measured by an older recperf", where={"file": path}, fix=FIX)
     return peaks
 
 
-def _content(text: bytes, path: Path) -> dict[str, Any] | None:
-    """The checked content of a file; None if an older recperf wrote it."""
+def _content(path: Path, *, printed: bool = False) -> dict[str, Any] | None:
+    """The checked content of a file, which has no seal where it was `printed`; None if an older recperf wrote it."""
     try:
-        peaks = decode(text)
+        peaks = load_json(path, linked=not printed, named=printed)
+    except OSError as error:
+        what = f"the file of ceilings cannot be read: {error.strerror or error}"
+        if printed:
+            raise DataError(what, where={"file": path}, fix="recperf peaks writes one") from None
+        raise MachineError(what, where={"file": path}, fix="make it readable, or remove it") from None
     except ValueError as error:
-        raise DataError(f"the file of ceilings is damaged: {error}", where={"file": path}, fix=FIX) from error
+        raise DataError(f"the file of ceilings is damaged: {error}", where={"file": path}, fix=FIX) from None
     schema = peaks.get("schema") if isinstance(peaks, dict) else None
     if isinstance(schema, int) and 1 <= schema < SCHEMA:
         return None
     if schema is not None and schema != SCHEMA:
         what = f"the file of ceilings has schema {schema!r}; this recperf reads {SCHEMA}"
         raise DataError(what, where={"file": path}, fix=FIX)
-    errors = faults(peaks)
+    errors, seal = faults(peaks), peaks.pop("seal", None) if schema else None
+    if not errors and seal not in (None, sealed(peaks)["seal"]):
+        errors = ["it was changed after it was written"]
     if errors:
         raise DataError(f"the file of ceilings is damaged: {errors[0]}", where={"file": path}, fix=FIX)
-    return dict(peaks)
+    return dict(peaks) if seal or printed else None
 
 
 def require_own(peaks: dict[str, Any], facts: dict[str, Any], *, file: Path | None = None) -> None:

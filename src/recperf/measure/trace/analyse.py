@@ -106,6 +106,7 @@ def facts_of(trace: Trace) -> dict[str, Any]:
         "file": str(trace.path),
         "bytes": trace.path.stat().st_size,
         "events": trace.events,
+        "part": trace.part or None,
         "ignored": trace.ignored,
         "torch": _plain(trace.header.get("torch_version")),
         "cuda": _version(trace.header.get("cuda_runtime_version")),

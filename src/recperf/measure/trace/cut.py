@@ -12,8 +12,7 @@ from typing import Any
 
 from ...errors import DataError
 from .file import Event, Scan, event_text, write_trace
-from .nesting import find_steps
-from .read import KINDS, MARK, STEP_OF_TORCH, collect
+from .read import KINDS, MARK, STEP_OF_TORCH, collect, find_steps
 
 ALWAYS, NEVER = -2, -1
 """Steps of events that belong to every cut (names of threads, marks that align ranks) and to none (outside steps)."""

@@ -1,7 +1,7 @@
 """Reads and writes Chrome traces event by event, without holding the file in memory.
 
 A trace is a JSON object whose `traceEvents` is a list, or that list alone, plain or gzipped. It is read in pieces, so
-a file of hundreds of megabytes needs a few megabytes of memory.
+a file of gigabytes needs a few megabytes of memory.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...errors import DataError
-from ...files import writing
+from ...files import open_linked, writing
+from ...stop import poll
 from ...units import size
 
 Event = dict[str, Any]
 
 PIECE = 1 << 20
 """Characters read at a time."""
-LARGEST = 4 << 30
-"""Characters of JSON above which a trace is refused: its events would not fit the memory of a usual machine."""
+LARGEST = 20 << 30
+"""Characters of JSON above which a trace is refused: reading it would take more than some minutes."""
+LONGEST = 8 << 20
+"""Characters of an event, or of another value, above which a trace is refused: it would not fit into memory."""
 _SPACE = " \t\r\n"
 _LONGEST_TOKEN = 64
 """A number or literal that ends this close to the end of the text may continue in the next piece."""
@@ -38,6 +41,7 @@ class Scan:
         self.header: dict[str, Any] = {}
         self.characters = 0
         self.count = 0
+        self._beside = 0
         self._decoder = json.JSONDecoder(strict=False)
         self._text = ""
         self._at = 0
@@ -82,7 +86,11 @@ class Scan:
                 has_events = True
                 yield from self._list(closed=True)
             else:
+                before = self._place()
                 self.header[str(name)] = self._value()
+                self._beside += self._place() - before
+                if self._beside > LONGEST:
+                    raise self._error(f"the fields beside the events have more than {size(LONGEST)}")
         if not has_events:
             raise self._error("the file is JSON but not a trace: it has no list traceEvents")
 
@@ -142,6 +150,9 @@ class Scan:
     def _more(self) -> bool:
         """Read another piece; False at the end of the file."""
         assert self._file is not None
+        poll()
+        if len(self._text) - self._at > LONGEST:
+            raise self._error(f"event {self.count + 1:,} or a field beside the events has more than {size(LONGEST)}")
         new = "" if self._ended else self._file.read(max(self.piece, len(self._text) - self._at))
         if not new:
             self._ended = True
@@ -155,6 +166,10 @@ class Scan:
         self._text, self._at = self._text[self._at :] + new, 0
         return True
 
+    def _place(self) -> int:
+        """How many characters of the file are consumed."""
+        return self.characters - len(self._text) + self._at
+
     def _truncated(self) -> DataError:
         return self._error(
             f"the trace ends in the middle, after {self.count:,} events",
@@ -162,7 +177,7 @@ class Scan:
         )
 
     def _malformed(self, error: json.JSONDecodeError | None = None) -> DataError:
-        place = self.characters - len(self._text) + (error.pos if error else self._at)
+        place = self._place() - self._at + (error.pos if error else self._at)
         why = f": {error.msg}" if error else ""
         return self._error(f"the trace is not valid JSON at character {place:,}{why}")
 
@@ -172,7 +187,7 @@ class Scan:
 
 def _open(path: Path) -> IO[str]:
     """Opens a plain or gzip file; its content decides which, not its name."""
-    with path.open("rb") as raw:
+    with open_linked(path) as raw:  # A fifo would wait for ever.
         packed = raw.read(2) == b"\x1f\x8b"
     # Some programs write names in other encodings; one odd name must not make the trace unreadable.
     return (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", errors="replace")

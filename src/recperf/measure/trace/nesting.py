@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 
-from .read import MARK, STEP_OF_TORCH, Device, Host, Trace
+from .read import MARK, STEP_OF_TORCH, Device, Host, Trace, find_steps, optimizer_steps
 
 ROUNDING = 0.002
 """Microseconds by which a child may seem to outlast its parent: files have three decimals."""
@@ -19,8 +19,6 @@ _INPUT_PART = re.compile(r"(?:.*_)?data$")
 _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__")
 """Names of the range that torch records around its own loader."""
 _NUMBERED = re.compile(r"#\d+$")
-_OPTIMIZER = re.compile(r"Optimizer\.step#")
-"""The range that torch records around the step of an optimizer."""
 COLLECTIVE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|hccl):(?:\w+)")
 """The range that torch records around a collective, in whatever thread runs it."""
 
@@ -40,7 +38,7 @@ class Nesting:
         self.parent = _parents(self.events, self.rounding)
         self.steps = find_steps(trace.host, steps_name)
         self.steps_from = "names" if self.steps else "optimizer"
-        self.steps = self.steps or _optimizer_steps(trace.host)
+        self.steps = self.steps or optimizer_steps(trace.host)
         self.thread = self.steps[0].thread if self.steps else _busiest_thread(self.events)
         self._starts = [step.start for step in self.steps]
         self.region: list[int] = []
@@ -166,38 +164,6 @@ def _parents(events: list[Host], rounding: float) -> list[int]:
 
 def holds(outer: Host, inner: Host, rounding: float) -> bool:
     return outer.thread == inner.thread and outer.end > inner.start and outer.end + rounding >= inner.end
-
-
-def find_steps(host: Iterable[Host], steps_name: str) -> list[Host]:
-    """The steps in order of time, of the thread that has most of them; ours are preferred to torch's own."""
-    for name in (steps_name, STEP_OF_TORCH):
-        threads: defaultdict[str, list[Host]] = defaultdict(list)
-        pattern = re.compile(re.escape(name) + r"#\d+$")
-        for event in host:
-            if event.kind == "range" and pattern.match(event.name):
-                threads[event.thread].append(event)
-        if threads:
-            most = max(threads, key=lambda thread: len(threads[thread]))
-            return sorted(threads[most], key=lambda event: event.start)
-    return []
-
-
-def _optimizer_steps(host: list[Host]) -> list[Host]:
-    """Steps of a program that names none: each ends where the step of its last optimizer ends."""
-    threads: defaultdict[str, list[Host]] = defaultdict(list)
-    for event in host:
-        if event.kind == "range" and _OPTIMIZER.match(event.name):
-            threads[event.thread].append(event)
-    if not threads:
-        return []
-    ranges = sorted(threads[max(threads, key=lambda thread: len(threads[thread]))], key=lambda event: event.start)
-    ends = [event for event in ranges if event.name == ranges[-1].name]
-    begin = min(event.start for event in host if event.thread == ends[0].thread)
-    starts = [begin, *(event.end for event in ends)]
-    return [
-        event._replace(name=f"{STEP_OF_TORCH}#{number}", start=start)
-        for number, (start, event) in enumerate(zip(starts, ends))
-    ]
 
 
 def _busiest_thread(events: list[Host]) -> str:

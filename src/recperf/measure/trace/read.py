@@ -5,13 +5,16 @@ Times are microseconds as in the file. Events of unknown kinds are counted and i
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from sys import intern
 from typing import Any, NamedTuple
 
+from ...errors import DataError
 from .file import LARGEST, Scan
 
 KINDS = {
@@ -35,6 +38,7 @@ SILENT = {"gpu_user_annotation", "trace", "overhead", "cuda_sync", "cuda_profile
 """Categories of the profiler that repeat other events."""
 DEVICE = ("kernel", "copy", "set")
 STEP_OF_TORCH = "ProfilerStep"
+OWN_STEP = "recperf.step"
 OWN_RANGES = "recperf."
 """Begins the names of the ranges that recperf records."""
 MARK = "recperf.mark"
@@ -45,6 +49,11 @@ MERGED = "merged"
 """Field in that which lists the ranks of a merged trace."""
 
 
+MOST = 3_000_000
+"""Events held in memory, for which the analysis needs about 2 GB; of a longer trace the first steps are read."""
+SAMPLES = 1 << 18
+TEXT = 256
+"""Characters of names and shapes that take as much memory as an event."""
 LARGEST_NUMBER = 1 << 62
 ELEMENT_BYTES = {
     name: size
@@ -58,6 +67,9 @@ ELEMENT_BYTES = {
     for name in names
 }
 """Bytes of an element by the profiler's name of its type."""
+_OPTIMIZER = re.compile(r"Optimizer\.step#")
+"""The range that torch records around the step of an optimizer."""
+_STEP = re.compile(rf"(?:{re.escape(OWN_STEP)}|{STEP_OF_TORCH}|Optimizer\.step)#")
 _DEPENDS = re.compile(r"aten::(?:embedding|.*conv|.*pool|sort|topk|cumsum|repeat|expand|index)")
 
 
@@ -120,19 +132,125 @@ class Trace:
     """Number of timed events of unknown kinds or without valid times."""
     untimed: int = 0
     """Number of those of known kinds, whose times are not valid."""
+    part: str = ""
+    """Which steps were read, where not all; empty where all were."""
 
 
-def read(path: Path, *, largest: int = LARGEST) -> Trace:
+class _Texts(dict[str, str]):
+    """Every name once, and every combination of shapes, with the number of their characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: dict[str, Shapes] = {}
+        self.characters = 0
+
+    def __missing__(self, text: str) -> str:
+        self.characters += len(text)
+        self[text] = text
+        return text
+
+
+class _Sample:
+    """The start of every n-th event, from which the number of events before a time is estimated."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.seen, self.every = 0, 1
+
+    def add(self, time: float) -> None:
+        self.seen += 1
+        if self.seen % self.every == 0:
+            self.times.append(time)
+            if len(self.times) > SAMPLES:
+                self.times, self.every = self.times[1::2], 2 * self.every
+
+    def before(self, times: list[float]) -> list[int]:
+        ordered = sorted(self.times)
+        return [self.every * bisect_right(ordered, time) for time in times]
+
+
+class _Reading:
+    """Collects events. If there are more than `most`, only those that tell where steps end, and a sample of the times.
+
+    With `end` only what the host began before that time and what the device did for it; with `late` device work is
+    looked for until then.
+    """
+
+    def __init__(
+        self, path: Path, most: float = math.inf, *, end: float = math.inf, late: float = math.inf, frames: bool = True
+    ) -> None:
+        self.trace, self.most, self.end, self.late, self.frames = Trace(path=path), most, end, late, frames
+        self.whole = True
+        self.work, self.python = _Sample(), _Sample()
+        self._texts = _Texts()
+
+    def add(self, event: dict[str, Any], kind: str, start: float, end: float) -> None:
+        (self.python if kind == "python" else self.work).add(start)
+        if start >= (self.late if kind in DEVICE else self.end) or (kind == "python" and not self.frames):
+            return
+        if not self.whole and (kind not in ("op", "range") or not _STEP.match(str(event.get("name", "")))):
+            return
+        trace = self.trace
+        _add(trace, event, kind, start, end, self._texts)
+        held = len(trace.host) + len(trace.python) + len(trace.device) + self._texts.characters // TEXT
+        if held > self.most:
+            if not self.whole:
+                raise _too_many(trace.path, "steps", self.most)
+            self.whole, self._texts = False, _Texts()
+            trace.host = [event for event in trace.host if _STEP.match(event.name)]
+            trace.python, trace.device = [], []
+
+    def first_steps(self) -> tuple[_Reading, str]:
+        """How to read as many of the first steps as fit, and what to say about it."""
+        trace = self.trace
+        steps = find_steps(trace.host, OWN_STEP) or optimizer_steps(trace.host)
+        ends = [step.end for step in steps]
+        work = self.work.before(ends)
+        for python in (self.python.before(ends), [0] * len(ends)):
+            count = sum(one + other <= 0.9 * self.most for one, other in zip(work, python))
+            if count:
+                break
+        else:
+            raise _too_many(trace.path, "events in a step" if steps else "events and no steps", self.most)
+        frames = not self.python.seen or any(python)
+        # The device may be behind the host by as many steps again.
+        late = ends[min(2 * count, len(ends)) - 1]
+        text = f"the first {count:,} of {len(ends):,} steps were read, since the trace has {trace.events:,} events"
+        return (
+            _Reading(trace.path, 2 * self.most, end=ends[count - 1], late=late, frames=frames),
+            text + ("" if frames else "; its Python frames were left out"),
+        )
+
+
+def read(path: Path, *, largest: int = LARGEST, most: int = MOST) -> Trace:
     """Load a `.json` or `.json.gz` trace of torch.profiler, or any Chrome trace, which gives fewer details."""
     scan = Scan(Path(path), largest=largest)
-    trace = collect(scan.events(), scan.path)
+    reading = _Reading(scan.path, most)
+    trace = collect(scan.events(), scan.path, reading)
+    if not reading.whole:
+        events, ignored, untimed = trace.events, trace.ignored, trace.untimed
+        reading, text = reading.first_steps()
+        trace = collect(Scan(scan.path, largest=largest).events(), scan.path, reading)
+        if not reading.whole:
+            raise _too_many(scan.path, "events in the first steps", most)
+        launched = {event.correlation for event in trace.host if event.kind == "call"}
+        trace.device = [work for work in trace.device if work.start < reading.end or work.correlation in launched]
+        trace.events, trace.ignored, trace.untimed, trace.part = events, ignored, untimed, text
     trace.header = scan.header
     return trace
 
 
-def collect(events: Iterable[dict[str, Any]], path: Path) -> Trace:
-    trace = Trace(path=path)
-    known: dict[str, Shapes] = {}
+def _too_many(path: Path, what: str, most: float) -> DataError:
+    return DataError(
+        f"the trace has more than {most:,} {what}",
+        where={"file": path},
+        fix="record fewer steps, and call the profiler's step() after each; leave stacks out",
+    )
+
+
+def collect(events: Iterable[dict[str, Any]], path: Path, reading: _Reading | None = None) -> Trace:
+    reading = reading or _Reading(path)
+    trace = reading.trace
     for event in events:
         trace.events += 1
         if event.get("ph") != "X":
@@ -146,13 +264,45 @@ def collect(events: Iterable[dict[str, Any]], path: Path) -> Trace:
             trace.ignored += 1
             trace.untimed += kind is not None
             continue
-        _add(trace, event, kind, start, start + length, known)
+        reading.add(event, kind, start, start + length)
     return trace
 
 
-def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: float, known: dict[str, Shapes]) -> None:
+def find_steps(host: Iterable[Host], steps_name: str) -> list[Host]:
+    """The steps in order of time, of the thread that has most of them; ours are preferred to torch's own."""
+    for name in (steps_name, STEP_OF_TORCH):
+        threads: defaultdict[str, list[Host]] = defaultdict(list)
+        pattern = re.compile(re.escape(name) + r"#\d+$")
+        for event in host:
+            if event.kind == "range" and pattern.match(event.name):
+                threads[event.thread].append(event)
+        if threads:
+            most = max(threads, key=lambda thread: len(threads[thread]))
+            return sorted(threads[most], key=lambda event: event.start)
+    return []
+
+
+def optimizer_steps(host: list[Host]) -> list[Host]:
+    """Steps of a program that names none: each ends where the step of its last optimizer ends."""
+    threads: defaultdict[str, list[Host]] = defaultdict(list)
+    for event in host:
+        if event.kind == "range" and _OPTIMIZER.match(event.name):
+            threads[event.thread].append(event)
+    if not threads:
+        return []
+    ranges = sorted(threads[max(threads, key=lambda thread: len(threads[thread]))], key=lambda event: event.start)
+    ends = [event for event in ranges if event.name == ranges[-1].name]
+    begin = min(event.start for event in host if event.thread == ends[0].thread)
+    starts = [begin, *(event.end for event in ends)]
+    return [
+        event._replace(name=f"{STEP_OF_TORCH}#{number}", start=start)
+        for number, (start, event) in enumerate(zip(starts, ends))
+    ]
+
+
+def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: float, texts: _Texts) -> None:
     args: dict[str, Any] = event["args"] if isinstance(event.get("args"), dict) else {}
-    name = intern(str(event.get("name", "")))
+    name = texts[str(event.get("name", ""))]
     correlation = whole_of(args.get("correlation"))
     external = whole_of(args.get("External id", args.get("external id")))
     if kind in DEVICE:
@@ -161,24 +311,24 @@ def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: floa
         size = whole_of(args.get("bytes", args.get("Bytes"))) or _message_bytes(args)
         trace.device.append(Device(kind, name, start, end, place, stream, correlation, external, size))
         return
-    thread = intern(f"{event.get('pid')}/{event.get('tid')}")
+    thread = texts[f"{event.get('pid')}/{event.get('tid')}"]
     if kind == "op" and name.startswith((STEP_OF_TORCH + "#", OWN_RANGES)):
         # Old versions of the profiler recorded steps as operators; ranges that cost little are recorded so too.
         kind = "range"
-    shapes = _shapes(name, args, known) if kind in ("op", "range") else None
+    shapes = _shapes(name, args, texts) if kind in ("op", "range") else None
     sequence = whole_of(args.get("Sequence number"))
     into = trace.python if kind == "python" else trace.host
     into.append(Host(kind, name, start, end, thread, correlation, external, shapes, sequence))
 
 
-def _shapes(name: str, args: dict[str, Any], known: dict[str, Shapes]) -> Shapes | None:
+def _shapes(name: str, args: dict[str, Any], texts: _Texts) -> Shapes | None:
     dims = args.get("Input Dims", args.get("Input dims"))
     if not isinstance(dims, list):
         return None
     types, inputs = args.get("Input type"), args.get("Concrete Inputs")
     # Other operators have inputs that differ from call to call, such as the rate of an optimizer.
     numbers = inputs if isinstance(inputs, list) and _DEPENDS.match(name) else []
-    key = f"{dims}{types}{numbers}"
+    key, known = texts[f"{dims}{types}{numbers}"], texts.shapes
     if key not in known:
         lists = (dim for dim in dims if isinstance(dim, list) and any(isinstance(n, list) for n in dim))
         known[key] = Shapes(

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import MachineError
+from ...machine import process_memory
 from ...units import size
 from .config import TablesConfig
 from .slots import Longs, Slots
@@ -212,7 +213,8 @@ class TieredRows:
 
     def facts(self, traffic: Traffic) -> dict[str, Any]:
         """What a profile records of its traffic."""
-        return {"placement": self.store.kind, "cache_bytes": self.cache_bytes, **traffic.of_a_batch()}
+        facts = {"placement": self.store.kind, "cache_bytes": self.cache_bytes, "process": process_memory()}
+        return {**facts, **traffic.of_a_batch()}
 
     def in_flight(self, placed: Placed | None) -> bool:
         return placed is not None and not placed.finished

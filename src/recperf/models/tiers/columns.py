@@ -14,6 +14,9 @@ from torch import Tensor
 
 from .cache import TieredRows
 
+PIECE = 1 << 25
+"""Bytes of records in memory at a time: a column of one number a row has records of hundreds."""
+
 
 @dataclass(frozen=True, eq=False)
 class TableColumns:
@@ -31,6 +34,10 @@ class TableColumns:
     dtype: torch.dtype = torch.float32
 
     @property
+    def in_files(self) -> bool:
+        return self.tiers.store.kind == "file"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         rows, width = len(self._generations()), self.columns.stop - self.columns.start
         return (rows,) if self.flat else (rows, width)
@@ -44,12 +51,19 @@ class TableColumns:
         return torch.from_numpy((self._generations() > since).nonzero()[0]), generation
 
     def values(self, rows_N: Tensor) -> Tensor:
-        records = self.tiers.records({self.table: rows_N.to(self.tiers.device)})
-        values = records[:, self.columns].cpu().contiguous()
+        columns = [
+            self.tiers.records({self.table: piece.to(self.tiers.device)})[:, self.columns].cpu().contiguous()
+            for piece in torch.split(rows_N, self._records())
+        ]
+        values = torch.cat(columns)
         return values.view(-1) if self.flat else values
 
     def load(self, rows_N: Tensor, values: Tensor) -> None:
-        self.tiers.load((rows_N + self.tiers.starts[self.table]).numpy(), self.columns, values)
+        for piece, part in zip(torch.split(rows_N, self._records()), torch.split(values, self._records())):
+            self.tiers.load((piece + self.tiers.starts[self.table]).numpy(), self.columns, part)
+
+    def _records(self) -> int:
+        return max(1, PIECE // (4 * self.tiers.store.width))
 
     def clear(self) -> None:
         self.tiers.clear()

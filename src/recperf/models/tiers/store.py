@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from ... import machine
 from ...config import require
 from ...errors import ArgumentError, DataError, MachineError, RecperfError, shorten_middle
-from ...files import alone, open_regular, writing
+from ...files import open_regular, writing
 from ...ops.rows import Fault, Name, RecordFault, RecordFiles, Request, choose
 from ...ops.rows.rule import require_rows
-from ...stop import FLAG
 from ...units import size
 
 MAP_NORESERVE = 0x4000
@@ -96,7 +95,7 @@ class FileRows:
     A row gets its place when it is written first, after those of the rows before it: a file is as long as the rows that
     were written, which lie in one piece, and rows that left the cache together are read together.
 
-    The folder belongs to this process as long as the store is open.
+    The folder is new, and belongs to this process as long as the store is open.
     """
 
     kind = "file"
@@ -116,9 +115,6 @@ class FileRows:
         self._used_T = np.zeros(len(tables), np.int64)
         """Places of each file that rows have."""
         with ExitStack() as stack:
-            stack.enter_context(alone(folder, what="keeping its tables in this folder", again=ELSEWHERE))
-            stack.callback(self._remove)
-            stack.enter_context(FLAG.before_exit(self._remove))
             handles = tuple(_create(path, stack) for path in self.paths)
             self._files = RecordFiles(handles, starts_T1, width)
             self._stack = stack.pop_all()
@@ -156,7 +152,7 @@ class FileRows:
         self._require_saved()
 
     def close(self) -> None:
-        """Close and remove the files."""
+        """Close the files; who made their folder removes them."""
         self._stack.close()
 
     def _tables(self, rows_N: Rows) -> tuple[Rows, Rows]:
@@ -164,11 +160,6 @@ class FileRows:
         starts_T1 = self._files.starts_T1
         tables_N = np.searchsorted(starts_T1, rows_N, side="right") - 1
         return tables_N, starts_T1[tables_N]
-
-    def _remove(self) -> None:
-        for path in self.paths:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
 
     def _require_saved(self) -> None:
         """Fail if the kernel could not bring to the disk what was written earlier: reading it might give old values."""

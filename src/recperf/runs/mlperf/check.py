@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...config import flatten, to_json
 from ...errors import DataError, RecperfError
-from ...files import temporary_folder
+from ...folders import temporary_folder
 from ..record import read_saved_config
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
 from .lines import TOKEN, Lines, read

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...config import to_json
-from ...errors import DataError, GateFailed, UsageError
-from ...files import read_regular, sync_folder, temporary_folder, writing
-from ...jsonfile import decode
+from ...errors import DataError, GateFailed
+from ...folders import fresh_folder, refuse_occupied, temporary_folder
+from ...jsonfile import load
 from .check import Verdict, verdict
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
 from .lines import Lines, read
@@ -39,23 +38,16 @@ class Package:
 def package(folder: Path, logs: list[Path], *, force: bool = False) -> Package:
     """Create the folder under a temporary name and rename it: it appears whole or not at all."""
     folder = folder.absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError("the folder exists and is not empty", where={"folder": folder}, fix="choose another folder")
+    refuse_occupied(folder)
     verdicts = [verdict(path) for path in logs]
     if not force:
         _refuse(verdicts)
     read_logs = [read(path) for path in logs]
     platform = _shared(logs, read_logs)
-    with writing(folder, fix="name another folder"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(f".{folder.name}.", beside=folder.parent) as place:
-            draft = place / "package"
-            draft.mkdir()
-            left = _lay_out(draft, logs, read_logs, platform)
-            passed, faults = checked(draft)
-            files = sorted(path.relative_to(draft) for path in draft.rglob("*") if path.is_file())
-            os.replace(draft, folder)
-            sync_folder(folder.parent)
+    with fresh_folder(folder, fix="name another folder") as draft:
+        left = _lay_out(draft, logs, read_logs, platform)
+        passed, faults = checked(draft)
+        files = sorted(path.relative_to(draft) for path in draft.rglob("*") if path.is_file())
     return Package(folder=folder, files=files, passed=passed, faults=faults, left=left)
 
 
@@ -118,7 +110,7 @@ def _lay_out(folder: Path, paths: list[Path], logs: list[Lines], platform: str) 
 def _machine(paths: list[Path]) -> tuple[dict[str, Any], bool]:
     """Facts of the machine of the first log and True if its run has them, otherwise of this machine and False."""
     try:
-        facts = decode(read_regular(paths[0].parent / "machine.json"))
+        facts = load(paths[0].parent / "machine.json")
     except (OSError, ValueError):
         facts = None
     if isinstance(facts, dict) and "fingerprint" in facts:

@@ -3,12 +3,12 @@ benchmark's rules that it does not check."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...jsonfile import decode
 from .lines import Lines
 
 _EVALUATION = {
@@ -120,7 +120,7 @@ def _value(key: str, line: str, full: str, test: str) -> tuple[str, str]:
 def _shown(full: str, kind: str) -> str:
     """The value of the failing line, or the samples count of an evaluation."""
     try:
-        event = json.loads(full[full.index("{") :])
+        event = decode(full[full.index("{") :].encode())
         if kind in ("grid", "first"):
             return f" at {int(event['metadata']['samples_count']):,} samples"
         value = event["value"]

@@ -16,8 +16,8 @@ from ...data.criteo import lines
 from ...data.criteo.config import DENSE, KEYS
 from ...data.criteo.parse import Parser
 from ...data.criteo.store import CriteoStore
-from ...data.rows import BadRow, Table, as_integers, one_array, pyarrow
-from ...errors import UsageError
+from ...data.rows import BadRow, Table, as_integers, is_text, one_array, pyarrow
+from ...errors import DataError, UsageError
 from ...execution.serving import Encoded, Served
 from ...models.streams import SideStreams
 from ...models.tiers.config import TablesConfig, scored_only
@@ -75,8 +75,10 @@ class ServedCriteo(ServedClicks):
     def _text(self, column: Any, name: str) -> Any:
         arrow, compute = pyarrow(), pyarrow(".compute")
         column = one_array(column)
-        if name in NUMBERS and not arrow.types.is_string(column.type):
+        if name in NUMBERS and not is_text(column):
             column = as_integers(column, name)
+        elif not (is_text(column) or arrow.types.is_integer(column.type) or arrow.types.is_null(column.type)):
+            raise DataError(f"column {name!r} has the type {column.type}, not hexadecimal text", fix="read it as text")
         return compute.fill_null(column.cast(arrow.string()), "")
 
     @cached_property

@@ -23,7 +23,7 @@ from ...data.yambda.originals import originals
 from ...data.yambda.queries import Queries
 from ...data.yambda.rates import PRIOR, RECENT
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
-from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
+from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ...execution.tables import placed_tables
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
@@ -172,7 +172,7 @@ class ServedHistories(Served):
                 names["user"]: self.users.of_numbers(queries.users_B),
                 names["item"]: self.items.of_numbers(queries.items_B),
                 **({names["time"]: self.moments.own_times(queries.times_B)} if self.optional else {}),
-                "label": ((kinds_N & LISTEN_PLUS) > 0).astype(np.int8),
+                free_name("label", names.values()): ((kinds_N & LISTEN_PLUS) > 0).astype(np.int8),
             }
             yield pyarrow().table(rows), queries
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...data.click_store.rows import Rows
 from ...data.clicks import dense_features, split_rows
-from ...data.rows import Ids, Table, pyarrow
+from ...data.rows import Ids, Table, Unknown, pyarrow
 from ...execution.serving import Encoded, Served
 from ...models.dlrm import DLRM
 from ...train.device import Settings, choose
@@ -71,10 +71,11 @@ class ServedRatings(ServedClicks):
         return known, np.where(count_U > 0, clicks_U / np.maximum(count_U, 1), overall), count_U
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        numbers = {"user": self.users.numbers(rows["user"])[0], "item": self.items.numbers(rows["item"])[0]}
+        looked_up = {"user": self.users.numbers(rows["user"]), "item": self.items.numbers(rows["item"])}
+        numbers = {role: numbers_N for role, (numbers_N, _) in looked_up.items()}
         dense_ND = np.concatenate([self._by_id[role].dense_ND[numbers[role]] for role in numbers], axis=1)
         ids = [self._by_id[role].ids_NS[:, at][numbers[role]] for at, role in enumerate(self._role_of_key)]
-        unknown = {role: int((ids[self.keys.index(role)] == 0).sum()) for role in self.roles}
+        unknown = {role: Unknown.of(~known_N, rows[role]) for role, (_, known_N) in looked_up.items()}
         return Encoded(Rows(dense_ND, np.stack(ids, 1), np.zeros(len(dense_ND), np.uint8)), unknown)
 
     @cached_property

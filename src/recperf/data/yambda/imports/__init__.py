@@ -8,7 +8,6 @@ is no split by time: that is Yambda's own rule. A log without labels gets drawn 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,12 +18,14 @@ import numpy as np
 from ....config import to_json
 from ....errors import DataError
 from ....files import sha256
+from ....folders import remove_folder
+from ...user_files.bad_rows import BadRows
 from ...user_files.database import RESTART, column_types, fetch_row, open_database
 from ...user_files.load import load_file
 from ...user_files.source import Source, inspect, require_role
 from ..schema import LEAST_PLAYED
 from ..store import MANIFEST, kinds_of, read_manifest
-from ..writer import StoreWriter, finished
+from ..writer import OURS, StoreWriter, finished
 from .convert import ID_ROLES, convert
 from .ids import catalogue, number_ids, write_originals
 from .negatives import Events, Negatives
@@ -55,10 +56,11 @@ def import_events(
     """
     source = inspect(
         options.events,
-        options.columns,
+        {} if options.sequences else options.columns,
         delimiter=options.delimiter,
         header=options.header,
         recognised=options.recognised,
+        sequences=options.sequences,
     )
     for role in ("user", "item"):
         require_role(source, role)
@@ -77,13 +79,15 @@ def import_events(
         try:
             return _build(source, options, writer, reading, sorting)
         except BaseException:
-            shutil.rmtree(writer.draft, ignore_errors=True)
+            remove_folder(writer.draft, OURS)
             raise
 
 
 def _identifying(options: ImportOptions) -> dict[str, Any]:
     """The options that decide what is in a store; the file's folder and the memory do not."""
-    return {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
+    # Stores of earlier versions do not have these options.
+    unset = {name for name in ("sequences", "skip_bad") if not getattr(options, name)}
+    return {name: value for name, value in to_json(options).items() if name not in {"events", "memory_mib", *unset}}
 
 
 def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
@@ -91,10 +95,11 @@ def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
         return
     existing = read_manifest(folder)["identity"]
     before = existing.get("options", {}) if existing.get("sha256") == identity["sha256"] else {}
+    now = identity["options"]
     changed = [
-        f"{name} {before[name]}, now {value}"
-        for name, value in identity["options"].items()
-        if name in before and before[name] != value
+        f"{name} {before.get(name, 'not set')}, now {now.get(name, 'not set')}"
+        for name in {**before, **now}
+        if before and before.get(name) != now.get(name)
     ]
     if changed:
         raise DataError(
@@ -107,11 +112,13 @@ def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
 def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading: Progress, sorting: Progress) -> Path:
     facts: dict[str, Any] = {"name": options.name, "synthetic": False, "licence": LICENCE}
     with open_database(writer.draft / "sorting", memory=options.memory) as connection:
-        source.require_unchanged(writer.identity["sha256"], load_file(connection, source, reading))
-        options = convert(connection, source, options)
+        bad = BadRows(source.path, options.skip_bad)
+        source.require_unchanged(writer.identity["sha256"], load_file(connection, source, reading, bad))
+        options = convert(connection, source, options, bad)
         facts["import"] = to_json(dataclasses.replace(options, events=Path(source.path.name)))
         roles = [role for role in ID_ROLES if f"{role}_id" in column_types(connection, "events")]
         facts |= {
+            **bad.facts,
             "unused_columns": _unused(source),
             **_times(connection, options),
             **_counts(connection, roles),
@@ -145,6 +152,7 @@ def _times(connection: Any, options: ImportOptions) -> dict[str, Any]:
     """What `seconds` mean: times of the file with the days of the first and last, or an order."""
     if options.time is None:
         how = "random order" if options.order == "random" else "order of the file"
+        how = "the order of each user's items" if options.sequences else how
         return {"time_order": how, "earlier_than_the_event_before": 0}
     # Approximate, since an exact quantile would hold all times in memory.
     held_out = f"approx_quantile(seconds, {1 - HELD_OUT})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from ....errors import DataError
+from ...user_files.bad_rows import BadRows
 from ...user_files.database import column_types, fetch_row, literal
 from ...user_files.load import LIST_MARK
 from ...user_files.source import Source
@@ -71,14 +72,15 @@ class Column:
         return "time" if self.type.startswith(("TIMESTAMP", "DATE")) else "other"
 
 
-def convert(connection: Any, source: Source, options: ImportOptions) -> ImportOptions:
+def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRows) -> ImportOptions:
     """Create the table `events`: row, user_id, item_id, seconds, type_code, played, and artist_id, album_id if any.
 
-    Returns the options with the unit of times and the least positive rating of the file.
+    Rows that do not fit are left out as far as `bad` allows. Returns the options with the unit of times and the least
+    positive rating of the file.
     """
     for macro in _MACROS:
         connection.execute(f"CREATE MACRO {macro}")
-    columns = _columns(connection, options)
+    columns = _columns(connection, source, options)
     if "time" in columns and options.time_unit == "auto":
         options = replace(options, time_unit=_unit(connection, columns["time"]))
     if "rating" in columns and options.positive_from is None:
@@ -87,20 +89,9 @@ def convert(connection: Any, source: Source, options: ImportOptions) -> ImportOp
     values = {"seconds": _order(options), "type_code": "0::UTINYINT", "played": f"{FULLY_PLAYED}::USMALLINT"}
     values |= {_target(role, options): _value(connection, column, options) for role, column in columns.items()}
     selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
-    faults = {role: _fault(column, options) for role, column in columns.items()}
-    connection.execute(
-        f"CREATE TABLE events AS SELECT rowid AS row, {selected}, {' OR '.join(faults.values())} AS bad FROM raw"
-    )
-    row = fetch_row(connection, "SELECT min(row) FROM events WHERE bad")[0]
-    if row is not None:
-        query = f"SELECT {', '.join(faults.values())} FROM (SELECT *, {selected} FROM raw WHERE rowid = {row})"
-        flags = fetch_row(connection, query)
-        column = next(columns[role] for role, flag in zip(faults, flags) if flag)
-        value = fetch_row(connection, f"SELECT {column.name}::VARCHAR FROM raw WHERE rowid = {row}")[0]
-        what, fix = _explain(column, value, options)
-        if column.role == "label" and value is not None:
-            what, fix = _explain_label(connection, column, what)
-        raise DataError(f"row {row + 1:,}: {what}", where={"file": source.path}, fix=fix)
+    is_bad = " OR ".join(_fault(column, options) for column in columns.values())
+    connection.execute(f"CREATE TABLE events AS SELECT rowid AS row, {selected}, {is_bad} AS bad FROM raw")
+    _leave_out(connection, columns, selected, options, bad)
     if not fetch_row(connection, "SELECT count(*) FROM events")[0]:
         content = "a header and no events" if source.has_header else "no events"
         raise DataError(f"the file has {content}", where={"file": source.path}, fix="name a file with events")
@@ -108,26 +99,46 @@ def convert(connection: Any, source: Source, options: ImportOptions) -> ImportOp
     return options
 
 
-def _columns(connection: Any, options: ImportOptions) -> dict[str, Column]:
+def _leave_out(
+    connection: Any, columns: dict[str, Column], selected: str, options: ImportOptions, bad: BadRows
+) -> None:
+    """Remove the bad rows of `events`, if they are not too many, and explain the first fault of each."""
+    cells = [_fault(column, options) for column in columns.values()]
+    cells += [f"{column.name}::VARCHAR" for column in columns.values()]
+    rows = f"SELECT row FROM events WHERE bad ORDER BY row LIMIT {bad.room + 1}"
+    query = (
+        f"SELECT place, {', '.join(cells)} FROM (SELECT *, rowid AS place, {selected} FROM raw WHERE rowid IN ({rows}))"
+    )
+    for place, *answers in connection.execute(f"{query} ORDER BY place").fetchall():
+        faults = zip(columns.values(), answers, answers[len(columns) :])
+        column, value = next((column, value) for column, is_fault, value in faults if is_fault)
+        what, fix = _explain(column, value, options)
+        if column.role == "label" and value is not None and not bad.room:
+            what, fix = _explain_label(connection, column, what)
+        bad.add_loaded(place, f": {what}", fix)
+    connection.execute("DELETE FROM events WHERE bad")
+
+
+def _columns(connection: Any, source: Source, options: ImportOptions) -> dict[str, Column]:
     """The columns by role, in the order in which the faults of one row are reported."""
     if "genres" in column_types(connection, "raw"):
-        _group_genres(connection)
+        _group_genres(connection, " " if source.types.get(source.columns["genres"]) == "token_seq" else None)
     types = column_types(connection, "raw")
     order = ("user", "item", "time", "type", options.signal, *OPTIONAL_ROLES)
     return {role: Column(role, types[role]) for role in order if role in types}
 
 
-def _group_genres(connection: Any) -> None:
+def _group_genres(connection: Any, mark: str | None) -> None:
     """Replace the column of genres by an artist, the first of them, and an album, the set of all, where `raw` has none.
 
-    Marks that separate values are |, or where none has one semicolons, else commas. There are far fewer different texts
-    than rows.
+    Values are separated by `mark`; by default |, or where none has one semicolons, else commas. There are far fewer
+    different texts than rows.
     """
     text = "regexp_replace(value, '^\\[|\\]$', '', 'g')"
     connection.execute('CREATE TABLE texts AS SELECT DISTINCT "genres"::VARCHAR AS value FROM raw')
     separators = ", ".join(f"bool_or(contains({text}, '{mark}'))" for mark in (LIST_MARK, ";"))
     bars, semicolons = fetch_row(connection, f"SELECT {separators} FROM texts")
-    mark = LIST_MARK if bars else ";" if semicolons else ","
+    mark = mark or (LIST_MARK if bars else ";" if semicolons else ",")
     # Quotes are those of a list that a program printed.
     trimmed = "lambda genre: trim(genre, ' ''\"')"
     genres = f"list_filter(list_transform(string_split({text}, '{mark}'), {trimmed}), lambda genre: genre <> '')"
@@ -147,7 +158,11 @@ def _group_genres(connection: Any) -> None:
 
 
 def _order(options: ImportOptions) -> str:
-    """SQL for a time where the file has none: the number of the row in the file, or in a random order."""
+    """SQL for what stands in for the time where the file has none: the number of the row in the file, or in a random
+    order. Sequences of items end together: the last item of every user is the latest."""
+    if options.sequences:
+        longest = 'SELECT max(events) FROM (SELECT count(*) AS events FROM raw GROUP BY "user")'
+        return f'(({longest}) - row_number() OVER (PARTITION BY "user" ORDER BY rowid DESC))::UINTEGER'
     if options.order == "rows":
         return "rowid::UINTEGER"
     key = f"md5_number_lower('{options.seed}:' || rowid)"

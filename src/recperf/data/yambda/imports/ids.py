@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ....errors import DataError
 from ....files import writing
+from ....stop import poll
 from ...user_files.database import RESTART, column_types, fetch_row
 from .convert import OPTIONAL_ROLES
 from .options import ImportOptions
@@ -42,6 +43,7 @@ def write_originals(connection: Any, role: str, path: Path) -> dict[str, Any]:
     result = connection.execute(f"SELECT value FROM {role}_ids ORDER BY id")
     with writing(path, fix=RESTART), path.open("wb") as file:
         while values := result.fetchmany(_AT_ONCE):
+            poll()
             block = "".join(f"{encode(value)}\n" for (value,) in values).encode()
             lines += len(values)
             digest.update(block)

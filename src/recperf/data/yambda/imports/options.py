@@ -48,6 +48,9 @@ class ImportOptions:
     order: Literal["random", "rows"] = "random"
     """Without a time: put events in random order, so that a random part of them is held out, or in the order of the
     file."""
+    sequences: bool = False
+    """Each line is a user and items in the order of time, separated by whitespace or commas; further lines of a user
+    continue the sequence. Only that order is known: the last items of all users are held out."""
     seed: int = 7
     """Seed of drawn negatives and of the random order."""
     genres: str | None = None
@@ -71,6 +74,9 @@ class ImportOptions:
     ids: Literal["dense", "keep"] = "dense"
     """dense: ids are numbered 1, 2 and so on in ascending order, and the store lists the original ids; keep: ids stay,
     and must be integers from 0 to 2,147,483,647. An id that is empty, or text like nan, NULL or NA, is missing."""
+    skip_bad: int = 0
+    """Leave out and list up to so many rows that cannot be read: with a missing or malformed value, another number of
+    columns, or text that is not UTF-8. One more is an error."""
     name: str = ""
     """Name of the dataset; default: that of the file, without its ending."""
     memory_mib: int = 1024
@@ -85,6 +91,7 @@ class ImportOptions:
             raise UsageError(what, fix=f"leave out --{signals[0]} or --negatives")
         within(0, 4 if self.negatives is None else self.negatives, 1000, "negatives")
         within(0, self.seed, 1 << 53, "seed")
+        within(0, self.skip_bad, 1_000_000, "skip_bad")
         roles: dict[str, str] = {}
         for role, column in self.columns.items():
             require(bool(column), role, column, "a column's name or number")
@@ -92,6 +99,10 @@ class ImportOptions:
                 what = f"column {column!r} is given as {roles[column]} and as {role}"
                 raise UsageError(what, fix="give each column once")
             roles[column] = role
+        others = [role for column, role in roles.items() if role != column or role not in ("user", "item")]
+        others += ["delimiter"] * bool(self.delimiter) + ["ids keep"] * (self.ids == "keep")
+        if self.sequences and others:
+            raise UsageError(f"a file of sequences has no {others[0]}", fix=f"leave --{others[0]} out")
         threshold = self.positive_from or 0.0
         require(threshold - threshold == 0, "positive_from", self.positive_from, "a number")
         marks = self.delimiter
@@ -127,6 +138,8 @@ class ImportOptions:
     def recognised(self) -> dict[str, tuple[str, ...]]:
         """Usual names of the columns of roles that are not given."""
         optional = () if self.signal is not None or self.negatives is not None else ("rating", "label")
+        if self.sequences:
+            return {}
         roles = ("user", "item", "time", *optional, *(() if self.album else ("genres",)))
         return {role: COLUMNS[role] for role in roles if getattr(self, role) is None}
 

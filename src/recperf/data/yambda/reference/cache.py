@@ -9,7 +9,7 @@ the catalogue as two maps in `<root>/shared_metadata/`.
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError, MachineError, notice_once
+from ....jsonfile import load
 from ...blocks import Blocks, Column
 from ..maps import catalogue
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
@@ -170,11 +171,11 @@ def _counts(folder: Path) -> tuple[int, int]:
         )
     path = folder / CACHE_META
     try:
-        meta = json.loads(path.read_bytes())
+        meta = load(path, linked=True)
         events, users = int(meta["total_events"]), int(meta["num_users"])
     except FileNotFoundError:
         raise unusable(path, "is missing") from None
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise unusable(path, "does not state total_events and num_users") from None
     if events < 1 or users < 1:
         raise unusable(path, f"states {events} events of {users} users")
@@ -250,11 +251,15 @@ def _described(folder: Path, events: int, users: int) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in an optional file next to the cache; empty if there is none."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    if not os.path.lexists(path):
         return {}
-    return content if isinstance(content, dict) else {}
+    try:
+        content = load(path, linked=True)
+    except (OSError, ValueError) as error:
+        raise unusable(path, f"cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise unusable(path, "cannot be read: it is not an object")
+    return content
 
 
 def _identification(folder: Path) -> str:

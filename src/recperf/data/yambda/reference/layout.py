@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from .... import units
 from ....config import within
 from ....errors import DataError, MachineError
-from ....files import alone, atomic_file, sha256, write_atomic, write_json, writing
+from ....files import atomic_file, sha256, write_atomic, write_json, writing
+from ....folders import LOCK, alone
 from ..prepare import piece_rows
 from ..raw import RawEvents, RawFiles, need_pyarrow
 from ..schema import ALBUMS_FILE, ARTISTS_FILE, GAP_MINUTES, SESSION_GAP_S, TEST_DAYS, TRAIN_DAYS, split_of
@@ -111,7 +112,6 @@ def write_layout(
             names = [name for name in step.names if name in missing]
             step.write(names, tick)
             record.add(names)
-        (processed / "lock").unlink(missing_ok=True)
     return processed
 
 
@@ -132,8 +132,6 @@ class _Record:
                     "this folder belongs to other events", where={"folder": processed}, fix="choose another folder"
                 )
             self.content["files"] = saved["files"]
-        for draft in processed.glob("*/.*.tmp"):
-            draft.unlink()
         write_json(path, self.content)
 
     def has(self, *names: str) -> bool:
@@ -261,7 +259,7 @@ def _require_space(store: EventStore, processed: Path, cache: str, names: set[st
 def _refuse_other_files(processed: Path) -> None:
     """Refuse a folder with files but without a record: recperf did not write it."""
     if processed.is_dir() and not (processed / RECORD).exists():
-        others = [path.name for path in sorted(processed.iterdir()) if path.name != "lock" and path.suffix != ".tmp"]
+        others = [path.name for path in sorted(processed.iterdir()) if path.name != LOCK and path.suffix != ".tmp"]
         if others:
             raise DataError(
                 f"there are files here that recperf did not write: {', '.join(others[:4])}",

@@ -8,7 +8,7 @@ sessions next to the cache. The first contradiction is an error.
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +31,7 @@ from .cache import (
     USER_COLUMNS,
     column,
     map_npy,
+    read_json,
     reference_ratios,
     unusable,
 )
@@ -205,10 +206,10 @@ class _Verification:
     def _split(self) -> dict[str, Any]:
         """The split, after checking its boundaries; empty if there is no file."""
         path = self.processed / SPLIT_META
-        if not path.is_file():
+        if not os.path.lexists(path):
             return {}
+        split = read_json(path)
         try:
-            split = dict(json.loads(path.read_bytes()))
             names = ("t_min", "t_max", "train_days", "gap_minutes", "test_days")
             earliest, latest, train, gap, test = (int(split[name]) for name in names)
             expected = [latest - test * DAY_S - gap * 60 - train * DAY_S, latest - test * DAY_S - gap * 60]
@@ -224,10 +225,10 @@ class _Verification:
 def _recorded(processed: Path, cache: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Sizes and digests that recperf recorded for files and maps; empty if it did not write the cache."""
     path = processed / RECORD
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}, {}
+    record = read_json(path)
     try:
-        record = json.loads(path.read_bytes())
         files = {
             str(name): {"bytes": int(one["bytes"]), "blocks": list(one["blocks"])}
             for name, one in record["files"].items()

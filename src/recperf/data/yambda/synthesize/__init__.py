@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ....config import to_json
 from ....errors import DataError
-from ....files import alone, atomic_file, writing
+from ....files import atomic_file, writing
+from ....folders import alone
 from ....stop import poll
 from ..raw import need_pyarrow
 from ..schema import (
@@ -106,8 +107,6 @@ def write_raw(
         events = users = 0
         with writing(target, fix=fix):
             target.parent.mkdir(parents=True, exist_ok=True)
-            for draft in target.parent.glob(".*.tmp"):
-                draft.unlink()
         for column, (name, file) in enumerate((("artist_id", ARTISTS_FILE), ("album_id", ALBUMS_FILE))):
             with atomic_file(folder / file, fix=fix) as output:
                 parquet.write_table(_map_table(name, catalogue_I2[1:, column]), output, compression="zstd")
@@ -121,7 +120,6 @@ def write_raw(
                 users = int(group.uids_E[-1])
                 if progress:
                     progress(events, max(events, config.events))
-        (folder / "lock").unlink(missing_ok=True)
     return {"events": events, "users": users, "items": len(catalogue_I2), "file": str(target)}
 
 

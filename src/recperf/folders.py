@@ -1,0 +1,205 @@
+"""Folders that recperf fills and may empty again: their mark and lock, drafts, and what killed processes left."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from .errors import DataError, MachineError, notice_once
+from .files import DRAFT, is_abandoned, is_alive, make_folder, open_regular, read_regular, sync_folder, writing
+from .stop import FLAG
+
+MARK, LOCK = ".recperf", ".recperf.lock"
+"""The file that marks a folder as ours, which is also its lock; and the lock of a folder where others have files too.
+
+Nothing is removed from a folder without the mark, and no file in it is changed.
+"""
+_MARK_TEXT = b"recperf wrote this folder\n"
+
+
+def require_own_folders(run: Path, *names: str) -> Path:
+    """The folder under a run with these names, of which none may be a link: what a run writes stays in its folder."""
+    place = run
+    for name in names:
+        place = place / name
+        if place.is_symlink():
+            raise DataError(
+                f"{name} is a link, which is not followed",
+                where={"folder": place},
+                fix="put the folder itself in its place; --run-dir itself may be a link",
+            )
+    return place
+
+
+def _is_marked(folder: Path) -> bool:
+    try:
+        return read_regular(folder / MARK) == _MARK_TEXT
+    except OSError:
+        return False
+
+
+def foreign(folder: Path, ours: str) -> list[str]:
+    """The names in a folder that recperf did not write: all if it has no mark, otherwise those that are not `ours`.
+
+    `ours` is a pattern. The name of a folder ends with a slash; a link is never ours.
+    """
+    marked, pattern = _is_marked(folder), re.compile(rf"{re.escape(MARK)}|{DRAFT.pattern}|{ours}")
+    with os.scandir(folder) as entries:
+        names = {entry.name + "/" * entry.is_dir(): entry.is_symlink() for entry in entries}
+    return sorted(name for name, link in names.items() if not marked or link or not pattern.fullmatch(name))
+
+
+def refuse_foreign(folder: Path, ours: str = ".*") -> None:
+    """Refuse a folder with files that recperf did not write."""
+    others = foreign(folder, ours) if folder.is_dir() else []
+    # An empty mark: another process is about to write it, or was killed there.
+    if others and (others != [MARK] or (folder / MARK).stat().st_size):
+        raise DataError(
+            f"recperf did not write these files in the folder, which was not changed: {', '.join(others[:4])}",
+            where={"folder": folder},
+            fix="choose another folder, or move them away",
+        )
+
+
+def remove_folder(folder: Path, ours: str) -> None:
+    """Remove a folder with our mark; where it has other names than `ours` it stays as it is, and a note says so."""
+    import shutil
+
+    others = foreign(folder, ours) if folder.is_dir() else []
+    if others:
+        notice_once(f"{folder} stays, because recperf did not write all of it: {', '.join(others[:4])}")
+        return
+    # The mark goes last: where a signal ends the process before, the folder is still known as ours.
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name != MARK:
+                path = folder / name
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if os.listdir(folder) == [MARK]:
+            (folder / MARK).unlink()
+        folder.rmdir()
+
+
+@contextmanager
+def alone(folder: Path, *, what: str, ours: str | None = None, again: str | None = None) -> Iterator[None]:
+    """Create a folder and hold its lock, because two processes must not write the same files.
+
+    With `ours`, a pattern of names, the folder gets our mark, and one that has other files is refused.
+    """
+    with writing(folder, fix=again):
+        folder.mkdir(parents=True, exist_ok=True)
+        if ours is not None:
+            refuse_foreign(folder, ours)
+        path = folder / (LOCK if ours is None else MARK)
+        lock = open(open_regular(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MachineError(
+                f"another process is {what}", where={"folder": folder}, fix="wait until it is done"
+            ) from None
+        except OSError:
+            # Some network file systems have no locks; there the user must not start two processes.
+            pass
+        if ours is not None and not _is_marked(folder):
+            with writing(path, fix=again):
+                os.write(lock.fileno(), _MARK_TEXT)
+                # After a power cut no file of ours may be there without the mark.
+                os.fsync(lock.fileno())
+                sync_folder(folder)
+        try:
+            yield
+        finally:
+            if ours is None:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_at_a_time(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock file, so that of several processes that start together one does the work and the others wait for it.
+
+    `waiting` is called before a wait.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(open_regular(path, os.O_WRONLY | os.O_CREAT), "wb")
+    with lock:
+        # Some network file systems have no locks; an atomic rename still keeps the result whole.
+        with suppress(OSError):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def temporary_folder(prefix: str = "recperf-", *, beside: Path | None = None) -> Iterator[Path]:
+    """A folder that is removed with its content after the block, also where a signal ends the process inside.
+
+    Those of the same prefix that killed processes left are removed too. It lies in a folder of the same name, which has
+    our mark: whoever renames it takes no mark along.
+    """
+    import tempfile
+
+    parent = Path(tempfile.gettempdir()) if beside is None else beside
+    for name in os.listdir(parent):
+        own = re.fullmatch(rf"{re.escape(prefix)}(\d+)-\w{{8}}", name)
+        if own and _is_marked(parent / name) and is_abandoned(parent / name / MARK):
+            remove_folder(parent / name, f"{re.escape(name)}/")
+        elif own and not is_alive(int(own[1])):
+            # A kill just before the mark is there, or after it is gone, leaves an empty folder.
+            with suppress(OSError):
+                (parent / name).rmdir()
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
+    ours = f"{re.escape(folder.name)}/"
+    with (
+        alone(folder, what="using this folder", ours=ours),
+        FLAG.before_exit(lambda: remove_folder(folder, ours)),
+    ):
+        try:
+            content = folder / folder.name
+            content.mkdir()
+            yield content
+        finally:
+            remove_folder(folder, ours)
+
+
+@contextmanager
+def fresh_folder(folder: Path, *, ours: str | None = None, fix: str | None = None) -> Iterator[Path]:
+    """A draft folder that gets its final name when the block succeeds; one that exists and is not empty is refused.
+
+    With `ours`, a pattern of names, the folder gets our mark, and an older one that has it is replaced at the end.
+    """
+    folder = folder.expanduser().absolute()
+    old = ours is not None and folder.is_dir() and not folder.is_symlink() and not foreign(folder, ours)
+    if not old:
+        refuse_occupied(folder)
+    with writing(folder, fix=fix):
+        make_folder(folder.parent)
+        with temporary_folder(f".{folder.name}.", beside=folder.parent) as draft:
+            with alone(draft, what="writing this folder", ours=ours) if ours else nullcontext():
+                yield draft
+            if old and ours:
+                remove_folder(folder, ours)
+            os.rename(draft, folder)
+        sync_folder(folder.parent)
+
+
+def refuse_occupied(folder: Path) -> None:
+    try:
+        occupied = os.path.lexists(folder) and not (os.path.isdir(folder) and not os.listdir(folder))
+    except OSError:
+        occupied = True
+    if occupied:
+        raise DataError(
+            "the folder exists already; it was not changed",
+            where={"folder": folder},
+            fix="name a new folder, or remove that one first",
+        )

@@ -1,0 +1,196 @@
+"""Trouble around a training: clicks that were imported, scoring, exports, and the folder of tables in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from chaos_kinds import READING, REFUSED, allowed_after, damaged, kind, send_some
+from chaos_process import SOFT, Failure, judge
+from chaos_runs import CLICKS, Lab, Try
+from mutations import files_in
+
+SIGNALS = (*SOFT, signal.SIGKILL, signal.SIGKILL)
+SLOW = 6 * READING
+"""Seconds for a command that starts another Python."""
+PARTS: list[tuple[str, dict[str, Any]]] = [("small_parts", {"rows": 200})]
+
+
+def prepare(lab: Lab) -> None:
+    """The scores and the export of a run of imported clicks, and a scoring that was killed after some parts."""
+    if "dlrm-clicks" not in lab.subjects:
+        return
+    place = lab.root / "door"
+    place.mkdir()
+    for name, troubles in (
+        ("straight", PARTS),
+        ("interrupted", [*PARTS, ("kill_in", {"function": "replace", "nth": 6})]),
+    ):
+        process = lab.process(score(lab, place / name / "scores.csv"), lab.root / "log.txt", troubles=troubles)
+        assert process.wait(SLOW) == (0 if name == "straight" else -signal.SIGKILL), process.output
+    assert len(files_in(place / "interrupted" / "scores.csv.parts")) > 3
+    lab.call(export(lab, place / "exported"))
+
+
+def score(lab: Lab, output: Path) -> list[str]:
+    output.parent.mkdir(exist_ok=True)
+    run = str(lab.subjects["dlrm-clicks"].straight)
+    return ["score", run, "--input", str(lab.root / "clicks.csv"), "--output", str(output), "--device", "cpu"]
+
+
+def export(lab: Lab, folder: Path) -> list[str]:
+    return ["export", str(lab.subjects["dlrm-clicks"].straight), "--output", str(folder), "--device", "cpu"]
+
+
+def require_same_scores(one: Try, output: Path) -> None:
+    if output.read_bytes() != (one.lab.root / "door" / "straight" / "scores.csv").read_bytes():
+        raise Failure("mismatch", "other scores")
+    if os.path.lexists(f"{output}.parts"):
+        raise Failure("mismatch", f"{output.name}.parts is left")
+
+
+@kind("damage: imported clicks", 4)
+def damaged_clicks(one: Try) -> str:
+    """The description, the vocabularies and the arrays of imported clicks, under commands that only read them."""
+    one.own_home()
+    store = one.folder / CLICKS
+    guard = damaged(one, files_in(store) if one.draw.random() < 0.5 else [store / "clicks.json"])
+    commands = [["data", "check", "mine"], ["data", "info", "mine"], ["data", "list"]]
+    # Without its description there is no dataset of that name.
+    code = one.call(commands[0], READING, allowed=(0, 2, *REFUSED))
+    if code == 0 and not same_files(store, one.lab.root / CLICKS):
+        raise Failure("mismatch", "data check accepts damaged clicks")
+    for arguments in commands[1:]:
+        one.call(arguments, READING, allowed=(0, 2, *REFUSED))
+    guard.require_untouched()
+    return "refused" if code else "completed"
+
+
+def same_files(ours: Path, theirs: Path) -> bool:
+    """Whether two folders have the same files; JSON may be written in another way."""
+
+    def content(path: Path) -> object:
+        if not path.is_file():
+            return None
+        return json.loads(path.read_bytes()) if path.suffix == ".json" else path.read_bytes()
+
+    names = [path.relative_to(theirs) for path in files_in(theirs)]
+    try:
+        return all(content(ours / name) == content(theirs / name) for name in names)
+    except (ValueError, RecursionError):
+        return False
+
+
+@kind("damage: score parts", 4)
+def damaged_parts(one: Try) -> str:
+    """A killed scoring with a damaged part: it continues to the same scores, or refuses and removes nothing."""
+    output = one.folder / "scores.csv"
+    parts = one.folder / "scores.csv.parts"
+    shutil.copytree(one.lab.root / "door" / "interrupted" / "scores.csv.parts", parts)
+    if one.draw.random() < 0.3:
+        one.plant(parts)
+    guard = damaged(one, files_in(parts))
+    code = one.call(score(one.lab, output), SLOW, allowed=(0, *REFUSED), troubles=PARTS)
+    guard.require_untouched()
+    if code:
+        return "refused"
+    if len(one.planted) == 1:
+        require_same_scores(one, output)
+    return "completed"
+
+
+@kind("signals: score", 3)
+def stopped_scoring(one: Try) -> str:
+    """Signals while a file is scored; the same command continues to the same scores."""
+    output = one.folder / "scores.csv"
+    arguments, stopped = score(one.lab, output), 0
+    for _ in range(one.draw.choice([1, 2, 3])):
+        process = one.start(arguments, troubles=PARTS)
+        send_some(one, process, 1.5, SIGNALS)
+        process.wait(SLOW)
+        stopped += judge(process, allowed=allowed_after(process)) != 0
+    one.call(arguments, SLOW, allowed=(0,), troubles=PARTS)
+    require_same_scores(one, output)
+    return "resumed" if stopped else "completed"
+
+
+@kind("signals: export", 2)
+def stopped_export(one: Try) -> str:
+    """Signals while a model is exported: no draft is left after the command is repeated."""
+    folder, done = one.folder / "exported", False
+    arguments = export(one.lab, folder)
+    for _ in range(one.draw.choice([1, 2])):
+        process = one.start(arguments)
+        send_some(one, process, one.draw.choice([0.5, 8.0]), SIGNALS)
+        process.wait(SLOW)
+        # A signal that came too late: the folder is there, and is not written again.
+        done = judge(process, allowed=[*allowed_after(process), *[3] * done]) == 0 or done
+    one.call(arguments, SLOW, allowed=(3,) if folder.is_dir() else (0,))
+    expected = one.lab.root / "door" / "exported"
+    for path in files_in(expected):
+        # The program is an archive with times.
+        if path.suffix != ".pt2" and (folder / path.relative_to(expected)).read_bytes() != path.read_bytes():
+            raise Failure("mismatch", f"another {path.name}")
+    left = [path.name for path in one.folder.glob(".exported.*") if path.name != ".exported.0a1b2c3d"]
+    if left:
+        raise Failure("mismatch", f"drafts are left: {left}")
+    return "completed" if done else "resumed"
+
+
+@kind("tables folder", 3)
+def tables_folder(one: Try) -> str:
+    """Kills of runs whose tables lie in files of a folder that a user has files in; what they left may be damaged."""
+    subject = one.subject("micro-dlrm-dram", "dlrm")
+    subject.lay_profile(one.run)
+    tables = one.folder / "tables"
+    one.plant(tables)
+    placed = ["--tables.placement", "file", "--tables.folder", str(tables)]
+    for _ in range(one.draw.choice([1, 2])):
+        process = one.lab.process([*subject.go_on(one.run), *placed], one.log, home=one.home)
+        send_some(one, process, subject.seconds, SIGNALS)
+        process.wait(subject.limit)
+        judge(process, allowed=allowed_after(process))
+    ours = [path for path in files_in(tables) if "process-2024-results" not in path.parts]
+    guard = damaged(one, ours) if ours and one.draw.random() < 0.5 else None
+    process = one.lab.process([*subject.go_on(one.run), *placed], one.log, home=one.home)
+    process.wait(subject.limit)
+    judge(process, allowed=(0,))
+    if guard:
+        guard.require_untouched()
+    else:
+        left = [path.name for path in tables.glob("process-*") if path.name != "process-2024-results"]
+        # A fork ends without Python's own end, which removes the folder of a process.
+        if len(left) > 1:
+            raise Failure("mismatch", f"folders of tables are left: {left}")
+    one.require_equal(subject)
+    return "resumed"
+
+
+@kind("foreign folders", 3)
+def foreign_folders(one: Try) -> str:
+    """A user's folder where a command wants to write: it is refused, or used without touching what is there."""
+    subject = one.subject()
+    place = one.folder / one.draw.choice(["run", "scores.csv.parts", "exported", "mine", "store"])
+    one.plant(place)
+    log = place / "events.jsonl"
+    log.write_bytes(b'{"kind": "step"}\nlast line without an end')
+    commands = {
+        "run": subject.begin(place),
+        "scores.csv.parts": score(one.lab, one.folder / "scores.csv"),
+        "exported": export(one.lab, place),
+        "mine": ["data", "import", str(one.lab.root / "clicks.csv"), "--clicks", "--name", "mine"],
+        "store": ["data", "make", "yambda-like", "--path", str(place), "--events", "5000"],
+    }
+    if place.name == "mine":
+        one.home = one.folder / "home"
+        one.plant(one.home / "data" / "mine")
+        one.plant(one.home / "data" / "mine" / "clicks")
+    one.done.append(place.name)
+    code = one.call(commands[place.name], max(SLOW, subject.limit), allowed=(0, 2, *REFUSED))
+    if log.read_bytes() != b'{"kind": "step"}\nlast line without an end':
+        raise Failure("touched", f"a user's file was changed: {log}")
+    return "refused" if code else "completed"

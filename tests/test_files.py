@@ -1,0 +1,82 @@
+"""Nothing of the user's is removed or changed, and what killed processes left is."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recperf.errors import DataError, MachineError
+from recperf.files import write_atomic
+from recperf.folders import MARK, alone, fresh_folder, temporary_folder
+
+KILLED = """import os, sys
+from pathlib import Path
+from recperf.files import *
+from recperf.folders import *
+place = Path(sys.argv[1])
+"""
+
+
+def kill_inside(block: str, place: Path) -> None:
+    """Run a process that is killed inside a block."""
+    code = f"{KILLED}with {block} as held:\n    os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code, str(place)]).returncode == -signal.SIGKILL
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    foreign = [".new.old/x", ".new.marked/.recperf", ".new.2024.tmp/x", ".table.csv.tmp"]
+    for name in foreign:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    before = set(tmp_path.iterdir())
+    kill_inside("fresh_folder(place / 'new')", tmp_path)
+    (kept,) = set(tmp_path.iterdir()) - before
+    (kept / "notes.txt").write_text("mine")
+    kill_inside("fresh_folder(place / 'new')", tmp_path)
+    kill_inside("atomic_file(place / 'table.csv')", tmp_path)
+    assert len(list(tmp_path.iterdir())) == len(before) + 3
+    with fresh_folder(tmp_path / "new") as folder:
+        (folder / "content").touch()
+    write_atomic(tmp_path / "table.csv", b"1")
+    assert f"note: {kept} stays, because recperf did not write all of it: notes.txt" in capfd.readouterr().err
+    assert set(tmp_path.iterdir()) == {*before, kept, tmp_path / "new", tmp_path / "table.csv"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["content"], "the mark stays behind"
+    assert {(tmp_path / name).read_text() for name in (*foreign, kept / "notes.txt")} == {"mine"}
+
+
+@pytest.mark.parametrize("name", [MARK, "notes.txt", "part-7", "link", "part-1/x"])
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_folder_with_files_of_others_is_refused_unchanged(tmp_path: Path, name: str, marked: bool) -> None:
+    folder, ours = tmp_path / "folder", r"part-\d"
+    if marked:
+        with alone(folder, what="writing", ours=ours):
+            (folder / "part-1").touch() if name != "part-1/x" else None
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).symlink_to(tmp_path) if name == "link" else (folder / name).write_text("mine")
+    if marked and name == "part-7":
+        with alone(folder, what="writing", ours=ours), pytest.raises(MachineError, match="another process is writing"):
+            alone(folder, what="writing", ours=ours).__enter__()
+        return
+    before = sorted((path, path.lstat()) for path in (folder, *folder.iterdir()))
+    with pytest.raises(DataError, match=f"recperf did not write .*: {re.escape(name.split('/')[0])}") as caught:
+        alone(folder, what="writing", ours=ours).__enter__()
+    assert caught.value.exit_code == 3
+    assert sorted((path, path.lstat()) for path in (folder, *folder.iterdir())) == before
+
+
+def test_the_folder_of_a_running_process_is_not_removed(tmp_path: Path) -> None:
+    with temporary_folder("process-", beside=tmp_path) as mine:
+        code = f"{KILLED}with temporary_folder('process-', beside=place): print(len(os.listdir(place)))"
+        done: Any = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+        assert done.stdout == "2\n", done.stderr
+        assert mine.is_dir()
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,294 @@
+"""Damaged JSON: every file that describes data or a machine is refused with one line, and none is half believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recperf import jsonfile, places
+from recperf.cli import main
+from recperf.data.click_store import catalogue
+from recperf.data.click_store.imported import ImportedClicks
+from recperf.data.config import SplitConfig
+from recperf.data.criteo import convert, synthesize
+from recperf.data.criteo.config import CriteoConfig
+from recperf.data.datasets import at
+from recperf.data.random_config import read_profile
+from recperf.data.yambda.reference import cache
+from recperf.errors import DataError, RecperfError
+from recperf.files import json_bytes
+from recperf.measure import peaks
+from recperf.measure.peaks.sampling import TINY
+from recperf.measure.peaks.store import read_file
+from recperf.measure.trace import read as trace
+from recperf.plan import devices
+from recperf.runs.record import read_config
+
+DEEP = 100_000
+OTHERS: list[Any] = [None, -1, 1e300, "x", [], {}, True]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A file, and everything that opens it."""
+
+    path: Path
+    opens: tuple[Callable[[], object], ...]
+
+
+def clicks_csv(path: Path) -> Path:
+    draw = np.random.default_rng(5)
+    rows = (f"{draw.integers(9)},{draw.integers(7)},{draw.normal():.3f},{draw.integers(2)}" for _ in range(300))
+    path.write_text("\n".join(["who,what,price,clicked", *rows]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
+    place = tmp_path_factory.mktemp("described")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECPERF_HOME", str(place / "home"))
+        arguments = ["--user", "who", "--item", "what", "--numeric", "price", "--name", "shop", "--quiet"]
+        path = clicks_csv(place / "shop.csv")
+        assert main(["data", "import", str(path), "--clicks", "--label", "clicked", *arguments]) == 0
+        synthesize.write(place / "train.txt", lines=500, seed=1, packed=False)
+        log = CriteoConfig(path=place / "train.txt", cache=place / "arrays", rows=(50,) * 26)
+        measured = peaks.measure_with(TINY, quick=True, say=lambda _: None)
+        ceilings = peaks.save(measured)
+        folder = places.dataset_folder("shop") / "clicks"
+
+    def load() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RECPERF_HOME", str(place / "home"))
+            if peaks.load(measured["machine"]) is None:
+                raise DataError(f"{ceilings.name} is not used: measured by an older recperf")
+
+    return {
+        "clicks": Described(
+            folder / "clicks.json",
+            (
+                lambda: catalogue.check(folder),
+                lambda: catalogue.info(folder),
+                lambda: ImportedClicks(folder, SplitConfig()),
+                lambda: at(folder).facts(),
+            ),
+        ),
+        "criteo": Described(convert.convert(log).folder / convert.MANIFEST, (lambda: convert.convert(log),)),
+        "ceilings": Described(ceilings, (load,)),
+    }
+
+
+@pytest.fixture
+def described(request: pytest.FixtureRequest, made: dict[str, Described]) -> Iterator[Described]:
+    one = made[request.param]
+    content = one.path.read_bytes()
+    yield one
+    if one.path.is_dir():
+        one.path.rmdir()
+    one.path.unlink(missing_ok=True)
+    one.path.write_bytes(content)
+
+
+every = pytest.mark.parametrize("described", ["clicks", "criteo", "ceilings"], indirect=True)
+
+
+def refused(one: Described) -> str:
+    for opens in one.opens:
+        with pytest.raises(RecperfError) as caught:
+            opens()
+        text = "\n".join(caught.value.lines())
+        # Ceilings that cannot be read may be intact: they are not replaced.
+        assert caught.value.exit_code == (4 if "ceilings cannot be read" in text else 3)
+        assert "\n" not in caught.value.what
+        assert one.path.name in text
+        assert len(caught.value.what) < 400
+    return text
+
+
+def changed(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value with one field of another type or value, without it, or under another name."""
+    if not isinstance(value, (dict, list)):
+        others = [*OTHERS, value + 1 if isinstance(value, (int, float)) else f"{value}x"]
+        yield from (("", other) for other in others if other != value or type(other) is not type(value))
+        return
+    places = list(value) if isinstance(value, dict) else range(len(value))[:2]
+    for place in places:
+        for path, inner in changed(value[place]):
+            copy = dict(value) if isinstance(value, dict) else list(value)
+            copy[place] = inner  # type: ignore[index]
+            yield f".{place}{path}", copy
+    if isinstance(value, dict):
+        for place in places:
+            rest = {key: inner for key, inner in value.items() if key != place}
+            yield f".{place} removed", rest
+            yield f".{place} renamed", {**rest, f"{place}x": value[place]}
+    elif value[::-1] != value:
+        yield " reversed", value[::-1]
+
+
+@every
+def test_every_changed_field_is_refused(described: Described) -> None:
+    value, count = json.loads(described.path.read_bytes()), 0
+    variants = list(changed(value))
+    # Of hundreds of figures, every one in some way.
+    for name, variant in variants[:: max(1, len(variants) // 300)]:
+        described.path.write_bytes(json_bytes(variant))
+        count += 1
+        try:
+            refused(described)
+        except BaseException:
+            print(name)
+            raise
+    assert count > 100
+
+
+@every
+def test_damaged_bytes_are_refused(described: Described) -> None:
+    content = described.path.read_bytes()
+    step = max(1, len(content) // 300)
+    flipped = [content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :] for at in range(0, len(content), step)]
+    number = re.sub(rb'("(?:rows|threads)": )\d+', rb"\1NaN", content, count=1)
+    others = [
+        b"", b"\0" * 100, b"\xff\xfe", content[:-3], content[: len(content) // 2], content + b"{}", b"[]", b"1", number,
+        content.replace(b'"rows": ', b'"rows": Infinity, "row_s": ', 1), content[:-2] + b', "seal": "x"}', b"null",
+        b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP, b'{"parts": ' + b"[" * 300 + b"]" * 300 + b"}",
+        content.replace(b"{", b'{"columns": ' + b"[" * 500 + b"]" * 500 + b",", 1), b'{"schema": ' + b"9" * 5000 + b"}",
+    ]  # fmt: skip
+    for damaged in (*flipped, *others):
+        if damaged != content and json_or_none(damaged) != json_or_none(content):
+            described.path.write_bytes(damaged)
+            refused(described)
+
+
+def json_or_none(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+
+
+@every
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device", "dangling", "huge"])
+def test_what_is_not_a_regular_file_is_refused_at_once(described: Described, kind: str) -> None:
+    described.path.unlink()
+    if kind == "fifo":
+        os.mkfifo(described.path)
+    elif kind == "folder":
+        described.path.mkdir()
+    elif kind == "huge":
+        described.path.touch()
+        os.truncate(described.path, 1 << 40)
+    else:
+        described.path.symlink_to("/dev/zero" if kind == "device" else "nowhere")
+    assert {"huge": "more than 256 MiB", "folder": "folder"}.get(kind, "cannot") in refused(described)
+
+
+@pytest.mark.parametrize("described", ["clicks", "criteo"], indirect=True)
+def test_a_repeated_key_is_refused_and_a_link_is_followed(described: Described) -> None:
+    """Which of two values counts is for each reader to decide."""
+    content = described.path.read_bytes()
+    described.path.write_bytes(content.replace(b"{", b'{"version": 1,', 1))
+    assert "was changed after it was written" in refused(described)
+    other = described.path.with_name("elsewhere.json")
+    other.write_bytes(content)
+    described.path.unlink()
+    described.path.symlink_to(other)
+    for opens in described.opens:
+        opens()
+    other.unlink()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(scale="quantile"),
+        lambda m: (m["columns"][0].update(name="what"), m["columns"][1].update(name="who")),
+        lambda m: m.update(min_count=40),
+        lambda m: m.update(user="what"),
+        lambda m: m.update(item=None),
+    ],
+    ids=["scale", "names", "min_count", "user", "item"],
+)
+@pytest.mark.parametrize("described", ["clicks"], indirect=True)
+def test_every_command_refuses_changed_clicks(
+    described: Described,
+    change: Callable[[dict[str, Any]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each of these was trained on, and a changed scale resumed with other weights."""
+    monkeypatch.setenv("RECPERF_HOME", str(described.path.parents[3]))
+    value = json.loads(described.path.read_text())
+    change(value)
+    described.path.write_bytes(json_bytes(value))
+    for command in ("data check shop", "data info shop", "run dlrm --data shop --dry-run", "run dlrm --data shop"):
+        assert main(command.split()) == 3
+        error = capsys.readouterr().err
+        assert error.startswith("error: clicks.json is damaged: it was changed after it was written\n")
+    assert main(["data", "list"]) == 0
+    assert "clicks.json is damaged: it was changed after it was written" in capsys.readouterr().out
+
+
+def test_the_digest_of_clicks_covers_what_decides_training(tmp_path: Path) -> None:
+    from recperf.data.click_store.imports import import_clicks
+    from recperf.data.click_store.options import ClickOptions
+
+    path = clicks_csv(tmp_path / "a.csv")
+    usual = {"label": "clicked", "categorical": "who,what", "numeric": "price"}
+    variants: list[dict[str, Any]] = [{}, {"scale": "quantile"}, {"min_count": 3}, {"user": "who"}, {"item": "who"}]
+    digests = {
+        import_clicks(ClickOptions(clicks=path, **{**usual, **more}), tmp_path / f"{index}")["digest"]
+        for index, more in enumerate([*variants, {"separator": ";"}, {"categorical": "who"}])
+    }
+    assert len(digests) == 7
+
+
+@pytest.mark.parametrize("content", [b"[" * DEEP, b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP])
+def test_deep_json_is_one_error_for_every_reader(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    for decoder in (jsonfile.msgspec, None):
+        monkeypatch.setattr(jsonfile, "msgspec", decoder)
+        with pytest.raises(ValueError, match=r"deep|truncated|malformed"):
+            jsonfile.decode(content)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        jsonfile.decode(b"[" * 101 + b"]" * 101)
+    assert jsonfile.decode(b"[" * 100 + b"]" * 100)
+
+
+def test_other_json_of_the_user_and_of_the_cache_is_one_line(tmp_path: Path) -> None:
+    path, deep = tmp_path / "a.json", "[" * DEEP + "]" * DEEP
+    opens: list[Callable[[], object]] = [
+        lambda: devices.device_of(str(path)),
+        lambda: read_profile(path, {"a": 4}),
+        lambda: read_config(path),
+        lambda: cache.read_json(path),
+        lambda: read_file(path),
+        lambda: trace.read(path),
+    ]
+    for opened in opens:
+        for make in (lambda: path.write_text(deep), lambda: os.mkfifo(path), path.mkdir):
+            make()
+            with pytest.raises(DataError) as caught:
+                opened()
+            assert "a.json" in "".join(caught.value.lines())
+            path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_a_named_file_may_be_a_pipe_but_never_hangs(tmp_path: Path) -> None:
+    """As in --config <(command); a fifo that nobody writes to is empty."""
+    imports = "import sys; from pathlib import Path; from recperf.jsonfile import read"
+    command = f"{sys.executable} -c '{imports}; print(read(Path(sys.argv[1]), named=True))' <(sleep 0.3; echo '[1]')"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60).stdout == "[1]\n"
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
+        with pytest.raises(DataError, match=r"fifo is not JSON|cannot read"):
+            jsonfile.read(path, named=True)
