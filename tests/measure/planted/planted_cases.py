@@ -32,7 +32,6 @@ class Planted:
     """The same where the step runs on a GPU; empty where it makes no sense there."""
     on_cpu: bool = True
     threads: int | None = None
-    """Whether `make test` runs the case; `make test-all` runs every one."""
 
 
 @dataclass(frozen=True)
