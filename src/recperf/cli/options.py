@@ -27,8 +27,7 @@ SOURCES = ("--preset", "--config", "--resume", "--data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadOptions(OutputOptions, Generic[C]):
-    values: Annotated[C, tyro.conf.arg(name="")]
+class SourceOptions(OutputOptions):
     preset: str | None = None
     """Start from this preset; `recperf list` shows them."""
     config: str | None = None
@@ -36,6 +35,11 @@ class WorkloadOptions(OutputOptions, Generic[C]):
     dataset: Annotated[str | None, tyro.conf.arg(name="data")] = None
     """Train on this dataset: a name that `recperf data list` shows, or the path of one. Sets the fields of the workload
     that depend on the data; other options override them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions(SourceOptions, Generic[C]):
+    values: Annotated[C, tyro.conf.arg(name="")]
 
 
 def read_options(

@@ -24,16 +24,19 @@ from ..plan.summary import Question, Setting, plan
 from ..plan.work import PlannedWorkload
 from ..units import byte_count
 from . import plan_text
-from .options import C, Choice, WorkloadOptions, choose, read_options
+from .options import C, Choice, SourceOptions, WorkloadOptions, choose, read_options
+from .parse import parse
 from .peaks import stored_or_measured
 from .terminal import Terminal, print_json
 
 DESCRIPTION = """Say how many devices a workload needs, how long it trains to its quality target and what that costs.
-docs/planning.md says what is counted, measured and assumed."""
+docs/planning.md says what is counted, measured and assumed. Fields of the config can be set too, as in `recperf run`."""
+SKEW_BATCHES = 4
+"""Global batches that are read from the dataset of --skew."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(WorkloadOptions[C], Question):
+class PlanOptions(SourceOptions, Question):
     ranks: str | None = None
     """Number of devices, or several numbers: 8,16,32. Default: 1, 2, 4 and so on, up to some that fit."""
     gpu: str = "h200"
@@ -56,8 +59,6 @@ class Options(WorkloadOptions[C], Question):
     skew: str | None = None
     """Popularity of ids: zipf:1.05, even, or the folder of a dataset (dlrm-v4). Default: as published for the data of
     dlrm-v4, else even."""
-    skew_batches: int = 4
-    """Global batches to read from the dataset."""
     ids: Literal["as-they-are", "hashed"] = "as-they-are"
     """Whether ids are hashed before rows are assigned to ranks."""
     price: str | None = None
@@ -66,7 +67,14 @@ class Options(WorkloadOptions[C], Question):
     """Write a plot (.svg), or a page with plot and tables (.html), to this file."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(WorkloadOptions[C], PlanOptions):
+    """With the fields of the workload's config."""
+
+
 def command(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        parse(PlanOptions, ["--help"], prog="recperf plan [WORKLOAD]", description=DESCRIPTION)
     choice = choose(arguments, default="dlrm-v4", planning=True)
     options = read_options(Options, choice, verb="plan", description=DESCRIPTION)
     counts = None if options.ranks is None else _ranks(options.ranks)
@@ -161,7 +169,7 @@ def _skew(options: Options[Any], workload: PlannedWorkload, batch: int, ranks: i
     source = skews.parse(options.skew or "")
     if isinstance(source, float):
         return skews.zipf(work, batch, ranks, source, hashed=hashed)
-    return skews.counted(workload.ids(source, batch, ranks, options.skew_batches), work, batch, ranks, hashed=hashed)
+    return skews.counted(workload.ids(source, batch, ranks, SKEW_BATCHES), work, batch, ranks, hashed=hashed)
 
 
 def _independent_ids(

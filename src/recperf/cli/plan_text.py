@@ -296,24 +296,13 @@ def _skew(arrivals: list[dict[str, Any]]) -> list[str]:
 
 
 def _failures(failures: dict[str, Any]) -> list[str]:
-    rows = [["checkpoint every", "goodput", "p20 to p80", "by the formula", "failures"]]
-    for name, label in (("chosen", "planned"), ("best", "best found")):
-        one = failures[name]
-        rows.append(
-            [
-                f"{_time(one['interval_s'])} ({label})",
-                f"{one['mean']:.1%}",
-                f"{one['low']:.1%} to {one['high']:.1%}",
-                f"{one['expected']:.1%}",
-                f"{one['failures']:,.1f}",
-            ]
-        )
+    reached = failures["target_seconds"]
     return [
         "",
-        f"failures: one per {_time(failures['mtbf_s'])}, checkpoints of {_time(failures['checkpoint_s'])}, restarts of "
-        f"{_time(failures['restart_s'])}, {_time(failures['work_s'])} of training, {failures['seeds']} simulated runs; "
-        f"sqrt(2 C M) is {_time(failures['young_s'])}",
-        table(rows),
+        f"failures: one every {_time(failures['mtbf_s'])}, checkpoints of {_time(failures['checkpoint_s'])}, "
+        f"restarts of {_time(failures['restart_s'])}",
+        f"  with a checkpoint every {_time(failures['interval_s'])} the goodput is {failures['goodput']:.1%}"
+        + (f"; {_time(reached)} to the target" if reached else ""),
     ]
 
 

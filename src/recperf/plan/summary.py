@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -33,22 +33,14 @@ class Question:
 
     samples_to_target: float | None = None
     """Samples to the quality target. Default: the published number, where one applies."""
-    evaluation: bool = True
-    """Count the evaluations on the way to the target, where their number is known."""
     startup_seconds: float | None = None
     """Seconds before the first step. Default: 25, the most that published runs took to initialise."""
     mtbf_hours: float | None = None
-    """Mean hours between failures; simulates the goodput."""
-    mtbf_of: Literal["device", "cluster"] = "device"
-    """Whether --mtbf-hours is for one device or for the whole cluster."""
+    """Mean hours between two failures of one device: adds the goodput and how often to write a checkpoint."""
     checkpoint_seconds: float = 60.0
     """Seconds for which a checkpoint blocks the training."""
-    interval_seconds: float | None = None
-    """Seconds of training between two checkpoints. Default: sqrt(2 C M)."""
     restart_seconds: float = 300.0
     """Seconds from a failure to the next step."""
-    failure_seed: int = 0
-    """Seed of the failure times."""
     served: float | None = None
     """Tables in tiers: share of the rows of a step that the cache serves, as recperf data reuse counts it. Default:
     estimated from --skew."""
@@ -316,7 +308,7 @@ def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> d
         step,
         forward,
         plan.global_batch,
-        evaluations=workload.evaluations if question.evaluation else None,
+        evaluations=workload.evaluations,
         startup=workload.startup_s if (startup := question.startup_seconds) is None else Spread(*3 * [startup]),
         stalls=workload.stalls,
     )
@@ -337,20 +329,11 @@ def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> d
 def _failures(ranks: int, reached: dict[str, Any] | None, question: Question) -> dict[str, Any] | None:
     if question.mtbf_hours is None:
         return None
-    cluster = failures.Cluster(
-        mtbf_s=failures.mtbf_of(question.mtbf_hours, ranks, question.mtbf_of),
-        checkpoint_s=question.checkpoint_seconds,
-        restart_s=question.restart_seconds,
-        work_s=reached["seconds"]["value"] if reached else 0.0,
-        interval_s=question.interval_seconds,
-    )
+    goodput = failures.of_devices(question.mtbf_hours, ranks, question.checkpoint_seconds, question.restart_seconds)
+    share = goodput.share()
     return {
-        "mtbf_s": cluster.mtbf_s,
-        "checkpoint_s": cluster.checkpoint_s,
-        "restart_s": cluster.restart_s,
-        "work_s": cluster.work,
-        "young_s": failures.young(cluster),
-        "chosen": vars(failures.simulate(cluster, seed=question.failure_seed)),
-        "best": vars(failures.best(cluster, seed=question.failure_seed)),
-        "seeds": failures.SEEDS,
+        **vars(goodput),
+        "interval_s": goodput.interval_s,
+        "goodput": share,
+        "target_seconds": reached["seconds"]["value"] / share if reached and share else None,
     }
