@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recperf import places
-from recperf.cli import run
+from recperf.cli import plan, run
 from recperf.cli.options import choose, read_options
 from recperf.cli.plan_text import as_text
 from recperf.plan import calibrate
@@ -199,9 +199,9 @@ def test_failures_cost_goodput(call: Call) -> None:
     assert "the goodput is" in call(*arguments)[1]
 
 
-def test_the_help_shows_what_a_plan_asks(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_shows_what_a_plan_asks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        call("--help")
+        plan.command(["--help"])
     out = capsys.readouterr().out
     assert len(re.findall(r"^│ --", out, re.MULTILINE)) <= 25
     assert "--distributed" not in out

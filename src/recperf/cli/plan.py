@@ -30,7 +30,7 @@ from .peaks import stored_or_measured
 from .terminal import Terminal, print_json
 
 DESCRIPTION = """Say how many devices a workload needs, how long it trains to its quality target and what that costs.
-docs/planning.md says what is counted, measured and assumed. Fields of the config can be set too, as in `recperf run`."""
+docs/planning.md says what is counted, measured and assumed. The fields of the config can be set too."""
 SKEW_BATCHES = 4
 """Global batches that are read from the dataset of --skew."""
 
