@@ -64,7 +64,7 @@ docs: $(VENV)/.docs-ready ## the documentation as a site, in build/site
 
 bench: $(VENV)/.bench-ready ## every benchmark, rows appended; a missed goal does not stop it
 	@for script in benchmarks/[a-z]*.py; do repeats=; \
-	  case $$script in *_peer.py) continue;; */claims_repeat.py) repeats="2 1";; */action_repeats.py) repeats=2;; esac; \
+	  case $$script in *_peer.py) continue;; */claims_repeat.py) repeats="2 1";; esac; \
 	  echo "== $$script"; $(BIN)/python $$script $$repeats || [ $$? -eq 5 ] || exit 1; done
 
 clean: ## remove the virtual environment and caches; runs stay

@@ -21,13 +21,31 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from random_batches import DENSE, SAMPLES, public_batch
 from recperf.errors import UsageError
 from recperf.models.config import DLRMConfig
 from recperf.workloads.dlrm.config import DLRMWorkloadConfig
 
 ENDLESS = 1 << 40
 """Batches its Dataset says it has."""
+SAMPLES, DENSE = 2048, 512
+
+
+def public_batch(draw: np.random.RandomState, rows: tuple[int, ...], most: int) -> list[Any]:
+    """A batch made table by table and sample by sample in Python."""
+    dense = torch.tensor(draw.rand(SAMPLES, DENSE).astype(np.float32))
+    all_offsets, all_ids = [], []
+    for table in rows:
+        offsets, ids, offset = [], [], 0
+        for _ in range(SAMPLES):
+            length = int(np.round(np.maximum([1.0], draw.rand(1) * min(table, most)))[0])
+            group = np.unique(np.round(draw.rand(length) * (table - 1)).astype(np.int64))
+            offsets += [offset]
+            ids += group.tolist()
+            offset += group.size
+        all_offsets.append(torch.tensor(offsets))
+        all_ids.append(torch.tensor(ids))
+    target = torch.tensor(draw.rand(SAMPLES, 1).astype(np.float32))
+    return [dense, all_offsets, all_ids, target]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 What shaped the model; rows say whether they did so wholly or partly:
 
-* the share of passes: two of recperf's own steps on one H200 (`FITTED`), by plan_refit.py; that of products once too;
+* the share of passes: two of recperf's own steps on one H200 (`FITTED`); that of products once too;
 * attention: rates of the kernels alone on one H200, ours and the MLPerf reference's, by length of rows; on an MI350X
   the published time of one of the reference's layers in full;
 * products of the reference on B200 and MI350X: the `GEMM` of its published traces, and the B200's idle time;

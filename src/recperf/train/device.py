@@ -16,9 +16,9 @@ from ..machine import usable_cores
 from .config import TrainConfig
 
 SMALL_PRODUCT_FLOPS = 4_000_000
-"""Below this a call of oneDNN costs more than it saves on ARM; benchmarks/onednn_crossover.py measures it."""
+"""Below this a call of oneDNN costs more than it saves on ARM (measured on two Neoverse-N1 cores)."""
 LARGE_PRODUCT_FLOPS = 500_000_000
-"""From here on torch's BLAS with several threads is at least as fast on ARM; the same benchmark measures it."""
+"""From here on torch's BLAS with several threads is at least as fast there."""
 
 
 @dataclass(frozen=True, kw_only=True)
