@@ -248,7 +248,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
     parser.add_argument("--only", choices=("ranks", "known"), help="only what is measured here, or only what is not")
     parser.add_argument("--steps", type=int, default=30, help="steps that gloo ranks are timed in")
-    parser.add_argument("--table", action="store_true", help="only print the stored rows, as docs/planning.md has them")
+    parser.add_argument("--table", action="store_true", help="only print the stored rows, as a table in Markdown")
     options = parser.parse_args(arguments)
     if options.table:
         print(table())

@@ -1,4 +1,4 @@
-"""A plan as plain values: what `recperf plan --json` prints. docs/planning.md lists its fields."""
+"""A plan as plain values: what `recperf plan --json` prints."""
 
 from __future__ import annotations
 
