@@ -1,11 +1,9 @@
 """What `yambda_prepare.py` runs in processes of their own, without torch, which would count as memory.
 
-`make RAW EVENTS` writes made-up raw files, `ours RAW OUT` prepares them into a store, `layout RAW OUT` does and then
-writes all files of the MLPerf reference, as `recperf data prepare --reference-layout` does, and `peer RAW OUT` imitates
-how the reference writes them, with polars and everything in memory. The imitation takes the reference's steps, each as
+`make RAW EVENTS` writes synthetic raw files, `ours RAW OUT` prepares them into a store, `peer RAW OUT` imitates how the
+MLPerf reference prepares them, with polars and everything in memory. The imitation takes the reference's steps, each as
 a plain whole-table operation: read all, split in time, sort, sessions by gaps, lists of every session to parquet; then
-the lists read back, exploded column by column and saved as int64 arrays. It writes no files of anchors, which the
-layout has. Each prints one JSON line.
+the lists read back, exploded column by column and saved as int64 arrays. Each prints one JSON line.
 """
 
 from __future__ import annotations
@@ -18,17 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from recperf.data.yambda.config import HistoryConfig
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate, need_pyarrow
-from recperf.data.yambda.reference.layout import write_layout
-from recperf.data.yambda.schema import EVENT_TYPES, LEAST_PLAYED, SESSION_GAP_S, split_of
+from recperf.data.yambda.schema import EVENT_TYPES, LEAST_PLAYED, split_of
 from recperf.data.yambda.store import open_store
 from recperf.data.yambda.synthesize import of_size, write_raw
 
 MEMORY = 1 << 30
-PARTS = ("store", "reference")
-"""Folders `layout` writes."""
+SESSION_GAP_S = 1800
 LISTS = {
     "item_id": "item_ids",
     "timestamp": "timestamps",
@@ -53,26 +48,6 @@ def ours(raw: Path, folder: Path) -> dict[str, Any]:
     manifest = open_store(folder).manifest
     size = sum(column["bytes"] for column in manifest["columns"].values())
     return {"events": manifest["split"]["raw_events"], "seconds": seconds, "peak": peak, "bytes": size}
-
-
-def layout(raw: Path, out: Path) -> dict[str, Any]:
-    """A store and the reference's files: the same as the imitation writes, and the anchors."""
-    files = locate(raw)
-    began = perf_counter()
-    store = open_store(prepare(files, out / "store", name="benchmark", memory=MEMORY))
-    between = perf_counter()
-    write_layout(files, store, out / "reference", history_length=HistoryConfig().length, memory=MEMORY)
-    ended, peak = perf_counter(), peak_bytes()
-    sizes = {part: sum(file.stat().st_size for file in (out / part).rglob("*") if file.is_file()) for part in PARTS}
-    return {
-        "events": store.manifest["split"]["raw_events"],
-        "seconds": ended - began,
-        "store_s": between - began,
-        "layout_s": ended - between,
-        "peak": peak,
-        "bytes": sum(sizes.values()),
-        **{f"{part}_bytes": size for part, size in sizes.items()},
-    }
 
 
 def raw_files(raw: Path, events: int) -> dict[str, Any]:
@@ -166,10 +141,8 @@ def peer(raw: Path, out: Path) -> dict[str, Any]:
 
 
 def main(what: str, raw: Path, more: str) -> None:
-    if what == "make":
-        answer = raw_files(raw, int(more))
-    else:
-        answer = {"ours": ours, "layout": layout, "peer": peer}[what](raw, Path(more))
+    ways = {"ours": ours, "peer": peer}
+    answer = raw_files(raw, int(more)) if what == "make" else ways[what](raw, Path(more))
     assert "torch" not in sys.modules
     print(json.dumps(answer))
 

@@ -2,11 +2,9 @@
 
 Made-up raw files of 12 and 60 million events are prepared. The two ways do not write the same: ours writes an event
 store, which is all that training needs here; the reference's way writes sessions and, from them, flat arrays, which its
-training needs. Hence a third: ours with `--reference-layout`, a store and then every file the imitation writes and the
-anchors beside; this is the one to hold against the imitation where the same files are wanted. The imitation, in
-`_yambda_prepare.py`, and the layout run at the smaller size only: the former holds everything in memory. Files are in
-the page cache for all. The peak is the whole process's, read from the kernel after the work. The 5b figures are
-straight lines through both sizes; there the raw file will not be in the page cache, and a disk slower than the pass
+training needs. The imitation, in `_yambda_prepare.py`, runs at the smaller size only: it holds everything in memory.
+Files are in the page cache for all. The peak is that of the whole process, from the kernel after the work. 5b figures
+are straight lines through both sizes; there the raw file will not be in the page cache, and a disk slower than the pass
 sets the pace.
 
 Run as `python benchmarks/yambda_prepare.py [--events N]`: N and 5 N events instead, and no rows are kept.
@@ -51,41 +49,35 @@ def in_child(*words: object) -> dict[str, Any]:
 WRITES = {
     "small": "an event store",
     "large": "an event store",
-    "layout": "an event store, then the reference's sessions, test events, index, popularity, flat arrays and anchors",
     "peer": "sessions, test events, index, popularity, flat arrays; no anchors",
 }
 """What each way leaves on the disk."""
 
 
-def agree(folder: Path, layout: Path, peer: Path) -> None:
+def agree(folder: Path, peer: Path) -> None:
     """All kept the same events; within a tick the imitation's sort may order them differently."""
     store, kinds = open_store(folder), open_store(folder).kinds(slice(None))
     flat = {name: np.load(peer / f"flat_{name}.npy") for name in ("item_ids", "timestamps", "is_listen_plus")}
     assert np.array_equal(store.times_E, flat["timestamps"])
     assert int(store.items_E[:].sum(dtype=np.int64)) == int(flat["item_ids"].sum())
     assert int((kinds & 1).sum()) == int(flat["is_listen_plus"].sum())
-    [cache] = layout.glob("reference/processed_*/hstu_cache_L*")
-    assert np.array_equal(store.items_E, np.load(cache / "flat_item_ids.npy"))
-    assert np.array_equal(store.times_E, np.load(cache / "flat_timestamps.npy"))
 
 
 def measure(place: Path, events: int) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
     """Runs of all at the smaller size, in turn, and of ours at the larger; and how the raw files are packed."""
-    found: dict[str, list[dict[str, Any]]] = {"small": [], "large": [], "layout": [], "peer": []}
+    found: dict[str, list[dict[str, Any]]] = {"small": [], "large": [], "peer": []}
     packed = {}
     for size, count in (("small", events), ("large", TIMES * events)):
         raw = place / size
         made = in_child("make", raw, count)
         packed[size] = {key: made[key] for key in ("codec", "row_group_rows", "row_groups", "bytes")}
         for number in range(ROUNDS[size]):
-            store, layout, peer = place / "store", place / "layout", place / "peer"
+            store, peer = place / "store", place / "peer"
             found[size].append(in_child("ours", raw, store))
             if size == "small":
-                found["layout"].append(in_child("layout", raw, layout))
                 found["peer"].append(in_child("peer", raw, peer))
                 if number == 0:
-                    agree(store, layout, peer)
-                shutil.rmtree(layout)
+                    agree(store, peer)
                 shutil.rmtree(peer)
             shutil.rmtree(store)
             print(f"{size}, round {number + 1} of {ROUNDS[size]}", file=sys.stderr)
@@ -114,16 +106,8 @@ def entries_of(
     found: dict[str, list[dict[str, Any]]], packed: dict[str, Any], items: dict[str, int]
 ) -> list[dict[str, Any]]:
     shared = {"memory_setting": MEMORY, "cores": os.cpu_count(), "page_cache": "warm", "items": items}
-    names = {
-        "small": "recperf",
-        "large": "recperf",
-        "layout": "recperf, store and reference's layout",
-        "peer": "reference's way",
-    }
-    parts = {
-        "peer": ("sessions_s", "cache_s"),
-        "layout": ("store_s", "layout_s", "store_bytes", "reference_bytes"),
-    }
+    names = {"small": "recperf", "large": "recperf", "peer": "reference's way"}
+    parts = {"peer": ("sessions_s", "cache_s")}
     entries = []
     for key, runs in found.items():
         variant = f"{names[key]}, {runs[0]['events'] / 1e6:.0f}M"

@@ -66,19 +66,6 @@ def test_made_prepared_checked_and_described(call: Call, raw: Path) -> None:
     assert "anchors with at least 10 earlier events" in Path("events.svg").read_text()
 
 
-def test_the_reference_layout_is_opened_as_it_is(call: Call, raw: Path) -> None:
-    arguments = ("--reference-layout", "theirs", "--history-length", "30", "--min-history", "4", "--store", "ours")
-    answer(call, "prepare", "yambda-like", "--path", str(raw), *arguments)
-    own = answer(call, "info", "yambda-like", "--path", "ours", "--history-length", "30")
-    cache = next(Path("theirs").glob("processed_*/hstu_cache_L30"))
-    other = answer(call, "info", "yambda-like", "--path", str(cache), "--history-length", "30")
-    assert other["layout"] == "reference"
-    assert other["bytes_an_event"] == 40
-    for name in ("events", "users", "by_type", "shares", "anchors", "history", "windows", "user_lengths"):
-        assert other[name] == own[name], name
-    assert answer(call, "check", "yambda-like", "--path", str(cache))["intact"] is True
-
-
 def test_the_embedded_dataset_is_there_without_asking(call: Call) -> None:
     code, out, _ = call("info", "yambda-like")
     assert code == 0

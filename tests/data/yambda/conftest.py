@@ -5,7 +5,9 @@ A fixture here is a function to call, because tests cannot import from a conftes
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENT_TYPES, EVENTS_FILE
+from recperf.data.yambda.raw import RawFiles
+from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENT_TYPES, EVENTS_FILE, ORGANIC, TYPE_SHIFT
+from recperf.data.yambda.store import EventStore
 
 ROOT = Path(__file__).parents[3]
 Events = dict[str, NDArray[Any]]
@@ -49,6 +53,40 @@ def write_raw() -> Callable[..., Path]:
     pyarrow's writer; `columns` in it replaces or (with None) drops columns of the event file.
     """
     return _write_raw
+
+
+@pytest.fixture
+def write_cache() -> Callable[..., Path]:
+    """`write_cache(root, files, store)` makes the MLPerf reference's cache of a packed store."""
+    return _write_cache
+
+
+def _write_cache(root: Path, files: RawFiles, store: EventStore) -> Path:
+    cache, maps = root / f"processed_{files.size}" / "hstu_cache_L9", root / "shared_metadata"
+    cache.mkdir(parents=True)
+    maps.mkdir()
+    for path in (files.artists, files.albums):
+        shutil.copy(path, maps)
+    kinds_E, users_E = store.kinds(slice(None)), store.users_by_position(np.arange(store.events))
+    start, end = (np.full(int(store.user_ids_U[-1]) + 1, -1) for _ in range(2))
+    start[store.user_ids_U], end[store.user_ids_U] = store.user_first_U1[:-1], store.user_first_U1[1:]
+    columns = {
+        "flat_uid": store.user_ids_U[users_E],
+        "flat_item_ids": store.items_E[:].astype(np.int64),
+        "flat_timestamps": store.times_E[:].astype(np.int64),
+        "flat_event_types": (kinds_E >> TYPE_SHIFT).astype(np.int64),
+        "flat_played_ratio": np.fromfile(store.folder / "ratios.u2", np.uint16).astype(np.float32),
+        "flat_is_organic": (kinds_E & ORGANIC > 0).astype(np.int8),
+        **{f"flat_is_{name}": kinds_E & bit > 0 for name, bit in (("listen_plus", 1), ("like", 2), ("skip", 4))},
+        "unique_uids": store.user_ids_U,
+        "user_start": start,
+        "user_end": end,
+    }
+    for name, column in columns.items():
+        np.save(cache / f"{name}.npy", column)
+    (cache / "store_meta.json").write_text(json.dumps({"num_users": store.users, "total_events": store.events}))
+    (cache / "_READY").touch()
+    return cache
 
 
 def _make_events(

@@ -14,9 +14,9 @@ import torch
 from recperf.data.batch import HistoryBatch
 from recperf.data.yambda.config import HistoryConfig, Strategy
 from recperf.data.yambda.history import KEYS, Histories
-from recperf.data.yambda.reference.cache import open_reference, reference_ratios
+from recperf.data.yambda.reference import open_reference
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
-from recperf.data.yambda.store import EventStore, kinds_of
+from recperf.data.yambda.store import EventStore
 from recperf.errors import DataError, MachineError
 from recperf.ops.history import native
 
@@ -29,18 +29,15 @@ CONTEXT_TOKENS = len(CONTEXT)
 def golden_store(case: Path, layout: Layout, length: int) -> EventStore:
     """The reference's own cache, or the same events packed."""
     pytest.importorskip("pyarrow")
-    store = open_reference(next(case.glob(f"processed_*/hstu_cache_L{length}")), case / "shared_metadata")
+    store = open_reference(next(case.glob(f"processed_*/hstu_cache_L{length}")))
     if layout == "reference":
         return store
-    assert store.types_E is not None
-    assert store.flags is not None
-    ratios = reference_ratios(store).astype(np.uint16)
     return replace(
         store,
         layout="packed",
         items_E=store.items_E[:].astype(np.uint32),
         times_E=store.times_E[:].astype(np.uint32),
-        packed_kinds_E=kinds_of(store.types_E[:].astype(np.uint8), ratios[:], store.flags[-1][:].astype(np.uint8)),
+        packed_kinds_E=store.kinds(slice(None)),
         flags=None,
         types_E=None,
     )

@@ -43,12 +43,6 @@ class Prepare(OutputOptions):
     """Folder of the event store; default: in the cache folder."""
     memory_mib: int = 1024
     """Maximum resident memory in MiB."""
-    reference_layout: Path | None = None
-    """Also write the files and the cache of the MLPerf reference into this folder."""
-    history_length: int = 4086
-    """History length in the name of the reference's cache."""
-    min_history: int | None = None
-    """Minimum number of events before an anchor in the reference's cache; default: the history length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +110,6 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
                 path=options.path,
                 store=options.store,
                 memory=options.memory_mib << 20,
-                reference_layout=options.reference_layout,
-                history_length=options.history_length,
-                min_history=options.min_history,
                 progress=bar,
                 say=terminal.notice,
             )

@@ -16,7 +16,7 @@ from ..user_files.database import optional_package
 from ..user_files.load import LIST_MARK, LIST_ROLE
 from ..yambda.originals import originals, own_ids
 from ..yambda.ratings import GROUPS, stored
-from ..yambda.reference.cache import open_events
+from ..yambda.reference import open_events
 from ..yambda.schema import ANCHORS, LISTEN_PLUS
 from ..yambda.store import EventStore
 from .imports import MANIFEST, VERSION, import_clicks

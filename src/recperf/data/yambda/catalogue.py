@@ -16,7 +16,7 @@ from ...errors import DataError, UsageError
 from ...folders import one_at_a_time
 from . import raw
 from .config import HistoryConfig, Strategy, WindowConfig
-from .reference.cache import CACHE_META, READY, open_events
+from .reference import CACHE_META, READY, open_events
 from .schema import EVENTS_FILE, LICENCE
 from .store import EVENT_BYTES, MANIFEST, EventStore, is_store_folder, open_store
 from .synthesize.config import YambdaLike, default
@@ -63,13 +63,10 @@ def prepare(
     path: Path | None,
     store: Path | None,
     memory: int,
-    reference_layout: Path | None,
-    history_length: int,
-    min_history: int | None,
     progress: Bars,
     say: Say,
 ) -> dict[str, Any]:
-    """Convert raw files to a store, and on request to the reference's layout."""
+    """Convert raw files to a store."""
     from .prepare import prepare as build
 
     if name == SYNTHETIC and path is None:
@@ -80,7 +77,7 @@ def prepare(
     build(files, folder, name=name, memory=memory, progress=progress("preparing"), say=say)
     seconds = monotonic() - began
     made = open_store(folder)
-    answer = {
+    return {
         "name": name,
         "folder": str(folder),
         "prepared": not existed,
@@ -94,21 +91,6 @@ def prepare(
         "licence": made.manifest["licence"],
         "seconds": round(seconds, 2),
     }
-    if reference_layout is not None:
-        from .reference.layout import write_layout
-
-        write_layout(
-            files,
-            made,
-            reference_layout.expanduser(),
-            history_length=history_length,
-            min_history=min_history,
-            memory=memory,
-            # Every file needs a pass over the events.
-            progress=progress("writing the reference's layout", "share"),
-        )
-        answer["reference_layout"] = str(reference_layout.expanduser() / f"processed_{files.size}")
-    return answer
 
 
 def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> dict[str, Any]:

@@ -13,7 +13,9 @@ import numpy as np
 
 from ...errors import DataError
 from .maps import catalogue
+from .originals import originals
 from .raw import RawEvents, RawFiles, require_known
+from .reference import check_cache
 from .schema import EVENT_TYPES
 from .store import COLUMNS, EventStore, file_of, verify
 from .windows import verify_indexes
@@ -50,28 +52,23 @@ def check_raw(files: RawFiles, progress: Progress) -> dict[str, Any]:
 
 
 def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
-    """Compare a store with its digests, or a reference cache with itself, then check the order of its events.
+    """Compare a store with its digests, or the columns of a reference cache with each other, then check the order of
+    its events.
 
-    `verified_by_digest` names the files that were compared with digests; see `verify_cache` for a reference cache. A
-    damaged index of windows is an error too, because it decides which events are trained on.
+    `verified_by_digest` names the files that were compared with digests. A damaged index of windows is an error too,
+    because it decides which events are trained on.
     """
 
     def first_half(done: int, total: int) -> None:
         progress(store.events * done // total // 2, store.events)
 
+    files: list[str] = []
     if store.layout == "packed":
         verify(store, first_half)
-        from .originals import originals
-
         lists = sorted(store.manifest.get("originals", {}))
         for role in lists:
             originals(store.folder, role)
         files = [*(file_of(store.folder, name).name for name in COLUMNS), *(f"{role}.jsonl" for role in lists)]
-        verified = {"verified_by_digest": sorted(files)}
-    else:
-        from .reference.verify import verify_cache
-
-        verified = verify_cache(store, first_half)
     indexes = verify_indexes(store)
     if not store.users_cover_events():
         raise _unusable(store.folder, "the table of users does not cover the events")
@@ -80,6 +77,8 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
     for start in range(0, store.events, _STRIDE):
         part = slice(start, min(store.events, start + _STRIDE))
         _check_order(store, part)
+        if store.layout == "reference":
+            check_cache(store, part)
         progress((store.events + part.stop) // 2, store.events)
     return {
         "folder": str(store.folder),
@@ -88,7 +87,7 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
         "users": store.users,
         "items": store.manifest.get("distinct", {}).get("items", store.items),
         "digest": store.digest,
-        **verified,
+        "verified_by_digest": sorted(files),
         "indexes": indexes,
     }
 

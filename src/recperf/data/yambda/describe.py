@@ -5,6 +5,7 @@ Shapes: E events, U users, I items, W windows.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from .config import HistoryConfig, WindowConfig
-from .reference.cache import FLAT_COLUMNS
+from .reference import FLAT_COLUMNS
 from .schema import DAY_S, DRAWN, EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .store import EVENT_BYTES, EventStore
-from .window_build import anchor_chunks
+from .window_build import NoAnchors
 from .windows import WindowIndex
 
 _STRIDE = 1 << 22
@@ -41,7 +42,9 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
     drawn_share = float(by_kind[(kinds & DRAWN) > 0].sum() / store.events)
     drawn = {"drawn": drawn_share} if drawn_share else {}
     # A store too small for any anchor has no windows but can be described.
-    index = WindowIndex.open(store, windows) if any(map(len, anchor_chunks(store, windows.min_history))) else None
+    index = None
+    with suppress(NoAnchors):
+        index = WindowIndex.open(store, windows)
     anchors_W = index.counts() if index else np.zeros(0, np.int64)
     return {
         "name": store.name,

@@ -135,7 +135,7 @@ def _append_all(
     state: dict[str, Any] = writer.bookmark or start
     _require_room(writer, raw.rows - state["row"])
     committed, after = state["row"], tuple(state["last"]) if state["last"] else None
-    for chunk in raw.chunks(committed, rows, after=after, lengths=False):
+    for chunk in raw.chunks(committed, rows, after=after):
         require_known(chunk, items, files)
         _append(writer, chunk, split, state["counts"])
         state["row"] += len(chunk)

@@ -15,7 +15,7 @@ from ..datasets import Dataset
 from ..ratings import Ints, Ratings
 from ..user_files.load import LIST_MARK
 from .originals import originals, own_ids
-from .reference.cache import open_events
+from .reference import open_events
 from .schema import ANCHORS, LISTEN_PLUS
 from .store import EventStore
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError, UsageError
 from ...files import open_linked
-from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, IDS, MOST_ID, NULLABLE
+from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, IDS, MOST_ID
 
 READ_AHEAD = 1 << 20
 """Bytes buffered per column."""
@@ -51,10 +51,6 @@ class Chunk:
     """Indices of `EVENT_TYPES`."""
     ratios: NDArray[np.uint16]
     """Played ratio in percent, 0 for null."""
-    ratio_null: NDArray[np.bool_]
-    lengths: NDArray[np.uint32]
-    """Track length in seconds, 0 for null; empty if it was not requested."""
-    length_null: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.uids)
@@ -176,10 +172,10 @@ class RawEvents:
         return min(low), max(high)
 
     def chunks(
-        self, start_row: int = 0, rows: int = 1 << 20, *, after: tuple[int, int] | None = None, lengths: bool = True
+        self, start_row: int = 0, rows: int = 1 << 20, *, after: tuple[int, int] | None = None
     ) -> Iterator[Chunk]:
         """All rows from `start_row` on, at most `rows` at a time. `after` is user and time of the previous row."""
-        names = [name for name in COLUMNS if lengths or name != "track_length_seconds"]
+        names = [name for name in COLUMNS if name != "track_length_seconds"]
         groups, row = self._groups_from(start_row)
         with reading(self.path), parquet_file(self.path, read_dictionary=["event_type"]) as file:
             for batch in file.iter_batches(rows, row_groups=groups, columns=names):
@@ -221,7 +217,6 @@ class RawEvents:
 
     def _chunk(self, batch: Any, row: int) -> Chunk:
         values = {name: self._values(batch.column(name), name, row) for name in batch.schema.names}
-        null = {name: nulls(batch.column(name)) for name in NULLABLE if name in values}
         return Chunk(
             first_row=row,
             uids=values["uid"],
@@ -230,9 +225,6 @@ class RawEvents:
             organic=values["is_organic"],
             types=values["event_type"],
             ratios=values["played_ratio_pct"],
-            ratio_null=null["played_ratio_pct"],
-            lengths=values.get("track_length_seconds", np.zeros(0, np.uint32)),
-            length_null=null.get("track_length_seconds", np.zeros(0, np.bool_)),
         )
 
     def _values(self, column: Any, name: str, row: int) -> NDArray[Any]:
@@ -243,7 +235,7 @@ class RawEvents:
             column = arrow.compute.index_in(column.dictionary, value_set=arrow.array(EVENT_TYPES)).take(column.indices)
         kind = np.dtype(np.uint8 if is_type else COLUMNS[name])
         most = _MOST.get(name, int(np.iinfo(kind).max))
-        wrong = np.zeros(0, np.bool_) if name in NULLABLE or not column.null_count else nulls(column)
+        wrong = np.zeros(0, np.bool_) if name == "played_ratio_pct" or not column.null_count else nulls(column)
         values: NDArray[Any] = column.fill_null(0).to_numpy(zero_copy_only=False)
         limited = name in _MOST or values.dtype != kind
         if limited and len(values) and (values.min() < 0 or values.max() > most):

@@ -35,7 +35,7 @@ EVENT_TYPES: Final = ("listen", "like", "dislike", "unlike", "undislike")
 
 TICK_S: Final = 5
 DAY_S: Final = 86_400
-TRAIN_DAYS, GAP_MINUTES, TEST_DAYS, SESSION_GAP_S = 300, 30, 1, 1800
+TRAIN_DAYS, GAP_MINUTES, TEST_DAYS = 300, 30, 1
 
 LISTEN_PLUS, LIKE, SKIP = 1, 2, 4
 """The pools of events as bits, which the model reads as the action."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ _STEPS = 32
 _FIX = "the next start builds the index again"
 
 
+class NoAnchors(DataError):
+    """No event of the store has enough earlier events of its user."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnchorRange:
     """Users with anchors, and the positions and times of their first and last anchors."""
@@ -63,28 +67,6 @@ def is_listen(store: EventStore, which: slice | NDArray[np.int64]) -> NDArray[np
     return np.asarray((store.kinds(which) & np.uint8(ANCHORS)) != 0)
 
 
-def anchor_chunks(
-    store: EventStore,
-    min_history: int,
-    chunk: int = _CHUNK,
-    kinds: Callable[[int, int], NDArray[np.uint8]] | None = None,
-) -> Iterator[NDArray[np.int64]]:
-    """Positions of all anchors, ascending, those of `chunk` events at a time. `kinds` reads the kinds of events, by
-    default from the mapped store."""
-    kinds = kinds or (lambda begin, end: store.kinds(slice(begin, end)))
-    first_U, next_U = store.user_first_U1[:-1], store.user_first_U1[1:]
-    least = min_history * store.stored_per_event
-    edges = np.stack([first_U, np.minimum(first_U + least, next_U)], axis=1).reshape(-1)
-    for begin in range(0, store.events, chunk):
-        poll()
-        end = min(store.events, begin + chunk)
-        low, high = np.searchsorted(edges, [begin, end], side="right")
-        inside = np.concatenate([[begin], edges[low:high], [end]])
-        # The edges alternate: a user's first events, which cannot be anchors, then the rest.
-        late = np.repeat(np.arange(low, high + 1) % 2 == 0, np.diff(inside))
-        yield np.flatnonzero(late & (kinds(begin, end) & np.uint8(ANCHORS) != 0)) + begin
-
-
 def anchor_range(store: EventStore, min_history: int) -> AnchorRange:
     """The first and last anchor of each user, found by reading few events of each."""
     low_U, high_U = store.user_first_U1[:-1] + min_history * store.stored_per_event, store.user_first_U1[1:]
@@ -92,7 +74,7 @@ def anchor_range(store: EventStore, min_history: int) -> AnchorRange:
     users = np.flatnonzero(start_U >= 0)
     if not len(users):
         longest = int(np.diff(store.user_first_U1).max(initial=0)) // store.stored_per_event
-        raise DataError(
+        raise NoAnchors(
             f"no listen has {min_history:,} earlier events of its user; the most active user has {longest:,} events",
             where={"store": store.folder},
             fix="lower window.min_history, or use a larger dataset",

@@ -243,7 +243,7 @@ def on_events(config: DLRMv4WorkloadConfig, dataset: Dataset) -> DLRMv4WorkloadC
 
 def following(path: Path) -> DLRMv4WorkloadConfig:
     """The laptop's model and a recipe for own events: the last fifth is held out, sizes follow the data."""
-    from ...data.yambda.reference.cache import open_events
+    from ...data.yambda.reference import open_events
     from . import own_data
 
     config, store = laptop(), open_events(path)

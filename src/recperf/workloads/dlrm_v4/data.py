@@ -21,7 +21,7 @@ from ...data.yambda import catalogue, neighbours
 from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...data.yambda.rates import RunningRates
-from ...data.yambda.reference.cache import open_events
+from ...data.yambda.reference import open_events
 from ...data.yambda.schema import DRAWN, LISTEN_PLUS
 from ...data.yambda.store import EventStore
 from ...data.yambda.synthesize.config import of_size

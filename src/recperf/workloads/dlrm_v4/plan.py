@@ -267,7 +267,7 @@ def _read_ids(config: DLRMv4WorkloadConfig, folder: Path, rank_batch: int, ranks
     """
     within(1, batches, 1 << 16, "skew batches")
     from ...data.yambda.history import Histories
-    from ...data.yambda.reference.cache import open_events
+    from ...data.yambda.reference import open_events
     from ...data.yambda.windows import WindowIndex
 
     store = open_events(folder)
