@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from recperf.measure.counting import Counter, Work
+from recperf.measure.counting import Counter
 from recperf.measure.native_calls import NativeCall, hear_calls, operator
+from recperf.measure.trace.work import CallWork
 
 TABLE, IDS = torch.arange(4096.0).view(64, 64), torch.tensor([3, 7, 3, 9])
 
@@ -19,7 +20,7 @@ def pick(table: Tensor, ids: Tensor) -> Tensor:
     return table.index_select(0, ids) + 1
 
 
-def counted(knee: int) -> list[Work]:
+def counted(knee: int) -> list[CallWork]:
     counter = Counter(knee, knee)
     with counter:
         hear_calls(counter.native)

@@ -11,12 +11,13 @@ import torch
 from ..distributed.ranks import current
 from ..measure.attribution import attribute
 from ..measure.ceilings import ceilings_of, ceilings_of_profile
-from ..measure.counting import Work
-from ..measure.evidence import compact, kernel_works, observed
+from ..measure.evidence import kernel_works, observed
 from ..measure.experiments import confirm, hot_ids
 from ..measure.observing import Counts, Observer
+from ..measure.operator_rows import compact
 from ..measure.profile import endless
 from ..measure.spans import StepClock, budget_part
+from ..measure.trace.work import CallWork
 from ..train.graph import GraphStep
 from ..train.loop import Recipe, take_step
 from .step_profile import UNKNOWN_KNEE
@@ -45,7 +46,7 @@ def observe(
     communication = profile.get("communication") or {}
     counts = Counts.within(profile["overhead"]["plain_ms"], SECONDS)
     sharing = communication.get("sharing", 1)
-    works: dict[str, Work] = {}
+    works: dict[str, CallWork] = {}
     notes = []
     if isinstance(recipe.whole_step, GraphStep):
         try:

@@ -11,7 +11,6 @@ import math
 import resource
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
@@ -34,42 +33,11 @@ from .operators import (
     updates_rows,
     written_by,
 )
+from .trace.work import CallWork
 
 PAGE = resource.getpagesize()
 MOST_IDS = 1 << 22
 """Ids of one call that are looked at; a longer list is counted by its first part."""
-
-
-@dataclass(slots=True)
-class Work:
-    """The counted work of one call of an operator."""
-
-    name: str
-    flops: int = 0
-    precision: str = ""
-    """Precision of the product: float32, tf32, bfloat16, ..."""
-    special: int = 0
-    """Evaluations of functions such as exp, which cost many FLOPs that nobody counts."""
-    bytes: int = 0
-    """Bytes read and written; of a table only the rows that are used."""
-    beyond: int = 0
-    """Those of them that no cache can hold until they are used again."""
-    fresh: int = 0
-    """Bytes written to memory that the process did not have before, so that the system maps and clears it."""
-    rows: int = 0
-    """Random rows read or written; one that is updated is both."""
-    row_bytes: int = 0
-    missed: int = 0
-    """Those rows that come from memory."""
-    table_rows: int = 0
-    distinct: int = 0
-    """Different rows among them."""
-    off_ns: int = 0
-    """Time inside the call in which its thread did not run: it waited for other threads."""
-    position: int = 0
-    """Bytes that all steps had touched before this call."""
-    ids: tuple[int, Tensor] | None = field(default=None, repr=False)
-    """The table's address and the ids, until `missed` is known."""
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -78,7 +46,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, knee: int, stream_knee: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.knee = knee
-        self.steps: list[list[Work]] = []
+        self.steps: list[list[CallWork]] = []
         self.ended = False
         """Whether nothing is counted any more, also where the mode is still active in its thread."""
         self._memory = _Memory(stream_knee)
@@ -88,7 +56,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps.append([])
         self._memory.begin_step()
 
-    def result(self) -> list[Work]:
+    def result(self) -> list[CallWork]:
         """The work of the last step; the steps before it tell what the caches hold."""
         if not self.steps:
             return []
@@ -112,7 +80,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     work = self._count(func, args, kwargs, result, faults)
                 except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
                     # Tensors of a kind that has no sizes or addresses must not end the program.
-                    work = Work(func._schema.name)
+                    work = CallWork(func._schema.name)
             work.off_ns = off_ns
             self.steps[-1].append(work)
         return result
@@ -134,7 +102,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._inside = False
         with torch._C._DisableTorchDispatch():
             precision = precision_of(inputs or changed)
-            work = Work(call.name, flops=flops, special=special, precision=precision, off_ns=off_ns)
+            work = CallWork(call.name, flops=flops, special=special, precision=precision, off_ns=off_ns)
             if rows is not None:
                 self._count_rows(work, *rows, updates=call.updates)
             known: set[int] = {id(rows[0])} if rows is not None else set()
@@ -151,8 +119,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps[-1].append(work)
         return result
 
-    def _count(self, func: Any, args: Any, kwargs: Any, result: Any, faults: int) -> Work:
-        work = Work(func._schema.name)
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any, faults: int) -> CallWork:
+        work = CallWork(func._schema.name)
         inputs, outputs = list(tensors_in((args, kwargs.values()))), list(tensors_in(result))
         work.flops, work.precision = flops_of(func, args, kwargs, result, inputs)
         work.special = special_of(work.name, outputs)
@@ -175,14 +143,14 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             work.fresh = min(faults * PAGE, sum(size_of(tensor) for tensor in outputs) or faults * PAGE)
         return work
 
-    def _touch(self, work: Work, tensor: Tensor, factor: int) -> None:
+    def _touch(self, work: CallWork, tensor: Tensor, factor: int) -> None:
         size = size_of(tensor)
         if size:
             work.bytes += factor * size
             if self._memory.touch(address_of(tensor), size):
                 work.beyond += factor * size
 
-    def _count_rows(self, work: Work, table: Tensor, ids: Tensor, *, updates: bool) -> None:
+    def _count_rows(self, work: CallWork, table: Tensor, ids: Tensor, *, updates: bool) -> None:
         """Count the random rows; those that are updated are read and written back."""
         if not ids.numel() or not table.numel():
             return
@@ -252,14 +220,14 @@ class _Memory:
         return True
 
 
-def _resolve_rows(steps: list[list[Work]], knee: int, step_bytes: int) -> None:
+def _resolve_rows(steps: list[list[CallWork]], knee: int, step_bytes: int) -> None:
     """Decide how many of the last step's rows come from memory.
 
     A row is cached if the whole step fits the cache and so does its table, or if the row was used so recently that what
     was touched in between fits. How many steps were looked at does not matter: where they fit the cache,
     it holds rows of earlier steps too.
     """
-    calls: defaultdict[int, list[Work]] = defaultdict(list)
+    calls: defaultdict[int, list[CallWork]] = defaultdict(list)
     for work in (work for step in steps for work in step):
         if work.ids is not None:
             calls[work.ids[0]].append(work)
@@ -290,7 +258,7 @@ def _resolve_rows(steps: list[list[Work]], knee: int, step_bytes: int) -> None:
         work.ids = None
 
 
-def _distinct(calls: list[Work]) -> int:
+def _distinct(calls: list[CallWork]) -> int:
     """Bytes of the different rows of one table that some calls use."""
     ids = [work.ids[1] for work in calls if work.ids is not None]
     return torch.unique(torch.cat(ids)).numel() * calls[-1].row_bytes if ids else 0

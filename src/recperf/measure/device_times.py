@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from .trace.idle import SLACK_US, gaps, queued, waits_for_device
 from .trace.nesting import NONE, Cover, Nesting, merged
 from .trace.read import Device
-from .trace.window import Window
+from .trace.window import TracedSteps
 
 _COLLECTIVE = re.compile(r"nccl|c10d|rccl", re.IGNORECASE)
 _BETWEEN = re.compile(r"HtoD|DtoH")
@@ -33,7 +33,7 @@ class DeviceTimes:
     busy_us: float = 0.0
 
 
-def device_times(nesting: Nesting, window: Window) -> DeviceTimes:
+def device_times(nesting: Nesting, window: TracedSteps) -> DeviceTimes:
     times = DeviceTimes(wall_us=window.end - window.begin)
     waits: defaultdict[str, float] = defaultdict(float)
     shares = _shared_time(window)
@@ -64,7 +64,7 @@ def device_times(nesting: Nesting, window: Window) -> DeviceTimes:
     return times
 
 
-def _shared_time(window: Window) -> Iterable[tuple[Device, float]]:
+def _shared_time(window: TracedSteps) -> Iterable[tuple[Device, float]]:
     """The time of each piece of device work; what runs at the same time shares it, and kernels hide copies."""
     edges = sorted(
         [(max(work.start, window.begin), 1, index) for index, work in enumerate(window.activity)]
@@ -91,7 +91,7 @@ def _hidden(work: Device) -> bool:
     return bool(_COLLECTIVE.search(work.name)) or (work.kind == "copy" and bool(_BETWEEN.search(work.name)))
 
 
-def _idle(waits: defaultdict[str, float], nesting: Nesting, window: Window) -> None:
+def _idle(waits: defaultdict[str, float], nesting: Nesting, window: TracedSteps) -> None:
     """Divide the idle time of the device by what the host did meanwhile."""
     inputs = Cover(nesting.inputs)
     waiting = [nesting.events[index] for index in waits_for_device(nesting, window)]

@@ -2,28 +2,31 @@
 
 The trace of a CPU step is divided by the thread that runs the steps. Its waits for other threads of the program count
 for the operators that those threads run meanwhile. The trace of a GPU step is divided by what the device does.
+Torch-free.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
+from .device_times import DeviceTimes
 from .spans import EXCHANGE
+from .trace.collectives import collectives
 from .trace.nesting import NONE, Cover, Nesting, merged
-from .trace.read import OWN_RANGES, Host
-from .trace.window import Window
+from .trace.read import OWN_RANGES, Trace
+from .trace.window import TracedSteps
+from .trace.work import CallWork, work_of
 
+GRAPH = "CUDA graph"
+COUNTED = ("flops", "special", "bytes", "beyond", "fresh", "rows", "missed", "distinct")
+"""The counted work of an operator."""
 _NODE = "autograd::engine::evaluate_function"
-
-
-class Counted(Protocol):
-    """Counted work of a call, found by the name of its operator."""
-
-    name: str
+_WAITING = re.compile(r"<built-in.*(?:sleep|acquire|select|poll|epoll|\bwait\b|\brecv|\bread\b|fsync)")
+"""Built-in functions in which a thread is off the processor."""
 
 
 @dataclass(slots=True)
@@ -33,13 +36,13 @@ class Call:
     name: str
     part: str | None
     us: float
-    work: Counted | None
+    work: CallWork | None
     python: bool
     """Whether Python called it, not another operator."""
-    event: Host
-    device_us: float = 0.0
-    """Time of the device on what it launched, alone or its part of what ran at the same time."""
+    index: int
+    """Its event, or NONE."""
     kernels: int = 0
+    """Kernels that it launched."""
     beside: bool = False
     """Whether another thread ran it while the steps' thread waited."""
     parallel: float = 1.0
@@ -53,58 +56,96 @@ class StepTimes:
     steps: int
     calls: list[Call] = field(default_factory=list)
     outside_us: float = 0.0
-    """Time of the steps' thread outside of operators and of waits for input and for other ranks."""
+    """Time of the steps' thread outside of operators and of all waits that are known from the trace."""
     beside_us: float = 0.0
-    """Part of `outside_us` in which other threads of the program ran operators."""
-    events: int = 0
-    """Events whose recording slowed the steps."""
+    """Time in which only other threads of the program ran operators."""
+    input_us: float = 0.0
+    communication_us: float = 0.0
+    """Time in which only collectives ran."""
+    blocked_us: float = 0.0
+    """Time in functions that wait, in a trace with stacks."""
+
+    def on_device(self, nesting: Nesting, device: DeviceTimes, graph_works: dict[str, CallWork]) -> None:
+        """Replace the host's times by those of the device, each for the nearest call at or above its launch.
+
+        `graph_works` is the work of a launch by the name of a kernel, for kernels of CUDA graphs, which no operator
+        launched.
+        """
+        owner = nearest_call(nesting, self.calls)
+        us: defaultdict[int, float] = defaultdict(float)
+        extra: list[Call] = []
+        for origin, (time, kernels) in device.by_origin.items():
+            call = owner(origin)
+            if call is None:
+                name = nesting.events[origin].name if origin != NONE else "(launched by no operator of the steps)"
+                call = Call(name, None, 0.0, None, False, NONE)
+                extra.append(call)
+            us[id(call)] += time
+            call.kernels += kernels
+        for name, (time, kernels) in device.graph.items():
+            work = graph_works.get(name)
+            whole = work and replace(work, **{figure: kernels * getattr(work, figure) for figure in COUNTED})
+            extra.append(Call(name, GRAPH, 0.0, whole, False, NONE, kernels))
+            us[id(extra[-1])] = time
+        self.calls = [call for call in [*self.calls, *extra] if us[id(call)] > 0]
+        for call in self.calls:
+            call.us = us[id(call)]
+
+
+def nearest_call(nesting: Nesting, calls: list[Call]) -> Callable[[int], Call | None]:
+    """A function from an event to the nearest call at or above it."""
+    by_event = {call.index: call for call in calls}
+
+    def owner(index: int) -> Call | None:
+        while index != NONE and index not in by_event:
+            index = nesting.parent[index]
+        return by_event.get(index) if index != NONE else None
+
+    return owner
 
 
 def step_times(
-    nesting: Nesting, window: Window, works: Sequence[Counted], part_of: Callable[[int], str | None], event_us: float
+    trace: Trace,
+    nesting: Nesting,
+    window: TracedSteps,
+    work_at: Callable[[int, bool], CallWork | None],
+    part_of: Callable[[int], str | None],
+    event_us: float = 0.0,
 ) -> StepTimes:
     """Divide the steps' thread among operators; `event_us` is what recording one event costs.
 
-    Counted work is matched with events of the same name in the same order, from the outside in: an operator inside one
-    with counted work belongs to it.
+    `work_at` returns the work of an event, given whether it is inside one with known work, and is asked in the order of
+    time. An operator without work of its own inside one with known work belongs to that.
     """
     times = StepTimes(window.count)
     events, parent = nesting.events, nesting.parent
-    queues = _Queues(works)
-    owner: dict[int, Call | None] = {}
+    owner: dict[int, Call] = {}
     top: list[tuple[float, float]] = []
-    beside: list[tuple[Call, float, float]] = []
-    starts = [step.start for step in nesting.steps]
-    current_step = -1
+    beside: list[Call] = []
     for index in sorted(range(len(events)), key=lambda index: events[index].start):
         event = events[index]
         if event.kind != "op" or not window.holds(event.start):
             continue
-        main = event.thread == nesting.thread
-        step = bisect_left(starts, event.start + 1e-9) if starts else 0
-        if main and step != current_step:
-            current_step = step
-            queues.restart()
         above = nesting.above(parent[index], "op")
         outer = owner.get(above) if above != NONE else None
-        times.events += main
         length = event.end - event.start
-        if outer is not None and outer.work is not None and not outer.event.name.startswith(_NODE):
+        inside = outer is not None and outer.work is not None and not outer.name.startswith(_NODE)
+        work = work_at(index, inside)
+        if outer is not None and inside and work is None:
             # Belongs to an operator whose work is counted as a whole; only the cost of recording it is taken out.
             outer.us -= event_us
             owner[index] = outer
             continue
-        call = Call(event.name, part_of(index), length, queues.next(event.name), above == NONE, event)
-        owner[index] = call
+        call = owner[index] = Call(event.name, part_of(index), length, work, above == NONE, index)
         times.calls.append(call)
         if outer is not None:
             outer.us -= length + event_us
-        elif main:
+        elif event.thread == nesting.thread:
             top.append((event.start, event.end))
-        if not main:
+        if event.thread != nesting.thread:
             call.beside = True
-            beside.append((call, event.start, event.end))
-    _outside(times, nesting, window, top, beside, event_us)
+            beside.append(call)
+    _outside(times, trace, nesting, window, top, beside, event_us)
     for call in times.calls:
         call.us = max(0.0, call.us)
     return times
@@ -112,56 +153,79 @@ def step_times(
 
 def _outside(
     times: StepTimes,
+    trace: Trace,
     nesting: Nesting,
-    window: Window,
+    window: TracedSteps,
     top: list[tuple[float, float]],
-    beside: list[tuple[Call, float, float]],
+    beside: list[Call],
     event_us: float,
 ) -> None:
-    """Time outside of operators, and which of it other threads used for operators."""
-    ranges = [event for event in nesting.events if event.kind == "range" and event.thread == nesting.thread]
+    """Time outside of the operators of the steps' thread: for what it waited meanwhile, where that is known."""
+    events = nesting.events
+    ranges = [event for event in events if event.kind == "range" and event.thread == nesting.thread]
     exchanges = ((event.start, event.end) for event in ranges if event.name.endswith(EXCHANGE))
-    within = [(start, end) for start, end in merged([*nesting.inputs, *exchanges]) if window.holds(start)]
-    covered = merged([*top, *within])
+    inputs = [(start, end) for start, end in nesting.inputs if window.holds(start)]
+    within = merged([*inputs, *(stretch for stretch in exchanges if window.holds(stretch[0]))])
+    times.input_us = sum(end - start for start, end in inputs)
     # Operators inside the loader belong to the wait for input, those inside an exchange to the wait for ranks.
     spent = Cover(within)
-    times.calls = [call for call in times.calls if not spent.of(call.event.start, call.event.end)]
-    busy = sum(end - start for start, end in covered)
+    times.calls = [call for call in times.calls if not spent.of(events[call.index].start, events[call.index].end)]
+    covered = merged([*top, *within])
     # Recording a range takes as long as recording an operator; most of the ranges of a step are outside of operators.
     recorded = len(top) + sum(event.name.startswith(OWN_RANGES) and window.holds(event.start) for event in ranges)
-    times.outside_us = max(0.0, window.host_us - busy - event_us * recorded)
-    if not beside:
-        return
+    outside = window.host_us - sum(end - start for start, end in covered) - event_us * recorded
+
+    def uncovered(stretches: list[tuple[float, float]]) -> float:
+        """Time of these stretches that is not covered yet; from now on it is."""
+        nonlocal covered
+        before = Cover(covered)
+        covered = merged([*covered, *stretches])
+        return sum(end - start - before.of(start, end) for start, end in merged(stretches))
+
+    times.communication_us = uncovered([(item.start, item.end) for item in collectives(nesting, window)])
     main = Cover(covered)
-    for call, start, end in beside:
+    for call in beside:
+        start, end = events[call.index].start, events[call.index].end
         call.us *= 1 - main.of(start, end) / max(1e-9, end - start)
-    union = merged((start, end) for _, start, end in beside)
-    times.beside_us = sum(end - start - main.of(start, end) for start, end in union)
-    whole = sum(call.us for call, _, _ in beside)
-    together = whole / times.beside_us if times.beside_us else 1.0
-    for call, _, _ in beside:
-        call.us /= together
+    times.beside_us = uncovered([(events[call.index].start, events[call.index].end) for call in beside])
+    together = sum(call.us for call in beside) / times.beside_us if times.beside_us else 1.0
+    for call in beside:
+        call.us /= together or 1.0
         call.parallel = max(1.0, together)
-    times.outside_us = max(0.0, times.outside_us - times.beside_us)
+    waiting = (event for event in trace.python if event.thread == nesting.thread and _WAITING.match(event.name))
+    times.blocked_us = uncovered([(event.start, event.end) for event in waiting if window.holds(event.start)])
+    known = times.communication_us + times.beside_us + times.blocked_us
+    times.outside_us = max(0.0, max(0.0, outside) - known)
 
 
-class _Queues:
-    """The counted calls of each operator in order. Where a step has another number of them than was counted, the
-    last one stands for those that are missing."""
+class CountedInOrder:
+    """Matches counted calls with the events of a trace by the name of the operator, in the order of each step.
 
-    def __init__(self, works: Sequence[Counted]) -> None:
-        self._works: defaultdict[str, list[Counted]] = defaultdict(list)
+    Where a step has another number of calls than was counted, the last one stands for those that are missing.
+    Operators of threads that the counting did not see have the work that follows from their sizes.
+    """
+
+    def __init__(self, nesting: Nesting, works: Sequence[CallWork]) -> None:
+        self._nesting = nesting
+        self._works: defaultdict[str, list[CallWork]] = defaultdict(list)
         for work in works:
             self._works[work.name].append(work)
         self._next: defaultdict[str, int] = defaultdict(int)
+        self._starts = [step.start for step in nesting.steps]
+        self._step = -1
 
-    def restart(self) -> None:
-        self._next.clear()
-
-    def next(self, name: str) -> Counted | None:
-        works = self._works.get(name)
-        if not works:
+    def __call__(self, index: int, inside: bool) -> CallWork | None:
+        if inside:
             return None
-        index = self._next[name]
-        self._next[name] += 1
-        return works[min(index, len(works) - 1)]
+        event = self._nesting.events[index]
+        main = event.thread == self._nesting.thread
+        step = bisect_left(self._starts, event.start + 1e-9)
+        if main and step != self._step:
+            self._step = step
+            self._next.clear()
+        works = self._works.get(event.name)
+        if not works:
+            return None if main else work_of(event.name, event.shapes)
+        place = self._next[event.name]
+        self._next[event.name] += 1
+        return works[min(place, len(works) - 1)]

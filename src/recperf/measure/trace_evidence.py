@@ -6,7 +6,6 @@ memory follows from the size of an operator's tensors against the knee of the ca
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,26 +15,17 @@ from statistics import median
 from typing import Any
 
 from ..units import number
-from .attribution import EXPLAINED, attribute, kind_of_call
+from .attribution import EXPLAINED, attribute
 from .ceilings import Ceilings, ceilings_of
 from .device_times import device_times
 from .limits import UNCLEAR, Verdict, decide
-from .trace.analyse import (
-    UNKNOWN,
-    Counted,
-    analyse_steps,
-    counted,
-    device_name,
-    facts_of,
-    read_one,
-    self_times,
-    steps_of,
-)
-from .trace.collectives import collectives
-from .trace.nesting import NONE, Cover, Nesting, merged
+from .operator_rows import operator_rows
+from .timeline import Call, step_times
+from .trace.analyse import analyse_steps, counted, device_name, facts_of, read_one, steps_of
+from .trace.nesting import NONE, Nesting
 from .trace.read import Trace
-from .trace.window import Window, spread
-from .trace.work import creates, largest_tensor, precision, traffic
+from .trace.window import TracedSteps, spread
+from .trace.work import CallWork, creates
 
 Json = dict[str, Any]
 
@@ -54,8 +44,6 @@ SLOW = " Far below the ceiling: look for page faults of newly allocated memory, 
 USED = 0.1
 """A table of which a step uses fewer rows than this gains from updating only those."""
 NEEDS_CEILINGS = ("compute", "bandwidth", "latency", "cache", "dispatch", "operator")
-_WAITING = re.compile(r"sleep|acquire|select|poll|epoll|\bwait\b|\brecv|\bread\b|fsync")
-"""Built-in functions in which a thread is off the processor."""
 
 
 def analyse_file(path: Path, peaks: Json | None = None, *, chosen: bool = False) -> Json:
@@ -105,7 +93,7 @@ def whose(device: str, host: str | None, peaks: Json | None, *, measured: bool, 
 
 
 def limit_of(
-    trace: Trace, nesting: Nesting, window: Window, ceilings: Ceilings | None, doubts: Iterable[str] = ()
+    trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None, doubts: Iterable[str] = ()
 ) -> Json:
     """What limits the steps of a trace: verdict, shares, operators with their limits, findings."""
     seen = observed(trace, nesting, window, ceilings)
@@ -121,7 +109,7 @@ def limit_of(
     }
 
 
-def observed(trace: Trace, nesting: Nesting, window: Window, ceilings: Ceilings | None) -> Json:
+def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> Json:
     """The figures of a step, in ms; see attribution.py for how they are divided."""
     all_steps = window.step_ms()
     notes: list[str] = []
@@ -131,19 +119,30 @@ def observed(trace: Trace, nesting: Nesting, window: Window, ceilings: Ceilings 
             f"shares are those of the {len(typical)} of {window.count} steps nearest to the median of "
             f"{median(all_steps):.3g} ms; the slowest step took {max(all_steps):.3g} ms"
         )
-        window = Window(trace, nesting, only=typical)
-    own = self_times(nesting, window)
-    works = counted(nesting, own)
-    times = _Times(nesting, own, works)
-    result: Json = {"device": "device" if window.work else "cpu", "step_ms": spread(all_steps), "notes": notes}
-    waits = times.on_device(window) if window.work else times.on_host(trace, window)
-    result["waits"] = {name: us / 1e3 / window.count for name, us in waits.items()}
-    result["operators"] = times.rows(window, ceilings, _tf32(nesting, window))
-    if not any(nesting.events[i].shapes for i in own) and own:
+        window = TracedSteps(trace, nesting, only=typical)
+    works = _Works(nesting, window, ceilings)
+    times = step_times(trace, nesting, window, works.of, nesting.part_of)
+    if window.work:
+        device = device_times(nesting, window)
+        times.on_device(nesting, device, {})
+        waits = device.waits
+    else:
+        works.add_fresh(times.calls)
+        waits = {
+            "input": times.input_us, "communication": times.communication_us, "blocked": times.blocked_us,
+            "python": times.outside_us,
+        }  # fmt: skip
+    if not works.sized and times.calls:
         notes.append("the trace has no sizes; record_shapes=True gives the work of operators")
     if not trace.python and not window.work:
         notes.append("python and blocked cannot be distinguished without stacks; with_stack=True records them")
-    return result
+    return {
+        "device": "device" if window.work else "cpu",
+        "step_ms": spread(all_steps),
+        "notes": notes,
+        "waits": {name: us / 1e3 / window.count for name, us in waits.items()},
+        "operators": operator_rows(times, []),
+    }
 
 
 def _typical(times: list[float]) -> list[int]:
@@ -153,144 +152,47 @@ def _typical(times: list[float]) -> list[int]:
     return ordered[: (len(times) + 1) // 2]
 
 
-class _Times:
-    """Divides the steps among operators. Time inside an operator with known work belongs to it."""
+class _Works:
+    """The work of operators from their sizes, and how much of it comes from memory."""
 
-    def __init__(self, nesting: Nesting, own: dict[int, float], works: dict[int, Counted]) -> None:
-        self.nesting, self.works = nesting, works
-        self.us: defaultdict[int, float] = defaultdict(float)
-        self.kernels: defaultdict[int, int] = defaultdict(int)
-        self.parallel: defaultdict[int, float] = defaultdict(lambda: 1.0)
-        self.extra: list[tuple[str, float, int]] = []
-        """Kernels that no operator launched: (name, us, count)."""
-        self._own = own
-        self._owner: dict[int, int] = {}
-        for i in own:
-            above = nesting.above(nesting.parent[i], "op")
-            outer = self._owner.get(above, NONE)
-            inherits = works[i] == UNKNOWN and outer != NONE and works[outer] != UNKNOWN
-            self._owner[i] = outer if inherits else i
+    def __init__(self, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> None:
+        self._nesting, self._ceilings = nesting, ceilings
+        self._knees = (ceilings.knee, ceilings.stream_knee) if ceilings else (MAPPED, MAPPED)
+        inside = [i for i, event in enumerate(nesting.events) if event.kind == "op" and window.holds(event.start)]
+        self.sized = any(nesting.events[i].shapes for i in inside)
+        self._works = counted(nesting, inside)
+        named = (work for work in window.work if "tf32" in work.name.lower())
+        self._tf32 = {nesting.above(nesting.origin(work), "op") for work in named}
+        self._known: dict[tuple[int, bool], CallWork] = {}
 
-    def on_device(self, window: Window) -> dict[str, float]:
-        device = device_times(self.nesting, window)
-        for origin, (us, kernels) in device.by_origin.items():
-            owner = self._owner.get(origin, NONE)
-            if owner == NONE:
-                name = self.nesting.events[origin].name if origin != NONE else "(launched by no operator)"
-                self.extra.append((name, us, kernels))
-            else:
-                self.us[owner] += us
-                self.kernels[owner] += kernels
-        self.extra += [(name, us, kernels) for name, (us, kernels) in device.graph.items()]
-        return device.waits
+    def of(self, index: int, inside: bool) -> CallWork | None:
+        work, tf32 = self._works[index], index in self._tf32
+        if work is None:
+            return None
+        if (id(work), tf32) not in self._known:
+            knee, stream_knee = (
+                (self._ceilings.knee, self._ceilings.stream_knee) if self._ceilings else (MAPPED, MAPPED)
+            )
+            streamed, table = work.bytes - work.rows * work.row_bytes, work.table_rows * work.row_bytes
+            self._known[id(work), tf32] = replace(
+                work,
+                precision="tf32" if tf32 else work.precision,
+                beyond=streamed if streamed > stream_knee else 0,
+                missed=work.rows * (1 - knee / table) if table > knee else 0,
+            )
+        return self._known[id(work), tf32]
 
-    def on_host(self, trace: Trace, window: Window) -> dict[str, float]:
-        """Operators of the step's thread; those of other threads where the step's thread runs none."""
-        nesting = self.nesting
-        inputs = [(start, end) for start, end in nesting.inputs if window.holds(start)]
-        loading = Cover(inputs)
-        inside = [i for i in self._own if not loading.of(nesting.events[i].start, nesting.events[i].end)]
-        main = [i for i in inside if nesting.events[i].thread == nesting.thread]
-        beside = [i for i in inside if nesting.events[i].thread != nesting.thread]
-        for i in main:
-            self.us[self._owner[i]] += self._own[i]
-        covered = merged([*inputs, *((nesting.events[i].start, nesting.events[i].end) for i in main)])
-        waits = {"input": sum(end - start for start, end in inputs)}
-        outside = max(0.0, window.host_us - sum(end - start for start, end in covered))
-        steps = (event for event in trace.python if event.thread == nesting.thread and window.holds(event.start))
-        others = {
-            "communication": [(item.start, item.end) for item in collectives(nesting, window)],
-            "beside": [(nesting.events[i].start, nesting.events[i].end) for i in beside],
-            "blocked": [(event.start, event.end) for event in steps if _is_wait(event.name)],
-        }
-        spent: dict[str, float] = {}
-        for name, intervals in others.items():
-            before = Cover(covered)
-            spent[name] = sum(end - start - before.of(start, end) for start, end in merged(intervals))
-            covered = merged([*covered, *intervals])
-        self._share(beside, spent["beside"])
-        rest = max(0.0, outside - sum(spent.values()))
-        return {**waits, "communication": spent["communication"], "blocked": spent["blocked"], "python": rest}
-
-    def _share(self, beside: list[int], us: float) -> None:
-        """Several threads at once share the time for which the step's thread waited."""
-        whole = sum(self._own[i] for i in beside)
-        for i in beside:
-            owner = self._owner[i]
-            self.us[owner] += self._own[i] * us / whole if whole else 0.0
-            self.parallel[owner] = max(1.0, whole / us) if us else 1.0
-
-    def rows(self, window: Window, ceilings: Ceilings | None, tf32: set[int]) -> list[Json]:
-        """Operators per step, those of equal name, part and sizes together."""
-        events, groups = self.nesting.events, defaultdict(list)
-        for i, us in self.us.items():
-            if us > 0:
-                groups[events[i].name, self.nesting.part[i], events[i].shapes].append(i)
-        steps = window.count
-        knees = (ceilings.knee, ceilings.stream_knee) if ceilings else (MAPPED, MAPPED)
-        rows: list[Json] = []
-        for (name, part, shapes), members in groups.items():
-            row = _row(name, part, sum(self.us[i] for i in members) / 1e3 / steps)
-            row["calls"] = len(members) / steps
-            row["python_calls"] = sum(self.nesting.above(self.nesting.parent[i], "op") == NONE for i in members) / steps
-            row["kernels"] = sum(self.kernels[i] for i in members) / steps
-            row["parallel"] = max(self.parallel[i] for i in members)
-            row["largest"] = list(largest_tensor(shapes))
-            row["precision"] = "tf32" if tf32.intersection(members) else precision(shapes)
-            for i in members:
-                for figure, amount in _work(self.works[i], *knees).items():
-                    row[figure] += amount / steps
-                if ceilings and not window.work:
-                    row["fresh"] += self._fresh(i, ceilings) / steps
-            work = self.works[members[0]]
-            row["counted"] = work != UNKNOWN
-            if work.rows:
-                row["row_bytes"], row["table_rows"] = work.rows.row_bytes, work.rows.table_rows
-            rows.append(row)
-        for name, us, kernels in self.extra:
-            rows.append({**_row(name, None, us / 1e3 / steps), "calls": kernels / steps, "kernels": kernels / steps})
-        return sorted(rows, key=lambda row: -row["ms"])
-
-    def _fresh(self, index: int, ceilings: Ceilings) -> int:
-        """Bytes that an operator writes into new memory: it allocates them, and takes as long as that costs."""
-        event = self.nesting.events[index]
-        sizes = traffic(event.name, event.shapes)
-        if sizes is None or sizes[1] < MAPPED or self.us[index] < MAPS * sizes[1] / ceilings.first_touch * 1e6:
-            return 0
-        above = self.nesting.above(self.nesting.parent[index], "op")
-        while above != NONE and not creates(self.nesting.events[above].name):
-            above = self.nesting.above(self.nesting.parent[above], "op")
-        return sizes[1] if above != NONE or not event.name.endswith("_") else 0
-
-
-def _row(name: str, part: str | None, ms: float) -> Json:
-    figures = dict.fromkeys(("flops", "bytes", "beyond", "fresh", "rows", "missed"), 0.0)
-    facts: Json = {"precision": None, "row_bytes": None, "table_rows": None, "largest": [], "counted": False}
-    counts = {"calls": 0.0, "python_calls": 0.0, "kernels": 0.0, "parallel": 1.0}
-    return {"name": name, "part": part, "kind": kind_of_call(name), "ms": ms, **counts, **figures, **facts}
-
-
-def _work(work: Counted, knee: int, stream_knee: int) -> dict[str, float]:
-    """The work of one call, and how much of it comes from memory."""
-    moved, rows = work.bytes or 0, work.rows
-    in_rows = rows.number * rows.row_bytes if rows else 0
-    table = rows.table_rows * rows.row_bytes if rows else 0
-    return {
-        "flops": work.flops or 0,
-        "bytes": moved,
-        "beyond": moved - in_rows if moved - in_rows > stream_knee else 0,
-        "rows": rows.number if rows else 0,
-        "missed": rows.number * (1 - knee / table) if rows and table > knee else 0,
-    }
-
-
-def _tf32(nesting: Nesting, window: Window) -> set[int]:
-    named = (work for work in window.work if "tf32" in work.name.lower())
-    return {nesting.above(nesting.origin(work), "op") for work in named}
-
-
-def _is_wait(name: str) -> bool:
-    return name.startswith("<built-in") and _WAITING.search(name) is not None
+    def add_fresh(self, calls: Iterable[Call]) -> None:
+        """Find the calls that write into new memory: they allocate it, and take as long as that costs."""
+        for call in calls:
+            written = call.work.written if call.work and self._ceilings else 0
+            if written < MAPPED or call.us < MAPS * written / self._ceilings.first_touch * 1e6:  # type: ignore[union-attr]
+                continue
+            above = self._nesting.above(self._nesting.parent[call.index], "op")
+            while above != NONE and not creates(self._nesting.events[above].name):
+                above = self._nesting.above(self._nesting.parent[above], "op")
+            if above != NONE or not call.name.endswith("_"):
+                call.work = replace(call.work, fresh=written)  # type: ignore[type-var]
 
 
 def _qualified(
@@ -371,11 +273,8 @@ def _tables(operators: list[Json], step: float) -> list[Json]:
     for (table_rows, row_bytes), by_name in lookups.items():
         # The backward pass looks up the same rows as the forward pass.
         used = max(by_name.values())
-        dense = [
-            row
-            for row in operators
-            if row["bytes"] and not row["rows"] and row["largest"][:1] == [table_rows] and len(row["largest"]) > 1
-        ]
+        streams = [row for row in operators if row["bytes"] and not row["rows"] and len(row.get("largest", ())) > 1]
+        dense = [row for row in streams if row["largest"][0] == table_rows]
         ms = sum(row["ms"] for row in dense)
         share = used / table_rows
         if share < USED and ms / step >= NOTICEABLE:

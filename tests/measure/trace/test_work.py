@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from recperf.measure.trace.read import Shapes
-from recperf.measure.trace.work import flops, moved, precision, random_rows
+from recperf.measure.trace.work import flops, precision, random_rows, work_of
 
 FLOAT, LONG = "float", "long int"
 
@@ -50,7 +50,8 @@ def test_flops(name: str, sizes: Shapes, work: int | None) -> None:
     ],
 )
 def test_bytes(name: str, sizes: Shapes, work: int | None) -> None:
-    assert moved(f"aten::{name}", sizes) == work
+    counted = work_of(f"aten::{name}", sizes)
+    assert (counted and counted.bytes) == work
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...errors import DataError
 from .collectives import communication
@@ -18,8 +18,8 @@ from .idle import idle, transfers
 from .nesting import NONE, Nesting, merged
 from .read import ABOUT, MERGED, Device, Shapes, Trace, read
 from .regions import modules, parts, timings
-from .window import SMALL_US, Window, per_step
-from .work import Rows, flops, moved, random_rows
+from .window import SMALL_US, TracedSteps, per_step
+from .work import CallWork, work_of
 
 NO_DEVICE = "no device in this trace"
 NO_WORK = "the steps launched no device work"
@@ -34,7 +34,7 @@ def analyse(trace: Trace, *, steps_name: str = "recperf.step", parts_prefix: str
     return analyse_steps(trace, *steps_of(trace, steps_name=steps_name, parts_prefix=parts_prefix))
 
 
-def analyse_steps(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
+def analyse_steps(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
     sections: dict[str, Any] = {
         "window": window.as_json(),
         "operator_table": _operators(nesting, window),
@@ -55,7 +55,7 @@ def analyse_steps(trace: Trace, nesting: Nesting, window: Window) -> dict[str, A
 
 def steps_of(
     trace: Trace, *, steps_name: str = "recperf.step", parts_prefix: str = "recperf.part."
-) -> tuple[Nesting, Window]:
+) -> tuple[Nesting, TracedSteps]:
     """The steps of a trace, and the nesting of its host events."""
     if not trace.host and not trace.device:
         raise DataError(
@@ -64,7 +64,7 @@ def steps_of(
             fix="record it with torch.profiler.profile(...) and export_chrome_trace",
         )
     nesting = Nesting(trace, steps_name=steps_name, parts_prefix=parts_prefix)
-    return nesting, Window(trace, nesting)
+    return nesting, TracedSteps(trace, nesting)
 
 
 def timed_file(path: Path) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def timed_file(path: Path) -> dict[str, Any]:
     }
 
 
-def device_name(facts: dict[str, Any], window: Window) -> str:
+def device_name(facts: dict[str, Any], window: TracedSteps) -> str:
     """The name of the busiest device; `cpu` where the steps launched no device work."""
     if window.device is None:
         return "cpu"
@@ -136,7 +136,7 @@ def _plain(value: Any) -> str | int | None:
     return value if isinstance(value, str | int) else None
 
 
-def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
+def _operators(nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
     events = nesting.events
     own = self_times(nesting, window)
     inside = list(own)
@@ -151,8 +151,8 @@ def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
         groups[events[i].name, nesting.part[i], events[i].shapes].append(i)
     rows: list[dict[str, Any]] = []
     for (name, part, shapes), members in groups.items():
-        flop_counts = [count for i in members if (count := works[i].flops) is not None]
-        sizes = [count for i in members if (count := works[i].bytes) is not None]
+        known = [one for i in members if (one := works[i]) is not None]
+        arithmetic, moved = (sum(getattr(one, figure) for one in known) for figure in ("flops", "bytes"))
         rows.append(
             {
                 "name": name,
@@ -161,15 +161,15 @@ def _operators(nesting: Nesting, window: Window) -> dict[str, Any]:
                 "cpu_self_ms": max(0.0, sum(own[i] for i in members)) / 1e3 / window.count,
                 "device_self_ms": sum(device[i] for i in members) / 1e3 / window.count if window.work else None,
                 "shapes": _shape_text(shapes),
-                "flops": per_step(sum(flop_counts), window.count) if flop_counts else None,
-                "bytes": per_step(sum(sizes), window.count) if sizes else None,
+                "flops": per_step(arithmetic, window.count) or None,
+                "bytes": per_step(moved, window.count) or None,
             }
         )
     rows.sort(key=lambda row: (-(row["device_self_ms"] or 0.0) - row["cpu_self_ms"], row["name"], row["shapes"]))
     return {"rows": rows, "steps": window.count}
 
 
-def self_times(nesting: Nesting, window: Window) -> dict[int, float]:
+def self_times(nesting: Nesting, window: TracedSteps) -> dict[int, float]:
     """The time of every operator inside the steps without the operators inside it, by index."""
     events = nesting.events
     own = {
@@ -182,50 +182,39 @@ def self_times(nesting: Nesting, window: Window) -> dict[int, float]:
     return own
 
 
-class Counted(NamedTuple):
-    """Work of an operator; None where it is not known or counts for an operator inside it."""
-
-    flops: int | None
-    bytes: int | None
-    rows: Rows | None
-
-
-UNKNOWN = Counted(None, None, None)
 WRAPS = 0.5
 """An operator only passes on work if operators inside it move more than this share of its bytes."""
 
 
-def counted(nesting: Nesting, inside: Iterable[int]) -> dict[int, Counted]:
-    """The work of every operator, with no work counted twice.
+def counted(nesting: Nesting, inside: Iterable[int]) -> dict[int, CallWork | None]:
+    """The work of every operator, with no work counted twice; None where it is not known or counts for an operator
+    inside it.
 
     An operator often calls another that does the work: a linear layer calls addmm, which copies its bias. Work counts
     for the innermost product, otherwise for the innermost lookup of rows and for the innermost operator whose bytes are
     known.
     """
-    events = nesting.events
-    own = {
-        i: Counted(flops(name, shapes), moved(name, shapes), random_rows(name, shapes))
-        for i, name, shapes in ((i, events[i].name, events[i].shapes) for i in inside)
-    }
-    products = {i for i in own if own[i].flops is not None}
+    works = {i: work_of(nesting.events[i].name, nesting.events[i].shapes) for i in inside}
+    own = {i: work for i, work in works.items() if work is not None}
+    products = {i for i, work in own.items() if work.flops}
     products -= _above_any(nesting, products)
     within: set[int] = set()
-    for i in own:
+    for i in works:
         above = nesting.above(nesting.parent[i], "op")
         if above in products or above in within:
             within.add(i)
-    lookups = {i for i in own if own[i].rows is not None} - within
+    lookups = {i for i, work in own.items() if work.rows} - within
     lookups -= _above_any(nesting, lookups)
-    streams = {i for i in own if own[i].bytes is not None} - within - lookups - _above_any(nesting, products | lookups)
+    streams = set(own) - within - lookups - _above_any(nesting, products | lookups)
     inner: defaultdict[int, int] = defaultdict(int)
-    for i in reversed(own):
+    for i in reversed(works):
         # Operators come after those around them. One that copies a scalar still does its own work.
-        size = own[i].bytes or 0 if i in streams else 0
+        size = own[i].bytes if i in streams else 0
         if i in streams and inner[i] > WRAPS * size:
             streams.discard(i)
         inner[nesting.above(nesting.parent[i], "op")] += max(inner[i], size)
     working = products | lookups | streams
-    return {i: own[i] if i in working else UNKNOWN for i in own}
+    return {i: own[i] if i in working else None for i in works}
 
 
 def _above_any(nesting: Nesting, indices: Iterable[int]) -> set[int]:
@@ -247,7 +236,7 @@ def _shape_text(shapes: Shapes | None) -> str:
     return ", ".join("x".join(map(str, dim)) for dim in (*shapes.dims, *listed) if dim)
 
 
-def _kernels(nesting: Nesting, window: Window) -> dict[str, Any]:
+def _kernels(nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
     kernels = [work for work in window.work if work.kind == "kernel"]
     groups: defaultdict[tuple[str, str | None], list[Device]] = defaultdict(list)
     for kernel in kernels:

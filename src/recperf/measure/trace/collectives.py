@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .nesting import COLLECTIVE, Cover, Nesting, merged
 from .read import ELEMENT_BYTES, Host, Trace
-from .window import Window, per_step
+from .window import TracedSteps, per_step
 
 _KERNEL = re.compile(r"(?:nccl|rccl)\w*?Kernel_(?P<name>[A-Za-z]+)", re.IGNORECASE)
 
@@ -21,7 +21,7 @@ class Collective(NamedTuple):
     bytes: int
 
 
-def collectives(nesting: Nesting, window: Window) -> list[Collective]:
+def collectives(nesting: Nesting, window: TracedSteps) -> list[Collective]:
     """The collectives of the steps in order of time, those of the device if it has any."""
     found = [
         Collective(match["name"], work.start, work.end, work.bytes)
@@ -37,7 +37,7 @@ def collectives(nesting: Nesting, window: Window) -> list[Collective]:
     return sorted(found, key=lambda item: item.start)
 
 
-def communication(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
+def communication(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
     """Collectives by name: how long they take, and for how long nothing else runs."""
     items = collectives(nesting, window)
     if not items:
@@ -69,7 +69,7 @@ def communication(trace: Trace, nesting: Nesting, window: Window) -> dict[str, A
     }
 
 
-def other_work(nesting: Nesting, window: Window, *, on_device: bool) -> list[tuple[float, float]]:
+def other_work(nesting: Nesting, window: TracedSteps, *, on_device: bool) -> list[tuple[float, float]]:
     """When work other than collectives runs: on the devices, or in the operators of the step's thread."""
     if on_device:
         return merged((work.start, work.end) for work in window.work if not _KERNEL.search(work.name))

@@ -9,7 +9,7 @@ from typing import Any
 
 from .nesting import NONE, Cover, Innermost, Nesting, merged
 from .read import Device, Host, Trace
-from .window import Window, per_step
+from .window import TracedSteps, per_step
 
 CAUSES = ("input wait", "host wait", "kernel gap", "sync")
 SLACK_US = 2.0
@@ -20,7 +20,7 @@ _KINDS = {"HtoD": "host to device", "DtoH": "device to host", "DtoD": "device to
 _FRAME = re.compile(r"\.py\(\d+\)")
 
 
-def idle(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
+def idle(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
     """Idle time of the device. Every gap has one cause, so the causes sum to the idle time."""
     waits = waits_for_device(nesting, window)
     blocked = merged((call.start, call.end + SLACK_US) for call in (nesting.events[i] for i in waits))
@@ -39,7 +39,7 @@ def idle(trace: Trace, nesting: Nesting, window: Window) -> dict[str, Any]:
     }
 
 
-def gaps(window: Window) -> list[tuple[float, float, Device | None]]:
+def gaps(window: TracedSteps) -> list[tuple[float, float, Device | None]]:
     """Gaps without device work, each with the work that follows it; None after the last."""
     gaps: list[tuple[float, float, Device | None]] = []
     done = window.begin
@@ -56,7 +56,7 @@ def _cause(
     start: float,
     end: float,
     following: Device | None,
-    window: Window,
+    window: TracedSteps,
     inputs: Cover,
     blocked: list[tuple[float, float]],
 ) -> str:
@@ -69,7 +69,7 @@ def _cause(
     return "sync" if index >= 0 and blocked[index][0] < start <= blocked[index][1] else "host wait"
 
 
-def queued(work: Device, window: Window) -> float:
+def queued(work: Device, window: TracedSteps) -> float:
     """When the host had queued the work."""
     call = window.nesting.launch(work)
     if call == NONE:
@@ -79,7 +79,7 @@ def queued(work: Device, window: Window) -> float:
     return window.nesting.events[call].end if first is work else first.start
 
 
-def waits_for_device(nesting: Nesting, window: Window) -> list[int]:
+def waits_for_device(nesting: Nesting, window: TracedSteps) -> list[int]:
     """Calls inside steps in which the host waits for the device."""
     copies = {work.correlation: work for work in window.work if work.kind == "copy"}
     waits = []
@@ -93,7 +93,7 @@ def waits_for_device(nesting: Nesting, window: Window) -> list[int]:
     return waits
 
 
-def _callers(trace: Trace, nesting: Nesting, window: Window, waits: list[int]) -> list[dict[str, Any]]:
+def _callers(trace: Trace, nesting: Nesting, window: TracedSteps, waits: list[int]) -> list[dict[str, Any]]:
     frames: dict[str, Innermost] = {}
     groups: defaultdict[tuple[str, str], list[Host]] = defaultdict(list)
     for index in waits:
@@ -123,7 +123,7 @@ def _is_user_code(frame: str) -> bool:
     return _FRAME.search(frame) is not None and not frame.startswith("torch/") and "/torch/" not in frame
 
 
-def transfers(window: Window) -> list[dict[str, Any]]:
+def transfers(window: TracedSteps) -> list[dict[str, Any]]:
     """Copies and fills by kind and by whether host memory was pinned."""
     kernels: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for work in window.work:

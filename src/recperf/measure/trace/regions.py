@@ -8,14 +8,14 @@ from typing import Any
 
 from .nesting import NONE, Innermost, Nesting
 from .read import Host, Trace
-from .window import Window, per_step
+from .window import TracedSteps, per_step
 
 OTHER = "other"
 _MODULE = "nn.Module: "
 _BACKWARD = "autograd::"
 
 
-def parts(nesting: Nesting, window: Window) -> list[dict[str, Any]]:
+def parts(nesting: Nesting, window: TracedSteps) -> list[dict[str, Any]]:
     """Time of every part on the host, with and without inner parts, and on the device; `other` is outside of all."""
     own: defaultdict[str, float] = defaultdict(float)
     total: defaultdict[str, float] = defaultdict(float)
@@ -58,7 +58,7 @@ def parts(nesting: Nesting, window: Window) -> list[dict[str, Any]]:
     ]
 
 
-def _regions(nesting: Nesting, window: Window) -> Iterable[tuple[int, int, float]]:
+def _regions(nesting: Nesting, window: TracedSteps) -> Iterable[tuple[int, int, float]]:
     """(region, the region around it or NONE, length) of the step's thread, inside steps."""
     inside: set[int] = set()
     for index, event in enumerate(nesting.events):
@@ -128,7 +128,7 @@ def _paths(frames: Innermost) -> list[str]:
     return paths
 
 
-def modules(trace: Trace, nesting: Nesting, window: Window) -> list[dict[str, Any]] | dict[str, str]:
+def modules(trace: Trace, nesting: Nesting, window: TracedSteps) -> list[dict[str, Any]] | dict[str, str]:
     """Time of every module on the host, forward (with and without inner modules) and backward, and on the device."""
     known = Modules(trace, nesting)
     if not known.frames:
@@ -162,7 +162,7 @@ def modules(trace: Trace, nesting: Nesting, window: Window) -> list[dict[str, An
     ]
 
 
-def timings(nesting: Nesting, window: Window, own: dict[int, float]) -> dict[str, Any]:
+def timings(nesting: Nesting, window: TracedSteps, own: dict[int, float]) -> dict[str, Any]:
     """Milliseconds in every single step: the step, operators without inner operators, kernels, regions.
 
     `own` is the time of every operator without inner operators, by index.

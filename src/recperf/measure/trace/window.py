@@ -15,7 +15,7 @@ SMALL_US = 10.0
 """A kernel shorter than this takes about as long to launch as to run."""
 
 
-class Window:
+class TracedSteps:
     """Begins when the first step has begun and the device has finished earlier work; ends when the last step and its
     device work have ended. So it is as long as the steps took, however far the host ran ahead.
     """

@@ -6,9 +6,10 @@ Shapes: M, K, N are rows, inner size and columns of a product; B its batch.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .read import ELEMENT_BYTES, Shapes
 
@@ -48,6 +49,42 @@ _CREATING = re.compile(r"aten::(?:new_)?(?:zeros|ones|full)(?:_like)?$")
 _PRECISION = {"float": "float32", "double": "float64", "c10::half": "float16", "c10::bfloat16": "bfloat16"}
 
 
+@dataclass(slots=True)
+class CallWork:
+    """The counted work of one call of an operator."""
+
+    name: str
+    flops: int = 0
+    precision: str = ""
+    """Precision of the product: float32, tf32, bfloat16, ..."""
+    special: int = 0
+    """Evaluations of functions such as exp, which cost many FLOPs that nobody counts."""
+    bytes: int = 0
+    """Bytes read and written; of a table only the rows that are used."""
+    beyond: int = 0
+    """Those of them that no cache can hold until they are used again."""
+    fresh: int = 0
+    """Bytes written to memory that the process did not have before, so that the system maps and clears it."""
+    rows: int = 0
+    """Random rows read or written; one that is updated is both."""
+    row_bytes: int = 0
+    missed: float = 0
+    """Those rows that come from memory."""
+    table_rows: int = 0
+    distinct: int = 0
+    """Different rows among them."""
+    off_ns: int = 0
+    """Time inside the call in which its thread did not run: it waited for other threads."""
+    position: int = 0
+    """Bytes that all steps had touched before this call."""
+    ids: tuple[int, Any] | None = field(default=None, repr=False)
+    """The table's address and the ids, until `missed` is known."""
+    written: int = 0
+    """Bytes written, where the work follows from sizes in a trace."""
+    largest: tuple[int, ...] = ()
+    """Sizes of the largest tensor, in the same case."""
+
+
 class Rows(NamedTuple):
     """Random rows of a table that an operator reads or writes."""
 
@@ -57,6 +94,19 @@ class Rows(NamedTuple):
 
 
 @lru_cache(maxsize=CACHED)
+def work_of(name: str, shapes: Shapes | None) -> CallWork | None:
+    """The work of a call from the sizes of its inputs; None where it does not follow. Equal calls share the object."""
+    arithmetic, sizes, rows = flops(name, shapes), traffic(name, shapes), random_rows(name, shapes)
+    if arithmetic is None and sizes is None and rows is None:
+        return None
+    work = CallWork(name, flops=arithmetic or 0, precision=precision(shapes) or "", largest=_largest(shapes))
+    if sizes is not None and _sane(sum(sizes)):
+        work.bytes, work.written = sum(sizes), sizes[1]
+    if rows is not None:
+        work.rows, work.row_bytes, work.table_rows = rows
+    return work
+
+
 def flops(name: str, shapes: Shapes | None) -> int | None:
     """Multiplications and additions of matrix products, convolutions, attention and recurrent layers."""
     if shapes is None:
@@ -77,15 +127,8 @@ def precision(shapes: Shapes | None) -> str | None:
     return next((_PRECISION[kind] for kind in types if kind in _PRECISION), None)
 
 
-def moved(name: str, shapes: Shapes | None) -> int | None:
-    """Bytes that an operator reads and writes if nothing is cached; of a table only the rows that it uses."""
-    sizes = traffic(name, shapes)
-    return None if sizes is None else _sane(sum(sizes))
-
-
-@lru_cache(maxsize=CACHED)
 def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
-    """(bytes read, bytes written)."""
+    """(bytes read, bytes written) if nothing is cached; of a table only the rows that are used."""
     if shapes is None or not name.startswith("aten::"):
         return None
     op = name.removeprefix("aten::")
@@ -121,7 +164,6 @@ def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
     return (read, 0) if kind == "reducing" else None
 
 
-@lru_cache(maxsize=CACHED)
 def random_rows(name: str, shapes: Shapes | None) -> Rows | None:
     """The rows of a table that an operator reads or writes in any order."""
     if shapes is None or len(shapes.dims) < 2:
@@ -154,7 +196,7 @@ def creates(name: str) -> bool:
     return _CREATING.match(name) is not None
 
 
-def largest_tensor(shapes: Shapes | None) -> tuple[int, ...]:
+def _largest(shapes: Shapes | None) -> tuple[int, ...]:
     """The sizes of the largest tensor among the inputs, those in lists too."""
     listed = [dim for tensors in shapes.lists for dim in tensors] if shapes else []
     return max([*(shapes.dims if shapes else ()), *listed], key=prod, default=())
