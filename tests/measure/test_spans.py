@@ -26,22 +26,6 @@ def test_parts_sum_to_the_wall_time_and_exclude_inner_spans(monkeypatch: pytest.
     assert clock.end() == (950, {"other": 100, "update": 250, "dense_update": 600})
 
 
-def test_what_ran_as_one_piece_is_divided_by_the_times_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [7]
-    monkeypatch.setattr(spans, "perf_counter_ns", lambda: now[0])
-    spans.report({"top": 1})
-    assert not spans.clocked()
-    clock = StepClock()
-    clock.begin()
-    with span("data"):
-        now[0] += 10
-    now[0] += 500
-    assert spans.clocked()
-    spans.report({"top": 300, "data": 20, "update": 100})
-    now[0] += 5
-    assert clock.end() == (515, {"other": 85, "data": 30, "top": 300, "update": 100})
-
-
 def test_events_are_in_the_stream_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A span that is entered while another stream is current must not be timed there: the clocks of two streams
     are not in order, and times below zero come out."""

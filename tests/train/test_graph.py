@@ -94,7 +94,7 @@ def trained(recipe: Recipe, steps: int, *, start: int = 0) -> list[float]:
 
 def clicks(graph: bool, *, requested: bool = False) -> Any:
     config = MicroDLRMConfig(data=MovieLensConfig(source="embedded"))
-    prepared = PreparedClicks(replace(config, train=replace(config.train, device="cpu", batch_size=900, native="off")))
+    prepared = PreparedClicks(replace(config, train=replace(config.train, device="cpu", batch_size=900)))
     prepared.graph = graph
     if requested:
         prepared.config = replace(prepared.config, train=replace(prepared.config.train, graph="on"))

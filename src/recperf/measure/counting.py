@@ -95,21 +95,16 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 rows = call.of(call.rows)
                 reads = call.of(call.reads)
                 inputs = list(tensors_in((call.args, call.kwargs.values()) if reads is None else reads))
-                changed = list(tensors_in(call.of(call.changes)))
                 flops, special = call.of(call.flops) or 0, call.of(call.special) or 0
             result, off_ns, faults = _timed(call.run)
         finally:
             self._inside = False
         with torch._C._DisableTorchDispatch():
-            precision = precision_of(inputs or changed)
-            work = CallWork(call.name, flops=flops, special=special, precision=precision, off_ns=off_ns)
+            work = CallWork(call.name, flops=flops, special=special, precision=precision_of(inputs), off_ns=off_ns)
             if rows is not None:
                 self._count_rows(work, *rows, updates=call.updates)
             known: set[int] = {id(rows[0])} if rows is not None else set()
             outputs = list(tensors_in(result))
-            for tensor in changed:
-                known.add(id(tensor))
-                self._touch(work, tensor, 2)
             for tensor in (*inputs, *outputs):
                 if id(tensor) not in known:
                     known.add(id(tensor))

@@ -31,8 +31,6 @@ class NativeCall:
     """The table and the ids of the random rows it accesses."""
     reads: Callable[..., Any] | None
     """Tensors that it reads or updates in place; None: all of its arguments."""
-    changes: Callable[..., Any] | None
-    """Tensors that it reads and writes back as a whole, perhaps beside random rows of them."""
     flops: Callable[..., int] | None
     special: Callable[..., int] | None
     """Evaluations of functions such as exp."""
@@ -60,7 +58,6 @@ def operator(
     *,
     rows: Callable[..., Any] | None = None,
     reads: Callable[..., Any] | None = None,
-    changes: Callable[..., Any] | None = None,
     flops: Callable[..., int] | None = None,
     special: Callable[..., int] | None = None,
     updates: bool = False,
@@ -73,7 +70,7 @@ def operator(
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             if _listener is None:
                 return function(*args, **kwargs)
-            call = NativeCall(PREFIX + name, function, args, kwargs, rows, reads, changes, flops, special, updates)
+            call = NativeCall(PREFIX + name, function, args, kwargs, rows, reads, flops, special, updates)
             result: R = _listener(call)
             return result
 

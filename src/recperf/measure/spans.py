@@ -176,17 +176,6 @@ def inside() -> str:
     return str(getattr(_current, "inside", ""))
 
 
-def clocked() -> bool:
-    """Whether a clock divides the time of this step, so that `report` is of use."""
-    return hasattr(_current, "divide")
-
-
-def report(parts: dict[str, int]) -> None:
-    """Divide the time of the open span, which ran as one piece, by times in ns that were taken inside it."""
-    if clocked():
-        _current.divide(parts)  # type: ignore[union-attr]
-
-
 class StepClock:
     """Divides the wall time of a step among its spans; `device_clock` does the same for a GPU."""
 
@@ -219,11 +208,6 @@ class StepClock:
     def leave(self) -> None:
         self._add()
         self._stack.pop()
-
-    def divide(self, parts: dict[str, int]) -> None:
-        self._add()
-        for name, ns in (*parts.items(), (self.inside, -sum(parts.values()))):
-            self._parts[name] = self._parts.get(name, 0) + ns
 
     def _add(self) -> None:
         now, name = perf_counter_ns(), self._stack[-1]

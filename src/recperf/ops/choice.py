@@ -19,8 +19,6 @@ Name = Literal["auto", "reference", "native", "triton"]
 
 BAG_UPDATE = "bag_update on cpu"
 """The updates of bags, whose implementation may be another than that of their sums: see `ops.bag.choose_bodies`."""
-DLRM_STEP = "dlrm_step on cpu"
-"""The whole step of a small DLRM: C, or operators one by one."""
 
 _used: dict[str, str] = {}
 _began: dict[str, str] = {}
@@ -89,22 +87,17 @@ def used() -> dict[str, str]:
 
 
 def replaced(recorded: Any) -> dict[str, tuple[str, str]]:
-    """Of recorded implementations those that this machine replaces: by which, and the reason.
-
-    Updates of bags and the step of a small DLRM are kept instead. Runs of versions without that step used operators.
-    """
+    """Of recorded implementations those that this machine replaces: by which, and the reason. Updates of bags are kept
+    instead."""
     now: dict[str, tuple[str, str]] = {}
     if not isinstance(recorded, dict):
         return now
     if recorded.get("bag on cpu") == "native":
         _began[BAG_UPDATE] = str(recorded.get(BAG_UPDATE, "native"))
-    _began[DLRM_STEP] = str(recorded.get(DLRM_STEP, "operators"))
     for name, body in recorded.items():
-        if body == "operators":
-            continue
         op, _, device = name.partition(" on ")
         if device in ("cpu", "cuda") and op.isidentifier() and _exists(f"{__package__}.{op}", "reference"):
-            picked, reason = choose(f"{__package__}.{op}", "auto", torch.device(device), moves=name == DLRM_STEP)
+            picked, reason = choose(f"{__package__}.{op}", "auto", torch.device(device))
             if (other := picked.__name__.rpartition(".")[2]) != body:
                 now[name] = other, reason.partition(": ")[2]
     return now

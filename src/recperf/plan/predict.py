@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -123,10 +123,6 @@ def predict(
     parallelism = parallelism or Parallelism()
     batch = rank_batch_of(workload, ranks, parallelism)
     work = workload.work(history=history, distinct=None if skew is None else skew.distinct_per_sample(batch))
-    if work.one_call_on_cpu and device.shared and ranks == 1:
-        origin = f"{device.efficiency.origin}; one call takes the step, and its passes are as fast as copies"
-        device = replace(device, efficiency=replace(device.efficiency, bytes=1.0, origin=origin))
-        work = replace(work, calls=1, calls_on_cpu=0)
     skew = skew or even(work, batch, ranks)
     placed = place(work.tables, ranks, batch, parallelism)
     on_node = collectives.ranks_on_node(ranks, network)

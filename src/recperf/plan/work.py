@@ -54,8 +54,6 @@ class Work:
     """Operators that the host calls in a step, forward and backward."""
     calls_on_cpu: int = 0
     """More of them on a CPU, where several operators do what one kernel does on a GPU."""
-    one_call_on_cpu: bool = False
-    """Whether a single process on a CPU takes the whole step in one call, which passes over caches only."""
     shapes: Shapes
     """What `--calibrate` measures."""
     kernels: Callable[[int, int], int] = lambda samples, threads: 0

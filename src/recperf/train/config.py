@@ -76,15 +76,6 @@ class GraphTrainConfig(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NativeTrainConfig(GraphTrainConfig):
-    """Training whose step can also be one call of C."""
-
-    native: Literal["auto", "on", "off"] = "auto"
-    """Take the whole step in one call of C, on one thread; auto: on a CPU, unless operators use several threads or the
-    MLPs are larger than the L2 cache."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SparseTrainConfig(TrainConfig):
     """Training with a table whose gradient is sparse: a separate optimizer for the table, AdamW for the rest."""
 

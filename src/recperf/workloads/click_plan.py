@@ -28,12 +28,10 @@ def planned_clicks(
     precision: str = "float32",
     state: int | None = None,
     drawn: bool = False,
-    one_call_on_cpu: bool = False,
 ) -> PlannedWorkload:
     """A click model with `ids` per sample in each table; `state` overrides the optimizer's numbers per table row.
-    `drawn`: each step draws its batch. `one_call_on_cpu`: as in `Work`."""
+    `drawn`: each step draws its batch."""
     work = click_work(model, ids, optimizer=optimizer, precision=precision, state=state)
-    work = replace(work, one_call_on_cpu=one_call_on_cpu)
     if drawn:
         work = replace(work, calls=work.calls + CALLS_DRAWING)
     return PlannedWorkload(batch_size=batch_size, count=lambda history, distinct: work)

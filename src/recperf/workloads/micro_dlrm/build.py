@@ -38,7 +38,6 @@ from ..clicks import (
 )
 from .config import MicroDLRMConfig, bounds, require_room
 from .data import check_sizes, imported, read
-from .steps import ONE_THREAD, NativeStep, choose_step, note_step
 
 
 class PreparedClicks(PreparedSamples):
@@ -62,13 +61,6 @@ class PreparedClicks(PreparedSamples):
         self.graph, self.settings.reasons["graph"] = choose_graph(
             config.train.graph, self.settings.device, lack, why=FIXED_SHAPES, switch=SWITCH
         )
-        self.step = choose_step(config.train.native, self.settings, config.model, lack=lack)
-        self.settings.reasons["step"] = self.step.text
-        if self.settings.device.type == "cpu":
-            note_step(self.step)
-        if self.step.native and self.settings.threads > 1:
-            self.settings.reasons["threads"] = ONE_THREAD
-            self.settings = replace(self.settings, threads=1)
 
     def baseline_logits(self) -> dict[str, Tensor]:
         return super().baseline_logits() if self.clicks is None else imported_logits(self.clicks)
@@ -113,10 +105,6 @@ class ClickTrial(DLRMTrialState):
                 requested_by=SWITCH if settings.graph == "on" else None,
             )
             self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
-        elif prepared.step.possible:
-            indexed, reasons = IndexedOrder(order), prepared.settings.reasons
-            native = NativeStep(self.model, self.optimizer, indexed, choice=prepared.step, reasons=reasons)
-            self.recipe = replace(self.recipe, order=indexed, whole_step=native)
 
     @torch.no_grad()
     def logits(self) -> Tensor:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ...data.config import MovieLensConfig
 from ...distributed.config import DistributedConfig
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory, summed_bytes
-from ...machine import caches
 from ...measure.cost import FLOAT
 from ...measure.limits import verdict_of
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...runs.measured_claims import limits_lead, slower_than_copies
-from ...train.config import BIASES, NativeTrainConfig
+from ...train.config import BIASES, GraphTrainConfig
 from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Any)
 PUBLISHED_TARGET = {"accuracy": 0.71, "auc": 0.78}
 """Bounds on the real data with the random split; two bias terms alone reach 0.705 and 0.772 there."""
-LEAST_CACHE = 256 << 10
-"""Bytes of the L2 cache where the machine does not report it: few processors have less."""
 
 
 def _model() -> DLRMConfig:
@@ -39,7 +36,7 @@ def _model() -> DLRMConfig:
 class MicroDLRMConfig(TrialsConfig):
     data: MovieLensConfig = field(default_factory=MovieLensConfig)
     model: DLRMConfig = field(default_factory=_model)
-    train: NativeTrainConfig = field(default_factory=NativeTrainConfig)
+    train: GraphTrainConfig = field(default_factory=GraphTrainConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
@@ -108,19 +105,8 @@ def require_room(config: MicroDLRMConfig) -> None:
     require_memory(needed, more=summed_bytes(sum(needed.parameters.values())))
 
 
-def beyond_cache(model: DLRMConfig) -> str:
-    """Why the step in C is slow with these MLPs: what it reads for every block of samples, all weights, their
-    transposes and their gradients, is larger than the L2 cache. Empty if it is not."""
-    layers = [*zip(model.bottom, model.bottom[1:]), *zip(model.top_widths, model.top_widths[1:])]
-    size, cache = 3 * FLOAT * sum(inputs * outputs for inputs, outputs in layers), caches().get("L2") or LEAST_CACHE
-    return f"C reads {size >> 10:,} KiB again and again; the L2 cache has {cache >> 10:,}" if size > cache else ""
-
-
 def planned(config: MicroDLRMConfig) -> PlannedWorkload:
-    model, train, ids = config.model, config.train, (1.0,) * len(config.model.rows)
-    automatic = train.native == "auto" and train.threads <= 1 and not beyond_cache(model)
-    native = (automatic or train.native == "on") and model.interaction != "dcn"
-    return planned_clicks(model, train.batch_size, ids, optimizer="adamw", one_call_on_cpu=native)
+    return planned_clicks(config.model, config.train.batch_size, (1.0,) * len(config.model.rows), optimizer="adamw")
 
 
 def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
@@ -135,13 +121,12 @@ def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def claims(config: MicroDLRMConfig) -> tuple[Claim, ...]:
-    """It reaches its target; calling operators or, in C, arithmetic takes most of a step; its tables are no strain on
-    memory."""
+    """It reaches its target; calling operators takes most of a step; its tables are no strain on memory."""
     return (
         quality_target(lambda _, data: bounds(config, data)),
         known_machine(),
         budget_sums(),
-        limits_lead("dispatch", "python", "compute", derive=verdict_of),
+        limits_lead("dispatch", "python", derive=verdict_of),
         slower_than_copies("embedding"),
     )
 
