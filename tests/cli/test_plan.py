@@ -14,9 +14,9 @@ import pytest
 from recperf import places
 from recperf.cli import plan, run
 from recperf.cli.options import choose, read_options
-from recperf.cli.plan_text import as_text
 from recperf.plan import calibrate
 from recperf.plan.calibrate import Calibration
+from recperf.plan.report import advice_lines
 from recperf.workloads.dlrm_v4.config import mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 
@@ -47,7 +47,7 @@ def as_json(call: Call, *arguments: str) -> dict[str, Any]:
 )
 def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, options: str) -> None:
     plan = as_json(call, "dlrm-v4", *options.split())
-    commands = re.findall(r"recperf run (dlrm-v4 .+)", as_text(plan).partition("\n\n\n")[0])
+    commands = re.findall(r"recperf run (dlrm-v4 .+)", "\n".join(advice_lines(plan)))
     assert commands
     (places.dataset_folder("yambda-5b") / "store").mkdir(parents=True)
     for command in [*commands, *(f"{commands[0]} {one['options']}" for one in plan["advice"]["changes"])]:
@@ -65,7 +65,7 @@ def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, opti
 def test_a_suggested_command_has_all_values_of_an_option_and_the_requested_batch(call: Call) -> None:
     bottom = "--model.bottom 13 256 64"
     plan = as_json(call, "dlrm", *bottom.split(), "--global-batch", "1000", "--ranks", "3", "--model.dim=64")
-    command, *_ = re.findall(r"recperf run (dlrm .+)", as_text(plan))
+    command, *_ = re.findall(r"recperf run (dlrm .+)", "\n".join(advice_lines(plan)))
     assert f"{bottom} --model.dim=64 --ranks 3 --train.batch-size 1000" in command
     read = read_options(run.Options, choose(command.split()), verb="run", description="")
     assert read.values.model.bottom == (13, 256, 64)
@@ -86,41 +86,35 @@ def test_a_smaller_published_batch_is_used_where_the_usual_one_does_not_fit(call
     assert (chosen["ranks"], chosen["nodes"], chosen["global_batch"], chosen["rank_batch"]) == (16, 2, 8192, 512)
 
 
-def _facts(lines: list[str]) -> list[str]:
-    """Lines of the advice, with those that go on joined; commands are lines of their own."""
-    facts: list[str] = []
-    for line in lines:
-        if line[2] == " " and "recperf run" not in line:
-            facts[-1] += f" {line.strip()}"
-        else:
-            facts.append(line)
-    return facts
-
-
 def test_the_first_lines_say_what_to_do(call: Call) -> None:
     """Without options: the published model and batch, the smallest number of devices that fits real ids."""
     code, out, _ = call("dlrm-v4", "--price", "4USD")
     assert code == 0
-    title, first, *lines = (line for line in out.partition("\n\n\n")[0].splitlines() if line)
-    assert title == "dlrm-v4 --preset mlperf on h200, network ib400"
-    assert first == "8 h200 are enough if ids repeat as published, 16 if they do not; 4 are too few."
-    run, step, memory, ids, target, cost, limit, change, other, command = _facts(lines)
-    assert "recperf run dlrm-v4 --preset mlperf --data yambda-5b --ranks 8 --train.batch-size 8192" in run
-    assert re.search(r"step +[\d.]+ ms \([\d.]+ to [\d.]+\), [\d,]+ \([\d,]+ to [\d,]+\) samples/s", step)
-    assert "of 133 GiB on the fullest rank" in memory
-    assert "if they were drawn independently (--skew zipf:0.478), 8 would not be enough, 16 would" in ids
-    assert "for 69.3 M (61.9 M to 80.3 M) samples of yambda-5b" in target
-    assert re.search(r"cost +[\d.]+ USD \([\d.]+ to [\d.]+\)", cost)
-    assert "limit   compute: Arithmetic takes" in limit
-    assert "none of --distributed.all-to-all fp16, " in change
-    assert "16 h200 take" in change
-    assert "1 h200 with its tables in 560 GiB of host memory" in other
-    assert "--tables.placement host" in command
+    lines = out.splitlines()
+    assert len(lines) <= 13
+    assert lines[0].startswith("dlrm-v4 --preset mlperf on h200, network ib400")
+    assert lines[1] == "  8 h200 are enough if ids repeat as published, 16 if they do not; 4 are too few."
+    facts = {line[:11].strip(): line[11:] for line in lines[2:]}
+    assert facts["run"] == "recperf run dlrm-v4 --preset mlperf --data yambda-5b --ranks 8 --train.batch-size 8192"
+    assert re.search(r"[\d.]+ ms \([\d.]+ to [\d.]+\), [\d,]+ \([\d,]+ to [\d,]+\) samples/s", facts["step"])
+    assert "of 133 GiB on the fullest rank" in facts["memory"]
+    assert re.search(r" and [\d.]+ USD \([\d.]+ to [\d.]+\) for 69.3 M \(61.9 M to 80.3 M\) samples", facts["target"])
+    assert "compute: Arithmetic takes" in facts["limit"]
+    assert "16 h200 take" in facts["change"]
+    assert "1 h200 with its tables in 560 GiB of host memory" in facts["or"]
+    assert facts["run it"].endswith("--tables.placement host")
+
+
+def test_details_on_request(call: Call) -> None:
+    code, out, _ = call("dlrm-v4", "--price", "4USD", "--verbose")
+    assert code == 0
     (line,) = (line for line in out.splitlines() if line.startswith("  4  "))
     assert "more on rank" in line
     assert not re.search("ms|USD| h ", line), "what does not fit has neither time nor cost"
+    flat = " ".join(out.split())
     for source in ("data sheet", "Zipf with exponent 0.478 (it gives the hottest of 32 ranks the 81.5 GiB"):
-        assert source in out
+        assert source in flat
+    assert "tried: --distributed.all-to-all fp16, " in flat
 
 
 def test_a_plan_takes_the_options_of_a_run(call: Call) -> None:
@@ -151,16 +145,13 @@ def test_what_a_run_refuses_is_not_planned(call: Call, arguments: tuple[str, ...
     assert (got, says in err) == (code, True)
 
 
-def test_several_ranks_are_a_table_a_plot_and_a_page(call: Call, tmp_path: Path) -> None:
+def test_several_ranks_are_a_table_and_a_plot_on_a_page(call: Call, tmp_path: Path) -> None:
     arguments = (*MLPERF, "--ranks", "2,8,64", "--gpu", "b200")
-    code, out, _ = call(*arguments, "--out", "plan.html")
+    code, _, _ = call(*arguments, "--out", "plan.html")
     assert code == 0
-    assert "details for 8 ranks" in out
-    assert "extrapolated beyond the published batch sizes" in out
     page = (tmp_path / "plan.html").read_text()
-    assert page.index("8 b200 are enough") < page.index("<svg") < page.index("details for 8 ranks")
-    drawn = page[page.index("<svg") : page.index("</svg>")]
-    assert drawn.count("does not fit") == 6, "two ranks, in each panel"
+    assert page.index("8 b200 are enough") < page.index("<svg") < page.rindex("one step: 8 ranks")
+    assert "extrapolated beyond the published batch sizes" in page
 
 
 def test_json_holds_every_point(call: Call) -> None:
@@ -180,10 +171,9 @@ def test_json_holds_every_point(call: Call) -> None:
 def test_what_does_not_fit_is_explained(call: Call) -> None:
     """Ids drawn independently have far more distinct rows than published batches."""
     plan = as_json(call, *MLPERF, "--ranks", "2,8", "--gpu", "h200", "--skew", "zipf:0.5")
-    out = as_text(plan)
-    assert "h200 on " in out.splitlines()[2]
-    assert "are enough; 8 are too few." in out.splitlines()[2]
-    assert "skew: data received by a rank in a step" in out
+    first = advice_lines(plan)[1]
+    assert "h200 on " in first
+    assert "are enough; 8 are too few." in first
     two, eight = plan["points"]
     assert (two["step"], two["target"], two["memory"]["largest_global_batch"]) == (None, None, 0)
     assert 0 < eight["memory"]["largest_global_batch"] < 8192
@@ -214,7 +204,7 @@ def test_the_skew_of_a_dataset_is_counted(call: Call) -> None:
     made = YambdaLike(users=60, events_per_user=200, items=500)
     store = catalogue.embedded(say=lambda _: None, config=made)
     arguments = ("dlrm-v4", "--ranks", "4", "--skew", str(store.folder), "--data.windows.min-history", "50")
-    code, out, _ = call(*arguments, "--global-batch", "64")
+    code, out, _ = call(*arguments, "--global-batch", "64", "--verbose")
     assert code == 0
     assert "counted: 4 batches of yambda-like" in out
 
@@ -230,7 +220,7 @@ def test_the_skew_of_a_dataset_is_counted(call: Call) -> None:
         (("--distributed.sharding", "album_id"), 3, "must be table=value"),
         (("--rank-batch", "8", "--global-batch", "64"), 2, "exclude each other"),
         (("--price", "cheap"), 2, "is not a price"),
-        (("--out", "plan.png"), 2, "neither .svg nor .html"),
+        (("--out", "plan.png"), 2, "does not end in .html"),
         (("--skew", "nowhere"), 2, "--skew even"),
         (("--skew", ""), 2, "--skew even"),
         (("--skew", "zipf:x"), 2, "no exponent"),
@@ -280,8 +270,8 @@ def test_a_plan_needs_no_torch(runs_without_torch: Callable[..., None]) -> None:
 
 
 def test_tables_that_do_not_fit_into_one_device_are_priced_in_tiers(call: Call) -> None:
-    code, out, _ = call("dlrm-v4", "--preset", "mlperf", "--ranks", "1", "--served", "0.95")
+    code, out, _ = call("dlrm-v4", "--preset", "mlperf", "--ranks", "1", "--served", "0.95", "--verbose")
     assert code == 0
-    assert "tables in tiers on one device: 560 GiB of rows beside a cache of" in out
+    assert "Tables in tiers on one device: 560 GiB of rows beside a cache of" in out
     assert "serves 95.0% of" in out
     assert as_json(call, "dlrm-v4", "--preset", "gpu", "--ranks", "1")["advice"]["tiers"] is None

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from html import escape
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +14,15 @@ from typing import Any, Literal
 from ..config import within
 from ..distributed.config import DistributedConfig
 from ..errors import UsageError
-from ..files import write_atomic
 from ..plan import calibrate
 from ..plan import skew as skews
 from ..plan.devices import Device, Network, device_of, from_peaks, network_of
+from ..plan.report import advice_lines, report_of
 from ..plan.sharding import LARGEST_BATCH, Parallelism, parallelism_of
 from ..plan.summary import Question, Setting, plan
 from ..plan.work import PlannedWorkload
+from ..runs.report import page, text
 from ..units import byte_count
-from . import plan_text
 from .options import C, Choice, SourceOptions, WorkloadOptions, choose, read_options
 from .parse import parse
 from .peaks import stored_or_measured
@@ -64,7 +63,9 @@ class PlanOptions(SourceOptions, Question):
     price: str | None = None
     """Price of one device for an hour: 2.5, 2.5EUR or 2.5USD."""
     out: Path | None = None
-    """Write a plot (.svg), or a page with plot and tables (.html), to this file."""
+    """Write the plan with all its tables as a page to this file (.html)."""
+    verbose: bool = False
+    """Print the details: other numbers of ranks, parts of the step, memory, tables, sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,8 @@ def command(arguments: list[str]) -> int:
     price, currency = _price(options.price)
     within(0.0, options.served or 0.0, 1.0, "served")
     within(0.0, options.startup_seconds or 0.0, 1e9, "startup seconds")
-    out = _require_out(options.out)
+    if options.out is not None and options.out.suffix != ".html":
+        raise UsageError(f"--out {options.out.name!r} does not end in .html", fix="--out plan.html")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     workload = choice.workload.planned(options.values)
     if options.global_batch is not None:
@@ -122,11 +124,13 @@ def command(arguments: list[str]) -> int:
         "popularity": workload.popularity.exponent if workload.popularity else None,
         **plan(setting, counts),
     }
-    text = plan_text.as_text(result)
-    terminal.say(text)
-    if out is not None:
-        _write(out, result, text)
-        terminal.say(f"\nwritten to {out}")
+    report = report_of(result)
+    terminal.say(text.render(report).rstrip() if options.verbose else "\n".join(advice_lines(result)))
+    if options.out is not None:
+        page.write(page.render(f"recperf plan: {choice.workload.name} on {device.name}", [report]), options.out)
+        terminal.say(f"  page     {options.out}")
+    elif not options.verbose:
+        terminal.say("  more     --verbose, or a page with --out plan.html")
     if options.json:
         print_json(result)
     return 0
@@ -224,25 +228,3 @@ def _price(text: str | None) -> tuple[float | None, str | None]:
     if match is None:
         raise UsageError(f"--price {text!r} is not a price", fix="--price 2.5, --price 2.5EUR or --price 2.5USD")
     return float(match[1]), (match[2] or "").upper()
-
-
-def _require_out(out: Path | None) -> Path | None:
-    if out is not None and out.suffix not in (".svg", ".html"):
-        raise UsageError(f"--out {out.name!r} ends in neither .svg nor .html", fix="--out plan.svg, or --out plan.html")
-    return out
-
-
-def _write(out: Path, plan: dict[str, Any], text: str) -> None:
-    from ..plan.plot import plot
-
-    content = plot(plan)
-    if out.suffix == ".html":
-        style = "body{font:15px system-ui;max-width:75rem;margin:2rem auto;padding:0 1rem}pre{overflow-x:auto}"
-        title = f"recperf plan: {escape(plan['workload'])} on {escape(plan['device'])}"
-        advice, _, rest = text.partition("\n\n\n")
-        content = (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-            f"<h1>{title}</h1><pre>{escape(advice)}</pre>{content[content.index('<svg') :]}"
-            f"<pre>{escape(rest)}</pre></html>\n"
-        )
-    write_atomic(out, content.encode())

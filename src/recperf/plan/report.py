@@ -1,4 +1,4 @@
-"""A plan as text: what to do, then the numbers of ranks, then the details."""
+"""A plan as a report: what to do, then the numbers of ranks, then the details of the advised one."""
 
 from __future__ import annotations
 
@@ -8,32 +8,58 @@ from textwrap import wrap
 from typing import Any
 
 from ..measure.limits import TEXTS
-from ..plan.predict import PARTS
+from ..runs.report.blocks import Block, Figure, Report, Section, Table, Text, cells, definitions
+from ..runs.report.text import WIDTH
 from ..units import number, size
-from .terminal import table
+from .plot import step_figure
+from .predict import PARTS
 
-WIDTH = 110
-"""Longest text of a line of the advice."""
+COMMANDS = ("recperf run", "on each node")
+"""How texts begin that are commands."""
 
 
-def as_text(plan: dict[str, Any]) -> str:
-    """Advice and the rest are two empty lines apart."""
-    points, currency = plan["points"], plan["currency"]
+def report_of(plan: dict[str, Any]) -> Report:
+    """Everything, the advice first."""
+    lead, facts = _advice(plan)
+    shown = plan["advice"]["configuration"] or plan["points"][-1]
+    blocks: list[Block] = [definitions(list(facts.items()))] if facts else []
+    return Report(
+        key="plan",
+        title="plan",
+        name="",
+        subtitle=_title(plan),
+        verdict=lead,
+        measured=True,
+        sections=[
+            Section("advice", "what to do", blocks),
+            Section("ranks", "numbers of ranks", _overview(plan["points"], plan["currency"])),
+            *_details(plan, shown),
+        ],
+    )
+
+
+def advice_lines(plan: dict[str, Any]) -> list[str]:
+    """What a terminal shows: a line for each fact, or two; commands stay whole."""
+    lead, facts = _advice(plan)
+    lines = [_title(plan), f"  {lead}"]
+    for name, text in facts.items():
+        parts = [text] if text.startswith(COMMANDS) else wrap(text, WIDTH - 11, break_on_hyphens=False)
+        lines += [f"  {label:<8} {part}" for label, part in zip_longest((name,), parts, fillvalue="")]
+    return lines
+
+
+def _title(plan: dict[str, Any]) -> str:
     preset = f" --preset {plan['preset']}" if plan["preset"] else ""
-    lines = [f"{plan['workload']}{preset} on {plan['device']}, network {plan['network']}", "", *_advice(plan), "", ""]
-    lines += [table(_overview(points, currency))]
-    if any(point["target"] and point["target"]["extrapolated"] for point in points):
-        lines += ["  ~ samples to the target are extrapolated beyond the published batch sizes"]
-    shown = plan["advice"]["configuration"] or points[-1]
-    lines += ["", f"details for {_count(shown['ranks'], 'rank')}", *_details(shown, plan["advice"]["tiers"])]
-    return "\n".join(lines)
+    return f"{plan['workload']}{preset} on {plan['device']}, network {plan['network']}: predicted, not measured"
 
 
-def _advice(plan: dict[str, Any]) -> list[str]:
-    advice = plan["advice"]
-    advised = advice["configuration"]
-    lines = [_too_few(plan)] if advised is None else [_smallest(plan, advised), *_rows(_facts(plan, advised))]
-    return lines + _rows(_alternative(plan) if advice["tiers"] and advice["tiers"]["stores"] else {})
+def _advice(plan: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """The number of devices in one sentence, and the facts behind it by name."""
+    advised, tiers = plan["advice"]["configuration"], plan["advice"]["tiers"]
+    other = _alternative(plan) if tiers and tiers["stores"] else {}
+    if advised is None:
+        return _too_few(plan), other
+    return _smallest(plan, advised), _facts(plan, advised) | other
 
 
 def _device(plan: dict[str, Any], count: int) -> str:
@@ -61,9 +87,9 @@ def _alternative(plan: dict[str, Any]) -> dict[str, str]:
     target = f", {_reached(host['target'], plan['currency'])} to the target" if host["target"] else ""
     memory = f"{size(tiers['table_bytes'])} of host memory"
     return {
-        "or": f"1 {plan['device']} with its tables in {memory}: {_band_time(host['step'])} a step{target}; "
-        f"in files {_band_time(file['step'])} a step",
-        "": f"recperf {plan['command']} --train.batch-size {tiers['rank_batch']} --tables.placement host",
+        "or": f"1 {plan['device']} with its tables in {memory}: {_time(host['step']['value'])} a step (in files "
+        f"{_time(file['step']['value'])}){target}",
+        "run it": f"recperf {plan['command']} --train.batch-size {tiers['rank_batch']} --tables.placement host",
     }
 
 
@@ -96,21 +122,20 @@ def _facts(plan: dict[str, Any], advised: dict[str, Any]) -> dict[str, str]:
         "run": _command(plan, advised),
         "step": f"{_band_time(step)}, {_rate(advised)} samples/s",
         "memory": f"{_memory_band(memory)} of {size(memory['limit_bytes'])} on the fullest rank",
-        **_worse_ids(plan, advised),
         "target": "not known: set --samples-to-target",
         "cost": "not known: set --price, for example 4USD for one device and hour",
     }
     if reached:
-        samples = _band_number(reached["samples"])
-        parts = [f"{_time(reached['steps_seconds'])} of steps"]
-        if reached["evaluations"]:
-            evaluations = _count(round(reached["evaluations"]), "evaluation")
-            parts.append(f"{_time(reached['evaluations_seconds'])} of {evaluations}")
-        parts.append(f"{_time(reached['startup_seconds'])} of start-up")
         data = f" of {plan['published_data']}" if plan["published_data"] else ""
-        facts["target"] = f"{_band_time(reached['seconds'])} for {samples} samples{data}: {', '.join(parts)}"
+        facts["target"] = f"{_reached(reached, plan['currency'])} for {_band_number(reached['samples'])} samples{data}"
         if reached["cost"]:
-            facts["cost"] = _money(reached["cost"], plan["currency"])
+            del facts["cost"]
+    if failing := advised["failures"]:
+        reached_s = failing["target_seconds"]
+        facts["failures"] = (
+            f"one every {_time(failing['mtbf_s'])}: with a checkpoint every {_time(failing['interval_s'])} the "
+            f"goodput is {failing['goodput']:.1%}" + (f", {_time(reached_s)} to the target" if reached_s else "")
+        )
     limit, exposed = step["limit"], step["exposed"]
     longest = max(exposed, key=lambda name: exposed[name])
     sentence = TEXTS[limit]["sentence"].format(share=f"{step['shares'][limit]:.0%}", detail="")
@@ -120,9 +145,7 @@ def _facts(plan: dict[str, Any], advised: dict[str, Any]) -> dict[str, str]:
         f"{_band_time(one['step'])} a step"
         for one in plan["advice"]["changes"]
     ]
-    tried = ", ".join(plan["advice"]["tried_options"])
-    none = [f"none of {tried} makes it 2 % faster"] if tried else []
-    changes = [*(faster or none), *_more_devices(plan, advised)]
+    changes = [*faster, *_more_devices(plan, advised)]
     return {**facts, "change": "; ".join(changes)} if changes else facts
 
 
@@ -146,20 +169,6 @@ def _rate(point: dict[str, Any]) -> str:
     return f"{value} ({low} to {high})"
 
 
-def _worse_ids(plan: dict[str, Any], advised: dict[str, Any]) -> dict[str, str]:
-    if plan["advice"]["fits_worse_ids"] is not False:
-        return {}
-    enough, ranks = plan["advice"]["worse_ranks"], advised["ranks"]
-    if enough is None:
-        needs = f"no number up to {plan['advice']['tried_ranks']:,} would be enough"
-    elif enough > ranks:
-        needs = f"{ranks:,} would not be enough, {enough:,} would"
-    else:
-        needs = f"{ranks:,} would need another batch or sharding"
-    independent = f"if they were drawn independently (--skew zipf:{plan['popularity']:g})"
-    return {"ids": f"most repeat within a batch, as published; {independent}, {needs}"}
-
-
 def _command(plan: dict[str, Any], advised: dict[str, Any]) -> str:
     """What starts this configuration."""
     run, ranks, nodes = plan["command"], advised["ranks"], advised["nodes"]
@@ -174,85 +183,95 @@ def _command(plan: dict[str, Any], advised: dict[str, Any]) -> str:
     return f"recperf {run}{f' --ranks {ranks}' if ranks > 1 else ''}{end}"
 
 
-def _rows(facts: dict[str, str]) -> list[str]:
-    """A line each, and more where it is long; commands stay whole."""
-    lines = []
-    for name, text in facts.items():
-        whole = name in ("run", "")
-        parts = [text] if whole else wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-        lines += [f"  {label:<7} {part}" for label, part in zip_longest((name,), parts, fillvalue="")]
-    return lines
-
-
-def _overview(points: list[dict[str, Any]], currency: str | None) -> list[list[str]]:
-    head = ["ranks", "global batch", "fullest rank", "step", "samples/s", "scaling", "to target", "cost", "fits with"]
-    rows = [head]
+def _overview(points: list[dict[str, Any]], currency: str | None) -> list[Block]:
+    head = ("ranks", "global batch", "fullest rank", "step", "samples/s", "scaling", "to target", "cost", "fits with")
+    rows = []
     for point in points:
         memory, step, reached = point["memory"], point["step"], point["target"]
         row = [f"{point['ranks']:,}", f"{point['global_batch']:,}"]
         if step is None:
             batch = memory["largest_global_batch"]
             missing = f"needs {size(memory['missing_bytes'])} more on rank {memory['fullest_rank']}"
-            row += [missing, "-", "-", "-", "-", "-", f"--train.batch-size {batch}" if batch else "no batch size"]
+            row += [missing, *5 * ["-"], f"--train.batch-size {batch}" if batch else "no batch size"]
         else:
-            extrapolated = "~" if reached and reached["extrapolated"] else ""
             row += [
                 size(memory["without_reuse_bytes"]),
                 _band_time(step),
                 f"{step['samples_per_s']:,.0f}",
                 f"{point['scaling']:.0%}",
-                f"{extrapolated}{_band_time(reached['seconds'])}" if reached else "-",
+                f"{_approximately(reached)}{_band_time(reached['seconds'])}" if reached else "-",
                 _money(reached["cost"], currency) if reached and reached["cost"] else "-",
                 point["options"],
             ]
         rows.append(row)
-    shown = [any(row[column] not in ("-", "") for row in rows[1:]) for column in range(len(head))]
-    return [[cell for cell, visible in zip(row, shown) if visible] for row in rows]
-
-
-def _details(point: dict[str, Any], tiers: dict[str, Any] | None) -> list[str]:
-    lines = [f"  {_count(point['rank_batch'], 'sample')} on each, global batch {point['global_batch']:,}"]
-    if point["target"]:
-        lines.append(f"  samples to the target: {point['target']['origin']}")
-    if point["step"]:
-        lines += ["", "one step", table(_parts(point["step"]))]
-    lines += [
-        "",
-        f"memory: {_verdict(point['memory'])}",
-        table(_memory(point["memory"])),
-        *_tiers(tiers),
-        "",
-        "tables",
-        table(
-            [["table", "sharding", "ranks", "size", "most on a rank", "why"]]
-            + [
-                [t["name"], t["kind"], f"{t['ranks']:,}", size(t["bytes"]), size(t["most_bytes_a_rank"]), t["why"]]
-                for t in point["tables"]
-            ]
-        ),
+    shown = [column for column in range(len(head)) if any(row[column] not in ("-", "") for row in rows)]
+    extrapolated = any(point["target"] and point["target"]["extrapolated"] for point in points)
+    note = "~ samples to the target are extrapolated beyond the published batch sizes" if extrapolated else ""
+    visible = [cells(*(row[column] for column in shown)) for row in rows]
+    blocks: list[Block] = [
+        Table(
+            tuple(head[column] for column in shown),
+            visible,
+            note,
+            left=tuple(at for at, column in enumerate(shown) if head[column] == "fits with"),
+        )
     ]
+    fitting = [point for point in points if point["fits"]]
+    if fitting:
+        label = "Predicted time of a step by part, for each number of ranks that fits"
+        blocks.append(Figure("plan-steps", label, label, lambda width: step_figure(width, fitting)))
+    return blocks
+
+
+def _details(plan: dict[str, Any], point: dict[str, Any]) -> list[Section]:
+    batch = f"{_count(point['ranks'], 'rank')}, {_count(point['rank_batch'], 'sample')} on each"
+    sections: list[Section] = []
+    if step := point["step"]:
+        rows = [
+            cells(name, _time(seconds), _time(left), f"{left / step['value']:.1%}", PARTS[name])
+            for (name, seconds), left in zip(step["parts"].items(), step["exposed"].values())
+        ]
+        table = Table(("part", "alone", "exposed", "share", "what"), rows, left=(4,))
+        sections.append(Section("step", f"one step: {batch}", [table]))
+    memory: list[Block] = [Text(_verdict(point["memory"])), _memory(point["memory"])]
+    sections.append(Section("memory", f"memory: {batch}", memory + _tiers(plan["advice"]["tiers"])))
+    tables = [
+        cells(t["name"], t["kind"], f"{t['ranks']:,}", size(t["bytes"]), size(t["most_bytes_a_rank"]), t["why"])
+        for t in point["tables"]
+    ]
+    head = ("table", "sharding", "ranks", "size", "most on a rank", "why")
+    sections.append(Section("tables", "tables", [Table(head, tables, left=(1, 5))]))
     if "skew" in point:
-        lines += _skew(point["skew"])
-    if point["failures"]:
-        lines += _failures(point["failures"])
-    return [*lines, "", "sources of the figures", *(f"  {k:<14} {v}" for k, v in point["origins"].items())]
+        skewed = [
+            cells(
+                one["table"], one["kind"], size(one["mean"]), size(one["worst"]), f"{one['ratio']:.1f} x", one["rank"]
+            )
+            for one in point["skew"]
+        ]
+        head = ("table", "sharding", "mean of ranks", "worst rank and batch", "worst / mean", "rank")
+        sections.append(Section("skew", "skew: data received by a rank in a step", [Table(head, skewed, left=(1,))]))
+    origins = dict(point["origins"])
+    if reached := point["target"]:
+        evaluations = _count(round(reached["evaluations"]), "evaluation")
+        origins["samples"] = f"to the target: {reached['origin']}"
+        origins["target"] = (
+            f"{_time(reached['steps_seconds'])} of steps, {_time(reached['evaluations_seconds'])} of {evaluations}, "
+            f"{_time(reached['startup_seconds'])} of start-up"
+        )
+    if tried := plan["advice"]["tried_options"]:
+        origins["changes"] = f"tried: {', '.join(tried)}"
+    sources = definitions(list(origins.items()))
+    return [*sections, Section("sources", "sources of the figures", [sources])]
 
 
-def _parts(step: dict[str, Any]) -> list[list[str]]:
-    rows = [["part", "alone", "exposed", "share", "what"]]
-    for name, seconds in step["parts"].items():
-        left = step["exposed"][name]
-        rows.append([name, _time(seconds), _time(left), f"{left / step['value']:.1%}", PARTS[name]])
-    return rows
-
-
-def _memory(memory: dict[str, Any]) -> list[list[str]]:
-    rows = [["part", f"rank {memory['fullest_rank']} (fullest)", "mean", "least"]]
-    for name, bytes_ in memory["parts"].items():
-        rows.append([name, size(bytes_), size(memory["parts_mean"][name]), size(memory["parts_least"][name])])
+def _memory(memory: dict[str, Any]) -> Table:
+    rows = [
+        cells(name, size(bytes_), size(memory["parts_mean"][name]), size(memory["parts_least"][name]))
+        for name, bytes_ in memory["parts"].items()
+    ]
     totals = memory["by_rank"]
-    rows.append(["total", size(memory["bytes"]), size(sum(totals) / len(totals)), size(min(totals))])
-    return rows
+    rows.append(cells("total", size(memory["bytes"]), size(sum(totals) / len(totals)), size(min(totals))))
+    return Table(("part", f"rank {memory['fullest_rank']} (fullest)", "mean", "least"), rows)
 
 
 def _memory_band(memory: dict[str, Any]) -> str:
@@ -269,41 +288,21 @@ def _verdict(memory: dict[str, Any]) -> str:
     )
 
 
-def _tiers(tiers: dict[str, Any] | None) -> list[str]:
+def _tiers(tiers: dict[str, Any] | None) -> list[Block]:
     if tiers is None:
         return []
     room = f"{size(tiers['table_bytes'])} of rows beside a cache of {size(tiers['cache_bytes'])}"
-    lines = [
-        "",
-        f"tables in tiers on one device: {room}, which serves {tiers['served']:.1%} of "
-        f"{tiers['rows_per_step']:,.0f} rows a step",
-        f"  ({tiers['origin']})",
-    ]
-    rows = [["tables in", "moved each way", "time", "step", "samples/s", "limited by"]]
+    text = (
+        f"Tables in tiers on one device: {room}, which serves {tiers['served']:.1%} of "
+        f"{tiers['rows_per_step']:,.0f} rows a step ({tiers['origin']})."
+    )
+    rows = []
     for name, one in tiers["stores"].items():
         moving = max(seconds for part, seconds in one["parts"].items() if part != "the device")
         step = (_band_time(one["step"]), f"{one['samples_per_s']:,.0f}", one["limit"])
-        rows.append([name, size(one["bytes_each_way"]), _time(moving), *step])
-    return [*lines, table(rows)] if tiers["stores"] else lines
-
-
-def _skew(arrivals: list[dict[str, Any]]) -> list[str]:
-    rows = [["table", "sharding", "mean of ranks", "worst rank and batch", "worst / mean", "rank"]]
-    for one in arrivals:
-        cells = (size(one["mean"]), size(one["worst"]), f"{one['ratio']:.1f} x", str(one["rank"]))
-        rows.append([one["table"], one["kind"], *cells])
-    return ["", "skew: data received by a rank in a step", table(rows)]
-
-
-def _failures(failures: dict[str, Any]) -> list[str]:
-    reached = failures["target_seconds"]
-    return [
-        "",
-        f"failures: one every {_time(failures['mtbf_s'])}, checkpoints of {_time(failures['checkpoint_s'])}, "
-        f"restarts of {_time(failures['restart_s'])}",
-        f"  with a checkpoint every {_time(failures['interval_s'])} the goodput is {failures['goodput']:.1%}"
-        + (f"; {_time(reached)} to the target" if reached else ""),
-    ]
+        rows.append(cells(name, size(one["bytes_each_way"]), _time(moving), *step))
+    head = ("tables in", "moved each way", "time", "step", "samples/s", "limited by")
+    return [Text(text), Table(head, rows, left=(5,))] if rows else [Text(text)]
 
 
 def _time(seconds: float) -> str:
@@ -345,7 +344,11 @@ def _money(band: dict[str, float], currency: str | None) -> str:
 
 def _reached(reached: dict[str, Any], currency: str | None) -> str:
     cost = f" and {_money(reached['cost'], currency)}" if reached["cost"] else ""
-    return f"{'~' if reached['extrapolated'] else ''}{_band_time(reached['seconds'])}{cost}"
+    return f"{_approximately(reached)}{_band_time(reached['seconds'])}{cost}"
+
+
+def _approximately(reached: dict[str, Any]) -> str:
+    return "~" if reached["extrapolated"] else ""
 
 
 def _count(count: int, what: str) -> str:
