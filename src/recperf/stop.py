@@ -1,8 +1,9 @@
 """Stopping on a signal: a handler only remembers it, and code that takes long polls where it can stop cleanly.
 Processes that this one starts end with it.
 
-Nothing is raised from a handler, so that no import, save or write ends in its middle. A second Ctrl-C ends the process
-at once. Importing this imports nothing slow: `recperf` listens before it imports anything else.
+Nothing is raised from a handler, except in a launcher of ranks, so that no import, save or write ends in its middle. A
+second Ctrl-C ends the process at once. Importing this imports nothing slow: `recperf` listens before it imports
+anything else.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class StopFlag:
         self.ends_at_once = False
         """A signal ends the process in the handler: for commands that have nothing to save."""
         self._calls: list[Callable[[], None]] = []
+        self._raised: Callable[[int], Exception] | None = None
         self._cleanups: list[Callable[[], object]] = []
         self._deferred = 0
         self._what, self._fix = "", None  # type: tuple[str, str | None]
@@ -48,7 +50,6 @@ class StopFlag:
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before.setdefault(number, signal.signal(number, self._receive))
-        # A launcher starts its ranks with these signals blocked until they can receive them.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     @contextmanager
@@ -73,7 +74,7 @@ class StopFlag:
             # A worker process that was forked meanwhile and is ended by its owner.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        elif self.ends_at_once or (number == signal.SIGINT and self.received is not None):
+        elif self.ends_at_once or (self.received is not None and self._again(number)):
             self.received = number
             self._exit()
         elif self.received is None:
@@ -82,6 +83,13 @@ class StopFlag:
                 for call in self._calls:
                     with suppress(Exception):
                         call()
+            if self._raised is not None:
+                raise self._raised(number)
+
+    def _again(self, number: int) -> bool:
+        """Whether a further signal ends the process at once: a second Ctrl-C, also to a launcher, which then ends, so
+        that its ranks receive SIGTERM."""
+        return number == signal.SIGINT or (self.received == signal.SIGINT and number == signal.SIGTERM)
 
     def _exit(self) -> None:
         # The newest first: what writes into a folder ends before the folder is removed.
@@ -134,6 +142,16 @@ class StopFlag:
             yield
         finally:
             self._calls.remove(interrupt)
+
+    @contextmanager
+    def raising(self, error: Callable[[int], Exception]) -> Iterator[None]:
+        """Inside, the first signal is also raised, as the exception on which a library ends what it has started."""
+        self._raised = error
+        try:
+            self.poll()
+            yield
+        finally:
+            self._raised = None
 
     @contextmanager
     def before_exit(self, cleanup: Callable[[], object]) -> Iterator[None]:

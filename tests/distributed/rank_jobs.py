@@ -158,22 +158,6 @@ def fails(rank: int, at: int, how: str, on: int = 1) -> None:
     RankStep.__call__ = failing  # type: ignore[method-assign]
 
 
-def fails_inside(rank: int, at: int, how: str, on: int = 1) -> None:
-    """A rank hangs or runs out of memory in the middle of a step."""
-    name = {"hang": "update", "memory": "lookup"}[how]
-    original, seen = getattr(TorchRecTables, name), [0]
-
-    def failing(self: TorchRecTables, *arguments: Any) -> Any:
-        seen[0] += 1
-        if rank == on and seen[0] == at:
-            if how == "memory":
-                raise MemoryError
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return original(self, *arguments)
-
-    setattr(TorchRecTables, name, failing)
-
-
 def events(folder: Path) -> Path:
     from recperf.data.yambda import synthesize
     from recperf.data.yambda.synthesize.config import YambdaLike

@@ -125,12 +125,9 @@ def _command(
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(elastic / "error.json")
     os.environ["RECPERF_HOME"] = str(home_of(more))
     from recperf.cli import main
-    from recperf.distributed import exits
     from recperf.distributed.world import World
     from recperf.execution import measuring
 
-    # No agent is there to end a rank that lost the others.
-    exits.LINGER_S = 0.0
     # A run ends with a measured window; the fewest steps are enough.
     measuring.SECONDS = 0.0
     World.join = functools.partialmethod(World.join, init_method=f"file://{meeting}")

@@ -18,6 +18,7 @@ from rank_jobs import events
 from rank_pool import home, needs_torchrec, rank_folder, start
 
 from recperf.cli import main
+from recperf.distributed.job import read_exit
 from recperf.distributed.launch import Outcome, judge
 
 WORDS = [
@@ -57,7 +58,8 @@ def said(folder: Path, rank: int) -> str:
 
 def outcome(folder: Path, exit_codes: dict[int, int]) -> Outcome:
     """The launcher's verdict on two ranks."""
-    return judge({rank: rank_folder(folder, rank) for rank in (0, 1)}, exit_codes, None)
+    ends = {rank: read_exit(rank_folder(folder, rank) / "error.json") for rank in (0, 1)}
+    return judge(2, {rank: end for rank, end in ends.items() if end}, exit_codes)
 
 
 def kinds(folder: Path) -> list[str]:
@@ -85,6 +87,7 @@ def test_a_signal_to_one_rank_makes_all_save_and_ranks_can_resume(
     assert log.count('"run_start"') == log.count('"run_stop"') == 1
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_a_rank_that_is_left_alone_resumes_the_run_of_its_job(tmp_path: Path) -> None:
     """torchrun lost all hosts but one, which restarts as a single process."""
@@ -113,39 +116,29 @@ def test_an_error_of_one_rank_is_printed_once_with_its_rank(tmp_path: Path) -> N
 
 
 @needs_torchrec
-def test_a_killed_rank_ends_the_others_and_is_named_with_its_last_span(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
     codes = ended(begin(tmp_path, trouble="fails", at=3, how="kill", on=0))
     assert codes == [-signal.SIGKILL, 4]
-    found = outcome(tmp_path, {0: codes[0]})
+    found = outcome(tmp_path, {1: codes[1], 0: codes[0]})
     assert found.error is not None
     assert found.restartable
     assert "rank 0 of 2 was killed by SIGKILL" in found.error.what
-    assert found.error.where == {"rank": "0", "last seen": "step 2: done", "last span": "after update"}
     assert "error:" not in said(tmp_path, 1)
 
 
 @needs_torchrec
-def test_a_rank_that_hangs_is_named_with_the_span_it_hangs_in(tmp_path: Path) -> None:
-    ranks = begin(tmp_path, "--distributed.timeout-s", "5", trouble="fails_inside", at=3, how="hang", on=1)
+def test_a_rank_that_hangs_is_named_with_the_collective_that_waits_for_it(tmp_path: Path) -> None:
+    ranks = begin(tmp_path, "--distributed.timeout-s", "3", trouble="fails", at=3, how="freeze", on=1)
     ranks[0].join(60)
     ranks[1].kill()
     ranks[1].join()
     assert (ranks[0].exitcode, ranks[1].exitcode) == (4, -signal.SIGKILL)
     found = outcome(tmp_path, {0: 4, 1: -signal.SIGKILL})
     assert found.error is not None
+    assert found.restartable
     assert "rank 1 of 2 does not respond" in found.error.what
-    assert found.error.where == {"rank": "1", "last seen": "step 3: update", "last span": "sparse_update"}
-
-
-@needs_torchrec
-def test_a_rank_without_memory_says_so_with_the_span_it_failed_in(tmp_path: Path) -> None:
-    assert ended(begin(tmp_path, trouble="fails_inside", at=3, how="memory", on=1)) == [4, 4]
-    assert "error: out of memory" in said(tmp_path, 1)
-    assert "rank:      1" in said(tmp_path, 1)
-    assert "last span: embedding" in said(tmp_path, 1)
-    assert "Traceback" not in said(tmp_path, 1)
-    assert "error:" not in said(tmp_path, 0)
-    assert outcome(tmp_path, {1: 4}) == Outcome(code=4, restartable=True)
+    assert found.error.where["waited"].startswith("rank 0, 3 s in ")
+    assert "All2All" in found.error.where["waited"]
 
 
 @needs_torchrec
@@ -222,32 +215,50 @@ SAVING = ("--train.epochs", "1000", "--train.checkpoint-steps", "2")
 
 
 @needs_torchrec
-def test_the_launcher_restarts_after_a_kill_and_names_a_rank_that_then_hangs(tmp_path: Path) -> None:
-    more = ("--ranks", "2", "--restarts", "1", "--distributed.timeout-s", "5", *SAVING)
-    started = Started(tmp_path, ["recperf"], *more)
+def test_the_launcher_restarts_after_a_kill_and_a_signal_to_it_makes_all_ranks_save(tmp_path: Path) -> None:
+    started = Started(tmp_path, ["recperf"], "--ranks", "2", "--restarts", "1", *SAVING)
     os.kill(started.rank(1, steps=5), signal.SIGKILL)
     while not started.resumes():
         time.sleep(0.1)
-    os.kill(started.rank(1, steps=started.steps() + 2), signal.SIGSTOP)
-    # A hang is noticed after 5 s, and all ranks have ended 5 s later: the rest is for a busy machine.
-    printed = started.ended(60)
-    assert started.process.returncode == 4
-    assert "rank 1 of 2 was killed by SIGKILL" in printed
-    assert "restarting all ranks (1 of 1)" in printed
-    assert printed.count("error:") == 1, printed
-    assert "rank 1 of 2 does not respond" in printed
-    assert "last span:" in printed
-
-
-@needs_torchrec
-def test_a_signal_to_the_launcher_makes_all_ranks_save(tmp_path: Path) -> None:
-    started = Started(tmp_path, ["recperf"], "--ranks", "2", "--train.epochs", "1000")
-    started.rank(1, steps=2)
+    started.rank(1, steps=started.steps() + 2)
     started.process.send_signal(signal.SIGINT)
     printed = started.ended(60)
     assert started.process.returncode == 130
+    assert "rank 1 of 2 was killed by SIGKILL" in printed
+    assert "restarting all ranks (1 of 1)" in printed
     assert printed.count("error:") == 1, printed
     assert "; the state is saved" in printed
+
+
+@pytest.mark.long
+@needs_torchrec
+def test_the_launcher_names_a_rank_that_hangs(tmp_path: Path) -> None:
+    started = Started(tmp_path, ["recperf"], "--ranks", "2", "--distributed.timeout-s", "5", *SAVING)
+    os.kill(started.rank(1, steps=2), signal.SIGSTOP)
+    # It is noticed after 5 s, and torch kills the rank 30 s later.
+    printed = started.ended(90)
+    assert started.process.returncode == 4
+    assert printed.count("error:") == 1, printed
+    assert "rank 1 of 2 does not respond" in printed
+    assert "rank 0, 5 s in " in printed
+
+
+@pytest.mark.long
+@needs_torchrec
+def test_a_second_interrupt_ends_launcher_and_ranks_at_once(tmp_path: Path) -> None:
+    started = Started(tmp_path, ["recperf"], "--ranks", "2", "--distributed.timeout-s", "60", *SAVING)
+    os.kill(started.rank(1, steps=2), signal.SIGSTOP)
+    started.process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    started.process.send_signal(signal.SIGINT)
+    ranks = _children(started.process.pid)
+    started.process.wait(10)
+    assert started.process.returncode == 130
+    os.kill(ranks[1], signal.SIGCONT)
+    end = time.monotonic() + 10
+    while any(len(_environment(rank)) > 1 for rank in ranks):
+        assert time.monotonic() < end, "ranks outlive their launcher"
+        time.sleep(0.05)
 
 
 @needs_torchrec
@@ -274,7 +285,7 @@ def test_ranks_listen_on_loopback_only_and_end_with_a_killed_launcher_so_that_th
 
 @pytest.mark.long
 @needs_torchrec
-def test_under_torchrun_ranks_resume_after_a_kill_and_a_remaining_rank_names_a_missing_one(tmp_path: Path) -> None:
+def test_under_torchrun_ranks_resume_after_a_kill(tmp_path: Path) -> None:
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     started = Started(tmp_path, [*torchrun, "-m", "recperf"], *SAVING)
     os.kill(started.rank(1, steps=5), signal.SIGKILL)
@@ -283,7 +294,6 @@ def test_under_torchrun_ranks_resume_after_a_kill_and_a_remaining_rank_names_a_m
     os.kill(started.rank(0, steps=started.steps() + 2), signal.SIGKILL)
     printed = started.ended(60)
     assert "the ranks were restarted and resume their run" in printed
-    assert "rank 1 of 2 is gone or does not respond" in printed
-    assert "rank 0 of 2 is gone or does not respond" in printed
-    assert printed.count("error: ") == 2, printed
-    assert "last span:" in printed
+    # torchrun names the rank that was killed.
+    assert "Signal 9 (SIGKILL)" in printed
+    assert "error: rank 0 of 2 lost the connection to another rank" in printed

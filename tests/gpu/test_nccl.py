@@ -7,6 +7,7 @@ Two ranks share one GPU: each says that it is alone on its host. How fast they a
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees
 DEVICES = [pytest.param("cuda", marks=needs_gpu), pytest.param("cpu", marks=pytest.mark.long)]
 STEPS = 8
 NAMED_S = 60.0
-"""Seconds within which a rank that is gone or hangs is named."""
+"""Seconds within which a rank that is gone or hangs ends the other one, whose timeout is 20."""
+ENDED = (4, -signal.SIGABRT)
+"""Exit codes of a rank that lost another one: gloo raises an error, torch's watchdog of NCCL aborts the process."""
 Start = Callable[..., Hosts]
 
 
@@ -186,7 +189,8 @@ def clicks(run: Path, device: str, *more: str) -> list[str]:
         "run", "dlrm", "--data.batches", "6", "--model.bottom", "8", "64", "--model.top", "8", "1",
         "--distributed.sharding", "t1=row,t2=column", "--train.batch-size", "64", "--train.max-steps", "6",
         "--train.device", device, "--train.threads", "1", "--train.checkpoint-steps", "2", "--target.beat", "none",
-        "--fast.precision", "float32", "--no-peaks", "--no-report", "--run-dir", str(run), *more,
+        "--fast.precision", "float32", "--distributed.timeout-s", "20", "--no-peaks", "--no-report",
+        "--run-dir", str(run), *more,
     ]  # fmt: skip
 
 
@@ -202,12 +206,12 @@ def losses(run: Path) -> dict[int, float]:
 
 @needs_torchrec
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_killed_rank_is_named_and_the_run_resumes(device: str, start: Start, tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_other_and_the_run_resumes(device: str, start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
     killed = start("killed", words=clicks(run, device), trouble="fails", how={"at": 6, "how": "kill"})
-    assert killed.ended(NAMED_S + 60) == [4, -9], killed.tails()
+    first, second = killed.ended(NAMED_S + 60)
+    assert (first in ENDED, second) == (True, -signal.SIGKILL), killed.tails()
     assert seconds_since_trouble(killed) <= NAMED_S, killed.tails()
-    assert "error: rank 1 of 2 is gone or does not respond; all ranks stop" in killed.said(0), killed.tails()
     assert "Traceback" not in killed.said(0), killed.tails()
     resumed = start("resumed", words=["run", "--resume", str(run), "--no-peaks", "--no-report"])
     assert resumed.ended() == [0, 0], resumed.tails()
@@ -219,26 +223,23 @@ def test_a_killed_rank_is_named_and_the_run_resumes(device: str, start: Start, t
 
 @needs_torchrec
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("how", ["freeze", "hang"])
-def test_a_rank_that_hangs_is_named(device: str, how: str, start: Start, tmp_path: Path) -> None:
-    """A stopped process by the lack of a sign of life; one that lives but does not go on by the limit of a step."""
-    hung = start("hung", words=clicks(tmp_path / "run", device), trouble="fails", how={"at": 4, "how": how})
+def test_a_rank_that_hangs_ends_the_other_by_the_timeout(device: str, start: Start, tmp_path: Path) -> None:
+    hung = start("hung", words=clicks(tmp_path / "run", device), trouble="fails", how={"at": 4, "how": "freeze"})
     # The start of a rank takes some seconds, on a busy machine more.
-    assert hung.ended(NAMED_S + 60, ranks=(0,))[0] == 4, hung.tails()
+    assert hung.ended(NAMED_S + 60, ranks=(0,))[0] in ENDED, hung.tails()
     assert seconds_since_trouble(hung) <= NAMED_S, hung.tails()
-    assert "error: rank 1 of 2 is gone or does not respond; all ranks stop" in hung.said(0), hung.tails()
-    assert "last seen:" in hung.said(0), hung.tails()
+    named = "waited 20 s for another rank" if device == "cpu" else "Watchdog caught collective operation timeout"
+    assert named in hung.said(0), hung.tails()
 
 
 @needs_torchrec
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_error_of_one_rank_ends_the_other(device: str, start: Start, tmp_path: Path) -> None:
     failing = start("failing", words=clicks(tmp_path / "run", device), trouble="fails", how={"at": 4, "how": "raise"})
-    assert failing.ended(NAMED_S + 60) == [4, 3], failing.tails()
+    first, second = failing.ended(NAMED_S + 60)
+    assert (first in ENDED, second) == (True, 3), failing.tails()
     assert seconds_since_trouble(failing) <= NAMED_S, failing.tails()
     assert "error: this rank read nonsense" in failing.said(1), failing.tails()
-    # NCCL's own lines about the rank that left have the word too.
-    assert not any(line.startswith("error:") for line in failing.said(0).splitlines()), failing.tails()
 
 
 @needs_torchrec

@@ -206,8 +206,8 @@ def damage(one: Try, name: str) -> str:
     bystander.require_untouched()
     if any(codes):
         lines = [line for rank in (0, 1) for line in (one.folder / f"rank-{rank}.log").read_text().splitlines()]
-        # Ranks on hosts of their own do not see what the other host prints: they name the rank that is gone.
-        reasons = [line for line in lines if line.startswith("error:") and "is gone or does not respond" not in line]
+        # Ranks on hosts of their own do not see what the other host prints: they say that they lost it.
+        reasons = [line for line in lines if line.startswith("error:") and "another rank" not in line]
         if len(reasons) != 1:
             raise Failure("wrong exit code", f"exit codes {codes}, and not one line that says why")
         return "refused"

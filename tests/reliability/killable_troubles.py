@@ -83,12 +83,10 @@ def signal_in(function: str, nth: int, number: int) -> None:
 
 
 def meet_in(file: str) -> None:
-    """Let ranks meet in a file, and not wait for an agent that would end them."""
-    from recperf.distributed import exits
+    """Let ranks meet in a file."""
     from recperf.distributed.world import World
 
     torch.set_num_threads(1)
-    exits.LINGER_S = 0.0
     World.join = functools.partialmethod(World.join, init_method=f"file://{file}")  # type: ignore[method-assign]
 
 

@@ -14,8 +14,8 @@ import tyro
 
 from ..config import to_json, with_absolute_paths
 from ..distributed.exits import run_as_rank
+from ..distributed.job import job, launched, remember_run, remembered_run, restarted, same_job
 from ..distributed.launch import launch, rank_arguments, require_ranks
-from ..distributed.progress import job, launched, remember_run, remembered_run, restarted, same_job
 from ..distributed.ranks import Ranks, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import read_regular, require_writable, write_atomic

@@ -28,7 +28,6 @@ from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, read_state
 from ..train.checkpoint_shards import Rectangle, Shard, Sharded
 from ..train.checkpoint_state import Content, Written
-from .progress import note
 from .rank_tables import RankTables
 from .world import World
 
@@ -49,14 +48,12 @@ class RankStore(CheckpointStore):
 
     def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
         """Save a state; it is on disk when this returns."""
-        note(f"saving step {step}")
         self._content = content = Content.of(state)
         self._lead(lambda: self._write(step, content, best))
         self._content = None
 
     def load(self, which: str = "last", into: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Read a state as a single process does; each rank reads the shards that its own `into` has."""
-        note("loading a checkpoint")
         self._into, self._state = into, None
         self._lead(lambda: self._load_first(which, into))
         state, self._into, self._state = self._state, None, None

@@ -42,8 +42,7 @@ class DistributedConfig:
     """Deal the samples of a batch to ranks by counted work, so that none waits for long histories (dlrm-v4)."""
     timeout_s: float = 300.0
     """Seconds that a rank waits for the others before it fails. Ranks also wait for each part of a checkpoint: for the
-    slowest rank to write and verify its shards, and for rank 0 to commit. In a training step after the first they wait
-    45 seconds, or three times the longest step where that is more, but no longer than this."""
+    slowest rank to write and verify its shards, and for rank 0 to commit."""
 
     def __post_init__(self) -> None:
         require(self.all_to_all in PRECISIONS, "distributed.all_to_all", self.all_to_all, ", ".join(PRECISIONS))

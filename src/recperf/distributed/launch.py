@@ -1,8 +1,7 @@
-"""Starting the ranks of one host by torch elastic's agent, which torchrun uses too, and the verdict on how they ended.
+"""Starting the ranks of one host by torch elastic's launcher, which torchrun uses too, and how the attempt ended.
 
-Three things are our own, since the agent has no option for them: which failures are worth a restart (the agent restarts
-after any), how signals reach ranks and how long they get to end (`_forwarding`), and what a killed or hung rank did
-last (progress.py).
+The launcher's public options do most: it forwards a signal to the ranks, gives them time to save, and ends the others
+when one fails. Which failures are worth a restart is decided here, since it would restart after any.
 """
 
 from __future__ import annotations
@@ -11,27 +10,22 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
-from typing import Any
 
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, UsageError
 from ..folders import temporary_folder
 from ..machine import usable_cores
-from ..stop import FLAG, SIGNALS, child, name_of
-from .progress import LAUNCHER, Exit, Progress, read_exit, read_progress
+from ..stop import FLAG, child, name_of
+from .job import LAUNCHER, Exit, read_exit
 from .world import World
 
 MOST_RANKS = 1024
 LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Ranks of one host listen to nothing outside it: they meet in a file, and the agent starts no store that listens."""
 SAVE_S = 600
-"""Seconds that ranks get to save after a signal before they are killed."""
-END_S = 5
-"""Seconds that the other ranks get to end once one has ended: they save together, and cannot without it."""
+"""Seconds that ranks get to save after a signal before they are killed (torch 2.11 gives them 30)."""
 
 
 def require_ranks(world: World, requested: int, workload: str, has_ranks: bool) -> None:
@@ -74,6 +68,7 @@ def launch(
 
     require_torchrec()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_S))
     os.environ.update(LOCAL)
     with temporary_folder(LAUNCHER) as folder:
         agent = Agent([verb, *arguments], ranks, folder)
@@ -102,10 +97,8 @@ class Outcome:
         return self.error.what if self.error else "a rank is out of memory"
 
     @classmethod
-    def unsaved(cls, received: int) -> Outcome:
-        text = "; not all ranks confirmed that they saved"
-        error = Interrupted(f"interrupted{text}") if received == signal.SIGINT else Stopped(f"stopped{text}")
-        return cls(code=error.exit_code, error=error)
+    def failed(cls, error: RecperfError, *, restartable: bool = False) -> Outcome:
+        return cls(code=error.exit_code, error=error, restartable=restartable)
 
 
 class Agent:
@@ -123,15 +116,18 @@ class Agent:
         # The agent's log says at length what is reported here in a line.
         logging.disable(logging.CRITICAL)
         try:
-            with _forwarding():
-                exit_codes = self._elastic()
+            exit_codes = self._elastic()
         finally:
             logging.disable(logging.NOTSET)
-        folders = {rank: self._job() / "attempt_0" / str(rank) for rank in range(self.ranks)}
-        return judge(folders, exit_codes, FLAG.received)
+        ends = {int(path.parent.name): read_exit(path) for path in self.folder.glob("*/attempt_0/*/error.json")}
+        exits = {rank: end for rank, end in ends.items() if end is not None}
+        if FLAG.received is not None:
+            return judge_stop(self.ranks, exits, FLAG.received)
+        return judge(self.ranks, exits, exit_codes)
 
     def _elastic(self) -> dict[int, int]:
         """The exit codes of failed ranks, in the order in which they were noticed."""
+        from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -149,120 +145,73 @@ class Agent:
             local_addr="127.0.0.1",
             max_restarts=0,
             logs_specs=self._logs,
+            # The others stay ours: they raise its exception too, but only the first one does.
+            signals_to_handle="SIGQUIT",
         )
+        program, *arguments = child([sys.executable, "-m", "recperf", *self.command])
         try:
-            program, *arguments = child([sys.executable, "-m", "recperf", *self.command])
-            elastic_launch(config, program)(*arguments)
+            with FLAG.raising(lambda number: SignalException("", signal.Signals(number))):
+                elastic_launch(config, program)(*arguments)
         except ChildFailedError as error:
             return {rank: failure.exitcode for rank, failure in error.failures.items()}
+        except SignalException as error:
+            FLAG.received = FLAG.received or error.sigval
         return {}
-
-    def _job(self) -> Path:
-        return next(self.folder.glob("*/"), self.folder)
 
     def has_run(self) -> bool:
         """Whether the ranks have begun a run, which a restart can resume."""
-        return (self._job() / "run").exists()
+        return any(self.folder.glob("*/run"))
 
 
-@contextmanager
-def _forwarding() -> Iterator[None]:
-    """Forward a signal to the ranks, give them SAVE_S seconds after it, and END_S once one has ended.
-
-    The agent would raise from its own signal handlers. Ranks start with the signals blocked, so that none comes before
-    they can receive it. A second Ctrl-C kills them.
-    """
-    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
-
-    start, poll, close = SubprocessContext.start, SubprocessContext._poll, SubprocessContext.close
-    contexts: list[Any] = []
-    forwarded: float | None = None
-
-    def send(number: int) -> None:
-        for handler in (handler for context in contexts for handler in context.subprocess_handlers.values()):
-            with suppress(ProcessLookupError):
-                if handler.proc.poll() is None:
-                    os.killpg(handler.proc.pid, number)
-
-    def start_ranks(self: Any) -> None:
-        contexts.append(self)
-        # Torch would handle SIGHUP too, and the ranks would not inherit that nohup ignores it.
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            start(self)
-        finally:
-            FLAG.listen()
-
-    def poll_ranks(self: Any) -> Any:
-        nonlocal forwarded
-        if FLAG.received is not None and forwarded is None:
-            forwarded = monotonic()
-            send(FLAG.received)
-        elif forwarded is not None and monotonic() - forwarded > SAVE_S:
-            send(signal.SIGKILL)
-        return poll(self)
-
-    def close_ranks(self: Any, death_sig: Any = None, timeout: int = 30) -> None:
-        # A signal that does nothing: a rank that is asked to stop would not say that it lost another one.
-        close(self, signal.SIGURG, END_S)
-
-    replaced = {"start": start_ranks, "_poll": poll_ranks, "close": close_ranks}
-    originals = {"start": start, "_poll": poll, "close": close}
-    try:
-        for name, function in replaced.items():
-            setattr(SubprocessContext, name, function)
-        with FLAG.before_exit(lambda: send(signal.SIGKILL)):
-            yield
-    finally:
-        for name, function in originals.items():
-            setattr(SubprocessContext, name, function)
+def judge(ranks: int, exits: dict[int, Exit], exit_codes: dict[int, int]) -> Outcome:
+    """The outcome of an attempt that no signal ended: that of the rank that failed first. A rank that could not report
+    itself is named."""
+    waiting = next((rank for rank, end in exits.items() if end.waited_s), None)
+    if waiting is not None:
+        silent = [rank for rank in range(ranks) if rank not in exits or not exits[rank].waited_s]
+        who = f"rank {silent[0]} of {ranks} does not respond" if silent else "the ranks wait for each other"
+        end = exits[waiting]
+        where: dict[str, object] = {"waited": f"rank {waiting}, {end.waited_s:.0f} s in {end.collective}"}
+        return Outcome.failed(_ended(who, ranks, where), restartable=True)
+    # A rank that lost another one ends because of it. What follows is sent by the agent: others may be stopped by it.
+    first = next((rank for rank in exit_codes if not (rank in exits and exits[rank].lost)), None)
+    if first is None:
+        if not exit_codes:
+            return Outcome(code=0)
+        where = {"cause": exits[next(iter(exit_codes))].message}
+        return Outcome.failed(_ended("the ranks lost the connection to each other", ranks, where), restartable=True)
+    if first in exits:
+        end = exits[first]
+        stop = {kind.exit_code: kind for kind in (Stopped, Interrupted)}.get(end.code)
+        if stop and _unreported(exits):
+            return Outcome.failed(stop(end.message.removeprefix("error: ")))
+        return Outcome(code=end.code, restartable=end.out_of_memory)
+    code = exit_codes[first]
+    how = f"was killed by {name_of(-code)}" if code < 0 else f"ended with code {code}"
+    memory = ", perhaps out of memory" if code == -signal.SIGKILL else ""
+    return Outcome.failed(_ended(f"rank {first} of {ranks} {how}{memory}", ranks, {}), restartable=code < 0)
 
 
-def judge(folders: dict[int, Path], exit_codes: dict[int, int], received: int | None) -> Outcome:
-    """The outcome of an attempt: the exit code of the rank that failed first; a rank that could not report is named."""
-    exits = {rank: end for rank, folder in folders.items() if (end := read_exit(folder)) is not None}
-    own = [end for end in exits.values() if end.code and not end.lost]
-    if own:
-        first = min(own, key=lambda end: end.time)
-        signalled = {kind.exit_code: kind for kind in (Stopped, Interrupted)}.get(first.code)
-        if signalled and (0 not in exits or exits[0].lost):
-            # Rank 0 reports a signal for all, but lost the rank that received it before the training.
-            return Outcome(code=first.code, error=signalled(first.message.removeprefix("error: ")))
-        return Outcome(code=first.code, restartable=first.out_of_memory and received is None)
-    if received is not None:
-        saved = len(exits) == len(folders)
-        return Outcome(code=max(end.code for end in exits.values())) if saved else Outcome.unsaved(received)
-    rank = _culprit(len(folders), exits, exit_codes)
-    if rank is None:
+def judge_stop(ranks: int, exits: dict[int, Exit], received: int) -> Outcome:
+    """The outcome of an attempt that a signal to the launcher ended."""
+    own = [end for end in exits.values() if not end.lost]
+    failed = min((end for end in own if end.code), key=lambda end: end.time, default=None)
+    if failed and not _unreported(exits):
+        return Outcome(code=failed.code)
+    if len(own) == ranks:
         return Outcome(code=0)
-    # A rank that others waited for was killed by the agent, not before.
-    hung = any(end.lost == "silent" for end in exits.values())
-    code = None if hung else exit_codes.get(rank)
-    error = _gone(rank, len(folders), read_progress(folders[rank]) or Progress(), code)
-    return Outcome(code=error.exit_code, error=error, restartable=code is None or code < 0)
-
-
-def _culprit(ranks: int, exits: dict[int, Exit], exit_codes: dict[int, int]) -> int | None:
-    """The rank that stopped the others: the first to end without a record, or one that hangs; None if all is well."""
-    silent = [rank for rank in range(ranks) if rank not in exits]
-    if not silent:
-        # Where every rank lost the others, they wait for each other.
-        return next((rank for rank, end in exits.items() if end.lost), None)
-    return next((rank for rank in exit_codes if rank in silent), silent[0])
-
-
-def _gone(rank: int, ranks: int, last: Progress, code: int | None) -> MachineError:
-    if code is None:
-        what = f"rank {rank} of {ranks} does not respond"
-    elif code < 0:
-        what = f"rank {rank} of {ranks} was killed by {name_of(-code)}" + (
-            ", perhaps out of memory" if code == -9 else ""
-        )
+    if failed:
+        text = failed.message.removeprefix("error: ")
     else:
-        what = f"rank {rank} of {ranks} ended with code {code}"
-    return MachineError(
-        f"{what}; all ranks were stopped",
-        where={"rank": rank, **last.facts},
-        fix=f"recperf run --resume RUN --ranks {ranks} continues from the last checkpoint",
-    )
+        text = f"{'interrupted' if received == signal.SIGINT else 'stopped'}; not all ranks confirmed that they saved"
+    return Outcome.failed((Interrupted if received == signal.SIGINT else Stopped)(text))
+
+
+def _unreported(exits: dict[int, Exit]) -> bool:
+    """Whether rank 0, which reports a signal for all, lost the rank that received it before the training."""
+    return 0 not in exits or exits[0].lost
+
+
+def _ended(what: str, ranks: int, where: dict[str, object]) -> MachineError:
+    fix = f"recperf run --resume RUN --ranks {ranks} continues from the last checkpoint"
+    return MachineError(f"{what}; all ranks were stopped", where=where, fix=fix)

@@ -50,12 +50,6 @@ def members(ranks: list[tuple[str, str]], backend: str) -> str:
     return f"{len(ranks)} ranks by {network}: {'; '.join(places[:MOST_HOSTS])}{more}"
 
 
-def collectives(device: str) -> int:
-    """The number of collectives that this rank has begun on a device, by NCCL or gloo."""
-    backend: Any = distributed.distributed_c10d._get_default_group()._get_backend(torch.device(device))
-    return int(backend._get_sequence_number_for_group())
-
-
 def agree_on_round(store: Any, rank: int, size: int, timeout_s: float) -> str:
     """A name that all ranks running now share and that no earlier ranks used in the same store.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +18,6 @@ from ..measure.spans import span
 from ..stop import SIGNALS
 from ..train.loop import Model, Optimizer, RecordNorm
 from .config import BUCKET_BYTES
-from .progress import note, note_step
 from .ranks import FLOAT_BYTES
 from .world import World
 
@@ -45,7 +43,7 @@ class Agreement:
         self._flags = torch.tensor([*(received == number for number in SIGNALS), due], dtype=torch.int32)
         self._work = distributed.all_reduce(self._flags, async_op=True)
 
-    def finish(self) -> None:
+    def finish_all_reduce(self) -> None:
         """Wait for the other hosts to begin this step's backward pass too."""
         self._work.wait()
         *ranks_by_signal, due = self._flags.tolist()
@@ -79,7 +77,7 @@ class Bucket:
             torch._foreach_copy_([view for view, _ in present], [gradient for _, gradient in present])
         self._work = distributed.all_reduce(self.buffer_G, async_op=True)
 
-    def wait(self) -> None:
+    def wait_all_reduce(self) -> None:
         self._work.wait()
         for parameter, view in zip(self.parameters, self.views):
             parameter.grad = view
@@ -167,8 +165,8 @@ class Reduction:
         while self._sent < len(self.buckets):
             self._send_next()
         for bucket in self.buckets:
-            bucket.wait()
-        self.agreement.finish()
+            bucket.wait_all_reduce()
+        self.agreement.finish_all_reduce()
         return self.buckets[-1].buffer_G[-1].clone()
 
     def _fill_buckets(self) -> None:
@@ -248,27 +246,21 @@ class RankStep:
     def __call__(
         self, batches: Iterator[Any], rate: float, record_norm: RecordNorm | None = None
     ) -> tuple[Tensor, int]:
-        note("waiting for a batch")
         with span("data"):
             batch = next(batches)
         self.before(rate)
-        began = perf_counter()
-        note(f"step {batch.step + 1}: forward and backward pass")
         loss = self.model.loss(batch)
         self.reduction.begin(loss.detach())
         with span("backward"):
             loss.backward()
         with span("embedding"):
             self.send_ahead()
-        note(f"step {batch.step + 1}: summing gradients")
         with span("reduce"):
             value = self.reduction()
-        note(f"step {batch.step + 1}: update")
         with span("update"):
             if record_norm:
                 record_norm(self.optimizer.gradient_norm())
             self.optimizer.step(rate)
-        note_step(batch.step + 1, perf_counter() - began)
         return value, len(batch)
 
     def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:

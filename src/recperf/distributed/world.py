@@ -4,7 +4,6 @@ Torch is imported only where there are several ranks.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from ..errors import MachineError, UsageError
 from ..machine import out_of_memory
-from .heartbeat import Heartbeat, Lost
-from .progress import meeting
+from .job import meeting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +42,8 @@ class World:
     backend: str = "none"
     device: str = "cpu"
     joined: bool = False
+    timeout_s: float = 0.0
+    """How long a rank waits for the others in a collective."""
     signal: int | None = None
     """The signal on which all ranks agreed to stop."""
     stop_flag: ReceivesSignals | None = None
@@ -54,10 +54,6 @@ class World:
     """Whether it held in the last step."""
     shared_error: BaseException | None = None
     """An error that every rank raises; only rank 0 prints it."""
-    on_lost: Lost | None = None
-    """Ends this process where other ranks are missing and it cannot notice by itself; None: signs of life are neither
-    written nor read."""
-    heartbeat: Heartbeat | None = None
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -90,12 +86,10 @@ class World:
             return
         from .rendezvous import connect, meet
 
-        self.device = self._device(device)
+        self.device, self.timeout_s = self._device(device), timeout_s
         self.backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
         try:
             store = meet(self.rank, self.size, timeout_s, init_method or meeting())
-            if self.on_lost is not None:
-                self.heartbeat = Heartbeat(store.clone(), self.rank, self.size, timeout_s, self.on_lost)
             connect(self.backend, store, self.rank, self.size, timeout_s)
         except (RuntimeError, TimeoutError) as error:
             if out_of_memory(error):
@@ -109,14 +103,6 @@ class World:
                 + ("; if the number of hosts changes, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" if shared else ""),
             ) from error
         self.joined = True
-        self._start_heartbeat()
-
-    def _start_heartbeat(self) -> None:
-        if self.heartbeat is not None:
-            from .rendezvous import collectives
-
-            self.heartbeat.count = functools.partial(collectives, self.device)
-            self.heartbeat.start()
 
     def _device(self, requested: str) -> str:
         import torch
@@ -131,8 +117,6 @@ class World:
                     fix="start one rank per GPU, or use --train.device cpu",
                 )
             torch.cuda.set_device(self.local_rank)
-            # Torch would abort this process when another rank is gone, before anybody can say which.
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         return device
 
     def leave(self) -> None:

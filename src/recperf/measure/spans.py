@@ -112,28 +112,10 @@ class _On:
         self.listener.leave()
 
 
-class _Both:
-    __slots__ = ("first", "second")
-
-    def __init__(self, first: Listener, second: Listener) -> None:
-        self.first, self.second = first, second
-
-    def enter(self, name: str) -> None:
-        self.first.enter(name)
-        self.second.enter(name)
-
-    def leave(self) -> None:
-        self.second.leave()
-        self.first.leave()
-
-
 _OFF = nullcontext()
 """The span that nothing hears: one shared object that stores and times nothing."""
 _listener: Listener | None = None
-"""Hears spans: the process listener, the current listener, or both."""
-_process_listener: Listener | None = None
-_current: Listener | None = None
-_waits_for_current = _only_waits = False
+_only_waits = False
 
 
 def span(name: str) -> nullcontext[None] | _On:
@@ -151,29 +133,14 @@ def is_wait(name: str) -> bool:
 
 def listen(listener: Listener | None, *, only_waits: bool = False) -> Listener | None:
     """Set the current listener (None: no one) and return the one before. `only_waits`: it hears no other spans."""
-    global _current, _waits_for_current
-    before, _current, _waits_for_current = _current, listener, only_waits
-    _combine()
-    return before
-
-
-def follow(listener: Listener | None) -> None:
-    """Set a listener that hears all spans of this process, whoever else listens at times."""
-    global _process_listener
-    _process_listener = listener
-    _combine()
-
-
-def _combine() -> None:
     global _listener, _only_waits
-    _only_waits = _waits_for_current and _process_listener is None
-    both = _Both(_process_listener, _current) if _process_listener and _current else None
-    _listener = both or _process_listener or _current
+    before, _listener, _only_waits = _listener, listener, only_waits
+    return before
 
 
 def inside() -> str:
     """The innermost open span of the current clock; empty where there is none."""
-    return str(getattr(_current, "inside", ""))
+    return str(getattr(_listener, "inside", ""))
 
 
 class StepClock:

@@ -30,7 +30,6 @@ from ..distributed.copies import copy_parts
 from ..distributed.demand import Demand
 from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by
-from ..distributed.progress import note
 from ..distributed.ranks import Ranks
 from ..distributed.scores import Scores
 from ..distributed.sharding import plan_text
@@ -221,7 +220,6 @@ class RankTrialState(DLRMTrialState):
         ranks have of a batch."""
         scores = Scores(self.world)
         for number, batch in enumerate(batches):
-            note(f"evaluation, batch {number + 1}")
             own = share(batch, samples(number), self.part).part
             logits_B = self.model(own.dense_BD, own.features)
             scores.add(logits_B, own.labels_B, stride(samples(number), self.world.size))

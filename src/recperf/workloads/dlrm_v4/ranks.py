@@ -26,7 +26,6 @@ from ...data.yambda.order import StreamOrder
 from ...distributed.balance import deal, stride
 from ...distributed.checkpoint import sharded_state
 from ...distributed.exchange import made_event
-from ...distributed.progress import note
 from ...distributed.ranks import Ranks, current
 from ...distributed.scores import Scores
 from ...distributed.sharding import plan_text
@@ -206,7 +205,6 @@ class SharedEvaluations(Evaluations):
         assert isinstance(inputs, SharedOrder)
         scores = Scores(self.trial.world)
         for number, batch in enumerate(batches):
-            note(f"evaluation, batch {number + 1} of {len(inputs)}")
             assert isinstance(batch, DealtBatch)
             part = inputs.inputs(batch)
             scores.add(self.trial.model(part), part.labels_B, batch.parts)
