@@ -11,10 +11,10 @@ import torch
 
 from recperf.errors import MachineError
 from recperf.jsonfile import misfit
+from recperf.measure import bag_speeds as measured
 from recperf.measure.peaks.store import BagRatios
 from recperf.models.tables import HashedTable
 from recperf.ops import bag, choice, dot, history, layer_norm, relu
-from recperf.ops.bag import measured
 from recperf.ops.dot import native
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

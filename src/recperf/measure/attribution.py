@@ -13,8 +13,8 @@ import re
 from collections import defaultdict
 from typing import Any
 
+from ..ops.operators import PREFIX
 from .ceilings import Ceilings
-from .native_calls import PREFIX
 
 LIMITS = (
     "input", "blocked", "python", "dispatch", "launch", "sync", "transfer", "compute", "bandwidth", "latency", "cache",

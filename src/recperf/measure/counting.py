@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.flop_counter import flop_registry
 
-from .native_calls import NativeCall
+from ..ops.operators import NativeCall
 from .operators import (
     address_of,
     flops_of,

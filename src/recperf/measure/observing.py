@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _push_mode
 
+from ..ops.operators import fast_range, hear_calls, recorded
 from .clocks import Moment, ThreadClock
 from .counting import Counter
-from .native_calls import fast_range, hear_calls, recorded
 from .peaks.other_work import OtherWork
 from .spans import listen
 from .step_ranges import Recording, SpanRanges, module_ranges

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from ..folders import temporary_folder
+from ..ops.operators import fast_range
 from .clocks import Moment, ThreadClock
-from .native_calls import fast_range
 from .spans import is_wait
 from .step_parts import MODULE
 from .trace.read import Trace, find_steps, read

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import JaggedFeatures
+from ..measure.bag_speeds import comparison
 from ..measure.spans import span
 from ..ops.bag import BAG_UPDATE, Bodies, Name, choose_bodies, reference
 from ..ops.bag.reference import stacked_rows
@@ -96,7 +97,7 @@ class SparseGradients(Embeddings):
         self.streams = SideStreams()
         self._grouped: Any = None
         self._requested = bag
-        self._chosen = choose_bodies(bag, table_RD)
+        self._chosen = choose_bodies(bag, table_RD, comparison)
         self._chosen_for = self._basis()
 
     def _basis(self) -> tuple[Any, ...]:
@@ -107,7 +108,7 @@ class SparseGradients(Embeddings):
         """The implementations, chosen anew after the table changed its type or device, or the run was resumed."""
         if self._chosen_for != self._basis():
             name: Name = self._requested if self.table_RD.dtype == torch.float32 else "auto"
-            self._chosen = choose_bodies(name, self.table_RD)
+            self._chosen = choose_bodies(name, self.table_RD, comparison)
             self._chosen_for = self._basis()
         return self._chosen
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...errors import MachineError
 from ...files import require_writable
-from ..native_calls import hear_calls, recorded
+from ...ops.operators import hear_calls, recorded
 from ..spans import listen
 from .read import ABOUT, MARK
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...measure.native_calls import operator
 from ..arguments import address
 from ..compile import I64, POINTER, native_library, usable
+from ..operators import operator
 
 PARTS, CODES = 3, 8
 """Ids of an event (item, artist, album), and actions of one; a candidate has one more."""

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
 from ..dropout.rule import NO_DROPOUT, Dropout
 from ..dropout.triton import arguments, factors, row_words
 from ..lookup.triton import segment_sum, tile
+from ..operators import operator
 from .plan import Plan, shared_sums
 
 UNSPECIALIZED = ["first", "second", "threshold"]

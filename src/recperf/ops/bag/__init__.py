@@ -17,6 +17,7 @@ which order triton adds gradients and all of them add up a norm: so a cache give
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,9 @@ from .. import choice
 from ..choice import BAG_UPDATE, Name
 
 __all__ = ["BAG_UPDATE", "Bodies", "Name", "choose", "choose_bodies"]
+
+Compare = Callable[[Tensor], dict[str, Any] | str | None]
+"""Times of torch over those of C for lookups and updates of a table: p20, p50 and p80; or why they cannot be judged."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +50,23 @@ def choose(name: Name, table: Tensor) -> tuple[ModuleType, str]:
     return choice.choose(__name__, name, table.device, fix="--model.bag reference", problem=problem)
 
 
-def choose_bodies(name: Name, table: Tensor) -> Bodies:
-    """`choose`, but in place of C torch where this machine's comparison has found it faster.
+def choose_bodies(name: Name, table: Tensor, compare: Compare | None = None) -> Bodies:
+    """`choose`, but torch in place of C where `compare` says that on this machine it is faster.
 
     Sums have the same bits in both, updates do not: a run that is resumed keeps the body of its updates.
     """
     body, why = choose(name, table)
     if name != "auto" or not why.startswith("native: ") or table.device.type != "cpu":
         return Bodies(body, body, why)
-    from . import measured, native, reference
+    from . import native, reference
 
-    figures, began = measured.comparison(table), choice.began_with(BAG_UPDATE)
+    figures, began = compare(table) if compare else None, choice.began_with(BAG_UPDATE)
     reasons = [why.partition(": ")[2], figures]
     sums = update = native
     from_before = False
     if isinstance(figures, dict):
-        sums, update = (measured.faster(figures[name]) for name in ("lookups", "updates"))
+        # C, unless torch was faster in nearly all readings.
+        sums, update = (reference if figures[name]["p80"] < 1 else native for name in ("lookups", "updates"))
     if began is not None:
         began_update = reference if began == "reference" else native
         from_before, update = began_update is not update, began_update

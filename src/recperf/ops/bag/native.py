@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ...errors import ArgumentError
-from ...measure.native_calls import operator
 from ..arguments import address, unknown_id
 from ..compile import F32, I64, POINTER, even_cuts, native_library, share, usable
 from ..hashing import require_rows, stream
+from ..operators import operator
 from . import reference
 
 SMALL = 2048

@@ -20,10 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...measure.native_calls import operator
 from ..arguments import ANY, require_tensor
 from ..faults import flag
 from ..hashing import rows_torch
+from ..operators import operator
 from . import reference, sort
 from .update_kernels import join_chunks, update_chunks
 

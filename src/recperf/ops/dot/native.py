@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ...errors import ArgumentError
-from ...measure.native_calls import operator
 from ..arguments import ANY, address, widened
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
+from ..operators import operator
 from . import reference
 from .reference import flops
 

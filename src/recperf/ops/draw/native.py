@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from ...measure.native_calls import operator
 from ..arguments import address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
+from ..operators import operator
 from . import reference
 from .plan import DENSE_SCALE, FAST_KINDS, Buffers, Plan
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
+from ..operators import operator
 from .plan import DENSE_SCALE, Buffers, Plan
 
 ELEMENTS = 1024

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
+from ..operators import operator
 from .rule import Dropout, signed
 
 ROWS, COLUMNS = 4, 512

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError, DataError
-from ...measure.native_calls import operator
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, native_library, usable
+from ..operators import operator
 from . import reference
 from .rule import LARGE_ID, Crosses, Events, Picked, Room, Rule, unknown_item
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ...errors import ArgumentError
-from ...measure.native_calls import operator
 from ..arguments import address, require_offsets, widened
 from ..compile import I64, POINTER, native_library, share, usable
+from ..operators import operator
 from . import reference
 from .rule import Mask, activations, flops
 

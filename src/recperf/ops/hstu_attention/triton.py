@@ -19,7 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ...measure.native_calls import operator
+from ..operators import operator
 from . import reference
 from .kernels import attend, grad_keys, grad_queries
 from .kernels_last import attend_last, grad_last

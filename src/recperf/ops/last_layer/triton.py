@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
+from ..operators import operator
 from .reference import End
 
 ELEMENTS = 16_384

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
+from ..operators import operator
 
 PROGRAMS = 8192
 """Most programs of a backward pass: several times what a GPU runs at once, so that the last to finish matter little."""

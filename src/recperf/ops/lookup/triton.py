@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
 from ..arguments import ANY, require_tensor
 from ..bag.triton import on_device, report
 from ..bag.update_kernels import apply_update, load_rows
 from ..faults import flag
+from ..operators import operator
 
 TILE = 4096
 """Elements that a program of four warps holds at a time."""

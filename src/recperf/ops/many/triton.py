@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
+from ..operators import operator
 from . import reference
 
 BLOCK = 2048

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
+from ..operators import operator
 
 STRIPE, ROWS, COLUMNS = 32, 32, 128
 """Samples whose bias gradients one program sums, and the tile it loads at a time."""

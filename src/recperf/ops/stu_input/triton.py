@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
 from ..layer_norm import triton as norm
+from ..operators import operator
 from ..products import product, weight_gradient
 
 ROWS, COLUMNS, STRETCHES = 16, 256, 1024

@@ -21,13 +21,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...measure.native_calls import operator
 from .. import cuda
 from ..dropout import Dropout
 from ..dropout import triton as dropping
 from ..dropout.triton import factors, row_words
 from ..layer_norm import triton as norm
 from ..layer_norm.triton import before_standard, standardised
+from ..operators import operator
 from ..products import product, weight_gradient
 
 FORWARD, BACKWARD = (512, 512), (256, 256)

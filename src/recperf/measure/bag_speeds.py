@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import MachineError, RecperfError
-from ...measure.peaks import store
-from ...measure.peaks.other_work import DISTURBED, OtherWork, not_judged
-from ...measure.peaks.sampling import MIB, allowed_bytes, figure
-from ...stop import poll
-from ...units import size
-from ..huge_pages import HUGE_PAGE, ask_for_huge_pages
-from . import native, reference
+from ..errors import MachineError, RecperfError
+from ..ops.bag import native, reference
+from ..ops.huge_pages import HUGE_PAGE, ask_for_huge_pages
+from ..stop import poll
+from ..units import size
+from .peaks import store
+from .peaks.other_work import DISTURBED, OtherWork, not_judged
+from .peaks.sampling import MIB, allowed_bytes, figure
 
 BAG = 32
 ROUNDS = 5
@@ -67,11 +67,6 @@ def comparison(table_RD: Tensor) -> dict[str, Any] | str | None:
     with suppress(MachineError):
         store.save(peaks)
     return dict(by_width[str(row_bytes)])
-
-
-def faster(ratio: dict[str, Any]) -> ModuleType:
-    """C, unless torch was faster in nearly all readings."""
-    return reference if ratio["p80"] < 1 else native
 
 
 def measure(rows: int, dim: int) -> dict[str, Any]:

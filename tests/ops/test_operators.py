@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from recperf.measure.counting import Counter
-from recperf.measure.native_calls import NativeCall, hear_calls, operator
 from recperf.measure.trace.work import CallWork
+from recperf.ops.operators import NativeCall, hear_calls, operator
 
 TABLE, IDS = torch.arange(4096.0).view(64, 64), torch.tensor([3, 7, 3, 9])
 
