@@ -15,7 +15,7 @@ for one in pkgutil.walk_packages(recperf.ops.__path__, "recperf.ops."):
         importlib.import_module(one.name)
 loaded = set(sys.modules) - before
 print(" ".join(sorted({name.split(".")[1] for name in loaded if name.startswith("recperf.")} - {"ops"})))
-print(" ".join({name.split(".")[0] for name in loaded} & {"msgspec", "pyarrow", "rich", "tyro", "duckdb", "jinja2"}))
+print(" ".join({name.split(".")[0] for name in loaded} & {"pyarrow", "rich", "tyro", "duckdb", "jinja2"}))
 """
 
 
