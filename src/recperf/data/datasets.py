@@ -50,7 +50,7 @@ BUILT_IN = {
 }
 """Kind of each dataset that recperf knows, and its folder inside the cache; none for generated ones."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_RESERVED = ("yambda-", "movielens-100k", "movielens-like", "criteo", "ratings-like", "sessions-like")
+_RESERVED = ("yambda-", "movielens-100k", "movielens-like", "criteo")
 """How the names begin that a dataset of a user cannot have."""
 
 

@@ -36,11 +36,7 @@ names: movielens-100k (real), movielens-like (synthetic), criteo (your click log
 
 MODULES = {"events": "yambda"}
 """The module of each kind of dataset, where it does not have the name of the kind."""
-FAMILY = (
-    {"criteo": "criteo"}
-    | dict.fromkeys(("ratings-like", "sessions-like"), "own_like")
-    | {name: MODULES.get(kind, kind) for name, (kind, _) in datasets.BUILT_IN.items()}
-)
+FAMILY = {"criteo": "criteo"} | {name: MODULES.get(kind, kind) for name, (kind, _) in datasets.BUILT_IN.items()}
 """The module of every dataset that recperf knows."""
 ONLY = {
     "convert": ("criteo", "needs no conversion; only click logs are converted", "--path FILE_OR_FOLDER"),
@@ -49,9 +45,9 @@ ONLY = {
 """Actions of one family only: an example, why others are refused, and the options of the example."""
 NAMED_BY = {
     "get": ("movielens-100k", "yambda-50m", "yambda-500m", "yambda-5b"),
-    "check": tuple(name for name in FAMILY if FAMILY[name] != "own_like"),
-    "make": ("movielens-like", "criteo", "yambda-like", "ratings-like", "sessions-like"),
-    "info": tuple(name for name in FAMILY if FAMILY[name] != "own_like"),
+    "check": tuple(FAMILY),
+    "make": ("movielens-like", "criteo", "yambda-like"),
+    "info": tuple(FAMILY),
 }
 """Actions of several families, each with its own options: the datasets that have them."""
 WITHOUT_NAME = """usage: recperf data {action} NAME [OPTIONS]
@@ -107,7 +103,7 @@ def command(arguments: list[str]) -> int:
     kind = "clicks" if family_name == "clicks" else "events"
     if action not in family.OPTIONS:
         name = _named(arguments[1:])
-        raise UsageError(f"{name} is a log to make and to import", fix=f"recperf data make {name} --path FILE")
+        raise UsageError(f"{name} was imported: there is nothing to {action}", fix=f"recperf data info {name}")
     options: Any = parse(
         family.OPTIONS[action],
         arguments[1:],
