@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
 from recperf.data.row_file import RowFile
 from recperf.data.user_files.source import LONGEST_LINE, inspect
-from recperf.data.user_files.spellings import COLUMNS
+from recperf.data.user_files.values import COLUMNS
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.originals import originals
@@ -179,7 +178,7 @@ def test_bad_clicks_are_left_out_and_listed(tmp_path: Path) -> None:
         clicks(tmp_path / "rows.csv", content, "other", skip_bad=3, **options)
 
 
-NESTED = json.dumps({"user": 1, "item": 1}) + "\n" + '{"user": 1, "item": ' + "[" * 100_000 + "]" * 100_000 + "}\n"
+NESTED = '{"user": 1, "item": ' + "[" * 100_000 + "]" * 100_000 + "}\n"
 LONG = "x" * (2 * LONGEST_LINE)
 QUOTED = '"\n","' + '\n","' * LONGEST_LINE
 
@@ -191,10 +190,9 @@ QUOTED = '"\n","' + '\n","' * LONGEST_LINE
         (f"user,item\n1,2\n{QUOTED}\n", "row 2 does not end within", {}),
         (f'{{"user": 1, "item": 1}}\n{{"user": 1, "item": "{LONG}"}}\n', "row 2 does not end within", {}),
         (f"1 2\n1 {'5 ' * LONGEST_LINE}\n", "row 2 does not end within", {"sequences": True}),
-        (NESTED, "row 2 is not a JSON object: it is nested too deeply", {}),
-        (NESTED.partition("\n")[2], "row 1 is not a JSON object: it is nested too deeply", {}),
+        (NESTED, "row 1 is not a JSON object: it is nested too deeply", {}),
     ],
-    ids=["csv", "quoted", "json", "sequence", "nested", "nested at first"],
+    ids=["csv", "quoted", "json", "sequence", "nested"],
 )
 def test_rows_have_a_bound(tmp_path: Path, content: str, message: str, options: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=message):

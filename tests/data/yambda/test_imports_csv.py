@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from recperf.data.user_files import load
-from recperf.data.user_files.bad_rows import BadRows
+from recperf.data.user_files import load, text_rows
 from recperf.data.user_files.database import open_database
 from recperf.data.user_files.source import inspect
 from recperf.data.yambda.store import open_store
@@ -35,8 +34,8 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def read_by_import(connection: Any, path: Path, buffer: int = 1 << 18) -> list[tuple[str, ...]]:
     """The columns that an import reads, before it converts them; rows and buffers are small."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "_BLOCK", buffer)
-        load.load_file(connection, inspect(path, COLUMNS), lambda *_: None, BadRows(path))
+        patch.setattr(text_rows, "BLOCK", buffer)
+        load.load_file(connection, inspect(path, COLUMNS), lambda *_: None, text_rows.BadRows(path))
     values = connection.execute('SELECT "user", item, "time", rating FROM raw ORDER BY rowid').fetchall()
     connection.execute("DROP TABLE raw")
     return [tuple(value or "" for value in row) for row in values]

@@ -10,9 +10,21 @@ from typing import Any, Literal
 from ...errors import DataError, UsageError, closest
 from ..user_files.database import column_types, fetch_row, literal
 from ..user_files.source import Source, inspect, repeated_name, shown_names
-from ..user_files.spellings import COLUMNS, plain
+from ..user_files.values import (
+    COLUMNS,
+    category,
+    element,
+    is_integer,
+    is_list,
+    is_number,
+    is_text,
+    is_time,
+    no_number,
+    plain,
+    present,
+    values_of,
+)
 from .options import MOST_FEATURES, ClickOptions
-from .values import category, element, is_integer, is_list, is_number, is_text, is_time, no_number, present, values_of
 
 Kind = Literal["categorical", "numeric", "multi"]
 RATINGS = ["user", "item", "rating", "timestamp"]

@@ -14,8 +14,20 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, closest
 from ..user_files.database import NOT_USED, column_types, fetch_row, optional_package
+from ..user_files.values import (
+    Values,
+    categories,
+    category,
+    element,
+    inexact,
+    is_list,
+    key,
+    keys,
+    no_number,
+    number,
+    values_of,
+)
 from .columns import Layout
-from .values import Values, categories, category, element, inexact, is_list, key, keys, no_number, number, values_of
 from .vocabulary import Vocabulary, as_text, denoted
 
 LARGEST = 3e38

@@ -24,7 +24,7 @@ from ..blocks import verified
 from ..clicks import mark_validation
 from ..config import SplitConfig
 from ..rows import Unknown, pyarrow
-from ..user_files.spellings import MISSING as MISSING_TEXTS
+from ..user_files.values import MISSING as MISSING_TEXTS
 from .columns import open_columns, require_arrays
 from .encode import ColumnFacts, StoredColumns, encode_table, layout_of
 from .imports import read_manifest

@@ -25,16 +25,13 @@ from ...folders import fresh_folder
 from ...jsonfile import Count, read_sealed, sealed
 from ..datasets import KINDS
 from ..rows import in_blocks
-from ..user_files.bad_rows import BadRows
 from ..user_files.database import column_types, fetch_row, open_database, optional_package
 from ..user_files.load import load_file
 from ..user_files.source import Source
-from ..user_files.spellings import FALSE, TRUE
-from .choose import Columns, choose_columns, decide_types, sql_name
-from .columns import PIECE, ColumnWriter, Layout, Part
-from .encode import ColumnFacts, StoredColumns, layout_of, require_categories, selection, stored_arrays
-from .options import MOST_SLOTS, ClickOptions
-from .values import (
+from ..user_files.text_rows import BadRows
+from ..user_files.values import (
+    FALSE,
+    TRUE,
     Values,
     categories,
     category,
@@ -48,6 +45,10 @@ from .values import (
     number,
     values_in,
 )
+from .choose import Columns, choose_columns, decide_types, sql_name
+from .columns import PIECE, ColumnWriter, Layout, Part
+from .encode import ColumnFacts, StoredColumns, layout_of, require_categories, selection, stored_arrays
+from .options import MOST_SLOTS, ClickOptions
 from .vocabulary import read_vocabulary, write_vocabulary
 
 FORMAT, VERSION = KINDS["clicks"].form

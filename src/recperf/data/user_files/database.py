@@ -54,6 +54,7 @@ def column_types(connection: Any, table: str) -> dict[str, str]:
 def open_database(folder: Path, *, memory: int) -> Iterator[Any]:
     """Open a connection whose temporary files go to `folder`. A lack of memory or disk space is one typed error."""
     duckdb = optional_package("duckdb")
+    optional_package("pyarrow")
     threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, memory // _BYTES_PER_THREAD))
     with writing(folder, fix=RESTART):
         folder.mkdir()

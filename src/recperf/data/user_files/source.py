@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Literal
 from ...errors import DataError, UsageError, closest
 from ...files import open_linked
 from .database import optional_package
-from .spellings import plain
+from .values import plain
 
 Format = Literal["csv", "json", "parquet", "sequences"]
 Header = Literal["auto", "yes", "no"]
@@ -35,7 +35,7 @@ _TYPED = re.compile("(.+):(token|token_seq|float|float_seq)")
 """A column in the header of RecBole's files: its name and its type."""
 _MOST_SHOWN = 20
 """Names of columns in a message."""
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 READ_ERRORS = (OSError, EOFError, zlib.error)
 """What reading a damaged file raises, gzip among them."""
 
@@ -114,6 +114,8 @@ def inspect(
         gzipped = magic[:2] == b"\x1f\x8b"
     except OSError as error:
         raise bad_file(path, f"the file cannot be opened: {error.strerror}", "check the path") from None
+    if delimiter is not None and not (delimiter.isascii() and delimiter in (delimiter[:1], 2 * delimiter[:1])):
+        raise UsageError(f"the delimiter {delimiter!r} is not one ASCII character, or the same twice")
     if not size:
         raise bad_file(path, "the file is empty", "name a file with rows")
     if magic == b"PAR1":
@@ -124,7 +126,7 @@ def inspect(
         raise bad_file(path, "this is not a Parquet file", "name it .csv if it is text")
     try:
         with _open(path, gzipped) as file:
-            sample = file.read(_SAMPLE_BYTES).removeprefix(_BOM)
+            sample = file.read(_SAMPLE_BYTES).removeprefix(BOM)
     except READ_ERRORS as error:
         raise unreadable(path, error) from None
     first_line = _first_line(path, sample)

@@ -19,10 +19,10 @@ from ....config import to_json
 from ....errors import DataError
 from ....files import sha256
 from ....folders import remove_folder
-from ...user_files.bad_rows import BadRows
 from ...user_files.database import RESTART, column_types, fetch_row, open_database
 from ...user_files.load import load_file
 from ...user_files.source import Source, inspect, require_role
+from ...user_files.text_rows import BadRows
 from ..schema import LEAST_PLAYED
 from ..store import MANIFEST, kinds_of, read_manifest
 from ..writer import OURS, StoreWriter, finished

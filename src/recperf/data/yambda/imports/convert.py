@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from ....errors import DataError
-from ...user_files.bad_rows import BadRows
 from ...user_files.database import column_types, fetch_row, literal
 from ...user_files.load import LIST_MARK
 from ...user_files.source import Source
-from ...user_files.spellings import FALSE, MISSING, NUMBER, TRUE
+from ...user_files.text_rows import BadRows
+from ...user_files.values import FALSE, MISSING, NUMBER, TRUE
 from ..schema import EVENT_TYPES, MOST_ID
 from .options import ImportOptions, TimeUnit
 

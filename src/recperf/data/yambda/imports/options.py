@@ -9,7 +9,7 @@ from typing import Final, Literal
 from ....config import require, within
 from ....errors import UsageError
 from ...datasets import legal_name, require_name
-from ...user_files.spellings import COLUMNS
+from ...user_files.values import COLUMNS
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
 Signal = Literal["rating", "ratio", "label"]

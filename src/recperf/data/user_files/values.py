@@ -1,4 +1,4 @@
-"""The values of a column as features read them, in SQL: one definition for an import and for rows to be scored.
+"""How values of a user's file are written, and what they mean in SQL: one definition for imports and for scoring.
 
 A category is text without whitespace around it; the number 3.0 is the category 3. Empty text, and text like NA or null,
 is missing. Categories are compared by a key, which is the same whatever they are read from: in a column of numbers that
@@ -7,10 +7,42 @@ of the number, in a column of booleans small letters, else the text itself. Time
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Any, Final, Literal
 
-from ..user_files.database import fetch_row, literal
-from ..user_files.spellings import FALSE, MISSING, NUMBER, TRUE
+from .database import fetch_row, literal
+
+TRUE: Final = ("1", "true", "1.0", "yes")
+FALSE: Final = ("0", "false", "0.0", "no", "-1", "-1.0")
+MISSING: Final = (
+    "#N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "\\N", "n/a", "nan", "null",
+)  # fmt: skip
+"""How programs write a missing value; taken for an id, all users without one would become one user."""
+NUMBER: Final = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+COLUMNS: Final = {
+    "user": (
+        *("user", "userid", "uid", "visitorid", "visitor", "customerid", "customer", "memberid", "reviewerid"),
+        *("accountid", "profileid", "clientid", "playerid", "username", "sessionid", "session"),
+    ),
+    "item": (
+        *("item", "itemid", "iid", "movieid", "movie", "productid", "product", "articleid", "article", "adid"),
+        *("trackid", "track", "songid", "song", "bookid", "book", "videoid", "video", "gameid", "game", "isbn"),
+        *("parentasin", "asin", "businessid", "appid", "newsid", "animeid", "recipeid", "jobid", "courseid", "venueid"),
+        *("placeid", "locationid", "poiid", "photoid", "postid", "contentid", "offerid", "adgroupid", "hotelid", "sku"),
+        *("skuid", "goodsid", "aid", "artistid"),
+    ),
+    "time": (
+        *("timestamp", "time", "ts", "datetime", "date", "eventtime", "createdat", "unixtimestamp", "unixreviewtime"),
+        *("ratingtimestamp", "eventtimestamp", "eventdate", "tdat"),
+    ),
+    "rating": ("rating", "stars", "score", "bookrating", "overall", "reviewscore", "reviewoverall"),
+    "label": (
+        *("label", "clicked", "click", "isclicked", "isclick", "clk", "target", "converted", "conversion"),
+        *("liked", "bought", "purchased", "isrecommended", "recommended"),
+    ),
+    "genres": ("genres", "genre", "categories", "category"),
+}
+"""Names by which the column of a role is recognised, the likeliest first, as `plain` writes them."""
 
 _WHITESPACE = "".join(chr(code) for code in range(1, 0x3001) if chr(code).isspace())
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
@@ -18,6 +50,11 @@ _WHOLE = {"FLOAT": 2**24, "DOUBLE": 2**53}
 """From here on a number of the type may stand for several whole numbers."""
 Values = Literal["text", "number", "boolean"]
 """What all values of a column are; numbers that are written in two ways, such as 1.5 and 1.50, are text."""
+
+
+def plain(name: str) -> str:
+    """A column's name in small letters, without other characters."""
+    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 def is_text(kind: str) -> bool:
@@ -54,20 +91,21 @@ def values_of(kind: str) -> Values | None:
 
 def present(name: str, kind: str, *, trimmed: bool) -> str:
     """SQL for text without the whitespace around it, NULL where it says that it is missing."""
-    name = name if trimmed else _trimmed(name)
+    name = name if trimmed else stripped(name)
     return f"CASE WHEN {name} NOT IN ({names(('', *MISSING))}) THEN {name} END"
 
 
-def _trimmed(name: str) -> str:
-    trim = f"trim({name}, {literal(_WHITESPACE)})"
-    # Most values are printable ASCII without spaces; testing for that is far faster than trimming.
-    return f"CASE WHEN regexp_full_match({name}, '[!-~]+') THEN {name} ELSE {trim} END"
+def stripped(name: str) -> str:
+    """SQL for text without the whitespace around it."""
+    # Most values begin and end with printable ASCII; testing for that is far faster than trimming.
+    ends = f"{name} BETWEEN '!' AND '~' AND right({name}, 1) BETWEEN '!' AND '~'"
+    return f"CASE WHEN {ends} THEN {name} ELSE trim({name}, {literal(_WHITESPACE)}) END"
 
 
 def category(name: str, kind: str, *, trimmed: bool = False) -> str:
     """SQL for a category as text, or NULL."""
     if is_text(kind):
-        name = name if trimmed else _trimmed(name)
+        name = name if trimmed else stripped(name)
         text = present(name, kind, trimmed=True)
         whole = f"regexp_full_match({name}, '-?[0-9]+[.]0+')"
         return f"CASE WHEN ends_with({name}, '0') AND {whole} THEN split_part({text}, '.', 1) ELSE {text} END"

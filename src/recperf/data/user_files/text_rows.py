@@ -1,0 +1,241 @@
+"""Rows of a text file of a user in blocks, and which of them are bad. numpy finds rows without reading their fields.
+
+Rows end as Python's csv module ends them: a line break within quotes is part of a field. A quote opens a field only at
+its beginning, and the field ends with the quote that closes it; quotes anywhere else are refused, unless no field of a
+block begins with one: then they are ordinary characters.
+
+Shapes: N rows of a block.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from ...stop import poll
+from .source import BOM, LONGEST_LINE, READ_ERRORS, HashedFile, Source, bad_file, unreadable
+
+BLOCK = 4 << 20
+"""Bytes of text that are read at once."""
+NOT_UTF8 = " is not UTF-8 text", "convert it to UTF-8"
+_LISTED = 20
+"""Bad rows that a description of an import lists."""
+_FEED, _RETURN, _QUOTE = b'\n\r"'
+
+Places = NDArray[np.int64]
+
+
+class BadRows:
+    """Collects bad rows of a file; one more than `allowed` is an error. None: the command has no such option."""
+
+    def __init__(self, path: Path, allowed: int | None = None) -> None:
+        self.path, self.allowed = path, allowed
+        self._rows: list[tuple[int, str]] = []
+        self._not_loaded: list[int] = []
+
+    @property
+    def room(self) -> int:
+        """How many more bad rows are allowed."""
+        return (self.allowed or 0) - len(self._rows)
+
+    def add(self, row: int, what: str, fix: str) -> None:
+        """Leave out a row of the file, counted from 1, while it is read; `what` follows its number in a message."""
+        self._record(row, what, fix)
+        self._not_loaded.insert(bisect_right(self._not_loaded, row), row)
+
+    def add_loaded(self, place: int, what: str, fix: str) -> None:
+        """Leave out a row that was loaded; `place` counts those that were from 0."""
+        rows = self._not_loaded
+        before = bisect_right(range(len(rows)), place, key=lambda index: rows[index] - index - 1)
+        self._record(place + 1 + before, what, fix)
+
+    def _record(self, row: int, what: str, fix: str) -> None:
+        if self.room <= 0:
+            hint = "" if self.allowed is None else "; --skip-bad N leaves out up to N bad rows"
+            raise DataError(f"row {row:,}{what}", where={"file": self.path}, fix=fix + hint)
+        self._rows.append((row, what))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The number of rows left out and the first of them, for the description of an import; {} if there are none."""
+        first = [f"row {row:,}{what}" for row, what in sorted(self._rows)[:_LISTED]]
+        return {"skipped_rows": {"count": len(self._rows), "first": first}} if first else {}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """Rows of a file, without blank and bad ones."""
+
+    content: bytes
+    """Each row ends with a line feed."""
+    ends_N: Places
+    """Where in `content` each row ends."""
+    numbers_N: Places
+    """The number of each row in the file, from 1; blank lines do not count."""
+    quoted: bool
+    """Whether some field is in quotes."""
+    bytes_read: int
+    """Bytes of the file on disk read so far."""
+
+
+def read_blocks(source: Source, hashed: HashedFile, bad: BadRows) -> Iterator[Block]:
+    """The rows of a text file after its header; bad ones are left out and recorded."""
+    number, rest = 0 if source.has_header else 1, b""
+    with io.BufferedReader(hashed) as file:
+        stream = gzip.GzipFile(fileobj=file) if source.gzipped else file
+        text, first = b"begin", True
+        while text:
+            poll()
+            try:
+                text = stream.read(BLOCK)
+                # A carriage return and its line feed stay together.
+                while text.endswith(b"\r") and (more := stream.read(1)):
+                    text += more
+            except READ_ERRORS as error:
+                raise unreadable(source.path, error) from None
+            content = rest + (text.removeprefix(BOM) if first else text)
+            first = False
+            if not text and content and not content.endswith((b"\n", b"\r")):
+                content += b"\n"
+            rows = _Rows(content, source, number)
+            rest = content[rows.end :]
+            rows.require_legal(is_last=not text)
+            if rows.end:
+                block, number = rows.checked(bad, file.tell())
+                yield block
+
+
+class _Rows:
+    """The whole rows at the beginning of a text; `number` is that of the first, 0 for a header."""
+
+    def __init__(self, content: bytes, source: Source, number: int) -> None:
+        self.source, self.number, self.rest = source, number, len(content)
+        codes = np.frombuffer(content, np.uint8)
+        self.quotes = np.zeros(0, np.int64)
+        if source.format == "csv" and b'"' in content:
+            quotes = np.flatnonzero(codes == _QUOTE)
+            before = codes[quotes - 1]
+            opens = (quotes == 0) | np.isin(before, [_FEED, _RETURN, ord(source.delimiter[-1])])
+            self.quotes = quotes if opens.any() else self.quotes
+        feeds = np.flatnonzero(codes == _FEED)
+        if b"\r" in content:
+            returns = self._outside(np.flatnonzero(codes == _RETURN))
+            pairs = returns[codes[np.minimum(returns + 1, len(codes) - 1)] == _FEED]
+            feeds = np.union1d(feeds, np.setdiff1d(returns, pairs, assume_unique=True))
+        feeds = self._outside(feeds)
+        self.end = int(feeds[-1]) + 1 if len(feeds) else 0
+        """Where in the text the last row ends."""
+        self.unended = len(content) - self.end
+        self.codes, self.ends_N = codes[: self.end], feeds + 1
+        self.quotes = self.quotes[self.quotes < self.end]
+        if b"\r" in content and self.end:
+            self._only_feeds(returns[returns < self.end], pairs)
+
+    def _outside(self, places: Places) -> Places:
+        """Those places that are not within quotes."""
+        return places[np.searchsorted(self.quotes, places) % 2 == 0] if len(self.quotes) else places
+
+    def _only_feeds(self, returns: Places, pairs: Places) -> None:
+        """End all rows with a line feed only."""
+        codes = self.codes.copy()
+        codes[returns] = _FEED
+        dropped = pairs[pairs < self.end]
+        self.codes = np.delete(codes, dropped)
+        self.ends_N = self.ends_N - np.searchsorted(dropped, self.ends_N)
+        self.quotes = self.quotes - np.searchsorted(dropped, self.quotes)
+
+    def require_legal(self, *, is_last: bool) -> None:
+        """Refuse a row that is too long, and quotes that DuckDB and Python could read in different ways."""
+        starts_N = np.append(0, self.ends_N[:-1]) if len(self.ends_N) else self.ends_N
+        long_N = np.flatnonzero(self.ends_N - starts_N > LONGEST_LINE + 1)
+        if len(long_N) or self.unended > LONGEST_LINE:
+            row = int(self._numbers()[long_N[0]]) if len(long_N) else self._next()
+            what = f"row {row:,} does not end within {LONGEST_LINE:,} characters"
+            raise bad_file(self.source.path, what, "end every line, and look for a quote without its pair")
+        opening, closing = self.quotes[::2], self.quotes[1::2]
+        allowed = [_FEED, _QUOTE, ord(self.source.delimiter[-1])]
+        wrong = np.concatenate(
+            [
+                opening[(opening > 0) & ~np.isin(self.codes[opening - 1], allowed)],
+                closing[~np.isin(self.codes[closing + 1], allowed)],
+            ]
+        )
+        if len(wrong) or (is_last and self.unended):
+            row = self._number_at(int(wrong.min())) if len(wrong) else self._next()
+            why = "text beside the quotes of a field" if len(wrong) else "a quote without its pair"
+            raise bad_file(self.source.path, f"row {row:,} is not valid CSV: {why}", 'write a " within quotes as ""')
+
+    def _numbers(self) -> Places:
+        """The number of each row; that of a blank one is that of the row before it."""
+        return self.number - 1 + np.cumsum(self._filled())
+
+    def _filled(self) -> NDArray[np.bool_]:
+        filled: NDArray[np.bool_] = np.diff(self.ends_N, prepend=0) > 1
+        return filled
+
+    def _next(self) -> int:
+        return int(self._numbers()[-1]) + 1 if len(self.ends_N) else self.number
+
+    def _number_at(self, place: int) -> int:
+        return int(self._numbers()[np.searchsorted(self.ends_N, place, side="right")])
+
+    def checked(self, bad: BadRows, bytes_read: int) -> tuple[Block, int]:
+        """The rows without blank and bad ones, and the number of the row after them."""
+        content, numbers_N = self.codes.tobytes(), self._numbers()
+        kept_N = self._filled() & (numbers_N > 0)
+        for at, (what, fix) in sorted(self._faults(content, kept_N, bad.room + 1).items()):
+            bad.add(int(numbers_N[at]), what, fix)
+            kept_N[at] = False
+        lengths_N = np.diff(self.ends_N, prepend=0)
+        if not kept_N.all():
+            content = self.codes[np.repeat(kept_N, lengths_N)].tobytes()
+        block = Block(
+            content=content,
+            ends_N=np.cumsum(lengths_N[kept_N]),
+            numbers_N=numbers_N[kept_N],
+            quoted=bool(len(self.quotes)),
+            bytes_read=bytes_read,
+        )
+        return block, self._next()
+
+    def _faults(self, content: bytes, kept_N: NDArray[np.bool_], most: int) -> dict[int, tuple[str, str]]:
+        """What is wrong with rows, by their place in the block: all, or the first so many of a kind."""
+        faults: dict[int, tuple[str, str]] = {}
+        if b"\0" in content:
+            for at in np.searchsorted(self.ends_N, np.flatnonzero(self.codes == 0)[: 2 * most], side="right").tolist():
+                faults[at] = " has a NUL byte", "write the file again, as text"
+        start = 0
+        for _ in range(most):
+            try:
+                content[start:].decode()
+                break
+            except UnicodeDecodeError as error:
+                at = int(np.searchsorted(self.ends_N, start + error.start, side="right"))
+                faults[at], start = NOT_UTF8, int(self.ends_N[at])
+        if self.source.format == "csv":
+            columns_N, width = self._columns(), len(self.source.names)
+            for at in np.flatnonzero((columns_N != width) & kept_N)[:most].tolist():
+                what = f" has {columns_N[at]} columns; the first line has {width}"
+                faults[at] = what, "repair that row, or set --delimiter"
+        return {at: fault for at, fault in faults.items() if kept_N[at]}
+
+    def _columns(self) -> Places:
+        """The columns of each row."""
+        mark = self.source.delimiter
+        marks = self._outside(np.flatnonzero(self.codes == ord(mark[0])))
+        if len(mark) == 2:
+            # Of the marks of a run every second one begins a delimiter.
+            begins = np.flatnonzero(np.diff(marks, prepend=-2) > 1)
+            lengths = np.diff(np.append(begins, len(marks)))
+            within = np.arange(len(marks)) - np.repeat(begins, lengths)
+            marks = marks[(within % 2 == 0) & (within + 1 < np.repeat(lengths, lengths))]
+        return np.diff(np.searchsorted(marks, self.ends_N), prepend=0) + 1
