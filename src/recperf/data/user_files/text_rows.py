@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import io
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class Block:
     """Bytes of the file on disk read so far."""
 
 
-def read_blocks(source: Source, hashed: HashedFile, bad: BadRows) -> Iterator[Block]:
+def read_blocks(source: Source, hashed: HashedFile, bad: BadRows) -> Generator[Block, None, None]:
     """The rows of a text file after its header; bad ones are left out and recorded."""
     number, rest = 0 if source.has_header else 1, b""
     with io.BufferedReader(hashed) as file:
