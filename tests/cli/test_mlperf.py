@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -83,8 +81,6 @@ def test_check_as_json(call: Call, made: ModuleType) -> None:
         (("check", "notes.txt"), 3, "not an MLPerf log"),
         (("check", "missing.log"), 3, "cannot read missing.log"),
         (("check", "empty"), 3, "no MLPerf log in this folder"),
-        (("curve", "notes.txt", "--target", "1.5"), 2, "an AUC is above 0"),
-        (("curve", "--published", "nowhere"), 3, "cannot read nowhere"),
         (("package", "out"), 2, "needs a folder to create"),
         (("package", "empty", "empty"), 2, "among the logs"),
     ],
@@ -95,20 +91,6 @@ def test_mistakes(call: Call, made: ModuleType, arguments: tuple[str, ...], code
     got, _, err = call(*arguments)
     assert got == code
     assert message in err
-
-
-def test_curve(call: Call, made: ModuleType, golden: Path) -> None:
-    made.write(Path("ours.log"), last=27)
-    code, out, _ = call("curve", "ours.log", "--published", str(golden / "mlperf_logs"), "--out", "curve.svg")
-    assert code == 0
-    assert "61,931,520" in out
-    assert "68,812,800" in out
-    assert Path("curve.svg").stat().st_size > 5000
-    code, out, err = call("curve", "ours.log", "--published", "none", "--json", "--out", "curve.png")
-    drawn = json.loads(out)
-    assert [curve["samples_to_target"] for curve in drawn["curves"]] == [61_931_520]
-    assert drawn["figure"] == "curve.png"
-    assert "figure: curve.png" in err
 
 
 def test_package(call: Call, made: ModuleType) -> None:
@@ -123,18 +105,3 @@ def test_package(call: Call, made: ModuleType) -> None:
     code, out, _ = call("package", "other", "bad.log", "--force", "--json")
     assert code == 0
     assert json.loads(out)["passed"] is False
-
-
-def test_no_torch_and_no_official_package_for_help_and_curves(tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    event = {"key": "eval_accuracy", "value": 0.8, "time_ms": 1, "metadata": {"samples_count": 5}}
-    log.write_text(f":::MLLOG {json.dumps(event)}\n")
-    program = f"""
-import sys
-from recperf.cli import mlperf
-assert mlperf.command(["--help"]) == 0
-assert mlperf.command(["curve", {str(log)!r}, "--published", "none"]) == 0
-print(sorted({{"torch", "mlperf_logging", "matplotlib"}} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"

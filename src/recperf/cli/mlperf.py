@@ -10,15 +10,13 @@ import tyro
 
 from ..errors import GateFailed, UsageError
 from ..runs.mlperf.check import Convergence, Verdict, convergence, verdict
-from ..runs.mlperf.curve import curves, published_logs
-from ..runs.mlperf.library import RULESET, RUNS, TARGET
+from ..runs.mlperf.library import RULESET, RUNS
 from ..runs.mlperf.lines import logs_in
 from .parse import JsonOption, choose_action, parse
-from .terminal import conclude, print_json, print_text, table
+from .terminal import conclude, print_json, print_text
 
 ACTIONS = {
     "check": f"check logs against ruleset {RULESET} with the official checkers, several also for convergence",
-    "curve": "compare AUC against samples with published logs",
     "package": "create the result folder of a submission",
 }
 HELP = """usage: recperf mlperf ACTION LOG... [OPTIONS]
@@ -35,7 +33,7 @@ def command(arguments: list[str]) -> int:
     action = choose_action("mlperf", arguments, ACTIONS, HELP)
     if action is None:
         return 0
-    return {"check": check, "curve": curve, "package": package}[action](arguments[1:])
+    return {"check": check, "package": package}[action](arguments[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,43 +100,6 @@ def _rcp_text(rcp: Convergence) -> list[str]:
         ("scores are multiplied by", f"{rcp.normalisation:.4f}" if rcp.normalisation else None),
     ]
     return [*lines, *(f"  {name + ':':<28}{text}" for name, text in numbers if text)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurveOptions(JsonOption):
-    logs: Logs = ()
-    """Logs, or folders of logs; without any, only published logs are shown."""
-    published: str = "auto"
-    """A folder of published logs, none, or auto: mlperf_logs in $RECPERF_GOLDEN or ../shared/golden if it exists."""
-    target: float = TARGET
-    """AUC to reach."""
-    out: Path | None = None
-    """Also draw the curves into this file: .svg, .png or .html."""
-
-
-CURVE = """Compare AUC against samples of your logs with published logs, and the samples that each needed to reach the
-target."""
-
-
-def curve(arguments: list[str]) -> int:
-    from ..runs.mlperf import curve_plot
-
-    options = parse(CurveOptions, arguments, prog="recperf mlperf curve", description=CURVE)
-    if not 0 < options.target <= 1:
-        raise UsageError(f"--target is {options.target:g}; an AUC is above 0 and at most 1")
-    published = {"auto": published_logs(), "none": []}.get(options.published, [Path(options.published)])
-    if not options.logs and not published:
-        raise UsageError("mlperf curve needs a log", fix="recperf mlperf curve runs/<name of the run>")
-    listed = curves(list(options.logs), published, options.target)
-    drawn = curve_plot.write(listed, options.out) if options.out else None
-    if options.json:
-        report = {"target": options.target, "curves": [each.as_json() for each in listed]}
-        print_json({**report, **({"figure": str(drawn)} if drawn else {})})
-    else:
-        print_text(table(curve_plot.rows(listed)))
-    if drawn:
-        print_text(f"\nfigure: {drawn}", stderr=options.json)
-    return 0
 
 
 @dataclass(frozen=True, kw_only=True)
