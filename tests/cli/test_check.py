@@ -52,7 +52,7 @@ def test_what_holds_is_listed_claim_by_claim(call) -> None:
     assert out.count("  ok      ") == 2 * (len(contract.ALWAYS) + len(CLAIMS))
     intact = f"evidence is intact: {len(present(Path('runs/one')))} files match seal.json"
     assert f"runs/one (micro-dlrm)\n  ok      {intact}\n" in out
-    assert "everything holds (runs: 2, claims: 16)" in out
+    assert "everything holds (runs: 2, claims: 16, intact checkpoints: 2)" in out
 
 
 def test_a_failure_is_a_gate_and_says_which(call) -> None:
@@ -135,7 +135,7 @@ def test_what_was_not_judged_is_no_failure(call, monkeypatch: pytest.MonkeyPatch
     code, out, _ = call("runs/one")
     assert code == 0
     assert "  open    it is fast: not judged: other work took 40% of the cores" in out
-    assert "no claim is contradicted, 1 not judged (runs: 1, claims: 5)" in out
+    assert "no claim is contradicted, 1 not judged (runs: 1, claims: 5, intact checkpoints: 1)" in out
     _, out, _ = call("runs/one", "--json")
     assert json.loads(out)["runs"][0]["claims"][-1]["holds"] is None
 

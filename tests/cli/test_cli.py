@@ -43,7 +43,7 @@ def call(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     return call
 
 
-@pytest.mark.parametrize("arguments", ["--help", "list", "show", "run --help", "data --help", "--version"])
+@pytest.mark.parametrize("arguments", ["--help", "show", "show dlrm", "run --help", "data --help", "--version"])
 def test_help_and_list_never_import_torch(runs_without_torch: Callable[..., None], arguments: str) -> None:
     before = _child_seconds()
     runs_without_torch(*arguments.split())
@@ -68,6 +68,7 @@ def test_version_and_help(call) -> None:
     ("arguments", "code", "message"),
     [
         (["rum"], 2, "did you mean 'run'?"),
+        (["diff", "a", "b"], 2, "did you mean 'compare'?"),
         (["--versoin"], 2, "unknown option '--versoin'"),
         (["run", "micro-drlm"], 2, "did you mean 'micro-dlrm'?"),
         (["run", "--train.batchsize", "3"], 2, "did you mean '--train.batch-size'?"),
@@ -102,7 +103,7 @@ def test_an_error_is_one_json_object_too(call) -> None:
 
 
 def test_list_and_show_as_json(call) -> None:
-    names = [w["name"] for w in json.loads(call("list", "--json")[1])["workloads"]]
+    names = [w["name"] for w in json.loads(call("show", "--json")[1])["workloads"]]
     assert "micro-dlrm" in names
     shown = json.loads(call("show", "micro-dlrm", "--train.batch-size", "512", "--json")[1])
     assert shown["config"]["train"]["batch_size"] == 512
@@ -224,8 +225,8 @@ def test_a_fault_of_our_own_is_not_dressed_up(call, monkeypatch: pytest.MonkeyPa
     def broken(arguments: list[str]) -> int:
         raise RuntimeError("oh")
 
-    monkeypatch.setattr("recperf.cli.list.command", broken)
-    code, _, err = call("list")
+    monkeypatch.setattr("recperf.cli.show.command", broken)
+    code, _, err = call("show")
     assert code == 1
     assert "internal error: RuntimeError: oh" in err
     assert "Traceback" in err
@@ -368,7 +369,7 @@ def test_control_characters_out_of_files_are_printed_as_text(call: Call) -> None
     Path("events.csv").write_text(f"{HOSTILE},item,time,r\n1,2,3,1\n")
     Path(HOSTILE).mkdir()
     outputs = [
-        call("trace", "info", "trace.json"),
+        call("profile", "--trace", "trace.json"),
         call("data", "import", "--events", "events.csv", "--store", "s", "--rating", "r", "--quiet"),
         call("report", HOSTILE),
         call("run", "--dry-run", "--run-dir", HOSTILE),
@@ -399,7 +400,7 @@ def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypa
         done = subprocess.run(command, cwd=tmp_path, timeout=90, stdout=full, stderr=subprocess.PIPE)
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.setattr(sys, "stderr", stderr)
-        assert main(["list"]) == 4
+        assert main(["show"]) == 4
         assert main(["show", "nothing"]) == 2
     assert done.returncode == 4
     assert (tmp_path / "r" / "seal.json").exists()
@@ -443,7 +444,7 @@ def test_a_failure_while_the_page_is_written_is_one_line(call, monkeypatch: pyte
     assert Path("r", "seal.json").exists()
 
 
-@pytest.mark.parametrize(("command", "code"), [("run --dry-run", 4), ("list", 0)])
+@pytest.mark.parametrize(("command", "code"), [("run --dry-run", 4), ("show", 0)])
 def test_too_little_address_space_is_one_error(tmp_path: Path, command: str, code: int) -> None:
     script = "import sys; from recperf.cli import main; sys.exit(main())"
     # Torch's libraries alone are larger than 280 MiB.

@@ -136,107 +136,11 @@ def test_swept_options_are_separated_and_lines_are_fitted() -> None:
     assert line([1, 2, 3], [3, 5, 7]) == pytest.approx((2, 1, 1))
 
 
-def test_the_ladder_checks_every_rung(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "QUICK", sampling.TINY)
-    code, out, err = call("ladder", *SMALL, "--train.threads", "3", "--json")
-    assert code == 0, err
-    assert json.loads(out)["threads"] == 3
-    rungs = json.loads(out)["rungs"]
-    assert {"dedup ids", "sorted ids", "bf16 rows", "huge pages"} <= {rung["name"] for rung in rungs}
-    for rung in rungs:
-        assert rung["equal"], rung
-        assert 0 < rung["predicted"]["low"] <= rung["predicted"]["high"]
-        assert rung["measured"]["p20"] <= rung["measured"]["p50"] <= rung["measured"]["p80"]
-    assert call("ladder", "micro-dlrm")[0] == 2
-    monkeypatch.setattr("recperf.train.device._device", lambda _: (torch.device("cuda"), "a GPU"))
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (1 << 34, 1 << 34))
-    code, _, err = call("ladder", *SMALL, "--train.device", "auto")
-    assert (code, "a CPU's memory" in err) == (2, True)
-
-
-def _made_readings(slower: dict[str, float] | None = None, **changes: Any) -> Any:
-    from dataclasses import replace
-
-    from recperf.measure.ceilings import Ceilings
-    from recperf.workloads.micro_dlrm_dram.ladder import Readings
-
-    ceilings = Ceilings(
-        device="cpu", threads=2, flops={"float32": 1e11}, copy=2e10, cached=6e10, knee=4 << 20, stream_knee=8 << 20,
-        rows_memory=((64, 30.0), (512, 110.0), (1024, 150.0)), rows_cache=((64, 10.0), (512, 40.0), (1024, 60.0)),
-        calls={}, first_touch=2e9,
-    )  # fmt: skip
-    parts = {"hot plain": 70.0, "hot bf16": 90.0, "hot prefetched": 80.0, "unique": 150.0, "sort": 120.0}
-    parts |= {"index_add_": 500.0, "hot repeated update": 200.0, "hot distinct update": 400.0, **(slower or {})}
-    lookup = changes.pop("lookup", 300.0)
-    return Readings(replace(ceilings, **changes), tlb=1.2, lookup=lookup, parts=parts)
-
-
-def test_every_prediction_of_the_ladder_follows_the_readings() -> None:
-    from recperf.workloads.micro_dlrm_dram.ladder import RUNGS, Work
-
-    work = Work(lookups=98_304, unique=96_000, bags=3072, row_bytes=1024)
-    slower = {
-        "dedup ids": {"slower": {"unique": 1500.0}},
-        "sorted ids": {"slower": {"index_add_": 5000.0}},
-        "bf16 rows": {"slower": {"hot bf16": 900.0}},
-        "huge pages": {"lookup": 600.0},
-        "prefetched rows": {"slower": {"hot prefetched": 800.0}},
-        "prefetch and huge pages": {"rows_memory": ((64, 300.0), (512, 1100.0), (1024, 1500.0))},
-        "fused update": {"slower": {"hot distinct update": 4000.0}},
-    }
-    for rung in RUNGS:
-        low, high = rung.predict(work, _made_readings())
-        assert 0 < low <= high
-        assert sum(rung.predict(work, _made_readings(**slower[rung.name]))) > low + high, rung.name
-    # Copies that fit the cache are looked up faster than those that do not.
-    dedup = RUNGS[0]
-    assert dedup.predict(work, _made_readings(knee=1 << 30))[0] < dedup.predict(work, _made_readings())[0]
-
-
-@pytest.mark.parametrize(("share", "says"), [(0.02, "Prediction failed: dedup ids (predicted"), (0.4, "not judged")])
-def test_a_failed_prediction_is_named_in_its_line_and_in_the_conclusion(share: float, says: str) -> None:
-    from recperf.cli.ladder import as_text as ladder_text
-    from recperf.workloads.micro_dlrm_dram import ladder
-
-    work, plain = ladder.Work(lookups=98_304, unique=96_000, bags=3072, row_bytes=1024), [0.03] * 12
-    seconds = {"lookup": plain, "dedup ids": [1.0] * 12, "huge pages": [0.028] * 12}
-    rungs = [rung for rung in ladder.RUNGS if rung.name in seconds]
-    rows = ladder.judged([ladder.report(rung, work, _made_readings(), seconds, 0.0) for rung in rungs], share)
-    text = ladder_text(
-        {
-            "rungs": rows,
-            "conclusion": ladder.conclude(rows, share),
-            "plain_ms": {"lookup": 30.0, "update": 1.0},
-            "lookups": 1,
-            "unique": 1,
-            "row_bytes": 4,
-            "batches": 12,
-        }
-    )
-    assert says in text.splitlines()[-1]
-    assert ("FAILED" in text) == (share < 0.15)
-    assert "huge pages (" not in text
-
-
-def test_a_rung_with_wrong_numbers_fails_the_gate(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.workloads.micro_dlrm_dram import ladder
-
-    wrong = ladder.Rung(
-        "wrong", "adds one", "lookup", lambda w, r: (1.0, 2.0), lambda s, r, o, g: ladder._lookup(s.table_RD, r, o) + 1
-    )
-    monkeypatch.setattr(ladder, "RUNGS", (wrong,))
-    code, _, err = call("ladder", *SMALL)
-    assert code == 5
-    assert "wrong" in err
-
-
 def test_a_table_that_memory_cannot_hold_is_refused_before_it_is_made(call) -> None:
     code, _, err = call("run", "micro-dlrm-dram", "--model.rows", "2000000000", "--run-dir", "r")
     assert code == 4
     assert "GiB are free" in err
     assert "--model.rows" in err
-    assert call("ladder", "--model.rows", "2000000000")[0] == 4
     assert call("pair", "--model.rows", "2000000000")[0] == 4
 
 

@@ -99,7 +99,7 @@ def test_dlrm_is_what_is_profiled_by_default_and_the_preset_is_named(call: Call)
     assert report(out).startswith("dlrm (experiment): cpu · ")
     assert call("profile", "--config", "r", "--run-dir", "again", *QUICKLY)[0] == 0
     assert read(folder="again")["preset"] is None
-    code, out, err = call("diff", "r", "again")
+    code, out, err = call("compare", "r", "again")
     assert code == 0, err
     assert "WARNING" not in out
     assert re.search(r"^ *step .* ms", out, re.M)
@@ -129,7 +129,7 @@ def test_budget_mode_has_no_tables_and_json_is_one_object(call: Call) -> None:
         (["--trace-mb", "0"], "--trace-mb is 0"),
         (["--trace-mb", "nan"], "--trace-mb is nan"),
         (["--steps", "2"], "it must be at least 5"),
-        (["--mode", "budget", "--trace"], "need --mode full"),
+        (["--mode", "budget", "--save-trace"], "need --mode full"),
         (["--resume", "nowhere"], "cannot be resumed"),
         (["--try-fixes", "--no-peaks"], "--try-fixes without --no-peaks"),
         (["--preset", "none-such"], "has no preset"),
@@ -144,13 +144,13 @@ def test_bad_options_are_refused_before_anything_is_measured(call: Call, options
 
 
 def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
-    arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--trace")
+    arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--save-trace")
     assert call(*arguments, "--run-dir", "r")[0] == 0
     trace = read()["trace"]
     assert trace["file"] == "trace.json.gz"
     assert trace["bytes"] == Path("r", "trace.json.gz").stat().st_size
     assert trace["steps_kept"] == trace["steps_recorded"] == profiling.TRACED
-    code, out, err = call("trace", "info", "r/trace.json.gz")
+    code, out, err = call("profile", "--trace", "r/trace.json.gz")
     assert code == 0, err
     assert re.search(r"steps +8\b", out)
     assert "embedding" in out
@@ -160,7 +160,7 @@ def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
     cut = read(folder="half")["trace"]
     assert 1 <= cut["steps_kept"] < cut["steps_recorded"] == profiling.TRACED
     assert cut["bytes"] <= half * 1e6
-    assert call("trace", "info", "half/trace.json.gz", "--json")[0] == 0
+    assert call("profile", "--trace=half/trace.json.gz", "--json")[0] == 0
 
     loud = [word for word in arguments if word != "--quiet"]
     code, out, _ = call(*loud, "--run-dir", "none", "--trace-mb", "0.0001")
@@ -215,7 +215,7 @@ def test_whatever_ends_a_profile_leaves_no_half_folder(
         raise error
 
     monkeypatch.setattr(profiling, where, ends)
-    arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--trace", "--quiet", "--run-dir")
+    arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--save-trace", "--quiet", "--run-dir")
     assert call(*arguments, "r")[0] == (130 if error is KeyboardInterrupt else 1)
     assert not Path("r").exists()
     # A folder that was there stays, with what was in it.
@@ -246,10 +246,11 @@ def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypa
 def test_a_profile_is_not_taken_for_a_run(call: Call) -> None:
     arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--mode", "budget", "--no-report", "--quiet", "--no-peaks")
     assert call(*arguments, "--run-dir", "runs/p")[0] == 0
-    for other in (("run", "--resume", "runs/p"), ("report", "runs/p"), ("check", "--all", "runs")):
+    for other in (("run", "--resume", "runs/p"), ("check", "--all", "runs")):
         code, _, err = call(*other)
         assert code in (2, 3), other
         assert "profile" in err or "no runs" in err
+    assert call("report", "runs/p")[:2] == (0, "runs/p/profile.html\n")
     Path("runs/p/profile.json").unlink()
     code, _, err = call(*arguments, "--run-dir", "runs/p")
     assert code == 0, f"what a killed profile left does not stand in the way: {err}"

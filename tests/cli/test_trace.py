@@ -9,7 +9,8 @@ from pathlib import Path
 import example_traces as made
 import pytest
 
-from recperf.cli.trace import command
+from recperf.cli import report
+from recperf.cli.profile import command
 from recperf.errors import DataError, UsageError
 
 
@@ -21,7 +22,7 @@ def gpu(tmp_path: Path) -> Path:
 
 
 def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["info", str(gpu)]) == 0
+    assert command(["--trace", str(gpu)]) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = {" ".join(line.split()) for line in lines}
     assert "recorded by torch 2.11.0, CUDA 12.8" in printed
@@ -36,16 +37,16 @@ def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_top_limits_the_rows_and_says_so(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command(["info", str(gpu), "--top", "2"])
+    command(["--trace", str(gpu), "--top", "2"])
     printed = capsys.readouterr().out
     assert "2 more kernels take 100 µs." in printed
     assert "relu " not in printed
     with pytest.raises(UsageError, match="at least 1"):
-        command(["info", str(gpu), "--top", "0"])
+        command(["--trace", str(gpu), "--top", "0"])
 
 
 def test_json_holds_every_section(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command(["info", str(gpu), "--json"])
+    command(["--trace", str(gpu), "--json"])
     info = json.loads(capsys.readouterr().out)
     assert info["torch"] == "2.11.0"
     assert {"window", "parts", "operator_table", "kernels", "idle", "transfers"} < set(info)
@@ -54,72 +55,57 @@ def test_json_holds_every_section(gpu: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_trace_without_a_device_or_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = made.write(tmp_path / "cpu.json", [made.op("aten::mm", 0, 30)])
-    command(["info", str(path)])
+    command(["--trace", str(path)])
     printed = capsys.readouterr().out
     assert "missing: kernels, device idle, copies  no device in this trace" in printed
     assert "no named steps; the whole trace counts as one" in printed
     assert "The trace has no regions" in printed
 
 
-def test_errors_name_the_file_and_a_misspelt_action_its_word(tmp_path: Path) -> None:
+def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        command(["info", str(tmp_path / "none.json")])
+        command(["--trace", str(tmp_path / "none.json")])
     trace = made.write(tmp_path / "t.json", [made.op("aten::mm", 0, 30)])
     with pytest.raises(DataError, match="file of ceilings cannot be read"):
-        command(["info", str(trace), "--peaks", str(tmp_path / "none.json")])
+        command(["--trace", str(trace), "--peaks", str(tmp_path / "none.json")])
     with pytest.raises(DataError, match="file of ceilings is damaged"):
-        command(["info", str(trace), "--peaks", str(trace)])
-    with pytest.raises(UsageError, match="did you mean 'info'"):
-        command(["inof", "x"])
+        command(["--trace", str(trace), "--peaks", str(trace)])
     with pytest.raises(UsageError):
-        command(["info"])
+        command(["--trace"])
 
 
 def test_reading_a_trace_needs_no_torch(gpu: Path, runs_without_torch: Callable[..., None]) -> None:
     """Reading somebody's trace must not wait seconds for torch, nor need it."""
-    runs_without_torch("trace", "info", gpu)
+    runs_without_torch("profile", "--trace", gpu)
 
 
 def test_a_page_holds_the_trace_for_perfetto_and_no_markup_of_it(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>"
     path = made.write(tmp_path / f"{'x' * 20}.json", [made.around(evil, 0, 9), made.op(evil, 1, 5)])
-    assert command(["page", str(path), "--output", str(tmp_path / "p.html")]) == 0
+    assert report.command([str(path), "--out", str(tmp_path / "p.html")]) == 0
     page = (tmp_path / "p.html").read_text()
     assert "alert(1)" in page
     assert "<script>alert" not in page
     embedded = page.partition('<script type="text/plain">')[2].partition("</script>")[0]
     assert gzip.decompress(base64.b64decode(embedded)) == path.read_bytes()
-    assert command(["page", str(path)]) == 0
+    assert report.command([str(path)]) == 0
     assert path.with_suffix(".html").exists()
 
 
-def test_a_difference_inside_the_spread_of_the_steps_is_noise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Steps of 100 us with an operator that varies, one that gets slower, and one that comes and one that goes."""
-    traces = []
-    for name, extra, slow in (("a", "gone", 10), ("b", "new", 20)):
-        events = []
-        for step in range(11):
-            at = 100.0 * step
-            events += [made.around(f"ProfilerStep#{step}", at, 100), made.around("part", at + 1, 98)]
-            events += [made.op("varies", at + 2, 10 + step + slow / 10), made.op("slow", at + 40, slow + step / 10)]
-            events += [made.op(extra, at + 70, 5)]
-        traces.append(str(made.write(tmp_path / f"{name}.json", events)))
-    assert command(["diff", *traces, "--json"]) == 0
-    says = {row["name"]: row["says"] for row in json.loads(capsys.readouterr().out)["operators"]}
-    assert says == {"slow": "slower", "varies": "within noise", "gone": "gone", "new": "new"}
-    assert next(iter(says)) == "slow"
-    command(["diff", *traces])
-    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "slow 10.5 µs 10.2 – 10.8 µs 20.5 µs 20.2 – 20.8 µs +10.0 µs slower" in printed
-    with pytest.raises(UsageError, match="two traces"):
-        command(["diff", traces[0]])
-
-
-def test_merge_takes_a_folder(tmp_path: Path, runs_without_torch: Callable[..., None]) -> None:
+def test_a_folder_of_ranks_is_compared_and_merged(tmp_path: Path, runs_without_torch: Callable[..., None]) -> None:
     for rank in (0, 1):
         header = {"recperf": {"run": "a", "rank": rank, "ranks": 2, "host": "one"}}
         made.write(tmp_path / f"trace.rank{rank}.json.gz", made.gpu_step(0, 0.0, 10), **header)
-    runs_without_torch("trace", "merge", tmp_path)
+    runs_without_torch("profile", "--trace", tmp_path)
     assert (tmp_path / "trace.merged.json.gz").exists()
+    runs_without_torch("report", tmp_path)
+    assert (tmp_path / "trace.html").exists()
+
+
+def test_traces_that_do_not_fit_together_are_compared_but_not_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        made.write(tmp_path / f"rank{rank}.json", made.gpu_step(0, 0.0, 10))
+    assert command(["--trace", str(tmp_path)]) == 0
+    assert "the traces are not merged into one file: the trace does not name its rank" in capsys.readouterr().out

@@ -66,7 +66,7 @@ def taken(folder: Path, verb: str, *more: str, **how: Any) -> Path:
 def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = taken(tmp_path, "profile", "--trace", "--steps", "5", trouble="sleeps", seconds=SLEEP_MS / 1e3)
+    run = taken(tmp_path, "profile", "--save-trace", "--steps", "5", trouble="sleeps", seconds=SLEEP_MS / 1e3)
     found = json.loads((run / "profile.json").read_text())
     assert found["communication"]["slowest"] == 1
     assert found["trace"]["file"] == "trace.rank1.json.gz"
@@ -77,11 +77,11 @@ def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     sources = [inspect(run / f"trace.rank{rank}.json.gz") for rank in (0, 1)]
     assert sources[0].run == sources[1].run
     assert sources[0].marks.keys() == sources[1].marks.keys() != set()
-    assert main(["trace", "merge", str(run), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    assert main(["profile", "--trace", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["merged"]
     assert told["clock"] == "one host's clock"
     assert told["of"] == len(told["ranks"]) == 2
-    assert main(["trace", "info", str(run / "trace.merged.json.gz")]) == 3
+    assert main(["profile", "--trace", str(run / "trace.merged.json.gz")]) == 3
 
 
 @needs_torchrec

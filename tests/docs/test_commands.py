@@ -45,7 +45,7 @@ SMALLER = {
     r"run dlrm( |$)": f"{DLRM} --no-peaks",
     r"run dlrm-v4": f"{V4} --seeds 1",
     r"run micro-dlrm-dram --preset movielens": f"{MICRO} --model.rows 20000 --model.dim 16",
-    r"(sweep|ladder|pair) micro-dlrm-dram": DRAM,
+    r"(sweep|pair) micro-dlrm-dram": DRAM,
     r"profile dlrm .*plain": f"{DLRM} {PROFILE} --mode budget",
     r"profile dlrm ": f"{DLRM} {PROFILE}",
     r"data make criteo": "--lines 2000",
@@ -138,7 +138,7 @@ def codes(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def alternatives(code: str) -> list[str]:
-    r"""`recperf checkpoint list\|verify RUN` is two commands."""
+    r"""`recperf data check\|info NAME` is two commands."""
     match = re.search(r"\S+(?:\\\|\S+)+", code)
     if not match:
         return [code]
@@ -258,7 +258,7 @@ def books(path: Path, run: Path) -> None:
 
 PRESUPPOSED: dict[str, dict[str, Maker]] = {
     "README.md": {
-        "runs/NAME": copy_of_run, "runs/A": copy_of_run, "runs/B": copy_of_run, "A": copy_of_run, "B": copy_of_run,
+        "runs/NAME": copy_of_run, "runs/A": copy_of_run, "runs/B": copy_of_run,
         "train.py": program, "FILE": trace, "LOG": mlperf_log, "ratings.csv": events,
     },
     "add-a-dataset.md": {"books.csv": books},
@@ -277,7 +277,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
     "report.md": {"runs/<name>": copy_of_run, "runs/<one>": copy_of_run, "runs/<other>": copy_of_run},
     "traces.md": {
         "trace.json.gz": trace, "before.json": trace, "after.json": trace, "FOLDER/trace.rank0.json": trace,
-        "FOLDER/trace.rank1.json": trace, "RUN/trace.rank0.json.gz": trace, "RUN/trace.rank1.json.gz": trace,
+        "FOLDER/trace.rank1.json": trace,
     },
     "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events},
     "your-events.md": {"ratings.csv": events, "log.csv": events, "u.data": events, "Beauty.txt": events},

@@ -65,7 +65,7 @@ def test_a_workload_of_an_installed_package_is_listed(
     workloads._installed.cache_clear()
     try:
         assert workloads.find("theirs").name == "deepfm"
-        assert main(["list"]) == 0
+        assert main(["show"]) == 0
         assert capsys.readouterr().out.count("DeepFM on MovieLens-100K") == 2
     finally:
         workloads._installed.cache_clear()

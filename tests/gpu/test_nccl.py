@@ -250,7 +250,7 @@ def test_a_profile_of_two_ranks_has_a_page_and_no_time_below_zero(device: str, s
     small = [word for word in WORDS if word not in left_out]
     small[small.index("--train.device") + 1] = device
     command = ["profile", "dlrm-v4", "--data.path", str(events(home() / "events")), "--run-dir", str(run), *small]
-    ranks = start("profile", words=[*command, "--trace", "--steps", "5"])
+    ranks = start("profile", words=[*command, "--save-trace", "--steps", "5"])
     assert ranks.ended(200) == [0, 0], ranks.tails()
     profile = json.loads((run / "profile.json").read_text())
     times = {part["name"]: part["ms"] for part in profile["components"]}

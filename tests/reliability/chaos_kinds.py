@@ -248,9 +248,8 @@ def damaged_finished(one: Try) -> str:
         raise Failure("mismatch", f"check accepts a run with a damaged {evidence[0].name}")
     commands = [
         ["report", str(one.run), "--out", str(one.folder / "page.html")],
-        ["checkpoint", "verify", str(one.run)],
-        ["checkpoint", "list", str(one.run)],
-        ["compare", str(one.run), str(subject.straight), "--out", str(one.folder / "page.html")],
+        ["check", str(one.run), "--prune"],
+        ["compare", str(one.run), str(subject.straight), "--gate", "5%"],
         ["run", "--resume", str(one.run), *QUIETLY],
     ]
     for arguments in one.draw.sample(commands, 2):
@@ -310,7 +309,7 @@ def damaged_trace(one: Try) -> str:
     steps = [event for step in range(3) for event in example_traces.gpu_step(step, 1000.0 * step, 10 + step)]
     example_traces.write(path, steps)
     damaged(one, [path], named=True)
-    return "refused" if one.call(["trace", "info", str(path)], READING, allowed=(0, 3)) else "completed"
+    return "refused" if one.call(["profile", "--trace", str(path)], READING, allowed=(0, 3)) else "completed"
 
 
 @kind("damage: import", 3)

@@ -4,8 +4,8 @@
 
 Both are profiled several times by `recperf profile ARGUMENTS`, in the order base, head, head, base, and so on: a
 machine that becomes slower or faster does so for both. The figures of all rounds together are compared as
-`recperf diff` compares two profiles. Exits with 5 if the step, or a part of at least 5 % of it, got slower by more than
-the gate. With --comment the table is written to the pull request, over the comment of an earlier call.
+`recperf compare` compares two profiles. Exits with 5 if the step, or a part of at least 5 % of it, got slower by more
+than the gate. With --comment the table is written to the pull request, over the comment of an earlier call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from recperf.errors import RecperfError
 from recperf.measure.peaks.other_work import DISTURBED
-from recperf.runs.profile_diff import Change, change_text, parse_gate, pooled, variation
+from recperf.runs.compare import Change, change, parse_gate, pooled, variation
 from recperf.runs.report.formats import component, percent, printable, spread, time
 
 MARK = "<!-- recperf-measure -->"
@@ -136,15 +136,15 @@ def judge(pairs: list[tuple[Profile, Profile]], least_gate: float) -> Judgement:
             continue
         spreads = [[ms for ms, _ in side] for side in both]
         share = max(share for side in both for _, share in side)
-        changes.append(Change(printable(name), pooled(spreads[0]), pooled(spreads[1]), share))
+        changes.append(change(name, pooled(spreads[0]), pooled(spreads[1]), share))
         gates[changes[-1].name] = max(least_gate, *(variation(side) for side in spreads))
-    slower = [change for change in changes if change.beyond(gates[change.name])]
+    slower = [one for one in changes if one.beyond(gates[one.name])]
     if slower:
-        listed = ", ".join(f"{component(change.name)} {change_text(change)}" for change in slower)
+        listed = ", ".join(f"{component(one.name)} {one.text}" for one in slower)
         return Judgement("slower", listed, changes, gates, len(quiet))
     step = changes[0]
-    faster = step.says == "faster" and step.ratio is not None and -step.ratio > gates["step"]
-    state, reason = ("faster", f"step {change_text(step)}") if faster else ("same", "")
+    faster = step.says == "faster" and step.change is not None and -step.change > gates["step"]
+    state, reason = ("faster", f"step {step.text}") if faster else ("same", "")
     return Judgement(state, reason, changes, gates, len(quiet))
 
 
@@ -156,13 +156,13 @@ def comment(judgement: Judgement, arguments: list[str], names: tuple[str, str]) 
     if judgement.changes:
         lines += [f"| | {names[0]} | {names[1]} | change | allowed | |", "|---|---|---|---|---|---|"]
         step, *parts = judgement.changes
-        parts.sort(key=lambda change: -change.share)
-        for change in (step, *parts[:SHOWN]):
-            assert change.old
-            assert change.new
-            cells = [f"{time(ms['p50'])} ({spread(ms)})" for ms in (change.old, change.new)]
-            allowed = f"+{percent(judgement.gates[change.name], 1)}"
-            row = [cell(component(change.name)), *cells, change_text(change), allowed, change.says]
+        parts.sort(key=lambda part: -part.share)
+        for part in (step, *parts[:SHOWN]):
+            assert part.old_ms
+            assert part.new_ms
+            cells = [f"{time(ms.p50)} ({spread({'p20': ms.p20, 'p80': ms.p80})})" for ms in (part.old_ms, part.new_ms)]
+            allowed = f"+{percent(judgement.gates[part.name], 1)}"
+            row = [cell(component(part.name)), *cells, part.text, allowed, part.says]
             lines.append(f"| {' | '.join(row)} |")
         lines.append("")
     lines.append(

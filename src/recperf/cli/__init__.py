@@ -21,32 +21,28 @@ from ..version import __version__
 from .terminal import outputs, print_error, print_text
 
 COMMANDS = {
-    "list": "list the workloads and their presets",
-    "show": "show config, parameters, FLOPs, bytes and memory of a workload without running it",
+    "show": "list the workloads, or show config, parameters, FLOPs, bytes and memory of one without running it",
     "run": "train a workload and write its result",
     "score": "score rows of a file with the model of a run",
     "recommend": "list the items that users most likely meet and like, by the model of a run",
     "export": "write the model of a run as files that need no recperf: tables, weights and a program",
-    "checkpoint": "list, verify or prune the checkpoints of a run",
-    "report": "write the HTML page of a run, or of several runs compared",
-    "profile": "measure what limits a workload or a program of yours, and predict and try fixes",
-    "diff": "compare two profiles; --gate exits with 5 on a regression",
-    "trace": "analyse or compare torch.profiler traces of any program, or merge those of ranks",
-    "compare": "compare quality, speed and config of runs",
-    "check": "test the claims that a workload makes about its runs",
+    "check": "test the claims and the checkpoints of runs; prune checkpoints",
+    "compare": "compare runs, profiles or traces; --gate exits with 5 if the second is slower",
+    "report": "write the HTML page of a run, a profile or a trace, or of several runs compared",
+    "profile": "measure what limits a workload, a program of yours or a trace, and predict and try fixes",
     "sweep": "measure a workload at several values of any config field",
-    "ladder": "compare optimizations of an embedding table: predicted and measured gain",
     "pair": "measure one model with cached and with uncached rows, to see whether memory limits it",
     "peaks": "measure the ceilings of this machine: FLOP/s, bandwidths, cache sizes",
     "data": "download, check, prepare, convert, import, generate or describe a dataset",
-    "mlperf": "check, plot and package MLPerf logs",
+    "mlperf": "check and package MLPerf logs",
     "plan": "predict memory, time and cost on devices you do not have",
     "doctor": "test what works on this machine, and say how to fix what does not",
-    "completion": "print a script that completes commands and options in bash, zsh or fish",
 }
+FORMER = {"list": "show", "diff": "compare", "trace": "profile", "checkpoint": "check"}
+"""Commands of earlier versions, and those that do their work now."""
 
-WITHOUT_NUMPY = ("list", "show", "checkpoint", "completion")
-WITH_TORCH = ("run", "score", "recommend", "export", "profile", "sweep", "ladder", "pair", "peaks", "doctor")
+WITHOUT_NUMPY = ("show",)
+WITH_TORCH = ("run", "score", "recommend", "export", "profile", "sweep", "pair", "peaks", "doctor")
 
 STOP_CLEANLY = ("run", "score", "profile", "sweep", "data")
 """Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""
@@ -60,6 +56,8 @@ commands:
 
   recperf COMMAND --help    options of a command
   recperf --version
+  recperf --tyro-print-completion bash|zsh|fish
+                            a script for the shell's Tab key
 
 Start with: recperf run"""
 
@@ -118,8 +116,12 @@ def dispatch(arguments: list[str]) -> int:
         print_text(f"recperf {__version__}")
         return 0
     name, rest = arguments[0], arguments[1:]
+    if name.startswith("--tyro-"):
+        from .parse import print_completion
+
+        return print_completion(arguments)
     if name not in COMMANDS:
-        guess = closest(name, COMMANDS)
+        guess = FORMER.get(name) or closest(name, COMMANDS)
         kind = "option" if name.startswith("-") else "command"
         raise UsageError(
             f"unknown {kind} {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),

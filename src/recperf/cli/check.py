@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ import tyro
 
 from ..config import from_json
 from ..errors import DataError, GateFailed, RecperfError, UsageError
+from ..runs.checkpoints import listed, prune
 from ..runs.contract import ALWAYS, Claim, Evidence, Finding, NoEvidence, check_run
-from ..runs.record import PROFILE_MARK, read_config
+from ..runs.record import PROFILE_MARK, hold, read_config
 from ..runs.report.formats import printable
 from ..runs.seal import NAME as SEAL
+from ..units import size
 from ..workloads import find, names
 from .parse import OutputOptions, parse
-from .terminal import Terminal, conclude
+from .terminal import Terminal, conclude, print_json, table
 
 DESCRIPTION = """Recompute, from the files of a run, every claim that its workload makes.
 A claim fails if its evidence is missing, was changed or belongs to another run. A claim about speed is not judged if
-other work took too much of the cores while it was measured."""
+other work took too much of the cores while it was measured. Then list the checkpoints, after comparing every byte with
+their digests. Exits 3 if a checkpoint is damaged, 5 if a claim fails."""
 RUNS = Path("runs")
 """Where runs are unless --run-dir says otherwise."""
 
@@ -34,21 +38,35 @@ class Options(OutputOptions):
     """Folders of runs; without any, the newest run in the folder runs."""
     all: Path | None = None
     """Check every run in this folder."""
+    prune: bool = False
+    """Remove all but the newest intact checkpoints and the best intact one, and judge no claims."""
+    keep: int = 1
+    """With --prune: how many of the newest intact checkpoints of each seed to keep, in addition to the best one."""
 
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf check", description=DESCRIPTION)
+    if options.keep < 1:
+        raise UsageError(f"--keep is {options.keep}; it must be at least 1")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    if options.prune:
+        if not options.runs:
+            raise UsageError("--prune needs the folder of a run", fix="recperf check RUN --prune")
+        pruned = [remove_old(run, options.keep, terminal) for run in requested_runs(options)]
+        if options.json:
+            print_json({"runs": pruned})
+        return 0
     reports = []
     for folder in requested_runs(options):
         reports.append(report(folder))
         terminal.say(as_text(reports[-1]))
-    error = failure(reports)
+    error = damage(reports) or failure(reports)
     if error is None:
         rows = [row for one in reports for row in one["claims"]]
         open_ = sum(row["holds"] is None for row in rows)
         what = f"no claim is contradicted, {open_} not judged" if open_ else "everything holds"
-        terminal.say(f"{what} (runs: {len(reports)}, claims: {len(rows)})")
+        saved = sum(len(one["checkpoints"]) for one in reports)
+        terminal.say(f"{what} (runs: {len(reports)}, claims: {len(rows)}, intact checkpoints: {saved})")
     return conclude(error, {"holds": error is None, "runs": reports} if options.json else None)
 
 
@@ -88,7 +106,7 @@ def is_run(folder: Path) -> bool:
 
 
 def report(folder: Path) -> dict[str, Any]:
-    """The findings about one run."""
+    """The findings about one run, and its checkpoints."""
     name, claims = claims_of(folder)
     findings = check_run(folder, claims)
     rows = [
@@ -96,7 +114,21 @@ def report(folder: Path) -> dict[str, Any]:
         for claim, (text, finding) in zip((*ALWAYS, *claims), findings)
     ]
     holds = all(row["holds"] is not False for row in rows)
-    return {"run": printable(str(folder)), "workload": name, "holds": holds, "claims": rows}
+    checkpoints: list[dict[str, Any]] = []
+    lost = None
+    try:
+        # Without a config, which the claims report, it cannot be told whose checkpoints these are.
+        checkpoints = listed(folder, hashed=True) if name is not None else []
+    except RecperfError as error:
+        lost = error.what
+    return {
+        "run": printable(str(folder)),
+        "workload": name,
+        "holds": holds,
+        "claims": rows,
+        "checkpoints": checkpoints,
+        "checkpoints_lost": lost,
+    }
 
 
 def claims_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
@@ -129,7 +161,54 @@ def as_text(report: dict[str, Any]) -> str:
     for row in report["claims"]:
         outcome = {True: "ok", False: "FAILED", None: "open"}[row["holds"]]
         lines.append(f"  {outcome:<6}  {row['text']}: {row['found']}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *checkpoint_lines(report["checkpoints"])])
+
+
+def checkpoint_lines(checkpoints: list[dict[str, Any]]) -> list[str]:
+    """A table of the checkpoints, then their damages."""
+    if not checkpoints:
+        return []
+    rows = [["checkpoint", "saved", "size", "files", "role", "state"]]
+    for entry in checkpoints:
+        role = " and ".join(word for word in ("last", "best") if entry[word])
+        state = "damaged" if entry["fault"] else "intact"
+        where = f"seed {entry['seed']}  step {entry['step']:,}"
+        rows.append([where, entry["when"] or "", size(entry["bytes"]), str(entry["files"]), role, state])
+    return [table(rows), *(f"  seed {e['seed']} step {e['step']:,}: {e['fault']}" for e in checkpoints if e["fault"])]
+
+
+def damage(reports: list[dict[str, Any]]) -> DataError | None:
+    """The damaged and the lost checkpoints; None if all are intact."""
+    where: dict[str, object] = {one["run"]: one["checkpoints_lost"] for one in reports if one["checkpoints_lost"]}
+    fix = "restore it from a copy, or start a new run"
+    for one in reports:
+        damaged = [entry for entry in one["checkpoints"] if entry["fault"]]
+        where |= {f"{one['run']}, seed {entry['seed']} {entry['name']}": entry["fault"] for entry in damaged}
+        lost = {e["seed"] for e in damaged} - {e["seed"] for e in one["checkpoints"] if not e["fault"]}
+        if damaged and not lost:
+            fix = "recperf run --resume continues from the newest intact one"
+    count, total = len(where), sum(len(one["checkpoints"]) for one in reports)
+    return DataError(f"{count} of {total} checkpoints are damaged", where=where, fix=fix) if where else None
+
+
+def remove_old(run: Path, keep: int, terminal: Terminal) -> dict[str, Any]:
+    """Remove the older checkpoints of a run."""
+    listed(run, hashed=False)
+    # A running training must not lose checkpoints it relies on.
+    nothing = "nothing was removed"
+    lock = hold(run, busy=f"wait until it is done; {nothing}", refused=nothing)
+    try:
+        removed = [
+            {"folder": str(path), "step": int(path.name.removeprefix("step-")), "why": why}
+            for path, why in prune(run, keep)
+        ]
+    finally:
+        os.close(lock)
+    for entry in removed:
+        terminal.say(f"removed {entry['folder']} ({entry['why']})")
+    remaining = listed(run, hashed=False)
+    terminal.say(f"{run}: {len(removed)} checkpoints removed, {len(remaining)} left")
+    return {"run": printable(str(run)), "removed": removed, "checkpoints": remaining}
 
 
 def failure(reports: list[dict[str, Any]]) -> GateFailed | None:

@@ -1,48 +1,129 @@
-"""recperf compare RUN RUN..."""
+"""recperf compare OLD NEW"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import tyro
 
-from ..errors import UsageError
-from ..runs.report.compare import Comparison, compare, summary
-from ..runs.report.reading import read
-from ..runs.report.run_report import comparison_sections
-from ..runs.report.text import render_sections
+from ..errors import GateFailed, UsageError
+from ..runs import compare as timing
+from ..runs.compare import Change, Comparison
+from ..runs.report.formats import NONE, component, count, percent, short, spread, time
+from ..runs.report.text import columns
 from .parse import JsonOption, parse
-from .report import write
-from .terminal import print_json, print_text
+from .terminal import conclude, print_text
 
-DESCRIPTION = """Show what changed between runs: config, quality, step time, step budget, limit. The others are
-compared with the first."""
+DESCRIPTION = """Show what changed from one run, profile or trace to another. Runs: config, quality, step time, step
+budget, limit; several are compared with the first. Profiles and traces: what got slower or faster, by part of the step,
+operator and kernel. A difference in time counts only if the ranges from p20 to p80 over the steps do not overlap."""
+TITLES = {"parts": "parts of the step", "kernels": "kernels and copies"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(JsonOption):
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")] = ()
-    """Folders of finished runs, two or more."""
-    out: Path | None = None
-    """Also write the comparison as a page into this file."""
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD NEW")] = ()
+    """Folders of runs; profile.json files or folders that hold one; or traces (.json, .json.gz) of torch.profiler."""
+    gate: str | None = None
+    """Exit 5 if the step, or a part of at least 5% of it, got slower by more than this percentage, such as 5%. Of two
+    runs, their profiles are compared."""
+    top: int = 12
+    """Maximum number of rows in a table of profiles or traces; --json has all."""
 
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf compare", description=DESCRIPTION)
-    if len(options.runs) < 2:
-        raise UsageError("compare needs at least two runs", fix="recperf compare runs/<one> runs/<other>")
-    comparison = compare([read(folder) for folder in options.runs])
-    page = write(list(options.runs), options.out) if options.out else None
-    if options.json:
-        print_json({**comparison.as_json(), **({"report": str(page)} if page else {})})
-    else:
-        print_text(as_text(comparison))
-    if page:
-        print_text(f"\npage: {page}", stderr=options.json)
-    return 0
+    runs = len(options.paths) >= 2 and {timing.kind_of(path) for path in options.paths} == {"run"}
+    if len(options.paths) != 2 and not (runs and options.gate is None):
+        what = "two, or several runs without --gate"
+        raise UsageError(f"compare needs {what}, got {len(options.paths)}", fix="recperf compare OLD NEW")
+    if options.top < 1:
+        raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 12")
+    gate = timing.parse_gate(options.gate) if options.gate is not None else None
+    texts: list[str] = []
+    report: dict[str, Any] = {}
+    error = None
+    if runs:
+        text, report = compared_runs(options.paths)
+        texts.append(text)
+    if not runs or gate is not None:
+        old, new = options.paths
+        comparison = timing.compare(timing.load(old), timing.load(new))
+        error = failure(comparison, gate)
+        texts.append(as_text(comparison, options.top))
+        checked = None if gate is None else {"limit": gate, "beyond": [c.name for c in comparison.regressions(gate)]}
+        report |= {**msgspec.to_builtins(comparison), "gate": checked}
+    if gate is not None and error is None:
+        texts.append(f"gate: nothing got slower by more than {gate * 100:.4g}%")
+    if not options.json:
+        print_text("\n\n".join(texts))
+    return conclude(error, report if options.json else None)
 
 
-def as_text(comparison: Comparison) -> str:
-    return "\n".join([summary(comparison), *render_sections(comparison_sections(comparison))])
+def compared_runs(folders: tuple[Path, ...]) -> tuple[str, dict[str, Any]]:
+    """The comparison of runs as text and as JSON."""
+    from ..runs.report.compare import compare, summary
+    from ..runs.report.reading import read
+    from ..runs.report.run_report import comparison_sections
+    from ..runs.report.text import render_sections
+
+    comparison = compare([read(folder) for folder in folders])
+    return "\n".join([summary(comparison), *render_sections(comparison_sections(comparison))]), comparison.as_json()
+
+
+def failure(comparison: Comparison, gate: float | None) -> GateFailed | None:
+    """The parts that exceed the gate; None if none does."""
+    beyond = comparison.regressions(gate) if gate is not None else []
+    if gate is None or not beyond:
+        return None
+    listed = ", ".join(f"{component(change.name)} {change.text}" for change in beyond)
+    where: dict[str, object] = {
+        component(change.name): f"{time(change.old_ms.p50)} -> {time(change.new_ms.p50)}"
+        for change in beyond
+        if change.old_ms and change.new_ms
+    }
+    return GateFailed(f"slower by more than the gate of {gate * 100:.4g}%: {listed}", where=where)
+
+
+def as_text(comparison: Comparison, top: int) -> str:
+    lines = [f"{comparison.files[0]} -> {comparison.files[1]}"]
+    lines += [f"WARNING: {text}" for text in comparison.warnings]
+    lines += [f"note: {text}" for text in comparison.notes]
+    head = ["per step", "before", "p20 – p80", "after", "p20 – p80", "difference", "change", ""]
+    lines += ["", *columns([head, _row(comparison.step, "step")], left=(7,)), *_limits(comparison)]
+    for group, changes in comparison.groups.items():
+        clear = [change for change in changes if change.says not in ("within noise", "same")]
+        alike = len(changes) - len(clear)
+        lines += ["", f"{TITLES.get(group, group)}, the largest difference first"]
+        if clear:
+            names = [component(change.name) if group == "parts" else change.name for change in clear]
+            rows = [_row(change, name) for change, name in zip(clear[:top], names)]
+            lines += columns([head, *rows], left=(7,), shorten_first=True)
+        lines += [f"  and {len(clear) - top} more; --top {len(clear)} shows all"] if len(clear) > top else []
+        lines += [f"  {alike} the same or within noise"] if alike else [] if changes else ["  none in either"]
+    lines += [f"\n{TITLES.get(group, group)}: {why}" for group, why in comparison.missing.items()]
+    return "\n".join(lines)
+
+
+def _limits(comparison: Comparison) -> list[str]:
+    if not comparison.shares:
+        return []
+    old, new = (limit or "unclear" for limit in comparison.limits)
+    named = f"{old} in both" if old == new else f"{old}, then {new}"
+    rows = [["", "before", "after"]]
+    rows += [[limit, percent(before), percent(after)] for limit, (before, after) in comparison.shares.items()]
+    return ["", f"what limits the step: {named}", *columns(rows)]
+
+
+def _row(change: Change, name: str) -> list[str]:
+    cells = []
+    for ms in (change.old_ms, change.new_ms):
+        cells += [time(ms.p50), spread(msgspec.to_builtins(ms)) if ms.p20 is not None else NONE] if ms else [NONE, NONE]
+    more = f"{'+' if change.difference_ms >= 0 else '-'}{time(abs(change.difference_ms))}"
+    says = change.says
+    if change.old_count != change.new_count and None not in (change.old_count, change.new_count):
+        says += f", {count(change.old_count)} then {count(change.new_count)} calls"
+    return [short(name, 60), *cells, more, change.text if change.change is not None else NONE, says]

@@ -7,10 +7,12 @@ from ..errors import MachineError
 from .parse import JsonOption, parse
 from .terminal import print_json, print_text
 
+DESCRIPTION = "Check this machine and print the command that fixes each problem."
+Options = JsonOption
+
 
 def command(arguments: list[str]) -> int:
-    text = "Check this machine and print the command that fixes each problem."
-    options = parse(JsonOption, arguments, prog="recperf doctor", description=text)
+    options = parse(Options, arguments, prog="recperf doctor", description=DESCRIPTION)
     findings = examine()
     broken = [finding.name for finding in findings if finding.state == MISSING]
     if options.json:

@@ -19,7 +19,7 @@ C = TypeVar("C")
 """The config class of a workload; subclasses use this same variable, so that its flags can be listed."""
 T = TypeVar("T", bound="WorkloadOptions[Any]")
 DEFAULT = "micro-dlrm"
-FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "trace", "stalls", "mlperf")
+FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "save-trace", "stalls", "mlperf")
 SHORT = {"--mlperf": "--mlperf.log", "--no-mlperf": "--mlperf.no-log"}
 """Switches with a shorter name than their field."""
 SWITCHES = {"-h", "--help", *(f"--{no}{name}" for name in FLAGS for no in ("", "no-")), *SHORT.values()}
@@ -29,7 +29,7 @@ SOURCES = ("--preset", "--config", "--resume", "--data")
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(OutputOptions):
     preset: str | None = None
-    """Start from this preset; `recperf list` shows them."""
+    """Start from this preset; `recperf show` lists them."""
     config: str | None = None
     """Start from a saved config: a file, or the folder of a run."""
     dataset: Annotated[str | None, tyro.conf.arg(name="data")] = None

@@ -13,11 +13,12 @@ from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure the same model with hot and with cold ids. All shapes are equal; only the range of ids differs.
 The ratio of the two shows whether memory limits the step."""
+Options = WorkloadOptions
 
 
 def command(arguments: list[str]) -> int:
     choice = choose(arguments, default="micro-dlrm-dram")
-    options = read_options(WorkloadOptions, choice, verb="pair", description=DESCRIPTION)
+    options = read_options(Options, choice, verb="pair", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: the same model with hot and cold ids")
     from ..execution.measuring import measure_pair

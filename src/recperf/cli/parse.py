@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tyro
 
-from ..errors import RecperfError, UsageError, closest, did_you_mean
+from ..errors import UsageError, closest, did_you_mean
 from .terminal import print_text
 
 T = TypeVar("T")
@@ -42,32 +43,8 @@ def choose_action(command: str, arguments: list[str], actions: dict[str, str], t
     return arguments[0]
 
 
-class _Parses(Exception):
-    """What a command parses its arguments into."""
-
-
-_only_asked = False
-
-
-def parsed_into(command: Callable[[list[str]], int], arguments: list[str]) -> Any:
-    """The dataclass that a command would parse these arguments into; None if it refuses them before."""
-    global _only_asked
-    _only_asked = True
-    try:
-        command(arguments)
-    except _Parses as answer:
-        return answer.args[0]
-    except (RecperfError, SystemExit):
-        return None
-    finally:
-        _only_asked = False
-    return None
-
-
 def parse(kind: type[T], arguments: list[str], *, prog: str, description: str, default: T | None = None) -> T:
     """Parse arguments into an instance of a dataclass; `default` holds the values that are not on the command line."""
-    if _only_asked:
-        raise _Parses(kind)
     errors = io.StringIO()
     defaults: dict[str, Any] = {} if default is None else {"default": default}
     try:
@@ -103,13 +80,8 @@ def _unknown(arguments: list[str], known: list[str], prog: str) -> UsageError:
     )
 
 
-def flags(kind: Any) -> Iterator[str]:
+def flags(kind: Any, prefix: str = "--") -> Iterator[str]:
     """Every flag of a dataclass, nested ones with their prefix."""
-    return (f"--{name}" for name, _, _ in fields_of(kind))
-
-
-def fields_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
-    """Every field of a dataclass as its flag names it, its type, and whether it is an argument without a flag."""
     origin = typing.get_origin(kind) or kind
     hints = typing.get_type_hints(origin, include_extras=True)
     bound = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(kind)))
@@ -120,10 +92,10 @@ def fields_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
             hint, *marks = typing.get_args(hint)
         hint = bound.get(hint, hint)
         if dataclasses.is_dataclass(hint):
-            yield from fields_of(hint, prefix if marks else f"{prefix}{item.name}.")
+            yield from flags(hint, prefix if marks else f"{prefix}{item.name}.")
         else:
             name = next((mark.name for mark in marks if getattr(mark, "name", None)), item.name)
-            yield f"{prefix}{name}".replace("_", "-"), hint, tyro.conf.Positional in marks
+            yield f"{prefix}{name}".replace("_", "-")
 
 
 def _plain(box: str) -> str:
@@ -139,3 +111,33 @@ def _plain(box: str) -> str:
     message = " ".join(inside).removeprefix("Error parsing ") or "the command line cannot be parsed"
     message = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", message)
     return re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", message)
+
+
+def print_completion(arguments: list[str]) -> int:
+    """Let tyro write a script for a shell, from one parser of all commands that exists only for this."""
+    from . import COMMANDS
+
+    commands = _subcommands({name: _options(importlib.import_module(f".{name}", __package__)) for name in COMMANDS})
+    try:
+        tyro.cli(commands, prog="recperf", args=arguments, config=(tyro.conf.OmitSubcommandPrefixes,))
+    except SystemExit as exit:
+        return int(exit.code or 0)
+    return 0
+
+
+def _options(module: Any) -> Any:
+    """The options of a command, by its actions or by workload where it has these."""
+    from ..workloads import WORKLOADS, find
+
+    if hasattr(module, "ACTIONS"):
+        words = _subcommands({name: dataclasses.make_dataclass(name, []) for name in module.ACTIONS})
+    elif getattr(module.Options, "__parameters__", ()):
+        words = _subcommands({name: module.Options[find(name).config] for name in WORKLOADS})
+    else:
+        return module.Options
+    return dataclasses.make_dataclass("Options", [("word", words)])
+
+
+def _subcommands(kinds: dict[str, Any]) -> Any:
+    marked = [typing.Annotated[kind, tyro.conf.subcommand(name=name)] for name, kind in kinds.items()]
+    return typing.Union[tuple(marked)]  # noqa: UP007

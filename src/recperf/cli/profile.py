@@ -1,4 +1,4 @@
-"""recperf profile WORKLOAD, recperf profile --script PROGRAM"""
+"""recperf profile WORKLOAD, recperf profile --script PROGRAM, recperf profile --trace TRACE"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
 from ..runs.record import PROFILE_MARK, Run
 from ..stop import FLAG
-from . import profile_script
+from . import profile_script, profile_trace
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, page_optional, print_error, print_json
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Explain what limits a workload (default: dlrm). Measures a window of steady steps after a warm-up, then
 ranks possible fixes by predicted gain. docs/profiling.md explains the figures. recperf profile --script train.py -- ITS
-ARGUMENTS does so for a program of your own; recperf profile --script --help lists its options."""
+ARGUMENTS does so for a program of your own, recperf profile --trace FILE for a trace of torch.profiler; --script --help
+and --trace --help list their options."""
 
 UNFINISHED = " before the profile was complete", "run the profile again"
 
@@ -38,9 +39,9 @@ class Options(WorkloadOptions[C]):
     torch.profiler, for the tables of operators and kernels."""
     try_fixes: bool = False
     """Apply each fix alone and all together, measure again, and show predicted and measured gains."""
-    trace: bool = False
+    save_trace: bool = False
     """Write a trace for ui.perfetto.dev: trace.json.gz, or one file per rank (trace.rank0.json.gz, ...), which recperf
-    trace merge combines."""
+    profile --trace FOLDER combines."""
     trace_mb: float = 50.0
     """Maximum trace size in MB; the trace is cut at step boundaries."""
     stalls: bool = False
@@ -64,8 +65,11 @@ class Options(WorkloadOptions[C]):
 
 
 def command(arguments: list[str]) -> int:
-    if profile_script.is_for_script(arguments):
+    given = {argument.partition("=")[0] for argument in profile_script.own_arguments(arguments)}
+    if "--script" in given:
         return profile_script.command(arguments)
+    if "--trace" in given:
+        return profile_trace.command(arguments)
     world = enter(Ranks.from_environment())
     if world.size == 1:
         return run_profile(arguments, world)
@@ -85,8 +89,8 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
         raise UsageError(f"--trace-mb is {options.trace_mb:g}; it must be above 0")
     if options.steps < 5:
         raise UsageError(f"--steps is {options.steps}; it must be at least 5")
-    if options.mode == "budget" and (options.trace or options.stalls):
-        raise UsageError("--trace and --stalls need --mode full")
+    if options.mode == "budget" and (options.save_trace or options.stalls):
+        raise UsageError("--save-trace and --stalls need --mode full")
     if options.try_fixes and not options.peaks:
         raise UsageError("fixes are predicted from this machine's ceilings", fix="--try-fixes without --no-peaks")
     require_ranks(world, options.ranks, choice.workload.name, hasattr(options.values, "distributed"))
@@ -117,8 +121,8 @@ def show(profile: dict[str, Any], folder: Path, options: Options[Any], terminal:
 
     terminal.say(text(profile, stored_peaks(folder)))
     terminal.say(f"\n  profile  {folder / 'profile.json'}")
-    if options.trace and current().size > 1:
-        terminal.say(f"  traces   recperf trace merge {folder} combines them")
+    if options.save_trace and current().size > 1:
+        terminal.say(f"  traces   recperf profile --trace {folder} compares and combines them")
     if options.report:
         write_page(profile, folder, terminal)
     if options.json:
@@ -140,7 +144,12 @@ def follow(choice: Choice, options: Options[Any], world: Ranks) -> int:
 def join(choice: Choice, config: Any, options: Options[Any], world: Ranks) -> None:
     if world.size > 1:
         world.join(config.train.device, config.distributed.timeout_s)
-        settings = {"mode": options.mode, "steps": options.steps, "trace": options.trace, "trace_mb": options.trace_mb}
+        settings = {
+            "mode": options.mode,
+            "steps": options.steps,
+            "trace": options.save_trace,
+            "trace_mb": options.trace_mb,
+        }
         world.require_same_config(choice.workload.name, config, **settings)
 
 
@@ -148,7 +157,7 @@ def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions
     from ..execution.profiling import ProfileOptions
 
     trace = None
-    if options.trace:
+    if options.save_trace:
         # Hosts without a shared file system write the traces of their own ranks.
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -48,10 +48,6 @@ class Options(OutputOptions):
     """Compare with the ceilings of this machine; they are measured first (some seconds) if none are stored."""
 
 
-def is_for_script(arguments: list[str]) -> bool:
-    return any(argument.partition("=")[0] == "--script" for argument in own_arguments(arguments))
-
-
 def own_arguments(arguments: list[str]) -> list[str]:
     """Those before `--`; the program's own follow."""
     return arguments[: arguments.index("--")] if "--" in arguments else arguments

@@ -1,4 +1,4 @@
-"""recperf report RUN..."""
+"""recperf report RUN|PROFILE|TRACE"""
 
 from __future__ import annotations
 
@@ -9,37 +9,71 @@ from typing import Annotated
 import tyro
 
 from ..errors import UsageError
-from ..runs.report import run_report
+from ..runs.compare import kind_of
 from .parse import JsonOption, parse
 from .terminal import print_json, print_text
 
-DESCRIPTION = """Write the page of a run: one self-contained HTML file with figures, tables and provenance.
-Several runs give one page with a comparison on top."""
+DESCRIPTION = """Write the page of a run, a profile, a trace of torch.profiler, or a folder with one trace per rank: one
+HTML file that works offline. Several runs give one page with a comparison on top."""
+NAMES = {"run": "report.html", "profile": "profile.html", "traces": "trace.html"}
+"""The page inside a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(JsonOption):
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")] = ()
-    """Folders of finished runs."""
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|PROFILE|TRACE")] = ()
+    """Folders of finished runs; or one profile or trace, a file (.json, .json.gz) or its folder."""
     out: Path | None = None
-    """Where to write; default report.html inside the run, or report-compare.html here for several."""
+    """The page to write. Default: report.html, profile.html or trace.html in the folder, a trace's name with .html
+    beside it, or report-compare.html here for several runs."""
+    peaks: Path | None = None
+    """Ceilings of the machine that recorded a trace: a file that recperf peaks wrote there. Default: those of this
+    machine."""
 
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf report", description=DESCRIPTION)
-    if not options.runs:
-        raise UsageError("report needs the folder of a run", fix="recperf report runs/<name of the run>")
-    page = write(list(options.runs), options.out)
+    if not options.paths:
+        raise UsageError("report needs a run, a profile or a trace", fix="recperf report runs/<name of the run>")
+    out = options.out
+    if out is not None and out.is_dir():
+        raise UsageError("--out is a folder; name a file", where={"folder": out}, fix=f"--out {out / 'report.html'}")
+    kinds = [kind_of(path) for path in options.paths]
+    if len(kinds) > 1 and set(kinds) != {"run"}:
+        raise UsageError("only runs are compared on one page", fix="recperf compare OLD NEW")
+    page = write(list(options.paths), kinds[0], out, options.peaks)
     if options.json:
-        print_json({"report": str(page), "runs": [str(run) for run in options.runs]})
+        print_json({"report": str(page), "of": [str(path) for path in options.paths], "bytes": page.stat().st_size})
     else:
         print_text(str(page))
     return 0
 
 
-def write(runs: list[Path], out: Path | None) -> Path:
-    """Write the page, by default inside the run, or here for several runs."""
-    if out is not None and out.is_dir():
-        raise UsageError("--out is a folder; name a file", where={"folder": out}, fix=f"--out {out / 'report.html'}")
-    place = runs[0] / "report.html" if len(runs) == 1 else Path("report-compare.html")
-    return run_report.write(runs, out or place)
+def write(paths: list[Path], kind: str, out: Path | None, peaks: Path | None) -> Path:
+    path = paths[0]
+    inside = path / NAMES.get(kind, "") if path.is_dir() else path.with_name(f"{path.name.partition('.json')[0]}.html")
+    if kind == "run":
+        from ..runs.report import run_report
+
+        return run_report.write(paths, out or (inside if len(paths) == 1 else Path("report-compare.html")))
+    if kind == "profile":
+        return write_profile(path / "profile.json" if path.is_dir() else path, out or inside)
+    from ..runs.report.trace_report import write_page
+    from .profile_trace import analysis_of
+
+    return write_page(analysis_of(path, peaks), out or inside)
+
+
+def write_profile(file: Path, out: Path) -> Path:
+    """The page of a profile: of a workload, with what its folder holds, or of a program."""
+    from .. import jsonfile
+    from ..runs import step_report
+    from ..runs.report.profile_report import write_page
+    from ..runs.report.reading import read_profile
+
+    content = jsonfile.read(file, named=True)
+    if isinstance(content, dict) and content.get("kind") == step_report.KIND:
+        return step_report.load(file).page(out)
+    beside = [file.with_name(name) for name in ("peaks.json", "machine.json")]
+    peaks, machine = (jsonfile.read(path) if path.exists() else None for path in beside)
+    return write_page(read_profile(file), peaks, machine, out)

@@ -23,7 +23,7 @@ class ModelOptions(OutputOptions):
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of a run."""
     checkpoint: str = "last"
-    """The checkpoint to use: last, best, or a name that `recperf checkpoint list` shows."""
+    """The checkpoint to use: last, best, or a name that `recperf check` lists."""
     seed: int | None = None
     """Of a run with several seeds, the seed whose model is used; default: the first."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,4 +1,4 @@
-"""recperf show WORKLOAD"""
+"""recperf show [WORKLOAD]"""
 
 from __future__ import annotations
 
@@ -14,20 +14,38 @@ from ..measure.cost import Cost
 from ..models.tiers.config import Tiers
 from ..runs.record import CONFIG_SCHEMA
 from ..units import number, size
+from ..workloads import find, names
 from .options import WorkloadOptions, choose, read_options
 from .terminal import print_json, print_text, table
 
+DESCRIPTION = """Show config, parameters, FLOPs, bytes and memory of a workload, counted before anything runs. With
+--json it prints what `recperf run --config` accepts. Without any argument it lists the workloads and their presets."""
+Options = WorkloadOptions
+
 
 def command(arguments: list[str]) -> int:
+    if not set(arguments) - {"--json"}:
+        return list_workloads(as_json=bool(arguments))
     choice = choose(arguments)
-    description = """Show config, parameters, FLOPs, bytes and memory of a workload, counted before anything runs.
-With --json it prints what `recperf run --config` accepts."""
-    options = read_options(WorkloadOptions, choice, verb="show", description=description)
+    options = read_options(Options, choice, verb="show", description=DESCRIPTION)
     estimate = choice.workload.estimate(options.values)
     if options.json:
         print_json(as_json(choice.workload, options.values, estimate))
     elif not options.quiet:
         print_text(as_text(choice.workload, options.values, estimate))
+    return 0
+
+
+def list_workloads(*, as_json: bool) -> int:
+    workloads = list(map(find, names()))
+    if as_json:
+        print_json(
+            {"workloads": [{"name": w.name, "summary": w.summary, "presets": list(w.presets)} for w in workloads]}
+        )
+        return 0
+    for workload in workloads:
+        print_text(f"{workload.name}\n  {workload.summary}\n  presets: {', '.join(workload.presets)}")
+    print_text("\nrecperf show WORKLOAD shows what it would do; recperf run WORKLOAD trains it.")
     return 0
 
 

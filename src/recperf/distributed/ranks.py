@@ -159,7 +159,7 @@ class Ranks(World):
             notice(f"placement of the tables\n{cast(Planned, trial).plan()}")
 
     def trace_facts(self, run: str) -> dict[str, Any]:
-        """What a trace says of its origin: `recperf trace merge` joins traces of one run, aligned by host."""
+        """What a trace says of its origin: `profile --trace FOLDER` joins traces of one run, aligned by host."""
         if self.size == 1:
             return {"run": run}
         from .waits import host

@@ -92,7 +92,7 @@ def _require_one_process() -> None:
     if size > 1:
         raise UsageError(
             f"the program would run as one of {size} processes, which do not stop at the same step",
-            fix="profile it as one process, or record a torch.profiler trace per rank for recperf trace info FOLDER",
+            fix="profile it as one process, or record a trace per rank for recperf profile --trace FOLDER",
         )
 
 

@@ -285,7 +285,7 @@ def open_model(
 ) -> TrainedModel:
     """Build the model of a run and read its weights. `checkpoint` is last, best or the name of one."""
     if workload.serve is None:
-        raise UsageError(f"workload {workload.name!r} cannot score rows: its data is random", fix="recperf list")
+        raise UsageError(f"workload {workload.name!r} cannot score rows: its data is random", fix="recperf show")
     path = find_checkpoint(run, checkpoint, seed)
     if not os.path.lexists(run / "seal.json"):
         notice(f"this run is not finished; its checkpoint of step {folders.step_of(path):,} is used")
@@ -332,7 +332,7 @@ def find_checkpoint(run: Path, which: str, seed: int | None = None) -> Path:
         raise UsageError(
             f"this run has no checkpoint {which!r}{did_you_mean(which, saved)}",
             where={"run": run, "checkpoints": ", ".join([*special, *saved])},
-            fix=f"recperf checkpoint list {run}",
+            fix=f"recperf check {run}",
         )
     return path
 

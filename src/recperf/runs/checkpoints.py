@@ -18,9 +18,7 @@ OLDER = "older"
 def trainings(run: Path) -> list[Path]:
     """The checkpoint folders of a run, one for each seed that has saved."""
     if not run.is_dir():
-        raise DataError(
-            "there is no such run", where={"folder": run}, fix="recperf checkpoint list runs/<name of the run>"
-        )
+        raise DataError("there is no such run", where={"folder": run}, fix="recperf check runs/<name of the run>")
     read_config(run)
     folders_of_seeds = require_own_folders(run, "checkpoints").glob("seed-*")
     numbered = [path for path in folders_of_seeds if path.name.removeprefix("seed-").isdigit()]

@@ -36,7 +36,7 @@ def find(name: str) -> Workload:
     raise UsageError(
         f"unknown workload {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
         where={"known": ", ".join(names())},
-        fix=f"recperf run {guess}" if guess else "recperf list",
+        fix=f"recperf run {guess}" if guess else "recperf show",
     )
 
 

@@ -66,8 +66,6 @@ recperf data import --clicks --help.""",
 Without --clicks a log of events is imported: recperf data import FILE. Its options: recperf data import --help.""",
 }
 """Description of each kind of import."""
-CALLS = {"import": (["FILE"], ["FILE", "--clicks"]), "reuse": (["--workload", "dlrm"], ["--workload", "dlrm-v4"])}
-"""Arguments by which the options of an action differ."""
 _SWITCHES = (
     "-h", "--help", *(f"--{no}{name}" for no in ("", "no-") for name in ("json", "quiet", "gzip", "offline"))
 )  # fmt: skip

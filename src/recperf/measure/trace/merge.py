@@ -49,7 +49,7 @@ def merge(paths: Sequence[Path], target: Path) -> dict[str, Any]:
     sources = sorted((inspect(path) for path in paths), key=lambda source: source.rank)
     _require_one_run(sources)
     if any(target.resolve() == source.path.resolve() for source in sources):
-        raise UsageError("--output is one of the traces to merge", where={"file": target})
+        raise UsageError("the file to write is one of the traces to merge", where={"file": target})
     clock = _align(sources)
     _require_one_time(sources)
     size = _write(sources, target, clock["clock"])
@@ -97,7 +97,7 @@ def inspect(path: Path) -> Source:
         raise DataError(
             "the trace does not name its rank",
             where={"file": path},
-            fix="record it with recperf profile WORKLOAD --ranks N --trace",
+            fix="record it with recperf profile WORKLOAD --ranks N --save-trace",
         )
     return Source(
         path=path,
@@ -119,7 +119,7 @@ def _text(value: Any) -> str | None:
 
 def _require_one_run(sources: list[Source]) -> None:
     if len(sources) < 2:
-        raise UsageError("merging needs the traces of at least two ranks", fix="recperf trace merge RUN")
+        raise UsageError("merging needs the traces of at least two ranks", fix="recperf profile --trace FOLDER")
     for before, source in zip(sources, sources[1:]):
         where: dict[str, object] = {"one": before.path, "other": source.path}
         if before.rank == source.rank:
@@ -182,7 +182,7 @@ def _write(sources: list[Source], target: Path, clock: str) -> int:
         ABOUT: {MERGED: [source.rank for source in sources], "run": sources[0].run, "clock": clock},
     }
     events = (event for source in sources for event in _Track(source, first, ids).events())
-    return write_trace(target, events, lambda: header, fix="choose another --output")
+    return write_trace(target, events, lambda: header, fix="make the folder writable")
 
 
 class _FlowIds:

@@ -53,7 +53,9 @@ def traces_in(folder: Path) -> list[Path]:
         raise DataError(
             f"the folder contains {'one trace' if paths else 'no traces'}; comparing ranks needs one of each rank",
             where={"folder": folder},
-            fix=f"recperf trace info {paths[0]}" if paths else "name a folder with one .json or .json.gz file per rank",
+            fix=f"recperf profile --trace {paths[0]}"
+            if paths
+            else "name a folder with one .json or .json.gz file per rank",
         )
     return paths
 

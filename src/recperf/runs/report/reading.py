@@ -89,7 +89,7 @@ def read(folder: Path) -> Reading:
         result=result,
         events=_events(folder / "events.jsonl"),
         peaks=_peaks(folder / "peaks.json", machine),
-        profile=_profile(folder / "profile.json"),
+        profile=read_profile(folder / "profile.json") if (folder / "profile.json").exists() else None,
         pair=_pair(folder / "pair.json"),
     )
 
@@ -100,7 +100,7 @@ def _result(folder: Path, workload: str) -> dict[str, Any]:
         raise DataError(
             "this folder holds a profile, not a run",
             where={"folder": folder},
-            fix="its page is profile.html; recperf diff compares two profiles",
+            fix="name its profile.json; recperf compare compares two profiles",
         )
     if not path.exists():
         raise DataError(
@@ -135,9 +135,7 @@ def _peaks(path: Path, machine: dict[str, Any]) -> dict[str, Any] | None:
     return dict(value)
 
 
-def _profile(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
+def read_profile(path: Path) -> dict[str, Any]:
     profile = _validated(path, Profile, PROFILE_SCHEMA)
     _require_shares(path, profile, "components")
     ranks = profile.get("communication")

@@ -8,14 +8,19 @@ from typing import Any
 
 import example_profiles as profiles
 import example_runs as examples
+import msgspec
 import pytest
 
 from recperf.errors import DataError, UsageError
-from recperf.runs.profile_diff import Change, LoadedProfile, diff, load, parse_gate
+from recperf.runs.compare import Change, Comparison, Side, compare, load, of_workload, parse_gate
 
 
-def loaded(profile: dict[str, Any], name: str = "a", **more: Any) -> LoadedProfile:
-    return LoadedProfile(Path(name), profile, profile.get("workload"), **more)
+def loaded(profile: dict[str, Any], name: str = "a") -> Side:
+    return of_workload(Path(name), profile)
+
+
+def diff(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
+    return compare(loaded(old), loaded(new, "b"))
 
 
 def slower(**times: float) -> dict[str, Any]:
@@ -25,14 +30,14 @@ def slower(**times: float) -> dict[str, Any]:
                         if k in ("step_ms", "components")}}  # fmt: skip
 
 
-def changes(difference: Any) -> dict[str, Change]:
-    return {change.name: change for change in difference.components}
+def changes(difference: Comparison, group: str = "parts") -> dict[str, Change]:
+    return {change.name: change for change in difference.groups[group]}
 
 
 def test_what_got_slower_and_faster_by_part() -> None:
-    difference = diff(loaded(profiles.eager()), loaded(slower(data=1.5, loss=0.05), "b"))
-    assert difference.components[0].name == "data"
-    assert changes(difference)["data"].ratio == pytest.approx(0.6 / 0.9)
+    difference = diff(profiles.eager(), slower(data=1.5, loss=0.05))
+    assert difference.groups["parts"][0].name == "data"
+    assert changes(difference)["data"].change == pytest.approx(0.6 / 0.9)
     assert {name: change.says for name, change in changes(difference).items() if change.says != "same"} == {
         "data": "slower",
         "loss": "faster",
@@ -42,56 +47,53 @@ def test_what_got_slower_and_faster_by_part() -> None:
 
 
 def test_a_change_inside_the_spread_is_noise_whatever_its_size() -> None:
-    difference = diff(loaded(profiles.eager()), loaded(slower(data=0.94), "b"))
-    assert changes(difference)["data"].says == "within noise"
+    assert changes(diff(profiles.eager(), slower(data=0.94)))["data"].says == "within noise"
     wide = profiles.eager()
     wide["step_ms"] = {"p20": 4.0, "p50": 9.0, "p80": 20.0}
-    noisy = diff(loaded(profiles.eager()), loaded(wide, "b"))
+    noisy = diff(profiles.eager(), wide)
     assert noisy.step.says == "within noise"
-    assert noisy.step.ratio == pytest.approx(9.0 / 4.9 - 1)
+    assert noisy.step.change == pytest.approx(9.0 / 4.9 - 1)
     assert noisy.regressions(0.05) == []
 
 
 def test_the_gate_names_the_step_and_its_large_parts() -> None:
-    difference = diff(loaded(profiles.eager()), loaded(slower(data=1.3), "b"))
+    difference = diff(profiles.eager(), slower(data=1.3))
     assert [change.name for change in difference.regressions(0.05)] == ["step", "data"]
     assert [change.name for change in difference.regressions(0.3)] == ["data"]
     assert difference.regressions(0.5) == []
-    assert diff(loaded(slower(data=1.3)), loaded(profiles.eager(), "b")).regressions(0.05) == []
-
-
-def test_a_small_part_does_not_trip_the_gate_until_it_is_large() -> None:
-    assert diff(loaded(profiles.eager()), loaded(slower(loss=0.15), "b")).regressions(0.05) == []
-    grown = diff(loaded(profiles.eager()), loaded(slower(loss=0.5), "b")).regressions(0.2)
-    assert [change.name for change in grown] == ["loss"]
+    assert diff(slower(data=1.3), profiles.eager()).regressions(0.05) == []
+    # A small part counts once it is large.
+    assert diff(profiles.eager(), slower(loss=0.15)).regressions(0.05) == []
+    assert [change.name for change in diff(profiles.eager(), slower(loss=0.5)).regressions(0.2)] == ["loss"]
 
 
 def test_a_part_that_took_no_time_before_exceeds_every_gate() -> None:
     none = profiles.eager()
     none["components"][0]["ms"] = {"p20": 0.0, "p50": 0.0, "p80": 0.0}
-    difference = diff(loaded(none), loaded(profiles.eager(), "b"))
-    assert changes(difference)["data"].ratio is None
+    difference = diff(none, profiles.eager())
+    assert changes(difference)["data"].change is None
     assert [change.name for change in difference.regressions(10.0)] == ["data"]
-    assert json.dumps(difference.as_json(), allow_nan=False)
+    assert json.dumps(msgspec.to_builtins(difference), allow_nan=False)
 
 
 def test_limits_and_their_shares_are_compared() -> None:
-    old, new = profiles.eager(), profiles.eager()
+    new = profiles.eager()
     new["verdict"]["limit"], new["shares"] = "compute", {"compute": 0.7, "python": 0.3, "input": 0.005}
-    difference = diff(LoadedProfile(Path("a"), old), LoadedProfile(Path("b"), new))
+    difference = diff(profiles.eager(), new)
     assert difference.limits == ("launch", "compute")
     assert list(difference.shares) == ["compute", "launch", "python", "input"]
     assert difference.shares["python"] == (0.2, 0.3)
 
 
 def test_new_and_gone_parts_and_kernels_are_listed() -> None:
-    difference = diff(loaded(profiles.eager()), loaded(profiles.graph(), "b"))
+    difference = diff(profiles.eager(), profiles.graph())
     assert changes(difference)["data"].says == "gone"
     assert changes(difference)["step_graph"].says == "new"
-    kernels = {kernel.name: kernel for kernel in difference.kernels}
+    kernels = changes(difference, "kernels")
     assert kernels["_bag_update"].old_ms is None
     assert kernels["reduce_kernel_3"].new_ms is None
-    assert kernels[profiles.CUTLASS].more_ms == pytest.approx(12 * (12 - 21) / 1e3)
+    assert kernels[profiles.CUTLASS].difference_ms == pytest.approx(12 * (12 - 21) / 1e3)
+    assert kernels[profiles.CUTLASS].says == "no spread"
     assert difference.notes == ["switch graph: off, then on"]
     assert difference.regressions(0.05) == []
 
@@ -99,25 +101,22 @@ def test_new_and_gone_parts_and_kernels_are_listed() -> None:
 def test_kernels_of_one_name_are_added_up() -> None:
     one, other = profiles.graph(), profiles.graph()
     other["kernels"]["rows"].append({**other["kernels"]["rows"][1], "part": "another"})
-    kernels = {kernel.name: kernel for kernel in diff(loaded(one), loaded(other, "b")).kernels}
-    assert (kernels["_bag_forward"].old_count, kernels["_bag_forward"].new_count) == (1, 2)
-    assert kernels["_bag_forward"].more_ms == pytest.approx(0.009)
+    kernel = changes(diff(one, other), "kernels")["_bag_forward"]
+    assert (kernel.old_count, kernel.new_count) == (1, 2)
+    assert kernel.difference_ms == pytest.approx(0.009)
 
 
 def test_a_runs_own_profile_gives_parts_only() -> None:
-    difference = diff(loaded(profiles.base(profiles.CPU, "cpu")), loaded(profiles.cpu(), "b"))
-    assert difference.no_kernels
-    assert difference.no_kernels.startswith("not measured in a: this profile has no such section")
+    difference = diff(profiles.base(profiles.CPU, "cpu"), profiles.cpu())
+    assert difference.missing["kernels"].startswith("not measured in a: this profile has no such section")
+    assert list(difference.groups) == ["parts"]
     assert difference.step.says == "same"
     assert difference.warnings == []
-    assert diff(loaded(profiles.cpu()), loaded(profiles.cpu(), "b")).no_kernels == (
-        "not measured in a: no device in this trace"
-    )
 
 
 def test_profiles_of_different_things_are_warned_about() -> None:
     other = {**profiles.cpu(), "workload": "micro-dlrm", "preset": "large", "batch_size": 256}
-    text = " ".join(diff(loaded(profiles.eager()), loaded(other, "b")).warnings)
+    text = " ".join(diff(profiles.eager(), other).warnings)
     for words in (
         "different workloads: dlrm and micro-dlrm",
         "different presets: experiment and large",
@@ -132,9 +131,11 @@ def test_possible_causes_are_noted() -> None:
     other["trust"]["versions"] |= {"torch": "2.13.0", "triton": None}
     other["switches"] = {"tf32": "off: asked for", "fused": "on: a CUDA device"}
     other |= {"mode": "budget", "threads": 1, "steps": 5}
-    old = loaded(profiles.eager(), machine="m1", config={"train": {"batch": 1}, "seed": 1})
-    new = loaded(other, "b", machine="m2", config={"train": {"batch": 2}, "seed": 1})
-    assert diff(old, new).notes == [
+    old, new = loaded(profiles.eager()), loaded(other, "b")
+    old.circumstances[""]["machine"], new.circumstances[""]["machine"] = "m1", "m2"
+    old.circumstances["config "] = {"train": {"batch": 1}, "seed": 1}
+    new.circumstances["config "] = {"train": {"batch": 2}, "seed": 1}
+    assert compare(old, new).notes == [
         "machine: m1, then m2",
         "mode: full, then budget",
         "threads: 2, then 1",
@@ -165,11 +166,12 @@ def test_a_file_a_folder_and_a_run_are_read(tmp_path: Path) -> None:
     config = {"schema": 1, "workload": "micro-dlrm", "config": {"seed": 3}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for path in (tmp_path, tmp_path / "profile.json"):
-        difference = load(path)
-        assert (difference.workload, difference.config, difference.machine) == ("micro-dlrm", {"seed": 3}, "f00")
+        side = load(path)
+        assert side.identity["workloads"] == "micro-dlrm"
+        assert (side.circumstances["config "], side.circumstances[""]["machine"]) == ({"seed": 3}, "f00")
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "machine.json").write_text("[]")
-    assert (load(tmp_path).config, load(tmp_path).machine) == (None, None)
+    assert (load(tmp_path).circumstances["config "], load(tmp_path).circumstances[""]["machine"]) == ({}, None)
 
 
 def _with(path: str, value: Any) -> str:
@@ -210,15 +212,15 @@ def test_a_damaged_profile_is_refused_by_field(tmp_path: Path, text: str, messag
 @pytest.mark.parametrize("value", [3, [], {"versions": 3}])
 def test_damage_in_optional_fields_does_not_stop_a_diff(tmp_path: Path, name: str, value: Any) -> None:
     (tmp_path / "profile.json").write_text(_with(name, value))
-    difference = diff(loaded(profiles.graph()), load(tmp_path))
-    assert json.dumps(difference.as_json(), allow_nan=False)
+    difference = compare(loaded(profiles.graph()), load(tmp_path))
+    assert json.dumps(msgspec.to_builtins(difference), allow_nan=False)
     assert difference.step.says == "same"
 
 
 def test_a_missing_profile_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"profile\.json is missing"):
         load(tmp_path)
-    with pytest.raises(DataError, match="no profile there"):
+    with pytest.raises(DataError, match="nothing at this path"):
         load(tmp_path / "nothing")
     with pytest.raises(DataError, match="not a file"):
         load(Path("/dev/null"))

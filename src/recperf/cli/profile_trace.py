@@ -1,0 +1,89 @@
+"""recperf profile --trace TRACE"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError, MachineError, UsageError
+from ..units import size
+from .parse import OutputOptions, parse
+from .terminal import Terminal, print_json
+
+DESCRIPTION = """Name what limits the steps of a trace of torch.profiler, with ceilings and advice, and show regions,
+modules, operators, kernels, idle time of the device by cause, copies and collectives. Of a folder with one trace per
+rank: the slowest rank, how long ranks wait in each collective, and one file of all ranks for ui.perfetto.dev.
+recperf report TRACE writes the page."""
+MERGED = "trace.merged.json.gz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(OutputOptions):
+    trace: Path
+    """The trace, .json or .json.gz, or a folder with one per rank."""
+    peaks: Path | None = None
+    """Ceilings of the machine that recorded the trace: a file that recperf peaks wrote there. Default: those of this
+    machine."""
+    top: int = 12
+    """Maximum number of rows in a table; --json has all."""
+
+
+def command(arguments: list[str]) -> int:
+    shown = ["--help"] if {"-h", "--help"} & set(arguments) else arguments
+    options = parse(Options, shown, prog="recperf profile --trace", description=DESCRIPTION)
+    if options.top < 1:
+        raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 12")
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    analysis = analysis_of(options.trace, options.peaks)
+    from ..runs.report.trace_report import text
+
+    terminal.say(text(analysis, top=options.top))
+    if options.trace.is_dir():
+        try:
+            analysis["merged"] = merged(options.trace)
+            terminal.say(merged_text(analysis["merged"]))
+        except (DataError, MachineError) as error:
+            terminal.notice(f"the traces are not merged into one file: {error.what}")
+    if options.json:
+        print_json(analysis)
+    return 0
+
+
+def analysis_of(path: Path, peaks_file: Path | None) -> dict[str, Any]:
+    """The analysis of a trace, or of the slowest rank in a folder with the comparison of all."""
+    from ..measure.peaks.store import find, read_file
+    from ..measure.trace_evidence import analyse_file
+
+    chosen = peaks_file is not None
+    peaks = read_file(peaks_file) if peaks_file is not None else find()
+    if not path.is_dir():
+        return analyse_file(path, peaks, chosen=chosen)
+    from ..measure.trace.ranks import compare_ranks
+
+    compared = compare_ranks(path)
+    return {**analyse_file(Path(compared["file"]), peaks, chosen=chosen), "ranks_compared": compared}
+
+
+def merged(folder: Path) -> dict[str, Any]:
+    """One file of all ranks, on one clock: between hosts, clocks are aligned at the ends of common barriers."""
+    from ..measure.trace.file import looks_like_trace
+    from ..measure.trace.merge import merge
+    from ..measure.trace.ranks import traces_in
+
+    target = folder / MERGED
+    if target.exists() and not looks_like_trace(target):
+        raise DataError(f"{MERGED} is there, and is not a trace", where={"file": target})
+    return merge(traces_in(folder), target)
+
+
+def merged_text(merged: dict[str, Any]) -> str:
+    ranks = len(merged["ranks"])
+    missing = f"; {merged['of'] - ranks} of {merged['of']} ranks are missing" if (merged["of"] or 0) > ranks else ""
+    check = ""
+    if merged["apart_us"] is not None:
+        check = f"; ranks leave the same barrier at most {merged['apart_us']:.0f} us apart"
+    return (
+        f"all ranks in one file for https://ui.perfetto.dev: {merged['file']} ({size(merged['bytes'])}, "
+        f"{merged['events']:,} events of {ranks} ranks{missing})\n  clock: {merged['clock']}{check}"
+    )

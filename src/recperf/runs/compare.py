@@ -1,0 +1,443 @@
+"""Compares two profiles or two traces by step, part, operator and kernel, and tells whether a gate is exceeded.
+
+A difference counts only if the ranges from p20 to p80 over the steps do not overlap. A time without such a range, as
+that of a kernel in a profile, explains a difference but never exceeds a gate.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import jsonfile
+from ..errors import DataError, UsageError
+from ..jsonfile import Struct
+from ..measure.limits import TEXTS
+from ..measure.trace.file import looks_like_trace
+from . import step_report
+from .record import PROFILE_MARK, read_config
+from .report.compare import changed_fields
+from .report.formats import percent, printable
+from .report.profile_facts import why_missing
+from .schemas import ComparedProfile, Kernels, Machine, require_schema
+
+SCHEMA = 2
+GATED = ("parts", "regions")
+"""The groups that are held to the gate, beside the step itself."""
+GATED_SHARE = 0.05
+"""A part smaller than this on both sides is not held to the gate."""
+NOTICED_SHARE = 0.01
+"""A limit whose share is smaller on both sides is not shown."""
+LARGEST_MS = 1e12
+"""No step takes decades; a larger number means damage."""
+FEW_STEPS = 8
+"""With fewer steps than this, the spread says little."""
+NO_SPREAD = 3
+"""With fewer steps than this there is no spread."""
+
+
+class Time(Struct):
+    """Milliseconds per step; p20 and p80 over the steps are None if they are not known."""
+
+    p50: float
+    p20: float | None = None
+    p80: float | None = None
+
+
+class Change(Struct):
+    """The time of one part of a step on both sides; None if a side does not have it."""
+
+    name: str
+    old_ms: Time | None
+    new_ms: Time | None
+    share: float
+    """Share of its step, the larger of the two."""
+    difference_ms: float
+    change: float | None
+    """How much more time it takes: 0.1 is a tenth more. None if a side does not have it or took no time."""
+    says: str
+    """slower, faster, same, within noise, no spread, new or gone."""
+    old_count: float | None = None
+    new_count: float | None = None
+    """Calls per step, where they are counted."""
+
+    def beyond(self, gate: float) -> bool:
+        """Whether it is slower by more than the gate, beyond noise."""
+        if self.share < GATED_SHARE or self.says != "slower":
+            return False
+        # A part that took no time before exceeds every gate.
+        return self.change is None or self.change > gate
+
+    @property
+    def text(self) -> str:
+        if self.change is None:
+            return self.says
+        return f"{'+' if self.change >= 0 else '-'}{percent(abs(self.change), 1)}"
+
+
+class Comparison(Struct):
+    """The changes from the first of two profiles or traces to the second."""
+
+    files: tuple[str, str]
+    warnings: list[str]
+    """Differences that make the two incomparable: device, workload, batch size."""
+    notes: list[str]
+    """Other differences, each of which may cause a change or hide it."""
+    step: Change
+    groups: dict[str, list[Change]]
+    """Parts or regions, operators, kernels; in each the largest change in time first."""
+    missing: dict[str, str]
+    """Groups that are not compared, and why."""
+    limits: tuple[str | None, str | None]
+    """What limits the step on each side."""
+    shares: dict[str, tuple[float, float]]
+    """Share of the step by limit on both sides, the largest first."""
+
+    def regressions(self, gate: float) -> list[Change]:
+        gated = (change for name in GATED for change in self.groups.get(name, ()))
+        return [change for change in (self.step, *gated) if change.beyond(gate)]
+
+
+@dataclass(kw_only=True)
+class Part:
+    time: Time
+    share: float
+    count: float | None = None
+
+
+@dataclass(kw_only=True)
+class Side:
+    """One of the two, as far as a comparison reads it."""
+
+    path: Path
+    steps: int
+    step: Time
+    groups: dict[str, dict[str, Part]]
+    missing: dict[str, str] = field(default_factory=dict)
+    identity: dict[str, Any] = field(default_factory=dict)
+    """What must be equal for a fair comparison."""
+    circumstances: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What may explain a difference, by kind."""
+    notes: list[str] = field(default_factory=list)
+    limit: str | None = None
+    shares: dict[str, Any] = field(default_factory=dict)
+
+
+def kind_of(path: Path) -> str:
+    """Whether a path is a `run`, a `profile`, a `trace` or a folder of `traces`."""
+    if path.is_dir():
+        if (path / PROFILE_MARK).exists():
+            return "profile"
+        if any((path / name).exists() for name in ("config.json", "result.json")):
+            return "run"
+        if (path / "profile.json").exists():
+            return "profile"
+        return "traces" if any(path.glob("*.json")) or any(path.glob("*.json.gz")) else "run"
+    if not path.exists():
+        raise DataError("there is nothing at this path", where={"file": path}, fix="name a run, a profile or a trace")
+    if not path.is_file():
+        raise DataError("not a file", where={"file": path}, fix="name a run, a profile or a trace")
+    return "trace" if path.name.endswith(".gz") or looks_like_trace(path) else "profile"
+
+
+def load(path: Path) -> Side:
+    """A trace, a profile or the folder that holds one, validated as far as a comparison reads it."""
+    if kind_of(path) == "trace":
+        return load_trace(path)
+    file = path / "profile.json" if path.is_dir() else path
+    if not file.exists():
+        what, fix = "no profile there: profile.json is missing", "recperf profile WORKLOAD writes one"
+        raise DataError(what, where={"file": file}, fix=f"{fix}, and so does recperf run")
+    content = jsonfile.read(file, named=not path.is_dir())
+    if isinstance(content, dict) and content.get("kind") == step_report.KIND:
+        return of_program(file)
+    return of_workload(file, content)
+
+
+def of_workload(file: Path, profile: dict[str, Any]) -> Side:
+    """A profile of recperf profile WORKLOAD or of recperf run."""
+    require_schema(file, profile, SCHEMA)
+    what, fix = "is not a profile", "recperf profile WORKLOAD"
+    known = jsonfile.require(profile, ComparedProfile, file, what=what, fix=fix)
+    wrong = None if known.components else "components is empty"
+    spreads = [("step_ms", known.step_ms), *((f"components.{part.name}.ms", part.ms) for part in known.components)]
+    for name, ms in spreads:
+        if not 0 <= ms.p20 <= ms.p50 <= ms.p80 <= LARGEST_MS:
+            wrong = wrong or f"p20, p50 and p80 of {printable(name)} are not times in rising order"
+    rows = []
+    kernels = profile.get("kernels")
+    if isinstance(kernels, dict) and "missing" not in kernels:
+        rows = jsonfile.require(kernels, Kernels, file, what=what, at="kernels", fix=fix).rows
+        if any(not 0 <= value <= LARGEST_MS for row in rows for value in (row.count, row.total_ms)):
+            wrong = wrong or "kernels.rows has negative times or counts"
+    if wrong:
+        raise DataError(f"{file.name} {what}: {wrong}", where={"file": file}, fix=fix)
+    workload, config, machine = _about(file.parent)
+    absent = why_missing(profile, "kernels")
+    step = _time(known.step_ms)
+    parts = {part.name: Part(time=_time(part.ms), share=part.share) for part in known.components}
+    named = [(row.name, row.total_ms, row.count) for row in rows]
+    return Side(
+        path=file,
+        steps=known.steps,
+        step=step,
+        groups={"parts": parts, "kernels": _added_up(named, step)},
+        missing={"kernels": absent} if absent else {},
+        identity={
+            "workloads": _text(profile.get("workload")) or workload,
+            "presets": _text(profile.get("preset")),
+            "devices": known.device,
+            "batch sizes": known.batch_size,
+        },
+        circumstances={
+            "": {"machine": machine, **{name: profile.get(name) for name in ("mode", "threads")},
+                 "seed": _section(profile, "trust").get("seed")},
+            "version of ": _section(profile, "trust", "versions"),
+            # Without the reason after the colon.
+            "switch ": {name: str(value).split(":")[0] for name, value in _section(profile, "switches").items()},
+            "config ": config,
+        },
+        limit=_text(_section(profile, "verdict").get("limit")),
+        shares=_section(profile, "shares"),
+    )  # fmt: skip
+
+
+def of_program(file: Path) -> Side:
+    """A profile of recperf profile --script or of the Python API, whose operators have no spread."""
+    profile = step_report.load(file).as_json()
+    step = Time(**{name: float(profile["step_ms"][name]) for name in ("p20", "p50", "p80")})
+    named = [(row["name"], row["ms"], row.get("calls")) for row in profile["operators"]]
+    machine = profile.get("machine") or {}
+    return Side(
+        path=file,
+        steps=int(profile["steps"].get("plain") or 0),
+        step=step,
+        groups={"operators": _added_up(named, step)},
+        identity={"devices": profile["device"]},
+        circumstances={"": {"machine": machine.get("fingerprint"), "threads": profile["threads"]},
+                       "version of ": {"torch": machine.get("torch")}},
+        limit=_text(_section(profile, "verdict").get("limit")),
+        shares=profile["shares"],
+    )  # fmt: skip
+
+
+def load_trace(path: Path) -> Side:
+    from ..measure.trace.analyse import timed_file
+
+    trace = timed_file(path)
+    steps = trace["times"]["steps"]
+    step = _time_over(steps)
+    groups = {
+        kind: {name: Part(time=_time_over(times), share=_time_over(times).p50 / (step.p50 or 1.0))
+               for name, times in trace["times"][kind].items()}
+        for kind in ("regions", "operators", "kernels")
+    }  # fmt: skip
+    stepless = trace["window"]["steps_from"] == "whole trace"
+    return Side(
+        path=path,
+        steps=len(steps),
+        step=step,
+        groups=groups,
+        identity={"devices": trace["device"], "units": "the whole trace, which has no steps" if stepless else "steps"},
+        circumstances={"version of ": {name: trace[name] for name in ("torch", "cuda")}},
+        notes=[trace["part"]] if trace["part"] else [],
+    )
+
+
+def compare(old: Side, new: Side) -> Comparison:
+    """The changes from the first to the second."""
+    missing = {
+        group: f"not measured in {printable(side.path)}: {why}"
+        for side in (new, old)
+        for group, why in side.missing.items()
+    }
+    groups = {
+        group: _changes(old.groups[group], new.groups[group])
+        for group in old.groups
+        if group in new.groups and group not in missing
+    }
+    if not groups:
+        raise UsageError(
+            "these two have nothing in common to compare",
+            where={"one": old.path, "other": new.path},
+            fix="name two runs, two profiles or two traces",
+        )
+    return Comparison(
+        files=(printable(old.path), printable(new.path)),
+        warnings=_warnings(old, new),
+        notes=_notes(old, new),
+        step=_change("step", Part(time=old.step, share=1.0), Part(time=new.step, share=1.0)),
+        groups=groups,
+        missing=missing,
+        limits=(old.limit, new.limit),
+        shares=_shares(old.shares, new.shares),
+    )
+
+
+def change(name: str, old: Mapping[str, float], new: Mapping[str, float], share: float) -> Change:
+    """The change of one time, each given as p20, p50 and p80."""
+    return _change(name, Part(time=Time(**old), share=share), Part(time=Time(**new), share=share))
+
+
+def _changes(old: dict[str, Part], new: dict[str, Part]) -> list[Change]:
+    rows = [_change(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
+    return sorted(rows, key=lambda row: -abs(row.difference_ms))
+
+
+def _change(name: str, old: Part | None, new: Part | None) -> Change:
+    before, after = (side.time if side else None for side in (old, new))
+    more = (after.p50 if after else 0.0) - (before.p50 if before else 0.0)
+    ratio = more / before.p50 if before and after and before.p50 else 0.0 if before and after and not more else None
+    return Change(
+        name=printable(name),
+        old_ms=before,
+        new_ms=after,
+        share=max(side.share for side in (old, new) if side),
+        difference_ms=more,
+        change=ratio if ratio is not None and math.isfinite(ratio) else None,
+        says=_says(before, after),
+        old_count=old.count if old else None,
+        new_count=new.count if new else None,
+    )
+
+
+def _says(old: Time | None, new: Time | None) -> str:
+    if old is None or new is None:
+        return "new" if new else "gone"
+    if old == new:
+        return "same"
+    if old.p20 is None or old.p80 is None or new.p20 is None or new.p80 is None:
+        return "no spread"
+    if new.p20 <= old.p80 and new.p80 >= old.p20:
+        return "within noise"
+    return "slower" if new.p50 > old.p50 else "faster"
+
+
+def _shares(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """The shares by limit on both sides, without those under 1 % on both."""
+
+    def share(value: Any) -> float:
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    both = {limit: (share(old.get(limit)), share(new.get(limit))) for limit in TEXTS} if old and new else {}
+    large = [limit for limit, values in both.items() if max(values) >= NOTICED_SHARE]
+    return {limit: both[limit] for limit in sorted(large, key=lambda limit: -max(both[limit]))}
+
+
+def _warnings(old: Side, new: Side) -> list[str]:
+    """Differences that make the two different measurements."""
+    return [
+        f"different {what}: {_named(one)} and {_named(new.identity[what])}; the two measure different things"
+        for what, one in old.identity.items()
+        if what in new.identity and one != new.identity[what] and None not in (one, new.identity[what])
+    ]
+
+
+def _notes(old: Side, new: Side) -> list[str]:
+    notes = []
+    for kind, before in old.circumstances.items():
+        after = new.circumstances.get(kind)
+        if not before or not after:
+            continue
+        for row in changed_fields([before, after]):
+            one, other = row.values
+            # What only one side records is no difference, except for a switch or a package that only one has.
+            if kind or None not in (one, other):
+                notes.append(f"{kind}{printable(row.name)}: {_named(one)}, then {_named(other)}")
+    if old.steps != new.steps and "regions" in old.groups:
+        notes.append(f"different numbers of steps: {old.steps:,} and {new.steps:,}; all times are per step")
+    for side in (old, new):
+        if side.step.p20 is None:
+            few = f"fewer than {NO_SPREAD} steps have no spread, so every difference may be noise"
+            notes.append(f"{printable(side.path)}: {few}")
+        elif side.steps < FEW_STEPS:
+            notes.append(f"{printable(side.path)} has only {side.steps} steps, so its spread says little")
+        notes += side.notes
+    if old.path.resolve() == new.path.resolve():
+        notes.append("it is compared with itself")
+    return notes
+
+
+def parse_gate(text: str) -> float:
+    """`5%` as 0.05."""
+    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text, re.ASCII)
+    if not match:
+        raise UsageError(f"--gate takes a percentage such as 5%, not {printable(text)[:40]!r}", fix="--gate 5%")
+    return float(match[1]) / 100
+
+
+def pooled(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One spread from several rounds of the same measurement: the median of the medians, and the whole range."""
+    return {
+        "p20": min(ms["p20"] for ms in rounds),
+        "p50": statistics.median(ms["p50"] for ms in rounds),
+        "p80": max(ms["p80"] for ms in rounds),
+    }
+
+
+def variation(rounds: Sequence[Mapping[str, float]]) -> float:
+    """How far the medians of several rounds lie apart, as a share of their median."""
+    medians = [ms["p50"] for ms in rounds]
+    middle = statistics.median(medians)
+    return (max(medians) - min(medians)) / middle if middle else 0.0
+
+
+def _about(folder: Path) -> tuple[str | None, dict[str, Any], str | None]:
+    """Workload, config and machine of a profile. They only explain differences, so a damaged file counts as missing."""
+    workload: str | None = None
+    config: dict[str, Any] = {}
+    machine: str | None = None
+    try:
+        if (folder / "config.json").is_file():
+            workload, config = read_config(folder)
+        path = folder / "machine.json"
+        if path.is_file():
+            machine = jsonfile.require(jsonfile.read(path), Machine, path, what="is damaged").fingerprint
+    except DataError:
+        pass
+    return workload, config, _text(machine)
+
+
+def _time(ms: Any) -> Time:
+    return Time(p20=float(ms.p20), p50=float(ms.p50), p80=float(ms.p80))
+
+
+def _time_over(times: list[float]) -> Time:
+    """p20, p50 and p80 over the steps. Work that most steps do not have is compared by its mean."""
+    if len(times) < NO_SPREAD:
+        return Time(p50=statistics.fmean(times))
+    cuts = statistics.quantiles(times, n=10, method="inclusive")
+    return Time(p20=cuts[1], p50=cuts[4] or statistics.fmean(times), p80=max(cuts[7], cuts[4]))
+
+
+def _added_up(rows: Iterable[tuple[str, float, float | None]], step: Time) -> dict[str, Part]:
+    """Times and counts by name; the same name may have several rows."""
+    sums: dict[str, Part] = {}
+    for name, ms, count in rows:
+        before = sums.setdefault(printable(name), Part(time=Time(p50=0.0), share=0.0, count=0.0))
+        total = before.time.p50 + float(ms)
+        sums[printable(name)] = Part(
+            time=Time(p50=total), share=total / (step.p50 or 1.0), count=(before.count or 0.0) + float(count or 0.0)
+        )
+    return sums
+
+
+def _section(profile: dict[str, Any], *names: str) -> dict[str, Any]:
+    """An optional part of a profile; empty if it is missing."""
+    part: Any = profile
+    for name in names:
+        part = part.get(name) if isinstance(part, dict) else None
+    return part if isinstance(part, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return printable(value) if isinstance(value, str) else None
+
+
+def _named(value: Any) -> str:
+    return "none" if value is None else printable(value)[:60]

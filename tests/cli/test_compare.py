@@ -1,0 +1,123 @@
+"""recperf compare as a user types it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import example_profiles as profiles
+import example_runs as examples
+import example_traces as traces
+import pytest
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(call: Call) -> Call:
+    """Profiles old and new (data takes 44 % longer), and the command."""
+    slow = profiles.eager()
+    slow |= {k: v for k, v in profiles.base({**profiles.EAGER, "data": 1.3}, "NVIDIA H200").items() if "ms" in k}
+    slow["components"] = profiles.base({**profiles.EAGER, "data": 1.3}, "NVIDIA H200")["components"]
+    slow["kernels"]["rows"][0]["total_ms"] += 0.05
+    for name, profile in (("old", profiles.eager()), ("new", slow), ("graph", profiles.graph())):
+        Path(name).mkdir()
+        Path(name, "profile.json").write_text(json.dumps(profile))
+
+    return functools.partial(call, "compare")
+
+
+def test_two_profiles_in_words(call: Call) -> None:
+    code, out, err = call("old", "new/profile.json")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 110
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["old/profile.json", "->", "new/profile.json"]
+    assert next(line for line in lines if line[:1] == ["step"] and "ms" in line)[-2:] == ["+8.2%", "slower"]
+    assert next(line for line in lines if line[:1] == ["data"])[-2:] == ["+44.4%", "slower"]
+    assert "+50.0 µs" in out
+    assert "16 the same or within noise" in out
+
+
+def test_the_gate_lets_pass_and_stops(call: Call) -> None:
+    code, out, err = call("old", "new", "--gate", "50%")
+    assert (code, err) == (0, "")
+    assert "gate: nothing got slower by more than 50%" in out
+    code, out, err = call("old", "new", "--gate", "5%", "--json")
+    assert code == 5
+    assert "error: slower by more than the gate of 5%: step +8.2%, data +44.4%" in err
+    assert "data: 900 µs -> 1.30 ms" in err
+    comparison = json.loads(out)
+    assert comparison["gate"] == {"limit": 0.05, "beyond": ["step", "data"]}
+    assert comparison["error"]["exit_code"] == 5
+    assert comparison["groups"]["parts"][0]["name"] == "data"
+    assert comparison["groups"]["kernels"][0]["change"] == pytest.approx(0.05 / 0.252)
+    assert call("new", "old", "--gate", "5%")[0] == 0
+
+
+def test_runs_are_compared_by_quality_and_config_and_with_a_gate_by_their_profiles(call: Call, tmp_path: Path) -> None:
+    examples.make_run(tmp_path / "one")
+    examples.make_run(tmp_path / "two", auc=0.83, config={"seed": 7})
+    code, out, _ = call("one", "two")
+    assert code == 0
+    for expected in (
+        "One config field differs; AUC 0.8212 → 0.8300",
+        "WARNING: Synthetic data",
+        "one seed: may be chance",
+        "embedding, backward",
+        "dispatch",
+    ):
+        assert expected in out
+    assert "train.epochs" not in out
+    code, out, _ = call("one", "two", "--gate", "5%", "--json")
+    assert code == 0
+    assert json.loads(out)["step"]["says"] == "same"
+    examples.make_run(tmp_path / "third", workload="other", measured=())
+    code, out, _ = call("one", "third", "one", "--json")
+    comparison = json.loads(out)
+    assert [run["name"] for run in comparison["runs"]] == ["one (1)", "third", "one (2)"]
+    assert comparison["limit"] == ["dispatch", None, "dispatch"]
+
+
+def test_traces_differ_beyond_the_spread_of_their_steps(call: Call, tmp_path: Path) -> None:
+    """Steps of 100 us with an operator that varies, one that gets slower, and one that comes and one that goes."""
+    for name, extra, slow in (("a", "gone", 10), ("b", "new", 20)):
+        events = []
+        for step in range(11):
+            at = 100.0 * step
+            events += [traces.around(f"ProfilerStep#{step}", at, 100), traces.around("part", at + 1, 98)]
+            events += [traces.op("varies", at + 2, 10 + step + slow / 10), traces.op("slow", at + 40, slow + step / 10)]
+            events += [traces.op(extra, at + 70, 5)]
+        traces.write(tmp_path / f"{name}.json", events)
+    code, out, _ = call("a.json", "b.json", "--json")
+    assert code == 0
+    says = {row["name"]: row["says"] for row in json.loads(out)["groups"]["operators"]}
+    assert says == {"slow": "slower", "varies": "within noise", "gone": "gone", "new": "new"}
+    assert next(iter(says)) == "slow"
+    printed = [" ".join(line.split()) for line in call("a.json", "b.json")[1].splitlines()]
+    assert "slow 10.5 µs 10.2 – 10.8 µs 20.5 µs 20.2 – 20.8 µs +10.0 µs +95.2% slower" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("old", "new", "graph"), 2, "compare needs two, or several runs without --gate, got 3"),
+        (("old",), 2, "got 1"),
+        (("old", "new", "--gate", "lots"), 2, "--gate takes a percentage such as 5%, not 'lots'"),
+        (("old", "missing"), 3, "there is nothing at this path"),
+        (("old", "."), 3, "profile.json is missing"),
+        (("torn.json", "new", "--json"), 3, "torn.json is not JSON"),
+    ],
+)
+def test_mistakes(call: Call, arguments: tuple[str, ...], code: int, message: str) -> None:
+    Path("torn.json").write_text(json.dumps(profiles.eager())[:500])
+    exit_code, out, err = call(*arguments)
+    assert exit_code == code
+    assert message in err
+    assert out == "" or json.loads(out)["error"]["exit_code"] == code
+
+
+def test_it_needs_no_torch(call: Call, runs_without_torch: Callable[..., None]) -> None:
+    runs_without_torch("compare", "old", "new")
