@@ -40,7 +40,9 @@ class Ours:
 
     def update(self, gradient: Tensor) -> None:
         grouped = self.body.Grouped(*self.batch, self.table.table_RD.shape[0])
-        self.body.update(self.table.table_RD, None, grouped, gradient, rate=RATE, eps=0.0, decay=0.0, scale=1.0)
+        self.body.update(
+            self.table.table_RD, None, grouped, gradient, rule="sgd", rate=RATE, eps=0.0, decay=0.0, scale=1.0
+        )
 
 
 class Peer:

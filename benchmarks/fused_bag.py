@@ -34,6 +34,7 @@ from torch.nn import functional as F
 from _fbgemm_peer import FBGEMM, fbgemm_problem, fbgemm_version
 from _rows import record, row, show
 from recperf.ops.bag import choose
+from recperf.ops.table_rules import RuleName
 
 DEVICE = "cuda"
 IDS = 1 << 21
@@ -195,7 +196,8 @@ def ways_of(case: Case, fbgemm: bool) -> dict[str, dict[str, Way]]:
 
     def ours(state_R: Tensor | None) -> None:
         grouped = bag.Grouped(ids_V, offsets_B1, table_RD.shape[0], starts_F)
-        bag.update(table_RD, state_R, grouped, gradient_BD, rate=RATE, eps=EPS, decay=0.0, scale=1.0)
+        rule: RuleName = "sgd" if state_R is None else "rowwise-adagrad"
+        bag.update(table_RD, state_R, grouped, gradient_BD, rule=rule, rate=RATE, eps=EPS, decay=0.0, scale=1.0)
 
     def atomics() -> None:
         bag.scatter_sgd(table_RD, ids_V, offsets_B1, gradient_BD, rate=RATE, starts_F=starts_F)

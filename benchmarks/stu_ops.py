@@ -145,7 +145,9 @@ class Maker:
             Job(
                 "lookup, row-wise Adagrad",
                 count * (3 * row_bytes + 8 + 2 * 4),
-                lambda: lookup.rowwise_adagrad_(table_RD, state_R, rows_U, grad_UD, rate=RATE, eps=EPS),
+                lambda: lookup.update_rows_(
+                    table_RD, state_R, rows_U, grad_UD, rule="rowwise-adagrad", rate=RATE, eps=EPS
+                ),
                 update,
             ),
         ]

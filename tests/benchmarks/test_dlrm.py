@@ -104,7 +104,7 @@ def test_torchs_sparse_path_updates_as_the_reference_does(script: Callable[[str]
     expected_RD, state_R = table_RD.clone(), torch.ones(7)
     reference.update(
         expected_RD, state_R if adagrad else None, reference.Grouped(ids_V, offsets_B1, 7), gradient_BD,
-        rate=fused.RATE, eps=fused.EPS, decay=0.0, scale=1.0,
+        rule="rowwise-adagrad" if adagrad else "sgd", rate=fused.RATE, eps=fused.EPS, decay=0.0, scale=1.0,
     )  # fmt: skip
     case = fused.Case(table_RD, torch.ones(7), ids_V, offsets_B1, gradient_BD, int(ids_V.unique().numel()))
     way = fused.TorchUpdate(case, adagrad=adagrad).way()
@@ -126,8 +126,9 @@ def test_fbgemms_tables_update_as_the_reference_does(script: Callable[[str], Mod
     torch.testing.assert_close(peer.by_bag(peer.forward_only()), pooled_BD)
     grouped = reference.Grouped(case.ids_V, case.offsets_B1, tables * 7, case.starts_F)
     reference.update(
-        expected_RD, state_R, grouped, case.gradient_BD, rate=fused.RATE, eps=fused.EPS, decay=0.0, scale=1.0
-    )
+        expected_RD, state_R, grouped, case.gradient_BD,
+        rule="rowwise-adagrad", rate=fused.RATE, eps=fused.EPS, decay=0.0, scale=1.0,
+    )  # fmt: skip
     peer.forward()
     peer.backward()
     torch.testing.assert_close(peer.table_RD(), expected_RD)

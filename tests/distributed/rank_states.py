@@ -46,20 +46,22 @@ def whole(tables: RankTables) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name in tables.names:
         found[name] = torch.empty(tables.rows[name], tables.dim)
-        sums = torch.zeros(tables.rows[name], tables.state_width, dtype=torch.float64)
-        for part, weight, state in (held for parts in each for held in parts if held[0].table == name):
+        rule = tables.rule
+        sums = torch.zeros(tables.rows[name], rule.state_width(tables.dim), dtype=torch.float64)
+        for part, weight, states in (held for parts in each for held in parts if held[0].table == name):
             if part.kind == "data-parallel" and part.rank:
                 continue
             rows = slice(part.first_row, part.first_row + part.rows)
             columns = slice(part.first_column, part.first_column + part.columns)
             found[name][rows, columns] = weight.detach()
-            if state is not None and tables.state_width > 1:
-                sums[rows, columns] = state.double()
-            elif state is not None:
-                # One number for a row is the mean of those of its parts, by their columns.
-                sums[rows, 0] += state.double() * (part.columns / tables.dim)
-        if tables.state_width:
-            found[f"{name}_state"] = (sums if tables.state_width > 1 else sums[:, 0]).float()
+            for kind, state in enumerate(states):
+                if rule.weight_states:
+                    sums[rows, kind * tables.dim + part.first_column :][:, : part.columns] = state.double()
+                else:
+                    # One number for a row is the mean of those of its parts, by their columns.
+                    sums[rows, 0] += state.double() * (part.columns / tables.dim)
+        if sums.shape[1]:
+            found[f"{name}_state"] = (sums if rule.weight_states else sums[:, 0]).float()
     return found
 
 

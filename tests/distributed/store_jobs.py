@@ -29,8 +29,7 @@ def in_small_files() -> None:
 def filled(world: World, sharding: str) -> TorchRecTables:
     """Tables whose parts have states of their own."""
     tables = make(world, sharding)
-    for part, _, state_R in tables.local():
-        assert state_R is not None
+    for part, _, (state_R,) in tables.local():
         draw = torch.Generator().manual_seed(part.first_row * 100 + part.first_column)
         state_R.copy_(torch.rand(state_R.shape, generator=draw))
     return tables

@@ -51,6 +51,7 @@ def configs() -> dict[str, Any]:
         "sgd": dlrm("sgd", MIXED),
         "adagrad": dlrm("adagrad", COLUMNS),
         "rowwise": dlrm("rowwise-adagrad", "t1=row,t2=data-parallel"),
+        "adam": dlrm("adam", everywhere("data-parallel"), learning_rate=0.01),
         "one id": dlrm("sgd", ids=1),
         "adamw": dlrm("adamw", learning_rate=0.01, weight_decay=0.1, table_weight_decay=0.5),
         "micro": micro(),
@@ -144,6 +145,7 @@ def test_three_ranks_resume_to_the_bit() -> None:
 def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
     straight, turns = trained(1)[0], (2, 1, 2)
     shardings = {"sgd": ("", COLUMNS), "adagrad": (MIXED, "t1=table,t3=column"), "rowwise": ("t1=table", "t3=row")}
+    shardings["adam"] = (everywhere("data-parallel"),) * 2
     states: dict[str, Any] = dict.fromkeys(configs())
     losses: dict[str, list[float]] = {name: [] for name in states}
     steps = STEPS // len(turns)

@@ -17,6 +17,7 @@ from golden_cases import cases
 from recperf.data.criteo import synthesize
 from recperf.data.random_bags import RandomBags
 from recperf.models.arithmetic import FastArithmetic
+from recperf.ops.table_rules import RULES
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.device import applied
 from recperf.train.loop import take_step
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 STEPS = 10
 FAST = FastConfig(precision="float32")
 """All that is fused, in a graph, without a change of precision."""
-OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad"]
+OPTIMIZERS = [*RULES]
 
 
 def made(

@@ -11,15 +11,16 @@ from recperf.errors import ArgumentError
 from recperf.ops import bag, dot, last_layer, lookup, relu
 from recperf.ops.bag import sort
 from recperf.ops.faults import raise_if_any
+from recperf.ops.table_rules import RULES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
 
-@pytest.mark.parametrize("state", ["none", "row", "number"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("rows", "samples", "most"), [(1, 3000, 20), (3, 500, 9), (5000, 700, 6), (40, 1, 1)])
 @pytest.mark.parametrize("dim", [1, 7, 64, 128, 600])
 @pytest.mark.usefixtures("poisoned")
-def test_the_bag_kernels_agree_with_torch(dim: int, rows: int, samples: int, most: int, state: str) -> None:
+def test_the_bag_kernels_agree_with_torch(dim: int, rows: int, samples: int, most: int, rule: Any) -> None:
     draw = torch.Generator("cuda").manual_seed(dim + rows)
     of: dict[str, Any] = {"device": "cuda", "generator": draw}
     tables, bags = 3, 3 * samples
@@ -28,21 +29,23 @@ def test_the_bag_kernels_agree_with_torch(dim: int, rows: int, samples: int, mos
     used = int(offsets[-1])
     ids, starts = torch.randint(0, rows, (used + 5,), **of), torch.arange(0, 3 * rows, rows, device="cuda")
     table, gradient = torch.randn(tables * rows, dim, **of), torch.randn(bags, dim, **of)
-    shapes = {"none": None, "row": table.shape[:1], "number": table.shape}
     actual = []
     for name in ("reference", "triton"):
         body, _ = bag.choose(name, table)  # type: ignore[arg-type]
         mine = ids if name == "triton" else ids[:used]
-        shape = shapes[state]
+        shape = RULES[rule].state_shape(*table.shape)
         weights, seen = table.clone(), None if shape is None else torch.full(shape, 0.5, device="cuda")
         grouped = body.Grouped(mine, offsets, tables * rows, starts)
-        for rate in (0.1, torch.full((1,), 0.05, device="cuda")):
-            body.update(weights, seen, grouped, gradient, rate=rate, eps=1e-3, decay=0.1, scale=0.5)
+        for count, rate in enumerate((0.1, torch.full((1,), 0.05, device="cuda")), 1):
+            body.update(
+                weights, seen, grouped, gradient, rule=rule, rate=rate, eps=1e-3, decay=0.1, scale=0.5,
+                count=torch.tensor(float(count), device="cuda"),
+            )  # fmt: skip
         added = table.clone()
         if name == "triton":
             body.scatter_sgd(added, mine, offsets, gradient, rate=0.1, starts_F=starts)
         else:
-            body.update(added, None, grouped, gradient, rate=0.1, eps=0.0, decay=0.0, scale=1.0)
+            body.update(added, None, grouped, gradient, rule="sgd", rate=0.1, eps=0.0, decay=0.0, scale=1.0)
         assert grouped.unique == torch.unique(ids[:used] + starts.repeat_interleave(lengths.view(3, -1).sum(1))).numel()
         actual.append((body.bag_sum(table, mine, offsets, starts), weights, added, seen))
     # Thousands of gradients of one row: what their order does to the sum grows with them, and squared once more.

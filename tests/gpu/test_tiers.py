@@ -12,6 +12,7 @@ from tiered_bags import dlrm, hashed, plain_records, tiered_records
 from tiered_bags import trained as bags_trained
 
 from recperf.models.tiers.config import TablesConfig
+from recperf.ops.table_rules import RULES
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.dlrm_v4.build import PreparedHistories
@@ -68,7 +69,7 @@ def test_placements_train_to_the_same_bits(on_device: Any, placement: Any, depth
 @pytest.mark.parametrize("placement", ["host", "file"])
 @pytest.mark.parametrize(
     ("build", "optimizer"),
-    [(dlrm, "sgd"), (dlrm, "adagrad"), (dlrm, "rowwise-adagrad"), (hashed, "sgd"), (hashed, "adagrad")],
+    [*((dlrm, rule) for rule in RULES), (hashed, "sgd"), (hashed, "rowwise-adagrad")],
 )
 def test_bags_train_to_the_same_bits(
     build: Any, optimizer: str, placement: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any

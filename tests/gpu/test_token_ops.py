@@ -59,7 +59,8 @@ def test_rows_are_gathered_and_updated(dim: int, kind: torch.dtype) -> None:
     tables, states = [table, table.double()], [state, state.double()]
     for some, seen, impl in zip(tables, states, ("triton", "reference")):
         for rate in (0.1, torch.full((1,), 0.05, device="cuda")):
-            lookup.rowwise_adagrad_(some, seen, rows, grad, rate=rate, eps=1e-3, impl=impl)  # type: ignore[arg-type]
+            more: Any = {"rule": "rowwise-adagrad", "eps": 1e-3, "impl": impl}
+            lookup.update_rows_(some, seen, rows, grad, rate=rate, **more)
     assert apart(*tables) < 1e-6
     assert apart(*states) < 1e-6
 
@@ -69,7 +70,7 @@ def test_a_table_of_more_than_two_billion_numbers() -> None:
     table = torch.zeros(last + 1, 512, device="cuda")
     rows = torch.tensor([last, 3, last - 5], device="cuda", dtype=torch.int32)
     state, grad = torch.zeros(last + 1, device="cuda"), torch.randn(3, 512, **draw(1))
-    lookup.rowwise_adagrad_(table, state, rows, grad, rate=1.0, eps=0.0)
+    lookup.update_rows_(table, state, rows, grad, rule="rowwise-adagrad", rate=1.0, eps=0.0)
     torch.testing.assert_close(table[rows.long()], -grad / grad.square().mean(1, keepdim=True).sqrt())
     assert torch.equal(lookup.gather(table, rows), table[rows.long()])
     assert int(table.any(1).sum()) == 3

@@ -48,7 +48,9 @@ def test_sparse_steps_equal_those_of_a_dense_table(adagrad: bool, clip: float) -
     """Compare with autograd on an ordinary parameter and the optimizer written out on whole tensors."""
     net, table = model()
     dense = AdamW([(net.dense_parameters(), 0.01)])
-    optimizer = SplitOptimizer(dense, SparseRows(table, adagrad=adagrad, decay=0.0), table_ratio=2.0, clip=clip)
+    optimizer = SplitOptimizer(
+        dense, SparseRows(table, "rowwise-adagrad" if adagrad else "sgd"), table_ratio=2.0, clip=clip
+    )
     other, other_table = model()
     weight = other_table.table_RD.clone().requires_grad_()
     state = torch.zeros(97)

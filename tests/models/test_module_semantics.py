@@ -50,7 +50,7 @@ def dlrm(tables: str = "stacked", arithmetic: str = "plain", interaction: str = 
 def optimizer(model: DLRM, dense: Any = SGD) -> Any:
     if isinstance(model.embeddings, StackedTables):
         return dense(list(model.parameters()))
-    return SplitOptimizer(dense(model.dense_parameters()), SparseRows(model.embeddings, adagrad=True), clip=0.5)
+    return SplitOptimizer(dense(model.dense_parameters()), SparseRows(model.embeddings, "rowwise-adagrad"), clip=0.5)
 
 
 def train(model: DLRM, batch: ClickBatch = BATCH, dense: Any = SGD) -> None:

@@ -68,5 +68,5 @@ def tiered_records(tables: SparseGradients) -> Tensor:
 
 
 def plain_records(trial: Any) -> Tensor:
-    table_RD, state = trial.model.embeddings.table_RD, trial.optimizer.sparse.state_R
+    table_RD, state = trial.model.embeddings.table_RD, trial.optimizer.sparse.state
     return torch.cat([table_RD, *([] if state is None else [state.view(len(table_RD), -1)])], 1)

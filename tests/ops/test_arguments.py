@@ -26,12 +26,12 @@ from recperf.ops.relu import native as relu
 pytestmark = pytest.mark.skipif(isinstance(relu.library(), str), reason=str(relu.library()))
 
 TABLE, IDS, OFFSETS, STARTS = torch.zeros(10, 4), torch.tensor([0, 3, 9]), torch.tensor([0, 2, 3]), torch.tensor([0, 4])
-GRADIENT = torch.zeros(2, 4)
+GRADIENT, STATE = torch.zeros(2, 4), torch.zeros(10)
 
 
-def update(table: Tensor = TABLE, state: Tensor | None = None, gradient: Tensor = GRADIENT) -> None:
+def update(table: Tensor = TABLE, state: Tensor = STATE, gradient: Tensor = GRADIENT) -> None:
     grouped = bag.Grouped(IDS, OFFSETS, 10)
-    bag.update(table.clone(), state, grouped, gradient, rate=0.1, eps=0.1, decay=0.0, scale=1.0)
+    bag.update(table.clone(), state, grouped, gradient, rule="rowwise-adagrad", rate=0.1, eps=0.1, decay=0.0, scale=1.0)
 
 
 def turned(rows: int, columns: int) -> Tensor:
@@ -52,7 +52,7 @@ BAG_CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "update float64": (lambda: update(TABLE.double()), "table_RD is float64"),
     "update another table": (lambda: update(torch.zeros(9, 4)), r"table_RD .* must be .* of shape \(10, 4\)"),
     "update gradient": (lambda: update(gradient=GRADIENT.double()), "gradient_BD is float64"),
-    "update state": (lambda: update(state=torch.zeros(9)), r"state_R .* must be .* of shape \(10\)"),
+    "update state": (lambda: update(state=torch.zeros(9)), r"state .* must be .* of shape \(10\)"),
 }
 
 

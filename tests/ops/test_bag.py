@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from recperf.ops.bag import native, reference
 from recperf.ops.hashing import rows_int
+from recperf.ops.table_rules import RULES
 
 FAST = ["native", "triton"]
 ALL = ["reference", *FAST]
@@ -72,17 +73,6 @@ def test_sums_agree(
             torch.testing.assert_close(sums, reference.bag_sum(table, ids, offsets), rtol=error, atol=error)
 
 
-def test_row_wise_adagrad_is_what_it_says() -> None:
-    table = torch.ones(4, 2)
-    state = torch.zeros(4)
-    grouped = reference.Grouped(torch.tensor([2, 0, 2]), torch.tensor([0, 2, 3]), 4)
-    gradient = torch.tensor([[1.0, 3.0], [2.0, 1.0]])
-    reference.update(table, state, grouped, gradient, rate=0.1, eps=0.0, decay=0.0, scale=1.0)
-    assert state.tolist() == [5.0, 0.0, 12.5, 0.0]
-    torch.testing.assert_close(table[2], 1 - 0.1 * torch.tensor([3.0, 4.0]) / 12.5**0.5)
-    torch.testing.assert_close(table[0], 1 - 0.1 * torch.tensor([1.0, 3.0]) / 5**0.5)
-
-
 @pytest.mark.usefixtures("native_code")
 def test_any_number_of_threads_gives_the_same_bits(threads: Any) -> None:
     table, ids, offsets, gradient = batch([9] * 3000, 700, 16)
@@ -91,42 +81,41 @@ def test_any_number_of_threads_gives_the_same_bits(threads: Any) -> None:
         threads(count)
         weights, state = table.clone(), torch.zeros(700)
         grouped = native.Grouped(ids, offsets, 700)
-        native.update(weights, state, grouped, gradient, rate=0.1, eps=1e-8, decay=0.0, scale=1.0)
+        native.update(
+            weights, state, grouped, gradient, rule="rowwise-adagrad", rate=0.1, eps=1e-8, decay=0.0, scale=1.0
+        )
         results.append((native.bag_sum(table, ids, offsets), weights, state))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other))
 
 
-STATES = {"sgd": None, "row-wise": (1,), "each number": (2,)}
-
-
-def moments(kind: str, table: torch.Tensor) -> torch.Tensor | None:
-    dims = STATES[kind]
-    shape = None if dims is None else table.shape[: dims[0]]
+def moments(rule: str, table: torch.Tensor) -> torch.Tensor | None:
+    shape = RULES[rule].state_shape(*table.shape)
     return None if shape is None else torch.rand(shape, generator=torch.Generator().manual_seed(1))
 
 
-def updated(implementation: str, kind: str, given: tuple[torch.Tensor, ...], **more: Any) -> tuple[Any, ...]:
+def updated(implementation: str, rule: str, given: tuple[torch.Tensor, ...], **more: Any) -> tuple[Any, ...]:
     """Weights and state after two updates, the second with a rate that is a tensor, and what else can be asked."""
     table, ids, offsets, gradient, *starts = given
-    it, weights, state = body(implementation), table.clone(), moments(kind, table)
+    it, weights, state = body(implementation), table.clone(), moments(rule, table)
     grouped = it.Grouped(ids, offsets, table.shape[0], *starts)
-    for rate in (0.1, torch.tensor([0.05])):
-        it.update(weights, state, grouped, gradient, rate=rate, **({"eps": 1e-8, "decay": 0.2, "scale": 0.5} | more))
+    for count, rate in enumerate((0.1, torch.tensor([0.05])), 1):
+        settings = {"rule": rule, "eps": 1e-8, "decay": 0.2, "scale": 0.5, "count": count} | more
+        it.update(weights, state, grouped, gradient, rate=rate, **settings)
     return weights, state, it.squared_norm(grouped, gradient), grouped.unique
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
 @pytest.mark.parametrize("implementation", FAST)
-def test_updates_of_every_optimizer_agree(implementation: str, lengths: list[int], kind: str) -> None:
+def test_updates_of_every_rule_agree(implementation: str, lengths: list[int], rule: str) -> None:
     if implementation == "triton":
         # The interpreter takes its time.
         lengths = [min(length, 40) for length in lengths[:8]]
     given = batch(lengths, 37, 5)
-    actual = updated(implementation, kind, given)
-    for got, expected in zip(actual, updated("reference", kind, given)):
+    actual = updated(implementation, rule, given)
+    for got, expected in zip(actual, updated("reference", rule, given)):
         torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
     unused = torch.ones(37, dtype=torch.bool)
     unused[given[1]] = False
@@ -134,11 +123,11 @@ def test_updates_of_every_optimizer_agree(implementation: str, lengths: list[int
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("chunk", [4])
 @pytest.mark.parametrize("implementation", FAST)
 def test_one_row_that_everything_uses_is_summed_over_many_chunks(
-    implementation: str, chunk: int, kind: str, monkeypatch: pytest.MonkeyPatch
+    implementation: str, chunk: int, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than the chunks that are joined at a time, alone and between other rows."""
     if implementation == "triton":
@@ -147,7 +136,7 @@ def test_one_row_that_everything_uses_is_summed_over_many_chunks(
         offsets = torch.arange(0, ids.numel() + 1)
         gradient = torch.randn(ids.numel(), 2, generator=torch.Generator().manual_seed(0))
         given = (torch.ones(5, 2), ids, offsets, gradient)
-        for got, expected in zip(updated(implementation, kind, given), updated("reference", kind, given)):
+        for got, expected in zip(updated(implementation, rule, given), updated("reference", rule, given)):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -180,41 +169,42 @@ def test_stacked_tables_are_looked_up_each_in_its_own(
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize("implementation", ALL)
 def test_updates_of_stacked_tables_are_those_of_rows(
-    implementation: str, side_by_side: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+    implementation: str, side_by_side: bool, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if implementation == "triton":
         monkeypatch.setattr(body("triton"), "SHORT", 1000 if side_by_side else 0)
     table, ids, offsets, gradient, starts = stacked()
     rows = reference.stacked_rows(ids, offsets, starts)
     assert int(rows[6]) >= 5
-    got = updated(implementation, kind, (table, ids, offsets, gradient, starts))
-    for mine, expected in zip(got, updated("reference", kind, (table, rows, offsets, gradient))):
+    got = updated(implementation, rule, (table, ids, offsets, gradient, starts))
+    for mine, expected in zip(got, updated("reference", rule, (table, rows, offsets, gradient))):
         torch.testing.assert_close(mine, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("implementation", ALL)
-def test_rows_in_the_slots_of_a_cache_get_the_bits_of_a_whole_table(implementation: str, kind: str) -> None:
+def test_rows_in_the_slots_of_a_cache_get_the_bits_of_a_whole_table(implementation: str, rule: str) -> None:
     """Slots in another order than the rows, and one row in most chunks."""
     table, ids, offsets, gradient = batch([9] * 12, 37, 5)
     ids = torch.where(ids < 20, 7, ids)
-    weights, state, norm, _ = updated(implementation, kind, (table, ids, offsets, gradient))
+    weights, state, norm, _ = updated(implementation, rule, (table, ids, offsets, gradient))
     rows, places = torch.unique(ids, return_inverse=True)
     slots = torch.randperm(50, generator=torch.Generator().manual_seed(1))[: len(rows)]
-    it, cache, moved_state = body(implementation), torch.zeros(50, 5), moments(kind, table)
+    it, cache, moved_state = body(implementation), torch.zeros(50, 5), moments(rule, table)
     cache[slots] = table[rows]
     if moved_state is not None:
         whole, moved_state = moved_state, torch.zeros(50, *moved_state.shape[1:])
         moved_state[slots] = whole[rows]
     assert torch.equal(it.bag_sum(cache, slots[places], offsets), it.bag_sum(table, ids, offsets))
     grouped = it.Grouped(places, offsets, len(rows)).moved(slots, len(cache))
-    for rate in (0.1, torch.tensor([0.05])):
-        it.update(cache, moved_state, grouped, gradient, rate=rate, eps=1e-8, decay=0.2, scale=0.5)
+    for count, rate in enumerate((0.1, torch.tensor([0.05])), 1):
+        more = {"rule": rule, "eps": 1e-8, "decay": 0.2, "scale": 0.5, "count": count}
+        it.update(cache, moved_state, grouped, gradient, rate=rate, **more)
     assert torch.equal(cache[slots], weights[rows])
     assert state is None or (moved_state is not None and torch.equal(moved_state[slots], state[rows]))
     assert it.squared_norm(grouped, gradient) == norm
@@ -222,14 +212,14 @@ def test_rows_in_the_slots_of_a_cache_get_the_bits_of_a_whole_table(implementati
 
 @pytest.mark.usefixtures("triton")
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("more", [1, 40])
-def test_ids_after_the_last_bag_mean_nothing_to_the_kernels(kind: str, more: int) -> None:
+def test_ids_after_the_last_bag_mean_nothing_to_the_kernels(rule: str, more: int) -> None:
     table, ids, offsets, gradient, starts = stacked()
     padded = torch.cat([ids, torch.full((more,), 1 << 60)])
     it = body("triton")
     assert torch.equal(it.bag_sum(table, padded, offsets, starts), it.bag_sum(table, ids, offsets, starts))
-    for mine, exact in zip(*(updated("triton", kind, (table, i, offsets, gradient, starts)) for i in (padded, ids))):
+    for mine, exact in zip(*(updated("triton", rule, (table, i, offsets, gradient, starts)) for i in (padded, ids))):
         if isinstance(exact, torch.Tensor):
             assert torch.equal(mine, exact)
         else:
@@ -244,9 +234,9 @@ def test_the_last_rows_of_a_table_have_numbers_of_their_own(rows: int) -> None:
     ids, offsets = torch.tensor([rows - 1, 0, rows - 1, rows - 2]), torch.tensor([0, 1, 2, 4])
     gradient = torch.tensor([[1.0], [2.0], [4.0]])
     padded = torch.cat([ids, torch.full((3,), 1 << 60)])
-    for kind in STATES:
-        got = updated("triton", kind, (torch.zeros(rows, 1), padded, offsets, gradient), decay=0.0)
-        expected = updated("reference", kind, (torch.zeros(rows, 1), ids, offsets, gradient), decay=0.0)
+    for rule in RULES:
+        got = updated("triton", rule, (torch.zeros(rows, 1), padded, offsets, gradient), decay=0.0)
+        expected = updated("reference", rule, (torch.zeros(rows, 1), ids, offsets, gradient), decay=0.0)
         for mine, theirs in zip(got, expected):
             torch.testing.assert_close(mine, theirs)
 
@@ -259,5 +249,5 @@ def test_scattered_sgd_is_sgd(lengths: list[int]) -> None:
     rest = torch.full((3,), 1 << 60)
     body("triton").scatter_sgd(got, torch.cat([ids, rest]), offsets, gradient, rate=torch.tensor([0.1]))
     grouped = reference.Grouped(ids, offsets, 11)
-    reference.update(expected, None, grouped, gradient, rate=0.1, eps=0.0, decay=0.0, scale=1.0)
+    reference.update(expected, None, grouped, gradient, rule="sgd", rate=0.1, eps=0.0, decay=0.0, scale=1.0)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

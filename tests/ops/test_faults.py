@@ -50,7 +50,7 @@ def test_bags(
     grouped = bag.Grouped(torch.tensor(ids), OFFSETS, 10, starts)
     fails(strange, last)
     scattered = table.clone()
-    bag.update(table, None, grouped, GRADIENT, rate=1.0, eps=0.0, decay=0.0, scale=1.0)
+    bag.update(table, None, grouped, GRADIENT, rule="sgd", rate=1.0, eps=0.0, decay=0.0, scale=1.0)
     bag.scatter_sgd(scattered, torch.tensor(ids), OFFSETS, GRADIENT, rate=1.0, starts_F=starts)
     fails(strange, last)
     assert torch.equal(table, scattered)
@@ -63,7 +63,7 @@ def test_lookups(strange: int) -> None:
     rows = torch.tensor([0, strange, 6])
     assert lookup.gather(table, rows)[:, 0].tolist() == [1.0, 0.0, 1.0]
     fails(strange, 6)
-    lookup.rowwise_adagrad_(table, state, rows, torch.ones(3, 3), rate=0.5, eps=1e-8)
+    lookup.update_rows_(table, state, rows, torch.ones(3, 3), rule="rowwise-adagrad", rate=0.5, eps=1e-8)
     fails(strange, 6)
     assert state.tolist() == [1.0, 0, 0, 0, 0, 0, 1.0]
 
@@ -71,7 +71,7 @@ def test_lookups(strange: int) -> None:
 def update(table: Tensor, gradient: Tensor) -> object:
     bag = kernels("bag")
     grouped = bag.Grouped(torch.tensor([0, 1, 2, 3]), OFFSETS, 10)
-    return bag.update(table, None, grouped, gradient, rate=1.0, eps=0.0, decay=0.0, scale=1.0)
+    return bag.update(table, None, grouped, gradient, rule="sgd", rate=1.0, eps=0.0, decay=0.0, scale=1.0)
 
 
 IDS, TABLE = torch.tensor([0, 1, 2, 3]), torch.ones(10, 3)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from recperf.errors import ArgumentError
 from recperf.ops import lookup
-from recperf.ops.lookup import expand, gather, rowwise_adagrad_, segment_sum, unique
+from recperf.ops.lookup import expand, gather, segment_sum, unique, update_rows_
+from recperf.ops.table_rules import RULES, TableRule
 
 ALL = ["reference", "triton"]
 
@@ -98,31 +99,33 @@ def test_a_table_of_more_than_two_billion_numbers(impl: Any) -> None:
     assert torch.equal(gather(table, rows, impl=impl), table[rows.long()])
 
 
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [1, 33])
 @pytest.mark.parametrize("impl", ALL)
-def test_row_wise_adagrad(impl: Any, dim: int, kind: torch.dtype) -> None:
+def test_updates_of_every_rule(impl: Any, dim: int, kind: torch.dtype, rule: TableRule) -> None:
     draw = torch.Generator().manual_seed(dim)
-    table, state = torch.randn(40, dim, generator=draw), torch.rand(40, generator=draw)
-    correct, seen = table.double(), state.double()
-    for step, rate in enumerate((0.1, torch.full((1,), 0.05))):
-        rows = torch.randperm(40, generator=draw)[: 11 + step]
+    shape = rule.state_shape(40, dim)
+    table, state = torch.randn(40, dim, generator=draw), None if shape is None else torch.rand(shape, generator=draw)
+    correct, seen = table.double(), None if state is None else state.double()
+    more: Any = {"rule": rule.name, "eps": 1e-3, "impl": impl}
+    for count, rate in enumerate((0.1, torch.full((1,), 0.05)), 1):
+        rows = torch.randperm(40, generator=draw)[: 11 + count]
         grad = torch.randn(rows.numel(), dim, generator=draw).to(kind)
-        rowwise_adagrad_(table, state, rows, grad, rate=rate, eps=1e-3, impl=impl)
-        for row, given in zip(rows.tolist(), grad.double()):
-            seen[row] += (given * given).mean()
-            correct[row] -= float(rate) * given / (seen[row].sqrt() + 1e-3)
-    rowwise_adagrad_(table, state, rows[:0], grad[:0], rate=0.1, eps=1e-3, impl=impl)
-    torch.testing.assert_close(table, correct.float(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(state, seen.float(), rtol=1e-5, atol=1e-6)
+        update_rows_(table, state, rows, grad, rate=rate, count=torch.tensor(float(count)), **more)
+        rule.apply_(correct, seen, rows, grad.double(), rate=float(rate), eps=1e-3, count=count)
+    update_rows_(table, state, rows[:0], grad[:0], rate=0.1, **more)
+    torch.testing.assert_close(table, correct.float(), rtol=1e-5, atol=1e-5)
+    if state is not None and seen is not None:
+        torch.testing.assert_close(state, seen.float(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("triton")
 def test_an_update_that_would_be_lost_is_refused() -> None:
     table = torch.zeros(4, 6)
     with pytest.raises(ArgumentError, match="table_RD is non-contiguous"):
-        rowwise_adagrad_(
-            table[:, :3], torch.zeros(4), torch.tensor([0]), torch.ones(1, 3), rate=1.0, eps=0.0, impl="triton"
+        update_rows_(
+            table[:, :3], None, torch.tensor([0]), torch.ones(1, 3), rule="sgd", rate=1.0, eps=0.0, impl="triton"
         )
 
 

@@ -201,7 +201,7 @@ def test_no_side_stream_reads_what_it_does_not_wait_for(monkeypatch: pytest.Monk
     tables.streams = streams
     model = DLRM(config, embeddings=tables, arithmetic=FastArithmetic(relu=relu, streams=streams))
     dense = make_dense("sgd", [(model.dense_parameters(), 0.0)], plain=True)
-    optimizer = SplitOptimizer(dense, SparseRows(tables, adagrad=True), table_ratio=2.0, streams=streams)
+    optimizer = SplitOptimizer(dense, SparseRows(tables, "rowwise-adagrad"), table_ratio=2.0, streams=streams)
     feed = CopiedFeed(copy.deepcopy(whole), pinned=False)
     step = GraphStep(model, optimizer, feed, device=CPU, reasons={}, requested_by=None, streams=streams)
     with order:

@@ -18,6 +18,7 @@ from recperf.models.embeddings import StackedTables
 from recperf.models.tables import SparseTables
 from recperf.ops import choice
 from recperf.ops.bag import native
+from recperf.ops.table_rules import RULES
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.device import applied
 from recperf.train.loop import take_step
@@ -38,7 +39,7 @@ from recperf.workloads.dlrm.config import (
 # A CPU without bfloat16 takes its products another way, and torch says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 PRESETS = find("dlrm").presets
-OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad", "adamw"]
+OPTIMIZERS = [*RULES, "adamw"]
 
 
 def made(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +20,11 @@ from ..data.batch import JaggedFeatures
 from ..models.embeddings import Embeddings, pool, pool_backward, require_ids
 from ..models.init import InitialRows
 from ..ops.bag.reference import stacked_rows
+from ..ops.table_rules import RuleName
 from .config import DistributedConfig
 from .demand import Demand
 from .rank_tables import RankTables
 from .world import World
-
-Rule = Literal["sgd", "adagrad", "rowwise-adagrad"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +58,15 @@ class BagTables(RankTables, Embeddings):
         options: DistributedConfig,
         world: World,
         *,
-        optimizer: Rule,
+        optimizer: RuleName,
         eps: float,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(demand, options, world, optimizer=optimizer, eps=eps, device=device, field="model.dim")
         starts = [self.copies.starts[name] for name in self.copies.names]
         self._copy_starts = torch.tensor(starts, dtype=torch.int64, device=self.device)
-        self._copy_gradient: Tensor | None = None
+        self._copy_gradient: tuple[Tensor, Tensor] | None = None
+        """The gradient of all copies, and the rows that it is of."""
         self._pending: list[tuple[Tensor, Tensor]] = []
         """Outputs of forward passes and their gradients, for the next update."""
 
@@ -151,7 +151,8 @@ class BagTables(RankTables, Embeddings):
         if saved.rows_V is not None and saved.copied is not None:
             names, table_RD = self.copies.names, self.copies.table_RD
             copied_FBD = torch.stack([gradient_FBD[self.names.index(name)] for name in names])
-            self._copy_gradient = pool_backward(saved.rows_V, copied_FBD, saved.copied, table_RD.shape[0])
+            gradient_RD = pool_backward(saved.rows_V, copied_FBD, saved.copied, table_RD.shape[0])
+            self._copy_gradient = gradient_RD, saved.rows_V
 
     def update(self, rate: float) -> None:
         """Update the rows that any rank used."""
@@ -163,8 +164,10 @@ class BagTables(RankTables, Embeddings):
             warnings.simplefilter("ignore")
             for output_MW, gradient_MW in pending:
                 torch.autograd.backward([output_MW], [gradient_MW])
+        self.updates += 1
         if self._copy_gradient is not None:
-            self.copies.update(self._copy_gradient, self._rate)
+            gradient_RD, rows_V = self._copy_gradient
+            self.copies.update(gradient_RD, self._rate, rows_V, self.updates)
             self._copy_gradient = None
 
 

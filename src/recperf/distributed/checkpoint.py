@@ -194,16 +194,19 @@ def sharded_state(tables: RankTables) -> dict[str, Sharded]:
     state, local = {}, tables.local()
     for number, name in enumerate(tables.names):
         weights, states = [], []
-        for part, weight, optimizer_state in (held for held in local if held[0].table == name):
+        for part, weight, own_states in (held for held in local if held[0].table == name):
             place = Rectangle(part.first_row, part.rows, part.first_column, part.columns)
             # Any rank could write a data-parallel table: they take turns.
             writes = part.kind != "data-parallel" or number % tables.world.size == tables.world.rank
             weights.append(Shard(place, weight.detach(), writes))
-            if optimizer_state is not None:
-                states.append(Shard(place, optimizer_state.detach(), writes))
+            for kind, own in enumerate(own_states):
+                # In one process the states of one kind lie to the right of those of the kind before.
+                right = place._replace(first_column=kind * tables.dim + part.first_column)
+                states.append(Shard(right, own.detach(), writes))
         shape = (tables.rows[name], tables.dim)
         state[name] = Sharded(shape=shape, width=tables.dim, shards=weights)
-        if tables.state_width:
-            state_shape = shape if tables.state_width > 1 else shape[:1]
-            state[f"{name}_state"] = Sharded(shape=state_shape, width=tables.dim, shards=states)
+        state_shape = tables.rule.state_shape(*shape)
+        if state_shape is not None:
+            width = tables.dim * max(1, tables.rule.weight_states)
+            state[f"{name}_state"] = Sharded(shape=state_shape, width=width, shards=states)
     return state

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops.table_rules import RULES, RuleName
 from .config import DistributedConfig
 from .copies import CopiedTables
 from .demand import Demand
@@ -17,8 +18,6 @@ from .placement import placed_by
 from .sharding import Part, ShardedTables, require_possible
 from .world import World
 
-FBGEMM = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise-adagrad": "EXACT_ROWWISE_ADAGRAD"}
-"""The optimizers that fbgemm has on CPU and GPU, under its names. It has no AdamW that updates unused rows."""
 CHUNK = 1 << 22
 """Initial values copied at a time."""
 
@@ -32,7 +31,7 @@ class RankTables(nn.Module):
         options: DistributedConfig,
         world: World,
         *,
-        optimizer: str,
+        optimizer: RuleName,
         eps: float,
         device: torch.device | str,
         field: str,
@@ -40,38 +39,40 @@ class RankTables(nn.Module):
         """`field` is the config field with the width of the tables."""
         super().__init__()
         placed = placed_by(options, demand, world.size)
-        require_possible(options, placed, world, field=field)
+        require_possible(options, placed, world, optimizer=optimizer, field=field)
         require_torchrec()
         self.rows = {table.name: table.rows for table in demand.tables}
-        self.names, self.dim, self.state_width = tuple(self.rows), demand.tables[0].dim, demand.tables[0].state
+        self.names, self.dim, self.rule = tuple(self.rows), demand.tables[0].dim, RULES[optimizer]
         self.world, self.device = world, torch.device(device)
         copied = {one.table.name: one.table.rows for one in placed if one.kind == "data-parallel"}
-        self.copies = CopiedTables(copied, self.dim, world, self.device, state_width=self.state_width, eps=eps)
+        self.copies = CopiedTables(copied, self.dim, world, self.device, rule=self.rule, eps=eps)
         self.sharded = ShardedTables(
             [one for one in placed if one.kind != "data-parallel"], demand, options, world,
-            optimizer=FBGEMM[optimizer], eps=eps, device=self.device, keyed=self._keyed,
+            rule=self.rule, eps=eps, device=self.device, keyed=self._keyed,
         )  # fmt: skip
         self.parts = self.copies.parts() + self.sharded.parts
         self._rate = 0.0
+        self.updates = 0
+        """The number of updates so far."""
 
     @abstractmethod
     def _keyed(self, batch: Any) -> Any:
         """A batch as TorchRec's KeyedJaggedTensor."""
 
-    def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
-        """This rank's shards and copies: their place, their rows, and the optimizer's state of those."""
+    def local(self) -> list[tuple[Part, Tensor, list[Tensor]]]:
+        """This rank's shards and copies: their place, their rows, and the optimizer's states of those."""
         return self.sharded.local() + self.copies.local()
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next update, before its rows are looked up."""
         self._rate = float(rate)
-        self.sharded.set_rate(self._rate)
+        self.sharded.set_rate(self._rate, self.updates)
 
     @torch.no_grad()
     def fill(self, table_rows: Callable[[str], Callable[[Tensor, int], None]]) -> None:
         """Write the initial values of a single process; `table_rows` returns what fills rows of a table from one on."""
         count = max(1, CHUNK // self.dim)
-        for part, weight_RD, state in self.local():
+        for part, weight_RD, states in self.local():
             fill_rows = table_rows(part.table)
             for start in range(0, part.rows, count):
                 # A row is drawn whole, and a shard of some columns keeps those.
@@ -79,5 +80,5 @@ class RankTables(nn.Module):
                 fill_rows(whole, part.first_row + start)
                 columns = slice(part.first_column, part.first_column + part.columns)
                 weight_RD[start : start + whole.shape[0]] = whole[:, columns]
-            if state is not None:
+            for state in states:
                 state.zero_()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, MachineError
+from ..ops.table_rules import RULES, RuleName, TableRule
 from ..train.device import free_gpu_bytes
 from ..units import size
 from .config import DistributedConfig
@@ -52,9 +53,21 @@ class Part:
 
 
 def require_possible(
-    options: DistributedConfig, placed: Sequence[Placed], world: World, *, field: str = "model.table_dim"
+    options: DistributedConfig,
+    placed: Sequence[Placed],
+    world: World,
+    *,
+    optimizer: RuleName = "rowwise-adagrad",
+    field: str = "model.table_dim",
 ) -> None:
     """Fail on every rank, before anything is allocated, if TorchRec cannot do what was requested."""
+    sharded = any(one.kind != "data-parallel" for one in placed)
+    if sharded and world.device == "cpu" and not RULES[optimizer].fbgemm_on_cpu:
+        raise ConfigError(
+            f"train.optimizer is {optimizer}, which FBGEMM has on a GPU only",
+            where={"field": "train.optimizer", "device": world.device},
+            fix="--distributed.sharding data-parallel, or --train.optimizer rowwise-adagrad",
+        )
     kinds = {one.table.name: one.kind for one in placed}
     for table, place in options.placements.items():
         if place != "device" and world.device != "cuda":
@@ -237,20 +250,25 @@ class ShardedTables:
         options: DistributedConfig,
         world: World,
         *,
-        optimizer: str,
+        rule: TableRule,
         eps: float,
         device: torch.device,
         keyed: Callable[[Any], Any],
     ) -> None:
-        """`optimizer` is fbgemm's name of it; `keyed` makes a KeyedJaggedTensor of a batch."""
-        self.names, self.world, self.parts = tuple(one.table.name for one in placed), world, list[Part]()
+        """`keyed` makes a KeyedJaggedTensor of a batch."""
+        self.rule, self.names, self.world, self.parts = (
+            rule,
+            tuple(one.table.name for one in placed),
+            world,
+            list[Part](),
+        )
         self._model: Any = None
         if not placed:
             return
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
         self._prefix = "embedding_bags" if placed[0].table.pooled else "embeddings"
-        fused = {"optimizer": getattr(EmbOptimType, optimizer), "eps": eps, "learning_rate": 0.0}
+        fused = {"optimizer": getattr(EmbOptimType, rule.fbgemm), "eps": eps, "learning_rate": 0.0}
         module, sharder = collection([one.table for one in placed], options, fused)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -279,15 +297,22 @@ class ShardedTables:
         if self:
             self._prefetch.send_ahead()
 
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next update: fbgemm reads it in the lookup whose backward pass is the update."""
+    def set_rate(self, rate: float, updates: int) -> None:
+        """Set the learning rate of the next update, and the number of updates before it: fbgemm reads them in the
+        lookup whose backward pass is the update."""
+        if self and self.rule.counts:
+            for module in self._model.modules():
+                if hasattr(module, "iter_cpu"):
+                    # Lookups of an evaluation count there too.
+                    module.iter.fill_(updates)
+                    module.iter_cpu.fill_(updates)
         if self:
             for group in self._model.fused_optimizer.param_groups:
                 group["lr"] = rate
             self._model.fused_optimizer.step()
 
-    def local(self) -> list[tuple[Part, Tensor, Tensor | None]]:
-        """This rank's shards, their rows, and the optimizer's state: one number per row, one per weight, or None."""
+    def local(self) -> list[tuple[Part, Tensor, list[Tensor]]]:
+        """This rank's shards, their rows, and the optimizer's states: each has a number per row or per weight."""
         if not self:
             return []
         weights, states = self._model.state_dict(), self._model.fused_optimizer.state_dict()["state"]
@@ -295,10 +320,10 @@ class ShardedTables:
         for part in (part for part in self.parts if part.rank == self.world.rank):
             key = f"{self._prefix}.{part.table}.weight"
             held = weights[key].local_shards()
-            state = states.get(key, {}).get(f"{part.table}.momentum1")
+            own = [states[key][f"{part.table}.{name}"] for name in self.rule.fbgemm_states]
             place = [part.first_row, part.first_column]
             index = [list(shard.metadata.shard_offsets) for shard in held].index(place)
-            shards.append((part, held[index].tensor, None if state is None else state.local_shards()[index].tensor))
+            shards.append((part, held[index].tensor, [state.local_shards()[index].tensor for state in own]))
         return shards
 
 

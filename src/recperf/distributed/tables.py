@@ -105,13 +105,15 @@ class TorchRecTables(RankTables):
         gradients = {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in self._leaves.items()
         }
+        self.updates += 1
         names = self.sharded.names
         if names:
             torch.autograd.backward([self._outputs[name] for name in names], [gradients[name] for name in names])
         if self.copies.names:
-            gradient_RD = torch.zeros_like(self.copies.table_RD)
+            gradient_RD, used = torch.zeros_like(self.copies.table_RD), []
             for name in self.copies.names:
                 # The rows of a rank's batch are distinct.
                 gradient_RD[self.copies.place(name)][self._rows[name].long()] = gradients[name]
-            self.copies.update(gradient_RD, self._rate)
+                used.append(self._rows[name].long() + self.copies.starts[name])
+            self.copies.update(gradient_RD, self._rate, torch.cat(used), self.updates)
         self.forget()

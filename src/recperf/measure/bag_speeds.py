@@ -83,7 +83,8 @@ def measure(rows: int, dim: int) -> dict[str, Any]:
     def update(body: ModuleType, rows_V: Tensor, offsets_B1: Tensor) -> None:
         grouped = body.Grouped(rows_V, offsets_B1, rows)
         used_BD = gradient_BD[: len(offsets_B1) - 1]
-        body.update(table_RD, state_R, grouped, used_BD, rate=1e-3, eps=1e-8, decay=0.0, scale=1.0)
+        more: dict[str, Any] = {"rule": "rowwise-adagrad", "rate": 1e-3, "eps": 1e-8, "decay": 0.0, "scale": 1.0}
+        body.update(table_RD, state_R, grouped, used_BD, **more)
 
     def ratios(work: Callable[[ModuleType, Tensor, Tensor], None], bytes_: int) -> Iterator[float]:
         ids = max(BAG, bytes_ // (4 * dim) // BAG * BAG)

@@ -50,12 +50,12 @@ def bag_backward_dense(ids: int, bags: int, dim: int, rows: int) -> Cost:
     return Cost(ids * dim, FLOAT * rows * dim + bags * FLOAT * dim + ids * (INDEX + 2 * FLOAT * dim))
 
 
-def sparse_update(ids: int, unique: int, dim: int, *, state: int, bags: int | None = None) -> Cost:
+def sparse_update(ids: int, unique: int, dim: int, *, state: int, flops: int, bags: int | None = None) -> Cost:
     """Reads a gradient row per bag (without `bags`: per id), and reads and writes each different table row with its
-    `state` numbers."""
+    `state` numbers; `flops` for each of their weights."""
     gradients = ids if bags is None else bags
     moved = FLOAT * dim * (gradients + 2 * unique) + INDEX * ids + 2 * FLOAT * unique * state
-    return Cost(dim * (ids + (5 if state else 2) * unique), moved)
+    return Cost(dim * (ids + flops * unique), moved)
 
 
 def dense_update(parameters: int, *, states: int, flops: int) -> Cost:

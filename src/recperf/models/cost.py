@@ -17,10 +17,16 @@ from ..measure.cost import (
     mlp_forward,
     sparse_update,
 )
+from ..ops.table_rules import RULES
 from .config import DLRMConfig
 
-OPTIMIZERS = {"sgd": (0, 2), "adagrad": (1, 6), "rowwise-adagrad": (1, 6), "adamw": (2, 14)}
+DENSE = {"sgd": (0, 2), "adagrad": (1, 6), "adamw": (2, 14)}
 """State numbers and FLOPs per parameter of each dense optimizer."""
+
+
+def dense_optimizer(name: str) -> tuple[int, int]:
+    """State numbers and FLOPs per dense parameter of an optimizer, or of the counterpart of a rule of tables."""
+    return DENSE[RULES[name].dense if name in RULES else name]
 
 
 def dlrm_step(config: DLRMConfig, batch: int, *, unique: int | None = None, ids: int | None = None) -> dict[str, Cost]:
@@ -40,7 +46,7 @@ def dlrm_step(config: DLRMConfig, batch: int, *, unique: int | None = None, ids:
 
 
 def hashed_dlrm_step(
-    config: DLRMConfig, batch: int, *, ids: float, unique: float, adagrad: bool = True
+    config: DLRMConfig, batch: int, *, ids: float, unique: float, optimizer: str = "rowwise-adagrad"
 ) -> dict[str, Cost]:
     """A training step with one hashed table and sparse updates; `unique` rows among the `ids` of a batch."""
     return {
@@ -49,23 +55,28 @@ def hashed_dlrm_step(
         **_backward(config, batch),
         "embedding_backward": Cost(0, round(ids * (INDEX + 2 * 4))),
         "dense_update": adamw_update(config.mlp_parameters),
-        "sparse_update": sparse_update(round(ids), round(unique), config.dim, state=adagrad),
+        "sparse_update": _sparse_update(round(ids), round(unique), config.dim, optimizer),
     }
 
 
 def sparse_dlrm_step(config: DLRMConfig, batch: int, *, ids: int, unique: int, optimizer: str) -> dict[str, Cost]:
     """A training step with a table per feature, sparse updates, one optimizer for everything, and drawn data."""
     bags = batch * len(config.features)
-    states, flops = OPTIMIZERS[optimizer]
-    state = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, config.dim)
+    states, flops = dense_optimizer(optimizer)
     return {
         "data": Cost(0, batch_bytes(config, batch, ids)),
         **_forward(config, batch, ids, unique),
         **_backward(config, batch),
         "embedding_backward": Cost(0, ids * (2 * INDEX + 2 * 4)),
-        "sparse_update": sparse_update(ids, unique, config.dim, state=state, bags=bags),
+        "sparse_update": _sparse_update(ids, unique, config.dim, optimizer, bags),
         "dense_update": dense_update(config.mlp_parameters, states=states, flops=flops),
     }
+
+
+def _sparse_update(ids: int, unique: int, dim: int, optimizer: str, bags: int | None = None) -> Cost:
+    # A planned AdamW counts its tables itself.
+    rule = RULES.get(optimizer, RULES["adam"])
+    return sparse_update(ids, unique, dim, state=rule.state_width(dim), flops=rule.flops, bags=bags)
 
 
 def batch_bytes(config: DLRMConfig, batch: int, ids: int) -> int:
@@ -76,11 +87,10 @@ def batch_bytes(config: DLRMConfig, batch: int, ids: int) -> int:
 def sparse_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int, optimizer: str) -> dict[str, int]:
     """Bytes that a training step needs with sparse updates: there is no gradient of the tables' size."""
     mlps = FLOAT * config.mlp_parameters
-    states, _ = OPTIMIZERS[optimizer]
-    state = {"sgd": 0, "rowwise-adagrad": 1}.get(optimizer, config.dim)
+    states, _ = dense_optimizer(optimizer)
     return {
         "parameters": FLOAT * config.table_parameters + mlps,
-        "optimizer": FLOAT * sum(config.rows) * state + states * mlps,
+        "optimizer": FLOAT * sum(config.rows) * RULES[optimizer].state_width(config.dim) + states * mlps,
         "gradients": mlps,
         "activations": _activations(config, batch) + ids * (3 * INDEX + 3 * 4) + batch_bytes(config, batch, ids),
     }
@@ -152,12 +162,12 @@ def dlrm_memory(config: DLRMConfig, batch: int) -> dict[str, int]:
     }
 
 
-def hashed_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int) -> dict[str, int]:
-    """The same with one table, one float of state per row, and no gradient of the table."""
+def hashed_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int, optimizer: str) -> dict[str, int]:
+    """The same with one table, the state of a rule for its rows, and no gradient of the table."""
     mlps = FLOAT * config.mlp_parameters
     return {
         "parameters": FLOAT * config.table_parameters + mlps,
-        "optimizer": FLOAT * sum(config.rows) + 2 * mlps,
+        "optimizer": FLOAT * sum(config.rows) * RULES[optimizer].state_width(config.dim) + 2 * mlps,
         "gradients": mlps,
         "activations": _activations(config, batch) + ids * (3 * INDEX + 3 * 4),
     }

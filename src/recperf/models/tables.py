@@ -235,7 +235,7 @@ class SparseGradients(Embeddings):
         """The gradient of all rows as one tensor of the tables' size: for tests and small models."""
         grouped, gradient_ND = self.grouped()
         gradient_RD = torch.zeros_like(self.table_RD)
-        self.bag.update(gradient_RD, None, grouped, gradient_ND, rate=-1.0, eps=0.0, decay=0.0, scale=1.0)
+        self.bag.update(gradient_RD, None, grouped, gradient_ND, rule="sgd", rate=-1.0, eps=0.0, decay=0.0, scale=1.0)
         return gradient_RD
 
     def _all_used(self) -> Used:

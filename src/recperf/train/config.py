@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..config import require, within
+from ..ops.table_rules import RuleName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,9 @@ class GraphTrainConfig(TrainConfig):
 class SparseTrainConfig(TrainConfig):
     """Training with a table whose gradient is sparse: a separate optimizer for the table, AdamW for the rest."""
 
-    table_optimizer: Literal["adagrad", "sgd"] = "adagrad"
-    """Optimizer of the rows a step used: row-wise Adagrad (one float of state for each row), or SGD."""
+    table_optimizer: RuleName = "rowwise-adagrad"
+    """Optimizer of the rows a step used; rowwise-adagrad has one number of state for each row, adagrad one for each
+    weight, adam two."""
     table_learning_rate: float = 0.05
     """Peak of the table's one-cycle schedule."""
     clip: float = 0.0
@@ -103,10 +105,11 @@ class DLRMTrainConfig(TrainConfig):
     """With adamw: weight decay of the MLPs."""
     table_weight_decay: float = 0.0
     """With adamw: weight decay of the tables."""
-    optimizer: Literal["sgd", "adagrad", "rowwise-adagrad", "adamw"] = "sgd"
-    """Optimizer of all parameters; rowwise-adagrad has one number for each table row, and is adagrad for the rest."""
+    optimizer: Literal[RuleName, "adamw"] = "sgd"
+    """Optimizer of all parameters; rowwise-adagrad has one number for each table row, and is adagrad for the rest.
+    Adam changes only the rows that a step used, adamw every row."""
     eps: float = 1e-8
-    """Added to the divisor of adagrad and adamw."""
+    """Added to the divisor of all but sgd."""
     loss: Literal["bce", "wbce", "mse"] = "bce"
     """Binary cross entropy, the same weighted by label, or the squared error of the probability."""
     loss_weights: tuple[float, float] = (1.0, 1.0)

@@ -121,6 +121,6 @@ def _deterministic(fast: FastConfig, cuda: bool, sorted_ids: bool, scatter: bool
         return "no", "torch adds the tables' gradients by atomics; the fused embedding sorts ids instead"
     if fast.deterministic:
         return "yes", "requested"
-    if optimizer in ("adagrad", "rowwise-adagrad"):
-        return "yes", "Adagrad needs each row's whole gradient, so ids are sorted"
+    if optimizer not in ("sgd", "adamw"):
+        return "yes", f"{optimizer} needs each row's whole gradient, so ids are sorted"
     return "yes", "no implementation in use varies from run to run"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import many
+from ..ops.table_rules import RULES
 
 Rate = float | Tensor
 Groups = list[tuple[list[nn.Parameter], float]]
@@ -219,7 +220,9 @@ def _copy(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 
 def make_dense(name: str, groups: Groups, *, eps: float = 1e-8, plain: bool = False) -> DenseOptimizer:
-    """The optimizer with a name. Row-wise Adagrad is for tables; dense parameters get element-wise Adagrad."""
+    """The optimizer with a name; that of a rule of tables means the rule's dense counterpart."""
+    if name in RULES:
+        name = RULES[name].dense
     if name == "adamw":
         return AdamW(groups, eps=eps, plain=plain)
     if any(decay for _, decay in groups):
@@ -227,6 +230,6 @@ def make_dense(name: str, groups: Groups, *, eps: float = 1e-8, plain: bool = Fa
     parameters = [parameter for group, _ in groups for parameter in group]
     if name == "sgd":
         return SGD(parameters, plain=plain)
-    if name in ("adagrad", "rowwise-adagrad"):
+    if name == "adagrad":
         return Adagrad(parameters, eps=eps, plain=plain)
     raise ValueError(f"no optimizer is called {name}")

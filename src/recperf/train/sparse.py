@@ -12,45 +12,46 @@ from ..measure.spans import span
 from ..models.streams import SideStreams
 from ..models.tables import HashedTable, SparseTables
 from ..models.tiers.columns import TableColumns, require_read
+from ..ops.table_rules import RULES, RuleName
 from .optim import DenseOptimizer
 
 EPS = 1e-8
 
 
 class SparseRows:
-    """Adagrad or SGD with decoupled weight decay, of the rows that the last batch used.
+    """Updates the rows that the last batch used by a rule of `table_rules`, with decoupled weight decay.
 
-    Adagrad has one state for each row, or with `each` one for each element. With `scatter` SGD adds by atomics on a
-    GPU: without sorting, and with a last bit that varies from run to run.
+    With `scatter` SGD adds by atomics on a GPU: without sorting, and with a last bit that varies from run to run.
     """
 
     def __init__(
         self,
         table: HashedTable | SparseTables,
+        rule: RuleName,
         *,
-        adagrad: bool,
         decay: float = 0.0,
         eps: float = EPS,
-        each: bool = False,
         scatter: bool = False,
     ) -> None:
-        if scatter and (adagrad or decay):
+        if scatter and (rule != "sgd" or decay):
             raise ValueError("scatter needs SGD without weight decay")
-        self.table, self.decay, self.eps, self.scatter, self.each = table, decay, eps, scatter, each
-        rows_RD = table.table_RD
-        shape = rows_RD.shape if each else rows_RD.shape[:1]
-        self.state_R: Tensor | None = None
+        self.table, self.rule, self.decay, self.eps, self.scatter = table, RULES[rule], decay, eps, scatter
+        rows_RD, shape = table.table_RD, self.rule.state_shape(*table.table_RD.shape)
+        self.state: Tensor | None = None
         """In tiers that of the rows in the cache."""
-        if adagrad:
-            self.state_R = rows_RD.new_zeros(shape) if table.tiers is None else table.tiers.state_SK.view(shape)
+        if shape is not None:
+            self.state = rows_RD.new_zeros(shape) if table.tiers is None else table.tiers.state_SK.view(shape)
+        self.count = torch.zeros((), dtype=torch.float64, device=rows_RD.device) if self.rule.counts else None
+        """The number of updates, where the rule needs it; on the device, so that a CUDA graph can count."""
         table.group_early = not scatter
 
     def saved_state(self) -> Tensor | TableColumns | None:
         """The state of all rows, for a checkpoint."""
         tiers = self.table.tiers
-        if tiers is None or self.state_R is None:
-            return self.state_R
-        return self.table.columns(slice(tiers.dim, tiers.store.width), {"kind": "zero"}, flat=not self.each)
+        if tiers is None or self.state is None:
+            return self.state
+        flat = self.state.dim() == 1
+        return self.table.columns(slice(tiers.dim, tiers.store.width), {"kind": "zero"}, flat=flat)
 
     def squared_norm(self) -> float:
         if self.table.frozen:
@@ -73,15 +74,19 @@ class SparseRows:
             )
             return
         grouped, gradient_ND = self.table.grouped()
+        if self.count is not None:
+            self.count += 1
         self.table.bag.update(
             self.table.table_RD,
-            self.state_R,
+            self.state,
             grouped,
             gradient_ND,
+            rule=self.rule.name,
             rate=rate,
             eps=self.eps,
             decay=self.decay,
             scale=scale,
+            count=1 if self.count is None else self.count,
         )
         self.table.forget()
 
@@ -136,13 +141,15 @@ class SplitOptimizer:
         return min(1.0, self.clip / norm) if norm else 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"dense": self.dense.state_dict(), "rows": self.sparse.saved_state()}
+        return {"dense": self.dense.state_dict(), "rows": self.sparse.saved_state(), "updates": self.sparse.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.dense.load_state_dict(state["dense"])
+        if self.sparse.count is not None:
+            self.sparse.count.copy_(state["updates"])
         if self.sparse.table.tiers is not None:
             # Reading the checkpoint has loaded it.
-            if self.sparse.state_R is not None:
+            if self.sparse.state is not None:
                 require_read(state["rows"])
-        elif self.sparse.state_R is not None:
-            self.sparse.state_R.copy_(state["rows"])
+        elif self.sparse.state is not None:
+            self.sparse.state.copy_(state["rows"])

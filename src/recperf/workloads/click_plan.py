@@ -9,6 +9,7 @@ from dataclasses import replace
 from ..measure.cost import Cost
 from ..models import cost
 from ..models.config import DLRMConfig
+from ..ops.table_rules import RULES
 from ..plan.work import PlannedWorkload, Shapes, Table, Work
 
 TABLE_PARTS = ("data", "embedding", "embedding_backward", "sparse_update")
@@ -40,9 +41,8 @@ def planned_clicks(
 def click_work(
     model: DLRMConfig, ids: tuple[float, ...], *, optimizer: str, precision: str = "float32", state: int | None = None
 ) -> Work:
-    states, flops = cost.OPTIMIZERS[optimizer]
-    per_row = {"sgd": 0, "rowwise-adagrad": 1, "adagrad": model.dim, "adamw": 2 * model.dim}
-    row_state = per_row[optimizer] if state is None else state
+    states, flops = cost.dense_optimizer(optimizer)
+    row_state = RULES.get(optimizer, RULES["adam"]).state_width(model.dim) if state is None else state
     copied = "AdamW changes every row in every step" if optimizer == "adamw" and state is None else ""
     names = model.features if len(model.rows) == len(model.features) else ("table",)
 

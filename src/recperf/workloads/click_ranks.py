@@ -155,10 +155,12 @@ class DenseAndBags:
         return self.dense.gradient_norm()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"dense": self.dense.state_dict(), "rows": None}
+        updates = torch.tensor(self.tables.updates, dtype=torch.float64) if self.tables.rule.counts else None
+        return {"dense": self.dense.state_dict(), "rows": None, "updates": updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.dense.load_state_dict(state["dense"])
+        self.tables.updates = int(state["updates"] or 0)
 
 
 class RankTrialState(DLRMTrialState):
@@ -231,7 +233,7 @@ class RankTrialState(DLRMTrialState):
         if self.rank_tables:
             names, parts = self.rank_tables.names, sharded_state(self.rank_tables)
             state["model"] = {TABLE: stacked([parts[name] for name in names]), **state["model"]}
-            if self.rank_tables.state_width:
+            if f"{names[0]}_state" in parts:
                 state["optimizer"]["rows"] = stacked([parts[f"{name}_state"] for name in names])
         return state
 

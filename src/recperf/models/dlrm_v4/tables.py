@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...ops import lookup as ops
 from ...ops.hashing import finalise_torch_, signed, stream
 from ...ops.splitmix import GOLDEN
+from ...ops.table_rules import RuleName
 from ..init import generator
 from ..tiers.cache import TieredRows
 from ..tiers.columns import TableColumns, require_read
@@ -22,6 +23,7 @@ from .inputs import Inputs
 
 CHUNK = 1 << 22
 """Initial values drawn at a time, so that a table never needs its memory twice."""
+RULE: RuleName = "rowwise-adagrad"
 STEP = 2.0**-23
 """24 random bits times this, minus 1, is an exact number in [-1, 1)."""
 
@@ -100,7 +102,8 @@ class DLRMv4Tables(nn.Module):
     def update(self, rate: float | Tensor, eps: float = 1e-8) -> None:
         """Update the used rows by row-wise Adagrad."""
         for name, rows_U, gradient_UD in self.gradients():
-            ops.rowwise_adagrad_(self.table(name), self.state(name), rows_U, gradient_UD, rate=rate, eps=eps)
+            table_RD, state_R = self.table(name), self.state(name)
+            ops.update_rows_(table_RD, state_R, rows_U, gradient_UD, rule=RULE, rate=rate, eps=eps)
         self.forget()
 
     def dense_gradient(self, name: str) -> Tensor:

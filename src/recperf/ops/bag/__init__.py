@@ -4,7 +4,9 @@
 implementation, why = choose("auto", table)
 pooled = implementation.bag_sum(table, ids, offsets, starts)
 grouped = implementation.Grouped(ids, offsets, table.shape[0], starts)
-implementation.update(table, state, grouped, gradient, rate=..., eps=..., decay=..., scale=...)
+implementation.update(table, state, grouped, gradient, rule="rowwise-adagrad", rate=..., eps=..., decay=..., scale=...)
+
+`table_rules` declares the rules and the shape of their state
 
 On a CPU, `choose_bodies` takes the faster of C and torch for a table that no cache holds, for sums and for updates.
 

@@ -186,37 +186,52 @@ static double square(const float *values, int64_t dim) {
     return parts[0];
 }
 
-/* Adagrad (state not null; each: a state a number, not a row) or SGD, with decoupled decay, on the rows at positions
- * first..last of the order. The caller cuts between different rows. */
+/* The rules of ops/table_rules.py, in its order. */
+enum { SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM };
+
+/* Updates the rows at positions first..last of the order by a rule, with decoupled decay. A row has `states` numbers of
+ * state; `numbers` are the rule's, the learning rate first. The caller cuts between different rows. */
 void update_rows(float *table, float *state, const int64_t *rows, const int32_t *order, const int32_t *bags,
-                 const float *gradient, int64_t first, int64_t last, int64_t dim, float rate, float eps, float decay,
-                 float scale, int64_t each, float *sum) {
-    const float keep = 1.0f - rate * decay;
-    const int64_t states = each ? dim : 1;
+                 const float *gradient, int64_t first, int64_t last, int64_t dim, int64_t states, int64_t rule,
+                 const float *numbers, float eps, float decay, float scale, float *sum) {
+    const float rate = numbers[0], keep = 1.0f - rate * decay;
     for (int64_t i = first; i < last;) {
         if (i + FAR < last) {
             const int64_t far = rows[order[i + FAR]];
             prefetch_far(table + far * dim, dim);
-            if (state) prefetch_far(state + far * states, states);
+            if (states) prefetch_far(state + far * states, states);
         }
         if (i + NEAR < last) prefetch_near(gradient + (int64_t)bags[order[i + NEAR]] * dim, dim);
         const int64_t number = rows[order[i]];
-        float *row = table + number * dim, *squares = state ? state + number * states : 0;
+        float *row = table + number * dim, *own = states ? state + number * states : 0;
         const float *slopes = add_up(rows, order, bags, gradient, &i, last, dim, sum);
-        float step = rate * scale;
-        if (squares && each) {
+        switch (rule) {
+        case ADAGRAD:
             for (int64_t k = 0; k < dim; k++) {
                 const float slope = slopes[k] * scale;
-                squares[k] += slope * slope;
-                row[k] = keep * row[k] - rate * slope / (sqrtf(squares[k]) + eps);
+                own[k] += slope * slope;
+                row[k] = keep * row[k] - rate * slope / (sqrtf(own[k]) + eps);
             }
-            continue;
+            break;
+        case ADAM: {
+            float *means = own, *squares = own + dim;
+            for (int64_t k = 0; k < dim; k++) {
+                const float slope = slopes[k] * scale;
+                means[k] += numbers[1] * (slope - means[k]);
+                squares[k] += numbers[2] * (slope * slope - squares[k]);
+                row[k] = keep * row[k] - numbers[3] * means[k] / (sqrtf(squares[k] * numbers[4]) + eps);
+            }
+            break;
         }
-        if (squares) {
-            *squares += (float)(square(slopes, dim) / (double)dim) * scale * scale;
-            step /= sqrtf(*squares) + eps;
+        default: {
+            float step = rate * scale;
+            if (rule == ROWWISE_ADAGRAD) {
+                *own += (float)(square(slopes, dim) / (double)dim) * scale * scale;
+                step /= sqrtf(*own) + eps;
+            }
+            for (int64_t k = 0; k < dim; k++) row[k] = keep * row[k] - step * slopes[k];
         }
-        for (int64_t k = 0; k < dim; k++) row[k] = keep * row[k] - step * slopes[k];
+        }
     }
 }
 

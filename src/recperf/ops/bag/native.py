@@ -18,6 +18,7 @@ from ..arguments import address, unknown_id
 from ..compile import F32, I64, POINTER, even_cuts, native_library, share, usable
 from ..hashing import require_rows, stream
 from ..operators import operator
+from ..table_rules import RULES, RuleName
 from . import reference
 
 SMALL = 2048
@@ -35,7 +36,7 @@ _FUNCTIONS = {
     "bag_sum": [POINTER] * 4 + [I64] * 3,
     "sort_rows": [POINTER] + [I64] * 2 + [POINTER] * 2,
     "cut_rows": [POINTER] * 2 + [I64] * 2 + [POINTER],
-    "update_rows": [POINTER] * 6 + [I64] * 3 + [F32] * 4 + [I64, POINTER],
+    "update_rows": [POINTER] * 6 + [I64] * 5 + [POINTER] + [F32] * 3 + [POINTER],
     "squared_norm": [POINTER] * 4 + [I64] * 3 + [POINTER],
 }
 library = native_library(__file__, _FUNCTIONS, {"stack_rows": I64, "squared_norm": ctypes.c_double})
@@ -173,32 +174,38 @@ class Grouped:
 @operator(
     "update_rows",
     updates=True,
-    rows=lambda table_RD, state_R, grouped, *_, **__: (table_RD, torch.unique(grouped.rows_V)),
-    reads=lambda table_RD, state_R, grouped, gradient_BD, **_: (gradient_BD, grouped.rows_V, grouped.order_V),
+    rows=lambda table_RD, state, grouped, *_, **__: (table_RD, torch.unique(grouped.rows_V)),
+    reads=lambda table_RD, state, grouped, gradient_BD, **_: (gradient_BD, grouped.rows_V, grouped.order_V),
 )
 def update(
     table_RD: Tensor,
-    state_R: Tensor | None,
+    state: Tensor | None,
     grouped: Grouped,
     gradient_BD: Tensor,
     *,
+    rule: RuleName,
     rate: float | Tensor,
     eps: float,
     decay: float,
     scale: float,
+    count: float | Tensor = 1,
 ) -> None:
-    dim, rate = table_RD.shape[1], float(rate)
+    dim, chosen = table_RD.shape[1], RULES[rule]
     table = address("table_RD", table_RD, torch.float32, (grouped.rows, dim))
-    each = state_R is not None and state_R.dim() == 2
-    state_shape = (grouped.rows, dim) if each else (grouped.rows,)
-    state = None if state_R is None else address("state_R", state_R, torch.float32, state_shape)
+    shape = chosen.state_shape(grouped.rows, dim)
+    states = None
+    if shape is not None:
+        assert state is not None, f"{rule} needs a state"
+        states = address("state", state, torch.float32, shape)
     gradient = address("gradient_BD", gradient_BD, torch.float32, (grouped.bags, dim))
+    values = [float(number) for number in chosen.numbers(float(rate), float(count))]
+    numbers = (F32 * len(values))(*values)
     call, groups = usable(library()).update_rows, grouped.addresses()
 
     def work(first: int, last: int) -> None:
         sum_D = torch.empty(dim)
-        numbers = first, last, dim, rate, eps, decay, scale, int(each)
-        call(table, state, *groups, gradient, *numbers, sum_D.data_ptr())
+        sizes = first, last, dim, chosen.state_width(dim)
+        call(table, states, *groups, gradient, *sizes, chosen.code, numbers, eps, decay, scale, sum_D.data_ptr())
 
     share(work, grouped.cuts)
 
@@ -227,8 +234,10 @@ def self_check() -> None:
     assert_close(hash_rows(ids_V, 1, 7), reference.hash_rows(ids_V, 1, 7))
     ours, theirs = (body.Grouped(ids_V, offsets_B1, 7, starts_F) for body in (sys.modules[__name__], reference))
     gradient_BD, steps = table_RD[:4].contiguous(), {"rate": 0.1, "eps": 1e-8, "decay": 0.1, "scale": 0.5}
-    tables = table_RD.clone(), table_RD.clone()
-    update(tables[0], torch.zeros(7), ours, gradient_BD, **steps)
-    reference.update(tables[1], torch.zeros(7), theirs, gradient_BD, **steps)
-    assert_close(*tables)
+    for rule in RULES.values():
+        tables, shape = (table_RD.clone(), table_RD.clone()), rule.state_shape(7, 4)
+        states = [None if shape is None else torch.zeros(shape) for _ in range(2)]
+        update(tables[0], states[0], ours, gradient_BD, rule=rule.name, **steps)
+        reference.update(tables[1], states[1], theirs, gradient_BD, rule=rule.name, **steps)
+        assert_close((tables[0], states[0]), (tables[1], states[1]))
     assert_close(squared_norm(ours, gradient_BD), reference.squared_norm(theirs, gradient_BD))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..arguments import unknown_id
 from ..hashing import rows_torch
+from ..table_rules import RULES, RuleName
 
 CHUNK = 16_384
 """Ids whose gradients are expanded at a time, which bounds the memory whatever the batch."""
@@ -84,27 +85,20 @@ def _summed(grouped: Grouped, gradient_BD: Tensor) -> Tensor:
 
 def update(
     table_RD: Tensor,
-    state_R: Tensor | None,
+    state: Tensor | None,
     grouped: Grouped,
     gradient_BD: Tensor,
     *,
+    rule: RuleName,
     rate: float | Tensor,
     eps: float,
     decay: float,
     scale: float,
+    count: float | Tensor = 1,
 ) -> None:
-    """Adagrad (with a state per row or per number) or SGD, with decoupled decay, of the used rows; in place."""
+    """Update the used rows and their state in place by a rule; `count` is the number of updates including this one."""
     summed_UD = _summed(grouped, gradient_BD) * scale
-    used = grouped.rows_U
-    step = torch.ones_like(summed_UD[:, :1]) * rate
-    if state_R is not None:
-        squares = summed_UD.square()
-        now = state_R.index_select(0, used) + (squares if state_R.dim() == 2 else squares.mean(1))
-        state_R.index_copy_(0, used, now)
-        step = rate / (now.sqrt() + eps)
-        step = step if state_R.dim() == 2 else step.unsqueeze(1)
-    rows_UD = table_RD.index_select(0, used)
-    table_RD.index_copy_(0, used, (1 - rate * decay) * rows_UD - step * summed_UD)
+    RULES[rule].apply_(table_RD, state, grouped.rows_U, summed_UD, rate=rate, eps=eps, decay=decay, count=count)
 
 
 def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:

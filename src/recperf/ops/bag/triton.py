@@ -24,6 +24,7 @@ from ..arguments import ANY, require_tensor
 from ..faults import flag
 from ..hashing import rows_torch
 from ..operators import operator
+from ..table_rules import RULES, Numbers, RuleName
 from . import reference, sort
 from .update_kernels import join_chunks, update_chunks
 
@@ -262,49 +263,47 @@ def chunk_size(width: int) -> tuple[int, int]:
 @operator(
     "update_rows",
     updates=True,
-    rows=lambda table_RD, state_R, grouped, *_, **__: (table_RD, torch.unique(grouped.rows_used())),
-    reads=lambda table_RD, state_R, grouped, gradient_BD, **_: (gradient_BD, grouped.sorted_V, grouped.bags_V),
+    rows=lambda table_RD, state, grouped, *_, **__: (table_RD, torch.unique(grouped.rows_used())),
+    reads=lambda table_RD, state, grouped, gradient_BD, **_: (gradient_BD, grouped.sorted_V, grouped.bags_V),
 )
 def update(
     table_RD: Tensor,
-    state_R: Tensor | None,
+    state: Tensor | None,
     grouped: Grouped,
     gradient_BD: Tensor,
     *,
+    rule: RuleName,
     rate: float | Tensor,
     eps: float,
     decay: float,
     scale: float,
+    count: float | Tensor = 1,
 ) -> None:
-    """Adagrad (with a state per row or per number) or SGD, with decoupled decay, of the used rows; in place."""
-    count, dim, device = grouped.sorted_V.numel(), table_RD.shape[1], table_RD.device
+    """Update the used rows and their state in place by a rule; `count` is the number of updates including this one."""
+    ids, dim, device = grouped.sorted_V.numel(), table_RD.shape[1], table_RD.device
     require_tensor("table_RD", table_RD, torch.float32, (grouped.rows, dim), device)
-    if state_R is not None:
-        require_tensor("state_R", state_R, torch.float32, table_RD.shape[: state_R.dim()], device)
+    shape = RULES[rule].state_shape(grouped.rows, dim)
+    if shape is not None:
+        assert state is not None, f"{rule} needs a state"
+        require_tensor("state", state, torch.float32, shape, device)
     gradient_BD = gradient_BD.contiguous()
     require_tensor("gradient_BD", gradient_BD, torch.float32, (grouped.offsets_B1.numel() - 1, dim), device)
-    if not count:
+    if not ids:
         return
     width = triton.next_power_of_2(dim)
     chunk, warps = chunk_size(width)
-    chunks = triton.cdiv(count, chunk)
+    chunks = triton.cdiv(ids, chunk)
     aside = torch.empty(2, chunks, dim, device=table_RD.device)
-    rates = on_device(rate, table_RD)
-    shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "STATE": _state(state_R)}
+    numbers = on_device(RULES[rule].numbers(rate, count), table_RD)
+    shapes: dict[str, Any] = {"WIDTH": width, "C": chunk, "RULE": rule}
     update_chunks[(chunks,)](
-        table_RD, state_R, grouped.sorted_V, grouped.bags_V, gradient_BD, aside[0], aside[1], rates,
+        table_RD, state, grouped.sorted_V, grouped.bags_V, gradient_BD, aside[0], aside[1], numbers,
         grouped.used_1, grouped.rows, eps, decay, scale, dim, num_warps=warps, **shapes,
     )  # fmt: skip
     join_chunks[(triton.cdiv(chunks, LOOKED_AT),)](
-        table_RD, state_R, grouped.sorted_V, aside[0], aside[1], rates, grouped.used_1, grouped.rows, eps, decay, dim,
+        table_RD, state, grouped.sorted_V, aside[0], aside[1], numbers, grouped.used_1, grouped.rows, eps, decay, dim,
         J=JOINED, LOOK=LOOKED_AT, num_warps=1, **shapes,
     )  # fmt: skip
-
-
-def _state(state: Tensor | None) -> str:
-    if state is None:
-        return "none"
-    return "number" if state.dim() == 2 else "row"
 
 
 @triton.jit
@@ -351,7 +350,7 @@ def scatter_sgd(
     if bags:
         width = triton.next_power_of_2(dim)
         _scatter[(bags,)](
-            table_RD, ids_V, offsets_B1, starts_F, gradient_BD, on_device(rate, table_RD), flag(table_RD.device),
+            table_RD, ids_V, offsets_B1, starts_F, gradient_BD, on_device((rate,), table_RD), flag(table_RD.device),
             *_features(bags, starts_F), rows, dim,
             WIDTH=width, ROWS=max(1, min(8, 512 // width)), STACKED=starts_F is not None, num_warps=1,
         )  # fmt: skip
@@ -364,9 +363,13 @@ def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
     return reference.squared_norm(plain, gradient_BD)
 
 
-def on_device(rate: float | Tensor, table_RD: Tensor) -> Tensor:
-    """A rate that is a tensor may change between replays of a captured graph."""
-    return rate if isinstance(rate, Tensor) else torch.full((1,), rate, device=table_RD.device)
+def on_device(numbers: Numbers, table_RD: Tensor) -> Tensor:
+    """The numbers of an update; those that are tensors may change between replays of a captured graph."""
+    parts = [
+        number.reshape(1).float() if isinstance(number, Tensor) else torch.full((1,), number, device=table_RD.device)
+        for number in numbers
+    ]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _features(bags: int, starts_F: Tensor | None) -> tuple[int, int]:

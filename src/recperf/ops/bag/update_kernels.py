@@ -15,45 +15,56 @@ def _runs(flag_a, sum_a, flag_b, sum_b):
 
 
 @triton.jit
-def load_rows(table, state, key, here, D, columns, wide, STATE: tl.constexpr):
-    """Weights and state of one row per lane, where `here`."""
+def load_rows(table, state, key, here, D, columns, wide, RULE: tl.constexpr):
+    """Weights and up to two states of one row per lane, where `here`."""
     place = key[:, None].to(tl.int64) * D + columns[None, :]
     mask = here[:, None] & wide[None, :]
     # Read once; in the cache rows would take the place of gradients.
     row = tl.load(table + place, mask=mask, other=0.0, eviction_policy="evict_first")
-    if STATE == "row":
+    old = row
+    old2 = row
+    if RULE == "rowwise-adagrad":
         old = tl.load(state + key, mask=here, other=0.0)
-    elif STATE == "number":
+    elif RULE == "adagrad":
         old = tl.load(state + place, mask=mask, other=0.0)
-    else:
-        old = row
-    return row, old
+    elif RULE == "adam":
+        place += key[:, None].to(tl.int64) * D
+        old = tl.load(state + place, mask=mask, other=0.0)
+        old2 = tl.load(state + place + D, mask=mask, other=0.0)
+    return row, old, old2
 
 
 @triton.jit
 def apply_update(
-    table, state, rates, key, row, old, grad, here, eps, decay, D, columns, wide, STATE: tl.constexpr
+    table, state, numbers, key, row, old, old2, grad, here, eps, decay, D, columns, wide, RULE: tl.constexpr
 ):  # fmt: skip
-    """Update one row per lane, in state and weights, where `here`; `row` and `old` hold what they were."""
-    rate = tl.load(rates)
+    """Update one row per lane, in state and weights, where `here`; `row`, `old` and `old2` hold what they were."""
+    rate = tl.load(numbers)
     place = key[:, None].to(tl.int64) * D + columns[None, :]
     mask = here[:, None] & wide[None, :]
     step = rate * grad
-    if STATE == "row":
+    if RULE == "rowwise-adagrad":
         now = old + tl.sum(grad * grad, 1) / D
         tl.store(state + key, now, mask=here)
         step = step / (tl.sqrt(now) + eps)[:, None]
-    if STATE == "number":
+    if RULE == "adagrad":
         each = old + grad * grad
         tl.store(state + place, each, mask=mask)
         step = step / (tl.sqrt(each) + eps)
+    if RULE == "adam":
+        mean = old + tl.load(numbers + 1) * (grad - old)
+        squared = old2 + tl.load(numbers + 2) * (grad * grad - old2)
+        moments = place + key[:, None].to(tl.int64) * D
+        tl.store(state + moments, mean, mask=mask)
+        tl.store(state + moments + D, squared, mask=mask)
+        step = tl.load(numbers + 3) * mean / (tl.sqrt(squared * tl.load(numbers + 4)) + eps)
     tl.store(table + place, row * (1.0 - rate * decay) - step, mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
 def update_chunks(
-    table, state, keys, bags, gradient, heads, tails, rates, used, rows, eps, decay, scale, D,
-    WIDTH: tl.constexpr, C: tl.constexpr, STATE: tl.constexpr,
+    table, state, keys, bags, gradient, heads, tails, numbers, used, rows, eps, decay, scale, D,
+    WIDTH: tl.constexpr, C: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, C)
@@ -77,7 +88,7 @@ def update_chunks(
             gradient + bag[:, None] * D + columns[None, :], mask=live[:, None] & wide[None, :], other=0.0,
             eviction_policy="evict_last",
         )  # fmt: skip
-        row, old = load_rows(table, state, key, done, D, columns, wide, STATE)
+        row, old, old2 = load_rows(table, state, key, done, D, columns, wide, RULE)
         total = total * scale
         if tl.sum(((key == before) & (lanes > 0) & live).to(tl.int32), 0) > 0:
             fresh = ((key != before) | (lanes == 0)).to(tl.int32)
@@ -90,7 +101,7 @@ def update_chunks(
             aside = chunk * D + columns[None, :] + tl.zeros([C, 1], dtype=tl.int64)
             tl.store(heads + aside, total, mask=to_head[:, None] & wide[None, :])
             tl.store(tails + aside, total, mask=to_tail[:, None] & wide[None, :])
-        apply_update(table, state, rates, key, row, old, total, done, eps, decay, D, columns, wide, STATE)
+        apply_update(table, state, numbers, key, row, old, old2, total, done, eps, decay, D, columns, wide, RULE)
 
 
 @triton.jit
@@ -107,8 +118,8 @@ def _starts_here(keys, chunk, count, rows, C: tl.constexpr):
 
 @triton.jit
 def join_chunks(
-    table, state, keys, heads, tails, rates, used, rows, eps, decay, D,
-    WIDTH: tl.constexpr, C: tl.constexpr, J: tl.constexpr, LOOK: tl.constexpr, STATE: tl.constexpr,
+    table, state, keys, heads, tails, numbers, used, rows, eps, decay, D,
+    WIDTH: tl.constexpr, C: tl.constexpr, J: tl.constexpr, LOOK: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * LOOK
     lanes = tl.arange(0, LOOK)
@@ -122,7 +133,7 @@ def join_chunks(
         left = tl.where(lanes == which, 0, left)
         chunk = first + which
         key = tl.load(keys + chunk * C + C - 1) + one.to(keys.dtype.element_ty)
-        row, old = load_rows(table, state, key, one == 0, D, columns, wide, STATE)
+        row, old, old2 = load_rows(table, state, key, one == 0, D, columns, wide, RULE)
         total = tl.load(tails + chunk * D + columns, mask=wide, other=0.0)
         following = chunk + 1
         joined = J
@@ -134,5 +145,5 @@ def join_chunks(
             joined = tl.sum(same.to(tl.int32), 0)
             following += J
         apply_update(
-            table, state, rates, key, row, old, total[None, :], one == 0, eps, decay, D, columns, wide, STATE
+            table, state, numbers, key, row, old, old2, total[None, :], one == 0, eps, decay, D, columns, wide, RULE
         )  # fmt: skip

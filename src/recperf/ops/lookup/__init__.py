@@ -3,10 +3,10 @@
 ids = unique(ids_N)                                                      # waits for the device once
 rows_UD = gather(table_RD, ids.values_U)
 tokens_ND = expand(rows_UD, ids.inverse_N, ids.order_N, ids.starts_U1)   # differentiable, summed in a fixed order
-rowwise_adagrad_(table_RD, state_R, ids.values_U, grad_UD, rate=..., eps=...)           # in place
+update_rows_(table_RD, state, ids.values_U, grad_UD, rule="rowwise-adagrad", rate=..., eps=...)   # in place
 grad_UD = segment_sum(grad_ND, ids.order_N, ids.starts_U1)
 
-The update is state += mean(grad^2), row -= rate * grad / (sqrt(state) + eps); no row may come twice.
+`table_rules` declares the rules of an update; no row may come twice.
 
 Shapes: R table rows, D width, N looked-up rows, U distinct rows.
 """
@@ -24,12 +24,12 @@ from .. import choice
 from ..choice import Name
 from .unique import Unique, unique
 
-__all__ = ["Name", "Unique", "choose", "expand", "gather", "rowwise_adagrad_", "segment_sum", "unique"]
+__all__ = ["Name", "Unique", "choose", "expand", "gather", "segment_sum", "unique", "update_rows_"]
 
 choose = functools.partial(choice.choose, __name__)
 gather: Callable[..., Tensor] = choice.dispatch(__name__, "gather")
 segment_sum: Callable[..., Tensor] = choice.dispatch(__name__, "segment_sum")
-rowwise_adagrad_ = choice.dispatch(__name__, "rowwise_adagrad_")
+update_rows_ = choice.dispatch(__name__, "update_rows_")
 
 
 class _Expand(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Rows of a table, the sum of gradients that meet in a row, and their row-wise Adagrad, in plain torch.
+"""Rows of a table, the sum of gradients that meet in a row, and the update of rows, in plain torch.
 
 Shapes: R table rows, D width, N looked-up rows, U distinct rows.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from ..table_rules import RULES, RuleName
 
 
 def gather(table_RD: Tensor, rows_N: Tensor) -> Tensor:
@@ -21,12 +23,15 @@ def segment_sum(grad_ND: Tensor, order_N: Tensor, starts_U1: Tensor) -> Tensor:
     return F.embedding_bag(order_N, grad_ND, starts_U1.to(order_N.dtype), mode="sum", include_last_offset=True)
 
 
-def rowwise_adagrad_(
-    table_RD: Tensor, state_R: Tensor, rows_U: Tensor, grad_UD: Tensor, *, rate: float | Tensor, eps: float
+def update_rows_(
+    table_RD: Tensor,
+    state: Tensor | None,
+    rows_U: Tensor,
+    grad_UD: Tensor,
+    *,
+    rule: RuleName,
+    rate: float | Tensor,
+    eps: float,
+    count: float | Tensor = 1,
 ) -> None:
-    grad_UD = grad_UD.to(state_R.dtype)
-    now_U = state_R.index_select(0, rows_U) + grad_UD.square().mean(1)
-    state_R.index_copy_(0, rows_U, now_U)
-    step_UD = rate * grad_UD / (now_U.sqrt() + eps).unsqueeze(1)
-    updated_UD = table_RD.index_select(0, rows_U) - step_UD
-    table_RD.index_copy_(0, rows_U, updated_UD.to(table_RD.dtype))
+    RULES[rule].apply_(table_RD, state, rows_U, grad_UD, rate=rate, eps=eps, count=count)

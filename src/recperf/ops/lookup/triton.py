@@ -1,4 +1,4 @@
-"""Rows of a table, the sum of gradients that meet in a row, and their row-wise Adagrad, on a GPU.
+"""Rows of a table, the sum of gradients that meet in a row, and the update of rows, on a GPU.
 
 The sum cuts the ordered gradients into chunks of equal length, so that a row that half of the batch uses does not
 delay the rest: every program adds the part of one row that lies in one chunk. Partial sums are written to memory and
@@ -20,6 +20,7 @@ from ..bag.triton import on_device, report
 from ..bag.update_kernels import apply_update, load_rows
 from ..faults import flag
 from ..operators import operator
+from ..table_rules import RULES, RuleName
 
 TILE = 4096
 """Elements that a program of four warps holds at a time."""
@@ -158,8 +159,9 @@ def segment_sum(grad_ND: Tensor, order_N: Tensor, starts_U1: Tensor) -> Tensor:
 
 
 @triton.jit
-def _adagrad(
-    table, state, rows, grad, rates, flag, count, known_rows, eps, D, ROWS: tl.constexpr, WIDTH: tl.constexpr
+def _update(
+    table, state, rows, grad, numbers, flag, count, known_rows, eps, D,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     key = tl.load(rows + at, mask=at < count, other=0).to(tl.int64)
@@ -170,27 +172,38 @@ def _adagrad(
     wide = columns < D
     mask = here[:, None] & wide[None, :]
     grads = tl.load(grad + at[:, None] * D + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    row, old = load_rows(table, state, key, here, D, columns, wide, "row")
-    apply_update(table, state, rates, key, row, old, grads, here, eps, 0.0, D, columns, wide, "row")
+    row, old, old2 = load_rows(table, state, key, here, D, columns, wide, RULE)
+    apply_update(table, state, numbers, key, row, old, old2, grads, here, eps, 0.0, D, columns, wide, RULE)
 
 
 @operator(
     "update_rows",
     updates=True,
-    rows=lambda table_RD, state_R, rows_U, *_, **__: (table_RD, rows_U),
-    reads=lambda table_RD, state_R, rows_U, grad_UD, **_: (rows_U, grad_UD),
+    rows=lambda table_RD, state, rows_U, *_, **__: (table_RD, rows_U),
+    reads=lambda table_RD, state, rows_U, grad_UD, **_: (rows_U, grad_UD),
 )
-def rowwise_adagrad_(
-    table_RD: Tensor, state_R: Tensor, rows_U: Tensor, grad_UD: Tensor, *, rate: float | Tensor, eps: float
+def update_rows_(
+    table_RD: Tensor,
+    state: Tensor | None,
+    rows_U: Tensor,
+    grad_UD: Tensor,
+    *,
+    rule: RuleName,
+    rate: float | Tensor,
+    eps: float,
+    count: float | Tensor = 1,
 ) -> None:
-    count, dim = grad_UD.shape
+    (used, dim), shape = grad_UD.shape, RULES[rule].state_shape(table_RD.shape[0], grad_UD.shape[1])
     # A table that is not contiguous is refused: the update of a copy would be lost.
     require_tensor("table_RD", table_RD, table_RD.dtype, (ANY, dim), table_RD.device)
-    require_tensor("state_R", state_R, state_R.dtype, table_RD.shape[:1], table_RD.device)
-    _require_places("rows_U", rows_U, (count,), table_RD.device)
-    if count and dim:
+    if shape is not None:
+        assert state is not None, f"{rule} needs a state"
+        require_tensor("state", state, state.dtype, shape, table_RD.device)
+    _require_places("rows_U", rows_U, (used,), table_RD.device)
+    if used and dim:
         rows, width = tile(dim)
-        _adagrad[(triton.cdiv(count, rows),)](
-            table_RD, state_R, rows_U.contiguous(), grad_UD.contiguous(), on_device(rate, table_RD),
-            flag(table_RD.device), count, table_RD.shape[0], eps, dim, ROWS=rows, WIDTH=width, num_warps=4,
+        _update[(triton.cdiv(used, rows),)](
+            table_RD, state, rows_U.contiguous(), grad_UD.contiguous(),
+            on_device(RULES[rule].numbers(rate, count), table_RD), flag(table_RD.device), used, table_RD.shape[0],
+            eps, dim, ROWS=rows, WIDTH=width, RULE=rule, num_warps=4,
         )  # fmt: skip

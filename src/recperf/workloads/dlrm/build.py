@@ -317,13 +317,8 @@ class DLRMTrial(DLRMBuilder, DLRMTrialState):
             groups.append((list(tables.parameters()), train.table_weight_decay))
             return make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
         assert isinstance(tables, SparseTables)
-        sparse = SparseRows(
-            tables,
-            adagrad=train.optimizer != "sgd",
-            each=train.optimizer == "adagrad",
-            eps=train.eps,
-            scatter=switches.scatter,
-        )
+        assert train.optimizer != "adamw"
+        sparse = SparseRows(tables, train.optimizer, eps=train.eps, scatter=switches.scatter)
         dense = make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
         return SplitOptimizer(dense, sparse, streams=streams)
 

@@ -18,6 +18,7 @@ from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
+from ...ops.table_rules import RULES
 from ...runs.contract import Claim, budget_sums, known_machine, quality_target
 from ...train.config import BIASES, PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
 from ..click_plan import planned_clicks
@@ -334,9 +335,9 @@ def reduction_bytes(config: DLRMWorkloadConfig) -> int:
 
 
 def table_state(config: DLRMWorkloadConfig) -> int:
-    """Numbers of optimizer state that a row has: AdamW's two moments and gradient, or Adagrad's sums of squares."""
-    dim = config.model.dim
-    return {"adamw": 3 * dim, "adagrad": dim, "rowwise-adagrad": 1, "sgd": 0}[config.train.optimizer]
+    """Numbers of optimizer state that a row has: AdamW's two moments and gradient, or those of the rule."""
+    dim, optimizer = config.model.dim, config.train.optimizer
+    return 3 * dim if optimizer == "adamw" else RULES[optimizer].state_width(dim)
 
 
 def require_room(config: DLRMWorkloadConfig) -> None:

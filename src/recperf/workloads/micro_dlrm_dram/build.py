@@ -113,8 +113,8 @@ class PreparedDram(PreparedSamples):
         return DramTrial(self, seed)
 
     def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        adagrad = self.config.train.table_optimizer == "adagrad"
-        return hashed_dlrm_step(self.model, len(batch), ids=ids, unique=unique, adagrad=adagrad)
+        optimizer = self.config.train.table_optimizer
+        return hashed_dlrm_step(self.model, len(batch), ids=ids, unique=unique, optimizer=optimizer)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -174,9 +174,7 @@ class DramTrial(DLRMTrialState):
         self.model = DLRM(prepared.model, seed=seed, embeddings=self.table).to(device)
         prepared.settings.reasons["bag"] = self.table.why
         prepared.settings.reasons["huge_pages"] = self.table.huge
-        sparse = SparseRows(
-            self.table, adagrad=settings.table_optimizer == "adagrad", decay=settings.table_weight_decay
-        )
+        sparse = SparseRows(self.table, settings.table_optimizer, decay=settings.table_weight_decay)
         dense = AdamW([(self.model.dense_parameters(), settings.weight_decay)])
         ratio = settings.table_learning_rate / settings.learning_rate
         self.optimizer = SplitOptimizer(dense, sparse, table_ratio=ratio, clip=settings.clip)

@@ -15,6 +15,7 @@ from ...measure.peaks.store import find
 from ...models.config import HashedDLRMConfig
 from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
 from ...models.tiers.config import TablesConfig
+from ...ops.table_rules import RULES
 from ...runs.contract import Claim, budget_sums, known_machine, loss_falls, quality_target
 from ...runs.measured_claims import in_memory, limits_lead, on_cpu, pair_ratio_as_measured, share_of_forward_at_least
 from ...train.config import BIASES, SparseTrainConfig
@@ -108,26 +109,26 @@ def estimate(config: MicroDLRMDramConfig) -> Estimate:
     """Counts all ids of a batch as distinct, which virtual uniform ids nearly are."""
     rows, ids = resolved_rows(config), ids_a_batch(config)
     model, batch = config.model.dlrm(rows), config.train.batch_size
-    adagrad = config.train.table_optimizer == "adagrad"
+    optimizer = config.train.table_optimizer
     return Estimate(
         parameters={"table": model.table_parameters, "mlps": model.mlp_parameters},
         table_bytes=FLOAT * model.table_parameters,
-        step=hashed_dlrm_step(model, batch, ids=ids, unique=min(ids, rows), adagrad=adagrad),
-        memory=hashed_dlrm_memory(model, batch, ids=ids),
+        step=hashed_dlrm_step(model, batch, ids=ids, unique=min(ids, rows), optimizer=optimizer),
+        memory=hashed_dlrm_memory(model, batch, ids=ids, optimizer=optimizer),
         state_bytes=FLOAT * table_state(config) * rows,
         table_rows=rows,
     )
 
 
 def table_state(config: MicroDLRMDramConfig) -> int:
-    """Numbers of optimizer state that a row has: with Adagrad one."""
-    return int(config.train.table_optimizer == "adagrad")
+    """Numbers of optimizer state that a row has."""
+    return RULES[config.train.table_optimizer].state_width(config.model.dim)
 
 
 def planned(config: MicroDLRMDramConfig) -> PlannedWorkload:
     model = config.model.dlrm(resolved_rows(config))
     ids = (float(config.data.ids_per_bag * len(model.features)),)
-    return planned_clicks(model, config.train.batch_size, ids, optimizer="adamw", state=1)
+    return planned_clicks(model, config.train.batch_size, ids, optimizer="adamw", state=table_state(config))
 
 
 def bounds(config: MicroDLRMDramConfig) -> dict[str, Any]:
