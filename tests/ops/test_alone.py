@@ -1,9 +1,13 @@
-"""Kernels stand alone: importing them loads neither the rest of recperf nor its libraries."""
+"""Kernels stand alone: importing them loads neither the rest of recperf nor its libraries; docs/kernels.md is true."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import torch
 
 IMPORTS = """
 import importlib, pkgutil, sys
@@ -26,3 +30,17 @@ def test_importing_all_ops_loads_few_small_modules_of_recperf_and_none_of_its_li
     small = "config errors files folders jsonfile machine places stop units version"
     assert set(rooms.split()) <= set(small.split())
     assert libraries == ""
+
+
+def test_the_code_of_the_page_about_kernels_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+    names: dict[str, torch.Tensor] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    for name in ("q", "k", "v", "x"):
+        grad = names[name].grad
+        assert grad is not None
+        assert torch.isfinite(grad).all()
+    used = names["state"].nonzero().flatten().tolist()
+    assert used == [3, 7, 99, 100, 299]
+    assert names["dto_uvqk"].shape == names["to_uvqk"].shape
