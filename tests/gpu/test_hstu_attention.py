@@ -100,15 +100,6 @@ def test_long_rows(lengths: str, width: int) -> None:
     check(torch.bfloat16, *make(LENGTHS[lengths], torch.bfloat16, qk=width, width=width))
 
 
-def test_a_mask_with_options_is_the_references() -> None:
-    grad, q, k, v, offsets, mask = make(LENGTHS["odd"], torch.bfloat16)
-    mask = replace(mask, window=100)
-    body, _ = choose("auto", q.device)
-    assert torch.equal(body.forward(q, k, v, offsets, mask), reference.forward(q, k, v, offsets, mask))
-    ours, right = (one.backward(grad, q, k, v, offsets, mask) for one in (body, reference))
-    assert all(map(torch.equal, ours, right))
-
-
 @pytest.mark.usefixtures("poisoned", "kernels")
 @pytest.mark.parametrize(("qk", "width"), [(128, 128), (64, 64), (256, 256), (16, 256), (256, 48), (8, 24)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

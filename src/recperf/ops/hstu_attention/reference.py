@@ -24,7 +24,6 @@ Into = tuple[Tensor, Tensor, Tensor]
 class _Block(NamedTuple):
     """Queries of one row and the keys they can see, as places among all tokens."""
 
-    row: int
     queries: slice
     keys: slice
     hidden_MN: Tensor
@@ -32,7 +31,7 @@ class _Block(NamedTuple):
 
 def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
     out_THV = torch.zeros_like(v_THV, memory_format=torch.contiguous_format)
-    for block in _blocks(offsets_B1, mask, q_THA.shape[1], v_THV.device):
+    for block in _blocks(offsets_B1, q_THA.shape[1], v_THV.device):
         q_HMA, k_HNA, v_HNV = _wide(q_THA[block.queries]), _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
         out_THV[block.queries] = _forward(q_HMA, k_HNA, v_HNV, block.hidden_MN, mask).transpose(0, 1).to(out_THV.dtype)
     return out_THV
@@ -53,10 +52,10 @@ def backward(
     """Gradients of q, k and v, written into `into` if set, and their sums over all tokens into `sums`; always the same
     bits, whatever `deterministic` says."""
     dq_THA, dk_THA, dv_THV = _room(q_THA, k_THA, v_THV, into)
-    for row, (first, last) in enumerate(_rows(offsets_B1)):
+    for first, last in _rows(offsets_B1):
         k_HNA, v_HNV = _wide(k_THA[first:last]), _wide(v_THV[first:last])
         dk_HNA, dv_HNV = torch.zeros_like(k_HNA), torch.zeros_like(v_HNV)
-        for block in _row_blocks(row, first, last, mask, q_THA.shape[1], q_THA.device):
+        for block in _row_blocks(first, last, q_THA.shape[1], q_THA.device):
             grad_HMV, q_HMA = _wide(grad_THV[block.queries]), _wide(q_THA[block.queries])
             near = slice(block.keys.start - first, block.keys.stop - first)
             dq_HMA, dk, dv = _backward(grad_HMV, q_HMA, k_HNA[:, near], v_HNV[:, near], block.hidden_MN, mask)
@@ -78,7 +77,7 @@ def add_up(gradients: Into, sums: Into | None) -> None:
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
     """The output of `forward` for the last token of each row, from its queries alone. No row may be empty."""
     out_BHV = v_THV.new_zeros(q_BHA.shape[0], *v_THV.shape[1:])
-    for block in _last_blocks(offsets_B1, mask, v_THV.device):
+    for block in _last_blocks(offsets_B1, v_THV.device):
         q_H1A, k_HNA, v_HNV = _wide(q_BHA[block.queries]), _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
         out_BHV[block.queries] = _forward(q_H1A, k_HNA, v_HNV, block.hidden_MN, mask).transpose(0, 1).to(out_BHV.dtype)
     return out_BHV
@@ -96,7 +95,7 @@ def backward_last(
 ) -> Into:
     """Gradients of the queries of `forward_last` and of all keys and values."""
     dq_BHA, dk_THA, dv_THV = _room(q_BHA, k_THA, v_THV, into)
-    for block in _last_blocks(offsets_B1, mask, q_BHA.device):
+    for block in _last_blocks(offsets_B1, q_BHA.device):
         grad_H1V, q_H1A = _wide(grad_BHV[block.queries]), _wide(q_BHA[block.queries])
         k_HNA, v_HNV = _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
         dq, dk, dv = _backward(grad_H1V, q_H1A, k_HNA, v_HNV, block.hidden_MN, mask)
@@ -130,31 +129,25 @@ def _rows(offsets_B1: Tensor) -> list[tuple[int, int]]:
     return list(zip(edges, edges[1:]))
 
 
-def _targets(row: int, mask: Mask) -> int | None:
-    return None if mask.targets_B is None else int(mask.targets_B[row])
+def _blocks(offsets_B1: Tensor, heads: int, device: torch.device) -> Iterator[_Block]:
+    for first, last in _rows(offsets_B1):
+        yield from _row_blocks(first, last, heads, device)
 
 
-def _blocks(offsets_B1: Tensor, mask: Mask, heads: int, device: torch.device) -> Iterator[_Block]:
-    for row, (first, last) in enumerate(_rows(offsets_B1)):
-        yield from _row_blocks(row, first, last, mask, heads, device)
-
-
-def _row_blocks(row: int, first: int, last: int, mask: Mask, heads: int, device: torch.device) -> Iterator[_Block]:
-    tokens, targets = last - first, _targets(row, mask)
+def _row_blocks(first: int, last: int, heads: int, device: torch.device) -> Iterator[_Block]:
+    tokens = last - first
     step = max(1, SCORES // max(1, heads * tokens))
+    places_N = torch.arange(tokens, device=device)
     for begin in range(0, tokens, step):
         end = min(begin + step, tokens)
-        low, high = mask.keys(begin, end, tokens, targets)
-        places = torch.arange(tokens, device=device)
-        hidden_MN = ~mask.seen_MN(places[begin:end], places[low:high], tokens, targets)
-        yield _Block(row, slice(first + begin, first + end), slice(first + low, first + high), hidden_MN)
+        hidden_MN = places_N[begin:end, None] < places_N[None, :end]
+        yield _Block(slice(first + begin, first + end), slice(first, first + end), hidden_MN)
 
 
-def _last_blocks(offsets_B1: Tensor, mask: Mask, device: torch.device) -> Iterator[_Block]:
+def _last_blocks(offsets_B1: Tensor, device: torch.device) -> Iterator[_Block]:
     for row, (first, last) in enumerate(_rows(offsets_B1)):
-        places = torch.arange(last - first, device=device)
-        hidden_1N = ~mask.seen_MN(places[-1:], places, last - first, _targets(row, mask))
-        yield _Block(row, slice(row, row + 1), slice(first, last), hidden_1N)
+        hidden_1N = torch.zeros(1, last - first, dtype=torch.bool, device=device)
+        yield _Block(slice(row, row + 1), slice(first, last), hidden_1N)
 
 
 def _wide(rows_THD: Tensor) -> Tensor:
