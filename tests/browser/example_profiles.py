@@ -78,7 +78,6 @@ def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **se
         "kind": "profile",
         "workload": "dlrm",
         "preset": "experiment",
-        "mode": "full",
         "switches": {"graph": "off: asked for", "tf32": "on: a CUDA device"},
         **limits(device, spread(wall), verdict, sentence),
         "embeddings": embeddings([("t0", 4, 9000.0, 4.0), ("t1", 3, 7000.0, 3.0), ("t2", 2, 4480.0, 2.0)]),
@@ -222,7 +221,7 @@ def eager() -> dict[str, Any]:
             ],
             "not_seen": [ADD],
         },
-        trace={"file": "trace.json", "bytes": 41_000_000, "steps_kept": 6, "steps_recorded": 8},
+        trace={"file": "trace.json", "bytes": 41_000_000, "steps": 8},
     )  # fmt: skip
 
 
@@ -247,8 +246,8 @@ def graph() -> dict[str, Any]:
 
 def budget() -> dict[str, Any]:
     """Spans only: what needs a trace was not asked for."""
-    lacking = {key: {"missing": "budget mode: no trace"} for key in ("operator_table", "kernels", "idle", "transfers")}
-    return full(CPU, "cpu", "unclear", "Unclear.", mode="budget", roofline={"missing": "no ceilings"}, **lacking)
+    lacking = {key: {"missing": "no step was traced"} for key in ("operator_table", "kernels", "idle", "transfers")}
+    return full(CPU, "cpu", "unclear", "Unclear.", roofline={"missing": "no ceilings"}, **lacking)
 
 
 def ranks() -> dict[str, Any]:

@@ -15,6 +15,7 @@ import test_profile_report as layout
 from recperf.cli import profile as command
 from recperf.execution import fixes as fixes_module
 from recperf.execution import profiling
+from recperf.execution.observing import TRACED
 
 TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
 TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]
@@ -24,7 +25,7 @@ OPTIONS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"], "micro-dlrm-dr
 FILES = {".recperf", "config.json", "events.jsonl", "machine.json", "peaks.json", "profile.html", "profile.json"}
 FILES |= {".lock", ".profile"}
 TABLES = ("operator_table", "kernels", "idle", "transfers")
-QUICKLY = ["--steps", "5", "--mode", "budget", "--no-report", "--quiet"]
+QUICKLY = ["--steps", "5", "--no-report", "--quiet"]
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -49,7 +50,7 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     assert code == 0, err
     assert {path.name for path in Path("r").iterdir()} == FILES
     profile = read()
-    assert (profile["kind"], profile["workload"], profile["mode"]) == ("profile", workload, "full")
+    assert (profile["kind"], profile["workload"]) == ("profile", workload)
     assert read("config.json")["workload"] == workload
     assert read("machine.json")["torch"]
     assert list(layout.sections(report(out))) == layout.TITLES
@@ -70,7 +71,7 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
         profile["overhead"]["clocked_ms"] / profile["overhead"]["plain_ms"] - 1
     )
     assert re.search(r"cost of measuring \(budget\) .+: a step takes .+ without, .+ with it", " ".join(out.split()))
-    assert profile["operator_table"]["steps"] == profiling.TRACED
+    assert profile["operator_table"]["steps"] == TRACED
     assert profile["operator_table"]["rows"]
     for name in TABLES[1:]:
         assert profile[name] == {"missing": "no device in this trace"}
@@ -93,7 +94,7 @@ def _holds(value: Any, path: str) -> bool:
 
 
 def test_dlrm_is_what_is_profiled_by_default_and_the_preset_is_named(call: Call) -> None:
-    code, out, err = call("profile", *TINY, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--no-report")
+    code, out, err = call("profile", *TINY, "--run-dir", "r", "--steps", "5", "--no-report")
     assert code == 0, err
     assert (read()["workload"], read()["preset"]) == ("dlrm", "experiment")
     assert report(out).startswith("dlrm (experiment): cpu · ")
@@ -106,30 +107,20 @@ def test_dlrm_is_what_is_profiled_by_default_and_the_preset_is_named(call: Call)
     assert read("config.json", "again") == read("config.json")
 
 
-def test_budget_mode_has_no_tables_and_json_is_one_object(call: Call) -> None:
-    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--mode", "budget", "--steps", "5", "--json")
+def test_json_is_one_object(call: Call) -> None:
+    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--steps", "5", "--json")
     assert code == 0, err
     profile = read()
     assert json.loads(out) == profile
-    assert profile["mode"] == "budget"
-    for name in TABLES:
-        assert profile[name] == {"missing": profiling.BUDGET_MODE}
-    assert f"operator_table: {profiling.BUDGET_MODE}" in profile["trust"]["not_measured"]
-    assert profile["trust"]["profiling"]["full"] is None
-    assert "--mode full records it" in " ".join(err.split())
     for name in ("components", "roofline", "fixes"):
         assert profile[name], name
     assert profile["embeddings"]["tables"]
-    assert "note: recording" not in err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--trace-mb", "0"], "--trace-mb is 0"),
-        (["--trace-mb", "nan"], "--trace-mb is nan"),
         (["--steps", "2"], "it must be at least 5"),
-        (["--mode", "budget", "--save-trace"], "need --mode full"),
         (["--resume", "nowhere"], "cannot be resumed"),
         (["--try-fixes", "--no-peaks"], "--try-fixes without --no-peaks"),
         (["--preset", "none-such"], "has no preset"),
@@ -143,31 +134,15 @@ def test_bad_options_are_refused_before_anything_is_measured(call: Call, options
     assert not Path("r").exists()
 
 
-def test_a_trace_is_kept_within_its_limit_and_can_be_read(call: Call) -> None:
+def test_a_trace_is_saved_and_can_be_read(call: Call) -> None:
     arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--save-trace")
     assert call(*arguments, "--run-dir", "r")[0] == 0
-    trace = read()["trace"]
-    assert trace["file"] == "trace.json.gz"
-    assert trace["bytes"] == Path("r", "trace.json.gz").stat().st_size
-    assert trace["steps_kept"] == trace["steps_recorded"] == profiling.TRACED
+    size = Path("r", "trace.json.gz").stat().st_size
+    assert read()["trace"] == {"file": "trace.json.gz", "bytes": size, "steps": TRACED}
     code, out, err = call("profile", "--trace", "r/trace.json.gz")
     assert code == 0, err
     assert re.search(r"steps +8\b", out)
     assert "embedding" in out
-
-    half = trace["bytes"] / 2e6
-    assert call(*arguments, "--run-dir", "half", "--trace-mb", str(half))[0] == 0
-    cut = read(folder="half")["trace"]
-    assert 1 <= cut["steps_kept"] < cut["steps_recorded"] == profiling.TRACED
-    assert cut["bytes"] <= half * 1e6
-    assert call("profile", "--trace=half/trace.json.gz", "--json")[0] == 0
-
-    loud = [word for word in arguments if word != "--quiet"]
-    code, out, _ = call(*loud, "--run-dir", "none", "--trace-mb", "0.0001")
-    assert code == 0, "a trace that is too large does not cost the profile"
-    assert "more than the limit of 0.0001 MB" in " ".join(out.split())
-    assert read(folder="none")["trace"] is None
-    assert not Path("none", "trace.json.gz").exists()
 
 
 def test_stalls_of_the_heaviest_kernels_or_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +181,7 @@ def test_a_workload_that_cannot_run_leaves_no_folder(call: Call, arguments: list
 
 @pytest.mark.parametrize(
     ("error", "where"),
-    [(KeyboardInterrupt, "measure_window"), (RuntimeError, "_touched"), (KeyboardInterrupt, "write_cut")],
+    [(KeyboardInterrupt, "measure_window"), (RuntimeError, "_touched"), (KeyboardInterrupt, "_save_trace")],
 )
 def test_whatever_ends_a_profile_leaves_no_half_folder(
     call: Call, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
@@ -229,9 +204,7 @@ def test_whatever_ends_a_profile_leaves_no_half_folder(
 def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixes_module, "WORTH", 0.0)
     arguments = ["--preset", "experiment-plain", *TINY, "--train.threads", "2", "--train.onednn", "on"]
-    code, out, err = call(
-        "profile", "dlrm", *arguments, "--run-dir", "r", "--steps", "5", "--mode", "budget", "--try-fixes"
-    )
+    code, out, err = call("profile", "dlrm", *arguments, "--run-dir", "r", "--steps", "5", "--try-fixes")
     assert code == 0, err
     fixes = read()["fixes"]
     assert {"embedding", "interaction", "optimizer"} <= {fix["name"] for fix in fixes}
@@ -244,7 +217,7 @@ def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypa
 
 
 def test_a_profile_is_not_taken_for_a_run(call: Call) -> None:
-    arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--mode", "budget", "--no-report", "--quiet", "--no-peaks")
+    arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks")
     assert call(*arguments, "--run-dir", "runs/p")[0] == 0
     for other in (("run", "--resume", "runs/p"), ("check", "--all", "runs")):
         code, _, err = call(*other)

@@ -192,7 +192,7 @@ def window(world: World, config: DLRMv4WorkloadConfig, steps: int, slow: int, se
     order = trial.recipe.order
     recipe = replace(trial.recipe, order=Slow(order, seconds)) if world.rank == slow else trial.recipe
     trial.model.train()
-    return measure_window(prepared, trial, recipe, None, steps=steps)
+    return measure_window(prepared, trial, recipe, None, steps=steps)[0]
 
 
 def sleeps(rank: int, seconds: float, on: int = 1) -> None:

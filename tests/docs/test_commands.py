@@ -46,7 +46,6 @@ SMALLER = {
     r"run dlrm-v4": f"{V4} --seeds 1",
     r"run micro-dlrm-dram --preset movielens": f"{MICRO} --model.rows 20000 --model.dim 16",
     r"(sweep|pair) micro-dlrm-dram": DRAM,
-    r"profile dlrm .*plain": f"{DLRM} {PROFILE} --mode budget",
     r"profile dlrm ": f"{DLRM} {PROFILE}",
     r"data make criteo": "--lines 2000",
     r"data reuse .*criteo-kaggle": "--steps 2",

@@ -26,7 +26,7 @@ from recperf.workloads.dlrm.config import experiment, experiment_plain
 
 DLRM = find("dlrm")
 REAL = PreparedDLRM.fixes
-BUDGET = profiling.ProfileOptions(full=False, steps=8)
+BUDGET = profiling.ProfileOptions(steps=8)
 
 
 @pytest.fixture(scope="module")
@@ -235,14 +235,14 @@ def test_a_few_steps_of_a_saved_config_run_in_a_process_of_their_own(tmp_path: P
     assert steps == [0, 1, 2, 3]
 
 
-def test_measuring_in_budget_mode_costs_less_than_a_tenth_of_a_step() -> None:
+def test_clocking_costs_less_than_a_tenth_of_a_step() -> None:
     """Of a step of at least 5 ms. The best of three: what a shared machine adds is not measuring's doing."""
     costs: list[float] = []
     batch = 1024
     while len(costs) < 3:
         config = tiny(experiment(), widths=256, batch=batch)
         profile = profiling.profile(DLRM, config, None, replace(BUDGET, steps=24), lambda text: None)
-        assert profile["trust"]["profiling"] == {"budget": profile["overhead"], "full": None}
+        assert profile["trust"]["profiling"]["budget"] == profile["overhead"]
         if profile["overhead"]["plain_ms"] < 5:
             batch *= 2
             continue

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..config import to_json, with_absolute_paths
 from ..distributed.exits import run_as_rank
@@ -34,16 +34,11 @@ UNFINISHED = " before the profile was complete", "run the profile again"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(WorkloadOptions[C]):
-    mode: Literal["full", "budget"] = "full"
-    """budget: times spans only, which costs less than a tenth of a step on a CPU; full: also records steps with
-    torch.profiler, for the tables of operators and kernels."""
     try_fixes: bool = False
     """Apply each fix alone and all together, measure again, and show predicted and measured gains."""
     save_trace: bool = False
     """Write a trace for ui.perfetto.dev: trace.json.gz, or one file per rank (trace.rank0.json.gz, ...), which recperf
     profile --trace FOLDER combines."""
-    trace_mb: float = 50.0
-    """Maximum trace size in MB; the trace is cut at step boundaries."""
     stalls: bool = False
     """Also sample the stall reasons of the heaviest kernels with Nsight Compute, in a separate process."""
     confirm: bool = True
@@ -85,12 +80,8 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
     FLAG.poll()
     choice = choose(arguments, default="dlrm")
     options: Options[Any] = read_options(Options, choice, verb="profile", description=DESCRIPTION)
-    if not options.trace_mb > 0:
-        raise UsageError(f"--trace-mb is {options.trace_mb:g}; it must be above 0")
     if options.steps < 5:
         raise UsageError(f"--steps is {options.steps}; it must be at least 5")
-    if options.mode == "budget" and (options.save_trace or options.stalls):
-        raise UsageError("--save-trace and --stalls need --mode full")
     if options.try_fixes and not options.peaks:
         raise UsageError("fixes are predicted from this machine's ceilings", fix="--try-fixes without --no-peaks")
     require_ranks(world, options.ranks, choice.workload.name, hasattr(options.values, "distributed"))
@@ -144,13 +135,7 @@ def follow(choice: Choice, options: Options[Any], world: Ranks) -> int:
 def join(choice: Choice, config: Any, options: Options[Any], world: Ranks) -> None:
     if world.size > 1:
         world.join(config.train.device, config.distributed.timeout_s)
-        settings = {
-            "mode": options.mode,
-            "steps": options.steps,
-            "trace": options.save_trace,
-            "trace_mb": options.trace_mb,
-        }
-        world.require_same_config(choice.workload.name, config, **settings)
+        world.require_same_config(choice.workload.name, config, steps=options.steps, trace=options.save_trace)
 
 
 def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions:
@@ -163,10 +148,8 @@ def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions
             folder.mkdir(parents=True, exist_ok=True)
         trace = folder / world.trace_name()
     return ProfileOptions(
-        full=options.mode == "full",
         try_fixes=options.try_fixes,
         trace=trace,
-        trace_mb=options.trace_mb,
         steps=options.steps,
         confirm=options.confirm_seconds if options.confirm else 0.0,
         run=folder.resolve().name,

@@ -12,6 +12,7 @@ import torch
 from ..distributed.ranks import current
 from ..measure.ceilings import ColdOverHot, cold_over_hot, hot_bytes
 from ..measure.limits import verdict_of
+from ..measure.observing import Observer
 from ..measure.peaks import with_threads
 from ..measure.peaks.other_work import DISTURBED, OtherWork, not_judged
 from ..measure.profile import ClockedStep, Reading, Window
@@ -45,7 +46,7 @@ def measure_run(prepared: Prepared, trial: Trial, run: Run, peaks: dict[str, Any
     pair = measure_pair(prepared, trial, peaks)
     if pair is not None:
         run.write("pair.json", pair)
-    profile = measure_window(prepared, trial, trial.recipe, peaks, pair=pair, confirm=CONFIRM_SECONDS)
+    profile, _ = measure_window(prepared, trial, trial.recipe, peaks, pair=pair, confirm=CONFIRM_SECONDS)
     cost = measuring_cost(profile["overhead"]["share"], profile["step_ms"])
     report.notice(f"measured the parts of {profile['steps']} more steps; measuring costs {cost}")
     if disturbance(profile) > DISTURBED:
@@ -81,14 +82,16 @@ def measure_window(
     steps: int = STEPS,
     pair: dict[str, Any] | None = None,
     confirm: float = 0.0,
-) -> dict[str, Any]:
+    run: str | None = None,
+) -> tuple[dict[str, Any], Observer | None]:
     """Measure steps after training, on batches that training did not use. They change the weights but no result.
 
     All ranks measure the same steps, and each gets the joined profile. `confirm` is the time limit of experiments; a
     measured pair is one of them. Beside much other work one process measures again, and the quietest window counts.
+    Returns the profile and the observer, whose trace has more steps where the profile is that of a `run`.
     """
     ranks, alone = current().window(), current().choose(True, several=False)
-    windows: list[dict[str, Any]] = []
+    windows: list[tuple[dict[str, Any], Observer | None]] = []
     began = monotonic()
     while True:
         other_work = OtherWork()
@@ -100,18 +103,18 @@ def measure_window(
         profile = close_window(window, prepared, ranks)
         if tiers and before:
             profile["tables"] = tiers.facts(tiers.traffic.since(before))
-        observe(profile, recipe, peaks, ranks)
+        observer = observe(profile, recipe, peaks, ranks, run)
         # One share for verdict, claims, fixes and trust; of ranks each saw the work of the others while it observed.
         shares = (share_of_others(other_work), profile["observed"]["other_work"] if alone else None)
         share = max((share for share in shares if share is not None), default=None)
         profile["other_work"] = profile["observed"]["other_work"] = share
-        windows.append(profile)
+        windows.append((profile, observer))
         # Without ceilings nothing is claimed about what limits a step.
         if not alone or peaks is None or disturbance(profile) <= DISTURBED or monotonic() - began > REPEAT_SECONDS:
             break
-    profile = min(windows, key=disturbance)
+    profile, observer = min(windows, key=lambda window: disturbance(window[0]))
     profile["experiments"] = experiments(profile, recipe, peaks, pair, confirm)
-    return profile | verdict_of(profile, peaks)
+    return profile | verdict_of(profile, peaks), observer
 
 
 def disturbance(profile: dict[str, Any]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,8 @@ SECONDS = 0.8
 """Time of all observed steps together, without what tracing and counting add; long steps take longer."""
 EAGER = Counts(warm=1, plain=1, traced=1, counted=2)
 """Steps of a CUDA graph that are taken without it, to know the work of its kernels."""
+TRACED = 8
+"""Steps under torch.profiler for a table of operators: enough for means, few enough for a trace a browser opens."""
 LATER = 5000
 """Epochs after training whose batches nothing else in a profile uses."""
 
@@ -38,23 +41,28 @@ def observe(
     recipe: Recipe,
     peaks: dict[str, Any] | None,
     ranks: SharedWindow | SingleWindow,
-) -> None:
-    """Observe steps of the recipe and add `observed` to the profile.
+    run: str | None = None,
+) -> Observer | None:
+    """Observe steps of the recipe and add `observed` to the profile; None where that failed.
 
-    All ranks take the same steps; the figures are those of the slowest rank.
+    All ranks take the same steps; the figures are those of the slowest rank. The traces of a `run` have as many steps
+    as a table of operators needs, and can be merged.
     """
     communication = profile.get("communication") or {}
     counts = Counts.within(profile["overhead"]["plain_ms"], SECONDS)
+    if run is not None:
+        counts = replace(counts, traced=TRACED)
     sharing = communication.get("sharing", 1)
     works: dict[str, CallWork] = {}
-    notes = []
+    notes, observer = [], None
     if isinstance(recipe.whole_step, GraphStep):
         try:
             works = kernel_works(_observed(recipe, EAGER, peaks, ranks, sharing, eager=True))
         except Exception as error:  # Without it, kernels of the graph have no counted work.
             notes.append(f"the step without its graph could not be observed: {type(error).__name__}: {error}")
     try:
-        figures = compact(observed(_observed(recipe, counts, peaks, ranks, sharing), works))
+        observer = _observed(recipe, counts, peaks, ranks, sharing, run=run)
+        figures = compact(observed(observer, works))
     except Exception as error:
         # What was trained must not be lost because the steps after it cannot be observed; ranks would wait forever.
         if not current().choose(True, several=False):
@@ -62,6 +70,7 @@ def observe(
         figures = _unobserved(profile, f"the steps could not be observed: {type(error).__name__}: {error}")
     figures["notes"] += notes
     profile["observed"] = current().broadcast(figures, communication.get("slowest", 0))
+    return observer
 
 
 def _unobserved(profile: dict[str, Any], why: str) -> dict[str, Any]:
@@ -80,6 +89,7 @@ def _observed(
     sharing: int,
     *,
     eager: bool = False,
+    run: str | None = None,
 ) -> Observer:
     def knees(device: str) -> tuple[int, int]:
         ceilings = ceilings_of(peaks, device=device, threads=torch.get_num_threads(), ranks=sharing)
@@ -87,7 +97,9 @@ def _observed(
 
     batches = endless(recipe.order, recipe.epochs + LATER)
     whole, rate = recipe.whole_step, recipe.learning_rate(recipe.steps - 1)
-    observer = Observer(knees=knees, counts=counts, spans=True)
+    meet = current().trace_barrier() if run is not None else None
+    about = current().trace_facts(run) if run is not None else None
+    observer = Observer(knees=knees, counts=counts, spans=True, about=about, meet=meet)
     try:
         with ranks.watch() if ranks.watch else nullcontext():
             while not observer.done:

@@ -1,4 +1,4 @@
-"""Profiles a workload: a window of measured steps, some steps under torch.profiler, and fixes."""
+"""Profiles a workload: a window of measured steps with tables from their trace, and fixes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,19 @@ from typing import Any
 import torch
 
 from ..distributed.ranks import current
-from ..errors import DataError
-from ..folders import temporary_folder
 from ..measure import fixes, sections
 from ..measure.experiments import SECONDS
+from ..measure.observing import Observer
 from ..measure.profile import endless
 from ..measure.trace.analyse import analyse
-from ..measure.trace.cut import write_cut
-from ..measure.trace.read import read
-from ..measure.trace.record import record
 from ..train.device import applied
-from ..train.loop import take_step
 from .fixes import suggest, try_fixes
 from .measuring import STEPS, measure_pair, measure_window, require_threads
-from .workload import Prepared, Trial, Workload
+from .workload import Trial, Workload
 
-TRACED = 8
-"""Steps under torch.profiler: enough for means, few enough for a trace a browser opens."""
-TRACED_LATER, TABLES_LATER = 2000, 3000
+TABLES_LATER = 3000
 """Epochs after training whose batches nothing else in a profile uses."""
-BUDGET_MODE = "not recorded in budget mode; --mode full records it"
+FROM_TRACE = ("operator_table", "kernels", "idle", "transfers")
 SINGLE_PROCESS = "fixes are predicted and tried in a single process only"
 
 
@@ -42,11 +35,9 @@ SINGLE_PROCESS = "fixes are predicted and tried in a single process only"
 class ProfileOptions:
     """What to measure beside the step budget."""
 
-    full: bool = True
     try_fixes: bool = False
     trace: Path | None = None
     """Where to save the trace of this rank."""
-    trace_mb: float = 50.0
     steps: int = STEPS
     confirm: float = SECONDS
     """Time limit in seconds of the experiments that confirm the verdict; 0: none."""
@@ -70,16 +61,13 @@ def profile(
             require_threads(peaks, say)
         pair = measure_pair(prepared, trial, peaks) if options.confirm else None
         say(f"measuring the parts of up to {options.steps} steps")
-        result = measure_window(
-            prepared, trial, trial.recipe, peaks, steps=options.steps, pair=pair, confirm=options.confirm
-        )
+        result, observer = measure_window(
+            prepared, trial, trial.recipe, peaks,
+            steps=options.steps, pair=pair, confirm=options.confirm, run=options.run,
+        )  # fmt: skip
         slowest = result.get("communication", {}).get("slowest", 0)
-        missing = {"missing": BUDGET_MODE}
-        traced: dict[str, Any] = dict.fromkeys(("operator_table", "kernels", "idle", "transfers"), missing)
-        parts, cost, trace = None, None, None
-        if options.full:
-            say(f"recording {TRACED} steps with torch.profiler")
-            traced, parts, cost, trace = world.broadcast(_traced(prepared, trial, result, options, say), slowest)
+        traced, parts, cost = world.broadcast(_traced(result, observer), slowest)
+        trace = world.broadcast(_save_trace(observer, options.trace), slowest)
         result |= traced
         touched = world.broadcast(_touched(trial), slowest)
         tables = trial.tables()
@@ -87,7 +75,6 @@ def profile(
         "kind": "profile",
         "workload": workload.name,
         "preset": None,
-        "mode": "full" if options.full else "budget",
         "switches": dict(prepared.settings.reasons),
         "roofline": sections.roofline(result, peaks),
         "embeddings": sections.embeddings(result, peaks, tables, touched),
@@ -108,34 +95,21 @@ def profile(
 
 
 def _traced(
-    prepared: Prepared, trial: Trial, result: dict[str, Any], options: ProfileOptions, say: Callable[[str], None]
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, float], dict[str, Any] | None]:
-    recipe = trial.recipe
-    batches = endless(recipe.order, recipe.epochs + TRACED_LATER)
-    cuda = prepared.settings.device.type == "cuda"
-    with temporary_folder() as folder:
-        path = folder / "trace.json"
-        record(
-            lambda _: take_step(recipe, batches, recipe.steps - 1), TRACED, path, cuda,
-            about=current().trace_facts(options.run), meet=current().trace_barrier(),
-        )  # fmt: skip
-        analysed = analyse(read(path))
-        saved = _save_trace(path, options, say)
+    result: dict[str, Any], observer: Observer | None
+) -> tuple[dict[str, Any], list[dict[str, Any]] | None, dict[str, float] | None]:
+    """Tables from the trace of the observed steps, its parts, and what tracing cost."""
+    if observer is None or observer.trace is None or not observer.traced:
+        return {name: {"missing": "no step was traced"} for name in FROM_TRACE}, None, None
+    analysed = analyse(observer.trace)
     plain, traced = result["overhead"]["plain_ms"], analysed["window"]["wall_ms"]
     cost = {"plain_ms": plain, "clocked_ms": traced, "share": traced / plain - 1}
-    tables = {name: analysed[name] for name in ("operator_table", "kernels", "idle", "transfers")}
-    return tables, analysed["parts"], cost, saved
+    return {name: analysed[name] for name in FROM_TRACE}, analysed["parts"], cost
 
 
-def _save_trace(path: Path, options: ProfileOptions, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Save the trace, cut to size. A trace whose single step is too large is reported and not saved."""
-    if options.trace is None:
+def _save_trace(observer: Observer | None, path: Path | None) -> dict[str, Any] | None:
+    if path is None or observer is None or observer.recording is None:
         return None
-    try:
-        return write_cut(path, options.trace, options.trace_mb)
-    except DataError as error:
-        say(f"no trace is saved: {error.what}")
-        return None
+    return {"file": path.name, "bytes": observer.recording.save(path), "steps": len(observer.traced)}
 
 
 def _touched(trial: Trial) -> list[torch.Tensor]:
@@ -147,7 +121,7 @@ def _touched(trial: Trial) -> list[torch.Tensor]:
 def _trust(result: dict[str, Any], config: Any, cost: dict[str, float] | None) -> dict[str, Any]:
     missing = [
         f"{name}: {result[name]['missing']}"
-        for name in ("operator_table", "kernels", "idle", "transfers", "roofline", "communication", "fixes")
+        for name in (*FROM_TRACE, "roofline", "communication", "fixes")
         if isinstance(result[name], dict) and "missing" in result[name]
     ]
     return {

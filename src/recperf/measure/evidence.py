@@ -15,10 +15,10 @@ from .device_times import device_times
 from .observing import Observer
 from .operator_rows import clip, operator_rows
 from .step_parts import Parts, part_rows
-from .step_ranges import Recording
 from .timeline import COUNTED, CountedInOrder, StepTimes, nearest_call, step_times
 from .trace.analyse import steps_of
 from .trace.nesting import Nesting
+from .trace.record import Recording
 from .trace.window import TracedSteps, spread
 from .trace.work import CallWork
 

@@ -25,9 +25,9 @@ from .clocks import Moment, ThreadClock
 from .counting import Counter
 from .peaks.other_work import OtherWork
 from .spans import listen
-from .step_ranges import Recording, SpanRanges, module_ranges
-from .trace.read import Trace
-from .trace.record import PART, STEP
+from .step_ranges import SpanRanges, module_ranges
+from .trace.read import MARK, PART, STEP, Trace
+from .trace.record import Recording
 
 WARM_UPS = 3
 TRACED = 4
@@ -46,6 +46,8 @@ WAITS = 0.05
 """Share of a step from which waiting for input matters."""
 BLOCK_NS = 10_000_000
 """GPU: ns of steps between two synchronised moments."""
+MARKS = 9
+"""Barriers that ranks mark in their traces: enough for the median not to be a slow one."""
 
 
 Knees = Callable[[str], tuple[int, int]]
@@ -72,7 +74,8 @@ class Observer:
     """Observes steps until it has seen enough; `done` says so.
 
     With `spans`, the steps are those of recperf itself: the span "data" is their wait for input, spans of exchanges are
-    waits for other ranks, and all spans are parts.
+    waits for other ranks, and all spans are parts. `about` goes into the header of the trace. Where several ranks
+    record together, `meet` is a barrier, and the ends of some barriers are marked before the named steps.
     """
 
     def __init__(
@@ -84,9 +87,12 @@ class Observer:
         plain: int | None = None,
         counts: Counts | None = None,
         spans: bool = False,
+        about: dict[str, Any] | None = None,
+        meet: Callable[[], None] | None = None,
     ):
         self.knees, self.model, self.light = knees, model, light
         self.most_plain, self.counts = plain or MOST_PLAIN, counts
+        self._about, self._meet = about, meet
         self.expected: int | None = ENDLESS
         """Steps that the loop has, as far as known. Where they may be few, tracing and counting come early."""
         self.buffered = 0
@@ -107,7 +113,7 @@ class Observer:
         self.traced: list[Moment] = []
         """Traced steps without waits for input and for other ranks."""
         self.counter: Counter | None = None
-        self._recording: Recording | None = None
+        self.recording: Recording | None = None
         self.threads = torch.get_num_threads()
         self.other_work = OtherWork()
         self.others: float | None = None
@@ -362,7 +368,7 @@ class Observer:
             self._enter("done")
             return
         self._enter("traced")
-        self._recording = Recording(cuda=self.cuda)
+        self.recording = Recording(cuda=self.cuda, about=self._about)
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
         waits = sum(moment.wall for moment in self.plain_input) > WAITS * sum(moment.wall for moment in self.plain)
@@ -377,6 +383,9 @@ class Observer:
 
     def _open_range(self) -> None:
         number = self._in_state - self._unnamed
+        for mark in range(MARKS if self._meet and number == 0 else 0):
+            with fast_range(f"{MARK}#{mark}"):
+                self._meet() if self._meet else None
         name = f"{STEP}#{number}" if number >= 0 else f"{STEP}.first"
         self._step_range = fast_range(name)
         self._step_range.__enter__()
@@ -384,23 +393,23 @@ class Observer:
     def _stop_trace(self) -> None:
         if self.cuda:
             torch.cuda.synchronize()
-        assert self._recording is not None
-        self._recording.stop()
+        assert self.recording is not None
+        self.recording.stop()
         self._stack.close()
         self._stack = ExitStack()
 
     @cached_property
     def trace(self) -> Trace | None:
         """The trace of the steps, read when the report is built, so that the loop does not pause for it."""
-        if self._recording is None:
+        if self.recording is None:
             return None
-        return self._recording.trace(len(self.traced) if self._left_out else None)
+        return self.recording.trace(len(self.traced) if self._left_out else None)
 
     # Counted steps
 
     def _start_counting(self) -> None:
         self._enter("counted")
-        on_device = self._recording is not None and self._recording.on_device
+        on_device = self.recording is not None and self.recording.on_device
         self.counter = Counter(*self.knees(torch.cuda.get_device_name() if on_device else "cpu"))
         if "torch._dynamo" in sys.modules:
             # A compiled function that met a dispatch mode would never run compiled again.

@@ -6,8 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from .trace.nesting import NONE, Nesting
-from .trace.read import STEP_OF_TORCH
-from .trace.record import PART, STEP
+from .trace.read import PART, STEP, STEP_OF_TORCH
 
 MODULE = "recperf.module."
 """Begins the ranges of modules."""

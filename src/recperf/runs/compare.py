@@ -195,7 +195,7 @@ def of_workload(file: Path, profile: dict[str, Any]) -> Side:
             "batch sizes": known.batch_size,
         },
         circumstances={
-            "": {"machine": machine, **{name: profile.get(name) for name in ("mode", "threads")},
+            "": {"machine": machine, "threads": profile.get("threads"),
                  "seed": _section(profile, "trust").get("seed")},
             "version of ": _section(profile, "trust", "versions"),
             # Without the reason after the colon.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,18 @@ def gpu_step(number: int, at: float, first: int) -> list[Event]:
         *flow(first + 5, at + 900, at + 905),
         kernel("update", at + 905, 95, first + 5),
     ]
+
+
+def record(step: Callable[[], object], steps: int, path: Path) -> None:
+    """Record so many steps and write their trace."""
+    from recperf.measure.observing import Counts, Observer
+
+    observer = Observer(knees=lambda _: (1 << 24, 1 << 24), counts=Counts(1, 1, steps, 2), spans=True)
+    try:
+        while not observer.done:
+            step()
+            observer.end_step()
+    finally:
+        observer.close()
+    assert observer.recording is not None
+    observer.recording.save(path)

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from example_traces import record
 
 from recperf.measure.spans import span
 from recperf.measure.stalls import stalls
 from recperf.measure.trace.analyse import analyse
-from recperf.measure.trace.cut import write_cut
 from recperf.measure.trace.read import read
-from recperf.measure.trace.record import record
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -36,7 +35,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(3):
             made = made @ weight
 
-    def step(index: int) -> None:
+    def step() -> None:
         with span("data"):
             features.copy_(torch.randn(512, 512))
         with span("forward"):
@@ -48,9 +47,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             loss.item()
 
     for _ in range(5):
-        step(0)
+        step()
     path = tmp_path_factory.mktemp("trace") / "trace.json.gz"
-    record(step, 8, path, cuda=True)
+    record(step, 8, path)
     return path
 
 
@@ -85,21 +84,14 @@ def test_the_copy_from_pageable_memory_is_seen(analysis: dict[str, Any]) -> None
     assert rows["device to host"]["bytes"] == 4
 
 
-def test_a_cut_keeps_the_kernels_of_its_steps(trace: Path, analysis: dict[str, Any], tmp_path: Path) -> None:
-    size = trace.stat().st_size / 1e6
-    cut = write_cut(trace, tmp_path / "cut.json.gz", 0.6 * size)
-    assert 1 <= cut["steps_kept"] < 8
-    assert analyse(read(tmp_path / "cut.json.gz"))["kernels"]["count"] == analysis["kernels"]["count"]
-
-
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="needs ncu")
 def test_stalls_of_a_kernel_that_waits_for_memory(tmp_path: Path) -> None:
     big = "torch.zeros(1 << 27, device='cuda')"
 
-    def step(index: int) -> None:
+    def step() -> None:
         torch.relu(torch.zeros(1 << 27, device="cuda"))
 
-    record(step, 1, tmp_path / "t.json", cuda=True)
+    record(step, 1, tmp_path / "t.json")
     rows = analyse(read(tmp_path / "t.json"))["kernels"]["rows"]
     name = next(row["name"] for row in rows if "elementwise" in row["name"])
     result = stalls([sys.executable, "-c", f"import torch; torch.relu({big}); torch.cuda.synchronize()"], [name])

@@ -12,7 +12,6 @@ import example_traces as made
 import pytest
 
 from recperf.errors import DataError, RecperfError
-from recperf.measure.trace.cut import write_cut
 from recperf.measure.trace.merge import merge
 from recperf.measure.trace.read import read
 
@@ -162,14 +161,6 @@ def test_files_that_are_no_trace_of_a_rank_are_refused(tmp_path: Path, content: 
         (tmp_path / "odd.json").write_bytes(content)
     with pytest.raises(RecperfError, match=what):
         merge([trace(tmp_path, 0), tmp_path / "odd.json"], tmp_path / "merged.json")
-
-
-def test_a_cut_trace_keeps_its_barriers(tmp_path: Path) -> None:
-    events = [made.around("recperf.mark#0", 10.0, 5.0), *made.gpu_step(0, 100.0, 10), *made.gpu_step(1, 1100.0, 20)]
-    source = made.write(tmp_path / "whole.json", events)
-    kept = write_cut(source, tmp_path / "cut.json", source.stat().st_size / 1e6 / 2.5)
-    assert kept["steps_kept"] == 1
-    assert "recperf.mark#0" in {event.name for event in read(tmp_path / "cut.json").host}
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 10**400, "1e400", "x", None])

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -203,30 +203,21 @@ def looks_like_trace(path: Path) -> bool:
     return head.lstrip().startswith("[") or '"traceEvents"' in head
 
 
-def write_trace(
-    target: Path,
-    events: Iterable[Event],
-    header: Callable[[], Event],
-    *,
-    limit: float = math.inf,
-    fix: str | None = None,
-) -> int:
-    """Write a trace, gzipped if its name ends in .gz, and return its size. The file appears complete or, above the
-    limit, not at all. `header` is called after the last event."""
+def write_trace(target: Path, events: Iterable[Event], header: Event, *, fix: str) -> int:
+    """Write a trace, gzipped if its name ends in .gz, and return its size. The file appears complete or not at all."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with writing(target, **({"fix": fix} if fix else {})):
+    with writing(target, fix=fix):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with _create(temporary, packed=target.suffix == ".gz") as file:
                 file.write('{"traceEvents":[')
                 separator = "\n"
                 for event in events:
-                    file.write(separator + event_text(event))
+                    file.write(separator + _text(event))
                     separator = ",\n"
-                file.write("\n],\n" + event_text({**header(), "traceName": target.name})[1:] + "\n")
+                file.write("\n],\n" + _text({**header, "traceName": target.name})[1:] + "\n")
             written = temporary.stat().st_size
-            if written <= limit:
-                os.replace(temporary, target)
+            os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
     return written
@@ -236,7 +227,7 @@ def _create(path: Path, *, packed: bool) -> IO[str]:
     return gzip.open(path, "wt", encoding="ascii", compresslevel=6) if packed else path.open("w", encoding="ascii")
 
 
-def event_text(event: Event) -> str:
+def _text(event: Event) -> str:
     try:
         return json.dumps(event, separators=(",", ":"), allow_nan=False)
     except ValueError:

@@ -182,7 +182,7 @@ def _write(sources: list[Source], target: Path, clock: str) -> int:
         ABOUT: {MERGED: [source.rank for source in sources], "run": sources[0].run, "clock": clock},
     }
     events = (event for source in sources for event in _Track(source, first, ids).events())
-    return write_trace(target, events, lambda: header, fix="make the folder writable")
+    return write_trace(target, events, header, fix="make the folder writable")
 
 
 class _FlowIds:

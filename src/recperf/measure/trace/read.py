@@ -38,9 +38,10 @@ SILENT = {"gpu_user_annotation", "trace", "overhead", "cuda_sync", "cuda_profile
 """Categories of the profiler that repeat other events."""
 DEVICE = ("kernel", "copy", "set")
 STEP_OF_TORCH = "ProfilerStep"
-OWN_STEP = "recperf.step"
 OWN_RANGES = "recperf."
 """Begins the names of the ranges that recperf records."""
+STEP = "recperf.step"
+PART = "recperf.part."
 MARK = "recperf.mark"
 """Ranges before the steps that end when all ranks have reached a barrier."""
 ABOUT = "recperf"
@@ -69,7 +70,7 @@ ELEMENT_BYTES = {
 """Bytes of an element by the profiler's name of its type."""
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 """The range that torch records around the step of an optimizer."""
-_STEP = re.compile(rf"(?:{re.escape(OWN_STEP)}|{STEP_OF_TORCH}|Optimizer\.step)#")
+_STEP = re.compile(rf"(?:{re.escape(STEP)}|{STEP_OF_TORCH}|Optimizer\.step)#")
 _DEPENDS = re.compile(r"aten::(?:embedding|.*conv|.*pool|sort|topk|cumsum|repeat|expand|index)")
 
 
@@ -203,7 +204,7 @@ class _Reading:
     def first_steps(self) -> tuple[_Reading, str]:
         """How to read as many of the first steps as fit, and what to say about it."""
         trace = self.trace
-        steps = find_steps(trace.host, OWN_STEP) or optimizer_steps(trace.host)
+        steps = find_steps(trace.host, STEP) or optimizer_steps(trace.host)
         ends = [step.end for step in steps]
         work = self.work.before(ends)
         for python in (self.python.before(ends), [0] * len(ends)):

@@ -1,91 +1,90 @@
-"""Records a trace of some steps with torch.profiler; steps and parts have the names that analyse.py expects."""
+"""Records steps with torch.profiler."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
-from ...errors import MachineError
-from ...files import require_writable
-from ...ops.operators import hear_calls, recorded
-from ..spans import listen
-from .read import ABOUT, MARK
-
-STEP = "recperf.step"
-PART = "recperf.part."
-MARKS = 9
-"""Barriers that ranks mark: enough for the median not to be a slow one."""
+from ...files import write_atomic
+from ...folders import temporary_folder
+from .read import ABOUT, STEP, Trace, find_steps, read
 
 
-class _Ranges:
-    """Passes every span to the profiler as a named range."""
+class Recording:
+    """Steps recorded by torch.profiler: the operators of every thread, with their sizes. `about` goes into the header
+    of the trace."""
 
-    def __init__(self) -> None:
-        self._open: list[record_function] = []
-
-    def enter(self, name: str) -> None:
-        span = record_function(PART + name)
-        span.__enter__()  # type: ignore[no-untyped-call]
-        self._open.append(span)
-
-    def leave(self) -> None:
-        self._open.pop().__exit__(None, None, None)
-
-
-def record(
-    step: Callable[[int], object],
-    steps: int,
-    path: Path,
-    cuda: bool,
-    *,
-    about: dict[str, Any] | None = None,
-    meet: Callable[[], None] | None = None,
-) -> None:
-    """Profile `steps` calls of `step`, which must be warm, and write the Chrome trace to `path` (gzip if it ends so).
-
-    One unnamed step runs first, because the first step under the profiler pays for its buffers. `step` receives 0 for
-    it, then 1, 2, ... `about` is written into the header of the trace. Where several ranks record together, `meet` is a
-    barrier, and the ends of some barriers are marked before the steps.
-    """
-    require_writable(path.parent)
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    profiler = profile(activities=activities, record_shapes=True)
-    with filtered_stderr():
-        profiler.start()
-    before = listen(_Ranges())
-    hear_calls(recorded)
-    try:
-        profiler.add_metadata("torch_version", torch.__version__)
+    def __init__(self, *, cuda: bool, about: dict[str, Any] | None = None) -> None:
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        # With acc_events it would not warn, but build an object for every event when it stops.
+        self._profiler: Any = profile(activities=activities, record_shapes=True, experimental_config=_all_threads())
+        self._content = b""
+        self.on_device = False
+        """Whether kernels ran on a GPU."""
+        # Torch prints lines and warnings when it starts.
+        with filtered_stderr(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._profiler.start()
+        self._profiler.add_metadata("torch_version", torch.__version__)
         if about is not None:
-            profiler.add_metadata_json(ABOUT, json.dumps(about))
-        step(0)
-        for number in range(MARKS if meet else 0):
-            with record_function(f"{MARK}#{number}"):
-                meet() if meet else None
-        for index in range(steps):
-            with record_function(f"{STEP}#{index}"):
-                step(index + 1)
-        if cuda:
-            # Work that is still queued when the profiler stops would be missing.
-            torch.cuda.synchronize()
-    finally:
-        hear_calls(None)
-        listen(before)
+            self._profiler.add_metadata_json(ABOUT, json.dumps(about))
+
+    def durations_us(self) -> list[float]:
+        """End recording: the length of every event, without a trace."""
+        self._end()
+        return [event.duration_ns() / 1e3 for event in self._profiler.profiler.kineto_results.events()]
+
+    def _end(self) -> None:
         with filtered_stderr():
-            profiler.stop()
-    profiler.export_chrome_trace(str(path))
-    if not path.is_file():
-        # The profiler only logs that it could not write the file.
-        raise MachineError(f"cannot write {path.name}", where={"file": path}, fix="check the folder and free space")
+            self._profiler.stop()
+
+    def stop(self) -> None:
+        """End recording. The trace is kept compressed: reading it would make the loop wait."""
+        self._end()
+        with temporary_folder() as folder:
+            path = folder / "trace.json"
+            self._profiler.export_chrome_trace(str(path))
+            content = path.read_bytes()
+        self.on_device = b'"cat": "kernel"' in content
+        self._content = gzip.compress(content, compresslevel=1)
+        self._profiler = None
+
+    def save(self, path: Path) -> int:
+        """Write the trace, gzipped, and return its size."""
+        write_atomic(path, self._content)
+        return len(self._content)
+
+    def trace(self, last: int | None = None) -> Trace:
+        """What was recorded; with `last`, of the named steps only so many."""
+        with temporary_folder() as folder:
+            path = folder / "trace.json.gz"
+            path.write_bytes(self._content)
+            trace = read(path)
+        if last:
+            unused = {id(step) for step in find_steps(trace.host, STEP)[:-last]}
+            trace.host = [event for event in trace.host if id(event) not in unused]
+        return trace
+
+
+def _all_threads() -> Any:
+    """Lets torch.profiler record the operators of every thread, where this version of torch can."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    try:
+        return _ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
 
 
 @contextmanager

@@ -41,7 +41,6 @@ def report(profile: Profile, peaks: Profile | None = None, machine: Profile | No
         f"{fmt.time(_plain(profile))} per step of {profile['batch_size']:,} samples",
     ]
     subtitle += [f"torch {versions['torch']}"] if versions.get("torch") else []
-    subtitle += [f"{profile['mode']} mode"] if profile.get("mode") else []
     return Report(
         key="profile",
         title=profile.get("workload") or "profile",

@@ -141,8 +141,7 @@ def _trust(profile: Profile, machine: Profile) -> list[Block]:
     rows += [(f"switch {name}", why) for name, why in (profile.get("switches") or {}).items()]
     trace = profile.get("trace")
     if trace:
-        steps = f"{trace['steps_kept']} of {trace['steps_recorded']} recorded steps"
-        rows.append(("trace", f"{trace['file']}, {fmt.size(trace['bytes'])}, {steps}"))
+        rows.append(("trace", f"{trace['file']}, {fmt.size(trace['bytes'])}, {trace['steps']} steps"))
     missing = trust.get("not_measured") or []
     rows.append(("not measured", "; ".join(missing) or "nothing that was requested"))
     for name in ("cpu", "cores", "memory_gib", "system", "fingerprint"):
