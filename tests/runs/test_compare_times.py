@@ -130,14 +130,13 @@ def test_possible_causes_are_noted() -> None:
     other = profiles.eager()
     other["trust"]["versions"] |= {"torch": "2.13.0", "triton": None}
     other["switches"] = {"tf32": "off: asked for", "fused": "on: a CUDA device"}
-    other |= {"mode": "budget", "threads": 1, "steps": 5}
+    other |= {"threads": 1, "steps": 5}
     old, new = loaded(profiles.eager()), loaded(other, "b")
     old.circumstances[""]["machine"], new.circumstances[""]["machine"] = "m1", "m2"
     old.circumstances["config "] = {"train": {"batch": 1}, "seed": 1}
     new.circumstances["config "] = {"train": {"batch": 2}, "seed": 1}
     assert compare(old, new).notes == [
         "machine: m1, then m2",
-        "mode: full, then budget",
         "threads: 2, then 1",
         "version of torch: 2.11.0, then 2.13.0",
         "version of triton: 3.6.0, then none",
