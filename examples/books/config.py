@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recperf.data.config import RatingsConfig
 from recperf.execution.workload import Estimate, Workload
-from recperf.runs.contract import Claim, budget_sums, quality_target
+from recperf.runs.contract import Claim, quality_target
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
 from recperf.workloads.micro_dlrm.config import estimate as estimate_micro_dlrm
 from recperf.workloads.micro_dlrm.data import describe, read
@@ -38,7 +38,7 @@ def estimate(config: BooksConfig) -> Estimate:
 
 
 def claims(config: BooksConfig) -> tuple[Claim, ...]:
-    return (quality_target(lambda *_: config.target.bounds("user_item_bias")), budget_sums())
+    return (quality_target(lambda *_: config.target.bounds("user_item_bias")),)
 
 
 BOOKS = Workload(

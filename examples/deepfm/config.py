@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from recperf.data.config import MovieLensConfig
 from recperf.execution.workload import Estimate, TrialsConfig, Workload
 from recperf.measure.cost import FLOAT, Cost, adamw_update, bag_backward_dense, bag_forward, mlp_backward, mlp_forward
-from recperf.runs.contract import Claim, budget_sums, quality_target
+from recperf.runs.contract import Claim, quality_target
 from recperf.train.config import TrainConfig
 from recperf.workloads.micro_dlrm.data import describe, read
 
@@ -52,7 +52,7 @@ def estimate(config: DeepFMConfig, unique: int | None = None, samples: int | Non
 
 
 def claims(config: DeepFMConfig) -> tuple[Claim, ...]:
-    return (quality_target(lambda *_: config.target.bounds("user_item_bias")), budget_sums())
+    return (quality_target(lambda *_: config.target.bounds("user_item_bias")),)
 
 
 DEEPFM = Workload(

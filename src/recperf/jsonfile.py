@@ -41,6 +41,7 @@ __all__ = [
     "Number",
     "Problem",
     "Struct",
+    "as_json",
     "check",
     "content_of",
     "decode",
@@ -199,6 +200,11 @@ def fit(value: Any, kind: type[T], *, strict: bool = False) -> T | Problem:
         return Problem((), "valid Unicode", None)
     unknown = _unknown_field(value, built) if strict else None
     return built if unknown is None else Problem(unknown, "unknown")
+
+
+def as_json(value: Any) -> Any:
+    """A struct, or what holds structs, as objects, arrays and numbers."""
+    return msgspec.to_builtins(value)
 
 
 def require(value: Any, kind: type[T], path: Path, *, what: str, at: str = "", fix: str | None = None) -> T:

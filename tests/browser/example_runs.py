@@ -8,8 +8,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+from recperf.jsonfile import as_json, require
 from recperf.measure.attribution import LIMITS
-from recperf.runs.quality import detail
+from recperf.runs.quality import add_detail
+from recperf.runs.result import Quality, Target
+from recperf.runs.schemas import Scores
 
 MACHINE = {
     "system": "Linux",
@@ -201,6 +204,19 @@ def scores(seeds: int, auc: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def quality_of(scores: dict[str, Any], auc: float) -> Quality:
+    """The quality of a result with this content of scores.json."""
+    none = Target(beat=None, accuracy=None, auc=None)
+    quality = Quality(metrics={"auc": auc}, spread={}, seeds=[], target=none, met=True, baselines={})
+    add_detail(quality, require(scores, Scores, Path("scores.json"), what="is damaged"))
+    return quality
+
+
+def details(scores: dict[str, Any], auc: float) -> dict[str, Any]:
+    plain = ("metrics", "spread", "seeds", "target", "met", "baselines")
+    return {name: value for name, value in as_json(quality_of(scores, auc)).items() if name not in plain}
+
+
 def result(name: str, workload: str, seeds: int, auc: float) -> dict[str, Any]:
     def metrics(value: float) -> dict[str, float]:
         return {"accuracy": value - 0.08, "auc": value, "log_loss": 1.33 - value, "calibration": 1.01}
@@ -218,8 +234,7 @@ def result(name: str, workload: str, seeds: int, auc: float) -> dict[str, Any]:
             "target": {"beat": "user_item_bias", "accuracy": None, "auc": None},
             "met": auc > 0.77,
             "baselines": {"majority": metrics(0.6), "item_bias": metrics(0.68), "user_item_bias": metrics(0.77)},
-            # A result of an earlier version has no such details.
-            **(detail(scores(seeds, auc), metrics(auc)) if seeds > 1 else {}),
+            **(details(scores(seeds, auc), auc) if seeds > 1 else {}),
         },
         "performance": {
             "device": "cpu",

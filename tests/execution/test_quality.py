@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from example_runs import details
 
 from recperf.distributed.ranks import current
 from recperf.errors import DataError
 from recperf.execution.quality import Assessment
 from recperf.execution.ranking import RankedRows
 from recperf.execution.workload import Predictions, Prepared, RankingConfig, ScoredRows
-from recperf.runs.quality import detail
 from recperf.runs.record import Run
 
 ROWS, ITEMS = 60, 9
@@ -118,7 +118,7 @@ def test_predicted_labels_are_ranked_with_the_probability_of_meeting_and_counts_
     ranking, seed = scores["ranking"], scores["seeds"]["1"]["ranking"]["metrics"]
     assert ranking["meeting"] == "by number"
     assert seed == ranking["baselines"]["rule"]["metrics"] != ranking["baselines"]["popularity"]["metrics"]
-    assert detail(scores, {"auc": 0.7})["ranking"]["meeting"] == "by number"
+    assert details(scores, 0.7)["ranking"]["meeting"] == "by number"
 
 
 def test_changed_scores_are_not_continued(folder: Path) -> None:
@@ -136,6 +136,6 @@ def test_finished_seeds_stay_when_baselines_are_computed_again(folder: Path) -> 
     (folder / "baselines.json").unlink()
     seeds = process(folder, 2, Rows(ranking, ITEMS - 1))["seeds"]
     assert seeds["1"] == {**first, "ranking": None}
-    quality = detail(json.loads((folder / "scores.json").read_text()), {"auc": 0.7})
+    quality = details(json.loads((folder / "scores.json").read_text()), 0.7)
     assert quality["differences"][0]["seeds"] == 2
     assert quality["ranking"]["differences"][0]["seeds"] == 1

@@ -14,13 +14,15 @@ import torch
 
 from recperf.errors import ConfigError, DataError, MachineError
 from recperf.execution import saving, training
-from recperf.execution.execute import _start, mfu
+from recperf.execution.execute import _start
 from recperf.execution.saving import in_background
 from recperf.execution.training import SeedTraining
 from recperf.ops import choice, relu
 from recperf.ops.relu import native as relu_native
+from recperf.runs.derive import mfu
 from recperf.runs.events import parse_events
 from recperf.runs.record import Run
+from recperf.runs.result import Throughput
 from recperf.stop import StopFlag
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.config import TrainConfig
@@ -349,7 +351,7 @@ def test_mfu_is_of_the_measured_batch_and_of_ceilings_of_its_threads_and_precisi
     peaks["other_threads"] = {"1": {**peaks, "gemm": {"float32": {"p50": 1e9}}}}
     parts = [{"flops": 5e5}, {"flops": None}]
     profile = {"device": "cpu", "threads": 1, "precision": "float32", "batch_size": 250, "components": parts}
-    steady = {"samples_per_s": 500.0}
+    steady = Throughput(samples_per_s=500.0, samples=1, steps=1, seconds=1.0)
     assert mfu(profile, peaks, steady) == pytest.approx(0.001)
     assert mfu({**profile, "threads": 2}, peaks, steady) == pytest.approx(0.001 / 70)
     assert mfu({**profile, "threads": 3}, peaks, steady) is None

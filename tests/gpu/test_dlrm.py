@@ -13,6 +13,7 @@ import torch
 from recperf.cli import main
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.execution.execute import execute
+from recperf.jsonfile import as_json
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.stop import StopFlag
@@ -75,8 +76,8 @@ def test_micro_dlrm_trains_on_a_gpu(tmp_path: Path) -> None:
     result = execute(find("micro-dlrm"), config, run, StopFlag(), watch)
     timings = [event for event in run.events() if event["kind"] == "timing"]
     run.close()
-    performance = result["performance"]
-    assert result["quality"]["met"]
+    performance = as_json(result)["performance"]
+    assert result.quality.met
     assert performance["device"] != "cpu"
     assert sum(performance["budget"].values()) == pytest.approx(1)
     last_save = [event["seconds"] for event in timings if event["part"] == "save"][-1]

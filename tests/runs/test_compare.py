@@ -38,7 +38,6 @@ def test_two_runs(tmp_path: Path) -> None:
     assert rows(found.quality)["auc"].remark == "one seed: may be chance"
     assert rows(found.speed)["step ms, p50"].remark == "2.00 x the first"
     assert found.limit.values == ("dispatch", "latency")
-    assert found.profiled
     assert found.budget[0].name == "data"
     assert found.budget[-1].name == "other"
     said = "2 config fields differ; AUC 0.8212 → 0.8300; step 1.12 → 2.24 ms; dispatch → latency."
@@ -90,7 +89,6 @@ def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
     ):
         assert words in notes
     assert "Different devices" in notes
-    assert "Not every run has its profile" in notes
     assert compare([read(one), read(two)]).limit.values == ("dispatch", None)
 
 

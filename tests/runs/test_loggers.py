@@ -18,7 +18,10 @@ STEPS = [
     for step in (1, 10, 20, 30)
 ]
 METRIC = {"kind": "metric", "seed": 3, "step": 20, "epoch": 1, "split": "valid", "auc": 0.75}
-RESULT = {"quality": {"seeds": [{"seed": 3}], "metrics": {"auc": 0.75}}, "performance": {"budget": {"top": 1.0}}}
+RESULT: Any = SimpleNamespace(
+    quality=SimpleNamespace(seeds=[SimpleNamespace(seed=3)], metrics={"auc": 0.75}),
+    performance=SimpleNamespace(budget={"top": 1.0}),
+)
 PROFILE = {"shares": {"python": 0.9}, "verdict": {"limit": "python", "confidence": "high", "because": ["Loops."]}}
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import example_runs
+import msgspec
 import numpy as np
 import pytest
 import torch
+from example_runs import quality_of
 from sklearn.metrics import roc_auc_score
 
-from recperf.runs.quality import best_difference, combined, detail, interval
+from recperf.runs.quality import best_of, combined, interval
 from recperf.runs.report.quality_sections import shortfall
+from recperf.runs.result import Difference, Result
 from recperf.train.intervals import BINS, GROUPS, Resampling
 from recperf.train.metrics import auc
 
@@ -67,8 +71,8 @@ def test_a_mean_is_that_of_the_drawn_users_rows() -> None:
 def test_rows_are_drawn_where_there_are_no_users_and_one_class_is_no_error() -> None:
     logits_N, labels_N, _ = rows(500, 10)
     assert Resampling(500).by == "rows"
-    low, high = interval(Resampling(500).auc(logits_N, labels_N)).values()
-    assert low < auc(logits_N, labels_N) < high
+    ends = interval(Resampling(500).auc(logits_N, labels_N))
+    assert ends.low < auc(logits_N, labels_N) < ends.high
     assert set(Resampling(500).auc(logits_N, torch.zeros(500))) == {0.5}
 
 
@@ -89,27 +93,34 @@ def test_differences_are_paired_and_combine_the_seeds() -> None:
         "baselines": {"majority": sampled(labels_N * 0), "good": sampled(logits_N), "planted": sampled(labels_N)},
         "seeds": {"1": model[0], "2": model[1], "3": other},
     }  # fmt: skip
-    quality = detail(scores, {"auc": 0.7})
-    assert [row["baseline"] for row in quality["differences"]] == ["planted", "good", "majority"]
-    best = best_difference(quality)
+    quality = quality_of(scores, 0.7)
+    assert [row.baseline for row in quality.differences] == ["planted", "good", "majority"]
+    best = best_of(quality.differences)
     assert best is not None
-    assert (best["baseline"], best["seeds"], best["below_zero"]) == ("good", 2, 0.0)
-    assert best["auc"] == pytest.approx((model[0]["auc"] + model[1]["auc"]) / 2 - scores["baselines"]["good"]["auc"])
-    assert best["low"] < best["auc"] < best["high"]
+    assert (best.baseline, best.seeds, best.below_zero) == ("good", 2, 0.0)
+    assert best.auc == pytest.approx((model[0]["auc"] + model[1]["auc"]) / 2 - scores["baselines"]["good"]["auc"])
+    assert best.low < best.auc < best.high
     # The same users: far narrower than the two intervals beside each other.
     alone = interval(combined([seed["auc_replicates"] for seed in model]))
-    assert best["high"] - best["low"] < 0.5 * (alone["high"] - alone["low"])
-    assert "warnings" not in quality
+    assert best.high - best.low < 0.5 * (alone.high - alone.low)
+    assert not quality.warnings
 
 
 def test_a_miss_within_the_noise_is_called_so() -> None:
     def missed(low: float, high: float) -> str:
-        differences = [
-            {"baseline": "rates_start", "auc": -0.0009, "low": -0.0011, "high": -0.0007},
-            {"baseline": "item_knn", "auc": -0.0003, "low": low, "high": high},
-        ]
-        baselines = {"rates_start": {"auc": 0.7609}, "item_knn": {"auc": 0.7603}, "majority": {"auc": 0.5}}
-        return shortfall({"quality": {"target": {"beat": "best"}, "baselines": baselines, "differences": differences}})
+        result = msgspec.convert(example_runs.result("x", "micro-dlrm", 1, 0.76), Result)
+        more = {"below_zero": 0.5, "seeds": 1}
+        result.quality.differences = (
+            Difference(baseline="rates_start", auc=-0.0009, low=-0.0011, high=-0.0007, **more),
+            Difference(baseline="item_knn", auc=-0.0003, low=low, high=high, **more),
+        )
+        result.quality.baselines = {
+            "rates_start": {"auc": 0.7609},
+            "item_knn": {"auc": 0.7603},
+            "majority": {"auc": 0.5},
+        }
+        result.quality.target.beat = "best"
+        return shortfall(result)
 
     tie = "0.0003 below item-kNN, which is within the noise: the 95 % interval of the difference is -0.0010 to 0.0004"
     assert missed(-0.0010, 0.0004) == tie
@@ -117,8 +128,16 @@ def test_a_miss_within_the_noise_is_called_so() -> None:
 
 
 def test_few_rows_and_a_leaked_label_are_warnings() -> None:
-    scores: dict[str, Any] = {"rows": 16, "rows_digest": "", "by": "rows", "units": 16, "baselines": {}, "seeds": {}}
+    scores: dict[str, Any] = {
+        "rows": 16,
+        "rows_digest": "",
+        "by": "rows",
+        "units": 16,
+        "baselines": {},
+        "seeds": {},
+        "segments": {},
+    }
     scores["strongest_feature"] = {"name": "refunded", "auc": 0.9981}
-    few, leak = detail(scores, {"auc": 0.998})["warnings"]
+    few, leak = quality_of(scores, 0.998).warnings
     assert "only 16 rows are scored" in few
     assert leak == "AUC 0.9980: a feature may contain the label; refunded alone reaches 0.9981"

@@ -132,19 +132,19 @@ def test_the_speed_of_an_asynchronous_device_is_that_of_its_work(monkeypatch: py
     train(device, timer, first=700)
     speed = speed_of(emitted.events)
     steady, overall = speed["steady"], speed["overall"]
-    assert steady["steps"] == 1380
+    assert steady.steps == 1380
     # 1,380 steps of 2 ms; the second epoch is shuffled; the host is 10 us late after each of the waits.
-    assert steady["seconds"] == pytest.approx(1380 * 0.002 + 0.05, rel=1e-3)
-    assert steady["samples_per_s"] == pytest.approx(138_000 / steady["seconds"])
-    assert speed["step_ms"]["p50"] == pytest.approx(2.0, rel=1e-3)
+    assert steady.seconds == pytest.approx(1380 * 0.002 + 0.05, rel=1e-3)
+    assert steady.samples_per_s == pytest.approx(138_000 / steady.seconds)
+    assert speed["step_ms"].p50 == pytest.approx(2.0, rel=1e-3)
     assert speed["steps_timed"] == 1380
     assert device.events < 600, "events are used again"
     assert speed["difference"] is None
-    assert overall["seconds"] == pytest.approx(device.now_ns / 1e9, rel=1e-6)
-    assert overall["evaluation_s"] == pytest.approx(0.6, rel=1e-3)
-    assert (overall["save_s"], overall["shuffle_s"]) == (pytest.approx(0.4), pytest.approx(0.1))
-    assert overall["warmup_s"] == pytest.approx(20 * 0.002 + 0.05, rel=1e-2)
-    assert overall["samples"] == 140_000
+    assert overall.seconds == pytest.approx(device.now_ns / 1e9, rel=1e-6)
+    assert overall.evaluation_s == pytest.approx(0.6, rel=1e-3)
+    assert (overall.save_s, overall.shuffle_s) == (pytest.approx(0.4), pytest.approx(0.1))
+    assert overall.warmup_s == pytest.approx(20 * 0.002 + 0.05, rel=1e-2)
+    assert overall.samples == 140_000
 
 
 def test_a_steady_throughput_far_from_the_median_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,12 @@ from ..distributed.ranks import Ranks, current, enter
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import read_regular, require_writable, write_atomic
 from ..folders import refuse_foreign
+from ..jsonfile import as_json, require
 from ..runs.checkpoints import listed
 from ..runs.record import JOB, Busy, Run, read_config
 from ..runs.report.quality_sections import shortfall
 from ..runs.report.sections import target_text
-from ..runs.result import fault
+from ..runs.result import Result, fault
 from ..runs.resume import (
     Change,
     allowed_fields,
@@ -233,8 +234,8 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal, remembered: P
             FLAG.poll()
             write_page(record.folder, terminal)
     if options.json:
-        print_json(result)
-    if not result["quality"]["met"]:
+        print_json(as_json(result))
+    if not result.quality.met:
         # stdout holds the result as its one JSON object, so the error goes to stderr only.
         missed, below = {"run": record.folder, "target": target_text(result)}, shortfall(result)
         text = f"the quality target was missed{f': {below}' if below else ''}"
@@ -257,7 +258,7 @@ def opened(folder: Path, terminal: Terminal, wait_s: float) -> Run:
             sleep(1.0)
 
 
-def finished_result(record: Run) -> dict[str, Any] | None:
+def finished_result(record: Run) -> Result | None:
     """The result of a finished run, once its files match their seal; None if the run, or its result, is to be made."""
     if not record.finished:
         return None
@@ -268,10 +269,10 @@ def finished_result(record: Run) -> dict[str, Any] | None:
             # A kill from here on leaves an unfinished run, not files that differ from their seal.
             record.remove("seal.json")
             return None
-        result: dict[str, Any] = {} if wrong else record.read("result.json") or {}
-        problem = fault(result)
+        value = {} if wrong else record.read("result.json") or {}
+        problem = fault(value)
         if not wrong and problem is None:
-            return result
+            return require(value, Result, record.folder / "result.json", what="is damaged")
         wrong = wrong or {"result.json": f"result.json does not fit its description: {problem}"}
         fix = "remove result.json and resume the run: it is computed again from the other files"
     raise DataError(f"this run is finished, but {next(iter(wrong.values()))}", where={"run": record.folder}, fix=fix)
@@ -327,7 +328,7 @@ def write_page(folder: Path, terminal: Terminal) -> None:
         terminal.say(f"  page    {write([folder], folder / 'report.html')}")
 
 
-def train(choice: Choice, config: Any, options: Options[Any], record: Run, terminal: Terminal) -> dict[str, Any]:
+def train(choice: Choice, config: Any, options: Options[Any], record: Run, terminal: Terminal) -> Result:
     # Importing torch takes seconds, so everything that can fail earlier has been checked before.
     import torch  # noqa: F401
 

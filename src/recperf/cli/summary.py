@@ -11,42 +11,43 @@ from ..runs.report.quality_sections import certainty
 from ..runs.report.sections import measured_steps, quality_table, target_sentence, unsteady_steps
 from ..runs.report.step_sections import headline
 from ..runs.report.text import render_block
+from ..runs.result import Data, Performance, Result
 from ..runs.resume import change_text
 
 
-def summary(result: dict[str, Any], folder: Path, profile: dict[str, Any] | None = None) -> str:
-    data = result["data"]
-    synthetic = " (synthetic)" if data["synthetic"] else ""
-    trials = result["quality"]["seeds"]
-    seeds = f"seed {trials[0]['seed']}" if len(trials) == 1 else f"{len(trials)} seeds"
-    rows = f"{data['train_rows']:,} training rows, {data['valid_rows']:,} scored, {seeds}"
+def summary(result: Result, folder: Path, profile: dict[str, Any] | None = None) -> str:
+    data = result.data
+    synthetic = " (synthetic)" if data.synthetic else ""
+    trials = result.quality.seeds
+    seeds = f"seed {trials[0].seed}" if len(trials) == 1 else f"{len(trials)} seeds"
+    rows = f"{data.train_rows:,} training rows, {data.valid_rows:,} scored, {seeds}"
     lines = [
         "",
-        f"{result['workload']} on {data['name']}{synthetic}, split {data['split']}: {rows}",
+        f"{result.workload} on {data.name}{synthetic}, split {data.split}: {rows}",
         *_skipped(data),
         "",
     ]
     lines += [*render_block(quality_table(result)), *(f"  {sentence}" for sentence in certainty(result))]
-    lines += [f"  warning: {text}" for text in result["quality"].get("warnings") or ()]
+    lines += [f"  warning: {text}" for text in result.quality.warnings]
     lines += [f"  {target_sentence(result)}", ""]
-    lines += [f"  changed {change_text(change)}" for change in result["provenance"].get("changes", [])]
-    lines += _performance(result["performance"])
+    lines += [f"  changed {change_text(change)}" for change in result.provenance.changes]
+    lines += _performance(result.performance)
     if profile:
-        lines += _measured(result["performance"], profile)
+        lines += _measured(result.performance, profile)
     return "\n".join([*lines, f"  run     {folder}"])
 
 
-def _skipped(data: dict[str, Any]) -> list[str]:
-    reasons = data.get("skipped") or {}
+def _skipped(data: Data) -> list[str]:
+    reasons = data.skipped or {}
     if not reasons:
         return []
     listed = ", ".join(f"{name} {count:,}" for name, count in reasons.items())
     return [f"skipped lines of the log: {sum(reasons.values()):,} ({listed})"]
 
 
-def _measured(performance: dict[str, Any], profile: dict[str, Any]) -> list[str]:
+def _measured(performance: Performance, profile: dict[str, Any]) -> list[str]:
     """What was measured after training: parts of a step, the verdict with its sentences, and every experiment."""
-    shares = sorted((performance["budget"] or {}).items(), key=lambda item: -item[1])
+    shares = sorted((performance.budget or {}).items(), key=lambda item: -item[1])
     parts = ", ".join(f"{component(name)} {percent(share)}" for name, share in shares)
     lines = [f"  measured after training: {measured_steps(profile)}", f"  budget  {parts}"]
     unsteady = unsteady_steps(performance, profile)
@@ -65,14 +66,14 @@ def _measured(performance: dict[str, Any], profile: dict[str, Any]) -> list[str]
     return lines
 
 
-def _performance(performance: dict[str, Any]) -> list[str]:
-    step, steady, overall = performance["step_ms"], performance["steady"], performance["overall"]
+def _performance(performance: Performance) -> list[str]:
+    step, steady, overall = performance.step_ms, performance.steady, performance.overall
     times = "step time not measured: too few steps"
     if step:
-        times = f"{time(step['p50'])} per step (p20 – p80: {spread(step)}, {performance['steps_timed']:,} steps)"
-    lines = [f"  speed   {throughput(steady)} steady, {times}, {performance['device']}"]
-    if performance["difference"]:
-        lines.append(f"          steady is {performance['difference']}")
+        times = f"{time(step.p50)} per step (p20 – p80: {spread(step)}, {performance.steps_timed:,} steps)"
+    lines = [f"  speed   {throughput(steady)} steady, {times}, {performance.device}"]
+    if performance.difference:
+        lines.append(f"          steady is {performance.difference}")
     if overall:
         lines.append(f"          {throughput(overall)} overall, in {whole_time(overall)}")
     return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,13 @@ from ..config import to_json
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError
 from ..machine import machine_facts
-from ..measure.ceilings import ceilings_of_profile
 from ..ops import choice
+from ..runs.derive import Stated, meets, result_of
+from ..runs.evidence import Evidence
 from ..runs.loggers import Curves
 from ..runs.provenance import checkout, packages
-from ..runs.quality import detail
 from ..runs.record import Run, now, read_saved_config
-from ..runs.result import SCHEMA, Data, checked
+from ..runs.result import Data, Result, Target, Verified, checked
 from ..runs.result import Trial as TrialFile
 from ..runs.resume import (
     RANKS,
@@ -29,17 +28,14 @@ from ..runs.resume import (
     operator_changes,
     operators_text,
     recorded_fields,
-    reported_changes,
     since_start,
 )
-from ..runs.schemas import Machine, Profile, Progress, Scores
+from ..runs.schemas import Machine, Profile, Progress
 from ..runs.seal import seal
-from ..runs.speed import budget_of, speed_of, tables_of
 from ..stop import StopFlag, poll
-from ..train.config import baseline_to_beat
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
-from .quality import FILE, Assessment
+from .quality import Assessment
 from .submission import open_log, require_same_ranks
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
@@ -59,7 +55,7 @@ def execute(
     *,
     allow: tuple[str, ...] = (),
     curves: Curves | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Train every unfinished seed, measure a window of steps and write result.json.
 
     `allow` names config fields that may differ from those the run was started with.
@@ -97,11 +93,12 @@ def execute(
             reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,
             trained=assessment.trained, curves=curves,
         )  # fmt: skip
-        trials, trial = _train_seeds(job, started)
+        trial = _train_seeds(job, started)
         if run.read("profile.json", Profile) is None:
             measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
-    result = checked(_result(job, trials, baselines, started, facts, ceilings))
-    run.write("result.json", result)
+    stated = _stated(job, started)
+    result = world.on_leader(lambda: result_of(Evidence(run.folder), stated))
+    run.write("result.json", checked(result))
     profile = run.read("profile.json", Profile)  # On every rank: rank 0 sends what it reads.
     if curves.loggers:
         curves.finish(run, result, profile, to_json(config))
@@ -109,50 +106,31 @@ def execute(
     return result
 
 
-def _result(
-    job: Job,
-    trials: list[dict[str, Any]],
-    baselines: dict[str, Any],
-    started: dict[str, Any],
-    facts: dict[str, Any],
-    ceilings: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """The content of result.json, from the files of the run and what its trainings gave."""
-    run, prepared, world = job.run, job.prepared, current()
+def _stated(job: Job, started: dict[str, Any]) -> Stated:
+    """What the result states that no other file of the run says."""
+    prepared, world = job.prepared, current()
     operators = operators_text({**(started.get("operators") or {}), **choice.used()})
-    profile = run.read("profile.json", Profile)
-    speed, changes = world.on_leader(lambda: _logged(run))
     verified = prepared.verified()
-    return {
-        "schema": SCHEMA,
-        "workload": job.workload.name,
-        "run": run.folder.resolve().name,
-        "quality": quality(trials, baselines, prepared.target, run.read(FILE, Scores)),
-        "performance": {
-            "device": prepared.settings.device_name,
-            "settings": {**prepared.settings.reasons, "operators": operators, **world.settings()},
-            **speed,
-            **budget_of(profile),
-            "mfu": mfu(profile, ceilings, speed["steady"]),
-            **of_ranks(profile),
-            **tables_of(profile),
+    return Stated(
+        run=job.run.folder.resolve().name,
+        target=Target(**prepared.target),
+        device=prepared.settings.device_name,
+        settings={**prepared.settings.reasons, "operators": operators, **world.settings()},
+        origin={
+            **checkout(),
+            "packages": packages(),
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "ended": now(),
+            "data_verified": Verified(**verified) if verified else None,
         },
-        "data": prepared.data,
-        "provenance": {
-            **provenance(started, facts, prepared.data, job.config.seed),
-            **changes,
-            **({"data_verified": verified} if verified else {}),
-        },
-    }
+    )
 
 
-def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]], Trial | None]:
-    """Train every seed that is not finished: the results of all, and the last trial of this process."""
-    trials: list[dict[str, Any]] = []
+def _train_seeds(job: Job, started: dict[str, Any]) -> Trial | None:
+    """Train every seed that is not finished; the last trial of this process."""
     trial: Trial | None = None
     for seed in range(job.config.seed, job.config.seed + job.config.seeds):
-        finished = job.run.read(f"trial-{seed}.json", TrialFile)
-        if finished is None:
+        if job.run.read(f"trial-{seed}.json", TrialFile) is None:
             # A table may fill half of the memory: never two at once. A trial's parts refer to each other, so that only
             # the collector frees them.
             if trial is not None:
@@ -171,35 +149,7 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> tuple[list[dict[str, Any]
             job.run.write(f"trial-{seed}.json", finished)
             job.stop.explain("; what was trained is saved")
             poll()
-        trials.append(finished)
-    return trials, trial
-
-
-def provenance(started: dict[str, Any], facts: dict[str, Any], data: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The origin of a result: code, packages, machine, data, command and times."""
-    return {
-        **checkout(),
-        "packages": packages(),
-        "machine": facts["fingerprint"],
-        "seed": seed,
-        "data_digest": data["digest"],
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "started": started["started"],
-        "ended": now(),
-        "resumes": started["resumes"],
-    }
-
-
-def of_ranks(profile: dict[str, Any] | None) -> dict[str, Any]:
-    """Times per rank from the measured steps; empty for a single process."""
-    communication = (profile or {}).get("communication") or {}
-    if "each" not in communication:
-        return {}
-    times = ("step_ms", "own_ms", "exposed_ms", "late_ms", "moving_ms")
-    each = [{name: row[name] for name in ("rank", *times)} for row in communication["each"]]
-    return {
-        "ranks": {"slowest": communication["slowest"], **{name: communication[name] for name in times}, "each": each}
-    }
+    return trial
 
 
 def _changes(run: Run, config: Any, started: dict[str, Any], allow: tuple[str, ...]) -> tuple[Change, ...]:
@@ -217,14 +167,6 @@ def _changes(run: Run, config: Any, started: dict[str, Any], allow: tuple[str, .
 
 def _since_start(run: Run, config: Any) -> tuple[Change, ...]:
     return tuple(since_start(read_saved_config(run.folder / "config.json").changed, recorded_fields(config)))
-
-
-def _logged(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-    """From the log: the speed of the training, and the config fields that changed when the run was resumed, if any."""
-    events = [event for event in run.events() if event["kind"] in ("timing", "change")]
-    saved = read_saved_config(run.folder / "config.json")
-    rows = reported_changes((event for event in events if event["kind"] == "change"), saved.changed, saved.config)
-    return speed_of(events), {"changes": rows} if rows else {}
 
 
 def _start(run: Run, loggers: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -257,7 +199,7 @@ def stopping_rule(
     """A function that says whether metrics end the training."""
     if not config.train.stop_at_target:
         return lambda metrics: False
-    return lambda metrics: meets(metrics, baselines, target)
+    return lambda metrics: meets(metrics, baselines, Target(**target))
 
 
 def _same_data(run: Run, prepared: Prepared) -> None:
@@ -284,47 +226,3 @@ def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
         # What limits a step there says nothing about this machine, which the result names.
         run.remove(*MEASURED)
     run.write("machine.json", facts)
-
-
-def mfu(profile: dict[str, Any] | None, peaks: dict[str, Any] | None, steady: dict[str, Any] | None) -> float | None:
-    """FLOPs per second at the steady throughput, as a share of the machine's fastest matrix product in that precision
-    and with as many threads; a sample has the FLOPs that were counted for those of the measured batches."""
-    ceilings = ceilings_of_profile(profile, peaks) if profile else None
-    peak = ceilings.flops.get(profile.get("precision") or "float32") if profile and ceilings else None
-    if profile is None or steady is None or not peak:
-        return None
-    per_sample = sum(part["flops"] or 0 for part in profile["components"]) / profile["batch_size"]
-    return float(per_sample * steady["samples_per_s"] / peak)
-
-
-def quality(
-    trials: list[dict[str, Any]],
-    baselines: dict[str, dict[str, float]],
-    target: dict[str, Any],
-    scores: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Mean and spread over the seeds, the baselines, whether the target is reached, and what scores.json adds."""
-    names = trials[0]["metrics"].keys()
-    metrics = {name: statistics.fmean(t["metrics"][name] for t in trials) for name in names}
-    spread = {}
-    if len(trials) > 1:
-        spread = {name: statistics.stdev(t["metrics"][name] for t in trials) for name in names}
-    return {
-        "metrics": metrics,
-        "spread": spread,
-        "seeds": trials,
-        "target": target,
-        "met": meets(metrics, baselines, target),
-        "baselines": baselines,
-        **(detail(scores, metrics) if scores else {}),
-    }
-
-
-def meets(metrics: dict[str, float], baselines: dict[str, dict[str, float]], target: dict[str, Any]) -> bool:
-    """Whether every bound of the target holds; None is no bound."""
-    beat = baseline_to_beat(target["beat"], baselines)
-    return bool(
-        (beat is None or metrics["auc"] > baselines[beat]["auc"])
-        and (target["accuracy"] is None or metrics["accuracy"] >= target["accuracy"])
-        and (target["auc"] is None or metrics["auc"] >= target["auc"])
-    )

@@ -1,21 +1,23 @@
-"""The files of a run as evidence for its claims: read when first needed, and validated as a whole."""
+"""The files of a run as evidence: read when first needed, and validated as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..errors import DataError
 from ..files import open_regular
 from ..jsonfile import Problem, fit, load
+from ..machine import fingerprint
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from .events import BadEvent, metrics_of, parse_events
-from .result import Data, Metrics, Result, Trial
+from .result import Data, Evaluation, Metrics, Result, Trial
 from .schemas import Pair, Profile, Progress, SavedConfig
 from .seal import present
 
 T = TypeVar("T")
+Json = dict[str, Any]
 
 HOW_TO_MEASURE = {
     "profile.json": "recperf run",
@@ -25,7 +27,7 @@ HOW_TO_MEASURE = {
 """The commands that write evidence which training alone does not write."""
 
 
-class NoEvidence(Exception):
+class NoEvidence(DataError):
     """A file is missing, or does not hold what a claim needs."""
 
 
@@ -35,7 +37,6 @@ class Evidence:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, Any] = {}
-        self._events: list[dict[str, Any]] | None = None
 
     def has(self, name: str) -> bool:
         return (self.folder / name).exists()
@@ -44,10 +45,11 @@ class Evidence:
         """The content of a JSON file as it is."""
         if name not in self._files:
             try:
-                with self._readable(name):
-                    self._files[name] = load(self.folder / name)
+                self._files[name] = load(self.folder / name)
             except ValueError:
                 raise NoEvidence(f"{name} is not JSON") from None
+            except OSError as error:
+                raise _unreadable(name, error) from None
         return self._files[name]
 
     def file(self, name: str, kind: type[T], *, schema: int | None = None) -> T:
@@ -59,16 +61,6 @@ class Evidence:
         if isinstance(fitted, Problem):
             raise NoEvidence(f"{name}: {fitted}")
         return fitted
-
-    @contextmanager
-    def _readable(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            command = f" (measure it with {HOW_TO_MEASURE[name]})" if name in HOW_TO_MEASURE else ""
-            raise NoEvidence(f"{name} is missing{command}") from None
-        except OSError as error:
-            raise NoEvidence(f"{name} cannot be read: {error.strerror or error}") from None
 
     @property
     def result(self) -> Result:
@@ -99,17 +91,26 @@ class Evidence:
         return self.file("pair.json", Pair, schema=1)
 
     @property
-    def peaks(self) -> dict[str, Any]:
+    def peaks(self) -> Json:
         return self.file("peaks.json", dict[str, Any], schema=PEAKS_SCHEMA)
 
-    def events(self, kind: str | None = None, *, seed: int | None = None) -> list[dict[str, Any]]:
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint that follows from the facts in machine.json."""
+        return own_fingerprint("machine.json", self.raw("machine.json"))
+
+    @cached_property
+    def _events(self) -> list[Json]:
+        try:
+            with open(open_regular(self.folder / "events.jsonl"), "rb") as file:
+                return list(parse_events(file))
+        except BadEvent as error:
+            raise NoEvidence(str(error)) from None
+        except OSError as error:
+            raise _unreadable("events.jsonl", error) from None
+
+    def events(self, kind: str | None = None, *, seed: int | None = None) -> list[Json]:
         """Lines of events.jsonl in their order: all of them, or those of a kind and of a seed."""
-        if self._events is None:
-            try:
-                with self._readable("events.jsonl"), open(open_regular(self.folder / "events.jsonl"), "rb") as file:
-                    self._events = list(parse_events(file))
-            except BadEvent as error:
-                raise NoEvidence(str(error)) from None
         events = self._events if kind is None else [event for event in self._events if event["kind"] == kind]
         return events if seed is None else [event for event in events if event.get("seed") == seed]
 
@@ -124,19 +125,28 @@ class Evidence:
             raise NoEvidence(f"config.json asks for {count} seeds, the run holds {len(trials)} trials")
         return range(first, first + count)
 
-    def trials(self) -> dict[str, Trial]:
-        """The trial of every seed, by file name."""
-        return {f"trial-{seed}.json": self.file(f"trial-{seed}.json", Trial) for seed in self.seeds()}
+    def trials(self) -> list[Trial]:
+        """The trial of every seed, which must be the last and the best evaluation in the log."""
+        trials = []
+        for seed in self.seeds():
+            name, history = f"trial-{seed}.json", self._history(seed)
+            trial = self.file(name, Trial)
+            if (trial.seed, trial.metrics) != (seed, history[-1].metrics):
+                raise NoEvidence(f"{name}: seed or metrics differ from the last evaluation in events.jsonl")
+            if trial.best != max(history, key=lambda entry: entry.metrics["auc"]):
+                raise NoEvidence(f"{name}: best is not the best evaluation in events.jsonl")
+            trials.append(trial)
+        return trials
 
-    def history(self, seed: int) -> list[dict[str, Any]]:
-        """The evaluations of a seed on validation rows, in the form in which a trial stores them."""
+    def _history(self, seed: int) -> list[Evaluation]:
+        """The evaluations of a seed on validation rows."""
         history = []
         for event in self.events("metric", seed=seed):
             if event.get("split") == "valid":
                 metrics = metrics_of(event)
                 if isinstance(metrics, Problem) or "auc" not in metrics or type(event.get("epoch")) is not int:
                     raise NoEvidence(f"events.jsonl has an evaluation of seed {seed} that is damaged")
-                history.append({"step": event["step"], "epoch": event["epoch"], "metrics": metrics})
+                history.append(Evaluation(step=event["step"], epoch=event["epoch"], metrics=metrics))
         if not history:
             raise NoEvidence(f"events.jsonl has no evaluation of seed {seed}")
         return history
@@ -148,3 +158,20 @@ class Evidence:
         if len(events) < 2 or sorted(losses) != list(range(1, len(events) + 1)) or None in losses.values():
             raise NoEvidence(f"events.jsonl does not have every step of seed {seed} once")
         return [float(losses[step]) for step in sorted(losses)]
+
+
+def _unreadable(name: str, error: OSError) -> NoEvidence:
+    if not isinstance(error, FileNotFoundError):
+        return NoEvidence(f"{name} cannot be read: {error.strerror or error}")
+    command = f" (measure it with {HOW_TO_MEASURE[name]})" if name in HOW_TO_MEASURE else ""
+    return NoEvidence(f"{name} is missing{command}")
+
+
+def own_fingerprint(place: str, machine: Any) -> str:
+    """The fingerprint that follows from the facts of a machine; it must be the one that is stated."""
+    if not isinstance(machine, dict):
+        raise NoEvidence(f"{place} describes no machine")
+    derived = fingerprint({name: fact for name, fact in machine.items() if name != "fingerprint"})
+    if machine.get("fingerprint") != derived:
+        raise NoEvidence(f"{place} states {machine.get('fingerprint')!r}, its facts give {derived}")
+    return derived

@@ -23,6 +23,7 @@ from ..errors import MachineError
 from ..files import make_folder
 from .record import Run
 from .report.step_sections import headline
+from .result import Result
 
 Json = dict[str, Any]
 
@@ -91,21 +92,21 @@ class Curves:
             for name in names:
                 self._call(name, lambda logger: logger.scalars(event["step"], values))
 
-    def finish(self, run: Run, result: Json, profile: Json | None, config: Json, *, replay: bool = False) -> None:
+    def finish(self, run: Run, result: Result, profile: Json | None, config: Json, *, replay: bool = False) -> None:
         """Send what was measured after training, with `replay` also the trainings, and close."""
         steps = {event["seed"]: event["step"] for event in run.events() if event["kind"] == "step"}
-        seeds = [trial["seed"] for trial in result["quality"]["seeds"]]
+        seeds = [trial.seed for trial in result.quality.seeds]
         for seed in seeds if replay else seeds[-1:]:
             if self._seed != seed:
                 self.begin(run, seed, steps.get(seed, 0))
         step = steps.get(seeds[-1], 0)
-        budget = {f"budget/{name}": share for name, share in (result["performance"]["budget"] or {}).items()}
+        budget = {f"budget/{name}": share for name, share in (result.performance.budget or {}).items()}
         budget |= {f"limit/{name}": share for name, share in ((profile or {}).get("shares") or {}).items()}
         text = headline(profile["verdict"]) if profile and profile.get("verdict") else "not measured"
         shown = {name: value for name, value in flatten(config).items() if value is not None}
         for name in list(self.loggers):
             self._call(name, lambda logger: logger.scalars(step, {k: v for k, v in budget.items() if _is_number(v)}))
-            self._call(name, lambda logger: logger.finish(step, text, shown, result["quality"]["metrics"]))
+            self._call(name, lambda logger: logger.finish(step, text, shown, result.quality.metrics))
         self.close()
 
     def close(self) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ..measure.ceilings import cache_holds, cold_over_hot, copy_rate, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
-from .contract import MEASURED_SAME, Claim, Derive, Finding, derived_from, finding, foreign_peaks, own_fingerprint
+from .contract import Claim, Derive, Finding, finding, foreign_peaks
 from .evidence import Evidence, NoEvidence
 from .result import Percentiles
 from .schemas import Component, PairArm, Profile
 
-T = TypeVar("T")
-
+MEASURED_SAME = 1e-6
+"""Largest relative difference of shares of a step and of ratios: they come from times rounded to the nanosecond."""
 WORK_SAME = 0.01
 """Largest relative difference of the counted work of the two halves of a pair."""
 
@@ -52,19 +52,6 @@ def _undisturbed(objections: list[str], fits: bool, shown: str, **other_work: fl
     return finding(objections if fits else [*objections, shown], shown)
 
 
-def _steps_beside(evidence: Evidence) -> float:
-    """Share of the cores that others took while the steps of the profile were measured."""
-    return evidence.profile.other_work or 0.0
-
-
-def _from_peaks(evidence: Evidence, derive: Callable[[dict[str, Any]], T]) -> T:
-    """What follows from the ceilings, which may be damaged."""
-    try:
-        return derive(evidence.peaks)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise NoEvidence(f"peaks.json cannot be used: {type(error).__name__}: {error}") from error
-
-
 def limits_lead(*names: str, derive: Derive, cached_rows: bool = False) -> Claim:
     """These limits together have a larger share than any other.
 
@@ -74,27 +61,23 @@ def limits_lead(*names: str, derive: Derive, cached_rows: bool = False) -> Claim
     together = " with ".join(names)
 
     def holds(evidence: Evidence) -> Finding:
-        stated = evidence.profile
+        stated, peaks = evidence.profile, evidence.peaks
         if stated.verdict is None:
             raise NoEvidence("profile.json has no verdict")
         # The stated verdict is left out: it must follow from the measurements alone.
-        profile = {
-            name: part for name, part in evidence.raw("profile.json").items() if name not in ("verdict", "shares")
-        }
-        derived = derived_from(derive, {"profile.json": profile, "peaks.json": evidence.peaks})
-        verdict, shares = derived["verdict"], derived["shares"]
-        objections = foreign_peaks(evidence, own_fingerprint("machine.json", evidence.raw("machine.json"))[0])
-        if stated.verdict.limit != verdict["limit"]:
-            objections.append(
-                f"profile.json states {stated.verdict.limit!r}, its measurements give {verdict['limit']!r}"
-            )
-        for limit, share in shares.items():
-            if not math.isclose(stated.shares.get(limit, 0.0), share, abs_tol=MEASURED_SAME):
+        raw = evidence.raw("profile.json")
+        derived = derive({name: part for name, part in raw.items() if name not in ("verdict", "shares")}, peaks)
+        limit, shares = derived["verdict"]["limit"], derived["shares"]
+        objections = foreign_peaks(evidence)
+        if stated.verdict.limit != limit:
+            objections.append(f"profile.json states {stated.verdict.limit!r}, its measurements give {limit!r}")
+        for name, share in shares.items():
+            if not math.isclose(stated.shares.get(name, 0.0), share, abs_tol=MEASURED_SAME):
                 objections.append(
-                    f"profile.json states a share of {stated.shares.get(limit, 0.0):.4f} for {limit}, its measurements "
+                    f"profile.json states a share of {stated.shares.get(name, 0.0):.4f} for {name}, its measurements "
                     f"give {share:.4f}"
                 )
-        held = cached_rows and _from_peaks(evidence, lambda peaks: _step_in_cache(stated, peaks))
+        held = cached_rows and _step_in_cache(stated, peaks)
         counted = (*names, "cache") if held else names
         own = sum(shares[name] for name in counted)
         others = {name: share for name, share in shares.items() if name not in counted}
@@ -102,8 +85,8 @@ def limits_lead(*names: str, derive: Derive, cached_rows: bool = False) -> Claim
         shown = f"{' with '.join(counted)} {own:.0%} of the step, {second} {others[second]:.0%}"
         if held:
             shown += "; the cache holds the rows of a step"
-        ceilings = _from_peaks(evidence, lambda peaks: measured_beside(peaks, stated.device, stated.observed.threads))
-        return _undisturbed(objections, own > others[second], shown, steps=_steps_beside(evidence), ceilings=ceilings)
+        ceilings = measured_beside(peaks, stated.device, stated.observed.threads)
+        return _undisturbed(objections, own > others[second], shown, steps=stated.other_work, ceilings=ceilings)
 
     cache = ", with cache where it holds the rows of a step," if cached_rows else ""
     return Claim(name=f"limit: {together}", text=f"{together}{cache} takes the largest share of a step", holds=holds)
@@ -137,11 +120,11 @@ def slower_than_copies(component: str) -> Claim:
         part = _component("profile.json", profile.components, component)
         moved = _positive(f"profile.json: bytes of {component}", part.bytes)
         rate = moved / (_positive(f"profile.json: p50 of {component}", part.ms.p50) / 1e3)
-        copies = _from_peaks(evidence, lambda peaks: copy_rate(peaks, profile.device, profile.observed.threads))
+        copies = copy_rate(evidence.peaks, profile.device, profile.observed.threads)
         if copies is None:
             raise NoEvidence("peaks.json has no copies on this device with this number of threads")
         shown = f"{component} {rate / 1e9:,.4g} GB/s, copies {copies / 1e9:,.4g}"
-        return _undisturbed([], rate < copies, shown, steps=_steps_beside(evidence))
+        return _undisturbed([], rate < copies, shown, steps=evidence.profile.other_work)
 
     text = f"{component} moves fewer bytes a second than copies of memory do"
     return Claim(name=f"rate of {component}", text=text, holds=holds)
@@ -158,12 +141,10 @@ def share_of_forward_at_least(component: str, share: float, with_: tuple[str, ..
         outside = [part.name for part in counted if part.phase != "forward"]
         if outside:
             raise NoEvidence(f"profile.json has {', '.join(outside)} outside the forward pass")
-        if min(part.ms.p50 for part in forward) < 0:
-            raise NoEvidence("profile.json has a component with a negative time")
         own = sum(_positive(f"profile.json: p50 of {part.name}", part.ms.p50) for part in counted)
         measured = own / sum(part.ms.p50 for part in forward)
         shown = f"{label} {measured:.2f} of forward (at least {share:.2f})"
-        return _undisturbed([], measured >= share, shown, steps=_steps_beside(evidence))
+        return _undisturbed([], measured >= share, shown, steps=evidence.profile.other_work)
 
     text = f"{label} takes at least {share:.0%} of the forward pass"
     return Claim(name=f"share of {component}", text=text, holds=holds)
@@ -186,7 +167,7 @@ def pair_ratio_as_measured(component: str) -> Claim:
         if stated is None or not math.isclose(stated, measured, rel_tol=MEASURED_SAME):
             objections.append(f"pair.json states a ratio of {stated}, its arms give {measured:.6g}")
         arm, rows = evidence.raw("pair.json")["hot"], {"hot": pair.ids.hot, "cold": pair.ids.cold}
-        expected = _from_peaks(evidence, lambda peaks: cold_over_hot(peaks, arm, hot.p50, rows))
+        expected = cold_over_hot(evidence.peaks, arm, hot.p50, rows)
         if expected is None:
             raise NoEvidence("peaks.json has no random rows by implementation for this device and number of threads")
         low, high = cold.p20 / hot.p80, cold.p80 / hot.p20
@@ -195,7 +176,7 @@ def pair_ratio_as_measured(component: str) -> Claim:
             f"{expected.expected:.2f} ({expected.low:.2f} to {expected.high:.2f})"
         )
         fits = low <= expected.high and high >= expected.low
-        ceilings = _from_peaks(evidence, lambda peaks: measured_beside(peaks, pair.cold.device, pair.cold.threads))
+        ceilings = measured_beside(evidence.peaks, pair.cold.device, pair.cold.threads)
         return _undisturbed(objections, fits, shown, lookups=pair.other_work, ceilings=ceilings)
 
     text = f"{component} takes as much longer on cold rows as memory is slower than the cache, at equal work"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from ..errors import DataError
-from ..jsonfile import Meta, Number, Problem, Struct, fit
+from ..jsonfile import Meta, Number, Problem, Struct, as_json, fit
 
 SCHEMA = 2
 
@@ -31,7 +31,7 @@ class Evaluation(Struct):
     metrics: Metrics
 
 
-class Trial(Struct):
+class Trial(Struct, omit_defaults=True):
     """The training with one seed; the content of trial-<seed>.json."""
 
     seed: int
@@ -90,7 +90,7 @@ class CalibrationBin(Struct):
     rows: int
 
 
-class Segment(Struct):
+class Segment(Struct, omit_defaults=True):
     """Scored rows whose user, or item, has few training rows; or the rest."""
 
     name: str
@@ -117,7 +117,7 @@ class RankingDifference(Interval):
     seeds: int
 
 
-class Ranking(Struct):
+class Ranking(Struct, omit_defaults=True):
     """Where the item of a held-out row lands among other items; ties count as if broken at random."""
 
     users: int
@@ -133,8 +133,8 @@ class Ranking(Struct):
     """Of ndcg_10."""
     differences: tuple[RankingDifference, ...]
     repeats: bool | None = None
-    """Whether items that a user already has compete: where over 5 % of the training rows repeat an item of their user.
-    None in results of earlier versions, where they competed only if the ranked item was one of them."""
+    """Whether items that a user already has compete: where over 5 % of the training rows repeat an item of their
+    user."""
     meeting: str | None = None
     """What says how likely a user meets an item: candidates are ranked by that times the predicted probability of a
     positive label. None: by the latter alone."""
@@ -153,7 +153,7 @@ class WithinUsers(Struct):
     differences: tuple[RankingDifference, ...]
 
 
-class Quality(Struct):
+class Quality(Struct, omit_defaults=True):
     """How good the model is on the validation rows after the last step."""
 
     metrics: Metrics
@@ -167,7 +167,7 @@ class Quality(Struct):
     baselines: dict[str, Metrics]
     """Metrics of simple rules on the same split."""
     interval: ModelInterval | None = None
-    """Of the AUC; None in results of earlier versions and for more than 20 million rows."""
+    """Of the AUC; None for more than 20 million rows."""
     baseline_intervals: dict[str, Interval] | None = None
     differences: tuple[Difference, ...] = ()
     """To every baseline, the best first."""
@@ -230,7 +230,7 @@ class Overall(Throughput):
     """Before the first step of epochs; part of the warm-up and of the steady time."""
 
 
-class TableTraffic(Struct):
+class TableTraffic(Struct, omit_defaults=True):
     """Tables that do not lie on the device: figures of a mean step after training."""
 
     placement: str
@@ -251,7 +251,7 @@ class TableTraffic(Struct):
     """Bytes in memory of the process: its own, those of files such as libraries, and the peak of both."""
 
 
-class Performance(Struct):
+class Performance(Struct, omit_defaults=True):
     """How fast training was."""
 
     device: str
@@ -280,7 +280,7 @@ class Performance(Struct):
     """Only where tables do not lie on the device."""
 
 
-class Data(Struct):
+class Data(Struct, omit_defaults=True):
     """What the model was trained on; the content of data.json."""
 
     name: str
@@ -297,7 +297,7 @@ class Data(Struct):
     """Lines of a log that were left out, by reason; only if there are any."""
 
 
-class Change(Struct):
+class ReportedChange(Struct):
     """A config field that was changed when the run was resumed."""
 
     field: str
@@ -316,7 +316,7 @@ class Verified(Struct):
     """All bytes that the digest of the data stands for."""
 
 
-class Provenance(Struct):
+class Provenance(Struct, omit_defaults=True):
     """Where the result comes from."""
 
     commit: str | None
@@ -334,7 +334,7 @@ class Provenance(Struct):
     started: str
     ended: str
     resumes: int
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ReportedChange, ...] = ()
     """Only if there are any."""
     data_verified: Verified | None = None
     """By the process that finished the run; only for data in files that are verified as they are read."""
@@ -362,9 +362,10 @@ def fault(value: Any) -> str | None:
     return None
 
 
-def checked(result: dict[str, Any]) -> dict[str, Any]:
-    """The result itself, if it fits its declaration."""
-    wrong = fault(result)
+def checked(result: Result) -> dict[str, Any]:
+    """The result as JSON, which must fit its declaration."""
+    value: dict[str, Any] = as_json(result)
+    wrong = fault(value)
     if wrong:
         raise DataError(f"result.json would not fit its declaration: {wrong}")
-    return result
+    return value

@@ -18,6 +18,7 @@ from ..errors import ConfigError, UsageError, did_you_mean
 from ..files import read_regular, write_json
 from ..jsonfile import read
 from .record import CONFIG_SCHEMA, now, read_saved_config
+from .result import ReportedChange
 from .schemas import ChangedField
 
 FREE = (
@@ -161,35 +162,36 @@ def since_start(recorded: Iterable[ChangedField], fields: dict[str, Any]) -> lis
 
 def reported_changes(
     logged: Iterable[dict[str, Any]], recorded: Iterable[ChangedField], config: dict[str, Any]
-) -> list[dict[str, Any]]:
+) -> list[ReportedChange]:
     """The changes of a run as its result states them, from the change events of its log and from config.json."""
     rows = [
-        {**{name: event[name] for name in ("field", "was", "now")}, "after_step": event["step"], "seed": event["seed"]}
+        ReportedChange(
+            field=event["field"], was=event["was"], now=event["now"], after_step=event["step"], seed=event["seed"]
+        )
         for event in logged
     ]
-    latest = {row["field"]: row["now"] for row in rows}
+    latest = {row.field: row.now for row in rows}
     for change in since_start(recorded, flatten(config)):
         was = latest.get(change.field, change.was)
         if was != change.now:
-            rows.append({"field": change.field, "was": was, "now": change.now, "after_step": None, "seed": None})
+            rows.append(ReportedChange(field=change.field, was=was, now=change.now, after_step=None, seed=None))
     return rows
 
 
-def change_text(change: dict[str, Any]) -> str:
+def change_text(change: ReportedChange) -> str:
     """One reported change in words."""
-    step, seed = change["after_step"], f"seed {change['seed']}"
+    step, seed = change.after_step, f"seed {change.seed}"
     when = f"after step {step:,} of {seed}" if step else f"before {seed} began"
-    return f"{change['field']} from {change['was']!r} to {change['now']!r} " + (
-        "after the last step" if step is None else when
-    )
+    return f"{change.field} from {change.was!r} to {change.now!r} " + ("after the last step" if step is None else when)
 
 
-def repeatable(changes: Iterable[dict[str, Any]], seeds: Iterable[int]) -> bool:
+def repeatable(changes: Iterable[ReportedChange], seeds: Iterable[int]) -> bool:
     """Whether the final config alone repeats the training: every seed had it from its first step."""
-    bound = [change for change in changes if not is_free(change["field"])]
-    fields, wanted = {change["field"] for change in bound}, set(seeds)
-    begun = {field: {change["seed"] for change in bound if change["field"] == field} for field in fields}
-    return all(change["after_step"] == 0 for change in bound) and all(begun[field] == wanted for field in fields)
+    bound = [change for change in changes if not is_free(change.field)]
+    wanted, begun = set(seeds), {change.field: set[int | None]() for change in bound}
+    for change in bound:
+        begun[change.field].add(change.seed)
+    return all(change.after_step == 0 for change in bound) and all(seeds == wanted for seeds in begun.values())
 
 
 def changed_before(folder: Path) -> tuple[str, ...]:

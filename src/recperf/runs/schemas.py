@@ -133,18 +133,6 @@ class Scores(Struct):
     """Digest of the other fields."""
 
 
-class SealedFile(Struct):
-    bytes: int
-    sha256: str
-
-
-class Seal(Struct):
-    """seal.json."""
-
-    schema: int
-    files: dict[str, SealedFile]
-
-
 class Machine(Struct):
     """machine.json."""
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..files import digest_of, open_regular, write_json
-from ..jsonfile import Problem, fit, load
-from .schemas import Seal, SealedFile
+from ..jsonfile import Problem, Struct, as_json, fit, load
 
 SCHEMA = 1
 NAME = "seal.json"
@@ -21,15 +20,26 @@ EVIDENCE = (
 """The evidence files, together with every trial-<seed>.json."""
 
 
+class SealedFile(Struct):
+    bytes: int
+    sha256: str
+
+
+class Seal(Struct):
+    """seal.json."""
+
+    schema: int
+    files: dict[str, SealedFile]
+
+
 def seal(folder: Path) -> None:
     """Write seal.json over the evidence files in the folder; the last thing that a run does."""
     try:
-        sealed = {name: _facts(folder / name, sync=True) for name in present(folder)}
+        files = {name: _facts(folder / name, sync=True) for name in present(folder)}
     except OSError as error:
         where = {"file": error.filename or folder}
         raise DataError(f"cannot seal the run: {error.strerror or error}", where=where) from error
-    files = {name: {"bytes": facts.bytes, "sha256": facts.sha256} for name, facts in sealed.items()}
-    write_json(folder / NAME, {"schema": SCHEMA, "files": files})
+    write_json(folder / NAME, as_json(Seal(schema=SCHEMA, files=files)))
 
 
 def _facts(path: Path, *, sync: bool = False) -> SealedFile:

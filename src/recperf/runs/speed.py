@@ -7,11 +7,12 @@ between two moments at which the device was idle. Overall throughput is all samp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..measure.peaks.other_work import DISTURBED
 from ..measure.spans import budget_part
+from .result import Overall, Percentiles, Throughput
 
 FEWEST = 5
 """Timed steps below which no percentiles are reported."""
@@ -24,18 +25,20 @@ Json = dict[str, Any]
 
 
 def speed_of(events: Iterable[Json]) -> Json:
-    """The part of result.json that follows from the log."""
+    """The fields of a result's performance that follow from the log."""
     timed = [event for event in events if event["kind"] == "timing"]
     steady = [event for event in timed if event["part"] == "steady"]
     times = [ms for event in steady for ms in event["step_ms"]]
-    step_ms = {f"p{share}": percentile(times, share) for share in (20, 50, 80)} if len(times) >= FEWEST else None
+    step_ms = None
+    if len(times) >= FEWEST:
+        step_ms = Percentiles(*(percentile(times, share) for share in (20, 50, 80)))
     rate = _rate(steady)
     return {
-        "steady": rate,
+        "steady": Throughput(**rate) if rate else None,
         "overall": _overall(timed),
         "step_ms": step_ms,
         "steps_timed": len(times),
-        "difference": difference(rate, steady, times, step_ms["p50"]) if rate and step_ms else None,
+        "difference": difference(Throughput(**rate), steady, times, step_ms.p50) if rate and step_ms else None,
     }
 
 
@@ -44,29 +47,29 @@ def _rate(stretches: list[Json]) -> Json | None:
     return {"samples_per_s": total["samples"] / total["seconds"], **total} if total["steps"] else None
 
 
-def _overall(timed: list[Json]) -> Json | None:
+def _overall(timed: list[Json]) -> Overall | None:
     rate = _rate(timed)
     if rate is None:
         return None
-    parts = {
+    parts: Json = {
         f"{part}_s": math.fsum(event["seconds"] for event in timed if event["part"] == part)
         for part in ("steady", "warmup", "evaluation", "save")
     }
-    return {**rate, **parts, "shuffle_s": math.fsum(event.get("shuffle_s", 0.0) for event in timed)}
+    return Overall(**rate, **parts, shuffle_s=math.fsum(event.get("shuffle_s", 0.0) for event in timed))
 
 
-def difference(rate: Json, steady: list[Json], times: list[float], p50: float) -> str | None:
+def difference(rate: Throughput, steady: list[Json], times: list[float], p50: float) -> str | None:
     """Why steady throughput is not a batch per median step; None where the two are close."""
     batch, mean = max(event["batch"] for event in steady), sum(times) / len(times)
-    ratio = rate["samples_per_s"] / (batch / p50 * 1e3)
+    ratio = rate.samples_per_s / (batch / p50 * 1e3)
     if abs(ratio - 1) <= CLOSE:
         return None
-    seconds, shuffle = rate["seconds"], sum(event["shuffle_s"] for event in steady)
+    seconds, shuffle = rate.seconds, sum(event["shuffle_s"] for event in steady)
     between = max(0.0, seconds - shuffle - sum(times) / 1e3)
     causes = {
         f"the mean step takes {mean / p50:.2f} times the median": abs(math.log(mean / p50)),
-        f"batches have {rate['samples'] / rate['steps']:,.0f} samples on average": math.log(
-            batch * rate["steps"] / rate["samples"]
+        f"batches have {rate.samples / rate.steps:,.0f} samples on average": math.log(
+            batch * rate.steps / rate.samples
         ),
         f"shuffling takes {shuffle / seconds:.0%} of the time": shuffle / seconds,
         f"the time between steps is {between / seconds:.0%}": between / seconds,
@@ -78,7 +81,7 @@ def difference(rate: Json, steady: list[Json], times: list[float], p50: float) -
     return f"{abs(ratio - 1):.0%} {sense} {batch:,} samples per median step: {'; '.join(stated)}"
 
 
-def percentile(values: list[float], share: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
     """With linear interpolation between the two nearest values."""
     ordered = sorted(values)
     place = share / 100 * (len(ordered) - 1)
@@ -87,17 +90,11 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def tables_of(profile: Json | None) -> Json:
-    """What moved between the tiers of tables in a step; nothing where they lie on the device."""
-    tables = (profile or {}).get("tables")
-    return {"tables": tables} if tables else {}
-
-
-def budget_of(profile: Json | None) -> Json:
+def budget_of(profile: Json | None) -> dict[str, float] | None:
     """The share of each part of a step, from the steps measured after training: the one source for every report."""
     budget: dict[str, float] = {}
     for row in (profile or {}).get("components", ()):
         # The spans of a model are declared only where its workload is loaded.
         part = budget_part(row["name"], default="backward" if row["phase"] == "backward" else row["name"])
         budget[part] = budget.get(part, 0.0) + row["share"]
-    return {"budget": budget or None, "steps_in_budget": profile["steps"] if profile else 0}
+    return budget or None

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...config import flatten
+from ..result import Percentiles, Target
 from ..resume import change_text
-from .profile_facts import in_order
-from .reading import Reading, step_parts
+from .profile_facts import from_profile, in_order
+from .reading import Reading
 
 BEYOND_CHANCE = 2.0
 """A difference in quality counts if it exceeds this many standard deviations of the seeds."""
@@ -43,8 +44,6 @@ class Comparison:
     speed: list[Row] = field(default_factory=list)
     budget: list[Row] = field(default_factory=list)
     """Shares of a step."""
-    profiled: bool = False
-    """Whether the shares come from profiles, not from the coarser budgets of the results."""
     limit: Row = Row("limit", ())
 
     def as_json(self) -> dict[str, Any]:
@@ -60,24 +59,22 @@ class Comparison:
             "config": {row.name: list(row.values) for row in self.config},
             "quality": by_name(self.quality),
             "speed": by_name(self.speed),
-            "budget": {"from": "profile" if self.profiled else "result", "shares": by_name(self.budget)},
+            "budget": by_name(self.budget),
             "limit": list(self.limit.values),
         }
 
 
 def compare(runs: Sequence[Reading]) -> Comparison:
     """Compare every run with the first."""
-    profiled = all(run.profile for run in runs)
     return Comparison(
         runs=labels(runs),
         folders=tuple(str(run.folder) for run in runs),
         workloads=tuple(run.workload for run in runs),
-        notes=notes_on(runs, profiled=profiled),
+        notes=notes_on(runs),
         config=changed_fields([run.config for run in runs]),
         quality=quality(runs),
         speed=speed(runs),
-        budget=budget(runs, profiled=profiled),
-        profiled=profiled,
+        budget=budget(runs),
         limit=Row("limit", tuple(_limit(run) for run in runs)),
     )
 
@@ -116,45 +113,43 @@ def changed_fields(configs: Sequence[dict[str, Any]]) -> list[Row]:
     return [row for row in rows if row.differs]
 
 
-def notes_on(runs: Sequence[Reading], *, profiled: bool) -> list[str]:
+def notes_on(runs: Sequence[Reading]) -> list[str]:
     notes = []
     if len({run.folder.resolve() for run in runs}) < len(runs):
         notes.append("A run is compared with itself.")
     workloads = sorted({run.workload for run in runs})
     if len(workloads) > 1:
         notes.append(f"Different workloads ({', '.join(workloads)}): fields that only one of them has are empty.")
-    data = [run.result["data"] for run in runs]
-    if len({(one["digest"], one["split"]) for one in data}) > 1:
+    data = [run.result.data for run in runs]
+    if len({(one.digest, one.split) for one in data}) > 1:
         notes.append("Different data or split: quality is not comparable.")
-    if any(one["synthetic"] for one in data):
+    if any(one.synthetic for one in data):
         notes.append("Synthetic data: quality shows how the model learns synthetic rules, not how good it is.")
-    if len({run.result["provenance"]["machine"] for run in runs}) > 1:
+    if len({run.result.provenance.machine for run in runs}) > 1:
         notes.append("Different machines or torch versions: times are not comparable as properties of the code.")
-    if len({run.result["performance"]["device"] for run in runs}) > 1:
+    if len({run.result.performance.device for run in runs}) > 1:
         notes.append("Different devices.")
-    commits = {run.result["provenance"]["commit"] for run in runs}
+    commits = {run.result.provenance.commit for run in runs}
     if len(commits) > 1:
         notes.append("Different commits: the code may have changed as well as the config.")
-    elif any(run.result["provenance"]["dirty"] for run in runs):
+    elif any(run.result.provenance.dirty for run in runs):
         notes.append("Uncommitted changes: the code may have changed as well as the config.")
     for name, run in zip(labels(runs), runs):
-        changes = [change_text(change) for change in run.result["provenance"].get("changes", [])]
+        changes = [change_text(change) for change in run.result.provenance.changes]
         if changes:
             notes.append(f"{name} changed its config when it was resumed: {'; '.join(changes)}.")
-    if not profiled and any(run.profile for run in runs):
-        notes.append("Not every run has its profile: budgets are those of the results.")
     return notes
 
 
 def quality(runs: Sequence[Reading]) -> list[Row]:
-    parts = [run.result["quality"] for run in runs]
+    parts = [run.result.quality for run in runs]
     rows = []
-    for name in _union(part["metrics"] for part in parts):
-        values = tuple(part["metrics"].get(name) for part in parts)
-        rows.append(Row(name, values, _chance(values, [part["spread"].get(name) for part in parts])))
+    for name in _union(part.metrics for part in parts):
+        values = tuple(part.metrics.get(name) for part in parts)
+        rows.append(Row(name, values, _chance(values, [part.spread.get(name) for part in parts])))
     # Without a bound there is no target to meet.
-    targets = [any(bound is not None for bound in part["target"].values()) for part in parts]
-    rows.append(Row("target met", tuple(part["met"] if target else None for part, target in zip(parts, targets))))
+    targets = [part.target != Target(beat=None, accuracy=None, auc=None) for part in parts]
+    rows.append(Row("target met", tuple(part.met if target else None for part, target in zip(parts, targets))))
     return rows
 
 
@@ -171,27 +166,27 @@ def _chance(values: Sequence[float | None], spreads: Sequence[float | None]) -> 
 
 
 def speed(runs: Sequence[Reading]) -> list[Row]:
-    parts = [run.result["performance"] for run in runs]
-    steps = [part["step_ms"] or {} for part in parts]
-    rows = [Row("step ms, p50", tuple(step.get("p50") for step in steps), _overlap(steps))]
-    rows += [Row(f"step ms, {name}", tuple(step.get(name) for step in steps)) for name in ("p20", "p80")]
-    for name in ("steady", "overall"):
-        rows.append(Row(f"{name} samples/s", tuple((part[name] or {}).get("samples_per_s") for part in parts)))
+    parts = [run.result.performance for run in runs]
+    steps = [part.step_ms for part in parts]
+    rows = [Row("step ms, p50", tuple(step and step.p50 for step in steps), _overlap(steps))]
+    rows += [Row(f"step ms, {name}", tuple(step and getattr(step, name) for step in steps)) for name in ("p20", "p80")]
+    rows.append(Row("steady samples/s", tuple(part.steady and part.steady.samples_per_s for part in parts)))
+    rows.append(Row("overall samples/s", tuple(part.overall and part.overall.samples_per_s for part in parts)))
     return rows
 
 
-def _overlap(steps: Sequence[dict[str, float]]) -> str:
-    if not all(steps) or all(step == steps[0] for step in steps[1:]):
+def _overlap(steps: Sequence[Percentiles | None]) -> str:
+    known = [step for step in steps if step]
+    if len(known) < len(steps) or all(step == known[0] for step in known):
         return ""
-    first = steps[0]
-    apart = [step["p20"] > first["p80"] or step["p80"] < first["p20"] for step in steps[1:]]
-    if not all(apart):
+    first, *others = known
+    if not all(step.p20 > first.p80 or step.p80 < first.p20 for step in others):
         return "p20 to p80 overlap"
-    return f"{steps[1]['p50'] / first['p50']:.2f} x the first" if len(steps) == 2 else "p20 to p80 apart from the first"
+    return f"{others[0].p50 / first.p50:.2f} x the first" if len(others) == 1 else "p20 to p80 apart from the first"
 
 
-def budget(runs: Sequence[Reading], *, profiled: bool) -> list[Row]:
-    steps = [step_parts(run, profiled=profiled) for run in runs]
+def budget(runs: Sequence[Reading]) -> list[Row]:
+    steps = [from_profile(run.profile) if run.profile else [] for run in runs]
     shares = [{part.name: part.share for part in parts} for parts in steps]
     phases = {part.name: part for parts in steps for part in parts}
     names = [part.name for part in in_order(phases.values())]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import units
+from ..result import Overall, Percentiles, Throughput
 
 NONE = "–"
 """Shown where a row has no value."""
@@ -71,25 +72,25 @@ def time(ms: float | None) -> str:
     return f"{number(ms / 1e3)} s"
 
 
-def spread(figure: dict[str, Any]) -> str:
+def spread(figure: dict[str, float] | Percentiles) -> str:
     """The range from p20 to p80, in the unit of its larger end."""
-    low, high = figure["p20"], figure["p80"]
+    low, high = (figure["p20"], figure["p80"]) if isinstance(figure, dict) else (figure.p20, figure.p80)
     scale, unit = (1e3, "µs") if high < 1 else (1.0, "ms") if high < 1000 else (1e-3, "s")
     return f"{number(low * scale)} – {number(high * scale)} {unit}"
 
 
-def throughput(rate: dict[str, float] | None) -> str:
-    return f"{count(rate['samples_per_s'])} samples/s" if rate else NOT_MEASURED
+def throughput(rate: Throughput | None) -> str:
+    return f"{count(rate.samples_per_s)} samples/s" if rate else NOT_MEASURED
 
 
-def whole_time(overall: dict[str, float]) -> str:
+def whole_time(overall: Overall) -> str:
     """What the whole time of a training was spent on."""
     names = {"steady": "steady", "warmup": "warm-up", "evaluation": "evaluations", "save": "saves"}
-    parts = {label: overall[f"{name}_s"] for name, label in names.items()}
-    least, shuffling = 0.001 * overall["seconds"], overall["shuffle_s"]
+    parts = {label: getattr(overall, f"{name}_s") for name, label in names.items()}
+    least, shuffling = 0.001 * overall.seconds, overall.shuffle_s
     listed = ", ".join(f"{label} {time(1e3 * s)}" for label, s in parts.items() if s >= least)
     listed += f" ({time(1e3 * shuffling)} of the training was shuffling)" if shuffling >= least else ""
-    return f"{time(1e3 * overall['seconds'])}: {listed}"
+    return f"{time(1e3 * overall.seconds)}: {listed}"
 
 
 def measuring_cost(share: float, step_ms: dict[str, float]) -> str:

@@ -2,196 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from ...measure.ceilings import device_peaks, missed_share, product_flops, ranks_sharing
-from . import curves, plots, ranks, roofs
+from ...measure.sections import roofline
+from . import curves, plots, ranks
 from . import formats as fmt
-from .blocks import Block, Cell, Figure, Missing, Section, Table, Text, cells
-from .formats import NONE, NOT_MEASURED, component, count, percent, size
-from .profile_facts import from_profile, keyed, limit_blocks
+from .blocks import Cell, Figure, Missing, Section, Table, Text, cells
+from .formats import NOT_MEASURED, component, count, size
+from .profile_device import roofline_blocks
+from .profile_facts import from_profile, keyed, limit_blocks, why_missing
 from .reading import Reading
 
-LOOKUPS = ("embedding", "sparse_update")
-"""Components that read random rows, by the beginning of their name."""
 PAIR_COMMAND = "recperf pair micro-dlrm-dram"
 
 
-@dataclass(frozen=True)
-class Ceilings:
-    """The measured ceilings of the device that was profiled."""
-
-    product: float
-    """FLOP/s of a matrix product."""
-    product_label: str
-    stream: float
-    """Bytes per second of the faster of copy and read."""
-    stream_label: str
-    roofs: list[roofs.Roof]
-    rows: float | None
-    """Bytes per second of random rows of this workload's row size, from the memory level where its rows are."""
-    rows_label: str
-
-    def share(self, name: str, flops: float, moved: float) -> tuple[float, str]:
-        """How close a component comes to its ceiling, and which ceiling that is."""
-        if name.startswith(LOOKUPS) and self.rows:
-            return moved / self.rows, self.rows_label
-        return max((flops / self.product, "matrix product"), (moved / self.stream, self.stream_label))
-
-
-def ceilings(run: Reading) -> Ceilings | None:
-    part = _device_peaks(run)
-    if part is None:
-        return None
-    profile = run.profile or {}
-    sharing = ranks_sharing(profile)
-    share = f" / {sharing} ranks" if sharing > 1 else ""
-    precision, product = product_flops(profile, part)
-    streams = {name: part[name]["p50"] for name in ("copy", "read")}
-    best = max(streams, key=lambda name: streams[name])
-    slopes = [
-        _roof(name, name, bandwidth, tone="ink" if name == best else "muted", main=name == best)
-        for name, bandwidth in streams.items()
-    ]
-    level, row = _random_rows(run, part)
-    bandwidth = row["bytes_per_s"]["p50"] if row else None
-    if row and bandwidth:
-        label = f"random rows of {row['row_bytes']} B, {level}"
-        slopes.append(_roof(label, "random rows", bandwidth, tone="embedding"))
-    return Ceilings(
-        product=product,
-        product_label=f"{precision} product{share} {fmt.flop_rate(product)}",
-        stream=streams[best],
-        stream_label=best,
-        roofs=slopes,
-        rows=bandwidth,
-        rows_label=f"random rows, {level}",
+def against_ceilings(run: Reading, key: str) -> Section:
+    title = "Against this machine’s ceilings"
+    if run.profile is None:
+        return Section("roofline", title, [Missing("The rate of each component", run.profile_command)])
+    if run.peaks is None:
+        return Section("roofline", title, [Missing("The ceilings of this machine", run.peaks_command)])
+    profile = {**run.profile, "roofline": roofline(run.profile, run.peaks)}
+    reason = why_missing(profile, "roofline")
+    return Section(
+        "roofline",
+        title,
+        [Text(f"Not measured: {reason}.", "missing")] if reason else roofline_blocks(profile, run.peaks, key),
     )
-
-
-def _roof(label: str, short: str, bandwidth: float, *, tone: str, main: bool = False) -> roofs.Roof:
-    rate = fmt.byte_rate(bandwidth)
-    return roofs.Roof(f"{label} {rate}", f"{short} {rate}", bandwidth, tone, main)
-
-
-def _device_peaks(run: Reading) -> dict[str, Any] | None:
-    """The ceilings of the device that was profiled: the CPU, or the GPU of that name."""
-    return device_peaks(run.profile or {"device": run.result["performance"]["device"]}, run.peaks)
-
-
-def _random_rows(run: Reading, part: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """The ceiling of random rows nearest in size, from the cache if most rows of a step come from there."""
-    ids = (run.profile or {}).get("ids") or {}
-    if not ids.get("row_bytes"):
-        return "", None
-    missed = missed_share(run.profile or {})
-    if missed is None:
-        missed = float((ids.get("working_set_bytes") or 0) > part["knee"]["bytes"])
-    level = "cache" if missed < 0.5 else "memory"
-    rows = part["gather"]["cache" if level == "cache" else "dram"]["rows"]
-    return level, min(rows, key=lambda row: (abs(row["row_bytes"] - ids["row_bytes"]), row["row_bytes"]))
-
-
-@dataclass(frozen=True)
-class Achieved:
-    """The counted work and the measured time of one component in a step."""
-
-    number: int
-    name: str
-    flops: float
-    bytes: float
-    ms: dict[str, float]
-    """p20, p50 and p80."""
-
-    @property
-    def rate(self) -> float:
-        return self.flops / self.ms["p50"] * 1e3
-
-    @property
-    def moved(self) -> float:
-        return self.bytes / self.ms["p50"] * 1e3
-
-
-def achieved(run: Reading) -> list[Achieved]:
-    """Components with counted work and a measured time."""
-    parts = [
-        part
-        for part in (run.profile["components"] if run.profile else [])
-        if (part["bytes"] or part["flops"]) and part["ms"]["p20"] > 0
-    ]
-    return [
-        Achieved(number, part["name"], part["flops"] or 0, part["bytes"] or 0, part["ms"])
-        for number, part in enumerate(parts, 1)
-    ]
-
-
-def roofline(run: Reading, key: str) -> Section:
-    known, work = ceilings(run), achieved(run)
-    blocks: list[Block] = []
-    if known is None:
-        blocks.append(Missing("The ceilings of this machine", run.peaks_command))
-    if not work:
-        blocks.append(Missing("The rate of each component", run.profile_command))
-    if known is not None:
-        points = [
-            roofs.Point(one.number, one.name, one.flops / one.bytes, one.rate)
-            for one in work
-            if one.flops > 0 < one.bytes
-        ]
-        peak = (known.product_label, known.product)
-        blocks.append(roofs.roofline_figure(f"{key}-roofline", known.roofs, peak, points))
-        quiet = [one for one in work if not one.flops and one.bytes]
-        if quiet:
-            moved = [
-                roofs.Moved(one.name, one.bytes / one.ms["p80"] * 1e3, one.moved, one.bytes / one.ms["p20"] * 1e3)
-                for one in quiet
-            ]
-            blocks.append(roofs.strip_figure(f"{key}-strip", known.roofs, moved))
-    if work:
-        blocks.append(_achieved_table(work, known, run))
-    return Section("roofline", "Against this machine’s ceilings", blocks)
-
-
-def _achieved_table(work: list[Achieved], known: Ceilings | None, run: Reading) -> Table:
-    head: tuple[str, ...] = ("component", "FLOPs", "bytes", "FLOP/B", "FLOP/s", "B/s")
-    head += ("of the ceiling", "which ceiling") if known else ()
-    rows = []
-    for one in work:
-        share = known.share(one.name, one.rate, one.moved) if known else None
-        rows.append(
-            cells(
-                keyed(one.name, f"{one.number}. {component(one.name)}"),
-                fmt.scaled(one.flops),
-                size(one.bytes),
-                fmt.number(one.flops / one.bytes) if one.bytes else NONE,
-                fmt.scaled(one.rate) if one.flops else NONE,
-                fmt.scaled(one.moved) if one.bytes else NONE,
-                *((percent(share[0]), Cell(share[1], "muted")) if share else ()),
-            )
-        )
-    note = "FLOPs and bytes of one step are counted from shapes, not measured; rates divide them by the median time."
-    return Table(head, rows, note + (_ceilings_note(run) if known else ""), left=(7,))
-
-
-def _ceilings_note(run: Reading) -> str:
-    peaks, figures = run.peaks or {}, _device_peaks(run) or {}
-    threads = figures.get("threads")
-    note = " Ceilings are medians" + (f" measured with {threads} thread{'s' * (threads > 1)}" if threads else "")
-    note += ", in quick mode." if peaks.get("quick") else "."
-    note += (
-        " Copy and read are rates of main memory: small tensors in caches, and rows that a step reads twice, can be "
-        "faster. Random rows is the fastest plain gather: a lookup that prefetches its rows exceeds it."
-    )
-    if (figures.get("other_work") or 0) > 0.05:
-        share = percent(figures["other_work"])
-        note += f" Other processes used {share} of the cores meanwhile, so the ceilings may be too low."
-    return note
 
 
 def knee(run: Reading, key: str) -> Section:
     title = "Where tables outgrow the caches"
-    device = run.profile["device"] if run.profile else run.result["performance"]["device"]
+    device = run.profile["device"] if run.profile else run.result.performance.device
     if device != "cpu":
         return Section(
             "knee", title, [Text("Not measured: this curve is measured on CPUs, the run used a GPU.", "note")]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..result import Interval
 from .blocks import Figure
 from .formats import component, percent
 from .profile_facts import StepPart
@@ -24,7 +25,7 @@ class Bar:
     own: bool = False
     spread: dict[str, float] = field(default_factory=dict)
     seeds: dict[str, list[float]] = field(default_factory=dict)
-    interval: dict[str, dict[str, float]] = field(default_factory=dict)
+    interval: Mapping[str, Interval] = field(default_factory=dict)
     """Bootstrap interval of a metric, drawn instead of its spread."""
 
 
@@ -50,7 +51,7 @@ def quality(width: int, bars: list[Bar], metrics: list[tuple[str, str]], targets
 
 def _scores(axes: Axes, bars: list[Bar], metric: str, target: float | None) -> None:
     values = [bar.values[metric] for bar in bars]
-    highest = max([bar.interval[metric]["high"] for bar in bars if metric in bar.interval], default=0.0)
+    highest = max([bar.interval[metric].high for bar in bars if metric in bar.interval], default=0.0)
     low = 0.5 if min(values) >= 0.5 and max(values) <= 1 else min(0.0, *values)
     high = max([*values, highest, target or low]) + 1e-9
     axes.set_xlim(low, low + (high - low) * 1.2)
@@ -59,7 +60,7 @@ def _scores(axes: Axes, bars: list[Bar], metric: str, target: float | None) -> N
         color = tone("accent" if bar.own else "other")
         axes.barh(row, value - low, left=low, height=0.58, color=color)
         spread, ends = bar.spread.get(metric, 0.0), bar.interval.get(metric)
-        low_end, high_end = (ends["low"], ends["high"]) if ends else (value - spread, value + spread)
+        low_end, high_end = (ends.low, ends.high) if ends else (value - spread, value + spread)
         if high_end > low_end:
             axes.plot([low_end, high_end], [row, row], color=tone("ink"), lw=1.5, solid_capstyle="butt")
         for seed in bar.seeds.get(metric, []):

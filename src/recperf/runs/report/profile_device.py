@@ -97,7 +97,7 @@ def _stalls(profile: Profile) -> list[Block]:
     return [Table(("why warps stall", "samples", "reasons"), rows, note, left=(2,))]
 
 
-def roofline(profile: Profile, peaks: Profile | None) -> list[Block]:
+def roofline_blocks(profile: Profile, peaks: Profile | None, key: str = "profile") -> list[Block]:
     points = profile["roofline"]
     rows = [
         cells(
@@ -117,7 +117,7 @@ def roofline(profile: Profile, peaks: Profile | None) -> list[Block]:
         quick = ", in quick mode" if peaks.get("quick") else ""
         note += f" They were measured {fmt.timestamp(str(peaks.get('measured', '')))} (UTC){quick}."
     head = ("part", "FLOPs", "bytes", "FLOP/B", "FLOP/s", "B/s", "of the roof", "bound by")
-    return [*_roofline_figures(profile, points), Table(head, rows, note, left=(7,))]
+    return [*_roofline_figures(profile, points, key), Table(head, rows, note, left=(7,))]
 
 
 def _ceilings(points: list[dict[str, Any]]) -> str:
@@ -128,7 +128,7 @@ def _ceilings(points: list[dict[str, Any]]) -> str:
     return ", ".join([*map(fmt.flop_rate, flops), *map(fmt.byte_rate, moved)]) or "none"
 
 
-def _roofline_figures(profile: Profile, points: list[dict[str, Any]]) -> list[Block]:
+def _roofline_figures(profile: Profile, points: list[dict[str, Any]], key: str) -> list[Block]:
     """The roofline, and the bandwidth of parts without arithmetic; neither if no ceiling was measured."""
     peak = max((point.get("ceiling_flops_per_s") or 0.0 for point in points), default=0.0)
     bandwidths = {point["ceiling_bytes_per_s"] for point in points if point.get("ceiling_bytes_per_s")}
@@ -145,11 +145,11 @@ def _roofline_figures(profile: Profile, points: list[dict[str, Any]]) -> list[Bl
         if (point.get("intensity") or 0) > 0 < point["flops_per_s"]
     ]
     top = (f"arithmetic {fmt.flop_rate(peak)}", peak)
-    figures: list[Block] = [roofs.roofline_figure("profile-roofline", slopes, top, dots)]
+    figures: list[Block] = [roofs.roofline_figure(f"{key}-roofline", slopes, top, dots)]
     quiet = [point for point in points if not point["flops"] and point["bytes_per_s"] > 0]
     if quiet:
         moved = [roofs.Moved(fmt.short(point["name"], 28), *_rates(profile, point)) for point in quiet]
-        figures.append(roofs.strip_figure("profile-strip", slopes, moved))
+        figures.append(roofs.strip_figure(f"{key}-strip", slopes, moved))
     return figures
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...measure.attribution import attribute, divided_ms
 from ...measure.ceilings import ceilings_of_profile
-from ...measure.spans import PHASES, phase_of
+from ...measure.spans import PHASES
 from . import formats as fmt
 from . import step_sections
 from .blocks import Block, Cell, Text
@@ -71,12 +71,6 @@ class StepPart:
 
 def from_profile(profile: dict[str, Any]) -> list[StepPart]:
     return in_order(StepPart(p["name"], p["phase"], p["share"], p["ms"]) for p in profile["components"])
-
-
-def from_budget(budget: dict[str, float]) -> list[StepPart]:
-    """The parts as a result has them."""
-    # Backward and update spans have one part each, so an undeclared part is a forward span of a model not loaded here.
-    return in_order(StepPart(name, phase_of(name, default="forward"), share, None) for name, share in budget.items())
 
 
 def in_order(parts: Iterable[StepPart]) -> list[StepPart]:

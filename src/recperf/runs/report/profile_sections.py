@@ -19,10 +19,10 @@ def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | 
     """Every section in its order."""
     listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
         ("evidence", "Verdict", "", lambda: _verdict(profile, peaks)),
-        ("budget", "Step budget", "", lambda: _budget(profile)),
+        ("budget", "Step budget", "", lambda: budget_blocks(profile)),
         ("operators", "Operators", "operator_table", lambda: device.operators(profile)),
         ("kernels", "Kernels", "kernels", lambda: device.kernels(profile)),
-        ("roofline", "Roofline", "roofline", lambda: device.roofline(profile, peaks)),
+        ("roofline", "Roofline", "roofline", lambda: device.roofline_blocks(profile, peaks)),
         ("idle", "Device idle", "idle", lambda: device.idle(profile["idle"])),
         ("transfers", "Transfers", "transfers", lambda: device.transfers(profile["transfers"])),
         ("embeddings", "Embeddings", "embeddings", lambda: device.embeddings(profile["embeddings"])),
@@ -43,7 +43,8 @@ def _verdict(profile: Profile, peaks: Profile | None) -> list[Block]:
     return limit_blocks(profile, peaks)
 
 
-def _budget(profile: Profile) -> list[Block]:
+def budget_blocks(profile: Profile, key: str = "profile") -> list[Block]:
+    """The parts of a step as a bar and a table."""
     step, parts = profile["step_ms"], from_profile(profile)
     total = math.fsum(part.share for part in parts)
     rows = [
@@ -57,7 +58,7 @@ def _budget(profile: Profile) -> list[Block]:
     ]
     whole = ("whole step", fmt.percent(total, 1), fmt.time(step["p50"]), fmt.spread(step), "")
     rows.append(tuple(Cell(text, "strong") for text in whole))
-    figure = plots.budget_figure("profile-budget", parts, f"a step of {fmt.time(step['p50'])}")
+    figure = plots.budget_figure(f"{key}-budget", parts, f"a step of {fmt.time(step['p50'])}")
     table = Table(("part", "share", "p50", "p20 – p80", "phase"), rows, f"Steps with timers. {SHARES_NOTE}", left=(4,))
     if abs(total - 1) > 0.01:
         warning = Text(f"The parts sum to {total:.1%} of the step, so do not trust this budget.", "warning")

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...train.config import ORACLES, STARTS, baseline_to_beat
-from ..quality import best_difference, best_of, start_difference
+from ..quality import best_of, start_difference
+from ..result import Difference, Interval, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import curves
 from .blocks import Block, Cell, Figure, Table, Text, cells
 from .formats import NONE, baseline, count, metric, percent
-
-Result = dict[str, Any]
 
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
 
 
 def certainty(result: Result) -> list[str]:
-    """How certain quality is, of the AUC and of rankings; empty for results of earlier versions."""
+    """How certain quality is, of the AUC and of rankings."""
     return [*auc_certainty(result), *_ranked(result)]
 
 
 def auc_certainty(result: Result) -> list[str]:
     """How certain the AUC is, and the differences to the best baseline and to the start of the model."""
-    part, sentences = result["quality"], []
-    bounds, difference = part.get("interval"), best_difference(part)
+    part, sentences = result.quality, []
+    bounds, difference = part.interval, best_of(part.differences)
     if bounds:
         sentences.append(
-            f"AUC {part['metrics']['auc']:.4f} ({bounds['low']:.3f} to {bounds['high']:.3f}, 95 %), from "
-            f"{bounds['replicates']} bootstrap samples of {count(bounds['units'])} {bounds['by']}."
+            f"AUC {part.metrics['auc']:.4f} ({bounds.low:.3f} to {bounds.high:.3f}, 95 %), from "
+            f"{bounds.replicates} bootstrap samples of {count(bounds.units)} {bounds.by}."
         )
     if difference:
-        share = percent(difference["below_zero"], 1)
-        sentences.append(f"{_over(difference, 'auc')}; the baseline is better in {share} of the bootstrap samples.")
+        share = percent(difference.below_zero, 1)
+        sentences.append(f"{_over(difference)}; the baseline is better in {share} of the bootstrap samples.")
     return sentences + _over_start(part)
 
 
 def _ranked(result: Result) -> list[str]:
-    part, sentences = result["quality"], []
-    own_rows, ranking = part.get("within_users"), part.get("ranking")
+    part, sentences = result.quality, []
+    own_rows, ranking = part.within_users, part.ranking
     if own_rows:
-        best = best_of(own_rows["differences"])
-        beside = f"; {_over(best, 'ndcg')}" if best else ""
+        best = best_of(own_rows.differences)
+        beside = f"; {_over(best)}" if best else ""
         sentences.append(
-            f"NDCG@10 {own_rows['metrics']['user_ndcg_10']:.4f} among each user's own scored rows, "
-            f"{count(own_rows['users'])} users{beside}."
+            f"NDCG@10 {own_rows.metrics['user_ndcg_10']:.4f} among each user's own scored rows, "
+            f"{count(own_rows.users)} users{beside}."
         )
     if ranking:
-        names = ", ".join(f"{metric(name)} {value:.4f}" for name, value in ranking["metrics"].items())
-        best = best_of(ranking["differences"])
-        beside = f"; NDCG@10 {_over(best, 'ndcg')}" if best else ""
-        sentences.append(f"{names} over {_candidates(ranking)}, {count(ranking['users'])} users{beside}.")
+        names = ", ".join(f"{metric(name)} {value:.4f}" for name, value in ranking.metrics.items())
+        best = best_of(ranking.differences)
+        beside = f"; NDCG@10 {_over(best)}" if best else ""
+        sentences.append(f"{names} over {_candidates(ranking)}, {count(ranking.users)} users{beside}.")
         sentences.append(_ranked_by(ranking))
     return sentences
 
 
-def _ranked_by(ranking: dict[str, Any]) -> str:
-    if meeting := ranking.get("meeting"):
+def _ranked_by(ranking: Ranking) -> str:
+    if meeting := ranking.meeting:
         return (
             f"Candidates are ranked by the probability that the user meets the item, {meeting}, times the predicted "
             "probability of a positive label."
@@ -63,47 +60,51 @@ def _ranked_by(ranking: dict[str, Any]) -> str:
     return "Candidates are ranked by the predicted probability of a positive label."
 
 
-def _over_start(part: dict[str, Any]) -> list[str]:
+def _over_start(part: Quality) -> list[str]:
     """What training added to the regression that the model starts as."""
     row = start_difference(part)
     if row is None:
         return []
-    added = "that is what training adds" if row["low"] > 0 else "training made it worse"
-    if row["low"] <= 0 <= row["high"]:
+    added = "that is what training adds" if row.low > 0 else "training made it worse"
+    if row.low <= 0 <= row.high:
         added = "what training adds cannot be told from chance"
-    return [f"{_over(row, 'auc')}; the model starts as this regression: {added}."]
+    return [f"{_over(row)}; the model starts as this regression: {added}."]
 
 
 def shortfall(result: Result) -> str:
     """How far the model is below the baseline that it had to beat, and whether that may be chance; empty if it is not
     below or the difference is not known."""
-    part = result["quality"]
-    beat = baseline_to_beat(part["target"]["beat"], part["baselines"])
-    row = next((row for row in part.get("differences") or () if row["baseline"] == beat), None)
-    if row is None or row["auc"] > 0:
+    part = result.quality
+    beat = baseline_to_beat(part.target.beat, part.baselines)
+    row = next((row for row in part.differences if row.baseline == beat), None)
+    if row is None or row.auc > 0:
         return ""
-    place = "within the noise" if row["high"] >= 0 else "more than noise"
-    text = f"{abs(row['auc']):.4f} below {baseline(row['baseline'])}, which is {place}: the 95 % interval of the"
-    return f"{text} difference is {row['low']:.4f} to {row['high']:.4f}"
+    place = "within the noise" if row.high >= 0 else "more than noise"
+    text = f"{abs(row.auc):.4f} below {baseline(row.baseline)}, which is {place}: the 95 % interval of the"
+    return f"{text} difference is {row.low:.4f} to {row.high:.4f}"
 
 
-def _over(row: dict[str, Any], name: str) -> str:
+def _value(row: Difference | RankingDifference) -> float:
+    return row.auc if isinstance(row, Difference) else row.ndcg
+
+
+def _over(row: Difference | RankingDifference) -> str:
     """`+0.0120 over gradient boosting (0.0080 to 0.0160), 5 seeds`."""
-    low, high, seeds = row["low"], row["high"], row["seeds"]
-    over = f"{row[name]:+.4f} over"
-    if row[name] < 0:
-        over, low, high = f"{-row[name]:.4f} below", -high, -low
-    return f"{over} {baseline(row['baseline'])} ({low:.4f} to {high:.4f}), {seeds} seed{'s' * (seeds > 1)}"
+    low, high, seeds, value = row.low, row.high, row.seeds, _value(row)
+    over = f"{value:+.4f} over"
+    if value < 0:
+        over, low, high = f"{-value:.4f} below", -high, -low
+    return f"{over} {baseline(row.baseline)} ({low:.4f} to {high:.4f}), {seeds} seed{'s' * (seeds > 1)}"
 
 
-def _candidates(ranking: dict[str, Any]) -> str:
-    if ranking["negatives"]:
-        return f"{count(ranking['negatives'])} items drawn for each user from {count(ranking['catalogue'])}"
-    return f"all {count(ranking['catalogue'])} items"
+def _candidates(ranking: Ranking) -> str:
+    if ranking.negatives:
+        return f"{count(ranking.negatives)} items drawn for each user from {count(ranking.catalogue)}"
+    return f"all {count(ranking.catalogue)} items"
 
 
 def warnings(result: Result) -> list[Block]:
-    texts = result["quality"].get("warnings") or ()
+    texts = result.quality.warnings
     return [Text(f"{text[0].upper()}{text[1:]}.", "warning") for text in texts]
 
 
@@ -119,28 +120,26 @@ def details(result: Result, key: str) -> list[Block]:
 
 
 def _certainty_table(result: Result) -> list[Block]:
-    part = result["quality"]
-    bounds, differences = part.get("interval"), part.get("differences") or ()
+    part = result.quality
+    bounds, differences = part.interval, part.differences
     if not bounds:
         return []
-    intervals = part.get("baseline_intervals") or {}
-    rows = [cells(Cell(result["workload"], "strong", "accent"), _score(part["metrics"]["auc"], bounds), NONE, NONE)]
+    intervals = part.baseline_intervals or {}
+    rows = [cells(Cell(result.workload, "strong", "accent"), _score(part.metrics["auc"], bounds), NONE, NONE)]
     for row in differences:
-        name = row["baseline"]
-        own = part["baselines"][name]["auc"]
-        rows.append(
-            cells(Cell(baseline(name), swatch="other"), _score(own, intervals.get(name)), *_difference(row, "auc"))
-        )
-    units = f"{count(bounds['units'])} {bounds['by']}"
+        name = row.baseline
+        own = part.baselines[name]["auc"]
+        rows.append(cells(Cell(baseline(name), swatch="other"), _score(own, intervals.get(name)), *_difference(row)))
+    units = f"{count(bounds.units)} {bounds.by}"
     note = (
-        f"95 % intervals from {bounds['replicates']} bootstrap samples: {units} drawn with replacement, the same "
+        f"95 % intervals from {bounds.replicates} bootstrap samples: {units} drawn with replacement, the same "
         "ones for the model and every baseline"
     )
-    seeds = len(part["seeds"])
+    seeds = len(part.seeds)
     note += f", and with them the {seeds} seeds." if seeds > 1 else "."
-    if any(row["baseline"] in ORACLES for row in differences):
+    if any(row.baseline in ORACLES for row in differences):
         note += " The true model of the synthetic data is no baseline to beat."
-    if any(row["baseline"] in STARTS for row in differences):
+    if any(row.baseline in STARTS for row in differences):
         note += (
             " The logistic regression on running rates is what the model computes before its first step: the "
             "difference to it is what training adds, and the target counts only the other baselines."
@@ -149,94 +148,88 @@ def _certainty_table(result: Result) -> list[Block]:
     return [Table(head, rows, note)]
 
 
-def _score(value: float, bounds: dict[str, float] | None) -> Cell:
-    return Cell(f"{value:.4f}", second_line=f"{bounds['low']:.4f} to {bounds['high']:.4f}" if bounds else "")
+def _score(value: float, bounds: Interval | None) -> Cell:
+    return Cell(f"{value:.4f}", second_line=f"{bounds.low:.4f} to {bounds.high:.4f}" if bounds else "")
 
 
-def _difference(row: dict[str, Any], name: str) -> tuple[Cell, Cell]:
-    tone = "good" if row["low"] > 0 else "bad" if row["high"] < 0 else ""
-    text = f"{row['low']:+.4f} to {row['high']:+.4f}"
-    return Cell(f"{row[name]:+.4f}", tone, second_line=text), Cell(f"{percent(row['below_zero'], 1)} of samples")
+def _difference(row: Difference | RankingDifference) -> tuple[Cell, Cell]:
+    tone = "good" if row.low > 0 else "bad" if row.high < 0 else ""
+    text = f"{row.low:+.4f} to {row.high:+.4f}"
+    return Cell(f"{_value(row):+.4f}", tone, second_line=text), Cell(f"{percent(row.below_zero, 1)} of samples")
 
 
 def _within_users(result: Result) -> list[Block]:
-    rows = result["quality"].get("within_users")
+    rows = result.quality.within_users
     if not rows:
         return []
     note = (
-        f"The scored rows of each of {count(rows['users'])} users with both labels, ordered among themselves: how a "
+        f"The scored rows of each of {count(rows.users)} users with both labels, ordered among themselves: how a "
         "model orders items that a user did meet. Ties count as if broken at random."
     )
-    return [_ranking_table(result["workload"], rows, note)]
-
-
-_OWN_ITEMS = {
-    True: "compete too, because users of this data repeat items",
-    False: "do not compete, because users of this data hardly repeat items",
-    None: "compete only where the ranked item is one of them",
-}
+    return [_ranking_table(result.workload, rows, note)]
 
 
 def _ranking(result: Result) -> list[Block]:
-    part = result["quality"]
-    ranking = part.get("ranking")
+    part = result.quality
+    ranking = part.ranking
     if not ranking:
-        why = part.get("not_ranked")
+        why = part.not_ranked
         return [Text(f"Items were not ranked: {why}.", "note")] if why else []
+    own = "compete too, because users of this data repeat" if ranking.repeats else "do not compete: users hardly repeat"
     note = (
-        f"The first positive held-out row of {count(ranking['users'])} users, ranked among {_candidates(ranking)} that "
-        f"have training rows. Items that a user already had {_OWN_ITEMS[ranking.get('repeats')]}; ties "
+        f"The first positive held-out row of {count(ranking.users)} users, ranked among {_candidates(ranking)} that "
+        f"have training rows. Items that a user already had {own} items; ties "
         f"count as if broken at random. {_ranked_by(ranking)}"
     )
-    if ranking.get("meeting"):
+    if ranking.meeting:
         note += " So are those of baselines that predict labels; the others are ranked by how many rows an item has."
-    return [_ranking_table(result["workload"], ranking, note)]
+    return [_ranking_table(result.workload, ranking, note)]
 
 
-def _ranking_table(workload: str, ranking: dict[str, Any], note: str) -> Table:
-    names = list(ranking["metrics"])
-    own = [Cell(f"{ranking['metrics'][name]:.4f}", "strong") for name in names]
+def _ranking_table(workload: str, ranking: Ranking | WithinUsers, note: str) -> Table:
+    names = list(ranking.metrics)
+    own = [Cell(f"{ranking.metrics[name]:.4f}", "strong") for name in names]
     rows = [(Cell(workload, "strong", "accent"), *own, Cell(NONE))]
-    by_name = {row["baseline"]: row for row in ranking["differences"]}
+    by_name = {row.baseline: row for row in ranking.differences}
     for name, row in by_name.items():
-        values = [f"{ranking['baselines'][name][one]:.4f}" for one in names]
-        rows.append(cells(Cell(baseline(name), swatch="other"), *values, _difference(row, "ndcg")[0]))
+        values = [f"{ranking.baselines[name][one]:.4f}" for one in names]
+        rows.append(cells(Cell(baseline(name), swatch="other"), *values, _difference(row)[0]))
     return Table(("", *(metric(name) for name in names), "NDCG@10, model less baseline"), rows, note)
 
 
 def _segments(result: Result) -> list[Block]:
-    segments = result["quality"].get("segments") or ()
+    segments = result.quality.segments
     if not segments:
         return []
-    best = best_difference(result["quality"])
-    rule = best["baseline"] if best else None
-    ranked = next((list(segment["ranking"]) for segment in segments if segment["ranking"]), [])
+    best = best_of(result.quality.differences)
+    rule = best.baseline if best else None
+    ranked = next((list(segment.ranking) for segment in segments if segment.ranking), [])
     rows = []
     for segment in segments:
-        counted = segment.get("counted", "training rows")
-        few = f"at most {count(segment['at_most'])} {counted}" if segment["name"] != "the_rest" else ""
-        ranking = segment["ranking"] or {}
+        counted = segment.counted
+        few = f"at most {count(segment.at_most)} {counted}" if segment.name != "the_rest" else ""
+        ranking = segment.ranking or {}
         rows.append(
             cells(
-                Cell(SEGMENTS.get(segment["name"], segment["name"]), second_line=few),
-                count(segment["rows"]),
-                NONE if segment["auc"] is None else f"{segment['auc']:.4f}",
-                *([f"{segment['baselines'][rule]:.4f}" if rule in segment["baselines"] else NONE] if rule else []),
+                Cell(SEGMENTS.get(segment.name, segment.name), second_line=few),
+                count(segment.rows),
+                NONE if segment.auc is None else f"{segment.auc:.4f}",
+                *([f"{segment.baselines[rule]:.4f}" if rule in segment.baselines else NONE] if rule else []),
                 *(f"{ranking[name]:.4f}" if name in ranking else NONE for name in ranked),
             )
         )
     beside = (f"AUC, {baseline(rule)}",) if rule else ()
-    head = ("", "scored rows", f"AUC, {result['workload']}", *beside, *(metric(name) for name in ranked))
-    counted = segments[0].get("counted", "training rows")
+    head = ("", "scored rows", f"AUC, {result.workload}", *beside, *(metric(name) for name in ranked))
+    counted = segments[0].counted
     note = f"The tenth of the scored rows whose user has the fewest {counted}, the same by item, and the others."
     return [Table(head, rows, note)]
 
 
 def _calibration(result: Result, key: str) -> list[Block]:
-    bins = result["quality"].get("calibration") or ()
+    bins = result.quality.calibration
     if not bins:
         return []
-    pairs = [(row["predicted"], row["observed"]) for row in bins]
+    pairs = [(row.predicted, row.observed) for row in bins]
     listed = ", ".join(f"{predicted:.2f} predicted {observed:.2f} observed" for predicted, observed in pairs)
     draw = lambda width: curves.reliability(width, pairs)  # noqa: E731
     caption = "Calibration: the scored rows in tenths, by prediction. On the dashed line both rates are equal."

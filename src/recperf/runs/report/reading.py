@@ -21,7 +21,6 @@ from ..events import BadEvent, parse_events
 from ..record import PROFILE_MARK, read_config
 from ..result import SCHEMA, Result
 from ..schemas import Communication, Machine, Pair, Profile, require_schema
-from .profile_facts import StepPart, from_budget, from_profile
 
 PROFILE_SCHEMA, PAIR_SCHEMA = 2, 1
 MISFIT = "does not fit its description"
@@ -45,7 +44,7 @@ class Reading:
     workload: str
     config: dict[str, Any]
     machine: dict[str, Any]
-    result: dict[str, Any]
+    result: Result
     events: Events = field(default_factory=Events)
     peaks: dict[str, Any] | None = None
     profile: dict[str, Any] | None = None
@@ -94,7 +93,7 @@ def read(folder: Path) -> Reading:
     )
 
 
-def _result(folder: Path, workload: str) -> dict[str, Any]:
+def _result(folder: Path, workload: str) -> Result:
     path = folder / "result.json"
     if not path.exists() and (folder / PROFILE_MARK).exists():
         raise DataError(
@@ -108,11 +107,11 @@ def _result(folder: Path, workload: str) -> dict[str, Any]:
             where={"folder": folder},
             fix=f"recperf run --resume {shlex.quote(str(folder))}",
         )
-    value = _validated(path, Result, SCHEMA)
-    if value["workload"] != workload:
-        what = f"result.json is of workload {value['workload']!r}, config.json of {workload!r}"
+    result = jsonfile.require(_validated(path, Result, SCHEMA), Result, path, what=MISFIT)
+    if result.workload != workload:
+        what = f"result.json is of workload {result.workload!r}, config.json of {workload!r}"
         raise DataError(what, where={"file": path})
-    return value
+    return result
 
 
 def _validated(path: Path, kind: type, schema: int) -> dict[str, Any]:
@@ -180,10 +179,3 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
     with reading(path), open(open_regular(path), "rb") as file:
         # A kill can leave half a line at the end; without its newline it is no event.
         yield from (line for line in file if line.endswith(b"\n"))
-
-
-def step_parts(run: Reading, *, profiled: bool) -> list[StepPart]:
-    """The parts of a step, from the profile or as the result sums them up; empty: not measured."""
-    if profiled:
-        return from_profile(run.profile) if run.profile else []
-    return from_budget(run.result["performance"]["budget"] or {})

@@ -11,8 +11,8 @@ from . import limits, page, plots, sections
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile
 from .compare import Comparison, Row, compare, summary
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
-from .profile_facts import keyed
-from .reading import Reading, read, step_parts
+from .profile_facts import from_profile, keyed
+from .reading import Reading, read
 from .step_sections import headline
 
 
@@ -29,7 +29,7 @@ def html(runs: list[Reading]) -> str:
     return page.render(
         f"{_names(runs)} compared",
         reports,
-        comparison=comparison_sections(comparison, [step_parts(run, profiled=comparison.profiled) for run in runs]),
+        comparison=comparison_sections(comparison, [from_profile(run.profile) if run.profile else [] for run in runs]),
         summary=summary(comparison),
     )
 
@@ -44,18 +44,18 @@ def _names(runs: list[Reading]) -> str:
 def report(run: Reading, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
     verdict = run.profile["verdict"] if run.profile else None
-    performance = run.result["performance"]
+    performance = run.result.performance
     first = [sections.quality(run, key), sections.budget(run, key)]
     rest = [sections.reproduce(run)]
     if not short:
-        first += [*limits.between_ranks(run, key), limits.roofline(run, key), limits.knee(run, key)]
+        first += [*limits.between_ranks(run, key), limits.against_ceilings(run, key), limits.knee(run, key)]
         first += [limits.pair(run, key), sections.training(run, key), limits.evidence(run)]
         rest = [sections.provenance(run), sections.config(run), *rest]
     return Report(
         key=key,
         title=run.workload,
         name=run.name,
-        subtitle=" · ".join([run.result["data"]["name"], performance["device"], run.machine.get("cpu") or "unknown"]),
+        subtitle=" · ".join([run.result.data.name, performance.device, run.machine.get("cpu") or "unknown"]),
         verdict=headline(verdict) if verdict else "What limits this run was not measured.",
         measured=bool(verdict),
         command="" if verdict else run.profile_command,
@@ -67,39 +67,43 @@ def report(run: Reading, key: str, *, short: bool = False) -> Report:
 
 def _badges(run: Reading) -> list[Badge]:
     badges = []
-    if run.result["data"]["synthetic"]:
+    if run.result.data.synthetic:
         badges.append(Badge("synthetic data", "warning"))
     if sections.target_text(run.result):
-        met = run.result["quality"]["met"]
+        met = run.result.quality.met
         badges.append(Badge("target met", "good") if met else Badge("target missed", "bad"))
     if run.profile and run.profile["verdict"]:
         badges.append(Badge(run.profile["verdict"]["limit"], "plain"))
-    if run.result["provenance"]["dirty"]:
+    if run.result.provenance.dirty:
         badges.append(Badge("uncommitted changes", "warning"))
     return badges
 
 
 def _tiles(run: Reading) -> list[Tile]:
-    quality, performance = run.result["quality"], run.result["performance"]
+    quality, performance = run.result.quality, run.result.performance
     tiles = []
-    name = next((name for name in ("auc", "accuracy") if name in quality["metrics"]), None)
+    name = next((name for name in ("auc", "accuracy") if name in quality.metrics), None)
     if name:
-        spread = quality["spread"].get(name)
-        note = f"± {spread:.4f} over {len(quality['seeds'])} seeds" if spread is not None else "one seed"
-        ends = quality.get("interval")
+        spread = quality.spread.get(name)
+        note = f"± {spread:.4f} over {len(quality.seeds)} seeds" if spread is not None else "one seed"
+        ends = quality.interval
         if ends and name == "auc":
-            note = f"{ends['low']:.3f} to {ends['high']:.3f}, 95 %; {note}"
-        tiles.append(Tile(f"validation {metric(name)}", f"{quality['metrics'][name]:.4f}", note))
-    step, steady, overall = (performance[name] for name in ("step_ms", "steady", "overall"))
-    parts = [part for part in step_parts(run, profiled=run.profile is not None) if part.name != "other"]
+            note = f"{ends.low:.3f} to {ends.high:.3f}, 95 %; {note}"
+        tiles.append(Tile(f"validation {metric(name)}", f"{quality.metrics[name]:.4f}", note))
+    step, steady, overall = performance.step_ms, performance.steady, performance.overall
+    parts = [part for part in (from_profile(run.profile) if run.profile else []) if part.name != "other"]
     short = (NOT_MEASURED, "too few steps")
-    timed = f"p20 – p80: {fmt.spread(step)}, {count(performance['steps_timed'])} steps" if step else ""
+    timed = f"p20 – p80: {fmt.spread(step)}, {count(performance.steps_timed)} steps" if step else ""
     largest = max(parts, key=lambda part: part.share, default=None)
     return [
         *tiles,
-        Tile("steady samples/s", count(steady and steady["samples_per_s"]), "without warm-up, evaluations and saves"),
-        Tile("training step, p50", *((fmt.time(step["p50"]), timed) if step else short)),
-        Tile("overall samples/s", count(overall and overall["samples_per_s"]), "everything included"),
+        Tile(
+            "steady samples/s",
+            count(steady.samples_per_s if steady else None),
+            "without warm-up, evaluations and saves",
+        ),
+        Tile("training step, p50", *((fmt.time(step.p50), timed) if step else short)),
+        Tile("overall samples/s", count(overall.samples_per_s if overall else None), "everything included"),
         Tile("largest part of a step", *((percent(largest.share), component(largest.name)) if largest else short)),
     ]
 
@@ -126,7 +130,7 @@ def comparison_sections(comparison: Comparison, parts: list[list[Any]] | None = 
 
 def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[str, ...]) -> list[Block]:
     if not comparison.budget:
-        return [Text(f"The step budget was {NOT_MEASURED}: too few steps.", "note")]
+        return [Text(f"The step budget was {NOT_MEASURED} in every run.", "note")]
     blocks: list[Block] = []
     bars = [
         (name, [plots.Part(part.name, part.phase, part.share) for part in shares])
@@ -141,8 +145,7 @@ def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[
         (keyed(row.name), *(Cell(NONE if value is None else percent(value)) for value in row.values))
         for row in comparison.budget
     ]
-    source = "profiles" if comparison.profiled else "results"
-    return [*blocks, Table(head, rows, f"From the {source}: steps measured after training.")]
+    return [*blocks, Table(head, rows, "Steps measured after training.")]
 
 
 def _measured(rows: list[Row], head: tuple[str, ...], show: Callable[[Any], str], name: Callable[[str], str]) -> Table:

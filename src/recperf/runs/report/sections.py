@@ -8,51 +8,48 @@ from typing import Any
 
 from ...config import flatten
 from ...train.config import baseline_to_beat
+from ..result import Performance, Quality, Result
 from ..resume import change_text, is_free, repeatable
 from . import curves, plots, quality_sections
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Missing, Section, Table, Text, cells, definitions
-from .formats import NONE, NOT_MEASURED, baseline, count, metric, percent
-from .profile_facts import SHARES_NOTE, keyed
-from .reading import Reading, step_parts
+from .formats import NONE, NOT_MEASURED, baseline, count, metric
+from .profile_sections import budget_blocks
+from .reading import Reading
 
 UNSTEADY = 1.25
 """Ratio of the step times of training and profile above which the page warns."""
 
-Result = dict[str, Any]
 
-
-def bounds(result: Result) -> dict[str, float]:
+def lowest(quality: Quality) -> dict[str, float]:
     """The smallest value of each metric that meets the target."""
-    quality = result["quality"]
-    target = {name: quality["target"][name] for name in ("accuracy", "auc") if quality["target"][name] is not None}
-    rule = quality["baselines"].get(baseline_to_beat(quality["target"]["beat"], quality["baselines"]) or "", {})
-    if "auc" in rule:
-        target["auc"] = max(rule["auc"], target.get("auc", 0.0))
+    named = {"accuracy": quality.target.accuracy, "auc": quality.target.auc}
+    target = {name: bound for name, bound in named.items() if bound is not None}
+    beat = baseline_to_beat(quality.target.beat, quality.baselines)
+    if beat:
+        target["auc"] = max(quality.baselines[beat]["auc"], target.get("auc", 0.0))
     return target
 
 
 def target_text(result: Result) -> str:
     """What had to be reached; empty if no target was set."""
-    quality = result["quality"]
-    target, parts = quality["target"], []
-    beat = baseline_to_beat(target["beat"], quality["baselines"])
-    if beat:
-        rule = quality["baselines"].get(beat, {})
-        parts.append(f"AUC above {baseline(beat)}" + (f" ({rule['auc']:.4f})" if "auc" in rule else ""))
-    parts += [f"{metric(name)} at least {target[name]:g}" for name in ("accuracy", "auc") if target[name] is not None]
+    target, baselines = result.quality.target, result.quality.baselines
+    beat = baseline_to_beat(target.beat, baselines)
+    parts = [f"AUC above {baseline(beat)} ({baselines[beat]['auc']:.4f})"] if beat else []
+    named = {"accuracy": target.accuracy, "auc": target.auc}
+    parts += [f"{metric(name)} at least {bound:g}" for name, bound in named.items() if bound is not None]
     return " and ".join(parts)
 
 
 def target_sentence(result: Result) -> str:
     text = target_text(result)
-    met = "met" if result["quality"]["met"] else "missed"
+    met = "met" if result.quality.met else "missed"
     below = quality_sections.shortfall(result)
     return f"Target: {text}; {met}{f', {below}' if below else ''}." if text else "No target set."
 
 
 def seeds_text(result: Result) -> str:
-    seeds = [entry["seed"] for entry in result["quality"]["seeds"]]
+    seeds = [entry.seed for entry in result.quality.seeds]
     if len(seeds) == 1:
         return f"with one seed ({seeds[0]})"
     return f"mean ± standard deviation over {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}"
@@ -60,23 +57,20 @@ def seeds_text(result: Result) -> str:
 
 def quality_table(result: Result) -> Table:
     """The metrics of the model above those of the baselines."""
-    part, data = result["quality"], result["data"]
-    names = list(part["metrics"])
-    own = [
-        Cell(f"{part['metrics'][name]:.4f}", "strong", second_line=_deviation(part["spread"].get(name)))
-        for name in names
-    ]
-    rows = [(Cell(result["workload"], "strong", "accent"), *own)]
-    for rule, metrics in reversed(part["baselines"].items()):
+    part, data = result.quality, result.data
+    names = list(part.metrics)
+    own = [Cell(f"{part.metrics[name]:.4f}", "strong", second_line=_deviation(part.spread.get(name))) for name in names]
+    rows = [(Cell(result.workload, "strong", "accent"), *own)]
+    for rule, metrics in reversed(part.baselines.items()):
         values = [f"{metrics[name]:.4f}" if name in metrics else NONE for name in names]
         rows.append(cells(Cell(baseline(rule), swatch="other"), *values))
     note = (
-        f"Scored on {count(data['valid_rows'])} validation rows after the last step (not the best epoch), "
-        f"{seeds_text(result)}; trained on {count(data['train_rows'])} rows."
+        f"Scored on {count(data.valid_rows)} validation rows after the last step (not the best epoch), "
+        f"{seeds_text(result)}; trained on {count(data.train_rows)} rows."
     )
-    if data.get("baseline_rows"):
-        note += f" The baselines were fitted on {count(data['baseline_rows'])} of them, at equal distances."
-    if "planted" in part["baselines"]:
+    if data.baseline_rows:
+        note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
+    if "planted" in part.baselines:
         note += " The labels were drawn from the true model of the synthetic data: no model can do better."
     return Table(("", *(metric(name) for name in names)), rows, note)
 
@@ -86,16 +80,16 @@ def _deviation(value: float | None) -> str:
 
 
 def quality(run: Reading, key: str) -> Section:
-    part, target = run.result["quality"], bounds(run.result)
+    part, target = run.result.quality, lowest(run.result.quality)
     blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
     # Rankings have a table of their own here; a terminal has only the sentences.
     blocks += [Text(sentence) for sentence in quality_sections.auc_certainty(run.result)]
     blocks += quality_sections.warnings(run.result)
     bars = [_own_bar(run)]
-    intervals = {name: {"auc": ends} for name, ends in (part.get("baseline_intervals") or {}).items()}
+    intervals = {name: {"auc": ends} for name, ends in (part.baseline_intervals or {}).items()}
     bars += [
         plots.Bar(baseline(rule), metrics, interval=intervals.get(rule, {}))
-        for rule, metrics in reversed(part["baselines"].items())
+        for rule, metrics in reversed(part.baselines.items())
     ]
     panels = [(name, metric(name)) for name in ("auc", "accuracy") if all(name in bar.values for bar in bars)]
     if panels:
@@ -105,9 +99,9 @@ def quality(run: Reading, key: str) -> Section:
         caption = "Dashed: the target." if target else ""
         if all(min(bar.values[name] for bar in bars) >= 0.5 for name, _ in panels):
             caption = f"Bars start at 0.5, the score of guessing. {caption}"
-        if len(part["seeds"]) > 1:
+        if len(part.seeds) > 1:
             caption += " Open dots: single seeds."
-        if part.get("interval"):
+        if part.interval:
             caption += " Lines on the bars of the AUC: 95 % intervals."
         draw = lambda width: plots.quality(width, bars, panels, target)  # noqa: E731
         blocks.append(Figure(f"{key}-quality", f"Quality beside baselines. {listed}", caption, draw))
@@ -116,47 +110,37 @@ def quality(run: Reading, key: str) -> Section:
 
 
 def _own_bar(run: Reading) -> plots.Bar:
-    part = run.result["quality"]
-    seeds = part["seeds"] if len(part["seeds"]) > 1 else []
-    each = {name: [entry["metrics"][name] for entry in seeds if name in entry["metrics"]] for name in part["metrics"]}
-    interval = {"auc": part["interval"]} if part.get("interval") else {}
-    return plots.Bar(run.workload, part["metrics"], own=True, spread=part["spread"], seeds=each, interval=interval)
+    part = run.result.quality
+    seeds = part.seeds if len(part.seeds) > 1 else []
+    each = {name: [entry.metrics[name] for entry in seeds if name in entry.metrics] for name in part.metrics}
+    interval = {"auc": part.interval} if part.interval else {}
+    return plots.Bar(run.workload, part.metrics, own=True, spread=part.spread, seeds=each, interval=interval)
 
 
 def budget(run: Reading, key: str) -> Section:
-    title, profiled = "Where a step spends its time", run.profile is not None
-    parts = step_parts(run, profiled=profiled)
-    if not parts:
+    title, performance = "Where a step spends its time", run.result.performance
+    if run.profile is None:
         return Section("budget", title, [Missing("The step budget", run.profile_command)])
-    rows = []
-    for part in parts:
-        times = cells(fmt.time(part.ms["p50"]), fmt.spread(part.ms)) if part.ms else ()
-        rows.append((keyed(part.name), *cells(percent(part.share), *times, Cell(part.phase, "muted"))))
-    head = ("part", "share", *(("p50", "p20 – p80") if profiled else ()), "phase")
-    performance = run.result["performance"]
     blocks: list[Block] = [Text(_step_sentence(run), "lead")]
-    if performance["overall"]:
-        blocks.append(Text(f"The whole training took {fmt.whole_time(performance['overall'])}."))
-    if performance["difference"]:
-        blocks.append(Text(f"Steady throughput is {performance['difference']}.", "warning"))
-    unsteady = unsteady_steps(performance, run.profile) if run.profile else None
+    if performance.overall:
+        blocks.append(Text(f"The whole training took {fmt.whole_time(performance.overall)}."))
+    if performance.difference:
+        blocks.append(Text(f"Steady throughput is {performance.difference}.", "warning"))
+    unsteady = unsteady_steps(performance, run.profile)
     if unsteady:
         blocks.append(Text(unsteady, "warning"))
-    blocks.append(plots.budget_figure(f"{key}-budget", parts, "a training step"))
-    blocks.append(Table(head, rows, _budget_note(run), left=(len(head) - 1,)))
-    if not profiled:
-        blocks.append(Missing("Backward pass and update by component", run.profile_command))
-    return Section("budget", title, blocks)
+    return Section(
+        "budget", title, [*blocks, *budget_blocks(run.profile, key), Text(_measuring_note(run.profile), "note")]
+    )
 
 
 def _step_sentence(run: Reading) -> str:
-    step = run.result["performance"]["step_ms"]
+    step = run.result.performance.step_ms
     if not step:
         return f"Step time: {NOT_MEASURED}, too few steps."
-    batch = run.profile["batch_size"] if run.profile else run.config.get("train", {}).get("batch_size")
-    samples = f" of {count(batch)} samples" if isinstance(batch, int) else ""
-    after = f" Measured after it: {measured_steps(run.profile)}." if run.profile else ""
-    return f"A training step{samples} takes {fmt.time(step['p50'])} (p20 – p80: {fmt.spread(step)}).{after}"
+    profile = run.profile or {}
+    samples, after = f" of {count(profile['batch_size'])} samples", f" Measured after it: {measured_steps(profile)}."
+    return f"A training step{samples} takes {fmt.time(step.p50)} (p20 – p80: {fmt.spread(step)}).{after}"
 
 
 def measured_steps(profile: dict[str, Any]) -> str:
@@ -165,41 +149,38 @@ def measured_steps(profile: dict[str, Any]) -> str:
     plain = (profile["overhead"] or {}).get("plain_ms")
     without = f", {fmt.time(plain)} without" if plain else ""
     return (
-        f"parts of {count(profile['steps'])} steps with timers ({fmt.time(clocked)} each{without}), limit of "
-        f"{count((observed.get('steps') or {}).get('plain'))} observed ones ({fmt.time(observed['step_ms']['p50'])})"
+        f"parts of {count(profile['steps'])} steps with timers ({fmt.time(clocked)} each{without}), limit: from "
+        f"{count((observed.get('steps') or {}).get('plain'))} observed steps "
+        f"(median {fmt.time(observed['step_ms']['p50'])})"
     )
 
 
-def unsteady_steps(performance: dict[str, Any], profile: dict[str, Any]) -> str | None:
+def unsteady_steps(performance: Performance, profile: dict[str, Any]) -> str | None:
     """A warning if steps took clearly longer or shorter in the profile than in training."""
-    trained = performance["step_ms"]
+    trained = performance.step_ms
     if not trained:
         return None
     profiled = (profile["overhead"] or {}).get("plain_ms") or profile["step_ms"]["p50"]
-    if max(profiled, trained["p50"]) <= UNSTEADY * min(profiled, trained["p50"]):
+    if max(profiled, trained.p50) <= UNSTEADY * min(profiled, trained.p50):
         return None
     return (
-        f"A step took {fmt.time(trained['p50'])} in training but {fmt.time(profiled)} in the profile, without timers. "
+        f"A step took {fmt.time(trained.p50)} in training but {fmt.time(profiled)} in the profile, without timers. "
         "Something else slowed one of them down, so the shares may be wrong."
     )
 
 
-def _budget_note(run: Reading) -> str:
-    note = "Time outside every span is “other”, so the shares sum to 1."
-    profile = run.profile
-    if profile is None:
-        return f"Measured in {count(run.result['performance']['steps_in_budget'])} steps after training. {note}"
+def _measuring_note(profile: dict[str, Any]) -> str:
     note = (
         f"Measured after training on {profile['device']} over {count(profile['steps'])} steps after "
-        f"{count(profile['warmup'])} steps of warm-up. {SHARES_NOTE} {note}"
+        f"{count(profile['warmup'])} steps of warm-up. Time outside every span is “other”, so the shares sum to 1."
     )
-    if profile["overhead"]:
-        cost = profile["overhead"]
-        note += (
-            f" Measuring costs {fmt.measuring_cost(cost['share'], profile['step_ms'])}: a step took "
-            f"{fmt.time(cost['plain_ms'])} without timers, {fmt.time(cost['clocked_ms'])} with them."
-        )
-    return note
+    cost = profile["overhead"]
+    if not cost:
+        return note
+    return (
+        f"{note} Measuring costs {fmt.measuring_cost(cost['share'], profile['step_ms'])}: a step took "
+        f"{fmt.time(cost['plain_ms'])} without timers, {fmt.time(cost['clocked_ms'])} with them."
+    )
 
 
 def training(run: Reading, key: str) -> Section:
@@ -207,7 +188,7 @@ def training(run: Reading, key: str) -> Section:
     if not events.losses and not events.metrics:
         return Section("training", "Training", [Text("events.jsonl holds neither losses nor metrics.", "note")])
     name = next((name for name in ("auc", "accuracy", "log_loss") if _history(run, name)), "auc")
-    history, bound = _history(run, name), bounds(run.result).get(name)
+    history, bound = _history(run, name), lowest(run.result.quality).get(name)
     steps = sum(len(series) for series in events.losses.values())
     ends = [f"seed {seed}: {series[-1][1]:.3f} after step {series[-1][0]:,}" for seed, series in events.losses.items()]
     several = len(events.losses) > 1
@@ -227,7 +208,7 @@ def training(run: Reading, key: str) -> Section:
     label = f"Training loss ({'; '.join(ends)}), gradient norm and validation {metric(name)} over the steps"
     draw = lambda width: curves.training(width, events.losses, events.norms, history, metric(name), bound)  # noqa: E731
     blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
-    names = [name for name in run.result["quality"]["metrics"] if any(name in event for event in events.metrics)]
+    names = [name for name in run.result.quality.metrics if any(name in event for event in events.metrics)]
     if events.metrics and names:
         rows = [
             cells(event["seed"], f"{event['step']:,}", event.get("epoch", NONE), *(_score(event, n) for n in names))
@@ -252,23 +233,23 @@ def _history(run: Reading, name: str) -> dict[int, list[tuple[int, float]]]:
 
 
 def provenance(run: Reading) -> Section:
-    origin, data = run.result["provenance"], run.result["data"]
-    commit = origin["commit"] or "none: recperf did not run from a checkout"
-    if origin["dirty"]:
+    origin, data = run.result.provenance, run.result.data
+    commit = origin.commit or "none: recperf did not run from a checkout"
+    if origin.dirty:
         commit += ", with uncommitted changes"
     rows: list[tuple[str, str | Cell]] = [
         ("run", Cell(run.name, "code")),
         ("commit", Cell(commit, "code")),
-        ("data", f"{data['name']}, {count(data['rows'])} rows, split {data['split']}"),
-        ("data digest (SHA-256)", Cell(origin["data_digest"], "code")),
-        ("first seed", str(origin["seed"])),
-        ("started – ended (UTC)", f"{fmt.timestamp(origin['started'])} – {fmt.timestamp(origin['ended'])}"),
-        ("interrupted and resumed", f"{origin['resumes']} times" if origin["resumes"] else "never"),
-        *(("changed when resumed", change_text(change)) for change in origin.get("changes", [])),
-        ("device", run.result["performance"]["device"]),
-        *((f"setting: {name}", text) for name, text in run.result["performance"]["settings"].items()),
-        ("packages", ", ".join(f"{name} {version}" for name, version in origin["packages"].items())),
-        ("machine fingerprint", Cell(origin["machine"], "code")),
+        ("data", f"{data.name}, {count(data.rows)} rows, split {data.split}"),
+        ("data digest (SHA-256)", Cell(origin.data_digest, "code")),
+        ("first seed", str(origin.seed)),
+        ("started – ended (UTC)", f"{fmt.timestamp(origin.started)} – {fmt.timestamp(origin.ended)}"),
+        ("interrupted and resumed", f"{origin.resumes} times" if origin.resumes else "never"),
+        *(("changed when resumed", change_text(change)) for change in origin.changes),
+        ("device", run.result.performance.device),
+        *((f"setting: {name}", text) for name, text in run.result.performance.settings.items()),
+        ("packages", ", ".join(f"{name} {version}" for name, version in origin.packages.items())),
+        ("machine fingerprint", Cell(origin.machine, "code")),
         *((f"machine: {name}", fmt.setting(value)) for name, value in _machine(run.machine).items()),
     ]
     if run.peaks:
@@ -295,20 +276,20 @@ def config(run: Reading) -> Section:
 
 
 def reproduce(run: Reading) -> Section:
-    origin = run.result["provenance"]
+    origin = run.result.provenance
     blocks: list[Block] = []
-    if origin["commit"]:
-        blocks.append(Code("The code", f"git checkout {origin['commit']}"))
-    if origin["dirty"]:
+    if origin.commit:
+        blocks.append(Code("The code", f"git checkout {origin.commit}"))
+    if origin.dirty:
         text = "The checkout had uncommitted changes, so the commit alone may not reproduce the run."
         blocks.append(Text(text, "warning"))
-    changes = origin.get("changes", [])
-    if not repeatable(changes, (entry["seed"] for entry in run.result["quality"]["seeds"])):
-        listed = "; ".join(change_text(change) for change in changes if not is_free(change["field"]))
+    changes = origin.changes
+    if not repeatable(changes, (entry.seed for entry in run.result.quality.seeds)):
+        listed = "; ".join(change_text(change) for change in changes if not is_free(change.field))
         text = f"No single command repeats this run, because its config was changed on the way: {listed}."
         blocks.append(Text(f"{text} The command below trains with the final config from the first step.", "warning"))
     command = f"recperf run --config {shlex.quote(str(run.folder / 'config.json'))}"
     blocks.append(Code("The run, in a new folder", command))
-    typed = "The command that finished it" if origin["resumes"] else "The command line of this run"
-    blocks.append(Code(typed, shlex.join(origin["command"])))
+    typed = "The command that finished it" if origin.resumes else "The command line of this run"
+    blocks.append(Code(typed, shlex.join(origin.command)))
     return Section("reproduce", "Reproduce it", blocks)

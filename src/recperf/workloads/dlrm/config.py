@@ -19,7 +19,7 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...runs.contract import Claim, budget_sums, known_machine, quality_target
+from ...runs.contract import Claim, quality_target
 from ...train.config import BIASES, PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
 from ..click_plan import planned_clicks
 
@@ -369,7 +369,7 @@ def bounds(config: DLRMWorkloadConfig) -> dict[str, Any]:
 
 
 def claims(config: DLRMWorkloadConfig) -> tuple[Claim, ...]:
-    return (quality_target(lambda *_: bounds(config)), known_machine(), budget_sums())
+    return (quality_target(lambda *_: bounds(config)),)
 
 
 DLRM = Workload(

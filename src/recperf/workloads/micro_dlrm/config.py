@@ -12,7 +12,7 @@ from ...measure.cost import FLOAT
 from ...measure.limits import verdict_of
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
-from ...runs.contract import Claim, budget_sums, known_machine, quality_target
+from ...runs.contract import Claim, quality_target
 from ...runs.measured_claims import limits_lead, slower_than_copies
 from ...train.config import BIASES, GraphTrainConfig
 from ..click_plan import planned_clicks
@@ -124,8 +124,6 @@ def claims(config: MicroDLRMConfig) -> tuple[Claim, ...]:
     """It reaches its target; calling operators takes most of a step; its tables are no strain on memory."""
     return (
         quality_target(lambda _, data: bounds(config, data)),
-        known_machine(),
-        budget_sums(),
         limits_lead("dispatch", "python", derive=verdict_of),
         slower_than_copies("embedding"),
     )

@@ -16,7 +16,7 @@ from ...models.config import HashedDLRMConfig
 from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...runs.contract import Claim, budget_sums, known_machine, loss_falls, quality_target
+from ...runs.contract import Claim, loss_falls, quality_target
 from ...runs.measured_claims import in_memory, limits_lead, on_cpu, pair_ratio_as_measured, share_of_forward_at_least
 from ...train.config import BIASES, SparseTrainConfig
 from ..click_plan import planned_clicks
@@ -144,7 +144,7 @@ def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
     """The loss falls on any device; on a CPU with uniform ids lookups dominate the forward pass, and memory limits, if
     that is where the table lies."""
     target = quality_target(lambda *_: bounds(config))
-    common = (target, known_machine(), budget_sums(), loss_falls(0.005))
+    common = (target, loss_falls(0.005))
     if config.data.ids != "uniform":
         return common
     of_memory = (
