@@ -116,7 +116,7 @@ def _result(evidence: Evidence) -> Finding:
 def _differences(place: str, stated: Any, derived: Any) -> Iterator[str]:
     """The places at which a result is not what the other files give."""
     if isinstance(stated, dict) and isinstance(derived, dict):
-        for name in stated.keys() | derived.keys():
+        for name in {**stated, **derived}:
             yield from _differences(f"{place}.{name}".lstrip("."), stated.get(name), derived.get(name))
     elif isinstance(stated, list) and isinstance(derived, list) and len(stated) == len(derived):
         for index, pair in enumerate(zip(stated, derived)):
