@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from recperf.data.click_store.order import ClickOrder
 from recperf.data.click_store.rows import EMPTY, Rows, Split
-from recperf.data.order import WHOLE, Part, Samples, ShuffledOrder, cut, cut_part, permutation
+from recperf.data.order import WHOLE, RankPart, Samples, ShuffledOrder, cut, cut_part, permutation
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
 
@@ -106,7 +106,7 @@ def test_parts_have_the_bits_of_the_whole_batch(name: str, ranks: int) -> None:
     make = orders()[name]
     whole = list(make())
     for rank in range(ranks):
-        made = list(make(Part(rank, ranks)))
+        made = list(make(RankPart(rank, ranks)))
         assert len(made) == len(whole)
         for batch, part in zip(whole, made):
             these = list(range(rank, len(batch), ranks)) or [0]

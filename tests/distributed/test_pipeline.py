@@ -121,13 +121,13 @@ def test_click_models_train_the_same_to_the_bit() -> None:
 
 
 def test_a_batch_of_clicks_knows_the_bags_of_the_next_one() -> None:
-    from recperf.data.order import Part, Samples, ShuffledOrder
+    from recperf.data.order import RankPart, Samples, ShuffledOrder
     from recperf.workloads.click_ranks import SharedOrder
 
     samples = Samples(
         keys=("a", "b"), dense_ND=torch.zeros(45, 2), ids_FN=torch.arange(90).view(2, 45), labels_N=torch.zeros(45)
     )
-    part = Part(1, 2)
+    part = RankPart(1, 2)
     made = ShuffledOrder(samples=samples, batch_size=10, seed=3).share(part)
     batches = list(SharedOrder(made, part, ahead=True, last=3).batches(0))
     assert [batch.step for batch in batches] == [0, 1, 2, 3, 4]

@@ -15,7 +15,7 @@ from rank_pool import needs_torchrec, run_ranks
 from recperf.distributed.waits import Clock, Wait
 from recperf.distributed.window import APART, QUEUED, RankReadings, ceiling_shares, summarize
 from recperf.measure.limits import ranks_sentence, verdict_of
-from recperf.measure.profile import BLOCK, Reading, Window
+from recperf.measure.profile import BLOCK, ClockedSteps, Reading
 
 MS = 1_000_000
 
@@ -161,7 +161,7 @@ def test_plain_steps_are_not_watched_and_clocked_ones_follow_a_step_that_is() ->
         seen.append(("clocked", inside[0]))
         return 1, {"data": 1}
 
-    window = Window(
+    window = ClockedSteps(
         step=step, order=Order(), first_epoch=0, rows=1, rows_of=lambda batch: torch.zeros(1, dtype=torch.long),
         cost_of=lambda batch, ids, unique: {}, sync=None, clocked_step=clocked, watch=watch,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import recperf.models.config  # noqa: F401  declares the spans of the synthetic 
 from recperf.measure import fixes as module
 from recperf.measure.fixes import (
     Facts,
-    Part,
+    PartTimes,
     doubt,
     drifted,
     facts,
@@ -55,7 +55,7 @@ ALONE = ("input", "pinned", "graph", "precision", "bfloat16", "embedding", "inte
 def made(
     parts: dict[str, tuple[float, float, float]] | None = None, *, input_ms: float = INPUT, **change: Any
 ) -> Facts:
-    by_name = {name: Part(*figures) for name, figures in (parts or EAGER).items()}
+    by_name = {name: PartTimes(*figures) for name, figures in (parts or EAGER).items()}
     costs = {name: {"flops": 1e9 if "bottom" in name or "top" in name else 0.0, "bytes": 4e6} for name in by_name}
     whole = Facts(input_ms=input_ms, parts=by_name, costs=costs, gpu=GPU, precision="float32", batch_bytes=4e6)
     return replace(whole, **change)

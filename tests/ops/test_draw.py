@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recperf.data.batch import ClickBatch
-from recperf.data.order import WHOLE, Part
+from recperf.data.order import WHOLE, RankPart
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
 from recperf.errors import MachineError
@@ -85,7 +85,7 @@ def test_a_part_of_a_batch_has_the_bits_of_the_whole(implementation: str, shape:
     options = SHAPES[shape] | {"distinct": shape == "odd", "batch_size": 7}
     whole = source(implementation, **options).batch(0, 3)
     for rank in range(3):
-        part = source(implementation, part=Part(rank, 3), **options).batch(0, 3)
+        part = source(implementation, part=RankPart(rank, 3), **options).batch(0, 3)
         these = list(range(rank, 7, 3))
         assert torch.equal(part.dense_BD, whole.dense_BD[these])
         assert torch.equal(part.labels_B, whole.labels_B[these])

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from recperf.errors import DataError, UsageError
-from recperf.runs.compare import Change, Comparison, Side, compare, load, of_workload, parse_gate
+from recperf.runs.compare import Comparison, Side, TimeChange, compare, load, of_workload, parse_gate
 
 
 def loaded(profile: dict[str, Any], name: str = "a") -> Side:
@@ -30,7 +30,7 @@ def slower(**times: float) -> dict[str, Any]:
                         if k in ("step_ms", "components")}}  # fmt: skip
 
 
-def changes(difference: Comparison, group: str = "parts") -> dict[str, Change]:
+def changes(difference: Comparison, group: str = "parts") -> dict[str, TimeChange]:
     return {change.name: change for change in difference.groups[group]}
 
 

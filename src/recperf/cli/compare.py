@@ -11,7 +11,7 @@ import tyro
 
 from ..errors import GateFailed, UsageError
 from ..runs import compare as timing
-from ..runs.compare import Change, Comparison
+from ..runs.compare import Comparison, TimeChange
 from ..runs.report.formats import NONE, component, count, percent, short, spread, time
 from ..runs.report.text import columns
 from .parse import JsonOption, parse
@@ -118,7 +118,7 @@ def _limits(comparison: Comparison) -> list[str]:
     return ["", f"what limits the step: {named}", *columns(rows)]
 
 
-def _row(change: Change, name: str) -> list[str]:
+def _row(change: TimeChange, name: str) -> list[str]:
     cells = []
     for ms in (change.old_ms, change.new_ms):
         cells += [time(ms.p50), spread(msgspec.to_builtins(ms)) if ms.p20 is not None else NONE] if ms else [NONE, NONE]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ..errors import GateFailed, UsageError
-from ..runs.mlperf.check import Convergence, Verdict, convergence, verdict
+from ..runs.mlperf.check import Convergence, LogVerdict, convergence, verdict
 from ..runs.mlperf.library import RULESET, RUNS
 from ..runs.mlperf.lines import logs_in
 from .parse import JsonOption, choose_action, parse
@@ -68,7 +68,7 @@ def _logs(paths: tuple[Path, ...], action: str) -> list[Path]:
     return logs_in(list(paths))
 
 
-def _failure(verdicts: list[Verdict], rcp: Convergence | None) -> GateFailed | None:
+def _failure(verdicts: list[LogVerdict], rcp: Convergence | None) -> GateFailed | None:
     failed = [one for one in verdicts if not one.passed]
     what = [f"{len(failed)} of {len(verdicts)} logs fail ruleset {RULESET}"] if failed else []
     if rcp is not None and rcp.passed is False:
@@ -78,7 +78,7 @@ def _failure(verdicts: list[Verdict], rcp: Convergence | None) -> GateFailed | N
     return GateFailed("; ".join(what), where={"log": failed[0].log} if failed else None)
 
 
-def _verdict_text(verdict: Verdict) -> str:
+def _verdict_text(verdict: LogVerdict) -> str:
     lines = [f"{'passed' if verdict.passed else 'FAILED'}  {verdict.log}  ({verdict.division or 'no'} division)"]
     width = max((len(failure.rule) for failure in verdict.failures), default=0)
     lines += [f"  {failure.rule:<{width}}  {failure.text}" for failure in verdict.failures]

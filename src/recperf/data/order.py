@@ -17,7 +17,7 @@ from .batch import ClickBatch, JaggedFeatures, Tensors, largest_ids
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """The samples of every batch that one of several ranks makes: rank, rank + ranks, rank + 2 ranks and so on."""
 
     rank: int = 0
@@ -41,7 +41,7 @@ class Part:
         return made_N
 
 
-WHOLE = Part()
+WHOLE = RankPart()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,13 +88,13 @@ class ShuffledOrder:
     samples: Samples
     batch_size: int
     seed: int
-    part: Part = WHOLE
+    part: RankPart = WHOLE
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         return -(-len(self.samples) // self.batch_size)
 
-    def share(self, part: Part) -> ShuffledOrder:
+    def share(self, part: RankPart) -> ShuffledOrder:
         """The same batches, of which only a part is made."""
         return replace(self, part=part)
 
@@ -111,7 +111,7 @@ class ShuffledOrder:
 
 
 def cut_part(
-    samples: Samples, batch_size: int, part: Part, start: int = 0, order_N: Tensor | None = None
+    samples: Samples, batch_size: int, part: RankPart, start: int = 0, order_N: Tensor | None = None
 ) -> Iterator[ClickBatch]:
     """A part of each of the batches that `cut` yields of samples in an order; nothing else is gathered."""
     rows_N = torch.from_numpy(part.rows(start * batch_size, len(samples), batch_size, len(samples)))

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..config import require
 from ..ops.draw import Buffers, Name, Plan, SharedSpacePlan, choose, reference, shared_space
 from .batch import ClickBatch, JaggedFeatures
-from .order import WHOLE, Part
+from .order import WHOLE, RankPart
 from .random_config import RandomBagsConfig, read_profile
 
 
@@ -44,7 +44,7 @@ class RandomBags:
     config: RandomBagsConfig
     implementation: Name = "auto"
     """What draws: reference (torch), native (C, CPU), triton (GPU), or auto."""
-    part: Part = WHOLE
+    part: RankPart = WHOLE
     """The samples of each batch that are drawn; the others cost nothing."""
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class RandomBags:
         """Batches in an epoch."""
         return self.config.batches
 
-    def share(self, part: Part) -> RandomBags:
+    def share(self, part: RankPart) -> RandomBags:
         """The same batches, of which only a part is drawn."""
         return replace(self, part=part)
 

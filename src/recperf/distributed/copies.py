@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..ops.table_rules import TableRule
-from .sharding import Part
+from .sharding import TableShard
 from .world import World
 
 
@@ -38,7 +38,7 @@ class CopiedTables:
         """The rows of a table."""
         return slice(self.starts[name], self.starts[name] + self.rows[name])
 
-    def parts(self, why: str = "--distributed.sharding") -> list[Part]:
+    def parts(self, why: str = "--distributed.sharding") -> list[TableShard]:
         """One copy per table and rank."""
         return [
             part
@@ -46,7 +46,7 @@ class CopiedTables:
             for part in copy_parts(name, rows, self.dim, self.world, why, state_width=self.rule.state_width(self.dim))
         ]
 
-    def local(self) -> list[tuple[Part, Tensor, list[Tensor]]]:
+    def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
         """This rank's copies, and the optimizer's states of them."""
         own = [part for part in self.parts() if part.rank == self.world.rank]
         places = [self.place(part.table) for part in own]
@@ -72,10 +72,10 @@ def _by_kind(state: Tensor, dim: int) -> Sequence[Tensor]:
     return [state] if state.dim() == 1 else torch.split(state, dim, 1)
 
 
-def copy_parts(name: str, rows: int, dim: int, world: World, why: str, *, state_width: int) -> list[Part]:
+def copy_parts(name: str, rows: int, dim: int, world: World, why: str, *, state_width: int) -> list[TableShard]:
     """The copies of a data-parallel table, one per rank."""
     return [
-        Part(
+        TableShard(
             table=name, rank=rank, kind="data-parallel", kernel="copy", first_row=0, rows=rows, first_column=0,
             columns=dim, why=why, state_width=state_width,
         )

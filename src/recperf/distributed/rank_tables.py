@@ -15,7 +15,7 @@ from .copies import CopiedTables
 from .demand import Demand
 from .library import require_torchrec
 from .placement import placed_by
-from .sharding import Part, ShardedTables, require_possible
+from .sharding import ShardedTables, TableShard, require_possible
 from .world import World
 
 CHUNK = 1 << 22
@@ -59,7 +59,7 @@ class RankTables(nn.Module):
     def _keyed(self, batch: Any) -> Any:
         """A batch as TorchRec's KeyedJaggedTensor."""
 
-    def local(self) -> list[tuple[Part, Tensor, list[Tensor]]]:
+    def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
         """This rank's shards and copies: their place, their rows, and the optimizer's states of those."""
         return self.sharded.local() + self.copies.local()
 

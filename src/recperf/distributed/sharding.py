@@ -31,7 +31,7 @@ KERNELS = {"device": "fused", "host": "fused_uvm", "cached-host": "fused_uvm_cac
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TableShard:
     """A shard: a rectangle of a table, on one rank."""
 
     table: str
@@ -181,7 +181,7 @@ def _partitioner(placed: Sequence[Placed], demand: Demand, device: str) -> Any:
     return PlacedPartitioner()
 
 
-def parts_of(plan: Any, placed: Sequence[Placed], options: DistributedConfig) -> list[Part]:
+def parts_of(plan: Any, placed: Sequence[Placed], options: DistributedConfig) -> list[TableShard]:
     """A plan as shards, in an order that is the same on every rank."""
     names = {kind: name for name, kind in KINDS.items()}
     reasons = {one.table.name: [one.why] for one in placed}
@@ -194,7 +194,7 @@ def parts_of(plan: Any, placed: Sequence[Placed], options: DistributedConfig) ->
             for shard in placement.sharding_spec.shards:
                 rank = shard.placement.rank()
                 parts.append(
-                    Part(
+                    TableShard(
                         table=table,
                         rank=rank,
                         kind=names[placement.sharding_type],
@@ -220,14 +220,14 @@ def free_memory(world: World) -> dict[str, int]:
     return {device: -world.maximum(-bytes_) for device, bytes_ in free.items()}
 
 
-def plan_text(parts: list[Part]) -> str:
+def plan_text(parts: list[TableShard]) -> str:
     """The plan as a table of text."""
     rows = plan_rows(parts)
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def plan_rows(parts: list[Part]) -> list[list[str]]:
+def plan_rows(parts: list[TableShard]) -> list[list[str]]:
     """The plan as rows of text; the first is the header."""
     rows = [["rank", "table", "kind", "kernel", "rows", "columns", "bytes", "why"]]
     for part in sorted(parts, key=lambda part: (part.rank, part.table, part.first_row, part.first_column)):
@@ -260,7 +260,7 @@ class ShardedTables:
             rule,
             tuple(one.table.name for one in placed),
             world,
-            list[Part](),
+            list[TableShard](),
         )
         self._model: Any = None
         if not placed:
@@ -311,7 +311,7 @@ class ShardedTables:
                 group["lr"] = rate
             self._model.fused_optimizer.step()
 
-    def local(self) -> list[tuple[Part, Tensor, list[Tensor]]]:
+    def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
         """This rank's shards, their rows, and the optimizer's states: each has a number per row or per weight."""
         if not self:
             return []

@@ -15,7 +15,7 @@ from ..measure.limits import verdict_of
 from ..measure.observing import Observer
 from ..measure.peaks import with_threads
 from ..measure.peaks.other_work import DISTURBED, OtherWork, not_judged
-from ..measure.profile import ClockedStep, Reading, Window
+from ..measure.profile import ClockedStep, ClockedSteps, Reading
 from ..measure.sections import part_ms
 from ..runs.record import Run
 from ..runs.report.formats import measuring_cost
@@ -131,7 +131,7 @@ def share_of_others(other_work: OtherWork) -> float | None:
 
 def open_window(
     prepared: Prepared, trial: Trial, recipe: Recipe, ranks: SharedWindow | SingleWindow, *, later: int = 0
-) -> Window:
+) -> ClockedSteps:
     """A window on the first epoch after training, or `later` epochs after that, so that two windows share no ids."""
 
     def step(batches: Iterator[Any], _: int) -> Any:
@@ -139,7 +139,7 @@ def open_window(
         return take_step(recipe, batches, recipe.steps - 1)
 
     row_bytes, all_bytes = prepared.table_bytes()
-    return Window(
+    return ClockedSteps(
         step=step,
         order=recipe.order,
         first_epoch=recipe.epochs + later,
@@ -167,7 +167,7 @@ def _clocked_step(recipe: Recipe, ranks: SharedWindow | SingleWindow) -> Clocked
     return clocked
 
 
-def close_window(window: Window, prepared: Prepared, ranks: SharedWindow | SingleWindow) -> dict[str, Any]:
+def close_window(window: ClockedSteps, prepared: Prepared, ranks: SharedWindow | SingleWindow) -> dict[str, Any]:
     row_bytes, all_bytes = prepared.table_bytes()
     device = prepared.settings.device_name
     profile = window.result(device=device, row_bytes=row_bytes, working_set_bytes=all_bytes)

@@ -73,7 +73,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartTimes:
     host_ms: float
     device_ms: float
     kernels: float
@@ -84,7 +84,7 @@ class Facts:
     """The facts about a step on a GPU that a prediction uses, in one case."""
 
     input_ms: float
-    parts: dict[str, Part]
+    parts: dict[str, PartTimes]
     costs: dict[str, dict[str, Any]]
     gpu: dict[str, Any]
     """Ceilings of the device."""
@@ -187,7 +187,7 @@ def facts(
     return Facts(
         input_ms=input_ms,
         parts={
-            name: Part(host[name] * untraced * scale, part["device_ms"] * scale, part["kernels"])
+            name: PartTimes(host[name] * untraced * scale, part["device_ms"] * scale, part["kernels"])
             for name, part in traced.items()
         },
         costs=budget,
@@ -233,20 +233,20 @@ def _affected(fix: str, parts: Iterable[str]) -> list[str]:
     return [part for part in parts if fix in KINDS and kind_of(part) == KINDS[fix]]
 
 
-def _changed(step: Facts, fix: str, name: str, part: Part, precision: str) -> Part:
+def _changed(step: Facts, fix: str, name: str, part: PartTimes, precision: str) -> PartTimes:
     """A part with a fix applied."""
     cost = step.costs.get(name) or {}
     if fix in ("precision", "bfloat16"):
         least = max(step.products_ms(cost.get("flops") or 0, precision), part.kernels * step.kernel_ms)
-        return Part(part.host_ms, min(part.device_ms, least), part.kernels)
+        return PartTimes(part.host_ms, min(part.device_ms, least), part.kernels)
     if fix == "mlp":
         # Separate kernels for bias, ReLU and the bias gradient disappear; the products remain.
         kernels = part.kernels * 0.7
         saved = (part.kernels - kernels) * step.kernel_ms
-        return Part(part.host_ms * 0.7, max(part.device_ms * 0.5, part.device_ms - saved), kernels)
+        return PartTimes(part.host_ms * 0.7, max(part.device_ms * 0.5, part.device_ms - saved), kernels)
     kernels = min(part.kernels, FUSED_KERNELS.get((kind_of(name), phase_of(name)), 2))
     device = min(part.device_ms, max(step.memory_ms(cost.get("bytes") or 0), kernels * step.kernel_ms))
-    return Part(min(part.host_ms, kernels * step.launch_ms), device, kernels)
+    return PartTimes(min(part.host_ms, kernels * step.launch_ms), device, kernels)
 
 
 def on_a_cpu(

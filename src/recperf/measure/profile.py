@@ -43,7 +43,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class Window:
+class ClockedSteps:
     """Measures steady steps on batches that training has not seen, alternating plain and clocked ones.
 
     `rows` is the number of rows of all tables, `rows_of` gives those a batch looks up, and `cost_of(batch, ids,

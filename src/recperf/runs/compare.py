@@ -49,7 +49,7 @@ class Time(Struct):
     p80: float | None = None
 
 
-class Change(Struct):
+class TimeChange(Struct):
     """The time of one part of a step on both sides; None if a side does not have it."""
 
     name: str
@@ -88,8 +88,8 @@ class Comparison(Struct):
     """Differences that make the two incomparable: device, workload, batch size."""
     notes: list[str]
     """Other differences, each of which may cause a change or hide it."""
-    step: Change
-    groups: dict[str, list[Change]]
+    step: TimeChange
+    groups: dict[str, list[TimeChange]]
     """Parts or regions, operators, kernels; in each the largest change in time first."""
     missing: dict[str, str]
     """Groups that are not compared, and why."""
@@ -98,13 +98,13 @@ class Comparison(Struct):
     shares: dict[str, tuple[float, float]]
     """Share of the step by limit on both sides, the largest first."""
 
-    def regressions(self, gate: float) -> list[Change]:
+    def regressions(self, gate: float) -> list[TimeChange]:
         gated = (change for name in GATED for change in self.groups.get(name, ()))
         return [change for change in (self.step, *gated) if change.beyond(gate)]
 
 
 @dataclass(kw_only=True)
-class Part:
+class TimedPart:
     time: Time
     share: float
     count: float | None = None
@@ -117,7 +117,7 @@ class Side:
     path: Path
     steps: int
     step: Time
-    groups: dict[str, dict[str, Part]]
+    groups: dict[str, dict[str, TimedPart]]
     missing: dict[str, str] = field(default_factory=dict)
     identity: dict[str, Any] = field(default_factory=dict)
     """What must be equal for a fair comparison."""
@@ -180,7 +180,7 @@ def of_workload(file: Path, profile: dict[str, Any]) -> Side:
     workload, config, machine = _about(file.parent)
     absent = why_missing(profile, "kernels")
     step = _time(known.step_ms)
-    parts = {part.name: Part(time=_time(part.ms), share=part.share) for part in known.components}
+    parts = {part.name: TimedPart(time=_time(part.ms), share=part.share) for part in known.components}
     named = [(row.name, row.total_ms, row.count) for row in rows]
     return Side(
         path=file,
@@ -233,7 +233,7 @@ def load_trace(path: Path) -> Side:
     steps = trace["times"]["steps"]
     step = _time_over(steps)
     groups = {
-        kind: {name: Part(time=_time_over(times), share=_time_over(times).p50 / (step.p50 or 1.0))
+        kind: {name: TimedPart(time=_time_over(times), share=_time_over(times).p50 / (step.p50 or 1.0))
                for name, times in trace["times"][kind].items()}
         for kind in ("regions", "operators", "kernels")
     }  # fmt: skip
@@ -271,7 +271,7 @@ def compare(old: Side, new: Side) -> Comparison:
         files=(printable(old.path), printable(new.path)),
         warnings=_warnings(old, new),
         notes=_notes(old, new),
-        step=_change("step", Part(time=old.step, share=1.0), Part(time=new.step, share=1.0)),
+        step=_change("step", TimedPart(time=old.step, share=1.0), TimedPart(time=new.step, share=1.0)),
         groups=groups,
         missing=missing,
         limits=(old.limit, new.limit),
@@ -279,21 +279,21 @@ def compare(old: Side, new: Side) -> Comparison:
     )
 
 
-def change(name: str, old: Mapping[str, float], new: Mapping[str, float], share: float) -> Change:
+def change(name: str, old: Mapping[str, float], new: Mapping[str, float], share: float) -> TimeChange:
     """The change of one time, each given as p20, p50 and p80."""
-    return _change(name, Part(time=Time(**old), share=share), Part(time=Time(**new), share=share))
+    return _change(name, TimedPart(time=Time(**old), share=share), TimedPart(time=Time(**new), share=share))
 
 
-def _changes(old: dict[str, Part], new: dict[str, Part]) -> list[Change]:
+def _changes(old: dict[str, TimedPart], new: dict[str, TimedPart]) -> list[TimeChange]:
     rows = [_change(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
     return sorted(rows, key=lambda row: -abs(row.difference_ms))
 
 
-def _change(name: str, old: Part | None, new: Part | None) -> Change:
+def _change(name: str, old: TimedPart | None, new: TimedPart | None) -> TimeChange:
     before, after = (side.time if side else None for side in (old, new))
     more = (after.p50 if after else 0.0) - (before.p50 if before else 0.0)
     ratio = more / before.p50 if before and after and before.p50 else 0.0 if before and after and not more else None
-    return Change(
+    return TimeChange(
         name=printable(name),
         old_ms=before,
         new_ms=after,
@@ -415,13 +415,13 @@ def _time_over(times: list[float]) -> Time:
     return Time(p20=cuts[1], p50=cuts[4] or statistics.fmean(times), p80=max(cuts[7], cuts[4]))
 
 
-def _added_up(rows: Iterable[tuple[str, float, float | None]], step: Time) -> dict[str, Part]:
+def _added_up(rows: Iterable[tuple[str, float, float | None]], step: Time) -> dict[str, TimedPart]:
     """Times and counts by name; the same name may have several rows."""
-    sums: dict[str, Part] = {}
+    sums: dict[str, TimedPart] = {}
     for name, ms, count in rows:
-        before = sums.setdefault(printable(name), Part(time=Time(p50=0.0), share=0.0, count=0.0))
+        before = sums.setdefault(printable(name), TimedPart(time=Time(p50=0.0), share=0.0, count=0.0))
         total = before.time.p50 + float(ms)
-        sums[printable(name)] = Part(
+        sums[printable(name)] = TimedPart(
             time=Time(p50=total), share=total / (step.p50 or 1.0), count=(before.count or 0.0) + float(count or 0.0)
         )
     return sums

@@ -62,7 +62,7 @@ class Timing(Struct):
     """The time of every step, without the warm-up."""
 
 
-class Change(Struct):
+class ChangeEvent(Struct):
     """A config field that differs from then on; `step` is the last step before."""
 
     seed: int
@@ -72,7 +72,7 @@ class Change(Struct):
     now: Any
 
 
-KINDS: dict[str, type] = {"step": Step, "metric": Metric, "timing": Timing, "change": Change}
+KINDS: dict[str, type] = {"step": Step, "metric": Metric, "timing": Timing, "change": ChangeEvent}
 _ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
 
 

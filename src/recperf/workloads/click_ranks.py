@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import ClickBatch, JaggedFeatures
-from ..data.order import Part
+from ..data.order import RankPart
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.balance import stride
 from ..distributed.checkpoint import sharded_state
@@ -70,7 +70,7 @@ class SharedClicks:
         self.part.record_stream(stream)
 
 
-def share(own: ClickBatch, samples: int, part: Part, step: int = 0) -> SharedClicks:
+def share(own: ClickBatch, samples: int, part: RankPart, step: int = 0) -> SharedClicks:
     """A rank's `own` samples of a batch of `samples`. Every rank has as many bags as the one with the most samples."""
     features = own.features.trimmed()
     bags = SharedFeatures(
@@ -83,7 +83,7 @@ def share(own: ClickBatch, samples: int, part: Part, step: int = 0) -> SharedCli
 class DividedOrder(Order, Protocol):
     """An order that can make only a part of each batch."""
 
-    def share(self, part: Part) -> DividedOrder: ...
+    def share(self, part: RankPart) -> DividedOrder: ...
 
     def whole_samples(self, number: int) -> int:
         """Samples of a batch of an epoch, those of all ranks together."""
@@ -96,7 +96,7 @@ class SharedOrder:
 
     order: DividedOrder
     """Makes this part."""
-    part: Part
+    part: RankPart
     ahead: bool = False
     """Whether a batch brings the bags of the one after it."""
     last: int = 0
@@ -212,9 +212,9 @@ class RankTrialState(DLRMTrialState):
         return plan_text(parts)
 
     @property
-    def part(self) -> Part:
+    def part(self) -> RankPart:
         """The samples of every batch that this rank makes."""
-        return Part(self.world.rank, self.world.size)
+        return RankPart(self.world.rank, self.world.size)
 
     @torch.no_grad()
     def scored(self, batches: Iterable[ClickBatch], samples: Callable[[int], int], rows: int) -> tuple[Tensor, Tensor]:

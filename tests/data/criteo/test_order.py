@@ -12,7 +12,7 @@ from recperf.data.click_store.order import ClickOrder
 from recperf.data.criteo import synthesize
 from recperf.data.criteo.config import KEYS, CriteoConfig
 from recperf.data.criteo.store import CriteoStore
-from recperf.data.order import Part
+from recperf.data.order import RankPart
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_an_epoch_can_be_entered_at_any_batch(store: CriteoStore) -> None:
 def test_parts_have_the_rows_of_the_whole_batch(store: CriteoStore) -> None:
     """Training rows lie in two files, which single rows are read from."""
     whole = [rows_of(batch) for batch in order(store).batches(2, 1)]
-    parts = [[rows_of(batch) for batch in order(store, part=Part(rank, 3)).batches(2, 1)] for rank in range(3)]
+    parts = [[rows_of(batch) for batch in order(store, part=RankPart(rank, 3)).batches(2, 1)] for rank in range(3)]
     for number, rows in enumerate(whole):
         assert [part[number] for part in parts] == [rows[rank::3] for rank in range(3)]
 
@@ -74,7 +74,7 @@ def test_a_part_may_have_no_row_of_the_last_group(tmp_path: Path) -> None:
     sizes = {"batch_size": 10, "block_rows": 8, "group_blocks": 1}
     whole = [rows_of(batch) for batch in order(made, **sizes).batches(0)]
     for rank in range(4):
-        part = [rows_of(batch) for batch in order(made, **sizes, part=Part(rank, 4)).batches(0)]
+        part = [rows_of(batch) for batch in order(made, **sizes, part=RankPart(rank, 4)).batches(0)]
         assert part == [rows[rank::4] for rows in whole]
     nothing, one = (made.take("train", np.arange(count)) for count in (0, 1))
     for empty, column in zip(vars(nothing).values(), vars(one).values()):

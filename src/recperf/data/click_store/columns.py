@@ -28,7 +28,7 @@ DIGESTS = "digests"
 _DIGEST = hashlib.sha256().digest_size
 
 
-class Part(TypedDict):
+class StoredPart(TypedDict):
     """A part in a manifest."""
 
     rows: Count
@@ -63,7 +63,7 @@ def chained(chain: str, digests: bytes) -> str:
 class ColumnWriter:
     """The array files of one part and their digests, which grow; `again` says how to resume after a failure."""
 
-    def __init__(self, folder: Path, index: int, part: Part, layout: Layout, *, again: str) -> None:
+    def __init__(self, folder: Path, index: int, part: StoredPart, layout: Layout, *, again: str) -> None:
         self.layout, self.again = layout, again
         self.lengths = {name: part["rows"] * width for name, width in layout.widths.items()}
         self.lengths[DIGESTS] = part["rows"] // part["piece"] * _DIGEST * len(layout.arrays)
@@ -113,7 +113,7 @@ class ColumnWriter:
         return chained(chain, digests)
 
 
-def piece_digests(folder: Path, index: int, part: Part, layout: Layout) -> dict[str, list[str]]:
+def piece_digests(folder: Path, index: int, part: StoredPart, layout: Layout) -> dict[str, list[str]]:
     """Digests of the pieces of each array of a part."""
     path = folder / column_name(index, DIGESTS)
     try:
@@ -139,7 +139,7 @@ def damaged(path: Path, how: str) -> DataError:
     )
 
 
-def require_arrays(folder: Path, parts: Sequence[Part], layout: Layout) -> None:
+def require_arrays(folder: Path, parts: Sequence[StoredPart], layout: Layout) -> None:
     """Refuse array files that are missing or have another length than their manifest states."""
     for index, part in enumerate(parts):
         for name, width in layout.widths.items():
@@ -155,7 +155,7 @@ def require_arrays(folder: Path, parts: Sequence[Part], layout: Layout) -> None:
 def open_columns(
     folder: Path,
     index: int,
-    part: Part,
+    part: StoredPart,
     layout: Layout,
     damaged: Callable[[Path, str], DataError] = damaged,
 ) -> dict[str, Column]:

@@ -46,7 +46,7 @@ from ..user_files.values import (
     values_in,
 )
 from .choose import Columns, choose_columns, decide_types, sql_name
-from .columns import PIECE, ColumnWriter, Layout, Part
+from .columns import PIECE, ColumnWriter, Layout, StoredPart
 from .encode import ColumnFacts, StoredColumns, layout_of, require_categories, selection, stored_arrays
 from .options import MOST_SLOTS, ClickOptions
 from .vocabulary import read_vocabulary, write_vocabulary
@@ -95,7 +95,7 @@ class Manifest(TypedDict):
     left_out: dict[str, str]
     min_count: Count
     scale: Literal["log", "quantile"]
-    parts: tuple[Part]
+    parts: tuple[StoredPart]
     digest: str
     identity: dict[str, Any]
     seconds: float
@@ -342,11 +342,11 @@ class _Build:
 
     def _write(
         self, stored: StoredColumns, layout: Layout, label_sql: str, time_sql: str | None, progress: Progress
-    ) -> Part:
+    ) -> StoredPart:
         names = {one.name: sql_name(at) for one, at in zip(stored.facts, self.columns.features)}
         more = {"label": label_sql, **({"time": time_sql} if time_sql else {})}
         query = selection(stored, names, self.kinds, "raw", trimmed=True, more=more)
-        part: Part = {"rows": 0, "piece": PIECE, "chain": ""}
+        part: StoredPart = {"rows": 0, "piece": PIECE, "chain": ""}
         # Wide tables have fewer rows at once, so that their text stays within the memory limit.
         at_once = min(PIECE, 1 << (_VALUES_AT_ONCE // (1 + len(stored.facts))).bit_length() - 1)
         with ColumnWriter(self.folder, 0, part, layout, again=RESTART) as writer:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...ops.hashing import hash_int
 from ..batch import ClickBatch, JaggedFeatures
-from ..order import WHOLE, Part, permutation
+from ..order import WHOLE, RankPart, permutation
 from .rows import EMPTY, ClickRows, Rows, Split
 
 BLOCK_ROWS = 4096
@@ -38,7 +38,7 @@ class ClickOrder:
     split: Split = "train"
     block_rows: int = BLOCK_ROWS
     group_blocks: int = GROUP_BLOCKS
-    part: Part = WHOLE
+    part: RankPart = WHOLE
     """The samples of each batch that are read; the order of all of them is the same whatever the part is."""
     _offsets: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
@@ -50,7 +50,7 @@ class ClickOrder:
         """Batches in an epoch."""
         return -(-self.rows // self.batch_size)
 
-    def share(self, part: Part) -> ClickOrder:
+    def share(self, part: RankPart) -> ClickOrder:
         """The same batches, of which only a part is read."""
         return replace(self, part=part)
 

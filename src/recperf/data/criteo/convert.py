@@ -25,7 +25,7 @@ from ...folders import alone
 from ...jsonfile import Count, read_sealed, sealed
 from ...stop import poll
 from ...units import size
-from ..click_store.columns import PIECE, ColumnWriter, Layout, Part, require_arrays
+from ..click_store.columns import PIECE, ColumnWriter, Layout, StoredPart, require_arrays
 from . import lines, source, synthesize
 from .config import DENSE, SPARSE, CriteoConfig
 from .parse import Parser
@@ -51,7 +51,7 @@ class BadLine(TypedDict):
     what: str
 
 
-class ConvertedFile(Part):
+class ConvertedFile(StoredPart):
     """How far a file of the log is converted."""
 
     name: str

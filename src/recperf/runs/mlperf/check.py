@@ -24,7 +24,7 @@ OLD_NAME = "hstu"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class LogVerdict:
     """The result of the official compliance checker, and of the rules it does not check, for one log."""
 
     log: Path
@@ -39,7 +39,7 @@ class Verdict:
         return {**to_json(self), "ruleset": RULESET}
 
 
-def verdict(path: Path, division: Division | None = None) -> Verdict:
+def verdict(path: Path, division: Division | None = None) -> LogVerdict:
     """Run the official compliance checker, for the division that the log names or for another one. In the closed
     division the benchmark's learning rates, layers and history length are checked too."""
     compliance = official("compliance_checker.mlp_compliance")
@@ -52,7 +52,7 @@ def verdict(path: Path, division: Division | None = None) -> Verdict:
         return _with_own_rules(_judged(compliance, path, copy, read(copy)), lines)
 
 
-def _with_own_rules(verdict: Verdict, lines: Lines) -> Verdict:
+def _with_own_rules(verdict: LogVerdict, lines: Lines) -> LogVerdict:
     if verdict.division != "closed":
         return verdict
     config = _config_beside(verdict.log, lines)
@@ -112,7 +112,7 @@ def _recorder(compliance: Any) -> Any:
     return checker
 
 
-def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> Verdict:
+def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> LogVerdict:
     checker, aborted = _recorder(compliance), None
     try:
         with captured_log():
@@ -135,7 +135,7 @@ def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> Verdict:
         broken.append(
             Failure(rule="checker: done", text=f"the checker failed: {type(aborted).__name__}: {aborted}"[:300])
         )
-    return Verdict(
+    return LogVerdict(
         log=path,
         passed=bool(passed),
         division=lines.first("submission_division"),

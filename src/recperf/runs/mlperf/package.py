@@ -13,7 +13,7 @@ from ...config import to_json
 from ...errors import DataError, GateFailed
 from ...folders import fresh_folder, refuse_occupied, temporary_folder
 from ...jsonfile import load
-from .check import Verdict, verdict
+from .check import LogVerdict, verdict
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
 from .lines import Lines, read
 from .system import describe, to_fill_in
@@ -51,7 +51,7 @@ def package(folder: Path, logs: list[Path], *, force: bool = False) -> Package:
     return Package(folder=folder, files=files, passed=passed, faults=faults, left=left)
 
 
-def _refuse(verdicts: list[Verdict]) -> None:
+def _refuse(verdicts: list[LogVerdict]) -> None:
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if failed:
         first = failed[0]

@@ -84,7 +84,7 @@ def pair(run: Reading, key: str) -> Section:
     bars = [
         (
             f"{name}, {count(run.pair['ids'][name])} rows",
-            [plots.Part(part.name, part.phase, part.ms["p50"]) for part in from_profile(arm) if part.ms],
+            [plots.BarPart(part.name, part.phase, part.ms["p50"]) for part in from_profile(arm) if part.ms],
         )
         for name, arm in arms.items()
     ]

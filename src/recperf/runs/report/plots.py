@@ -79,7 +79,7 @@ def _scores(axes: Axes, bars: list[Bar], metric: str, target: float | None) -> N
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     name: str
     phase: str
     value: float
@@ -88,14 +88,14 @@ class Part:
 def budget_figure(key: str, parts: Sequence[StepPart], of: str) -> Figure:
     """The share of each part in one step."""
     listed = ", ".join(f"{component(part.name)} {percent(part.share, 1)}" for part in parts)
-    bar = [("", [Part(part.name, part.phase, part.share) for part in parts])]
+    bar = [("", [BarPart(part.name, part.phase, part.share) for part in parts])]
     backward = any(part.name.endswith("_backward") for part in parts)
     caption = "Backward passes have the lighter shade of their forward pass." if backward else ""
     draw = lambda width: stacked(width, bar, "share")  # noqa: E731
     return Figure(key, f"Share of each part in {of}: {listed}", caption, draw)
 
 
-def stacked(width: int, bars: Sequence[tuple[str, Sequence[Part]]], unit: str) -> Sheet:
+def stacked(width: int, bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
     """One stacked bar per row: shares of a step, or milliseconds. A single bar shows its phases below."""
     wide, single = width == WIDE, len(bars) == 1
     each = 40 if single else 38
@@ -127,7 +127,7 @@ def stacked(width: int, bars: Sequence[tuple[str, Sequence[Part]]], unit: str) -
     return sheet
 
 
-def _segments(axes: Axes, parts: Sequence[Part], top: float, height: float, pixels: float) -> None:
+def _segments(axes: Axes, parts: Sequence[BarPart], top: float, height: float, pixels: float) -> None:
     start = 0.0
     for part in parts:
         hue, faint = family(part.name)
@@ -143,7 +143,7 @@ def _segments(axes: Axes, parts: Sequence[Part], top: float, height: float, pixe
         start += part.value
 
 
-def _phases(axes: Axes, parts: Sequence[Part], y: float, pixels: float) -> None:
+def _phases(axes: Axes, parts: Sequence[BarPart], y: float, pixels: float) -> None:
     """A bracket under each stretch of parts of one phase."""
     start, runs = 0.0, [("", 0.0, 0.0)]
     for part in parts:

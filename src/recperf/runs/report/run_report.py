@@ -133,7 +133,7 @@ def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[
         return [Text(f"The step budget was {NOT_MEASURED} in every run.", "note")]
     blocks: list[Block] = []
     bars = [
-        (name, [plots.Part(part.name, part.phase, part.share) for part in shares])
+        (name, [plots.BarPart(part.name, part.phase, part.share) for part in shares])
         for name, shares in zip(comparison.runs, parts or [])
         if shares
     ]

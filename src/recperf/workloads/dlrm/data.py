@@ -20,7 +20,7 @@ from ...data.criteo.config import DENSE, KEYS
 from ...data.criteo.convert import find
 from ...data.criteo.store import CriteoStore
 from ...data.criteo.store import describe as describe_criteo
-from ...data.order import WHOLE, Part
+from ...data.order import WHOLE, RankPart
 from ...data.random_bags import RandomBags
 from ...data.random_config import read_profile
 from ...errors import ConfigError
@@ -88,7 +88,7 @@ class CopiedOrder:
     def __len__(self) -> int:
         return len(self.order)
 
-    def share(self, part: Part) -> CopiedOrder:
+    def share(self, part: RankPart) -> CopiedOrder:
         return replace(self, order=self.order.share(part))
 
     def whole_samples(self, number: int) -> int:
@@ -151,7 +151,7 @@ class ClickSource:
             return self.bags(seed, device)
         return CopiedOrder(self.host_order(seed), device, input == "pinned")
 
-    def held_out(self, seed: int, device: torch.device, part: Part = WHOLE) -> Iterable[ClickBatch]:
+    def held_out(self, seed: int, device: torch.device, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
         if self._store is None:
             return self.bags(seed, device).share(part).held_out(self.config.data.held_out_batches)
         return (batch.to(device) for batch in self._scoring_order(seed, self._store).share(part).cut())
