@@ -14,7 +14,7 @@ import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ def fingerprint(facts: dict[str, Any]) -> str:
 
 
 def _torch_version() -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recperf.cli import run
+from recperf.cli import training
 from recperf.cli.terminal import Terminal
 from recperf.data.movielens_like import generate, write
 from recperf.runs.contract import check_run
@@ -98,11 +98,11 @@ def test_under_torchrun_the_lock_of_a_lost_host_is_waited_for(
 ) -> None:
     other = Run.create("micro-dlrm", {}, folder=tmp_path / "run")
     released = iter([other.close])
-    monkeypatch.setattr(run, "sleep", lambda seconds: next(released, lambda: None)())
+    monkeypatch.setattr(training, "sleep", lambda seconds: next(released, lambda: None)())
     with pytest.raises(Busy):
-        run.opened(tmp_path / "run", Terminal(as_json=False, quiet=False), 90)
+        training.opened(tmp_path / "run", Terminal(as_json=False, quiet=False), 90)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    run.opened(tmp_path / "run", Terminal(as_json=False, quiet=False), 90).close()
+    training.opened(tmp_path / "run", Terminal(as_json=False, quiet=False), 90).close()
     assert "another process has locked the run; waiting up to 90 s" in " ".join(capsys.readouterr().out.split())
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from recperf.cli import run as run_command
+from recperf.cli import training
 from recperf.cli.options import choose, read_options
 from recperf.config import to_json, with_absolute_paths
 from recperf.distributed import exits, job, launch, library
@@ -183,7 +184,7 @@ class Command:
         self.config = with_absolute_paths(self.options.values)
 
     def begun(self) -> Path | None:
-        return run_command.begun(self.choice, self.options, self.config, job.remembered_run())
+        return training.begun(self.choice, self.options, self.config, job.remembered_run())
 
 
 def test_restarted_ranks_find_their_run(torchrun: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,10 +220,10 @@ def test_every_host_remembers_the_run(torchrun: None, tmp_path: Path, monkeypatc
     folder, command = tmp_path / "run", Command()
     Run.create("micro-dlrm", to_json(command.config), folder=folder).close()
     world = SimpleNamespace(broadcast=lambda value: value, share_run=lambda record: SimpleNamespace(folder=folder))
-    monkeypatch.setattr(run_command, "current", lambda: world)
+    monkeypatch.setattr(training, "current", lambda: world)
     monkeypatch.setattr("recperf.execution.execute.execute", lambda *_, **__: {})
     assert command.begun() is None
-    run_command.follow(command.choice, command.options, cast(Any, None))
+    training.follow(command.choice, command.options, cast(Any, None))
     assert command.begun() == folder
 
 
@@ -248,7 +249,7 @@ def test_restarted_ranks_that_find_no_run_say_so(torchrun: None, monkeypatch: py
     monkeypatch.setattr(Run, "create", raising(UsageError("a new one")))
     command, notices = Command(), list[str]()
     with pytest.raises(UsageError, match="a new one"):
-        run_command.run(command.choice, command.options, cast(Any, SimpleNamespace(notice=notices.append)))
+        training.run(command.choice, command.options, cast(Any, SimpleNamespace(notice=notices.append)))
     assert any("starting a new one" in text for text in notices)
 
 

@@ -61,7 +61,9 @@ def test_a_workload_of_an_installed_package_is_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point = EntryPoint("theirs", "deepfm.config:DEEPFM", "recperf.workloads")
-    monkeypatch.setattr(workloads, "entry_points", lambda group: [point] if group == "recperf.workloads" else [])
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: [point] if group == "recperf.workloads" else []
+    )
     workloads._installed.cache_clear()
     try:
         assert workloads.find("theirs").name == "deepfm"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import tyro
 
-from ..data import datasets
 from ..errors import DataError, UsageError, closest, did_you_mean
-from ..execution.workload import Workload
-from ..workloads import able, find, names
-from ..workloads.opened import read_saved
+from ..workloads import able, find, is_known
 from .parse import OutputOptions, parse
+
+if TYPE_CHECKING:
+    from ..data import datasets
+    from ..execution.workload import Workload
 
 C = TypeVar("C")
 """The config class of a workload; subclasses use this same variable, so that its flags can be listed."""
@@ -39,7 +40,32 @@ class SourceOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions(SourceOptions, Generic[C]):
-    values: Annotated[C, tyro.conf.arg(name="")]
+    values: Annotated[C, tyro.conf.arg(name="", help="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(WorkloadOptions[C]):
+    resume: str | None = None
+    """Resume the interrupted run in this folder. Config fields that affect the numbers cannot be changed."""
+    allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """With --resume: a field that may be changed nevertheless, such as train.batch_size; can be repeated."""
+    run_dir: Path | None = None
+    """Folder of the run, new or empty; default runs/<workload>-<time>-<id>."""
+    log: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "wandb", "mlflow"], ...]] = ()
+    """Send loss, gradient norm, learning rate, throughput, metrics and budget there too (docs/logging.md); can be
+    repeated. A resumed run continues."""
+    peaks: bool = True
+    """Compare the run with the ceilings of this machine; they are measured first (some seconds) if none are saved."""
+    report: bool = True
+    """Write the HTML page of the run, report.html, at the end."""
+    ranks: int = 0
+    """Number of ranks to start on this host; each holds a part of the tables and of every batch
+    (docs/distributed.md). Leave it out under torchrun."""
+    restarts: int = 0
+    """How many times to restart all ranks after one fails; they resume from the last checkpoint. With torchrun use
+    its --max-restarts."""
+    dry_run: bool = False
+    """Check config, data and folder without training."""
 
 
 def read_options(
@@ -62,6 +88,8 @@ def _require_data(config: Any, workload: str) -> None:
     path = getattr(getattr(config, "data", None), "path", None)
     if path is None or len(Path(path).parts) != 1 or Path(path).exists():
         return
+    from ..data import datasets
+
     name = closest(str(path), datasets.names())
     if name is not None:
         raise DataError(
@@ -95,13 +123,19 @@ def choose(arguments: list[str], *, default: str = DEFAULT, planning: bool = Fal
 def _choose(arguments: list[str], default: str, planning: bool) -> Choice:
     name, sources, rest = _split(arguments)
     named = tuple(word for flag, value in sources.items() if flag != "--preset" for word in (flag, value))
-    data = datasets.find(sources.pop("--data")) if "--data" in sources and "--resume" not in sources else None
+    data = _dataset(sources.pop("--data")) if "--data" in sources and "--resume" not in sources else None
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} exclude each other")
     workload = default if data is None else _trained_by(data, default)
     choice = _read(name, sources, rest, workload, planning and data is None)
     named = (*(("--preset", choice.preset) if choice.preset else ()), *named)
     return replace(choice, config=choice.config if data is None else _on(data, choice), sources=named)
+
+
+def _dataset(name: str) -> datasets.Dataset:
+    from ..data import datasets
+
+    return datasets.find(name)
 
 
 def _trained_by(data: datasets.Dataset, default: str) -> str:
@@ -138,6 +172,8 @@ def _read(name: str | None, sources: dict[str, str], rest: list[str], default: s
     path = Path(saved)
     if "--resume" in sources and not path.is_dir():
         raise DataError("there is no such run", where={"folder": path}, fix="recperf run --resume runs/<name>")
+    from ..workloads.opened import read_saved
+
     workload, config = read_saved(path)
     if name and name != workload.name:
         raise UsageError(f"the config is for workload {workload.name!r}, not {name!r}", where={"file": path})
@@ -168,7 +204,7 @@ def _split(arguments: list[str]) -> tuple[str | None, dict[str, str], list[str]]
                     raise UsageError(f"{flag} needs a value", fix="recperf run --help")
                 value = remaining.pop(0)
             sources[flag] = value
-        elif argument in names() and name is None and not _expects_value(rest):
+        elif name is None and not _expects_value(rest) and is_known(argument):
             name = argument
         elif not rest and not sources and name is None and not argument.startswith("-"):
             find(argument)

@@ -21,7 +21,6 @@ from ..measure.spans import StepClock, budget_part
 from ..measure.trace.work import CallWork
 from ..train.graph import GraphStep
 from ..train.loop import Recipe, take_step
-from .step_profile import UNKNOWN_KNEE
 
 if TYPE_CHECKING:
     from ..distributed.window import SharedWindow, SingleWindow
@@ -93,7 +92,11 @@ def _observed(
 ) -> Observer:
     def knees(device: str) -> tuple[int, int]:
         ceilings = ceilings_of(peaks, device=device, threads=torch.get_num_threads(), ranks=sharing)
-        return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
+        if ceilings:
+            return ceilings.knee, ceilings.stream_knee
+        from .step_profile import UNKNOWN_KNEE
+
+        return UNKNOWN_KNEE, UNKNOWN_KNEE
 
     batches = endless(recipe.order, recipe.epochs + LATER)
     whole, rate = recipe.whole_step, recipe.learning_rate(recipe.steps - 1)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..distributed.ranks import current
 from ..errors import ConfigError
-from ..runs.mlperf.facts import Facts
-from ..runs.mlperf.log import MLPerfLog
-from ..runs.mlperf.reference import standing
 from ..train.loop import Position, Recipe
+
+if TYPE_CHECKING:
+    from ..runs.mlperf.facts import Facts
+    from ..runs.mlperf.log import MLPerfLog
 
 LOSS_EVERY = 50
 """Steps between two losses in the log."""
@@ -44,6 +45,8 @@ class Submission:
     def standing(self, at: Position, metrics: dict[str, float]) -> str:
         """Where the training stands beside the published reference runs."""
         facts = self.facts
+        from ..runs.mlperf.reference import standing
+
         return standing(self.samples(at.step), metrics["auc"], facts.global_batch_size, facts.train_samples)
 
     def stop(self, step: int, metrics: dict[str, float]) -> None:
@@ -53,7 +56,11 @@ class Submission:
 
 def open_log(config: Any, folder: Path) -> MLPerfLog | None:
     """The MLPerf log of a run, where its config asks for one."""
-    return MLPerfLog(folder / "mlperf.log", config.mlperf) if _has_log(config) else None
+    if not _has_log(config):
+        return None
+    from ..runs.mlperf.log import MLPerfLog
+
+    return MLPerfLog(folder / "mlperf.log", config.mlperf)
 
 
 def micro_batch(batch_size: int) -> int:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..distributed.exits import is_peer_failure
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, RecperfError
 from ..jsonfile import check
 from ..machine import out_of_memory
 from ..ops import choice
 from ..runs.loggers import Curves
-from ..runs.mlperf.log import MLPerfLog
 from ..runs.record import Run
 from ..runs.resume import OPERATORS, RANKS, Change, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import SavedState
@@ -30,8 +28,11 @@ from ..train.timing import StepTimer
 from ..train.watch import Evaluator, LossLog, TargetMet, Watchers
 from .observing import LimitSoFar
 from .saving import checkpoint_folder, open_store, require_room
-from .submission import Submission
 from .workload import Predictions, Prepared, Trial, Workload, load
+
+if TYPE_CHECKING:
+    from ..runs.mlperf.log import MLPerfLog
+    from .submission import Submission
 
 
 class Reporter(Protocol):
@@ -339,6 +340,8 @@ class SeedTraining:
             try:
                 self.trial.restore(saved)
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+                from ..distributed.exits import is_peer_failure
+
                 if out_of_memory(error) or is_peer_failure(error):
                     raise
                 mismatch = " ".join(str(error).split()) or type(error).__name__

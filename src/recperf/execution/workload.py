@@ -14,7 +14,6 @@ from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes, usable_cores
 from ..measure.cost import Cost
-from ..runs.contract import Claim
 from ..train.config import TargetConfig
 from ..units import size
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ..distributed.config import DistributedConfig
     from ..models.tiers.cache import TieredRows
     from ..plan.work import PlannedWorkload
+    from ..runs.contract import Claim
     from ..train.device import Settings
     from ..train.loop import Position, Recipe
 

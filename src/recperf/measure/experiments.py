@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .operators import row_arguments
-from .peaks.cpu import using_threads
 
 SECONDS = 10.0
 """All experiments together may take this long unless more is allowed."""
@@ -119,7 +118,7 @@ def _variants(
         plain = (lambda: step(batch)) if has_batch else step
         yield Variant(
             "half the threads", plain, 1 + 0.5 * sure * factor, 1 + (sure + open_) * factor * 1.2,
-            lambda: using_threads(threads // 2),
+            lambda: _with_threads(threads // 2),
         )  # fmt: skip
     random_rows = attribution["random"] / whole
     if random_rows * _of_lookups(attribution) >= 0.2:
@@ -197,6 +196,12 @@ def hot_ids(hot_ms: float, cold_ms: float, random_rows: float) -> dict[str, Any]
     ratio, high = hot_ms / cold_ms, 1 - 0.3 * random_rows
     expected = f"at most {high:.2f} times the step: random rows from memory ({random_rows:.0%}) vanish"
     return _row("ids of a few hot rows", expected, f"{ratio:.2f} times", ratio <= high + TOLERANCE)
+
+
+def _with_threads(threads: int) -> AbstractContextManager[None]:
+    from .peaks.cpu import using_threads
+
+    return using_threads(threads)
 
 
 def _halved(batch: Any) -> Any | None:

@@ -14,13 +14,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..data.batch import JaggedFeatures
-from ..measure.bag_speeds import comparison
 from ..measure.spans import span
 from ..ops.bag import BAG_UPDATE, Bodies, Name, choose_bodies, reference
 from ..ops.bag.reference import stacked_rows
@@ -30,8 +29,10 @@ from ..ops.lookup import unique
 from .embeddings import Embeddings, require_ids, require_keys
 from .init import InitialRows
 from .streams import SideStreams
-from .tiers.cache import Placed, TieredRows
-from .tiers.columns import TableColumns, require_read
+
+if TYPE_CHECKING:
+    from .tiers.cache import Placed, TieredRows
+    from .tiers.columns import TableColumns
 
 SHARED = "shared"
 """The name of the one table that all features share."""
@@ -97,6 +98,8 @@ class SparseGradients(Embeddings):
         self.streams = SideStreams()
         self._grouped: Any = None
         self._requested = bag
+        from ..measure.bag_speeds import comparison
+
         self._chosen = choose_bodies(bag, table_RD, comparison)
         self._chosen_for = self._basis()
 
@@ -108,6 +111,8 @@ class SparseGradients(Embeddings):
         """The implementations, chosen anew after the table changed its type or device, or the run was resumed."""
         if self._chosen_for != self._basis():
             name: Name = self._requested if self.table_RD.dtype == torch.float32 else "auto"
+            from ..measure.bag_speeds import comparison
+
             self._chosen = choose_bodies(name, self.table_RD, comparison)
             self._chosen_for = self._basis()
         return self._chosen
@@ -180,6 +185,8 @@ class SparseGradients(Embeddings):
         """Columns of all records in tiers: by default of weights, as the tensor that they would be on the device."""
         assert self.tiers is not None
         initial = self._initial if initial is None else initial
+        from .tiers.columns import TableColumns
+
         return TableColumns(self.tiers, next(iter(self.tiers.tables)), columns, initial, flat=flat, stacked=True)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -192,6 +199,8 @@ class SparseGradients(Embeddings):
         if self.tiers is None:
             super()._load_from_state_dict(state_dict, prefix, *more)
         else:
+            from .tiers.columns import require_read
+
             require_read(state_dict.get(f"{prefix}table_RD"))
 
     def group_ahead(self, ids_V: Tensor, features: JaggedFeatures) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.order import Samples
-from ..data.random_bags import RandomBags
 from ..errors import notice_once
+
+if TYPE_CHECKING:
+    from ..data.random_bags import RandomBags
 
 
 def bias_logits(train: Samples, valid: Samples) -> dict[str, Tensor]:

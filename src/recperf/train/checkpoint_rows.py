@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ..files import open_regular
-from ..models.dlrm_v4.tables import fill_uniform_
 from ..models.init import InitialRows
 from .checkpoint_file import CHUNK, ChunkedTensor, SyncedFile, TensorFile
 from .checkpoint_shards import Rectangle
@@ -233,6 +232,8 @@ def _zero(shape: tuple[int, ...]) -> Fill:
 
 
 def _uniform(shape: tuple[int, ...], *, bound: float, seed: int) -> Fill:
+    from ..models.dlrm_v4.tables import fill_uniform_
+
     return lambda out, first_row: fill_uniform_(out, bound, seed, first_row)
 
 

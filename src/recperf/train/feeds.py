@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..data.order import Samples, ShuffledOrder, permutation
-from ..data.random_bags import RandomBags
 from ..models.streams import SideStreams
+
+if TYPE_CHECKING:
+    from ..data.random_bags import RandomBags
 
 
 class Feed(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 
 from ..errors import UsageError, closest
 from ..execution.workload import Workload, load
@@ -20,11 +19,18 @@ WORKLOADS = {
 @cache
 def _installed() -> dict[str, str]:
     """Workloads of other installed packages, registered as entry points of the group recperf.workloads."""
+    from importlib.metadata import entry_points
+
     return {point.name: point.value for point in entry_points(group="recperf.workloads")}
 
 
 def names() -> tuple[str, ...]:
     return (*WORKLOADS, *(name for name in _installed() if name not in WORKLOADS))
+
+
+def is_known(name: str) -> bool:
+    """Whether a workload has this name; only for other names the installed packages are searched."""
+    return name in WORKLOADS or (not name.startswith("-") and name in _installed())
 
 
 def find(name: str) -> Workload:

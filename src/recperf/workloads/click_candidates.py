@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.batch import ClickBatch
-from ..data.click_store.imported import ImportedClicks
-from ..data.click_store.order import ClickOrder
 from ..data.click_store.rows import Rows, Split
 from ..data.order import Samples, cut
 from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share
+
+if TYPE_CHECKING:
+    from ..data.click_store.imported import ImportedClicks
 
 AT_ONCE = 1 << 18
 """Training rows that are read at a time."""
@@ -159,6 +161,8 @@ def of_imported(clicks: ImportedClicks, batch_size: int) -> ClickCatalogue | Non
         )
         replaced = Rows(dense_PD.numpy(), ids_PS.numpy().astype(np.int32), rows.labels_N)
         store = MemoryRows(clicks.keys, clicks.slots, replaced)
+        from ..data.click_store.order import ClickOrder
+
         return ClickOrder(store=store, batch_size=batch_size, seed=0, split="valid").cut()
 
     return ClickCatalogue(sides[0], sides[1], columns, batches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.batch import ClickBatch, JaggedFeatures
-from ..data.click_store.imported import ImportedClicks
-from ..data.click_store.rows import Rows, Split
 from ..data.order import Samples
 from ..errors import ConfigError
 from ..execution.tables import Lookups, planned_steps
@@ -24,7 +22,6 @@ from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
 from ..models.tables import SHARED, HashedTable, PlacedFeatures, SparseTables
-from ..models.tiers.cache import TieredRows
 from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_rules
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Position, Recipe
@@ -33,6 +30,11 @@ from ..train.prefetch import prefetched
 from ..train.ranking import Scorer
 from ..train.schedule import one_cycle
 from .click_candidates import AT_ONCE, ClickCatalogue, of_samples, strongest_feature
+
+if TYPE_CHECKING:
+    from ..data.click_store.imported import ImportedClicks
+    from ..data.click_store.rows import Rows, Split
+    from ..models.tiers.cache import TieredRows
 
 SCORING_BATCH = 8192
 

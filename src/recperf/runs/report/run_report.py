@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import formats as fmt
 from . import limits, page, plots, sections
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile
-from .compare import Comparison, Row, compare, summary
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
 from .profile_facts import from_profile, keyed
 from .reading import Reading, read
 from .step_sections import headline
+
+if TYPE_CHECKING:
+    from .compare import Comparison, Row
 
 
 def write(folders: list[Path], out: Path) -> Path:
@@ -24,6 +26,8 @@ def write(folders: list[Path], out: Path) -> Path:
 def html(runs: list[Reading]) -> str:
     if len(runs) == 1:
         return page.render(f"{runs[0].workload}: {runs[0].name}", [report(runs[0], "r1")])
+    from .compare import compare, summary
+
     comparison = compare(runs)
     reports = [report(run, f"r{index}", short=True) for index, run in enumerate(runs, 1)]
     return page.render(

@@ -19,13 +19,12 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...runs.contract import Claim, quality_target
 from ...train.config import BIASES, PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
-from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
     from ...plan.work import PlannedWorkload
+    from ...runs.contract import Claim
 
 KAGGLE_ROWS = (
     1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992, 5_461_306,
@@ -348,6 +347,8 @@ def require_room(config: DLRMWorkloadConfig) -> None:
 
 
 def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
+    from ..click_plan import planned_clicks
+
     exact = config.data.source != "random" or config.data.fixed
     ids = tuple(float(most) if exact else _mean_length(most) for most in max_ids(config))
     precision = "bfloat16" if config.fast.precision == "auto" else config.fast.precision
@@ -369,6 +370,8 @@ def bounds(config: DLRMWorkloadConfig) -> dict[str, Any]:
 
 
 def claims(config: DLRMWorkloadConfig) -> tuple[Claim, ...]:
+    from ...runs.contract import quality_target
+
     return (quality_target(lambda *_: bounds(config)),)
 
 

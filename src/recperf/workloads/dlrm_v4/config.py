@@ -20,12 +20,12 @@ from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.cost import full_load, step
 from ...models.dlrm_v4.memory import memory
 from ...models.tiers.config import TablesConfig
-from ...runs.contract import Claim, quality_target
 from ...runs.mlperf.config import SubmissionConfig
 from ...train.config import BIASES, GraphTrainConfig, TargetConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
+    from ...runs.contract import Claim
 
 SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
 
@@ -316,6 +316,8 @@ def regression_name(config: DLRMv4WorkloadConfig) -> str:
 
 
 def claims(config: DLRMv4WorkloadConfig) -> tuple[Claim, ...]:
+    from ...runs.contract import quality_target
+
     return (quality_target(lambda *_: bounds(config)),)
 
 

@@ -9,17 +9,14 @@ from ...data.config import MovieLensConfig
 from ...distributed.config import DistributedConfig
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory, summed_bytes
 from ...measure.cost import FLOAT
-from ...measure.limits import verdict_of
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
-from ...runs.contract import Claim, quality_target
-from ...runs.measured_claims import limits_lead, slower_than_copies
 from ...train.config import BIASES, GraphTrainConfig
-from ..click_plan import planned_clicks
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
     from ...plan.work import PlannedWorkload
+    from ...runs.contract import Claim
 
 T = TypeVar("T", bound=Any)
 PUBLISHED_TARGET = {"accuracy": 0.71, "auc": 0.78}
@@ -106,6 +103,8 @@ def require_room(config: MicroDLRMConfig) -> None:
 
 
 def planned(config: MicroDLRMConfig) -> PlannedWorkload:
+    from ..click_plan import planned_clicks
+
     return planned_clicks(config.model, config.train.batch_size, (1.0,) * len(config.model.rows), optimizer="adamw")
 
 
@@ -122,6 +121,10 @@ def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
 
 def claims(config: MicroDLRMConfig) -> tuple[Claim, ...]:
     """It reaches its target; calling operators takes most of a step; its tables are no strain on memory."""
+    from ...measure.limits import verdict_of
+    from ...runs.contract import quality_target
+    from ...runs.measured_claims import limits_lead, slower_than_copies
+
     return (
         quality_target(lambda _, data: bounds(config, data)),
         limits_lead("dispatch", "python", derive=verdict_of),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...data.catalogue import load
-from ...data.click_store.imported import ImportedClicks, open_clicks
 from ...data.clicks import Clicks, build
 from ...data.config import MovieLensConfig, RatingsConfig
 from ...data.ratings import Ratings, read_ratings
 from ...errors import ConfigError
 from ...models.config import DLRMConfig
 from .config import MicroDLRMConfig, require_room
+
+if TYPE_CHECKING:
+    from ...data.click_store.imported import ImportedClicks
 
 
 def check(config: MicroDLRMConfig) -> str:
@@ -25,6 +29,8 @@ def check(config: MicroDLRMConfig) -> str:
 
 def imported(config: MovieLensConfig) -> ImportedClicks:
     assert config.path is not None
+    from ...data.click_store.imported import open_clicks
+
     return open_clicks(config.path, config.rows_split())
 
 

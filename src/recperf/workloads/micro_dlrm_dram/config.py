@@ -10,21 +10,18 @@ from ...errors import MachineError
 from ...execution.workload import Estimate, TrialsConfig, Workload
 from ...machine import available_bytes, caches
 from ...measure.cost import FLOAT
-from ...measure.limits import verdict_of
 from ...measure.peaks.store import find
 from ...models.config import HashedDLRMConfig
 from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...runs.contract import Claim, loss_falls, quality_target
-from ...runs.measured_claims import in_memory, limits_lead, on_cpu, pair_ratio_as_measured, share_of_forward_at_least
 from ...train.config import BIASES, SparseTrainConfig
-from ..click_plan import planned_clicks
 from ..micro_dlrm import config as micro_dlrm
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
     from ...plan.work import PlannedWorkload
+    from ...runs.contract import Claim
 
 KNEES = 20
 """With --model.rows auto: size of the table in knees of the cache curve. Of random rows, 19 of 20 come from memory."""
@@ -126,6 +123,8 @@ def table_state(config: MicroDLRMDramConfig) -> int:
 
 
 def planned(config: MicroDLRMDramConfig) -> PlannedWorkload:
+    from ..click_plan import planned_clicks
+
     model = config.model.dlrm(resolved_rows(config))
     ids = (float(config.data.ids_per_bag * len(model.features)),)
     return planned_clicks(model, config.train.batch_size, ids, optimizer="adamw", state=table_state(config))
@@ -143,6 +142,16 @@ SHARE_OF_FORWARD = 0.7
 def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
     """The loss falls on any device; on a CPU with uniform ids lookups dominate the forward pass, and memory limits, if
     that is where the table lies."""
+    from ...measure.limits import verdict_of
+    from ...runs.contract import loss_falls, quality_target
+    from ...runs.measured_claims import (
+        in_memory,
+        limits_lead,
+        on_cpu,
+        pair_ratio_as_measured,
+        share_of_forward_at_least,
+    )
+
     target = quality_target(lambda *_: bounds(config))
     common = (target, loss_falls(0.005))
     if config.data.ids != "uniform":
