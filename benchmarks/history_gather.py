@@ -83,7 +83,7 @@ def made_up(folder: Path, events: int) -> EventStore:
 
 def anchors(store: EventStore) -> dict[str, NDArray[np.int64]]:
     positions = np.arange(store.events)
-    offsets = positions - store.user_first_U1[store.users_by_position(positions)]
+    offsets = positions - store.user_first_U1[store.users_of(positions)]
     all_of_them = np.flatnonzero((offsets >= MIN_HISTORY) & ((store.kinds(slice(None)) & LISTENS) > 0))
     # A window of a day takes a run of neighbours from each of its users.
     runs = np.random.default_rng(3).permutation(len(all_of_them) // 16)

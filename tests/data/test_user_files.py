@@ -18,8 +18,7 @@ from recperf.data.user_files.source import LONGEST_LINE, inspect
 from recperf.data.user_files.values import COLUMNS
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.imports import ImportOptions, import_events
-from recperf.data.yambda.originals import originals
-from recperf.data.yambda.store import EventStore, open_store
+from recperf.data.yambda.store import EventStore, open_store, originals
 from recperf.errors import DataError, UsageError
 
 pytest.importorskip("pyarrow")
@@ -73,7 +72,7 @@ def _written(path: Path, content: str) -> Path:
 def test_sequences_keep_their_order_and_get_no_dates(tmp_path: Path, content: str) -> None:
     store = events(tmp_path / "log.txt", content, sequences=True, negatives=0)
     users, items = (originals(store.folder, role) for role in ("users", "items"))
-    numbers = store.users_by_position(range(6)).tolist()
+    numbers = store.users_of(range(6)).tolist()
     sequence = [(users[user], items[item - 1]) for user, item in zip(numbers, store.items_at(slice(0, 6)))]
     assert sequence == [("u1", 5), ("u1", 3), ("u1", 5), ("u2", 5), ("u2", 3), ("u2", 9)]
     # All sequences end together, so that the last items of every user are held out.

@@ -35,7 +35,7 @@ def config(
         path=events(home() / "events"),
         history=HistoryConfig(length=6, scan=20),
         windows=WindowConfig(seconds=50 * 86_400, min_history=2),
-        leftover="keep",
+        leftover="carry",
     )
     layers = HSTUConfig(
         dim=8,

@@ -17,8 +17,7 @@ from tiered_states import D, Table
 from recperf.cli import main
 from recperf.data.movielens_like import generate, write
 from recperf.data.yambda.imports import ImportOptions, import_events
-from recperf.data.yambda.originals import originals
-from recperf.data.yambda.store import MANIFEST, open_store, verify
+from recperf.data.yambda.store import MANIFEST, open_store, originals, verify
 from recperf.errors import DataError
 from recperf.runs.record import Run
 from recperf.runs.seal import broken, seal

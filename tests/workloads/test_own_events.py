@@ -65,7 +65,7 @@ def test_rates_know_only_the_past(store: EventStore) -> None:
     rates, positions = RunningRates(store, 1_000_800), np.arange(0, store.events, 7)
     queries = Histories(store, dlrm_v4.laptop().data.history).events(positions, store.kinds(positions))
     features = dict(zip(RATES, rates.of(queries).T))
-    users, items = store.users_by_position(np.arange(store.events)), store.items_at(slice(0, store.events))
+    users, items = store.users_of(np.arange(store.events)), store.items_at(slice(0, store.events))
     times, artists = store.times_E[:].astype(int), store.catalogue_I2[items, 0]
     positive = (store.kinds(slice(0, store.events)) & LISTEN_PLUS) > 0
     overall = rates.overall(times[positions])

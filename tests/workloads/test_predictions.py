@@ -114,7 +114,7 @@ def test_what_an_import_drew_is_no_item_of_the_user(tmp_path: Path) -> None:
     catalogue = EventCatalogue(store, torch.zeros(1, dtype=torch.int64), np.arange(store.events), repeats=0.0)
     assert catalogue.meeting_is is None
     items, drawn = store.items_at(slice(0, store.events)), store.kinds(slice(0, store.events)) & DRAWN > 0
-    for row, user in enumerate(store.users_by_position(np.arange(store.events))):
+    for row, user in enumerate(store.users_of(np.arange(store.events))):
         before = slice(int(store.user_first_U1[user]), row)
         assert catalogue.seen(row).tolist() == items[before][~drawn[before]].tolist()
         assert catalogue.user_rows_N[row] == row // 3 % 6

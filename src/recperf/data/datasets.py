@@ -35,7 +35,7 @@ class Kind:
 
 
 KINDS = {
-    "events": Kind("store/store.json", rows="events", form=("recperf-events", 1)),
+    "events": Kind("store/store.json", rows="events", form=("recperf-events", 2)),
     "clicks": Kind("clicks/clicks.json", rows="rows", form=("recperf clicks", 3)),
 }
 """Kinds that an import writes; a dataset has the first of which the description exists."""

@@ -17,7 +17,15 @@ import pytest
 from numpy.typing import NDArray
 
 from recperf.data.yambda.raw import RawFiles
-from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENT_TYPES, EVENTS_FILE, ORGANIC, TYPE_SHIFT
+from recperf.data.yambda.schema import (
+    ALBUMS_FILE,
+    ARTISTS_FILE,
+    EVENT_TYPES,
+    EVENTS_FILE,
+    LISTEN_PLUS,
+    ORGANIC,
+    TYPE_SHIFT,
+)
 from recperf.data.yambda.store import EventStore
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +75,7 @@ def _write_cache(root: Path, files: RawFiles, store: EventStore) -> Path:
     maps.mkdir()
     for path in (files.artists, files.albums):
         shutil.copy(path, maps)
-    kinds_E, users_E = store.kinds(slice(None)), store.users_by_position(np.arange(store.events))
+    kinds_E, users_E = store.kinds(slice(None)), store.users_of(np.arange(store.events))
     start, end = (np.full(int(store.user_ids_U[-1]) + 1, -1) for _ in range(2))
     start[store.user_ids_U], end[store.user_ids_U] = store.user_first_U1[:-1], store.user_first_U1[1:]
     columns = {
@@ -75,7 +83,7 @@ def _write_cache(root: Path, files: RawFiles, store: EventStore) -> Path:
         "flat_item_ids": store.items_E[:].astype(np.int64),
         "flat_timestamps": store.times_E[:].astype(np.int64),
         "flat_event_types": (kinds_E >> TYPE_SHIFT).astype(np.int64),
-        "flat_played_ratio": np.fromfile(store.folder / "ratios.u2", np.uint16).astype(np.float32),
+        "flat_played_ratio": np.where(kinds_E & LISTEN_PLUS, 80, 20).astype(np.float32),
         "flat_is_organic": (kinds_E & ORGANIC > 0).astype(np.int8),
         **{f"flat_is_{name}": kinds_E & bit > 0 for name, bit in (("listen_plus", 1), ("like", 2), ("skip", 4))},
         "unique_uids": store.user_ids_U,

@@ -34,7 +34,6 @@ def make(tmp_path: Path) -> Make:
                     items=np.arange(count) % items,
                     times=np.array(own),
                     kinds=kinds_of(np.zeros(count, np.uint8), full, np.ones(count, np.uint8)),
-                    ratios=full,
                 )
             catalogue_I2 = np.ones((items, 2), np.uint32)
             return open_store(writer.finish(catalogue_I2, {"name": "own", "synthetic": False, "licence": "none"}))

@@ -173,25 +173,6 @@ def test_nothing_else_is_sent_to_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPat
     assert constants.HF_HUB_DISABLE_TELEMETRY is False
 
 
-def test_a_second_call_asks_nothing(hub: Hub) -> None:
-    first, _ = got(hub)
-    hub.requests.clear()
-    second, messages = got(hub)
-    assert hub.requests == []
-    assert second == first
-    assert "already" in messages[0]
-
-
-def test_a_file_cut_short_since_is_fetched_again(hub: Hub) -> None:
-    got(hub)
-    hub.requests.clear()
-    (folder() / EVENTS).write_bytes(b"short")
-    _, messages = got(hub)
-    assert hub.fetched() == [EVENTS]
-    assert any("will be replaced" in line for line in messages)
-    assert download.verify(SIZE)["verified"] == list(NAMES)
-
-
 def test_files_from_another_source_are_recognised(hub: Hub) -> None:
     (folder() / EVENTS).parent.mkdir(parents=True)
     (folder() / EVENTS).write_bytes(hub.files[EVENTS])
@@ -234,15 +215,6 @@ def test_a_call_that_gave_up_is_resumed_by_the_next(hub: Hub) -> None:
     assert not parts()
 
 
-def test_the_start_of_another_version_is_not_gone_on_with(hub: Hub) -> None:
-    (folder() / EVENTS).parent.mkdir(parents=True)
-    stale = folder() / f"{EVENTS}.0123456789abcdef.incomplete"
-    stale.write_bytes(b"old")
-    got(hub)
-    assert [range_ for method, name, range_ in hub.requests if (method, name) == ("GET", EVENTS)] == [None]
-    assert not parts()
-
-
 def test_a_wrong_digest_is_found_at_once(hub: Hub) -> None:
     hub.claimed[EVENTS] = "0" * 64
     error = failed(hub)
@@ -280,15 +252,6 @@ def test_files_from_another_source_are_unverified(hub: Hub) -> None:
     assert facts == {"verified": [name for name in NAMES if name != EVENTS], "unverified": [EVENTS]}
     (folder() / download.RECORD).unlink()
     assert download.verify(SIZE, lambda *_: None) == {"verified": [], "unverified": list(NAMES)}
-
-
-def test_a_file_the_hub_does_not_have(hub: Hub) -> None:
-    del hub.files[EVENTS]
-    error = failed(hub)
-    assert isinstance(error, MachineError)
-    assert error.what.endswith("answered 404")
-    assert EVENTS in error.where["url"]
-    assert hub.fetched() == []
 
 
 def test_no_connection(hub: Hub) -> None:
@@ -340,21 +303,3 @@ def test_a_disk_that_fills_up_keeps_the_partial_file(hub: Hub, monkeypatch: pyte
     assert "the disk is full" in error.what
     assert "resumes" in (error.fix or "")
     assert len(parts()) == 1
-
-
-def test_without_the_library_the_extra_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(download, "import_module", missing)
-    assert failed(hub).fix == "pip install 'recperf[yambda]'"
-
-
-def test_a_damaged_record_counts_as_none(hub: Hub) -> None:
-    got(hub)
-    (folder() / download.RECORD).write_text("[]")
-    hub.requests.clear()
-    got(hub)
-    assert hub.fetched() == []
-    assert [method for method, _, _ in hub.requests] == ["HEAD"] * 3
-    assert download.verify(SIZE)["verified"] == list(NAMES)

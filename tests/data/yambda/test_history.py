@@ -196,12 +196,6 @@ def test_an_anchor_that_is_no_event_is_an_error(body: Any, position: int) -> Non
         histories.batch(np.array([0, position]))
 
 
-@pytest.mark.parametrize("positions", [np.array([0.0]), np.array([[0]]), np.array(0), np.array([True])])
-def test_anchors_of_another_kind_are_refused(positions: Any) -> None:
-    with pytest.raises(ValueError, match="anchors must be one-dimensional integers"):
-        Histories(listens(3), HistoryConfig()).batch(positions)
-
-
 @pytest.mark.parametrize("body", BODIES)
 def test_an_item_outside_the_catalogue_is_an_error_wherever_it_is(body: Any) -> None:
     store = listens(5)
@@ -230,10 +224,3 @@ def test_an_item_outside_the_catalogue_is_an_error_wherever_it_is(body: Any) -> 
 def test_a_store_that_does_not_fit_together_is_refused(changes: dict[str, Any], how: str) -> None:
     with pytest.raises(DataError, match=how):
         Histories(replace(listens(5), **changes), HistoryConfig())
-
-
-def test_users_out_of_order_are_an_error() -> None:
-    store = listens(5, 5, 5)
-    histories = Histories(replace(store, user_first_U1=np.array([0, -4, 5, 15])), HistoryConfig())
-    with pytest.raises(DataError, match="users are not in ascending order"):
-        histories.batch(np.array([3]))

@@ -166,7 +166,7 @@ OF_THE_TARGET = {*CROSSES, *CANDIDATE, "label"}
 @pytest.mark.parametrize("strategy", ["interleaved", "last-n"])
 @pytest.mark.parametrize("body", BODIES)
 @given(events=STREAMS, config=CONFIGS, data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_nothing_at_or_after_an_anchor_enters_its_features(
     body: Any, strategy: Strategy, events: list[Event], config: HistoryConfig, data: st.DataObject
 ) -> None:

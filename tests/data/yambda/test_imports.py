@@ -24,9 +24,8 @@ from recperf.data.user_files import load
 from recperf.data.yambda import imports
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.imports.convert import convert
-from recperf.data.yambda.originals import originals
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
-from recperf.data.yambda.store import EventStore, open_store, ratios, verify
+from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.errors import ConfigError, DataError, MachineError, RecperfError, UsageError
 from recperf.files import sha256
 
@@ -219,11 +218,10 @@ def test_forms_of_csv(tmp_path: Path, content: str, options: dict[str, Any]) -> 
 
 def test_signals(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + "1,1,1,2.5\n1,1,2,2.4\n1,1,3,-1\n")
-    assert ratios(import_file(path, positive_from=2.5))[:].tolist() == [100, 0, 0]
+    assert [row[3] for row in rows(import_file(path, positive_from=2.5))] == [True, False, False]
     (tmp_path / "store").rename(tmp_path / "first")
     path = write(tmp_path, HEADER + "1,1,1,49.9\n1,1,2,50\n1,1,3,250\n1,1,4,0\n")
     store = import_file(path, ratio="r")
-    assert ratios(store)[:].tolist() == [49, 50, 250, 0]
     assert [row[3] for row in rows(store)] == [False, True, True, False]
 
 
@@ -234,7 +232,6 @@ def test_only_listens_need_a_signal(tmp_path: Path) -> None:
     kinds = store.kinds(slice(None))
     assert [EVENT_TYPES[kind >> TYPE_SHIFT] for kind in kinds] == [*EVENT_TYPES, "listen"]
     assert (kinds & POOLS).tolist() == [LISTEN_PLUS, LIKE, 0, 0, 0, SKIP]
-    assert ratios(store)[:].tolist() == [60, 0, 0, 0, 0, 10]
     missing = write(tmp_path, "u,i,t,r,k\n1,1,1,,like\n1,1,1,,listen\n", "other.csv")
     (tmp_path / "store").rename(tmp_path / "first")
     assert import_error(missing, ratio="r", type="k").what == "row 2: no ratio"
@@ -258,11 +255,7 @@ def test_the_manifest_names_the_source(tmp_path: Path) -> None:
     import_events(options, tmp_path / "store")
     manifest = open_store(tmp_path / "store").manifest
     assert (manifest["name"], manifest["synthetic"], manifest["licence"]) == ("log", False, "that of the source")
-    relevant = {
-        name: value
-        for name, value in to_json(options).items()
-        if name not in ("events", "memory_mib", "sequences", "skip_bad")
-    }
+    relevant = {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
     facts = {"source": "log.csv", "bytes": path.stat().st_size, "sha256": sha256(path), "options": relevant}
     assert manifest["identity"] == facts
     assert manifest["earlier_than_the_event_before"] == 1

@@ -14,10 +14,9 @@ from recperf.data.yambda.check import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.imports import ImportOptions, import_events
-from recperf.data.yambda.originals import originals
 from recperf.data.yambda.ratings import read_events
 from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
-from recperf.data.yambda.store import EventStore, open_store, verify
+from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.data.yambda.windows import WindowIndex
 from recperf.errors import DataError
 
@@ -63,7 +62,7 @@ def test_drawn_negatives_are_items_that_the_user_has_not_had_yet(implicit: Event
     """They may be of the user's later events: else a negative would tell which items never come."""
     drawn = (implicit.kinds(slice(None)) & DRAWN) > 0
     items, times = implicit.items_at(slice(0, implicit.events)), implicit.times_E[:]
-    users = implicit.users_by_position(np.arange(implicit.events))
+    users = implicit.users_of(np.arange(implicit.events))
     assert implicit.manifest["negatives"] == {"per_event": 3, "by": "uniform", "seed": 7, "drawn": 1080, "left_out": 0}
     assert drawn.reshape(-1, 4).tolist() == [[True, True, True, False]] * 360, "each positive follows its negatives"
     assert (times.reshape(-1, 4) == times.reshape(-1, 4)[:, :1]).all()

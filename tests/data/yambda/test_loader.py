@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,7 +61,7 @@ class FakeHistories:
 
 def order_of(sizes: list[int], batch_size: int = 4, tell: Callable[[int], None] = lambda window: None) -> StreamOrder:
     index = cast(WindowIndex, FakeIndex(sizes, tell))
-    return StreamOrder(index, windows=range(len(sizes)), batch_size=batch_size, leftover="keep")
+    return StreamOrder(index, windows=range(len(sizes)), batch_size=batch_size, leftover="carry")
 
 
 def positions_of(batch: HistoryBatch) -> list[int]:
@@ -115,7 +113,7 @@ def test_the_order_is_exact_for_any_number_of_threads(workers: int, prefetch: in
     order = order_of([9, 0, 4, 30, 1])
     expected = [order.batch(number).tolist() for number in range(len(order))]
     loader = Loader(order, FakeHistories(late_ones_first), workers=workers, prefetch=prefetch)
-    assert len(loader) == len(expected) == 13
+    assert len(loader) == len(expected) == 11
     assert [positions_of(batch) for batch in loader] == expected
     assert not threads()
     assert [positions_of(batch) for batch in loader] == expected
@@ -190,18 +188,6 @@ def test_an_error_that_explains_itself_keeps_its_message() -> None:
     assert failure.value.fix == "prepare it again"
 
 
-def test_a_window_that_cannot_be_found_is_reported_by_its_first_batch() -> None:
-    def tell(window: int) -> None:
-        if window == 1:
-            raise DataError("the index does not fit")
-
-    stream = iter(Loader(order_of([8, 8], tell=tell), FakeHistories()))
-    assert [positions_of(next(stream))[0] for _ in range(2)] == [0, 4]
-    with pytest.raises(DataError, match="does not fit") as failure:
-        next(stream)
-    assert failure.value.where["batch"] == "2"
-
-
 def test_an_error_in_the_training_loop_stops_all_threads() -> None:
     with pytest.raises(ZeroDivisionError), Loader(order_of([400]), FakeHistories()) as loader:
         stream, other = iter(loader), iter(loader)
@@ -209,31 +195,6 @@ def test_an_error_in_the_training_loop_stops_all_threads() -> None:
             _ = 1 / 0
     assert not threads()
     assert [*stream, *other] == []
-
-
-def test_a_forgotten_stream_ends_its_threads() -> None:
-    stream = iter(Loader(order_of([400]), FakeHistories()))
-    next(stream)
-    assert threads()
-    del stream
-    until(lambda: not threads())
-
-
-def test_closing_waits_for_the_batch_that_is_being_made() -> None:
-    begun, finished = threading.Event(), threading.Event()
-
-    def slow(positions: Positions) -> None:
-        begun.set()
-        time.sleep(0.05)
-        finished.set()
-
-    stream = iter(Loader(order_of([400]), FakeHistories(slow), workers=1))
-    assert begun.wait(20)
-    stream.close()
-    assert finished.is_set()
-    assert not threads()
-    stream.close()
-    assert [*stream] == []
 
 
 def test_ctrl_c_while_waiting_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,22 +223,6 @@ def test_ctrl_c_while_waiting_ends_everything(monkeypatch: pytest.MonkeyPatch) -
         signal.signal(signal.SIGINT, before)
     assert not threads()
     assert [*stream] == []
-
-
-def test_a_process_ends_with_a_stream_open(tmp_path: Path) -> None:
-    code = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from test_loader import FakeHistories, Loader, late_ones_first, order_of
-stream = iter(Loader(order_of([4000]), FakeHistories(late_ones_first)))
-next(stream)
-print("done", flush=True)
-"""
-    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
-    # Its own limit is longer: importing torch is slow on a busy machine.
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    finished = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "done\n", "")
 
 
 class FakeBatch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -13,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recperf.data.yambda.config import Leftover, WindowConfig
+from recperf.data.yambda.config import Leftover
 from recperf.data.yambda.order import StreamOrder
-from recperf.data.yambda.schema import SKIP
-from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.windows import WindowIndex
 from recperf.errors import ConfigError
 
-LEFTOVERS: tuple[Leftover, ...] = ("drop", "keep", "carry")
+LEFTOVERS: tuple[Leftover, ...] = ("drop", "carry")
 
 
 class FakeIndex:
@@ -91,10 +88,9 @@ def test_every_batch_is_that_of_a_plain_loop(
 def test_leftovers_are_counted() -> None:
     sizes = [5, 0, 7, 3]
     assert stream(sizes, batch_size=4, leftover="drop")[0].leftovers_S.tolist() == [1, 0, 3, 3]
-    assert stream(sizes, batch_size=4, leftover="keep")[0].leftovers_S.tolist() == [1, 0, 3, 3]
     assert stream(sizes, batch_size=4, leftover="carry")[0].leftovers_S.tolist() == [1, 1, 0, 3]
-    assert [len(stream(sizes, batch_size=4, leftover=how)[0]) for how in LEFTOVERS] == [2, 5, 4]
-    assert [stream(sizes, batch_size=4, leftover=how)[0].samples for how in LEFTOVERS] == [8, 15, 15]
+    assert [len(stream(sizes, batch_size=4, leftover=how)[0]) for how in LEFTOVERS] == [2, 4]
+    assert [stream(sizes, batch_size=4, leftover=how)[0].samples for how in LEFTOVERS] == [8, 15]
 
 
 @pytest.mark.parametrize("leftover", LEFTOVERS)
@@ -105,13 +101,6 @@ def test_a_late_batch_asks_for_its_own_windows_only(leftover: Leftover) -> None:
     touched = sorted({position // 1000 for position in order.batch(number).tolist()})
     assert index.lookups == touched
     assert 1 <= len(touched) <= 2
-
-
-def test_windows_are_found_once_while_they_are_in_use() -> None:
-    order, index = stream([40] * 5, batch_size=4)
-    for number in range(len(order)):
-        order.batch(number)
-    assert index.lookups == [0, 1, 2, 3, 4]
 
 
 def test_threads_that_ask_together_find_a_window_once() -> None:
@@ -149,23 +138,3 @@ def test_impossible_options_are_refused() -> None:
     for number in (-1, 1):
         with pytest.raises(IndexError, match=f"no batch {number}: the stream has 1"):
             order.batch(number)
-
-
-def test_real_windows_in_their_order(tmp_path: Path) -> None:
-    store = EventStore(
-        folder=tmp_path,
-        layout="packed",
-        user_ids_U=np.arange(4),
-        user_first_U1=np.arange(5) * 50,
-        items_E=np.zeros(200, np.uint32),
-        times_E=np.tile(np.arange(50, dtype=np.uint32) * 10, 4),
-        packed_kinds_E=np.full(200, SKIP, np.uint8),
-        catalogue_I2=np.zeros((1, 2), np.uint32),
-        manifest={"digest": "d"},
-    )
-    config = WindowConfig(seconds=100, min_history=10, train_share=0.6, shuffle=1.0)
-    index = WindowIndex.open(store, config)
-    order = StreamOrder(index, windows=range(1, 4), batch_size=7, leftover="keep")
-    expected = np.concatenate([index.order(window, "train") for window in range(1, 4)])
-    assert 0 < len(expected) < 120
-    assert np.array_equal(np.concatenate([order.batch(number) for number in range(len(order))]), expected)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
@@ -20,9 +21,9 @@ from recperf.data.yambda.schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, TICK_S
 from recperf.data.yambda.store import open_store
 from recperf.data.yambda.synthesize import YambdaLike, default, of_size, write_raw, write_store
 from recperf.data.yambda.synthesize.events import Block, Generator
-from recperf.errors import ConfigError, DataError, MachineError
+from recperf.errors import ConfigError, DataError
 
-DEFAULT_DIGEST = "91b46505c5c4c6bc6968ec16d5bcac274a95ea634c0bc299abe3a6d5ce864284"
+DEFAULT_DIGEST = "35550b60e1b56d40932ef66bb959372a5dc7e404758a32a6b26c12f52b9b08a8"
 """Of the default store. A change of the stream must be meant: set it anew and count `synthesize.STREAM` up."""
 SMALL = YambdaLike(users=40, events_per_user=60, items=300)
 LISTEN, LIKE, DISLIKE, UNLIKE, UNDISLIKE = range(len(EVENT_TYPES))
@@ -169,8 +170,9 @@ def test_raw_files_have_the_real_columns_and_say_that_they_are_synthetic(
     chunks = list(raw.chunks(rows=700))
     for column, expected in (("uids", whole.uids_E), ("times", whole.times_E), ("types", whole.types_E)):
         assert np.array_equal(np.concatenate([getattr(chunk, column) for chunk in chunks]), expected)
-    nulls = np.concatenate([chunk.ratio_null & chunk.length_null for chunk in chunks])
-    assert np.array_equal(nulls, whole.types_E != LISTEN)
+    for name in schema.NULLABLE:
+        nulls = pq.read_table(locate(tmp_path).events, columns=[name]).column(0).is_null().to_numpy()
+        assert np.array_equal(nulls, whole.types_E != LISTEN)
     assert raw._arrow_schema.metadata[schema.SYNTHETIC_KEY] == b"yambda-like"
 
 
@@ -190,14 +192,6 @@ def test_raw_files_are_not_overwritten_and_never_half_there(tmp_path: Path) -> N
     write_raw(SMALL, tmp_path)
     with pytest.raises(DataError, match="already"):
         write_raw(SMALL, tmp_path)
-
-
-def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(MachineError, match="cannot write"):
-        write_raw(SMALL, tmp_path / "file" / "raw")
-    with pytest.raises(MachineError, match="cannot write"):
-        write_store(SMALL, tmp_path / "file" / "store")
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 5])

@@ -14,11 +14,10 @@ from ...folders import one_at_a_time, temporary_folder
 from ..datasets import Dataset, legal_name
 from ..user_files.database import optional_package
 from ..user_files.load import LIST_MARK, LIST_ROLE
-from ..yambda.originals import originals, own_ids
 from ..yambda.ratings import GROUPS, stored
 from ..yambda.reference import open_events
 from ..yambda.schema import ANCHORS, LISTEN_PLUS
-from ..yambda.store import EventStore
+from ..yambda.store import EventStore, originals, own_ids
 from .imports import MANIFEST, VERSION, import_clicks
 from .options import ClickOptions
 
@@ -88,7 +87,7 @@ class _Columns:
         positions = np.flatnonzero(kinds & ANCHORS) + part.start
         items = self.arrow.array(self.store.items_at(positions))
         columns = {
-            "user": self.own["user"].take(self.arrow.array(self.store.users_by_position(positions))),
+            "user": self.own["user"].take(self.arrow.array(self.store.users_of(positions))),
             "item": self.own["item"].take(items),
             **{name: values.take(items) for name, values in self.by_item.items()},
             "label": ((kinds[positions - part.start] & LISTEN_PLUS) > 0).astype(np.int8),

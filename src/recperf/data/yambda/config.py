@@ -8,9 +8,8 @@ from typing import Literal
 from ...config import within
 from .schema import DAY_S
 
-Strategy = Literal["interleaved", "last-n", "last_n"]
-"""A config stores last-n for both spellings."""
-Leftover = Literal["drop", "keep", "carry"]
+Strategy = Literal["interleaved", "last-n"]
+Leftover = Literal["drop", "carry"]
 """What happens to the last anchors of a window that do not fill a batch."""
 
 
@@ -28,8 +27,6 @@ class HistoryConfig:
     sequence length less 9, for the candidate and 8 context tokens."""
 
     def __post_init__(self) -> None:
-        if self.strategy == "last_n":
-            object.__setattr__(self, "strategy", "last-n")
         within(1, self.length, 1 << 20, "history.length")
         within(1, self.scan, 1 << 24, "history.scan")
         if self.most is not None:

@@ -20,10 +20,9 @@ from ...ops.history import Crosses, Events, Name, Picked, Room, Rule, choose
 from ...ops.history.rule import LARGE_ID
 from ..batch import HistoryBatch, JaggedFeatures
 from .config import HistoryConfig
-from .queries import Queries
 from .rates import RunningRates
 from .schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, MOST_ID, ORGANIC, POOLS, SKIP
-from .store import EventStore
+from .store import EventStore, Queries
 
 KEYS = (*CONTEXT, *HISTORY, *CANDIDATE)
 HOUR_S, DAY_HOURS = 3600, 24
@@ -79,7 +78,7 @@ class Histories:
     def lengths(self, positions_B: Words) -> Words:
         """The number of events in each history of a batch of these anchors. Only kinds of events are read."""
         positions_B = self._checked(positions_B)
-        begin_B = self._first(self.store.users_by_position(positions_B), positions_B)
+        begin_B = self._first(self.store.users_of(positions_B), positions_B)
         self._require_kinds(begin_B, positions_B)
         lengths_B: Words = self._body.lengths(self._events, begin_B, positions_B, self.rule)
         return lengths_B
@@ -89,7 +88,7 @@ class Histories:
         store = self.store
         times_B, items_B = store.times_E[positions_B].astype(np.int64), store.items_at(positions_B)
         organic_B = ((kinds_B & ORGANIC) > 0).astype(np.int64)
-        return Queries(store.users_by_position(positions_B), positions_B, items_B, times_B, organic_B)
+        return Queries(store.users_of(positions_B), positions_B, items_B, times_B, organic_B)
 
     def queried(self, queries: Queries, labels_B: NDArray[np.bool_] | None = None) -> HistoryBatch:
         """The samples of queries, in their order; without labels these are 0."""

@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..rows import BadRow, Ids, Unknown, as_text, is_text, one_array, pyarrow
-from .originals import own_ids
-from .queries import Queries
 from .schema import ANCHORS, ORGANIC
-from .store import EventStore
+from .store import EventStore, Queries, own_ids
 
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "iso": "ISO text"}

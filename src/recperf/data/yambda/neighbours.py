@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stop import poll
-from .queries import Queries
 from .schema import ANCHORS, LISTEN_PLUS, LISTENS
-from .store import EventStore
+from .store import EventStore, Queries
 
 ITEMS = 2048
 """Items with similarities: the most frequent ones before the cut. Others have no neighbours."""
@@ -75,7 +74,7 @@ class Neighbours:
                 for start in range(begin, end, _ROWS):
                     poll()
                     part = anchors_N[start : min(end, start + _ROWS)]
-                    users = self.store.users_by_position(part)
+                    users = self.store.users_of(part)
                     past_BH, ok_BH = self._past(users, part, self.times_E[part])
                     if learn:
                         self._learn(part, past_BH, ok_BH)

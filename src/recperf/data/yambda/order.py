@@ -36,8 +36,8 @@ class _Window:
 class StreamOrder:
     """Batches of anchors, window after window.
 
-    `leftover` decides about anchors that do not fill a batch at the end of a window: "drop" omits them, "keep" makes a
-    short batch, "carry" fills the batch from the next window, so that only the last batch of the stream is short.
+    `leftover` decides about anchors that do not fill a batch at the end of a window: "drop" omits them, "carry" fills
+    the batch from the next window, so that only the last batch of the stream is short.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class StreamOrder:
         users: Users = "train",
     ) -> None:
         within(1, batch_size, 1 << 24, "batch_size")
-        require(leftover in ("drop", "keep", "carry"), "leftover", leftover, "drop, keep, carry")
+        require(leftover in ("drop", "carry"), "leftover", leftover, "drop, carry")
         for window in (min(windows, default=0), max(windows, default=0)):
             within(0, window, index.windows - 1, "windows")
         self.index, self.windows, self.users = index, windows, users
@@ -60,14 +60,12 @@ class StreamOrder:
         used_S = self.counts_S // batch_size * batch_size if leftover == "drop" else self.counts_S
         self._before_S1 = np.concatenate([[0], np.cumsum(used_S)])
         """Number of anchors before each window, those that are dropped left out."""
-        # Only "keep" has short batches inside the stream.
-        self._batches_S1 = np.concatenate([[0], np.cumsum(-(-used_S // batch_size))]) if leftover == "keep" else None
         self._cached: OrderedDict[int, _Window] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
         """Number of batches of the stream."""
-        return -(-self.samples // self.batch_size) if self._batches_S1 is None else int(self._batches_S1[-1])
+        return -(-self.samples // self.batch_size)
 
     @property
     def samples(self) -> int:
@@ -83,8 +81,6 @@ class StreamOrder:
     @property
     def seams_S(self) -> NDArray[np.int64]:
         """For each window, the number of batches that have no anchor of a later window."""
-        if self._batches_S1 is not None:
-            return self._batches_S1[1:]
         ends_S = self._before_S1[1:]
         # The last anchors of the stream may make a short batch.
         return np.where(ends_S == self.samples, len(self), ends_S // self.batch_size)
@@ -133,12 +129,8 @@ class StreamOrder:
         """The first anchor of a batch and the one after its last, counted from the start of the stream."""
         if not 0 <= number < len(self):
             raise IndexError(f"there is no batch {number}: the stream has {len(self)}")
-        start, end = number * self.batch_size, self.samples
-        if self._batches_S1 is not None:
-            place = int(np.searchsorted(self._batches_S1, number, side="right")) - 1
-            start = int(self._before_S1[place]) + (number - int(self._batches_S1[place])) * self.batch_size
-            end = int(self._before_S1[place + 1])
-        return start, min(start + self.batch_size, end)
+        start = number * self.batch_size
+        return start, min(start + self.batch_size, self.samples)
 
     def _place(self, anchor: int) -> int:
         """The window of an anchor of the stream."""

@@ -169,7 +169,6 @@ def _append(writer: StoreWriter, chunk: Chunk, split: Split, counts: dict[str, i
         items=chunk.items[train],
         times=chunk.times[train],
         kinds=kinds_of(chunk.types[train], chunk.ratios[train], chunk.organic[train]),
-        ratios=chunk.ratios[train],
     )
 
 

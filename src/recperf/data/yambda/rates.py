@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from . import neighbours
 from .neighbours import Neighbours
-from .queries import Queries
 from .schema import ANCHORS, DRAWN, LISTEN_PLUS, RATES
-from .store import EventStore
+from .store import EventStore, Queries
 
 PRIOR = 4.0
 """Listens at the overall share that every share is smoothed with."""
@@ -90,7 +89,7 @@ class RunningRates:
         positive_N = (kinds_E[listens_N] & np.uint8(LISTEN_PLUS)) > 0
         times_N = store.times_E[listens_N].astype(np.int64)
         own_N = times_N if self.by_second else listens_N
-        users_N, items_N = store.users_by_position(listens_N), store.items_at(listens_N)
+        users_N, items_N = store.users_of(listens_N), store.items_at(listens_N)
         self.user = _Groups.of(users_N, own_N, positive_N)
         self.item = _Groups.of(items_N, times_N, positive_N)
         real_N = (kinds_E[listens_N] & np.uint8(DRAWN)) == 0

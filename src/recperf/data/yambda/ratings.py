@@ -14,10 +14,9 @@ from ...errors import notice_once
 from ..datasets import Dataset
 from ..ratings import Ints, Ratings
 from ..user_files.load import LIST_MARK
-from .originals import originals, own_ids
 from .reference import open_events
 from .schema import ANCHORS, LISTEN_PLUS
-from .store import EventStore
+from .store import EventStore, originals, own_ids
 
 GROUPS = ("artist", "album")
 GENRES_USED = 12
@@ -101,7 +100,7 @@ def read_events(folder: Path) -> EventRatings:
         name=store.name,
         synthetic=store.synthetic,
         digest=store.digest,
-        user=store.users_by_position(listens) + 1,
+        user=store.users_of(listens) + 1,
         item=item + 1,
         rating=(kinds[listens] & LISTEN_PLUS) > 0,
         timestamp=store.times_E[listens].astype(np.int64),

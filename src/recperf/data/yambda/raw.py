@@ -22,9 +22,8 @@ from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE
 
 READ_AHEAD = 1 << 20
 """Bytes buffered per column."""
-_TIME_ROWS = 1 << 20
 AGAIN = "get the file again: recperf data get --help"
-_MOST = dict.fromkeys(IDS, MOST_ID) | {"is_organic": 1, "event_type": len(EVENT_TYPES) - 1}
+_MOST = dict.fromkeys(IDS, MOST_ID) | {"is_organic": 1}
 """The largest value of a column whose type allows more."""
 
 
@@ -135,7 +134,6 @@ class RawEvents:
         if not self.rows:
             raise DataError("the event file has no rows", where={"file": path}, fix=AGAIN)
         self._check_columns()
-        self._codes = not _is_text(self._arrow_schema.field("event_type").type)
 
     @property
     def metadata(self) -> dict[bytes, bytes]:
@@ -148,28 +146,13 @@ class RawEvents:
         return identity_of(self.path)
 
     def time_range(self) -> tuple[int, int]:
-        """First and last time from the statistics in the footer; row groups without statistics are read."""
-        low, high, unknown = [], [], []
-        with reading(self.path):
-            for group in range(self._metadata.num_row_groups):
-                part = self._metadata.row_group(group)
-                columns = (part.column(index) for index in range(part.num_columns))
-                statistics = next(column for column in columns if column.path_in_schema == "timestamp").statistics
-                if statistics is not None and statistics.has_min_max:
-                    low.append(int(statistics.min))
-                    high.append(int(statistics.max))
-                elif part.num_rows:
-                    unknown.append(group)
-            if unknown:
-                with parquet_file(self.path, read_dictionary=["event_type"]) as file:
-                    for batch in file.iter_batches(_TIME_ROWS, row_groups=unknown, columns=["timestamp"]):
-                        times = batch.column(0).drop_null().to_numpy(zero_copy_only=False)
-                        if len(times):
-                            low.append(int(times.min()))
-                            high.append(int(times.max()))
-        if not low:
-            raise DataError("the event file has no timestamp", where={"file": self.path}, fix=AGAIN)
-        return min(low), max(high)
+        """First and last time, from the statistics in the footer."""
+        groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
+        columns = [group.column(index) for group in groups for index in range(group.num_columns) if group.num_rows]
+        statistics = [column.statistics for column in columns if column.path_in_schema == "timestamp"]
+        if not all(known is not None and known.has_min_max for known in statistics):
+            raise DataError("the event file has no statistics of its times", where={"file": self.path}, fix=AGAIN)
+        return min(int(known.min) for known in statistics), max(int(known.max) for known in statistics)
 
     def chunks(
         self, start_row: int = 0, rows: int = 1 << 20, *, after: tuple[int, int] | None = None
@@ -205,7 +188,7 @@ class RawEvents:
         wrong = [
             f"{name} is {kinds[name]}, not {expected}"
             for name, expected in COLUMNS.items()
-            if name in kinds and not (types.is_integer(kinds[name]) or (name == "event_type" and _is_text(kinds[name])))
+            if name in kinds and not (_is_text(kinds[name]) if name == "event_type" else types.is_integer(kinds[name]))
         ]
         if missing or twice or wrong:
             faults = ([f"there is no {', '.join(missing)}"] if missing else []) + twice + wrong
@@ -230,7 +213,7 @@ class RawEvents:
     def _values(self, column: Any, name: str, row: int) -> NDArray[Any]:
         """The values of a column, 0 for null where it is allowed; a value that is not allowed is an error."""
         original, is_type = column, name == "event_type"
-        if is_type and not self._codes:
+        if is_type:
             arrow = need_pyarrow()
             column = arrow.compute.index_in(column.dictionary, value_set=arrow.array(EVENT_TYPES)).take(column.indices)
         kind = np.dtype(np.uint8 if is_type else COLUMNS[name])

@@ -1,6 +1,6 @@
 """The event store: events as memory-mapped columns, sorted by user, then by time.
 
-Shapes: E events, U users, I items of the catalogue.
+Shapes: E events, U users, I items of the catalogue, B samples.
 
 A store is a folder with one file per column and `store.json`, which is written last; a folder without it, or with files
 of other lengths, is not opened. Files are mapped shared and read-only, so that all processes share one copy in memory.
@@ -15,7 +15,6 @@ import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,22 +22,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
-from ...files import open_linked
-from ...jsonfile import read_sealed
-from ..blocks import Blocks, Column, difference_in, verified
+from ...files import open_linked, read_linked
+from ...jsonfile import decode, read_sealed
+from ..blocks import Blocks, Column, verified
 from ..datasets import KINDS
 from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 
 FORMAT, VERSION = KINDS["events"].form
 MANIFEST = "store.json"
-EVENT_COLUMNS = {"items": "<u4", "times": "<u4", "kinds": "|u1", "ratios": "<u2"}
-"""One value per event in each, 11 bytes in total. Training does not read the ratios; `data info` and exports do."""
+EVENT_COLUMNS = {"items": "<u4", "times": "<u4", "kinds": "|u1"}
+"""One value per event in each, 9 bytes in total."""
 USER_COLUMNS = {"user_ids": "<u4", "user_first": "<i8"}
 CATALOGUE = "catalogue"
 COLUMNS = {**EVENT_COLUMNS, **USER_COLUMNS, CATALOGUE: "<u4"}
 EVENT_BYTES = sum(np.dtype(kind).itemsize for kind in EVENT_COLUMNS.values())
 DIGEST_BLOCK = 64 << 20
 """Each block of this many bytes has a digest, by which it is verified when it is first read."""
+_VERIFIED_BYTES = 4 * DIGEST_BLOCK
+"""Bytes that `verify` reads between two calls of its progress."""
 
 Which = slice | NDArray[np.int64]
 
@@ -139,11 +140,9 @@ class EventStore:
             )
         return items
 
-    @cached_property
-    def users_by_position(self) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
-        """A function from positions of events to indices of their users in `user_ids_U`."""
-        first_U = self.user_first_U1[:-1]
-        return lambda positions: np.searchsorted(first_U, positions, side="right") - 1
+    def users_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices in `user_ids_U` of the users of some events."""
+        return np.searchsorted(self.user_first_U1[:-1], positions, side="right") - 1
 
     def users_cover_events(self) -> bool:
         """Whether the table of users assigns every event to one user and at least one to each."""
@@ -161,6 +160,26 @@ class EventStore:
         if self.types_E is not None:
             kinds |= (self.types_E[which] << TYPE_SHIFT).astype(np.uint8)
         return np.asarray(kinds, dtype=np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """What a model is asked: whether a user takes an item at a moment. It need not be an event of the store."""
+
+    users_B: NDArray[np.int64]
+    """Indices of the users in the store; -1 for a user that it does not have."""
+    ends_B: NDArray[np.int64]
+    """Positions before which the histories end; of an event, its own position."""
+    items_B: NDArray[np.int64]
+    times_B: NDArray[np.int64]
+    organic_B: NDArray[np.int64]
+    """1 where the user found the item without a recommendation."""
+
+    def __len__(self) -> int:
+        return len(self.ends_B)
+
+    def __getitem__(self, rows: slice) -> Queries:
+        return Queries(*(column[rows] for column in vars(self).values()))
 
 
 def _as_column(values: Any) -> Any:
@@ -188,11 +207,6 @@ def open_store(folder: Path) -> EventStore:
     )
 
 
-def ratios(store: EventStore) -> Column:
-    """Played ratios of a packed store in percent, 0 for null."""
-    return _mapped(store.folder, "ratios", store.manifest)
-
-
 def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     with _readable(path):
@@ -206,6 +220,32 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not exists:
         raise DataError("there is no event store here", where={"folder": folder}, fix="recperf data prepare --help")
     return read_sealed(path, (FORMAT, VERSION), fix=f"remove {folder} and prepare it again")
+
+
+def own_ids(store: EventStore, role: str) -> list[int | str]:
+    """The ids that users (role user) or items (role item) have in the file that was imported, by their numbers in the
+    store; an item without events keeps the id of the store."""
+    numbers = store.user_ids_U.tolist() if role == "user" else list(range(store.items))
+    if f"{role}s" not in store.manifest.get("originals", {}):
+        return numbers
+    listed = originals(store.folder, f"{role}s")
+    return [listed[number - 1] if 0 < number <= len(listed) else number for number in numbers]
+
+
+def originals(folder: Path, role: str) -> list[int | str]:
+    """The ids in the imported file: entry k - 1 is that of id k. Roles: users, items, artists, albums."""
+    path, listed = folder / f"{role}.jsonl", read_manifest(folder).get("originals", {}).get(role)
+    if listed is None:
+        what = f"this store has no list of its original {role}"
+        raise DataError(what, where={"file": path}, fix="import with --ids dense, which writes one")
+    try:
+        content = read_linked(path)
+    except FileNotFoundError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() != listed["sha256"]:
+        what = f"the event store is damaged: {path.name} is not the file that was written"
+        raise DataError(what, where={"file": path}, fix=f"remove {folder} and import it again")
+    return [decode(line) for line in content.split(b"\n")[:-1]]
 
 
 def content_digest(columns: dict[str, Any]) -> str:
@@ -223,13 +263,6 @@ def is_store_folder(folder: Path) -> bool:
 
 def file_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.{np.dtype(COLUMNS[name]).str[1:]}"
-
-
-def block_digests(path: Path) -> Iterator[str]:
-    """SHA-256 of each block of a file."""
-    with _readable(path), open_linked(path) as file:
-        while block := file.read(DIGEST_BLOCK):
-            yield hashlib.sha256(block).hexdigest()
 
 
 class BlockDigests:
@@ -255,33 +288,20 @@ class BlockDigests:
         return self.blocks + ([self._hash.hexdigest()] if self.length % DIGEST_BLOCK else [])
 
 
-def difference(path: Path, blocks: list[str], tick: Callable[[int], None] = lambda bytes_: None) -> str | None:
-    """How a file differs from the digests of its blocks, or None. `tick` receives the number of bytes read."""
-    count = 0
-    for index, digest in enumerate(block_digests(path)):
-        if index >= len(blocks) or digest != blocks[index]:
-            return difference_in(index, index * DIGEST_BLOCK)
-        count += 1
-        tick(DIGEST_BLOCK)
-    return None if count == len(blocks) else "is shorter than its checksums"
-
-
 def verify(store: EventStore, progress: Callable[[int, int], None] | None = None) -> None:
     """Compare every byte of a packed store with its digests; the first difference is an error."""
     columns = store.manifest["columns"]
     total, done = sum(column["bytes"] for column in columns.values()), 0
-
-    def tick(bytes_: int) -> None:
-        nonlocal done
-        done = min(total, done + bytes_)
-        if progress:
-            progress(done, total)
-
     for name in COLUMNS:
-        path = file_of(store.folder, name)
-        how = difference(path, columns[name]["blocks"], tick)
-        if how is not None:
-            raise _damaged(path, how)
+        # Mapped again: the store may have verified some of it long ago.
+        column = _mapped(store.folder, name, store.manifest)
+        assert column.blocks is not None
+        for first in range(0, column.blocks.bytes, _VERIFIED_BYTES):
+            stop = min(column.blocks.bytes, first + _VERIFIED_BYTES)
+            column.blocks.require(first, stop)
+            done += stop - first
+            if progress:
+                progress(done, total)
     if content_digest(columns) != store.manifest["digest"]:
         raise _damaged(store.folder / MANIFEST, "has a digest that its columns do not have")
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...errors import ConfigError, DataError, MachineError
 from ...files import require_writable
 from ...folders import fresh_folder, one_at_a_time
-from ...jsonfile import read, read_sealed
+from ...jsonfile import read_sealed
 from ...ops.splitmix import GOLDEN, finalise_numpy_
 from ...places import home
 from ..blocks import Blocks, Column
@@ -45,8 +45,6 @@ Users = Literal["all", "train", "held-out"]
 _BLOCK = 1 << 18
 """Events read in one call, so that no call blocks other threads for long."""
 _STRIDE = 1 << 22
-_FACTS = ("format", "version", "store", "seconds", "min_history")
-"""Facts that identify an index."""
 _AT_ONCE = 64 << 20
 """An index of at most this many bytes is compared with its digests when it is opened, a larger one as it is used, so
 that the first batch does not wait for gigabytes."""
@@ -289,29 +287,6 @@ def _column(folder: Path, name: str, manifest: dict[str, Any], store: EventStore
         damaged=lambda *_: _damaged_index(folder, store),
     )
     return Column(array, blocks)
-
-
-def verify_indexes(store: EventStore) -> list[str]:
-    """Compare every index of this store with its digests. Returns their folders."""
-    folders = []
-    for place in _default_folders(store):
-        for folder in sorted(path.parent for path in place.glob(f"*/{MANIFEST}") if not path.parent.suffix):
-            try:
-                manifest = read(folder / MANIFEST, linked=True)
-                facts = {name: manifest[name] for name in _FACTS}
-                config = WindowConfig(seconds=facts["seconds"], min_history=facts["min_history"])
-            except (DataError, KeyError, TypeError, ConfigError):
-                # The user's cache folder also has indexes of other stores.
-                if place.parent == store.folder:
-                    raise _damaged_index(folder, store) from None
-                continue
-            if (facts["format"], facts["version"], facts["store"]) == (FORMAT, VERSION, store.digest):
-                index = _read(folder, store, config, facts)
-                if index is None:
-                    raise _damaged_index(folder, store)
-                index.verify()
-                folders.append(str(folder))
-    return folders
 
 
 def _write(folder: Path, store: EventStore, facts: dict[str, Any]) -> None:

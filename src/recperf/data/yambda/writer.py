@@ -111,15 +111,7 @@ class StoreWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._open.close()
 
-    def append(
-        self,
-        *,
-        uids: NDArray[Any],
-        items: NDArray[Any],
-        times: NDArray[Any],
-        kinds: NDArray[np.uint8],
-        ratios: NDArray[Any],
-    ) -> None:
+    def append(self, *, uids: NDArray[Any], items: NDArray[Any], times: NDArray[Any], kinds: NDArray[np.uint8]) -> None:
         """Append events in the order of the store: by user, then by time."""
         if not len(uids):
             return
@@ -129,7 +121,7 @@ class StoreWriter:
         starting = uids[new].astype(np.int64)
         if len(starting) and (starting[0] <= self.last_user or (np.diff(starting) <= 0).any()):
             raise ValueError("users must come in ascending order, each once")
-        arrays = {"items": items, "times": times, "kinds": kinds, "ratios": ratios}
+        arrays = {"items": items, "times": times, "kinds": kinds}
         arrays |= {"user_ids": starting, "user_first": new + self.events}
         for name, array in arrays.items():
             with writing(file_of(self.draft, name), fix=self.again):

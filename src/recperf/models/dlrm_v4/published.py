@@ -62,11 +62,6 @@ def ours_by_reference(config: DLRMv4Config) -> dict[str, str]:
     return names
 
 
-def reference_by_ours(config: DLRMv4Config) -> dict[str, str]:
-    """The published name of every parameter and table, by ours."""
-    return {ours: theirs for theirs, ours in ours_by_reference(config).items()}
-
-
 def reference_state(model: DLRMv4, *, tables: bool = True) -> dict[str, Tensor]:
     """The model's values under the published names, as views."""
     names = ours_by_reference(model.config)

@@ -56,8 +56,8 @@ class EventsConfig:
     training windows. all: also running means, item-kNN, gradient boosting and a regression on all running rates, which
     read on through the hold-out as the model does."""
     leftover: Leftover = "carry"
-    """Anchors that fill no batch at the end of a window: carry them into the next window's first batch, keep them as
-    a short batch, or drop them, as the MLPerf reference does."""
+    """Anchors that fill no batch at the end of a window: carry them into the next window's first batch, or drop them,
+    as the MLPerf reference does."""
     workers: int = 1
     """Threads that prepare batches in advance."""
 

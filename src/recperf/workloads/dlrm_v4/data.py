@@ -150,7 +150,7 @@ class EventWindows:
         labels_N = torch.from_numpy(self._labels(positions_N))
         if len(positions_N) > MOST_ROWS:
             return ScoredRows(labels_N)
-        users_N = torch.from_numpy(self.store.users_by_position(positions_N))
+        users_N = torch.from_numpy(self.store.users_of(positions_N))
         items_N = torch.from_numpy(self.store.items_at(positions_N))
         # The events of a user lie in the order of time.
         return ScoredRows(labels_N, users_N, items_N, times_N=torch.from_numpy(positions_N))
@@ -196,7 +196,7 @@ class EventWindows:
 
     def baseline_scorers(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
         train = self._newest_samples
-        users_N = torch.from_numpy(self.store.users_by_position(self.events.positions_N))
+        users_N = torch.from_numpy(self.store.users_of(self.events.positions_N))
         rules = item_rules(train.ids_FN[0], train.ids_FN[1], train.labels_N, self.store.items, users_N)
         if self.events.shares is not None:
             rules["recent_popularity"] = self.events.meeting
@@ -285,7 +285,7 @@ class EventWindows:
         return np.concatenate([self.rates.of(self.plain.events(part, self.store.kinds(part))) for part in parts])
 
     def _samples(self, positions_N: np.ndarray[Any, Any]) -> Samples:
-        users = self.store.users_by_position(positions_N)
+        users = self.store.users_of(positions_N)
         ids = np.stack([users, self.store.items_at(positions_N)])
         return Samples(
             keys=("user", "item"),

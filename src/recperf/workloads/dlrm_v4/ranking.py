@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ...data.yambda.history import Histories
-from ...data.yambda.queries import Queries
 from ...data.yambda.schema import DAY_S, DRAWN
-from ...data.yambda.store import EventStore
+from ...data.yambda.store import EventStore, Queries
 from ...models.dlrm_v4.inputs import Inputs
 from ...train.prefetch import prepared_on_host
 from ...train.ranking import RecentShares
@@ -68,7 +67,7 @@ class EventCatalogue:
     @cached_property
     def _first_N(self) -> Positions:
         """The first event of each anchor's user."""
-        return np.asarray(self.store.user_first_U1[self.store.users_by_position(self.positions_N)].astype(np.int64))
+        return np.asarray(self.store.user_first_U1[self.store.users_of(self.positions_N)].astype(np.int64))
 
     @cached_property
     def user_rows_N(self) -> Tensor:

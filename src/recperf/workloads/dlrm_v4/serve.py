@@ -19,10 +19,9 @@ from torch import Tensor
 from ...data.rows import Ids, Table, pyarrow
 from ...data.yambda.history import Histories
 from ...data.yambda.moments import Moments
-from ...data.yambda.originals import originals
-from ...data.yambda.queries import Queries
 from ...data.yambda.rates import PRIOR, RECENT
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
+from ...data.yambda.store import Queries, originals
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ...execution.tables import placed_tables
 from ...models.dlrm_v4.inputs import prepare

@@ -85,9 +85,7 @@ def import_events(
 
 def _identifying(options: ImportOptions) -> dict[str, Any]:
     """The options that decide what is in a store; the file's folder and the memory do not."""
-    # Stores of earlier versions do not have these options.
-    unset = {name for name in ("sequences", "skip_bad") if not getattr(options, name)}
-    return {name: value for name, value in to_json(options).items() if name not in {"events", "memory_mib", *unset}}
+    return {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
 
 
 def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
@@ -213,7 +211,7 @@ def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress, nega
         users, items, times, types, ratios = (column.to_numpy() for column in batch.columns)
         # Nothing says that a recommender was behind an event.
         kinds = kinds_of(types, ratios, np.ones(len(types), np.uint8))
-        events = {"uids": users, "items": items, "times": times, "kinds": kinds, "ratios": ratios}
+        events = {"uids": users, "items": items, "times": times, "kinds": kinds}
         if negatives is not None:
             # Whole users only: a negative must not be an item of an earlier batch.
             events = {name: np.concatenate([waiting[name], events[name]]) for name in events} if waiting else events

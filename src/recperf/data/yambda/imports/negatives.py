@@ -59,7 +59,6 @@ class Negatives:
         wide = {name: np.repeat(column[:, None], self.count + 1, axis=1) for name, column in events.items()}
         wide["items"][:, :-1] = items_NK
         wide["kinds"][:, :-1] = DRAWN | ORGANIC
-        wide["ratios"][:, :-1] = 0
         return {name: column[stored] for name, column in wide.items()}
 
     def draw(self, users_N: Longs, items_N: Longs, times_N: Longs) -> tuple[Longs, NDArray[np.bool_]]:

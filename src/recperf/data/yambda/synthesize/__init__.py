@@ -28,7 +28,7 @@ from ..schema import (
     SYNTHETIC_KEY,
     SYNTHETIC_LICENCE,
 )
-from ..store import kinds_of
+from ..store import VERSION, kinds_of
 from ..writer import StoreWriter, finished
 from .config import YambdaLike, default, of_size
 from .events import BLOCK_LISTENS, Block, Generator
@@ -50,8 +50,9 @@ def identity_of(config: YambdaLike) -> dict[str, Any]:
 
 
 def key(config: YambdaLike) -> str:
-    """A short folder name for the dataset of a config."""
-    return hashlib.sha256(json.dumps(identity_of(config), sort_keys=True).encode()).hexdigest()[:12]
+    """A short folder name for the dataset of a config, in the version of the store's format."""
+    identity = {**identity_of(config), "version": VERSION}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def write_store(
@@ -74,7 +75,6 @@ def write_store(
                 items=part.items_E,
                 times=part.times_E,
                 kinds=kinds_of(part.types_E, part.ratios_E, part.organic_E),
-                ratios=part.ratios_E,
             )
             if writer.events - committed >= COMMIT_EVENTS:
                 writer.commit(next_user)
