@@ -1,4 +1,4 @@
-"""Statistics and figure of a store: small stores and damaged ones."""
+"""Statistics of small stores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import pytest
 
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.describe import describe
-from recperf.data.yambda.plot import draw
 from recperf.data.yambda.store import EventStore, kinds_of, open_store
 from recperf.data.yambda.writer import StoreWriter
-from recperf.errors import DataError, UsageError
 
 DAY = 86_400
 Make = Callable[..., EventStore]
@@ -45,11 +43,10 @@ def described(store: EventStore, least: int = 2) -> dict[str, Any]:
     return describe(store, WindowConfig(min_history=least), HistoryConfig(length=4))
 
 
-def test_a_store_too_small_for_anchors_is_described_without(make: Make, tmp_path: Path) -> None:
+def test_a_store_too_small_for_anchors_is_described_without(make: Make) -> None:
     statistics = described(make([[0, 5, 2 * DAY], [7]]), least=100)
     assert (statistics["events"], statistics["users"], statistics["days"]) == (4, 2, 2.0)
     assert statistics["user_lengths"] == {"1 to 1": 1, "2 to 3": 1}
-    assert statistics["plot"]["events_by_day"].tolist() == [3, 0, 1]
     assert statistics["windows"] == {"seconds": DAY, "count": 0, "first_anchor": None, "last_anchor": None}
     assert statistics["anchors"] == {
         "min_history": 100,
@@ -59,8 +56,6 @@ def test_a_store_too_small_for_anchors_is_described_without(make: Make, tmp_path
         "users_with_enough": 0,
     }
     assert statistics["history"] is None
-    draw(statistics, tmp_path / "small.svg")
-    assert "no listen has 100 earlier events" in (tmp_path / "small.svg").read_text()
 
 
 def test_a_user_with_enough_events_but_no_listen_after_them(make: Make) -> None:
@@ -69,32 +64,3 @@ def test_a_user_with_enough_events_but_no_listen_after_them(make: Make) -> None:
     liked[2:] = kinds_of(np.ones(2, np.uint8), np.zeros(2, np.uint16), np.ones(2, np.uint8))
     assert described(replace(store, packed_kinds_E=liked))["anchors"]["total"] == 0
     assert described(store)["anchors"]["total"] == 2
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "how"),
-    [
-        ("user_first_U1", [0, 1 << 40, 6], "its table of users does not cover its events"),
-        ("user_first_U1", [0, 0, 6], "its table of users does not cover its events"),
-        ("user_first_U1", [1, 3, 6], "its table of users does not cover its events"),
-        ("user_first_U1", [0, 3, 5], "its table of users does not cover its events"),
-        ("items_E", [0, 1, 4_000_000_000, 0, 1, 2], "an event has an item outside the catalogue of 5 items"),
-        ("times_E", [10, 4_000_000_000, 20, 10, 20, 30], "a user's events are not sorted by time"),
-        ("times_E", [10, 2, 20, 10, 20, 30], "a user's events are not sorted by time"),
-        ("times_E", [10, 20, 5, 40, 20, 9], "its times go from 10 to 9"),
-    ],
-)
-def test_damage_is_an_error_in_bounded_memory(make: Make, column: str, values: list[int], how: str) -> None:
-    store = make([[10, 20, 30], [10, 20, 30]])
-    damaged: Any = {column: np.array(values, getattr(store, column).dtype)}
-    with pytest.raises(DataError, match=how):
-        described(replace(store, **damaged))
-
-
-def test_a_suffix_in_capitals_is_one_and_others_are_refused(make: Make, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    statistics = described(make([[0, 1, 2]]))
-    draw(statistics, tmp_path / "x.PNG")
-    assert (tmp_path / "x.PNG").read_bytes()[1:4] == b"PNG"
-    with pytest.raises(UsageError, match="a plot is one of"):
-        draw(statistics, tmp_path / "x.doc")

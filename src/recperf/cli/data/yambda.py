@@ -64,8 +64,6 @@ class Info(Check):
     Default: interleaved, or last-n if there are no events of one of these kinds."""
     window_seconds: int = 86_400
     """Length of a time window in seconds."""
-    plot: Path | None = None
-    """Write a figure to this file: .svg, .png or .pdf."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,16 +124,14 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
 def _info(options: Info, terminal: Terminal) -> dict[str, Any]:
     from ...data.yambda import catalogue
     from ...data.yambda.config import HistoryConfig, WindowConfig
+    from ...data.yambda.describe import describe
 
     store = catalogue.find(options.name, path=options.path, say=terminal.say)
     length = catalogue.usual_length(store) if options.history_length is None else options.history_length
     least = length if options.min_history is None else options.min_history
-    return catalogue.info(
-        store,
-        windows=WindowConfig(seconds=options.window_seconds, min_history=least),
-        history=HistoryConfig(length=length, strategy=options.strategy or catalogue.usual_strategy(store)),
-        plot=options.plot,
-    )
+    strategy = options.strategy or catalogue.usual_strategy(store)
+    windows = WindowConfig(seconds=options.window_seconds, min_history=least)
+    return describe(store, windows, HistoryConfig(length=length, strategy=strategy))
 
 
 def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, Any]:

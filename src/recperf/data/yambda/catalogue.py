@@ -15,7 +15,7 @@ from ... import places
 from ...errors import DataError, UsageError
 from ...folders import one_at_a_time
 from . import raw
-from .config import HistoryConfig, Strategy, WindowConfig
+from .config import HistoryConfig, Strategy
 from .reference import CACHE_META, READY, open_events
 from .schema import EVENTS_FILE, LICENCE
 from .store import EVENT_BYTES, MANIFEST, EventStore, is_store_folder, open_store
@@ -154,22 +154,6 @@ def usual_strategy(store: EventStore) -> Strategy:
     """The default of which events make a history: of any kind where an imported log lacks a kind of action."""
     lacks_one = "import" in store.manifest and not all(store.manifest["by_pool"].values())
     return "last-n" if lacks_one else "interleaved"
-
-
-def info(
-    store: EventStore, *, windows: WindowConfig, history: HistoryConfig, plot: Path | None = None
-) -> dict[str, Any]:
-    """Statistics of a store, with a figure on request."""
-    from .describe import describe
-
-    statistics = describe(store, windows, history)
-    if plot is not None:
-        from .plot import draw
-
-        draw(statistics, plot)
-        statistics["plot_file"] = str(plot)
-    del statistics["plot"]
-    return statistics
 
 
 def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
 from .config import HistoryConfig, WindowConfig
 from .reference import FLAT_COLUMNS
 from .schema import DAY_S, DRAWN, EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
@@ -28,10 +27,8 @@ _SAMPLED = 512
 
 
 def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -> dict[str, Any]:
-    """Everything that `data info` prints; `plot` has the arrays for the figure."""
-    if not store.users_cover_events():
-        raise _damaged(store, "its table of users does not cover its events")
-    events_I, events_by_day, by_kind = _tallies(store)
+    """Everything that `data info` prints."""
+    events_I, by_kind = _tallies(store)
     lengths_U = np.diff(store.user_first_U1)
     seen = np.sort(events_I[events_I > 0])[::-1]
     first, last = _time_range(store)
@@ -80,12 +77,6 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
             "users_with_enough": int((lengths_U > windows.min_history).sum()),
         },
         "history": _histories(store, index, history) if index else None,
-        "plot": {
-            "user_lengths": lengths_U,
-            "item_events": seen,
-            "events_by_day": events_by_day,
-            "anchors_by_window": anchors_W,
-        },
     }
 
 
@@ -112,34 +103,14 @@ def _imported(store: EventStore) -> dict[str, Any]:
     return {**days, "columns": columns, **facts}
 
 
-def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Number of events of each item, day and kind, in one pass."""
-    first, last = _time_range(store)
-    if last < first or last - first > 1 << 32:
-        raise _damaged(store, f"its times go from {first:,} to {last:,}")
-    events_I = np.zeros(store.items, np.int64)
-    by_kind = np.zeros(256, np.int64)
-    by_day = np.zeros((last - first) // DAY_S + 1, np.int64)
+def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number of events of each item and kind, in one pass."""
+    events_I, by_kind = np.zeros(store.items, np.int64), np.zeros(256, np.int64)
     for start in range(0, store.events, _STRIDE):
-        part = slice(start, start + _STRIDE)
-        items, times = store.items_E[part], store.times_E[part].astype(np.int64)
-        # The largest value decides the memory of the counts.
-        if items.min() < 0 or items.max() >= store.items:
-            raise _damaged(store, f"an event has an item outside the catalogue of {store.items:,} items")
-        if times.min() < first or times.max() > last:
-            raise _damaged(store, "a user's events are not sorted by time")
-        events_I += np.bincount(items, minlength=store.items)
+        part = slice(start, min(store.events, start + _STRIDE))
+        events_I += np.bincount(store.items_at(part), minlength=store.items)
         by_kind += np.bincount(store.kinds(part), minlength=256)
-        by_day += np.bincount((times - first) // DAY_S, minlength=len(by_day))
-    return events_I, by_day, by_kind
-
-
-def _damaged(store: EventStore, how: str) -> DataError:
-    return DataError(
-        f"the event store is damaged: {how}",
-        where={"folder": store.folder},
-        fix=f"recperf data check {store.name} --path {store.folder} locates the damage; then prepare it again",
-    )
+    return events_I, by_kind
 
 
 def _time_range(store: EventStore) -> tuple[int, int]:

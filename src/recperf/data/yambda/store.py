@@ -144,12 +144,6 @@ class EventStore:
         """Indices in `user_ids_U` of the users of some events."""
         return np.searchsorted(self.user_first_U1[:-1], positions, side="right") - 1
 
-    def users_cover_events(self) -> bool:
-        """Whether the table of users assigns every event to one user and at least one to each."""
-        first_U1 = self.user_first_U1
-        ends = len(first_U1) == self.users + 1 and first_U1[0] == 0 and first_U1[-1] == self.events
-        return bool(ends and (np.diff(first_U1) > 0).all())
-
     def kinds(self, which: Which) -> NDArray[np.uint8]:
         """Kinds of some events, by a slice or by positions."""
         if self.packed_kinds_E is not None:
