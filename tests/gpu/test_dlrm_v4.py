@@ -17,7 +17,7 @@ from history_batches import batch_of, every_tensor
 from torch import Tensor
 
 from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig
-from recperf.models.dlrm_v4.inputs import parts_to, prepare, prepare_parts
+from recperf.models.dlrm_v4.inputs import prepare, prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.tables import fill_uniform_
 
@@ -113,7 +113,7 @@ def test_a_step_never_waits_for_the_device(on: tuple[bool, bool], precision: Any
 def test_inputs_prepared_elsewhere_are_the_same() -> None:
     batch = batch_of(LENGTHS)
     here = prepare(batch.to("cuda"), CONFIG)
-    (moved,) = parts_to([prepare(batch, CONFIG).pin_memory()], "cuda", non_blocking=True)
+    moved = prepare(batch, CONFIG).pin_memory().to("cuda", non_blocking=True)
     for one, other in zip(every_tensor(here), every_tensor(moved), strict=True):
         assert torch.equal(one, other)
     assert (here.tokens, here.longest) == (moved.tokens, moved.longest)

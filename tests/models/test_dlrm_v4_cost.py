@@ -65,34 +65,6 @@ def test_attention_is_counted_as_the_published_rates_are() -> None:
     assert forward / 1.95e-3 / 1e12 == pytest.approx(282, rel=0.01)
 
 
-def test_a_last_layer_of_the_candidate_alone() -> None:
-    config, lengths = mlperf(), (100, 4096)
-    full = cost.step(with_hstu(config, candidate_only=False), [cost.load_of(config, lengths)])
-    lone = cost.step(config, [cost.load_of(config, lengths)])
-    two = cost.step(with_hstu(config, layers=2, candidate_only=False), [cost.load_of(config, lengths)])
-    last = {name: lone[name].flops - two[name].flops for name in lone}
-    assert last["stu_input"] == 2 * 512 * 1024 * (4196 + 2)
-    assert last["attention"] == 2 * 4196 * 4 * (128 + 128)
-    assert last["stu_output"] == 2 * 2 * 1536 * 512
-    assert {name: last[f"{name}_backward"] / last[name] for name in STU} == {
-        "stu_input": 2,
-        "attention": 2.5,
-        "stu_output": 2,
-    }
-    assert all(lone[name] == full[name] for name in lone if not name.startswith(STU))
-
-
-def test_shared_encoders_encode_each_triple_and_action_once() -> None:
-    plain = small()
-    shared = replace(plain, shared_encoders=True)
-    load = cost.load_of(plain, (20, 30), triples=5)
-    each, once = cost.forward(plain, load)["encoders"].flops, cost.forward(shared, load)["encoders"].flops
-    content_extra, action = 2 * (6 * 7 + 7 * 10 + 12 * 7 + 7 * 10), 2 * (12 * 7 + 7 * 10)
-    positions = 20 + 30 - 2 * 8
-    assert each == positions * (content_extra + action)
-    assert once == 5 * content_extra + 9 * action
-
-
 def test_micro_batches_add_up_and_rows_are_looked_up_and_updated_once() -> None:
     config = small()
     parts = [cost.load_of(config, lengths, triples=4) for lengths in ((20, 30), (40,))]
@@ -114,15 +86,6 @@ def test_flops_of_samples_add_up_to_those_of_a_step(shared: bool) -> None:
     positions = sum(lengths) - config.context_tokens * len(lengths)
     load = cost.load_of(config, lengths, triples=round(cost.UNIQUE["item_id"] * positions))
     assert samples == pytest.approx(sum(part.flops for part in cost.step(config, [load]).values()), rel=1e-6)
-
-
-def test_recomputation_does_not_count_as_model_flops() -> None:
-    config = small()
-    load = cost.load_of(config, (20, 30))
-    plain, again = (cost.step(with_hstu(config, recompute=value), [load]) for value in (False, True))
-    assert "recompute" not in plain
-    assert again["recompute"] == plain["stu_input"] + plain["attention"]
-    assert cost.model_flops(plain) == cost.model_flops(again) == sum(part.flops for part in plain.values())
 
 
 def test_bytes_of_the_layers_are_their_inputs_and_outputs() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recperf.errors import ConfigError
 from recperf.models.dlrm_v4.config import HSTUConfig
 from recperf.models.dlrm_v4.hstu import HSTU, STU, Moment, Rows, STULayer
 from recperf.ops.dropout import Dropout, keep_mask
@@ -122,14 +121,3 @@ def test_dropout_is_a_function_of_seed_step_part_and_layer() -> None:
         for layer in range(3)
     }
     assert len(seeds) == 81
-
-
-def test_parameters_are_counted() -> None:
-    assert sum(p.numel() for p in stack().parameters()) == CONFIG.layers * CONFIG.layer_parameters
-    assert HSTUConfig().layer_parameters == 1_839_104
-
-
-@pytest.mark.parametrize("change", [{"layers": 0}, {"dropout": 1.0}, {"eps": 0.0}, {"max_length": 0}, {"heads": -1}])
-def test_invalid_configs_are_refused(change: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(change))):
-        replace(CONFIG, **change)  # type: ignore[arg-type]

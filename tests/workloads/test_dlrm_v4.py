@@ -63,7 +63,6 @@ def small(data: EventsConfig = EVENTS, **changes: Any) -> DLRMv4WorkloadConfig:
     ("data", "train", "holdout"),
     [
         ({"holdout_windows": 2}, range(8), range(8, 10)),
-        ({"holdout_windows": 2, "first_window": 3, "train_windows": 4}, range(3, 7), range(8, 10)),
         ({"holdout_first": 5}, range(5), range(5, 6)),
     ],
 )
@@ -72,23 +71,20 @@ def test_windows_are_divided_as_asked(data: dict[str, Any], train: range, holdou
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "message"),
+    ("data", "message"),
     [
-        ({"holdout_first": 4, "train_windows": 6}, ConfigError, "hold-out windows 4 to 4 overlap the training windows"),
-        ({"holdout_first": 1, "first_window": 4, "train_windows": 3}, ConfigError, "they must be its future"),
-        ({"holdout_first": 3, "first_window": 4}, DataError, "none is left to train on"),
-        ({"holdout_first": 9, "holdout_windows": 2}, DataError, "windows 9 to 10 are to be held out, .* has 10"),
-        ({"holdout_first": 3, "first_window": 5, "train_windows": 6}, DataError, "5 to 10 are to be trained on"),
+        ({"holdout_windows": 10}, "none is left to train on"),
+        ({"holdout_first": 9, "holdout_windows": 2}, "windows 9 to 10 are to be held out, .* has 10"),
     ],
 )
-def test_what_is_not_the_future_is_refused(data: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_windows_that_do_not_exist_are_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         divided(EventsConfig(**data), 10)
 
 
-def test_held_out_users_may_share_windows() -> None:
+def test_held_out_users_are_never_trained_on() -> None:
     windows = WindowConfig(train_share=0.7, min_history=5, seconds=30 * DAY)
-    data = replace(EVENTS, windows=windows, holdout_first=4, holdout_windows=3, train_windows=9)
+    data = replace(EVENTS, windows=windows, holdout_first=4, holdout_windows=3)
     prepared = PreparedHistories(small(data))
     users = prepared.store.users_of
     trained, scored = (
@@ -203,7 +199,7 @@ def test_a_run_reads_nothing_damaged_and_vouches_for_no_more_than_it_read(
     opened: list[EventStore] = []
     monkeypatch.setattr(data_module, "open_events", lambda path: opened.append(open_store(path)) or opened[-1])
     folder = synthesize.write_store(of_size(3_000), Path("store"))
-    options = ("--data.path", "store", "--data.train-windows", "1", "--data.holdout-first", "1")
+    options = ("--data.path", "store", "--data.holdout-first", "1")
     assert main(arguments("intact", *options)) == 0
     blocks = opened[-1].items_E.blocks
     assert blocks is not None

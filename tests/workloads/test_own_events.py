@@ -114,7 +114,7 @@ def test_the_next_users_first_event_is_no_row_of_a_user(store: EventStore) -> No
 
 
 def test_a_store_without_neighbours_has_no_item_knn(store: EventStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recperf.workloads.dlrm_v4.baselines.gradient_boosting", lambda *_: None)
+    monkeypatch.setattr("recperf.workloads.dlrm_v4.data.gradient_boosting", lambda *_: None)
     monkeypatch.setattr("recperf.data.yambda.neighbours.MOST_EVENTS", EVENTS - 1)
     config = dlrm_v4.following(store.folder)
     logits = PreparedHistories(config).baseline_logits()
@@ -171,7 +171,7 @@ def test_a_candidate_scores_as_if_it_were_the_row(store: EventStore) -> None:
 
 def test_clicks_without_a_signal_are_not_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was drawn is no outcome, and must not be learned from."""
-    monkeypatch.setattr("recperf.workloads.dlrm_v4.baselines.gradient_boosting", lambda *_: None)
+    monkeypatch.setattr("recperf.workloads.dlrm_v4.data.gradient_boosting", lambda *_: None)
     users, items, clicks, draw = 200, 150, 15, np.random.default_rng(3)
     rows = (
         f"{user},{item},{time}"

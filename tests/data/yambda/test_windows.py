@@ -23,7 +23,6 @@ from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, LISTENS, SKIP
 from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.windows import (
     WindowIndex,
-    refuse_overlap,
     shuffled,
     train_user,
     unit,
@@ -205,15 +204,6 @@ def test_long_runs_without_a_listen_are_passed_over(tmp_path: Path, monkeypatch:
     index = WindowIndex.open(store, WindowConfig(seconds=10, min_history=2))
     assert (index.t_min, index.t_max, index.windows) == (200, 201, 1)
     assert index.anchors(0).tolist() == [100, 101]
-
-
-def test_overlap_is_refused() -> None:
-    refuse_overlap(range(299), range(299, 300))
-    refuse_overlap(range(5, 5), range(3, 8))
-    refuse_overlap(range(10, 20), range(3, 10))
-    for train, holdout, first in ((range(10), range(9, 10), 9), (range(4, 6), range(90), 4)):
-        with pytest.raises(ConfigError, match=rf"first shared: {first}\)"):
-            refuse_overlap(train, holdout)
 
 
 def keeps(monkeypatch: pytest.MonkeyPatch) -> list[Path]:

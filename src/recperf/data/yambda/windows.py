@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ConfigError, DataError, MachineError
+from ...errors import DataError, MachineError
 from ...files import require_writable
 from ...folders import fresh_folder, one_at_a_time
 from ...jsonfile import read_sealed
@@ -74,17 +74,6 @@ def shuffled(positions_N: NDArray[np.int64], fraction: float, seed: int) -> NDAr
     for start in range(0, count, block):
         draw.shuffle(result[start : start + block])
     return result
-
-
-def refuse_overlap(train: range, holdout: range) -> None:
-    """Refuse hold-out windows that overlap the training windows."""
-    first = max(train.start, holdout.start)
-    if first < min(train.stop, holdout.stop):
-        raise ConfigError(
-            f"hold-out windows {holdout.start} to {holdout.stop - 1} overlap the training windows "
-            f"{train.start} to {train.stop - 1} (first shared: {first})",
-            fix="hold out later windows, train on fewer, or hold out users with window.train_share",
-        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

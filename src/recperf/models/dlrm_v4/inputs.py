@@ -9,7 +9,7 @@ album) in the batch, N picks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -103,7 +103,7 @@ class Inputs:
         return self.labels_B.shape[0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Inputs:
-        """Move to a device. Parts of one batch that share their rows must be moved by `parts_to`."""
+        """Move to a device."""
         moved: Inputs = mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
         return moved
 
@@ -130,12 +130,6 @@ class Inputs:
 
         mapped(self, count)
         return sum(sizes)
-
-
-def parts_to(parts: list[Inputs], device: torch.device | str, non_blocking: bool = False) -> list[Inputs]:
-    """Move the parts of one batch to a device; they still share their rows."""
-    rows = {name: rows_U.to(device, non_blocking=non_blocking) for name, rows_U in parts[0].rows.items()}
-    return [replace(replace(part, rows={}).to(device, non_blocking), rows=rows) for part in parts]
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

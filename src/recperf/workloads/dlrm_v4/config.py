@@ -40,12 +40,8 @@ class EventsConfig:
     """Seed of the embedded synthetic events."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
     windows: WindowConfig = field(default_factory=WindowConfig)
-    first_window: int = 0
-    """First window to train on."""
-    train_windows: int = 0
-    """Number of windows to train on; 0 means all before the hold-out."""
     holdout_first: int | None = None
-    """First hold-out window; default: the hold-out is at the end."""
+    """First hold-out window, before which all are trained on; default: the hold-out is at the end."""
     holdout_windows: int = 1
     """Number of hold-out windows, which are scored and never trained on; 0: as many of the last as hold about
     `holdout_share` of the anchors."""
@@ -64,8 +60,6 @@ class EventsConfig:
     def __post_init__(self) -> None:
         within(1_000, self.events, 1 << 40, "data.events")
         within(0, self.embedded_seed, 1 << 53, "data.embedded_seed")
-        within(0, self.first_window, 1 << 40, "data.first_window")
-        within(0, self.train_windows, 1 << 40, "data.train_windows")
         if self.holdout_first is not None:
             within(1, self.holdout_first, 1 << 40, "data.holdout_first")
         within(0, self.holdout_windows, 1 << 20, "data.holdout_windows")

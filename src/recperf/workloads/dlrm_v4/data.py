@@ -1,12 +1,12 @@
 """The events of dlrm-v4: opened, their windows divided into those to train on and those to score, and simple rules for
 the same split.
 
-Shapes: N anchors.
+Shapes: N anchors, F features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -20,19 +20,18 @@ from ...data.order import Samples
 from ...data.yambda import catalogue, neighbours
 from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
-from ...data.yambda.rates import RunningRates
+from ...data.yambda.rates import MEANS, RunningRates
 from ...data.yambda.reference import open_events
-from ...data.yambda.schema import DRAWN, LISTEN_PLUS
+from ...data.yambda.schema import DRAWN, LISTEN_PLUS, RATES
 from ...data.yambda.store import EventStore
 from ...data.yambda.synthesize.config import of_size
-from ...data.yambda.windows import Users, WindowIndex, refuse_overlap
-from ...errors import ConfigError, DataError
+from ...data.yambda.windows import Users, WindowIndex
+from ...errors import DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
-from ...train.baselines import bias_logits, popularity, regression
+from ...train.baselines import bias_logits, boosting, popularity, regression
 from ...train.loop import Position
 from ...train.ranking import RecentShares, item_rules, repeated_share
 from ...train.stream import next_window
-from . import baselines as event_baselines
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, regression_name, require_room
 from .ranking import EventCatalogue
 
@@ -42,6 +41,14 @@ PART = 1 << 18
 """Anchors whose running rates are computed at a time."""
 MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most so many."""
+MOST_ROWS_TO_FIT = 1_000_000
+"""Gradient boosting learns from the newest training anchors, at most so many."""
+_MEANS = [RATES.index(name) for name in MEANS]
+
+Rates = NDArray[np.float32]
+Rule = Callable[[Rates], Tensor]
+"""Logits of anchors, or of candidates in their place, from the running rates. Such a rule knows what the model knows at
+each anchor: outcomes before it, those of the hold-out among them."""
 
 
 def check(config: DLRMv4WorkloadConfig) -> str:
@@ -127,7 +134,7 @@ class EventWindows:
             raise DataError(
                 "no window with anchors follows those that are trained on: nothing is left to score",
                 where={"store": self.store.folder},
-                fix="--data.train-windows, or --data.holdout-windows",
+                fix="--data.holdout-windows",
             )
         return range(window, window + 1)
 
@@ -158,22 +165,17 @@ class EventWindows:
     @cached_property
     def events(self) -> EventCatalogue:
         """The items that scored anchors are ranked among."""
-        newest_N, windows = self._newest_positions, self.windows_at(None)
+        newest_N, scored_N = self._newest_positions, self._scored_positions(self.windows_at(None))
         users_N, items_N = self._newest_samples.ids_FN
         happened_N = torch.from_numpy((self.store.kinds(newest_N) & np.uint8(DRAWN)) == 0)
         repeats = repeated_share(users_N[happened_N], items_N[happened_N])
-        reads_rates = self.config.model.rates_hidden or self.config.data.baselines == "all"
-        # Similarities that a candidate is scored with hold all outcomes of the training windows.
-        reason = "scored windows lie among those that are trained on"
-        not_ranked = reason if reads_rates and windows.start < self.train_windows.stop else None
-        scored_N = self._scored_positions(windows)
 
         def find_shares() -> RecentShares | None:
             # Items that appear after the training do not compete, so an anchor's own must not count either.
             trained_N = np.isin(self.store.items_at(scored_N), items_N.numpy())
             return self.shares(np.concatenate([newest_N, scored_N[trained_N]]))
 
-        return EventCatalogue(self.store, items_N, scored_N, repeats, not_ranked, find_shares)
+        return EventCatalogue(self.store, items_N, scored_N, repeats, find_shares)
 
     def shares(self, positions_N: Positions | None = None) -> RecentShares | None:
         """How likely users meet items, from these events, or from the newest of all; what counts as recent comes from
@@ -239,21 +241,21 @@ class EventWindows:
         return logits
 
     @cached_property
-    def _running_rules(self) -> dict[str, event_baselines.Rule]:
+    def _running_rules(self) -> dict[str, Rule]:
         """Rules that read on through the hold-out, fitted on the newest training anchors."""
         if self.config.data.baselines == "bias":
             return {}
         train_NF, labels_N = self._rates_to_fit
-        rules: dict[str, event_baselines.Rule] = {
-            "running_means": event_baselines.running_means,
-            regression_name(self.config): event_baselines.linear(*self._rates_regression),
+        rules: dict[str, Rule] = {
+            "running_means": running_means,
+            regression_name(self.config): linear(*self._rates_regression),
         }
         if self.rates.neighbours is not None:
-            rules["item_knn"] = event_baselines.regressed(train_NF, labels_N, event_baselines.NEIGHBOURS)
-        boosted = event_baselines.gradient_boosting(train_NF, labels_N)
+            rules["item_knn"] = regressed(train_NF, labels_N, (*MEANS, "neighbours", "neighbours_sum"))
+        boosted = gradient_boosting(train_NF, labels_N)
         return rules if boosted is None else {**rules, "gradient_boosting": boosted}
 
-    def _ranks_by(self, rule: event_baselines.Rule) -> Callable[[Tensor, Tensor], Tensor]:
+    def _ranks_by(self, rule: Rule) -> Callable[[Tensor, Tensor], Tensor]:
         """A rule as a scorer of scored anchors with other items."""
 
         def score(rows_P: Tensor, items_P: Tensor) -> Tensor:
@@ -276,7 +278,7 @@ class EventWindows:
     @cached_property
     def _rates_to_fit(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Running rates and labels of the newest training anchors."""
-        train_N = self._newest_positions[-event_baselines.MOST_ROWS :]
+        train_N = self._newest_positions[-MOST_ROWS_TO_FIT:]
         return self._rates_of(train_N), self._labels(train_N)
 
     def _rates_of(self, positions_N: Positions) -> NDArray[np.float32]:
@@ -306,28 +308,46 @@ def with_holdout(data: EventsConfig, counts_W: np.ndarray[Any, Any]) -> EventsCo
 
 
 def divided(data: EventsConfig, windows: int) -> tuple[range, range]:
-    """The windows to train on and those held out, which come after; held-out users may share windows with others."""
+    """The windows to train on, and those held out, which come after them."""
     first = windows - data.holdout_windows if data.holdout_first is None else data.holdout_first
-    holdout = range(first, first + data.holdout_windows)
-    stop = data.first_window + data.train_windows if data.train_windows else min(first, windows)
-    train = range(data.first_window, stop)
-    if not train:
+    stop = first + data.holdout_windows
+    if first < 1:
         raise DataError(
             f"of {windows} windows {data.holdout_windows} are to be scored: none is left to train on",
             fix="--data.holdout-windows, or shorter --data.windows.seconds",
         )
-    for what, selected in (("trained on", train), ("held out", holdout)):
-        if selected.stop > windows:
-            raise DataError(
-                f"windows {selected.start} to {selected.stop - 1} are to be {what}, but the data has {windows}",
-                fix="--data.holdout-first, --data.train-windows, or shorter --data.windows.seconds",
-            )
-    if data.windows.train_share >= 1:
-        refuse_overlap(train, holdout)
-        if holdout.start < train.start:
-            raise ConfigError(
-                f"hold-out windows {holdout.start} to {holdout.stop - 1} lie before training, which begins with "
-                f"{train.start}: they must be its future",
-                where={"field": "data.holdout_first"},
-            )
-    return train, holdout
+    if stop > windows:
+        raise DataError(
+            f"windows {first} to {stop - 1} are to be held out, but the data has {windows}",
+            fix="--data.holdout-first, or shorter --data.windows.seconds",
+        )
+    return range(first), range(first, stop)
+
+
+def running_means(rates_NF: Rates) -> Tensor:
+    """The log odds of all outcomes so far, of the user's and of the item's, each smoothed, added up."""
+    return torch.from_numpy(rates_NF[:, _MEANS].sum(1))
+
+
+def regressed(train_NF: Rates, labels_N: NDArray[np.float32], columns: Sequence[str]) -> Rule:
+    """A regression on some of the running rates."""
+    which = [RATES.index(name) for name in columns]
+    rule = linear(*regression(train_NF[:, which], labels_N))
+    return lambda rates_NF: rule(rates_NF[:, which])
+
+
+def linear(weights_F: NDArray[np.float64], intercept: float) -> Rule:
+    return lambda rates_NF: torch.from_numpy(rates_NF.astype(np.float64) @ weights_F + intercept)
+
+
+def gradient_boosting(train_NF: Rates, labels_N: NDArray[np.float32]) -> Rule | None:
+    """scikit-learn's histogram gradient boosting on the running rates, without the columns of neighbours, which are
+    item-kNN's; None where it is not installed or the labels are of one class."""
+    # Small steps and trees: on tens of thousands of rows they score higher than the defaults, which stop early.
+    model = boosting(
+        labels_N, learning_rate=0.03, max_iter=200, max_leaf_nodes=8, min_samples_leaf=100, early_stopping=False
+    )
+    if model is None:
+        return None
+    model.fit(train_NF[:, : -neighbours.COLUMNS], labels_N)
+    return lambda rates_NF: torch.from_numpy(model.decision_function(rates_NF[:, : -neighbours.COLUMNS]))

@@ -36,10 +36,10 @@ class EventCatalogue:
     positions_N: Positions
     """Events that are scored, in their order."""
     repeats: float
-    not_ranked: str | None = None
     find_shares: Callable[[], RecentShares | None] = lambda: None
     """Computes `shares`, which only rankings need."""
     user_rows_are: str = "events before the row"
+    not_ranked = None
 
     @cached_property
     def shares(self) -> RecentShares | None:
