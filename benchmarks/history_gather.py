@@ -74,7 +74,6 @@ def made_up(folder: Path, events: int) -> EventStore:
                 items=ranks * 7_368_787 % ITEMS,
                 times=np.sort(draw.integers(0, 5_200_000, count)) * 5,
                 kinds=kinds_of(types, ratios, draw.random(count) < 0.5),
-                ratios=ratios,
             )
         catalogue_I2 = np.stack([draw.integers(1, ARTISTS, ITEMS), draw.integers(1, ALBUMS, ITEMS)], 1)
         facts = {"name": "history_gather", "synthetic": True, "licence": "made up"}
