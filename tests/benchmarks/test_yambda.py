@@ -48,4 +48,4 @@ def test_ways_to_prepare_run(script: Script, tmp_path: Path, way: str) -> None:
     assert made["row_group_rows"] == made["events"]
     figures = getattr(work, way)(tmp_path / "raw", tmp_path / "out")
     assert figures["events"] == made["events"]
-    assert figures["bytes"] > 11 * 0.9 * made["events"]
+    assert figures["bytes"] > 9 * 0.9 * made["events"]

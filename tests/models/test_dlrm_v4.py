@@ -282,23 +282,6 @@ def test_half_precision_is_near_and_gradients_are_float32() -> None:
     assert float((near - exact).norm() / exact.norm()) < 0.05
 
 
-def test_the_laptop_preset_learns() -> None:
-    config = laptop()
-    model, batch = DLRMv4(config, seed=1), batch_of((20, 30, 25, 10) * 2, items=10**6)
-    optimizer = torch.optim.Adam(model.dense_parameters(), lr=2e-3)
-    inputs, losses = prepare(batch, config), []
-    for step in range(12):
-        model.set_step(1, step)
-        loss = model.loss(inputs)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        model.tables.update(0.05)
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(0.2 * math.log(2), rel=0.5)
-    assert losses[-1] < 0.5 * losses[0]
-
-
 @pytest.mark.parametrize("change", [{"row_scale": 1.5}, {"rows": (1, 2)}, {"positions": 8}, {"input_dropout": 1.0}])
 def test_invalid_configs_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):

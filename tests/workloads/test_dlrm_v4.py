@@ -178,6 +178,7 @@ def test_the_log_says_what_was_left_of_each_window(tmp_path: Path, monkeypatch: 
     assert [event["step"] for event in events("one", "training")] == [event["step"] for event in metrics]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unmeasured")
 def test_evaluations_by_share_begin_late_and_stop_the_run_at_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,7 +283,7 @@ def known_of(batch: HistoryBatch, anchors: Any, trial: HistoryTrial) -> dict[tup
     every=st.integers(0, 3),
     on=st.sampled_from(["holdout", "next-window"]),
 )
-@settings(max_examples=30)
+@settings(max_examples=8)
 def test_nothing_trained_on_is_of_the_time_that_is_scored(
     rows: list[Row], leftover: Leftover, batch_size: int, every: int, on: Any
 ) -> None:
@@ -306,7 +307,7 @@ def test_nothing_trained_on_is_of_the_time_that_is_scored(
 
 
 @given(rows=ROWS, cut=st.integers(0, 12), flip=st.integers(1, 9))
-@settings(max_examples=12)
+@settings(max_examples=4)
 def test_what_happens_later_changes_no_earlier_sample(rows: list[Row], cut: int, flip: int) -> None:
     """The same file with another future: every sample before it, trained on or scored, is the same, label and all."""
     moment = cut * DAY + 7

@@ -79,18 +79,19 @@ class EventWindows:
         except DataError as error:
             raise DataError(error.what, where={"store": self.store.folder, **error.where}, fix=error.fix) from None
         self.scored_users: Users = "held-out" if data.windows.train_share < 1 else "all"
-        train, valid = self.train_order(), self.valid_order(self.windows_at(None))
-        if not train.samples or not valid.samples:
+        train = self.train_order()
+        # Without a batch to train on there is no next window.
+        self.valid_samples = self.valid_order(self.windows_at(None)).samples if train.samples else 0
+        """Scored at the end of training."""
+        if not self.valid_samples:
             what = "score" if train.samples else "train on"
             raise DataError(
                 f"there is no anchor to {what}", where={"store": self.store.folder}, fix="--data.windows.min-history"
             )
-        self.valid_samples = valid.samples
-        """Scored at the end of training."""
         self.data = {
             "name": self.store.name,
             "digest": self.store.digest,
-            "rows": train.samples + valid.samples,
+            "rows": train.samples + self.valid_samples,
             "train_rows": train.samples,
             "valid_rows": self.valid_samples,
             "split": self._split(),

@@ -6,16 +6,15 @@ row, its value and what is allowed.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from ....errors import DataError
-from ...user_files.database import column_types, fetch_row, literal
+from ...user_files.database import column_types, fetch_row
 from ...user_files.load import LIST_MARK
 from ...user_files.source import Source
 from ...user_files.text_rows import BadRows
-from ...user_files.values import FALSE, MISSING, NUMBER, TRUE
+from ...user_files.values import MISSING, is_integer, is_text, is_time, label, microseconds, names, number, present
 from ..schema import EVENT_TYPES, MOST_ID
 from .options import ImportOptions, TimeUnit
 
@@ -35,16 +34,10 @@ _UNITS = {
 _VALUES_SHOWN = 5
 """Values of a label in a message."""
 _INTEGER_ID = r"0|-?[1-9][0-9]{0,17}"
-_DATE = r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
-_CLOCK = r"[ T]([01][0-9]|2[0-3])(?::([0-5][0-9])(?::([0-5][0-9])(?:\.[0-9]{1,9})?)?)?"
-_ZONE = r"(?:Z|([+-])([0-9]{2}):?([0-9]{2})?)"
 _MACROS = (
     "bounded(x, low, high) AS CASE WHEN x BETWEEN low AND high THEN x END",
-    "finite(x) AS CASE WHEN isfinite(x) THEN x END",
-    f"parsed(x) AS finite(CASE WHEN regexp_full_match(x, '{NUMBER}') THEN TRY_CAST(x AS DOUBLE) END)",
     # The operator // rounds towards zero, so times before 1970 are left out first.
     "whole_seconds(x, unit) AS CASE WHEN x >= 0 THEN x // unit END",
-    "digits(x) AS coalesce(TRY_CAST(x AS BIGINT), 0)",
 )
 
 
@@ -58,18 +51,6 @@ class Column:
     @property
     def name(self) -> str:
         return f'"{self.role}"'
-
-    @property
-    def family(self) -> Literal["text", "integer", "float", "decimal", "time", "other"]:
-        if self.type == "VARCHAR":
-            return "text"
-        if self.type.removeprefix("U") in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT"):
-            return "integer"
-        if self.type in ("FLOAT", "DOUBLE"):
-            return "float"
-        if self.type.startswith("DECIMAL"):
-            return "decimal"
-        return "time" if self.type.startswith(("TIMESTAMP", "DATE")) else "other"
 
 
 def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRows) -> ImportOptions:
@@ -171,12 +152,11 @@ def _order(options: ImportOptions) -> str:
 
 def _unit(connection: Any, column: Column) -> TimeUnit:
     """The unit of times: the coarsest in which the largest one is before 2106; text that is no number is ISO."""
-    if column.family == "time":
+    if is_time(column.type):
         return "iso"
-    number = _number(column)
-    least, largest = fetch_row(connection, f"SELECT min({number}), max({number}) FROM raw")
+    least, largest = fetch_row(connection, f"SELECT min({_number(column)}), max({_number(column)}) FROM raw")
     if largest is None:
-        return "iso" if column.family == "text" else "s"
+        return "iso" if is_text(column.type) else "s"
     # Both small and large numbers are two units in one column: the first large one will be named.
     fitting = (unit for unit, (_, per_second) in _UNITS.items() if largest <= LAST_SECOND * per_second)
     return "s" if least <= LAST_SECOND else cast(TimeUnit, next(fitting, "s"))
@@ -200,20 +180,15 @@ def _value(connection: Any, column: Column, options: ImportOptions) -> str:
     if column.role in ID_ROLES:
         return _id(connection, column, options)
     if column.role == "time":
-        return f"bounded({_seconds(connection, column, options)}, 0, {LAST_SECOND})::UINTEGER"
+        return f"bounded({_seconds(column, options)}, 0, {LAST_SECOND})::UINTEGER"
     text = f"lower({column.name}::VARCHAR)"
     if column.role == "type":
-        return f"(list_position([{_list(EVENT_TYPES)}], {text}) - 1)::UTINYINT"
-    if column.role == "label" and options.positives:
-        positives = _list(tuple(value.lower() for value in options.positives))
-        ratio = f"CASE WHEN {text} IN ({positives}) THEN {FULLY_PLAYED} WHEN {text} IS NOT NULL THEN 0 END"
-    elif column.role == "label":
+        return f"(list_position([{names(EVENT_TYPES)}], {text}) - 1)::UTINYINT"
+    if column.role == "label":
+        ratio = f"{FULLY_PLAYED} * ({label(column.name, column.type, options.positives)})"
         # A label of -1, 0 and 1 has three values.
-        has_zeros = fetch_row(connection, f"SELECT bool_or({text} IN ('0', '0.0')) FROM raw")[0]
-        negatives = tuple(value for value in FALSE if not (has_zeros and value.startswith("-")))
-        ratio = (
-            f"CASE WHEN {text} IN ({_list(TRUE)}) THEN {FULLY_PLAYED} WHEN {text} IN ({_list(negatives)}) THEN 0 END"
-        )
+        if not options.positives and fetch_row(connection, f"SELECT bool_or({text} IN ('0', '0.0')) FROM raw")[0]:
+            ratio = f"CASE WHEN NOT starts_with({text}, '-') THEN {ratio} END"
     elif column.role == "rating":
         listened = f"{_number(column)} >= {options.positive_from!r}"
         ratio = f"CASE {listened} WHEN true THEN {FULLY_PLAYED} WHEN false THEN 0 END"
@@ -226,14 +201,14 @@ def _value(connection: Any, column: Column, options: ImportOptions) -> str:
 def _id(connection: Any, column: Column, options: ImportOptions) -> str:
     """SQL for an id: a number if all of the column's ids are integers without leading zeros, else text."""
     value, keep = _present(column), options.ids == "keep"
-    if column.family == "text":
+    if is_text(column.type):
         are_integers = f"SELECT bool_and(regexp_full_match({value}, '{_INTEGER_ID}')) FROM raw"
         if not keep and fetch_row(connection, are_integers)[0] is False:
             return value
         value = f"CASE WHEN regexp_full_match({value}, '{_INTEGER_ID}') THEN {value} END"
-    elif column.family == "float":
+    elif column.type in ("FLOAT", "DOUBLE"):
         value = f"CASE WHEN {value} = floor({value}) THEN {value} END"
-    elif column.family != "integer":
+    elif not is_integer(column.type):
         return "NULL::BIGINT"
     number = f"TRY_CAST({value} AS BIGINT)"
     return f"bounded({number}, 0, {MOST_ID})" if keep else number
@@ -241,53 +216,22 @@ def _id(connection: Any, column: Column, options: ImportOptions) -> str:
 
 def _present(column: Column) -> str:
     """SQL for an id as it is, NULL where it only says that it is missing."""
-    if column.family == "float":
+    if column.type in ("FLOAT", "DOUBLE"):
         return f"CASE WHEN NOT isnan({column.name}) THEN {column.name} END"
-    is_text = column.family == "text"
-    return f"CASE WHEN {column.name} NOT IN ({_list(MISSING)}) THEN {column.name} END" if is_text else column.name
+    return present(column.name, column.type, trimmed=True) if is_text(column.type) else column.name
 
 
 def _number(column: Column) -> str:
     """SQL for a finite number, or NULL."""
-    if column.family == "text":
-        return f"parsed({column.name})"
-    is_number = column.family in ("integer", "float", "decimal")
-    return f"finite({column.name}::DOUBLE)" if is_number else "NULL::DOUBLE"
+    return number(column.name, column.type, trimmed=True)
 
 
-def _seconds(connection: Any, column: Column, options: ImportOptions) -> str:
+def _seconds(column: Column, options: ImportOptions) -> str:
     """SQL for a time in whole seconds, NULL where it cannot be read or is negative."""
-    name = column.name
-    if column.family == "time":
-        return f"whole_seconds(epoch_us({name}), 1000000)"
-    if options.time_unit == "iso":
-        return _seconds_from_iso(connection, name) if column.family == "text" else "NULL::BIGINT"
-    unit = _UNITS[options.time_unit][1]
-    exact = f"whole_seconds(TRY_CAST({name} AS BIGINT), {unit})"
-    if column.family == "integer":
-        return exact
-    rounded = f"TRY_CAST(floor({_number(column)} / {unit}) AS BIGINT)"
-    if column.family == "text":
-        return f"CASE WHEN regexp_full_match({name}, '[0-9]{{1,18}}') THEN {exact} ELSE {rounded} END"
-    return rounded
-
-
-def _seconds_from_iso(connection: Any, name: str) -> str:
-    """The first time says whether all have a zone. Without one they are in UTC; fractions of a second are cut."""
-    first = fetch_row(connection, f"SELECT min({name}) FROM raw WHERE rowid = 0")[0]
-    zoned = re.fullmatch(_DATE + _CLOCK + _ZONE, first or "") is not None
-    pattern = _DATE + _CLOCK + _ZONE if zoned else f"{_DATE}(?:{_CLOCK})?"
-    part = [f"regexp_extract({name}, '{pattern}', {group})" for group in range(8)]
-    seconds = f"epoch(TRY_CAST({part[1]} AS DATE))::BIGINT"
-    seconds += f" + digits({part[2]}) * 3600 + digits({part[3]}) * 60 + digits({part[4]})"
-    if zoned:
-        sign = f"CASE {part[5]} WHEN '-' THEN 1 ELSE -1 END"
-        seconds += f" + ({sign}) * (digits({part[6]}) * 3600 + digits({part[7]}) * 60)"
-    return f"CASE WHEN regexp_full_match({name}, '{pattern}') THEN {seconds} END"
-
-
-def _list(values: tuple[str, ...]) -> str:
-    return ", ".join(map(literal, values))
+    per_second = _UNITS.get(options.time_unit, ("", 0))[1]
+    if is_integer(column.type) and per_second:
+        return f"whole_seconds(TRY_CAST({column.name} AS BIGINT), {per_second})"
+    return f"whole_seconds({microseconds(column.name, column.type, per_second)}, 1000000)"
 
 
 def _explain_label(connection: Any, column: Column, what: str) -> tuple[str, str]:
@@ -313,7 +257,7 @@ def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple
     elif role in ID_ROLES:
         allowed, fix = "text or an integer below 2**63", "store the column as text or integers"
     elif role == "time" and options.time_unit == "iso":
-        allowed = "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00, with a zone in every row or in none"
+        allowed = "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00"
         fix = "check --time-unit: s, ms, us, ns or iso"
     elif role == "time":
         unit, per_second = _UNITS[options.time_unit]
@@ -324,6 +268,6 @@ def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple
         allowed = "0 or 1, false or true"
     else:
         allowed = "a number" if role == "rating" else f"a percentage of 0 to {LARGEST_RATIO:,}"
-    kind = "" if column.family in ("text", "integer", "float") else f" (of type {column.type})"
-    shown = repr(value) if column.family == "text" else value
+    usual = is_text(column.type) or is_integer(column.type) or column.type in ("FLOAT", "DOUBLE")
+    kind, shown = "" if usual else f" (of type {column.type})", repr(value) if is_text(column.type) else value
     return f"{role} {shown}{kind} is not {allowed}", fix
