@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from recperf import __version__, doctor
-from recperf.cli import main
+from recperf import __version__
+from recperf.cli import doctor, main
 from recperf.cli.terminal import Terminal, page_optional, table
 from recperf.data import movielens_like
 from recperf.data.movielens import MovieLens

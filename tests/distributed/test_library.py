@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rank_pool import needs_torchrec
 
-from recperf import doctor
+from recperf.cli import doctor
 from recperf.distributed import library
 from recperf.errors import MachineError
 

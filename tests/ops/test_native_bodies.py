@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from recperf import doctor
+from recperf.cli import doctor
 from recperf.ops import compile, native_bodies
 from recperf.ops.relu import native as relu
 

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from ..doctor import MISSING, examine
-from ..errors import MachineError
+import importlib
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from ..errors import MachineError, RecperfError
+from ..places import dataset_folder, home
+from ..units import size
 from .parse import JsonOption, parse
 from .terminal import print_json, print_text
 
 DESCRIPTION = "Check this machine and print the command that fixes each problem."
 Options = JsonOption
+OK, MISSING, OPTIONAL = "ok", "missing", "optional"
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    state: str
+    """ok; missing: recperf cannot work fully; optional: only one feature is unavailable."""
+    found: str
+    fix: str | None = None
 
 
 def command(arguments: list[str]) -> int:
@@ -24,3 +47,159 @@ def command(arguments: list[str]) -> int:
             print_text(f"{'':<25} fix: {finding.fix}")
     print_text(f"\n{'needs attention: ' + ', '.join(broken) if broken else 'recperf works here'}")
     return MachineError.exit_code if broken else 0
+
+
+def examine() -> list[Finding]:
+    """Run every check; one that fails does not stop the others."""
+    findings = []
+    for name, check in CHECKS.items():
+        try:
+            findings.append(check())
+        except Exception as error:
+            own = isinstance(error, RecperfError)
+            text = str(error) if own else f"{type(error).__name__}: {error}"
+            findings.append(Finding(name, MISSING, text, getattr(error, "fix", None)))
+    return findings
+
+
+def python() -> Finding:
+    fine = sys.version_info >= (3, 11)
+    return Finding(
+        "python", OK if fine else MISSING, platform.python_version(), None if fine else "install Python 3.11 or newer"
+    )
+
+
+def torch() -> Finding:
+    """That torch imports and multiplies, not only that it is installed."""
+    try:
+        module = importlib.import_module("torch")
+    except ImportError as error:
+        return Finding("torch", MISSING, str(error), "pip install torch==2.13.0")
+    product = module.ones(4, 4) @ module.ones(4, 4)
+    if float(product[0, 0]) != 4.0:
+        return Finding(
+            "torch", MISSING, "a matrix product came out wrong", "pip install --force-reinstall torch==2.13.0"
+        )
+    version = tuple(int(part) for part in module.__version__.split("+")[0].split(".")[:2])
+    if not (2, 11) <= version < (2, 14):
+        return Finding(
+            "torch", MISSING, f"{module.__version__}; recperf knows 2.11 to 2.13", "pip install torch==2.13.0"
+        )
+    return Finding("torch", OK, f"{module.__version__}, {module.get_num_threads()} threads")
+
+
+def gpu() -> Finding:
+    module = importlib.import_module("torch")
+    if not module.cuda.is_available():
+        return Finding("gpu", OPTIONAL, "torch sees none; everything runs on the CPU", None)
+    names = ", ".join(module.cuda.get_device_name(i) for i in range(module.cuda.device_count()))
+    return Finding("gpu", OK, names)
+
+
+def packages(name: str, modules: tuple[str, ...], why: str, fix: str) -> Finding:
+    """Packages that belong together: the first that is missing, else the version of the first."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            return Finding(module, MISSING if name in NEEDED else OPTIONAL, f"not installed; {why}", fix)
+    try:
+        return Finding(modules[0], OK, metadata.version(modules[0]))
+    except metadata.PackageNotFoundError:
+        return Finding(modules[0], OK, "importable")
+
+
+def distributed() -> Finding:
+    """Runs operators: a build of fbgemm for another torch installs cleanly and fails when it is loaded."""
+    from ..distributed.library import FIX, jagged_op
+
+    if not all(importlib.util.find_spec(name) for name in ("torchrec", "fbgemm_gpu")):
+        return Finding("torchrec", OPTIONAL, "not installed; runs on several ranks need it", FIX)
+    return Finding("torchrec", OK, jagged_op())
+
+
+def compiler() -> Finding:
+    path = shutil.which("cc") or shutil.which("gcc")
+    if path:
+        return Finding("C compiler", OK, path)
+    return Finding("C compiler", OPTIONAL, "none; the slower torch and numpy code runs instead", "apt-get install gcc")
+
+
+def c_code() -> Finding:
+    """Compiles the C body of every op and runs it against its reference."""
+    from ..ops import native_bodies
+
+    if compiler().state != OK:
+        return Finding("C code", OPTIONAL, "not compiled: there is no C compiler", "apt-get install gcc")
+    problems = {name: native_bodies.problem(name) for name in native_bodies.names()}
+    failures = [f"{name}: {problem}" for name, problem in problems.items() if problem]
+    if failures:
+        return Finding("C code", MISSING, "; ".join(failures), "reinstall recperf, or install a working gcc")
+    return Finding("C code", OK, f"{', '.join(problems)} compiled and gave the right results")
+
+
+def ceilings() -> Finding:
+    from ..measure import peaks
+
+    measured = peaks.load()
+    if measured is None:
+        return Finding("ceilings", OPTIONAL, "not measured yet; the first run measures them quickly", "recperf peaks")
+    return Finding("ceilings", OK, f"measured {measured['measured']}{' (quick)' if measured['quick'] else ''}")
+
+
+def movielens() -> Finding:
+    folder = dataset_folder("movielens-100k")
+    if (folder / "u.data").is_file():
+        return Finding("movielens-100k", OK, str(folder))
+    return Finding(
+        "movielens-100k",
+        OPTIONAL,
+        "not downloaded; runs use embedded synthetic data",
+        "recperf data get movielens-100k",
+    )
+
+
+def cache_folder() -> Finding:
+    return _writable("cache folder", home(), "set RECPERF_HOME to a folder you may write")
+
+
+def run_folder() -> Finding:
+    return _writable("run folder", Path("runs"), "cd to a folder you may write, or use recperf run --run-dir")
+
+
+def _writable(name: str, folder: Path, fix: str) -> Finding:
+    """The folder, or the nearest parent that exists, must be a folder one may write, with some space left."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        return Finding(name, MISSING, f"{folder} cannot be written", fix)
+    free = shutil.disk_usage(place).free
+    if free < 100 << 20:
+        return Finding(name, MISSING, f"{folder}: {size(free)} free", "free some disk space")
+    return Finding(name, OK, f"{folder}, {size(free)} free")
+
+
+NEEDED = ("numpy",)
+PACKAGES = {
+    "numpy": (("numpy",), "reads data", "pip install 'numpy>=2.0'"),
+    "triton": (("triton",), "GPU kernels need it", "pip install triton"),
+    "pooch": (("pooch",), "recperf data get needs it", "pip install pooch"),
+    "report": (("matplotlib", "jinja2"), "recperf report needs it", "pip install 'recperf[report]'"),
+    "yambda": (("pyarrow", "huggingface_hub"), "raw listening events need it", "pip install 'recperf[yambda]'"),
+    "mlperf": (("mlperf_logging",), "MLPerf logs and recperf mlperf need it", "pip install 'recperf[mlperf]'"),
+}
+"""Modules that belong together, what needs them, and the command that installs them."""
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "python": python,
+    "torch": torch,
+    "gpu": gpu,
+    "C compiler": compiler,
+    "C code": c_code,
+    **{name: partial(packages, name, *facts) for name, facts in PACKAGES.items()},
+    "torchrec": distributed,
+    "ceilings": ceilings,
+    "movielens-100k": movielens,
+    "cache folder": cache_folder,
+    "run folder": run_folder,
+}
