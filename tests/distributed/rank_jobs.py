@@ -18,8 +18,7 @@ import torch
 from rank_states import restore, whole, whole_state
 from torch import Tensor
 
-from recperf.distributed.config import DistributedConfig
-from recperf.distributed.demand import Demand, Table
+from recperf.distributed.config import Demand, DistributedConfig, Table
 from recperf.distributed.step import RankStep, Reduction
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World

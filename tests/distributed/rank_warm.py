@@ -16,9 +16,8 @@ with warnings.catch_warnings():
 
     import recperf.execution.execute
     import recperf.train.checkpoint_state
-    import recperf.workloads.dlrm.ranks
+    import recperf.workloads.click_ranks
     import recperf.workloads.dlrm_v4.ranks
-    import recperf.workloads.micro_dlrm.ranks
 from recperf.cli.options import choose, read_options
 from recperf.cli.run import Options
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from recperf.distributed.balance import deal, imbalance, stride
-from recperf.distributed.scores import Scores
+from recperf.distributed.shares import Scores
 from recperf.distributed.world import World
 from recperf.models.dlrm_v4.config import mlperf
 from recperf.models.dlrm_v4.cost import sample_flops

@@ -131,7 +131,7 @@ def test_a_batch_of_clicks_knows_the_bags_of_the_next_one() -> None:
     made = ShuffledOrder(samples=samples, batch_size=10, seed=3).share(part)
     batches = list(SharedOrder(made, part, ahead=True, last=3).batches(0))
     assert [batch.step for batch in batches] == [0, 1, 2, 3, 4]
-    assert [batch.following is after.part.features for batch, after in zip(batches, batches[1:])] == [
+    assert [batch.following is after.part for batch, after in zip(batches, batches[1:])] == [
         True, True, False, True,
     ]  # fmt: skip
     assert batches[2].following is batches[4].following is None

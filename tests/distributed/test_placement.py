@@ -11,8 +11,7 @@ import pytest
 from rank_pool import needs_torchrec
 
 from recperf.config import from_json, to_json
-from recperf.distributed.config import DistributedConfig
-from recperf.distributed.demand import Demand, Table
+from recperf.distributed.config import Demand, DistributedConfig, Table
 from recperf.distributed.placement import Placed, place, placed_by, shard_columns
 from recperf.errors import ConfigError, MachineError
 from recperf.plan.devices import KNOWN

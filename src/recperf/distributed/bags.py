@@ -21,8 +21,7 @@ from ..models.embeddings import Embeddings, pool, pool_backward, require_ids
 from ..models.init import InitialRows
 from ..ops.bag.reference import stacked_rows
 from ..ops.table_rules import RuleName
-from .config import DistributedConfig
-from .demand import Demand
+from .config import Demand, DistributedConfig
 from .rank_tables import RankTables
 from .world import World
 

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from ..config import within
 from ..errors import ConfigError
 from ..measure.cost import FLOAT
-from .config import DistributedConfig, Kind, KindOrAuto
-from .demand import Demand, Table
+from .config import Demand, DistributedConfig, Kind, KindOrAuto, Table
 
 LEAST_COLUMNS = 4
 """fbgemm reads rows four numbers at a time."""

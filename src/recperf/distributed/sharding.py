@@ -19,8 +19,7 @@ from ..errors import ConfigError, MachineError
 from ..ops.table_rules import RULES, RuleName, TableRule
 from ..train.device import free_gpu_bytes
 from ..units import size
-from .config import DistributedConfig
-from .demand import Demand, Table
+from .config import Demand, DistributedConfig, Table
 from .exchange import Prefetch
 from .placement import LEAST_COLUMNS, Placed
 from .world import World

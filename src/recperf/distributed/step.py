@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -17,11 +17,13 @@ from ..measure.device_clock import step_clock
 from ..measure.spans import span
 from ..stop import SIGNALS
 from ..train.loop import Model, Optimizer, RecordNorm
-from .config import BUCKET_BYTES
-from .ranks import FLOAT_BYTES
+from .config import BUCKET_BYTES, DistributedConfig
+from .ranks import FLOAT_BYTES, Ranks
 from .world import World
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from ..train.device import Settings
+    from .rank_tables import RankTables
 
 
 class Agreement:
@@ -270,10 +272,26 @@ class RankStep:
         return clock.end()
 
 
-def with_next(batches: Iterator[T], may_read_ahead: Callable[[T], bool]) -> Iterator[tuple[T, T | None]]:
-    """Each batch with the one after it, or None where the next one must not be read yet."""
-    current = next(batches, None)
-    while current is not None:
-        following = next(batches, None) if may_read_ahead(current) else None
-        yield current, following
-        current = next(batches, None) if following is None else following
+def shared_step(
+    model: Model,
+    optimizer: Optimizer,
+    module: nn.Module,
+    parameters: Iterable[nn.Parameter],
+    tables: RankTables | None,
+    world: Ranks,
+    options: DistributedConfig,
+    settings: Settings,
+    *,
+    table_rate: float = 1.0,
+) -> RankStep:
+    """The step of a rank. The gradients of `parameters`, which are the module's, are summed; tables are updated by
+    TorchRec, with `table_rate` times the learning rate."""
+    overlap, settings.reasons["overlap"] = world.overlaps(options, settings.threads)
+    return RankStep(
+        model,
+        optimizer,
+        Reduction(named_in(module, parameters), world, overlap=overlap),
+        before=(lambda rate: tables.set_rate(float(rate) * table_rate)) if tables else lambda rate: None,
+        send_ahead=tables.sharded.send_ahead if tables else lambda: None,
+        sync=settings.sync,
+    )

@@ -18,8 +18,7 @@ from torch import Tensor
 from ..models.dlrm_v4.inputs import Inputs
 from ..models.dlrm_v4.tables import fill_uniform_, table_seed
 from ..ops import lookup as ops
-from .config import DistributedConfig
-from .demand import Demand
+from .config import Demand, DistributedConfig
 from .rank_tables import RankTables
 from .world import World
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..distributed.config import DistributedConfig
-from ..distributed.demand import Demand
+from ..distributed.config import Demand, DistributedConfig
 from ..distributed.placement import Placed, placed_by
 from ..measure.cost import FLOAT, INDEX
 from .devices import Device

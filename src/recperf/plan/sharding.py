@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ..config import require, within
 from ..distributed import balance, placement
-from ..distributed.config import DistributedConfig, KindOrAuto, Place
-from ..distributed.demand import Table
+from ..distributed.config import DistributedConfig, KindOrAuto, Place, Table
 from ..distributed.placement import COLUMN_WIDTH, Placed
 from ..measure.cost import FLOAT
 from .skew import Traffic

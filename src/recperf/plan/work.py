@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..distributed.demand import Table as Table
+from ..distributed.config import Table as Table
 from ..errors import UsageError
 from ..measure.cost import Cost
 

@@ -20,64 +20,49 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from ..data.batch import ClickBatch, JaggedFeatures
-from ..data.order import RankPart
+from ..data.batch import ClickBatch
+from ..data.order import RankPart, cut_part
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.balance import stride
 from ..distributed.checkpoint import sharded_state
-from ..distributed.config import DistributedConfig
-from ..distributed.copies import copy_parts
-from ..distributed.demand import Demand
+from ..distributed.config import Demand, DistributedConfig
 from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by
-from ..distributed.ranks import Ranks
-from ..distributed.scores import Scores
+from ..distributed.rank_tables import copy_parts
+from ..distributed.ranks import Ranks, current
 from ..distributed.sharding import plan_text
-from ..distributed.step import RankStep, Reduction, named_in, with_next
+from ..distributed.shares import Scores, SharedBatch, announced
+from ..distributed.step import shared_step
 from ..errors import ConfigError
 from ..measure.spans import span
 from ..models.dlrm import DLRM, WrittenOutLoss
+from ..models.embeddings import Embeddings
+from ..models.streams import SideStreams
+from ..plan.memory import rank_demand
+from ..plan.work import PlannedWorkload
 from ..train.checkpoint_shards import stacked
-from ..train.loop import Order, Recipe
-from ..train.optim import DenseOptimizer
+from ..train.loop import Optimizer, Order, Recipe
+from ..train.optim import DenseOptimizer, make_dense
 from ..train.prefetch import prefetched
-from .clicks import DLRMTrialState
+from .clicks import SCORING_BATCH, DLRMTrialState
+from .dlrm.build import DLRMTrial, PreparedDLRM
+from .dlrm.config import planned as dlrm_planned
+from .micro_dlrm.build import ClickTrial, PreparedClicks
+from .micro_dlrm.config import planned as micro_planned
 
 CPU = torch.device("cpu")
 TABLE = "embeddings.table_RD"
 """Under which name one process saves its tables, one behind the other."""
 
 
-@dataclass(frozen=True, eq=False)
-class SharedClicks:
-    """A rank's part of a batch."""
-
-    part: ClickBatch
-    step: int
-    samples: int
-    """Of all ranks."""
-    own: int
-    following: JaggedFeatures | None = None
-    """The bags of the batch after it, whose ids may travel already."""
-    ready: Any = None
-    """The event after which the batch is there, if it was made on another CUDA stream."""
-    following_ready: Any = None
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def record_stream(self, stream: Any) -> None:
-        self.part.record_stream(stream)
-
-
-def share(own: ClickBatch, samples: int, part: RankPart, step: int = 0) -> SharedClicks:
+def share(own: ClickBatch, samples: int, part: RankPart, step: int = 0) -> SharedBatch[ClickBatch]:
     """A rank's `own` samples of a batch of `samples`. Every rank has as many bags as the one with the most samples."""
     features = own.features.trimmed()
     bags = SharedFeatures(
         features.keys, features.values_V, features.offsets_FB1, features.one_id_a_bag, largest_F=features.largest_F,
         bags=-(-samples // part.ranks),
     )  # fmt: skip
-    return SharedClicks(replace(own, features=bags), step, samples, len(part.own(samples)))
+    return SharedBatch(replace(own, features=bags), step, samples, len(part.own(samples)))
 
 
 class DividedOrder(Order, Protocol):
@@ -107,19 +92,16 @@ class SharedOrder:
     def __len__(self) -> int:
         return len(self.order)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[SharedClicks]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[SharedBatch[ClickBatch]]:
         numbers = itertools.count(start)
 
-        def shared(own: ClickBatch) -> SharedClicks:
+        def shared(own: ClickBatch) -> SharedBatch[ClickBatch]:
             number = next(numbers)
             batch = share(own, self.order.whole_samples(number), self.part, epoch * len(self) + number)
             return replace(batch, ready=made_event(self.device))
 
         prepared = prefetched(self.order.batches(epoch, start), shared, self.device)
-        for batch, following in with_next(prepared, lambda batch: self.ahead and batch.step + 1 != self.last):
-            if following is not None:
-                batch = replace(batch, following=following.part.features, following_ready=following.ready)
-            yield batch
+        return announced(prepared, ahead=self.ahead, last=self.last)
 
 
 class RankModel:
@@ -133,10 +115,10 @@ class RankModel:
         self.model.train(mode)
         return self
 
-    def loss(self, batch: SharedClicks) -> WrittenOutLoss:
+    def loss(self, batch: SharedBatch[ClickBatch]) -> WrittenOutLoss:
         if self.tables:
-            self.tables.follow(batch.following, batch.following_ready)
-        return self.model.loss(batch.part) * (batch.own / batch.samples)
+            self.tables.follow(batch.following.features if batch.following else None, batch.following_ready)
+        return self.model.loss(batch.part) * batch.weight
 
 
 class DenseAndBags:
@@ -164,11 +146,28 @@ class DenseAndBags:
 
 
 class RankTrialState(DLRMTrialState):
-    """What a rank's trial of either model has beside one process's."""
+    """What a rank's trial of either model has beside that of a single process."""
 
     recipe: Recipe
-    world: Ranks
-    demand: Demand
+    planned: Callable[[Any], PlannedWorkload]
+    """Counts the work of a config."""
+
+    def __init__(self, prepared: Any, seed: int) -> None:
+        config, self.world = prepared.config, current()
+        options, on_cpu = config.distributed, self.world.device == "cpu"
+        self.demand = rank_demand(type(self).planned(config), self.world.size, options, on_cpu=on_cpu)
+        if any(table.copied for table in self.demand.tables):
+            require_copies(options, self.demand, self.world)
+        super().__init__(prepared, seed)  # type: ignore[call-arg]  # that of a single process
+        tables, parameters = self.rank_tables, self.model.dense_parameters()
+        if tables is None:
+            parameters = [*parameters, *self.model.embeddings.parameters()]
+        model, settings = RankModel(self.model), prepared.settings
+        step = shared_step(model, self.optimizer, self.model, parameters, tables, self.world, options, settings)
+        ahead = tables is not None and options.pipeline
+        own = cast(DividedOrder, self.recipe.order).share(self.part)
+        order = SharedOrder(own, self.part, ahead, self.recipe.max_steps, settings.device)
+        self.recipe = replace(self.recipe, model=model, order=order, whole_step=step)
 
     @property
     def rank_tables(self) -> BagTables | None:
@@ -176,26 +175,12 @@ class RankTrialState(DLRMTrialState):
         tables = self.model.embeddings
         return tables if isinstance(tables, BagTables) else None
 
-    def share_out(self, settings: Any, options: DistributedConfig) -> None:
-        """Make the recipe of one process a rank's."""
-        tables = self.rank_tables
-        parameters = self.model.dense_parameters()
-        if tables is None:
-            parameters = [*parameters, *self.model.embeddings.parameters()]
-        model = RankModel(self.model)
-        overlap, settings.reasons["overlap"] = self.world.overlaps(options, settings.threads)
-        step = RankStep(
-            model,
-            self.optimizer,
-            Reduction(named_in(self.model, parameters), self.world, overlap=overlap),
-            before=tables.set_rate if tables else lambda rate: None,
-            send_ahead=tables.sharded.send_ahead if tables else lambda: None,
-            sync=settings.sync,
-        )
-        ahead = tables is not None and options.pipeline
-        own = cast(DividedOrder, self.recipe.order).share(self.part)
-        order = SharedOrder(own, self.part, ahead, self.recipe.max_steps, settings.device)
-        self.recipe = replace(self.recipe, model=model, order=order, whole_step=step)
+    def rows_of(self, batch: Any) -> Tensor:
+        """The table rows that this rank's part of a batch looks up."""
+        part = batch.part
+        if self.rank_tables:
+            return self.rank_tables.rows_of(part.features)
+        return cast(Tensor, super().rows_of(part))  # type: ignore[misc]
 
     def tables(self) -> list[tuple[str, int]]:
         return list(zip(self.model.config.features, self.model.config.rows))
@@ -255,3 +240,66 @@ def require_copies(options: DistributedConfig, demand: Demand, world: Ranks) -> 
                 where={"field": "distributed.placement"},
                 fix=f"{table}=device",
             )
+
+
+class RankDLRMTrial(RankTrialState, DLRMTrial):
+    """One rank of a trial of dlrm."""
+
+    planned = staticmethod(dlrm_planned)
+
+    def __init__(self, prepared: PreparedDLRM, seed: int) -> None:
+        slices = prepared.config.train.micro_batches
+        if slices > 1:
+            raise ConfigError(
+                f"train.micro_batches is {slices}: a rank takes its part of a batch in one piece, since fbgemm updates "
+                "tables in each backward pass",
+                where={"field": "train.micro_batches"},
+                fix="--train.micro-batches 1; more ranks have smaller parts",
+            )
+        super().__init__(prepared, seed)
+
+    def _embeddings(self, device: torch.device, streams: SideStreams) -> Embeddings:
+        prepared, config = self.prepared, self.prepared.config
+        reasons, train = prepared.settings.reasons, config.train
+        if train.optimizer == "adamw":
+            return super()._embeddings(device, streams)
+        tables = BagTables(
+            self.demand, config.distributed, self.world, optimizer=train.optimizer, eps=train.eps, device=device
+        )
+        kinds = ["fbgemm"] * bool(tables.sharded) + ["torch for data-parallel tables"] * bool(tables.copies.names)
+        reasons["embedding"] = reasons["bag"] = f"{', '.join(kinds)}: several ranks"
+        return tables
+
+    def _optimizer(self, streams: SideStreams) -> Optimizer:
+        if self.rank_tables is None:
+            return super()._optimizer(streams)
+        train, plain = self.prepared.config.train, not self.prepared.switches.optimizer
+        groups = [(self.model.dense_parameters(), 0.0)]
+        return DenseAndBags(make_dense(train.optimizer, groups, eps=train.eps, plain=plain), self.rank_tables)
+
+    def predicted(self) -> tuple[Tensor, Tensor]:
+        source, device = self.prepared.source, self.prepared.settings.device
+        rows = self.prepared.data["valid_rows"]
+        return self.scored(source.held_out(self.seed, device, self.part), source.held_out_samples, rows)
+
+
+class RankClickTrial(RankTrialState, ClickTrial):
+    """One rank of a trial of micro-dlrm. Its optimizer is AdamW, so each rank holds a copy of every table."""
+
+    planned = staticmethod(micro_planned)
+
+    def logits(self) -> Tensor:
+        self.model.eval()
+        rows = len(self.valid)
+        batches = cut_part(self.valid, SCORING_BATCH, self.part)
+        return self.scored(batches, lambda number: min(SCORING_BATCH, rows - number * SCORING_BATCH), rows)[0]
+
+
+class PreparedDLRMOnRanks(PreparedDLRM):
+    def trial(self, seed: int) -> DLRMTrial:
+        return RankDLRMTrial(self, seed)
+
+
+class PreparedClicksOnRanks(PreparedClicks):
+    def trial(self, seed: int) -> ClickTrial:
+        return RankClickTrial(self, seed)

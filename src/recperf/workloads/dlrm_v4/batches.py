@@ -33,6 +33,11 @@ class Numbered:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def own(self) -> int:
+        """Samples of this process: all of them."""
+        return len(self)
+
 
 @dataclass(frozen=True, eq=False)
 class InputOrder:
@@ -54,6 +59,10 @@ class InputOrder:
 
     def inputs(self, batch: HistoryBatch) -> Inputs:
         return prepare(batch.to(self.device), self.model)
+
+    def parts(self, batch: HistoryBatch) -> list[NDArray[np.int64]]:
+        """The positions of each rank's samples in a batch: there is one rank."""
+        return [np.arange(len(batch))]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:

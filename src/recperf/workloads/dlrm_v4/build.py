@@ -15,6 +15,7 @@ from torch import Tensor
 from ...data.batch import HistoryBatch
 from ...data.yambda.order import StreamOrder
 from ...distributed.ranks import current
+from ...distributed.shares import Scores
 from ...execution.submission import Submission, micro_batch
 from ...execution.tables import placed_tables
 from ...execution.workload import Predictions, Prepared
@@ -138,16 +139,15 @@ class Evaluations:
         return {**metrics, "normalized_entropy": entropy, "lifetime_auc": self.lifetime.auc()}
 
     def predicted(self, inputs: InputOrder, batches: Iterator[HistoryBatch]) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all that is scored, on the host."""
-        logits, labels = [], []
-        for batch in batches:
+        """Logits and labels of all that is scored, on the host. Of several ranks each scores its part of a batch."""
+        scores = Scores(current())
+        for number, batch in enumerate(batches):
             poll()
-            batch_inputs = inputs.inputs(batch)
-            logits.append(self.trial.model(batch_inputs))
-            labels.append(batch_inputs.labels_B)
-            if len(logits) == 1:
+            own = inputs.inputs(batch)
+            scores.add(self.trial.model(own), own.labels_B, inputs.parts(batch))
+            if number == 0:
                 reached("evaluation: first batch scored")
-        return torch.cat(logits).cpu(), torch.cat(labels).cpu()
+        return scores.gather(inputs.order.samples)
 
 
 class HistoryTrial:
@@ -162,7 +162,7 @@ class HistoryTrial:
         self.optimizer = AdamAndRows(self.model, config.train)
         self.stepped = self._stepped(seed, device)
         self.order = prepared.train_order()
-        self.evaluations, self.due = self._scorer(), self._evaluations()
+        self.evaluations, self.due = Evaluations(self), self._evaluations()
         inputs, train = self._training_inputs(), config.train
         self.rise = rise = train.warmup_steps or max(1, round(train.rise * train.epochs * len(inputs)))
         self.recipe = Recipe(
@@ -189,9 +189,6 @@ class HistoryTrial:
 
     def _stepped(self, seed: int, device: torch.device) -> SteppedModel:
         return SteppedModel(self.model, seed, device)
-
-    def _scorer(self) -> Evaluations:
-        return Evaluations(self)
 
     def _training_inputs(self) -> InputOrder:
         inputs = self.inputs(self.order)

@@ -27,11 +27,10 @@ from ...distributed.balance import deal, stride
 from ...distributed.checkpoint import sharded_state
 from ...distributed.exchange import made_event
 from ...distributed.ranks import Ranks, current
-from ...distributed.scores import Scores
 from ...distributed.sharding import plan_text
-from ...distributed.step import RankStep, Reduction, named_in, with_next
+from ...distributed.shares import SharedBatch, announced
+from ...distributed.step import RankStep, shared_step
 from ...distributed.tables import TorchRecTables
-from ...measure.spans import span
 from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.cost import sample_flops
 from ...models.dlrm_v4.inputs import Inputs
@@ -41,8 +40,8 @@ from ...models.dlrm_v4.tables import DLRMv4Tables
 from ...plan.memory import rank_demand
 from ...points import reached
 from ...train.prefetch import prefetched
-from .batches import InputOrder, Numbered
-from .build import Evaluations, HistoryTrial, PreparedHistories
+from .batches import InputOrder
+from .build import HistoryTrial, PreparedHistories
 from .plan import planned
 from .steps import SteppedModel
 
@@ -110,24 +109,12 @@ class Share:
         return sample_flops(self.model)
 
 
-@dataclass(frozen=True, eq=False)
-class SharedBatch(Numbered):
-    """A rank's part of a batch."""
+class SharedInputs(SharedBatch[Inputs]):
+    """A rank's part of a batch, as code for a single process reads it."""
 
-    samples: int
-    """Of all ranks."""
-    own: int
-    following: Inputs | None = None
-    """The batch after it, whose ids may travel already; it is neither trained on nor counted with this one."""
-    ready: Any = None
-    """The event after which the batch is there, if it was made on another CUDA stream."""
-    following_ready: Any = None
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def record_stream(self, stream: Any) -> None:
-        self.inputs.record_stream(stream)
+    @property
+    def inputs(self) -> Inputs:
+        return self.part
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,22 +139,23 @@ class SharedOrder(InputOrder):
             numbers_T = torch.arange(inputs.tokens, device=shift_T.device) + shift_T
         return replace(inputs, whole_longest=batch.whole_longest, numbers_T=numbers_T)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
+    def parts(self, batch: HistoryBatch) -> list[NDArray[np.int64]]:
+        assert isinstance(batch, DealtBatch)
+        return batch.parts
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[SharedBatch[Inputs]]:  # type: ignore[override]
         with self.loader(start) as loader:
             numbers = itertools.count(epoch * len(self) + start)
-            gathered = prefetched(iter(loader), lambda batch: self.numbered(batch, next(numbers)), self.device)
-            # Every rank has as many batches, so all of them see a next one or none of them does.
-            for batch, following in with_next(gathered, lambda batch: self.ahead and batch.step + 1 != self.last):
+            gathered = prefetched(iter(loader), lambda batch: self.shared(batch, next(numbers)), self.device)
+            for batch in announced(gathered, ahead=self.ahead, last=self.last):
                 if batch.step - epoch * len(self) in self.firsts:
                     reached("window: entered")
-                if following is not None:
-                    batch = replace(batch, following=following.inputs, following_ready=following.ready)
                 yield batch
 
-    def numbered(self, batch: HistoryBatch, step: int) -> SharedBatch:
+    def shared(self, batch: HistoryBatch, step: int) -> SharedBatch[Inputs]:
         assert isinstance(batch, DealtBatch)
-        inputs, own = self.inputs(batch), len(batch.parts[self.world.rank])
-        return SharedBatch(inputs, step, batch.samples, own, ready=made_event(self.device))
+        own = len(batch.parts[self.world.rank])
+        return SharedInputs(self.inputs(batch), step, batch.samples, own, made_event(self.device))
 
 
 class RankModel(SteppedModel):
@@ -177,15 +165,10 @@ class RankModel(SteppedModel):
         super().__init__(model, seed, device)
         self.world = world
 
-    def loss(self, batch: Numbered) -> StagedLoss:
-        assert isinstance(batch, SharedBatch)
-        self.model.set_step(self.seed, batch.step)
+    def loss(self, batch: Any) -> StagedLoss:
         cast(TorchRecTables, self.model.tables).follow(batch.following, batch.following_ready)
-        loss = self.model.loss(batch.inputs)
-        if batch.own:
-            with span("metrics"):
-                self.recent.add(loss.logits_B, batch.inputs.labels_B)
-        return loss * (batch.own / batch.samples)
+        loss: StagedLoss = super().loss(batch) * batch.weight
+        return loss
 
     def seen(self) -> dict[str, float] | None:
         """Of all ranks; the lifetime tally is theirs together too."""
@@ -194,23 +177,6 @@ class RankModel(SteppedModel):
         recent.clear()
         self.recent = recent
         return metrics
-
-
-class SharedEvaluations(Evaluations):
-    """Every row is scored by one rank, and all ranks get all scores."""
-
-    trial: RankTrial
-
-    def predicted(self, inputs: InputOrder, batches: Iterator[HistoryBatch]) -> tuple[Tensor, Tensor]:
-        assert isinstance(inputs, SharedOrder)
-        scores = Scores(self.trial.world)
-        for number, batch in enumerate(batches):
-            assert isinstance(batch, DealtBatch)
-            part = inputs.inputs(batch)
-            scores.add(self.trial.model(part), part.labels_B, batch.parts)
-            if number == 0:
-                reached("evaluation: first batch scored")
-        return scores.gather(inputs.order.samples)
 
 
 class RankTrial(HistoryTrial):
@@ -233,22 +199,13 @@ class RankTrial(HistoryTrial):
     def _stepped(self, seed: int, device: torch.device) -> SteppedModel:
         return RankModel(self.model, seed, device, self.world)
 
-    def _scorer(self) -> Evaluations:
-        return SharedEvaluations(self)
-
     def _whole_step(self, inputs: InputOrder) -> RankStep:
-        config, settings = self.prepared.config, self.prepared.settings
-        train = config.train
-        overlap, settings.reasons["overlap"] = self.world.overlaps(config.distributed, settings.threads)
-        ratio = train.table_learning_rate / train.learning_rate
-        return RankStep(
-            self.stepped,
-            self.optimizer,
-            Reduction(named_in(self.model, self.model.dense_parameters()), self.world, overlap=overlap),
-            before=lambda rate: self.rank_tables.set_rate(float(rate) * ratio),
-            send_ahead=self.rank_tables.sharded.send_ahead,
-            sync=settings.sync,
-        )
+        config, dense = self.prepared.config, self.model.dense_parameters()
+        ratio = config.train.table_learning_rate / config.train.learning_rate
+        return shared_step(
+            self.stepped, self.optimizer, self.model, dense, self.rank_tables, self.world, config.distributed,
+            self.prepared.settings, table_rate=ratio,
+        )  # fmt: skip
 
     def inputs(self, order: StreamOrder) -> InputOrder:
         prepared, config = self.prepared, self.prepared.config

@@ -41,8 +41,9 @@ class SteppedModel:
     def loss(self, batch: Numbered) -> StagedLoss:
         self.model.set_step(self.seed, batch.step)
         loss = self.model.loss(batch.inputs)
-        with span("metrics"):
-            self.recent.add(loss.logits_B, batch.inputs.labels_B)
+        if batch.own:
+            with span("metrics"):
+                self.recent.add(loss.logits_B, batch.inputs.labels_B)
         return loss
 
     def forget_gradients(self) -> None:

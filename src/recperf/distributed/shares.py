@@ -1,11 +1,13 @@
-"""Scores of an evaluation whose rows are divided among ranks.
+"""A rank's share of a batch and of an evaluation; a single process has all of them.
 
 Shapes: B rows of this rank in a batch, M most rows of any rank, N rows of the evaluation, R ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +15,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .world import World
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, eq=False)
+class SharedBatch(Generic[P]):
+    """A rank's part of a batch, in the form that its model reads."""
+
+    part: P
+    step: int
+    samples: int
+    """Of all ranks."""
+    own: int
+    """Of this rank. One without any takes the first sample with weight 0: every rank takes part in every step."""
+    ready: Any = None
+    """The event after which the batch is there, if it was made on another CUDA stream."""
+    following: P | None = None
+    """This rank's part of the next batch, whose ids may be sent already."""
+    following_ready: Any = None
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def weight(self) -> float:
+        """The weight of its loss in that of the whole batch."""
+        return self.own / self.samples
+
+    def record_stream(self, stream: Any) -> None:
+        self.part.record_stream(stream)  # type: ignore[attr-defined]
+
+
+def announced(batches: Iterator[SharedBatch[P]], *, ahead: bool, last: int) -> Iterator[SharedBatch[P]]:
+    """The batches, each with the part of the next one if `ahead`; none is read after `last` steps before it is asked
+    for. Every rank has as many batches, so all of them see a next one or none of them does."""
+    current = next(batches, None)
+    while current is not None:
+        following = next(batches, None) if ahead and current.step + 1 != last else None
+        if following is None:
+            yield current
+            current = next(batches, None)
+        else:
+            yield replace(current, following=following.part, following_ready=following.ready)
+            current = following
 
 
 class Scores:
