@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from rank_jobs import SEED, STEPS, make, small, trained, uses
 from rank_states import whole
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
-from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.train.loop import Position, take_step
 from recperf.workloads import find
@@ -123,72 +122,3 @@ def repeated(world: World) -> dict[str, Any]:
     same = all(torch.equal(plain[name], found[name][inverse]) for name, (_, inverse) in distinct.items())
     return {"raw": sum(map(len, raw.values())), "distinct": sum(map(len, rows.values())), "each": list(each),
             "once": list(once), "same": same}  # fmt: skip
-
-
-class Asked:
-    """A batch as TorchRec's pipeline takes it."""
-
-    def __init__(self, ids: Any) -> None:
-        self.ids = ids
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Asked:
-        return self
-
-    def record_stream(self, stream: Any) -> None: ...
-
-
-class Summed(nn.Module):
-    """A model that TorchRec's pipeline can read: its collection is called with nothing but a part of the batch."""
-
-    def __init__(self, tables: TorchRecTables) -> None:
-        super().__init__()
-        self.tables, self.collection = tables, tables.sharded._model.module
-
-    def forward(self, batch: Asked) -> tuple[Tensor, Tensor]:
-        return total(self.collection(batch.ids))
-
-
-def total(rows: Any) -> tuple[Tensor, Tensor]:
-    loss = torch.stack([rows[name].values().square().sum() for name in small().tables]).sum()
-    return loss, loss.detach()
-
-
-torch.fx.wrap("total")
-
-
-def torchrec_pipeline(world: World) -> dict[str, Any]:
-    """Scores between two steps of TorchRec's own pipeline: of what it has rewritten, and after it let go."""
-    from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-    from torchrec.streamable import Pipelineable
-
-    Pipelineable.register(Asked)
-    found: dict[str, Any] = {}
-    optimizer = SimpleNamespace(zero_grad=lambda: None, step=lambda: None)
-    for how in ("alone", "rewritten", "let go", "another"):
-        tables = make(world, "row")
-        tables.set_rate(0.1)
-        model, taken = Summed(tables), []
-        batches = [Asked(tables._keyed(uses(step, world.rank)[0])) for step in range(6)]
-        if how == "alone":
-            found[how] = []
-            for batch in batches:
-                loss, _ = model(batch)
-                loss.backward()
-                found[how].append(float(loss))
-            continue
-        stream = (taken.append(step) or batch for step, batch in enumerate(batches))
-        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-        if how == "another":
-            found[how] = [float(pipeline.progress(source)) for source in (stream, iter(batches[4:]))]
-            continue
-        losses = [float(pipeline.progress(stream)) for _ in range(2)]
-        found["taken"] = list(taken)
-        if how == "let go":
-            pipeline.detach()
-        with torch.no_grad():
-            found[how] = {"losses": losses, "score": float(model(Asked(tables._keyed(uses(9, world.rank)[0])))[0])}
-        try:
-            pipeline.progress(stream)
-        except (AssertionError, RuntimeError) as error:
-            found[how]["error"] = str(error)
-    return found

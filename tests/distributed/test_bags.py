@@ -114,6 +114,7 @@ def overlapped(ranks: int, overlap: str = "on") -> list[dict[str, dict[str, Any]
     return run_ranks(ranks, "click_jobs.losses", configs=cases, steps=50, bucket_bytes=500)
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_gradients_are_summed_during_the_backward_pass() -> None:
     one, two, afterwards = overlapped(1)[0], overlapped(2), overlapped(2, overlap="off")
@@ -128,6 +129,7 @@ def test_gradients_are_summed_during_the_backward_pass() -> None:
         assert (afterwards[0][name]["sent"], afterwards[0][name]["buckets"]) == (0, 1)
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_three_ranks_resume_to_the_bit() -> None:
     """Among them the order of a sum depends on its message: a resumed run sends the same ones from its first step."""
@@ -141,6 +143,7 @@ def test_three_ranks_resume_to_the_bit() -> None:
     same(again, straight)
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
     straight, turns = trained(1)[0], (2, 1, 2)
@@ -204,14 +207,6 @@ def test_a_run_prints_the_placement_that_recperf_plan_predicts(name: str) -> Non
 
 
 @needs_torchrec
-def test_settings_say_whose_kernels_look_rows_up() -> None:
-    settings = {name: told["settings"] for name, told in trained(2)[0].items() if name != "micro"}
-    assert settings["sgd"]["embedding"] == "fbgemm, torch for data-parallel tables: several ranks"
-    assert settings["one id"]["embedding"] == "fbgemm: several ranks"
-    assert settings["adamw"]["bag"].startswith("torch: adamw")
-
-
-@needs_torchrec
 def test_impossible_options_fail_on_every_rank() -> None:
     cases = {
         "AdamW changes every row": dlrm("adamw", "t1=row"),
@@ -230,6 +225,7 @@ def test_impossible_options_fail_on_every_rank() -> None:
             assert what in text
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_fewer_samples_than_ranks() -> None:
     cases = {"sgd": dlrm("sgd", MIXED, batch=1), "adamw": dlrm("adamw", batch=1)}
@@ -239,6 +235,7 @@ def test_fewer_samples_than_ranks() -> None:
         assert torch.equal(results[1][name]["labels"], one[name]["labels"])
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_messages_in_half_precision() -> None:
     cases = ("row", "table", "column")
@@ -270,6 +267,7 @@ def test_a_workload_without_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "runs in a single process" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_a_run_of_two_ranks_resumes_in_a_single_process(tmp_path: Path) -> None:
     arguments = [

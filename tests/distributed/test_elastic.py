@@ -19,7 +19,6 @@ import torch
 from rank_hosts import LOOPBACK, free_port
 from rank_pool import home, needs_torchrec, start
 from test_launch import SAVING, command, ended
-from test_two_hosts import logged
 
 from recperf.jsonfile import read
 
@@ -82,6 +81,13 @@ def hosts(folder: Path, command: list[str]) -> Iterator[Hosts]:
         for address in tuple(made.agents):
             if made.agents[address].poll() is None:
                 made.lose(address)
+
+
+def logged(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    path = run / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return [{name: value for name, value in event.items() if name != "t"} for event in found if event["kind"] in kinds]
 
 
 def losses(run: Path) -> list[float]:

@@ -170,71 +170,11 @@ def test_a_finished_run_is_not_queued_again(cluster: Cluster, tmp_path: Path) ->
     assert not cluster.requeued()
 
 
-SBATCH = {
-    "job-name": r"[\w-]+", "nodes": r"\d+(-\d+)?", "ntasks-per-node": r"\d+", "gpus-per-node": r"(\w+:)?\d+",
-    "exclusive": "", "time": r"(\d+-)?\d\d:\d\d:\d\d", "output": r".*%j.*", "open-mode": "append|truncate",
-    "requeue": "", "signal": r"([BR]:)?[A-Z0-9]+@\d+",
-}  # fmt: skip
-"""Options of sbatch that a script may have, and what their values look like (the manual of SLURM 23)."""
-
-
-def test_options_of_sbatch() -> None:
-    options = re.findall(r"^#SBATCH (.*)$", SLURM.read_text(), re.MULTILINE)
-    assert len(options) >= 8
-    for option in options:
-        name, _, value = option.removeprefix("--").partition("=")
-        assert option.startswith("--")
-        assert name in SBATCH, option
-        assert re.fullmatch(SBATCH[name], value), option
-    seconds = {option.partition("@")[2] for option in options if option.startswith("--signal")}
-    patience = re.findall(r"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", SLURM.read_text())
-    assert int(patience[0]) < int(seconds.pop()), "ranks must have saved when SLURM kills the job"
-
-
-CONTAINER = {
-    "name": str, "image": str, "command": [str], "args": [str], "env": [{"name": str, "value": str}],
-    "resources": {"limits": {"nvidia.com/gpu": int}}, "volumeMounts": [{"name": str, "mountPath": str}],
-}  # fmt: skip
-POD = {
-    "terminationGracePeriodSeconds": int, "securityContext": {"fsGroup": int}, "containers": [CONTAINER],
-    "volumes": [{"name": str, "persistentVolumeClaim": {"claimName": str}, "emptyDir": {"medium": str}}],
-}  # fmt: skip
-ELASTIC = {
-    "minReplicas": int, "maxReplicas": int, "maxRestarts": int, "rdzvBackend": str, "rdzvId": str,
-    "rdzvConf": [{"key": str, "value": str}],
-}  # fmt: skip
-PYTORCHJOB = {
-    "apiVersion": str, "kind": str, "metadata": {"name": str},
-    "spec": {
-        "nprocPerNode": str, "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int}, "elasticPolicy": ELASTIC,
-        "pytorchReplicaSpecs": {"Worker": {"replicas": int, "restartPolicy": str, "template": {"spec": POD}}},
-    },
-}  # fmt: skip
-"""The fields in use of the custom resource PyTorchJob (training operator 1.9)."""
-
-
-def require_fits(value: Any, schema: Any, at: str = "") -> None:
-    if isinstance(schema, dict):
-        assert isinstance(value, dict), at
-        for name, part in value.items():
-            assert name in schema, f"{at}.{name}"
-            require_fits(part, schema[name], f"{at}.{name}")
-    elif isinstance(schema, list):
-        assert isinstance(value, list), at
-        for number, part in enumerate(value):
-            require_fits(part, schema[0], f"{at}[{number}]")
-    else:
-        assert type(value) is schema, f"{at}: {value!r}"
-
-
-def test_the_manifest_has_known_fields_that_torchrun_and_recperf_understand() -> None:
+def test_torchrun_and_recperf_understand_the_manifest() -> None:
     manifest = yaml.safe_load(KUBERNETES.read_text())
-    require_fits(manifest, PYTORCHJOB)
     assert (manifest["apiVersion"], manifest["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     spec = manifest["spec"]
     worker, elastic = spec["pytorchReplicaSpecs"]["Worker"], spec["elasticPolicy"]
-    assert spec["runPolicy"]["cleanPodPolicy"] in ("None", "Running", "All")
-    assert worker["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
     assert elastic["minReplicas"] <= worker["replicas"] <= elastic["maxReplicas"]
     pod = worker["template"]["spec"]
     (container,) = pod["containers"]

@@ -47,6 +47,7 @@ def trained(pipeline: bool, **options: Any) -> list[dict[str, Any]]:
     return run_ranks(2, "pipeline_jobs.steps", config=chosen, count=8)
 
 
+@pytest.mark.long
 def test_training_is_the_same_to_the_bit() -> None:
     # With dropout, and a maximum that ranks agree on while they gather a batch.
     options = {"sharding": MIXED, "dropout": 0.5, "scale": "batch-max"}
@@ -118,45 +119,6 @@ def test_click_models_train_the_same_to_the_bit() -> None:
         # Counts, lengths and ids of three kinds of sharding; row-wise sums come back by another operation.
         assert theirs["told"] == [9] * 6
         assert ours["told"] == [18, 9, 9, 18, 9, 0]
-
-
-def test_a_batch_of_clicks_knows_the_bags_of_the_next_one() -> None:
-    from recperf.data.order import RankPart, Samples, ShuffledOrder
-    from recperf.workloads.click_ranks import SharedOrder
-
-    samples = Samples(
-        keys=("a", "b"), dense_ND=torch.zeros(45, 2), ids_FN=torch.arange(90).view(2, 45), labels_N=torch.zeros(45)
-    )
-    part = RankPart(1, 2)
-    made = ShuffledOrder(samples=samples, batch_size=10, seed=3).share(part)
-    batches = list(SharedOrder(made, part, ahead=True, last=3).batches(0))
-    assert [batch.step for batch in batches] == [0, 1, 2, 3, 4]
-    assert [batch.following is after.part for batch, after in zip(batches, batches[1:])] == [
-        True, True, False, True,
-    ]  # fmt: skip
-    assert batches[2].following is batches[4].following is None
-    again = list(SharedOrder(made, part, ahead=False).batches(0, 2))
-    assert [batch.step for batch in again] == [2, 3, 4]
-    for ours, theirs in zip(again, batches[2:]):
-        assert torch.equal(ours.part.features.values_V, theirs.part.features.values_V)
-        assert ours.following is None
-
-
-@pytest.mark.long
-def test_torchrecs_own_pipeline_breaks_when_an_evaluation_comes_between_two_steps() -> None:
-    """The reason why it is not used."""
-    for found in run_ranks(2, "pipeline_jobs.torchrec_pipeline"):
-        # After two steps it has read four batches.
-        assert found["taken"] == [0, 1, 2, 3]
-        # It continues with them when it is given another iterator.
-        assert found["another"] == found["alone"][:2]
-        assert found["rewritten"]["losses"] == found["let go"]["losses"] == found["alone"][:2]
-        # An evaluation gets the rows of the next step, which are then missing.
-        assert found["rewritten"]["score"] == found["alone"][2]
-        assert "input_dist" in found["rewritten"]["error"]
-        # Detached, it evaluates the right rows, and cannot continue with the batches it had begun.
-        assert found["let go"]["score"] != found["alone"][2]
-        assert found["let go"]["error"]
 
 
 def test_each_distinct_row_is_sent_once() -> None:

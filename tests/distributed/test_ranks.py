@@ -72,7 +72,7 @@ def close(ours: list[float], theirs: list[float], tolerance: float = TOLERANCE) 
     return len(ours) == len(theirs) and all(abs(a - b) <= tolerance * abs(a) for a, b in zip(ours, theirs))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_losses_are_those_of_a_single_process(ranks: int) -> None:
     (one,), results = trained(1), trained(ranks)
     assert close(one["losses"], results[0]["losses"]), (one["losses"], results[0]["losses"])
@@ -87,7 +87,7 @@ def test_losses_are_those_of_a_single_process(ranks: int) -> None:
     assert results[0]["seen"]["accuracy"] == pytest.approx(one["seen"]["accuracy"], abs=0.01)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_every_row_is_scored_whichever_rank_has_it(ranks: int) -> None:
     (one,), results = trained(1), trained(ranks)
     for told in results:
@@ -97,6 +97,7 @@ def test_every_row_is_scored_whichever_rank_has_it(ranks: int) -> None:
     assert results[0]["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
 
 
+@pytest.mark.long
 def test_batches_with_fewer_samples_than_ranks() -> None:
     """Windows of some dozen anchors in batches of 3: the fourth rank never has a sample of its own."""
     (one,), results = trained(1, batch=3), trained(4, batch=3)
@@ -104,6 +105,7 @@ def test_batches_with_fewer_samples_than_ranks() -> None:
     assert torch.equal(results[3]["labels"], one["labels"])
 
 
+@pytest.mark.long
 def test_the_longest_row_is_that_of_all_ranks() -> None:
     (one,), results = trained(1, scale="batch-max"), trained(2, scale="batch-max", balance=False)
     assert close(one["losses"], results[0]["losses"])

@@ -10,7 +10,6 @@ import torch
 from rank_jobs import SEED, STEPS, alone, small, uses
 from rank_pool import needs_torchrec, run_ranks
 
-from recperf.distributed.sharding import plan_text
 from recperf.models.dlrm_v4.tables import DLRMv4Tables
 
 pytestmark = needs_torchrec
@@ -100,21 +99,3 @@ def test_rows_and_gradients_are_sent_in_the_requested_precision() -> None:
                 for name in small().tables:
                     torch.testing.assert_close(sent["last"][name], exact["last"][name], rtol=0, atol=most)
                     assert not torch.equal(sent["last"][name], exact["last"][name])
-
-
-def test_the_plan_says_which_rank_holds_what_and_why() -> None:
-    found = trained()
-    # Every rank has the same plan.
-    assert plan_text(found[0]["parts"]) == plan_text(found[1]["parts"])
-    lines = [line.split() for line in plan_text(found[0]["parts"]).splitlines()]
-    assert lines[0] == ["rank", "table", "kind", "kernel", "rows", "columns", "bytes", "why"]
-    said = {(part.rank, part.table): (part.kind, part.kernel, part.why) for part in found[0]["parts"]}
-    assert said[0, "uid"] == said[1, "uid"] == ("row", "fused", "--distributed.sharding")
-    assert [kind for (_, table), kind in said.items() if table == "item_id"] == [
-        ("table", "fused", "--distributed.sharding")
-    ]
-    assert said[1, "album_id"] == ("data-parallel", "copy", "--distributed.sharding")
-    others = [kind for (_, table), kind in said.items() if table not in ("uid", "item_id", "album_id")]
-    assert set(others) == {("row", "fused", "every rank sends its share of the rows")}
-    rows = sum(part.rows * part.columns for part in found[0]["parts"] if part.kind != "data-parallel")
-    assert rows == 16 * sum(count for name, count in small().table_rows.items() if name != "album_id")
