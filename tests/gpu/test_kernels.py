@@ -9,8 +9,8 @@ import torch
 
 from recperf.errors import ArgumentError
 from recperf.ops import bag, dot, last_layer, lookup, relu
+from recperf.ops.arguments import raise_if_any
 from recperf.ops.bag import sort
-from recperf.ops.faults import raise_if_any
 from recperf.ops.table_rules import RULES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from recperf.ops import compile
 from recperf.ops import compile as native
-from recperf.ops import native_bodies
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))  # random_rows.py
@@ -23,7 +23,7 @@ if INTERPRETED:
     # Triton decides at import whether to interpret a kernel; tests elsewhere must not see the variable.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for file in sorted(Path(native_bodies.__file__).parent.glob("*/triton.py")):
+        for file in sorted(Path(compile.__file__).parent.glob("*/triton.py")):
             importlib.import_module(f"recperf.ops.{file.parent.name}.triton")
 
 
@@ -81,7 +81,7 @@ def _guarded_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     empty, empty_like = torch.empty, torch.empty_like
     monkeypatch.setattr(torch, "empty", lambda *sizes, **more: in_malloc(empty(*sizes, **more)))
     monkeypatch.setattr(torch, "empty_like", lambda like, **more: in_malloc(empty_like(like, **more)))
-    for name in native_bodies.names():
+    for name in compile.native_ops():
         body = importlib.import_module(f"recperf.ops.{name}.native")
         monkeypatch.setattr(body, "address", _guarding(body.address))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recperf.errors import ArgumentError
-from recperf.ops.faults import raise_if_any
+from recperf.ops.arguments import raise_if_any
 
 pytestmark = pytest.mark.usefixtures("triton")
 CPU = torch.device("cpu")

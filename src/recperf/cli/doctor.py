@@ -127,11 +127,11 @@ def compiler() -> Finding:
 
 def c_code() -> Finding:
     """Compiles the C body of every op and runs it against its reference."""
-    from ..ops import native_bodies
+    from ..ops.compile import native_ops, native_problem
 
     if compiler().state != OK:
         return Finding("C code", OPTIONAL, "not compiled: there is no C compiler", "apt-get install gcc")
-    problems = {name: native_bodies.problem(name) for name in native_bodies.names()}
+    problems = {name: native_problem(name) for name in native_ops()}
     failures = [f"{name}: {problem}" for name, problem in problems.items() if problem]
     if failures:
         return Finding("C code", MISSING, "; ".join(failures), "reinstall recperf, or install a working gcc")

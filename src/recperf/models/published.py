@@ -6,16 +6,17 @@ probabilities = model(dense, [user, item, occupation], [offsets, offsets, offset
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from ..data.batch import JaggedFeatures
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from .config import DLRMConfig
 from .dlrm import DLRM
 from .embeddings import StackedTables
 from .tables import SparseTables
-from .weights import copy_weights
 
 PUBLISHED = DLRMConfig(
     features=("user", "item", "occupation"), rows=(943, 1682, 21), dim=8, bottom=(16, 8, 8), top=(32, 16, 1)
@@ -68,3 +69,29 @@ def public_parameters(model: DLRM) -> dict[str, Tensor]:
 def load_public_parameters(model: DLRM, values: dict[str, Tensor]) -> None:
     """Copy weights of the public DLRM into ours. Both take the lower triangle row by row, so nothing is permuted."""
     copy_weights(public_parameters(model), values, fix="use the sizes of the saved model in the config")
+
+
+def require_same(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor], *, fix: str) -> None:
+    """Fail unless both have the same parameters, each with the same shape."""
+    if ours.keys() != loaded.keys():
+        missing, unknown = sorted(ours.keys() - loaded.keys()), sorted(loaded.keys() - ours.keys())
+        raise DataError(
+            f"the weights belong to another model: {len(missing)} parameters are missing{_first(missing)}, "
+            f"{len(unknown)} are unknown{_first(unknown)}",
+            fix=fix,
+        )
+    for name, tensor in ours.items():
+        if tensor.shape != loaded[name].shape:
+            raise DataError(f"{name} has shape {tuple(loaded[name].shape)}, the model {tuple(tensor.shape)}", fix=fix)
+
+
+@torch.no_grad()
+def copy_weights(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor], *, fix: str) -> None:
+    """Copy values into tensors of the same names."""
+    require_same(ours, loaded, fix=fix)
+    for name, tensor in ours.items():
+        tensor.copy_(loaded[name])
+
+
+def _first(names: list[str]) -> str:
+    return f" (first: {names[0]})" if names else ""

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from .config import DLRMConfig
 from .cross import LowRankCross
 from .dlrm import DLRM
-from .weights import copy_weights, require_same
+from .published import copy_weights, require_same
 
 TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.t_{}.weight"
 FIRST = "over_arch.model.0._mlp.0._linear.weight"

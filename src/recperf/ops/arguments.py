@@ -1,7 +1,9 @@
 """The one entry to C: a tensor or array becomes an address only here, after its type, device, layout and shape fit.
 
 C trusts the addresses it receives: a wrong type or shape would be read as garbage or past its end. Ids are checked
-inside the C loops, which return the place of the first id outside its table, and inside the kernels (faults.py).
+inside the C loops, which return the place of the first id outside its table, and inside the kernels, which skip
+an id outside its table and leave it in a flag. Reading the flag waits for the device, so no op reads it: the training
+loop calls `raise_if_any` when it reads losses.
 """
 
 from __future__ import annotations
@@ -71,3 +73,27 @@ def _described(dtype: Any, shape: Sequence[int]) -> str:
     name = getattr(dtype, "__name__", str(dtype)).removeprefix("torch.").rstrip("_")
     sizes = ", ".join("any" if size == ANY else str(size) for size in shape)
     return f"{name} of shape ({sizes})"
+
+
+_flags: dict[torch.device, Tensor] = {}
+
+
+def flag(device: torch.device) -> Tensor:
+    """Where kernels on the device leave an id outside its table, and the rows of that table."""
+    if device not in _flags:
+        # The warm-up steps before a CUDA graph is captured make it, so that a graph only holds its address.
+        _flags[device] = torch.zeros(2, dtype=torch.int64, device=device)
+    return _flags[device]
+
+
+def raise_if_any(device: torch.device) -> None:
+    """Fail if a kernel on the device has met an id outside its table since the last call. Waits for the device."""
+    if device not in _flags:
+        return
+    value, rows = _flags[device].tolist()
+    if rows:
+        _flags[device].zero_()
+        raise ArgumentError(
+            f"an id of a batch on {device} is {value}; allowed: 0 to {rows - 1}, the rows of its table",
+            fix="check the data; steps since the last check ignored this id",
+        )

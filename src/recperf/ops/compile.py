@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib
 import os
 import shutil
 import stat
@@ -227,3 +228,21 @@ def share(work: Callable[[int, int], None], cuts: list[int], *, pool: str = "rec
 def even_cuts(count: int, threads: int) -> list[int]:
     """Cuts that divide `count` items evenly between threads."""
     return [count * index // threads for index in range(threads + 1)]
+
+
+def native_ops() -> list[str]:
+    """The ops with a C body. A `native.py` whose `native.c` was not installed counts: its check fails."""
+    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/native.py"))
+
+
+def native_problem(name: str) -> str | None:
+    """The reason why the C body of an op cannot be used, after compiling and running it; None if it works."""
+    body = importlib.import_module(f"{__package__}.{name}.native")
+    library = body.library()
+    if isinstance(library, str):
+        return library
+    try:
+        body.self_check()
+    except Exception as error:
+        return f"wrong result: {str(error).strip().splitlines()[0]}"
+    return None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import GateFailed, Interrupted, Stopped
-from ..ops.faults import raise_if_any
+from ..ops.arguments import raise_if_any
 from ..points import reached
 from .cadence import Due, never
 from .loop import Position, Recipe, RecordNorm

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..weights import copy_weights
+from ..published import copy_weights
 from .config import DLRMv4Config
 from .model import DLRMv4
 

@@ -20,8 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ..arguments import ANY, require_tensor
-from ..faults import flag
+from ..arguments import ANY, flag, require_tensor
 from ..hashing import rows_torch
 from ..operators import operator
 from ..table_rules import RULES, Numbers, RuleName

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .. import choice
 from ..choice import Name
-from .rule import Mask
+from .reference import Mask
 
 __all__ = ["Mask", "Name", "attention", "backward", "choose", "forward"]
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import cuda
-from .reference import Into
-from .rule import Mask
+from .reference import Into, Mask
 
 SOURCE = Path(__file__).with_name("hopper.cu")
 WIDTHS = 64, 128, 256

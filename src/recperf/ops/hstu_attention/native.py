@@ -20,7 +20,7 @@ from ..arguments import address, require_offsets, widened
 from ..compile import I64, POINTER, native_library, share, usable
 from ..operators import operator
 from . import reference
-from .rule import Mask, activations, flops
+from .reference import Mask, activations, flops
 
 SMALL = 1 << 20
 """With fewer multiplications a second thread costs more than it saves."""

@@ -23,8 +23,7 @@ from ..operators import operator
 from . import reference
 from .kernels import attend, grad_keys, grad_queries
 from .kernels_last import attend_last, grad_last
-from .reference import Into
-from .rule import Mask, flops
+from .reference import Into, Mask, flops
 
 WIDEST = 256
 CACHED = 24 << 20

@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..arguments import ANY, require_tensor
+from ..arguments import ANY, flag, require_tensor
 from ..bag.triton import on_device, report
 from ..bag.update_kernels import apply_update, load_rows
-from ..faults import flag
 from ..operators import operator
 from ..table_rules import RULES, RuleName
 

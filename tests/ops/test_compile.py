@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from recperf.cli import doctor
-from recperf.ops import compile, native_bodies
+from recperf.ops import compile
 from recperf.ops.relu import native as relu
 
 pytestmark = pytest.mark.skipif(isinstance(relu.library(), str), reason=str(relu.library()))
@@ -33,9 +33,9 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_body_passes_its_own_check() -> None:
-    folders = Path(native_bodies.__file__).parent.glob("*/native.c")
-    assert native_bodies.names() == sorted(file.parent.name for file in folders)
-    assert {name: native_bodies.problem(name) for name in native_bodies.names()} == dict.fromkeys(native_bodies.names())
+    folders = Path(compile.__file__).parent.glob("*/native.c")
+    assert compile.native_ops() == sorted(file.parent.name for file in folders)
+    assert {name: compile.native_problem(name) for name in compile.native_ops()} == dict.fromkeys(compile.native_ops())
 
 
 @pytest.fixture
