@@ -52,7 +52,6 @@ def test_a_single_process_sends_nothing() -> None:
     assert world.merge_tally(tally).metrics() == tally.metrics()
     assert world.maximum(3) == 3
     assert world.broadcast("x") == "x"
-    assert [world.any_true(flag) for flag in (False, True)] == [False, True]
     assert world.leader_first(lambda: 7) == world.on_leader(lambda: 7) == 7
 
 

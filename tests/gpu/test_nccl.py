@@ -32,7 +32,7 @@ from recperf.measure.spans import span
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 DEVICES = [pytest.param("cuda", marks=needs_gpu), pytest.param("cpu", marks=pytest.mark.long)]
 STEPS = 8
-NAMED_S = 60.0
+NAMED_S = 90.0
 """Seconds within which a rank that is gone or hangs ends the other one, whose timeout is 20."""
 ENDED = (4, -signal.SIGABRT)
 """Exit codes of a rank that lost another one: gloo raises an error, torch's watchdog of NCCL aborts the process."""

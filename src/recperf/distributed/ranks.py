@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ..machine import usable_cores
+from ..measure.cost import FLOAT
 from .world import World
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .window import SharedWindow, SingleWindow
 
 T = TypeVar("T")
-FLOAT_BYTES = 4
 
 
 class Planned(Protocol):
@@ -136,7 +136,7 @@ class Ranks(World):
 
     def reduction_bytes(self, parameters: int) -> int:
         """Bytes of the buffer in which ranks sum gradients; a single process has none."""
-        return FLOAT_BYTES * parameters if self.size > 1 else 0
+        return FLOAT * parameters if self.size > 1 else 0
 
     def settings(self) -> dict[str, str]:
         """The entry of a result that says how many ranks took part."""

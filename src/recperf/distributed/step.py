@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
+from ..measure.cost import FLOAT
 from ..measure.device_clock import step_clock
 from ..measure.spans import span
 from ..stop import SIGNALS
 from ..train.loop import Model, Optimizer, RecordNorm
 from .config import BUCKET_BYTES, DistributedConfig
-from .ranks import FLOAT_BYTES, Ranks
+from .ranks import Ranks
 from .world import World
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Reduction:
                 "without samples of its own must compute the loss of one with weight 0"
             )
         order = list(dict.fromkeys(index for indices in orders for index in indices))
-        sizes = [FLOAT_BYTES * self.parameters[index].numel() for index in order]
+        sizes = [FLOAT * self.parameters[index].numel() for index in order]
         groups = cut(sizes, BUCKET_BYTES if self.overlap else sum(sizes))
         for number, (start, stop) in enumerate(groups, 1):
             indices = order[start:stop]

@@ -117,6 +117,8 @@ class World:
                     fix="start one rank per GPU, or use --train.device cpu",
                 )
             torch.cuda.set_device(self.local_rank)
+            # Torch's watchdog names the collective of a hang, waits four times as long, and ends the process.
+            os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
         return device
 
     def leave(self) -> None:
@@ -151,9 +153,6 @@ class World:
         maximum = torch.tensor([value])
         distributed.all_reduce(maximum, op=distributed.ReduceOp.MAX)
         return int(maximum)
-
-    def any_true(self, flag: bool) -> bool:
-        return bool(self.maximum(int(flag)))
 
     def barrier(self) -> None:
         self.maximum(0)
