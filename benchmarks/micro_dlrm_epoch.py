@@ -25,7 +25,7 @@ from recperf.models.published import public_parameters
 from recperf.train.device import applied
 from recperf.train.loop import Position, train
 from recperf.train.metrics import binary_metrics
-from recperf.train.schedule import one_cycle
+from recperf.train.optim import one_cycle
 from recperf.workloads.micro_dlrm.build import ClickTrial, PreparedClicks
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig, default
 

@@ -16,14 +16,14 @@ from recperf.distributed.checkpoint import sharded_state
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
-from recperf.train import checkpoint_file, checkpoint_state
-from recperf.train.checkpoint_file import TensorFile
+from recperf.train import checkpoint_state, checkpoint_tensors
+from recperf.train.checkpoint_tensors import TensorFile
 
 
 def in_small_files() -> None:
     """Tables of tests are small: spread them over several files and copy them in several chunks all the same."""
     checkpoint_state.FILE_BYTES = 1024
-    checkpoint_file.CHUNK = 256
+    checkpoint_tensors.CHUNK = 256
 
 
 def filled(world: World, sharding: str) -> TorchRecTables:
@@ -35,8 +35,8 @@ def filled(world: World, sharding: str) -> TorchRecTables:
     return tables
 
 
-def parts_of(tables: TorchRecTables) -> list[tuple[Any, Tensor, Tensor | None]]:
-    return [(part, weight.clone(), None if state is None else state.clone()) for part, weight, state in tables.local()]
+def parts_of(tables: TorchRecTables) -> list[tuple[Any, Tensor, Tensor]]:
+    return [(part, weight.clone(), state.clone()) for part, weight, (state,) in tables.local()]
 
 
 def save(world: World, root: Path, shardings: list[str]) -> list[dict[str, Any]]:

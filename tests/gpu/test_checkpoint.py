@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiered_states import STACKED, D, R, Table
+from tiered_states import STACKED, D, R, Table, draws
 
 from recperf.execution.training import _random_state, _set_random_state
 from recperf.train.checkpoint import CheckpointStore
@@ -90,9 +90,8 @@ def test_a_tally_counts_as_on_the_host() -> None:
 
 def test_rows_in_tiers_are_read_into_tensors_of_a_gpu(tmp_path: Path) -> None:
     table, store = Table(STACKED), CheckpointStore(folder=tmp_path / "kept", notice=print)
-    for step, rows in ((1, torch.arange(0, R, 2)), (2, torch.tensor([4, 5, R - 1]))):
-        table.write(rows, torch.randn(len(rows), D + 1))
-        store.save(step, {"trial": table.state()}, best=False)
+    table.train(torch.arange(0, R, 2), draws())
+    store.save(1, {"trial": table.state}, best=False)
     into = {"tables.t": torch.ones(R, D, device="cuda"), "tables.t_state": torch.ones(R, device="cuda")}
     loaded = store.load(into={"trial": into})
     assert loaded is not None

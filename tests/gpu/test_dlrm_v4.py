@@ -19,7 +19,7 @@ from torch import Tensor
 from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig
 from recperf.models.dlrm_v4.inputs import prepare, prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4
-from recperf.models.dlrm_v4.tables import fill_uniform_
+from recperf.models.init import fill_uniform_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 

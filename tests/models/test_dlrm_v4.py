@@ -20,7 +20,8 @@ from recperf.models.dlrm_v4.cost import BACKWARD
 from recperf.models.dlrm_v4.inputs import prepare, prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.padding import Padding
-from recperf.models.dlrm_v4.tables import DLRMv4Tables, fill_uniform_, table_seed
+from recperf.models.dlrm_v4.tables import DLRMv4Tables, table_seed
+from recperf.models.init import fill_uniform_
 
 HSTU = HSTUConfig(layers=2, dim=12, heads=2, qk_dim=4, v_dim=3, max_length=40)
 CONFIG = DLRMv4Config(

@@ -74,7 +74,7 @@ def test_losses_and_scores_are_equal_to_the_bit(on_device: Any, depth: int, evic
 def test_a_checkpoint_resumes_into_another_placement(
     on_device: Any, tmp_path: Path, placements: tuple[str, str]
 ) -> None:
-    """Two saves, the second an increment; then a new process would load it and train on."""
+    """Two saves; then a new process would load it and train on."""
     first, second = (TablesConfig(placement=name, resident="64KiB") for name in placements)  # type: ignore[arg-type]
     store = CheckpointStore(folder=tmp_path, notice=pytest.fail)
     losses: list[float] = []

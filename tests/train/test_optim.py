@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from recperf.train.optim import DenseOptimizer, make_dense
-from recperf.train.schedule import one_cycle
+from recperf.train.optim import DenseOptimizer, make_dense, one_cycle
 
 
 def parameters(seed: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recperf.train.config import DLRMTrainConfig
-from recperf.train.schedule import make, one_cycle, warmup_decay
+from recperf.train.optim import make_schedule, one_cycle, warmup_decay
 
 
 class PublicPolicy:
@@ -45,10 +45,10 @@ def test_the_decay_stops_at_its_floor_and_never_raises_a_small_rate() -> None:
 
 
 def test_a_config_names_its_schedule() -> None:
-    assert [make(DLRMTrainConfig(learning_rate=0.5), 10)(step) for step in (0, 9)] == [0.5, 0.5]
-    cycle = make(DLRMTrainConfig(learning_rate=0.5, schedule="one-cycle"), 10)
+    assert [make_schedule(DLRMTrainConfig(learning_rate=0.5), 10)(step) for step in (0, 9)] == [0.5, 0.5]
+    cycle = make_schedule(DLRMTrainConfig(learning_rate=0.5, schedule="one-cycle"), 10)
     assert cycle(3) == one_cycle(3, 10, peak=0.5, rise=0.3)
-    rising = make(
+    rising = make_schedule(
         DLRMTrainConfig(learning_rate=0.5, schedule="warmup-decay", warmup_steps=5, decay_start=8, decay_steps=4), 10
     )
     assert [rising(step) for step in (0, 4, 6, 9)] == [0.1, 0.5, 0.5, 0.125]

@@ -1,14 +1,17 @@
-"""A table in tiers for the tests of checkpoints: records in a dictionary, and what a plain training would have."""
+"""A small table in tiers for the tests of checkpoints."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recperf.train.checkpoint_rows import initial_rows
+from recperf.models.init import initial_rows
+from recperf.models.tiers.cache import TieredRows
+from recperf.models.tiers.columns import TableColumns
+from recperf.models.tiers.config import TablesConfig
+from recperf.models.tiers.store import HostRows
 
 R, D = 50, 3
 UNIFORM = {"kind": "uniform", "bound": 0.25, "seed": 7}
@@ -22,70 +25,32 @@ def initial_table(initial: dict[str, Any] = UNIFORM) -> Tensor:
     return rows_RD
 
 
-@dataclass
 class Table:
-    """Weights and a number of state for each row that was written."""
+    """Weights and a number of state for each row, in a cache of some rows before host memory."""
 
-    initial: dict[str, Any] = field(default_factory=lambda: UNIFORM)
-    records: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
-    """Generation and record by row."""
-    generation: int = 1
+    def __init__(self, initial: dict[str, Any] = UNIFORM) -> None:
+        config = TablesConfig()
+        self.tiers = TieredRows({"t": R}, HostRows(R, D + 1), dim=D, slots=9, config=config, device=torch.device("cpu"))
+        first_RD = initial_table(initial)
+        self.tiers.initial = lambda name, rows_N: first_RD[rows_N]
+        weights = TableColumns(self.tiers, "t", slice(0, D), initial)
+        self.state = {"tables.t": weights, "tables.t_state": TableColumns(
+            self.tiers, "t", slice(D, D + 1), {"kind": "zero"}, flat=True
+        )}  # fmt: skip
 
-    def __post_init__(self) -> None:
-        self.first_RD = initial_table(self.initial)
-
-    def record(self, row: int) -> Tensor:
-        if row in self.records:
-            return self.records[row][1]
-        return torch.cat([self.first_RD[row], torch.zeros(1)])
-
-    def write(self, rows: Tensor, values: Tensor, columns: slice = slice(None)) -> None:
-        for row, value in zip(rows.tolist(), values):
-            record = self.record(row).clone()
-            record[columns] = value
-            self.records[row] = (self.generation, record)
-
-    def state(self) -> dict[str, Any]:
-        """As a trial has it."""
-        return {"tables.t": Leaf(self, slice(0, D), (R, D), self.initial),
-                "tables.t_state": Leaf(self, slice(D, D + 1), (R,), {"kind": "zero"})}  # fmt: skip
+    def train(self, rows: Tensor, draw: torch.Generator) -> None:
+        for part in rows.split(8):
+            placed = self.tiers.place({"t": part}, self)
+            slots = placed.slots["t"]
+            self.tiers.cache_SD[slots] = torch.randn(len(slots), D, generator=draw)
+            self.tiers.state_SK[slots] = torch.randn(len(slots), 1, generator=draw)
+            self.tiers.finish(placed)
 
     def plain(self) -> dict[str, Tensor]:
         """The same state all in memory."""
-        whole = torch.stack([self.record(row) for row in range(R)])
-        return {"tables.t": whole[:, :D].clone(), "tables.t_state": whole[:, D].clone()}
+        records = self.tiers.records({"t": torch.arange(R)})
+        return {"tables.t": records[:, :D].clone(), "tables.t_state": records[:, D].clone()}
 
 
-@dataclass(frozen=True)
-class Leaf:
-    table: Table
-    columns: slice
-    shape: tuple[int, ...]
-    initial: dict[str, Any]
-    dtype: torch.dtype = torch.float32
-    in_files = False
-
-    def written(self) -> int:
-        return len(self.table.records)
-
-    def changed(self, since: int) -> tuple[Tensor, int]:
-        rows = sorted(row for row, (generation, _) in self.table.records.items() if generation > since)
-        self.table.generation += 1
-        return torch.tensor(rows, dtype=torch.int64), self.table.generation - 1
-
-    def values(self, rows_N: Tensor) -> Tensor:
-        records = [self.table.records[row][1][self.columns] for row in rows_N.tolist()]
-        return torch.stack(records).reshape(len(rows_N), *self.shape[1:])
-
-    def load(self, rows_N: Tensor, values: Tensor) -> None:
-        self.table.write(rows_N, values, self.columns)
-
-    def clear(self) -> None:
-        self.table.records.clear()
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Whether two plain states are equal to the bit."""
-    return one.keys() == other.keys() and all(
-        torch.equal(one[name].view(torch.int32), other[name].view(torch.int32)) for name in one
-    )
+def draws(seed: int = 5) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +26,8 @@ from ..files import read_regular, writing
 from ..machine import out_of_memory
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, read_state
-from ..train.checkpoint_shards import Rectangle, Shard, Sharded
 from ..train.checkpoint_state import Content, Written
+from ..train.checkpoint_tensors import Rectangle, Shard, Sharded
 from .rank_tables import RankTables
 from .world import World
 
@@ -154,7 +154,7 @@ class RankStore(CheckpointStore):
     def _write_tensors(self, draft: Path, content: Content) -> list[Written]:
         return self._all("write", draft)
 
-    def _fault(self, path: Path, *, from_disk: bool = False, known: Collection[str] = ()) -> str | None:
+    def _fault(self, path: Path, *, from_disk: bool = False) -> str | None:
         # Sizes first: the other ranks need not read what is no checkpoint at all.
         fault = folders.fault(path, hashed=False)
         if fault is not None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..models.dlrm_v4.inputs import Inputs
-from ..models.dlrm_v4.tables import fill_uniform_, table_seed
+from ..models.dlrm_v4.tables import table_seed
+from ..models.init import fill_uniform_
 from ..ops import lookup as ops
 from .config import Demand, DistributedConfig
 from .rank_tables import RankTables

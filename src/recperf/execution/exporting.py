@@ -23,7 +23,7 @@ from ..errors import MachineError
 from ..files import write_atomic, write_json
 from ..folders import fresh_folder, temporary_folder
 from ..stop import call, poll
-from ..train.checkpoint_file import write_tensors
+from ..train.checkpoint_tensors import write_tensors
 from ..train.device import applied
 from .serving import Export, Served, TableExport, TrainedModel, in_tiers
 

@@ -12,9 +12,9 @@ from ..errors import MachineError, RecperfError
 from ..files import require_short
 from ..folders import require_own_folders
 from ..machine import available_bytes
+from ..models.tiers.columns import table_columns
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore
-from ..train.checkpoint_rows import tiered_tensors
 from ..train.checkpoint_state import tensor_bytes
 from ..train.config import TrainConfig
 from ..units import size
@@ -32,7 +32,7 @@ def in_background(config: TrainConfig, state: Any, notice: Callable[[str], None]
     """
     if config.checkpoint_background != "auto":
         return config.checkpoint_background == "on"
-    if any(tensor.in_files for tensor in tiered_tensors(state)):
+    if any(columns.in_files for columns in table_columns(state)):
         return False
     state_bytes = tensor_bytes(state)
     if 4 * state_bytes <= available_bytes():

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..ops.hashing import finalise_torch_, signed, stream
+from ..ops.splitmix import GOLDEN
+
+CHUNK = 1 << 22
+"""Uniform values drawn at a time, so that a table never needs its memory twice."""
+STEP = 2.0**-23
+"""24 random bits times this, minus 1, is an exact number in [-1, 1)."""
 PATTERN = 1 << 20
 """Numbers of a large table that are drawn one by one."""
 
@@ -140,3 +149,85 @@ class InitialRows:
             out.add_(torch.mul(other, (sine_D if lower else -sine_D).to(out.device), out=scratch))
         if self.std is None:
             out.mul_(self.bound)
+
+
+@torch.no_grad()
+def fill_uniform_(table_RD: Tensor, bound: float, seed: int, first_row: int = 0) -> None:
+    """Fill with numbers in +-bound, the same bits on every device; a shard begins at `first_row` of the table."""
+    flat, start_place = table_RD.view(-1), first_row * table_RD.shape[1]
+    for start in range(0, flat.numel(), CHUNK):
+        part = flat[start : start + CHUNK]
+        part.copy_(_uniform(torch.arange(part.numel(), device=flat.device), start_place + start, bound, seed))
+
+
+@torch.no_grad()
+def uniform_rows(rows_U: Tensor, dim: int, bound: float, seed: int) -> Tensor:
+    """Rows of a table that `fill_uniform_` fills, alone."""
+    out_UD, columns_D = torch.empty(len(rows_U), dim, device=rows_U.device), torch.arange(dim, device=rows_U.device)
+    step = max(1, CHUNK // dim)
+    for start in range(0, len(rows_U), step):
+        places = rows_U[start : start + step, None] * dim + columns_D
+        out_UD[start : start + step] = _uniform(places, 0, bound, seed)
+    return out_UD
+
+
+def _uniform(places: Tensor, start: int, bound: float, seed: int) -> Tensor:
+    """The numbers at places of a table, counted from a start; overwrites the places."""
+    words = finalise_torch_(places.mul_(signed(GOLDEN)).add_(signed(stream(seed) + GOLDEN * start)))
+    bits = words.bitwise_right_shift_(40).bitwise_and_((1 << 24) - 1)
+    return bits.to(torch.float32).mul_(STEP).sub_(1.0).mul_(bound)
+
+
+Fill = Callable[[Tensor, int], None]
+"""Fills a contiguous tensor with the initial rows of a table, beginning at a row."""
+
+
+def initial_rows(initial: Mapping[str, Any], shape: tuple[int, ...]) -> Fill:
+    """How the rows of a tensor of that shape begin.
+
+    zero: all are 0; uniform (bound, seed): as DLRMv4's tables; pattern (rows, dim, std, seed, name): as the tables of
+    bags; stacked (parts, each with its rows and its initial): tables one below the other.
+    """
+    fields = dict(initial)
+    return _KINDS[fields.pop("kind")](shape, **fields)
+
+
+def _zero(shape: tuple[int, ...]) -> Fill:
+    def fill(out: Tensor, first_row: int) -> None:
+        out.zero_()
+
+    return fill
+
+
+def _uniform_rows(shape: tuple[int, ...], *, bound: float, seed: int) -> Fill:
+    return lambda out, first_row: fill_uniform_(out, bound, seed, first_row)
+
+
+def _pattern(shape: tuple[int, ...], *, rows: int, dim: int, std: float | None, seed: int, name: str) -> Fill:
+    if (rows, dim) != shape:
+        raise ValueError(f"initial rows of shape {(rows, dim)} are not those of a tensor of shape {shape}")
+    return InitialRows(rows, dim, std=std, seed=seed, name=name).fill_
+
+
+def _stacked(shape: tuple[int, ...], *, parts: list[dict[str, Any]]) -> Fill:
+    if sum(part["rows"] for part in parts) != shape[0] or any(part["rows"] < 1 for part in parts):
+        raise ValueError(f"initial rows of {len(parts)} tables are not those of a tensor of shape {shape}")
+    fills = [initial_rows(part["initial"], (part["rows"], *shape[1:])) for part in parts]
+
+    def fill(out: Tensor, first_row: int) -> None:
+        start = 0
+        for part, fill_part in zip(parts, fills):
+            first, stop = max(start, first_row), min(start + part["rows"], first_row + out.shape[0])
+            if first < stop:
+                fill_part(out[first - first_row : stop - first_row], first - start)
+            start += part["rows"]
+
+    return fill
+
+
+_KINDS: dict[str, Callable[..., Fill]] = {
+    "zero": _zero,
+    "uniform": _uniform_rows,
+    "pattern": _pattern,
+    "stacked": _stacked,
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,8 @@ from ..machine import available_bytes, out_of_memory
 from ..points import reached
 from ..units import size
 from . import checkpoint_folder as folders
-from .checkpoint_file import write_file
-from .checkpoint_rows import Chain, tiered_tensors
 from .checkpoint_state import Content, StateReader, Written
+from .checkpoint_tensors import write_file
 
 
 @dataclass(kw_only=True)
@@ -42,12 +41,6 @@ class CheckpointStore:
     """Whether there was a checkpoint, as far as something outside the folder tells."""
     _damaged: set[Path] = field(default_factory=set)
     """Checkpoints newer than the loaded one that were damaged at that time."""
-    _chain: Chain | None = None
-    """The checkpoint that the tensors in tiers were last saved to or loaded from: the next one continues it."""
-    _last_read: dict[str, int] = field(default_factory=dict)
-    """The step at which each file of increments was last read."""
-    _unread: int = 0
-    """Bytes of increments that were written, less those of linked files that were read again."""
     _host_copies: dict[str, Tensor] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -55,23 +48,15 @@ class CheckpointStore:
     def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
         """Save a state. An intact checkpoint of the same step stays, and becomes the best one with `best`."""
         self.wait()
-        content = Content.of(state, chain=self._chain_for(step))
+        content = Content.of(state)
         # How many rows there are to copy is known only now; as for the whole state, there must be room for four copies.
-        if not self.background or 4 * content.increment.nbytes > available_bytes():
+        if not self.background or 4 * content.tiered_bytes > available_bytes():
             self._write(step, content, best)
             return
         content = content.copied(self._host_copies)
         # Not a daemon: a process that ends finishes its checkpoint first.
         self._thread = threading.Thread(target=self._try, args=(step, content, best), name="checkpoint", daemon=False)
         self._thread.start()
-
-    def _chain_for(self, step: int) -> Chain | None:
-        """What this step's checkpoint continues, if its files are still there; those of one that this step replaces,
-        maybe because it is damaged, are read."""
-        if self._chain is None:
-            return None
-        folder = self._chain.folder
-        return None if folders.fault(folder, hashed=folder.name == folders.name_of(step)) else self._chain
 
     def supersede(self, step: int) -> None:
         """Let the next save of this step replace its checkpoint, which lacks the evaluation that was due there."""
@@ -111,10 +96,8 @@ class CheckpointStore:
             make_folder(self.folder)
             exists = os.path.lexists(final) and final not in self._damaged
             if not exists or self._fault(final) is not None:
-                written = self._write_new(final, step, content, best)
-                linked = {name for each in written for name in each.linked}
-                self._read_back(final, linked)
-                self._chain = content.chain_at(final, written)
+                self._write_new(final, step, content, best)
+                self._read_back(final)
         reached("save: verified")
         self._damaged.discard(final)
         with writing(self.folder / folders.INDEX):
@@ -122,9 +105,8 @@ class CheckpointStore:
         self.on_disk()
         reached("save: indexed")
         self._prune(final)
-        self._read_linked(step, content)
 
-    def _write_new(self, final: Path, step: int, content: Content, best: bool) -> list[Written]:
+    def _write_new(self, final: Path, step: int, content: Content, best: bool) -> None:
         """Write a draft beside the final place, sync its files and the draft itself, then rename it."""
         draft = folders.draft_of(final)
         folders.remove(draft)
@@ -134,8 +116,7 @@ class CheckpointStore:
             written = self._write_tensors(draft, content)
             reached("save: tensors written")
             when = datetime.now(UTC).isoformat(timespec="seconds")
-            format_ = folders.FORMAT_WITH_ROWS if content.tiered else folders.FORMAT
-            about = {"format": format_, "step": step, "best": best, "when": when}
+            about = {"format": folders.FORMAT, "step": step, "best": best, "when": when}
             write_file(draft / folders.MANIFEST, folders.manifest_bytes({**about, **content.manifest(written)}))
             reached("save: manifest written")
             sync_folder(draft)
@@ -150,11 +131,10 @@ class CheckpointStore:
         reached("save: renamed")
         sync_folder(self.folder)
         reached("save: folder synced")
-        return written
 
     def _write_tensors(self, draft: Path, content: Content) -> list[Written]:
         free = shutil.disk_usage(draft).free
-        if content.tiered and content.nbytes > free:
+        if content.tiered_bytes and content.nbytes > free:
             # How many rows there would be was not known when the training began.
             raise MachineError(
                 f"the checkpoint takes {size(content.nbytes)} of disk; {size(free)} are free",
@@ -163,40 +143,15 @@ class CheckpointStore:
             )
         return [content.write(draft)]
 
-    def _fault(self, path: Path, *, from_disk: bool = False, known: Collection[str] = ()) -> str | None:
-        """What is wrong with a checkpoint, from reading all of its bytes, but of the `known` files the sizes only."""
+    def _fault(self, path: Path, *, from_disk: bool = False) -> str | None:
+        """What is wrong with a checkpoint, from reading all of its bytes."""
         if from_disk:
             folders.drop_from_cache(path)
-        return folders.fault(path, known=known)
+        return folders.fault(path)
 
-    def _read_linked(self, step: int, content: Content) -> None:
-        """Read linked files again, in turn, as many bytes as increments are written: they stay for long, so that a disk
-        may lose one. Then the next save writes all rows, while they are still in memory."""
-        chain = self._chain
-        if chain is None:
-            return
-        linked = content.increment.chain.files if content.increment.chain else {}
-        self._last_read.update({name: step for name in chain.files if name not in linked})
-        self._unread += content.increment.nbytes
-        for name in sorted(linked, key=lambda name: self._last_read.get(name, 0)):
-            if self._unread < chain.files[name]["bytes"]:
-                return
-            try:
-                fault = folders.file_fault(chain.folder / name, chain.files[name])
-            except OSError as error:
-                fault = f"cannot be read: {error.strerror or error}"
-            if fault is not None:
-                self.notice(f"{name} of checkpoint {chain.folder.name} {fault}: the next one has all rows again")
-                self._damaged.add(chain.folder)
-                self._chain = None
-                return
-            self._last_read[name] = step
-            self._unread -= chain.files[name]["bytes"]
-
-    def _read_back(self, path: Path, linked: Collection[str]) -> None:
-        """Read from the disk, not from memory: older checkpoints may only go once this one can be read. Linked files
-        were read back with the checkpoint they were written for, and outlive it."""
-        fault = self._fault(path, from_disk=True, known=linked)
+    def _read_back(self, path: Path) -> None:
+        """Read from the disk, not from memory: older checkpoints may only go once this one can be read."""
+        fault = self._fault(path, from_disk=True)
         if fault is not None:
             raise MachineError(
                 f"checkpoint {path.name} was written, but cannot be read back: {fault}",
@@ -294,31 +249,18 @@ class CheckpointStore:
             self.notice(f"the best checkpoint {best.name} is {state}; {loaded.name} is intact")
 
     def _read(self, path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
-        tiered = any(True for _ in tiered_tensors(into))
-        if tiered:
-            self._chain = None
-        state, chain = _read_state(path, into)
+        state = read_state(path, into)
         self.accept(folders.step_of(path), state)
-        if tiered:
-            self._chain = chain
         return state
 
 
 def read_state(path: Path, into: dict[str, Any] | None = None, *, part: tuple[str, ...] = ()) -> dict[str, Any]:
     """Read the state of a checkpoint whose digests hold, or a part of it, such as ("trial", "model")."""
-    return _read_state(path, into, part)[0]
-
-
-def _read_state(
-    path: Path, into: dict[str, Any] | None, part: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], Chain | None]:
     try:
         manifest = folders.read_manifest(path)
         for name in part:
             manifest["state"] = manifest["state"][name]
-        reader = StateReader(path, manifest)
-        state = reader.read(into)
-        chain = reader.chain()
+        state = StateReader(path, manifest).read(into)
     except folders.Damaged:
         raise
     except Exception as error:
@@ -332,4 +274,4 @@ def _read_state(
         raise folders.Damaged(f"it cannot be read: {type(error).__name__}: {first_line}") from error
     if not isinstance(state, dict):
         raise folders.Damaged("its state is not a JSON object")
-    return state, chain
+    return state

@@ -3,7 +3,7 @@
 checkpoints/seed-42/
   index.json            {"last": "step-00000626", "best": "step-00000313"}
   step-00000313/        rank0-00000.safetensors, manifest.json
-  step-00000626/        and rows0-00000.safetensors, ... of tables in tiers, linked from checkpoint to checkpoint
+  step-00000626/
   .step-00000939.7.tmp  a draft of process 7; with `.aside` a checkpoint that is being removed
 
 A checkpoint never changes once it has its name. Its manifest says whether it was the best when it was written; a
@@ -28,13 +28,11 @@ from ..files import digest_of, is_alive, open_regular, write_json
 from ..jsonfile import content_of, decode, load
 from ..points import reached
 
-FORMAT = 4
-FORMAT_WITH_ROWS = 5
-"""Of a checkpoint that holds some tensors in increments of rows."""
+FORMAT = 6
 MANIFEST = "manifest.json"
 INDEX = "index.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_FILE = re.compile(r"(?:rank|rows)\d+-\d+\.safetensors")
+_FILE = re.compile(r"rank\d+-\d+\.safetensors")
 _DRAFT = re.compile(r"\.(?:step-\d{8,}|index\.json)\.(\d+)\.(?:tmp|aside)")
 _TYPES = {"step": int, "best": bool, "when": str, "files": dict, "tensors": dict}
 
@@ -116,9 +114,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"{MANIFEST} is not JSON") from None
     if not isinstance(body, dict):
         raise Damaged(f"{MANIFEST} is not a JSON object")
-    if body.get("format") not in (FORMAT, FORMAT_WITH_ROWS) or not isinstance(body["format"], int):
-        formats = f"formats {FORMAT} and {FORMAT_WITH_ROWS}"
-        raise Damaged(f"it has format {body.get('format')!r}; this version reads {formats}")
+    if body.get("format") != FORMAT or not isinstance(body["format"], int):
+        raise Damaged(f"it has format {body.get('format')!r}; this version reads format {FORMAT}")
     body.pop("sha256", None)
     try:
         genuine = manifest_bytes(body) == content
@@ -146,13 +143,11 @@ def _are_facts(facts: Any) -> bool:
     return type(facts["bytes"]) is int and facts["bytes"] >= 0 and isinstance(facts["sha256"], str)
 
 
-def fault(
-    path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1), known: Collection[str] = ()
-) -> str | None:
+def fault(path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1)) -> str | None:
     """What is wrong with a checkpoint; none when it has exactly the files of its manifest, with size and digest.
 
-    Without `hashed`, and of the `known` files, only sizes are compared, which takes seconds instead of minutes for
-    large tables. With a `share` (1, 4) every fourth file is read, beginning with the second: other ranks read the rest.
+    Without `hashed` only sizes are compared, which takes seconds instead of minutes for large tables. With a `share`
+    (1, 4) every fourth file is read, beginning with the second: other ranks read the rest.
     """
     try:
         manifest = read_manifest(path)
@@ -162,7 +157,7 @@ def fault(
             return f"{extra[0]} does not belong to it"
         first, step = share
         for name, stated in list(files.items())[first::step]:
-            reason = file_fault(path / name, stated, hashed and name not in known)
+            reason = _file_fault(path / name, stated, hashed)
             if reason:
                 return f"{name} {reason}"
     except Damaged as damage:
@@ -179,7 +174,7 @@ def _lost(error: OSError) -> bool:
     return is_damage(error) or error.errno == errno.EIO
 
 
-def file_fault(file: Path, stated: dict[str, Any], hashed: bool = True) -> str | None:
+def _file_fault(file: Path, stated: dict[str, Any], hashed: bool) -> str | None:
     """What is wrong with a file of a checkpoint, whose size and maybe digest are compared with those stated."""
     try:
         opened = open(open_regular(file), "rb")

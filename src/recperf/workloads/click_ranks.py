@@ -40,7 +40,7 @@ from ..models.embeddings import Embeddings
 from ..models.streams import SideStreams
 from ..plan.memory import rank_demand
 from ..plan.work import PlannedWorkload
-from ..train.checkpoint_shards import stacked
+from ..train.checkpoint_tensors import stacked
 from ..train.loop import Optimizer, Order, Recipe
 from ..train.optim import DenseOptimizer, make_dense
 from ..train.prefetch import prefetched

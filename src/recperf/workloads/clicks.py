@@ -26,9 +26,9 @@ from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, clic
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
+from ..train.optim import one_cycle
 from ..train.prefetch import prefetched
 from ..train.ranking import Scorer
-from ..train.schedule import one_cycle
 from .click_candidates import AT_ONCE, ClickCatalogue, of_samples, strongest_feature
 
 if TYPE_CHECKING:

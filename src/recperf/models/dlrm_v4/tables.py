@@ -12,20 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ...ops import lookup as ops
-from ...ops.hashing import finalise_torch_, signed, stream
-from ...ops.splitmix import GOLDEN
 from ...ops.table_rules import RuleName
-from ..init import generator
+from ..init import fill_uniform_, generator, uniform_rows
 from ..tiers.cache import TieredRows
 from ..tiers.columns import TableColumns, require_read
 from .config import DLRMv4Config
 from .inputs import Inputs
 
-CHUNK = 1 << 22
-"""Initial values drawn at a time, so that a table never needs its memory twice."""
 RULE: RuleName = "rowwise-adagrad"
-STEP = 2.0**-23
-"""24 random bits times this, minus 1, is an exact number in [-1, 1)."""
 
 
 class DLRMv4Tables(nn.Module):
@@ -169,30 +163,3 @@ class TieredDLRMv4Tables(DLRMv4Tables):
 
 def table_seed(seed: int, name: str) -> int:
     return generator(seed, f"table.{name}").initial_seed()
-
-
-@torch.no_grad()
-def fill_uniform_(table_RD: Tensor, bound: float, seed: int, first_row: int = 0) -> None:
-    """Fill with numbers in +-bound, the same bits on every device; a shard begins at `first_row` of the table."""
-    flat, start_place = table_RD.view(-1), first_row * table_RD.shape[1]
-    for start in range(0, flat.numel(), CHUNK):
-        part = flat[start : start + CHUNK]
-        part.copy_(_uniform(torch.arange(part.numel(), device=flat.device), start_place + start, bound, seed))
-
-
-@torch.no_grad()
-def uniform_rows(rows_U: Tensor, dim: int, bound: float, seed: int) -> Tensor:
-    """Rows of a table that `fill_uniform_` fills, alone."""
-    out_UD, columns_D = torch.empty(len(rows_U), dim, device=rows_U.device), torch.arange(dim, device=rows_U.device)
-    step = max(1, CHUNK // dim)
-    for start in range(0, len(rows_U), step):
-        places = rows_U[start : start + step, None] * dim + columns_D
-        out_UD[start : start + step] = _uniform(places, 0, bound, seed)
-    return out_UD
-
-
-def _uniform(places: Tensor, start: int, bound: float, seed: int) -> Tensor:
-    """The numbers at places of a table, counted from a start; overwrites the places."""
-    words = finalise_torch_(places.mul_(signed(GOLDEN)).add_(signed(stream(seed) + GOLDEN * start)))
-    bits = words.bitwise_right_shift_(40).bitwise_and_((1 << 24) - 1)
-    return bits.to(torch.float32).mul_(STEP).sub_(1.0).mul_(bound)

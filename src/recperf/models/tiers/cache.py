@@ -78,10 +78,8 @@ class TieredRows:
         rows, slots = sum(counts), min(slots, sum(counts))
         self.slots = Slots(rows, slots, frequent=config.eviction == "frequent")
         # Zeros that nobody wrote take no memory.
-        self.changed_R = np.zeros(rows, np.int32)
-        """The generation in which each row was last trained; 0: never."""
-        self.generation = 1
-        """A checkpoint begins a new one."""
+        self.trained_R = np.zeros(rows, np.bool_)
+        """Whether each row was ever trained or loaded; others have their initial values."""
         self.cache_SD = torch.empty(slots, dim, device=device)
         self.state_SK = torch.zeros(slots, store.width - dim, device=device)
         self._count = 0
@@ -202,7 +200,7 @@ class TieredRows:
             placed, event = self._finished.popleft()
             if self._active.pop(placed.number, None) is None:
                 continue
-            self.changed_R[placed.rows_N] = self.generation
+            self.trained_R[placed.rows_N] = True
             self.slots.unpin(placed.slots_N)
             if event is not None:
                 self._ends[placed.number] = event
@@ -241,15 +239,13 @@ class TieredRows:
                 self._peeked.record()
         return out_NW
 
-    def end_generation(self) -> int:
-        """Begin a new generation and return the one before. Batches in flight belong to both: one of them may have
-        been trained on, and the others will be."""
+    def trained(self) -> NDArray[np.bool_]:
+        """`trained_R`, where rows of batches in flight count as trained: one of these batches may have been."""
         with self._turn:
             self._collect()
             for placed in self._active.values():
-                self.changed_R[placed.rows_N] = self.generation
-            self.generation += 1
-            return self.generation - 1
+                self.trained_R[placed.rows_N] = True
+            return self.trained_R
 
     @torch.no_grad()
     def load(self, rows_N: Longs, columns: slice, values_N: Tensor) -> None:
@@ -268,7 +264,7 @@ class TieredRows:
                     values[np.flatnonzero(~old_N)[part_N], : self.dim] = initial.numpy()
             values[:, columns] = values_N.reshape(len(rows_N), -1).cpu().numpy()
             self.store.write(rows_N, values)
-            self.changed_R[rows_N] = self.generation
+            self.trained_R[rows_N] = True
 
     def clear(self) -> None:
         """Every row has its initial value again."""
@@ -279,7 +275,7 @@ class TieredRows:
             self._ends.clear()
             # Zeros that nobody wrote again, not overwritten ones, which would take memory for every row.
             self.store.written_R = np.zeros(self.store.rows, np.bool_)
-            self.changed_R = np.zeros(self.store.rows, np.int32)
+            self.trained_R = np.zeros(self.store.rows, np.bool_)
 
     def _empty(self) -> None:
         """Write everything back and empty the cache; no batch may be in flight."""

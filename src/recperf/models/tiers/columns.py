@@ -5,14 +5,17 @@ Shapes: R rows of the table, N rows among them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from .cache import TieredRows
+if TYPE_CHECKING:
+    from .cache import TieredRows
 
 PIECE = 1 << 25
 """Bytes of records in memory at a time: a column of one number a row has records of hundreds."""
@@ -26,7 +29,7 @@ class TableColumns:
     table: str
     columns: slice
     initial: dict[str, Any]
-    """What rows that were never trained are computed from, as JSON values."""
+    """What `init.initial_rows` computes rows from that were never trained, as JSON values."""
     flat: bool = False
     """Whether the tensor has one dimension, a number for each row."""
     stacked: bool = False
@@ -39,18 +42,19 @@ class TableColumns:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        rows, width = len(self._generations()), self.columns.stop - self.columns.start
+        rows, width = len(self._own(self.tiers.trained_R)), self.columns.stop - self.columns.start
         return (rows,) if self.flat else (rows, width)
 
     def written(self) -> int:
-        return int(np.count_nonzero(self._generations()))
+        """How many rows `rows` has."""
+        return int(np.count_nonzero(self._own(self.tiers.trained())))
 
-    def changed(self, since: int) -> tuple[Tensor, int]:
-        """The rows that were trained or loaded after a generation, and the generation that ends now."""
-        generation = self.tiers.end_generation()
-        return torch.from_numpy((self._generations() > since).nonzero()[0]), generation
+    def rows(self) -> Tensor:
+        """The rows that were ever trained or loaded, ascending; a row of a batch in flight counts as one."""
+        return torch.from_numpy(np.flatnonzero(self._own(self.tiers.trained())))
 
     def values(self, rows_N: Tensor) -> Tensor:
+        """A copy of these rows in host memory, contiguous."""
         columns = [
             self.tiers.records({self.table: piece.to(self.tiers.device)})[:, self.columns].cpu().contiguous()
             for piece in torch.split(rows_N, self._records())
@@ -59,6 +63,7 @@ class TableColumns:
         return values.view(-1) if self.flat else values
 
     def load(self, rows_N: Tensor, values: Tensor) -> None:
+        """Write these rows; the other columns of their records keep their values, or get their initial ones."""
         for piece, part in zip(torch.split(rows_N, self._records()), torch.split(values, self._records())):
             self.tiers.load((piece + self.tiers.starts[self.table]).numpy(), self.columns, part)
 
@@ -66,11 +71,21 @@ class TableColumns:
         return max(1, PIECE // (4 * self.tiers.store.width))
 
     def clear(self) -> None:
+        """Give all rows their initial values again, in all columns."""
         self.tiers.clear()
 
-    def _generations(self) -> Any:
+    def _own(self, trained_R: NDArray[np.bool_]) -> NDArray[np.bool_]:
         start = self.tiers.starts[self.table]
-        return self.tiers.changed_R[start : None if self.stacked else start + self.tiers.tables[self.table]]
+        return trained_R[start : None if self.stacked else start + self.tiers.tables[self.table]]
+
+
+def table_columns(value: Any) -> Iterator[TableColumns]:
+    """The columns of tables in tiers among the leaves of a tree."""
+    if isinstance(value, TableColumns):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from table_columns(inner)
 
 
 def require_read(leaf: Any) -> None:

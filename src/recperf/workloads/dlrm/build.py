@@ -34,9 +34,8 @@ from ...train.fast import SWITCH, resolve
 from ...train.feeds import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed
 from ...train.graph import BETWEEN_RANKS, SLOTS_ON_HOST, GraphStep
 from ...train.loop import Optimizer, Order, Position, Recipe
-from ...train.optim import make_dense
+from ...train.optim import make_dense, make_schedule
 from ...train.ranking import Scorer
-from ...train.schedule import make as make_schedule
 from ...train.sparse import SparseRows, SplitOptimizer
 from ...units import size
 from ..click_candidates import ClickCatalogue
