@@ -103,7 +103,11 @@ def test_traces_differ_beyond_the_spread_of_their_steps(call: Call, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("old", "new", "graph"), 2, "compare needs two, or several runs without --gate, got 3"),
+        (
+            ("old", "new", "graph"),
+            2,
+            "compare takes two runs, profiles or traces, or several runs without --gate; got 3",
+        ),
         (("old",), 2, "got 1"),
         (("old", "new", "--gate", "lots"), 2, "--gate takes a percentage such as 5%, not 'lots'"),
         (("old", "missing"), 3, "there is nothing at this path"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recperf.cli import training
+from recperf.cli import main, training
 from recperf.cli.terminal import Terminal
 from recperf.data.movielens_like import generate, write
 from recperf.runs.contract import check_run
@@ -37,16 +38,27 @@ def call(call: Call) -> Callable[..., tuple[int, str]]:
     return run
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data and a run of 30 steps that got to its checkpoint at step 20."""
+    folder = tmp_path_factory.mktemp("trained")
+    arguments = ["run", "micro-dlrm", "--data.path", "data", "--train.epochs", "3", "--train.batch-size", "400"]
+    arguments += ["--target.beat", "none", "--train.device", "cpu", "--train.checkpoint-steps", "20", "--quiet"]
+    arguments += ["--run-dir", "r", "--train.no-checkpoint-epochs", "--train.keep-last", "2", *QUIETLY]
+    with contextlib.chdir(folder):
+        write(generate(3, users=120, items=200, ratings=5000), Path("data"))
+        assert main(arguments) == 0
+        unfinish()
+        forget_the_last_checkpoint()
+    return folder
+
+
 @pytest.fixture
-def begun(call: Call) -> Path:
-    """A run of 30 steps that got to its checkpoint at step 20."""
-    write(generate(3, users=120, items=200, ratings=5000), Path("data"))
-    arguments = ["micro-dlrm", "--data.path", "data", "--train.epochs", "3", "--train.batch-size", "400"]
-    arguments += ["--target.beat", "none", "--train.device", "cpu", "--train.checkpoint-steps", "20"]
-    code, output = call(*arguments, "--run-dir", "r", "--train.no-checkpoint-epochs", "--train.keep-last", "2")
-    assert code == 0, output
-    unfinish()
-    forget_the_last_checkpoint()
+def begun(call: Call, trained: Path) -> Path:
+    """A copy of the run, and of its data, in the current folder."""
+    shutil.copytree(trained, ".", dirs_exist_ok=True)
+    config = Path("r/config.json")
+    config.write_text(config.read_text().replace(str(trained), str(Path.cwd())))
     return Path("r")
 
 
@@ -269,6 +281,7 @@ def test_a_resumed_run_keeps_the_times_of_the_processes_before_it(begun: Path, c
     assert [event["part"] for event in before] == ["warmup", "steady", "evaluation", "steady", "save"]
 
 
+@pytest.mark.long
 def test_curves_go_on_where_a_run_is_resumed(begun: Path, call: Call) -> None:
     """First with a logger that lacks the steps before, then with steps that are repeated, then without the option."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -38,8 +38,8 @@ def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf compare", description=DESCRIPTION)
     runs = len(options.paths) >= 2 and {timing.kind_of(path) for path in options.paths} == {"run"}
     if len(options.paths) != 2 and not (runs and options.gate is None):
-        what = "two, or several runs without --gate"
-        raise UsageError(f"compare needs {what}, got {len(options.paths)}", fix="recperf compare OLD NEW")
+        what = "compare takes two runs, profiles or traces, or several runs without --gate"
+        raise UsageError(f"{what}; got {len(options.paths)}", fix="recperf compare OLD NEW")
     if options.top < 1:
         raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 12")
     gate = timing.parse_gate(options.gate) if options.gate is not None else None

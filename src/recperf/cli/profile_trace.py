@@ -14,7 +14,7 @@ from .terminal import Terminal, print_json
 DESCRIPTION = """Name what limits the steps of a trace of torch.profiler, with ceilings and advice, and show regions,
 modules, operators, kernels, idle time of the device by cause, copies and collectives. Of a folder with one trace per
 rank: the slowest rank, how long ranks wait in each collective, and one file of all ranks for ui.perfetto.dev.
-recperf report TRACE writes the page."""
+recperf report TRACE writes the page; recperf profile WORKLOAD --save-trace records a trace."""
 MERGED = "trace.merged.json.gz"
 
 
