@@ -1,4 +1,4 @@
-"""What was known of an anchor's user and item just before it: counts and shares of listens so far, as numbers.
+"""Running rates: counts and shares of listens of an anchor's user and item, as known just before the anchor.
 
 Shapes: E events, N listens, B anchors, G groups, F features.
 
@@ -74,7 +74,7 @@ class RunningRates:
     """Counts and shares as of a moment, for the model and for baselines; `RATES` names the columns."""
 
     def __init__(self, store: EventStore, cut: int) -> None:
-        """From the time `cut` on, similarities of items stay as they are; counts and shares read on."""
+        """Similarities of items are learned from events before `cut`; counts and shares use all events before a query."""
         if store.events >= MOST_EVENTS:
             raise DataError(
                 f"running rates are kept for fewer than {MOST_EVENTS:,} events",

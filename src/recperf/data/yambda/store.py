@@ -102,7 +102,7 @@ class EventStore:
 
     @property
     def time_order(self) -> str:
-        """What orders the events: time, or what an import put in its place for a file without times."""
+        """The order of the events: by time, or the order that an import used for a file without times."""
         return str(self.manifest.get("time_order", "time"))
 
     @property

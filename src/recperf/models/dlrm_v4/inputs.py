@@ -94,7 +94,7 @@ class Inputs:
     slots: dict[str, Tensor] = field(default_factory=dict)
     """For each table the slots of its rows, where tables lie in tiers and the batch was placed."""
     placed: Placed | None = None
-    """What holds the rows in these slots."""
+    """The handle that keeps the rows in these slots."""
     numbers_T: Tensor | None = None
     """The number of each token in the whole batch, of which this may be a part: dropout knows tokens by it. None: 0, 1,
     2 and so on."""
@@ -156,7 +156,7 @@ def not_in_c(batch: HistoryBatch, config: DLRMv4Config) -> bool:
 
 @cache
 def form_of(config: DLRMv4Config) -> native.Form:
-    """What C must know of the model."""
+    """The sizes of the model that the C code reads."""
     rows = config.table_rows
     return native.Form(
         tables=tuple(rows[name] for name in (*HISTORY, *CONTEXT)),
@@ -180,7 +180,7 @@ def plain(batch: HistoryBatch, config: DLRMv4Config) -> native.Batch:
 
 
 def _prepare_in_c(batch: HistoryBatch, config: DLRMv4Config) -> Inputs:
-    """As `prepare_parts` does it, in one call."""
+    """Prepare a whole batch in one call of C, with the result of `prepare_parts`."""
     form, counts, parts = form_of(config), np.zeros(len(config.tables) + 1, np.int64), plain(batch, config)
     room = native.Room(form, len(batch), parts.times_T.shape[0])
     longest, short = native.arrange(parts, form, room.addresses, counts)

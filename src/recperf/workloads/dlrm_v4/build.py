@@ -112,7 +112,7 @@ class Evaluations:
     def __init__(self, trial: HistoryTrial) -> None:
         self.trial, self.prepared = trial, trial.prepared
         self.lifetime = Tally()
-        """Of all evaluations so far."""
+        """Counts of the predictions of all evaluations so far."""
         self._ahead: tuple[range, InputOrder, Iterator[HistoryBatch]] | None = None
 
     def gather(self, windows: range) -> None:
@@ -235,7 +235,7 @@ class HistoryTrial:
         )
 
     def _windows_left(self, at: Position) -> list[dict[str, Any]]:
-        """What the log says of each window that ends here."""
+        """Events for the log, one for each window that ends at this position."""
         order, events = self.order, []
         for place in self._left.get(at.batch, ()):
             left, leftover = int(order.leftovers_S[place]), order.leftover
@@ -251,7 +251,7 @@ class HistoryTrial:
         return {"first_window": windows.start, "windows": len(windows), "rows": rows}
 
     def samples(self, step: int) -> int:
-        """Trained on after so many steps."""
+        """Number of samples that were trained on after this many steps."""
         epoch, batch = divmod(step, len(self.order))
         return epoch * self.order.samples + self.order.samples_until(batch)
 
@@ -262,7 +262,7 @@ class HistoryTrial:
 
     @torch.no_grad()
     def predictions(self, at: Position | None = None) -> Predictions:
-        """Of every anchor of the windows that are due."""
+        """Predictions for every anchor of the windows that are due."""
         self.model.eval()
         return self.evaluations.predictions(at)
 
@@ -281,7 +281,7 @@ class HistoryTrial:
         return self.metrics(self.predictions(at))
 
     def rows_of(self, batch: Numbered | PackedBatch) -> Tensor:
-        """The distinct rows of all tables that a batch looks up, tables one behind the other."""
+        """Rows of all tables that a batch looks up, without repeats; the tables are numbered through."""
         model = self.prepared.config.model
         used = (prepare(batch.history, model) if isinstance(batch, PackedBatch) else batch.inputs).rows
         rows_by_table, start = [], 0

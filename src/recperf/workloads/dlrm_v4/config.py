@@ -266,8 +266,8 @@ def layer_numbers(config: DLRMv4WorkloadConfig, samples: int) -> int:
 
 
 def lacking_for_graph(config: DLRMv4WorkloadConfig, samples: int, threads: int | None) -> str:
-    """What steps of so many samples lack to run as a CUDA graph on a GPU that holds so many threads at once (None: any
-    number); empty if nothing."""
+    """The reason why a step of this many samples cannot run as a CUDA graph, or an empty text. `threads` is the number
+    of threads that the GPU holds at once; None: any number."""
     model, numbers = config.model, layer_numbers(config, samples)
     if model.input_dropout or model.hstu.dropout:
         return "what dropout drops is computed on the host, from the number of the step"

@@ -82,7 +82,7 @@ class EventWindows:
         train = self.train_order()
         # Without a batch to train on there is no next window.
         self.valid_samples = self.valid_order(self.windows_at(None)).samples if train.samples else 0
-        """Scored at the end of training."""
+        """Number of anchors that are scored at the end of training."""
         if not self.valid_samples:
             what = "score" if train.samples else "train on"
             raise DataError(
@@ -232,7 +232,7 @@ class EventWindows:
         return self.rows_of(self.windows_at(None))
 
     def baseline_logits(self) -> dict[str, Tensor]:
-        """Of the rows that the end of training is scored on."""
+        """Logits of each baseline for the rows that are scored at the end of training."""
         scored_N = self._scored_positions(self.windows_at(None))
         train, valid = self._newest_samples, self._samples(scored_N)
         logits = {**bias_logits(train, valid), "popularity": popularity(train, valid)}

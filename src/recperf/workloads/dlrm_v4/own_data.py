@@ -23,8 +23,8 @@ _STRIDE = 1 << 24
 
 
 def history(store: EventStore) -> HistoryConfig:
-    """As long as the histories of most users. Events of any kind, unless the store has all three kinds of actions:
-    interleaved would leave the places of a missing kind empty."""
+    """A history as long as those of most users. It takes events of any kind, unless the store has all three kinds of
+    actions: interleaved would leave the places of a missing kind empty."""
     usual = int(np.percentile(np.diff(store.user_first_U1), 80)) // store.stored_per_event
     length = min(LONGEST, max(SHORTEST, usual // 3 * 3))
     interleaved = all(_any(store, pool) for pool in (LISTEN_PLUS, LIKE, SKIP))

@@ -90,7 +90,7 @@ class EventCatalogue:
 
 
 def recent(store: EventStore, shares: RecentShares) -> str:
-    """What these shares are."""
+    """A description of recent shares, for the report."""
     if store.time_order != "time":
         return "its share of the events before"
     return f"its share of the events of the {shares.seconds / DAY_S:,.3g} days before"

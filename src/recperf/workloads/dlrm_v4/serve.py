@@ -100,7 +100,7 @@ class ServedHistories(Served):
         return torch.cat(logits).cpu()
 
     def rank(self, users: Any) -> Tensor:
-        """Of now: with all events of the store as history."""
+        """Scores every item for users as of now, with all events of the store as history."""
         users_U, items_I = self.users.places(users), self.items.numbers_V
         queries = self.moments.at(np.repeat(users_U, len(items_I)), np.tile(items_I, len(users_U)), None)
         return self.logits(queries).view(len(users_U), len(items_I))
@@ -176,7 +176,7 @@ class ServedHistories(Served):
             yield pyarrow().table(rows), queries
 
     def meeting(self) -> tuple[Tensor, str] | None:
-        """Of now, after the last event."""
+        """The probability that a user meets each item right after the last event, and its description."""
         shares = self.windows.shares()
         if shares is None:
             return None

@@ -32,7 +32,7 @@ class SteppedModel:
     def __init__(self, model: DLRMv4, seed: int, device: torch.device) -> None:
         self.model, self.seed = model, seed
         self.lifetime, self.recent = Tally(device=device), Tally(device=device)
-        """Of all steps, and of those since it was last asked for."""
+        """Counts of predictions: of all steps, and of the steps since `seen` was last called."""
 
     def train(self, mode: bool = True) -> SteppedModel:
         self.model.train(mode)

@@ -120,7 +120,7 @@ class ImportOptions:
 
     @property
     def signal(self) -> Signal | None:
-        """What says whether a row is positive; none if all are."""
+        """The option whose column tells positive from negative rows; None if all rows are positive."""
         return next((signal for signal in SIGNALS if getattr(self, signal) is not None), None)
 
     @property
