@@ -74,7 +74,7 @@ class RunningRates:
     """Counts and shares as of a moment, for the model and for baselines; `RATES` names the columns."""
 
     def __init__(self, store: EventStore, cut: int) -> None:
-        """Similarities of items are learned from events before `cut`; counts and shares use all events before a query."""
+        """Similarities of items are learned from events before `cut`, counts and shares from all before a query."""
         if store.events >= MOST_EVENTS:
             raise DataError(
                 f"running rates are kept for fewer than {MOST_EVENTS:,} events",
