@@ -77,8 +77,6 @@ def oracle(events: list[Event], position: int, config: HistoryConfig) -> dict[st
         history = [events[place] for place in sorted(selected)]
     else:
         history = [events[place] for place in before if events[place].action][-config.length :]
-    if config.most is not None:
-        history = history[-config.most :]
     parts = {"uid": target.uid, "item": target.item, "artist": target.item % ARTISTS, "album": target.item % ALBUMS}
     parts |= {"hour": target.time // 3600 % 24, "organic": target.organic}
     hashed = {
@@ -126,7 +124,6 @@ CONFIGS = st.builds(
     length=st.integers(1, 30),
     strategy=st.sampled_from(["interleaved", "last-n"]),
     scan=st.integers(1, 45),
-    most=st.none() | st.integers(1, 30),
 )
 
 

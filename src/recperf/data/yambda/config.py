@@ -22,15 +22,10 @@ class HistoryConfig:
     by time. last-n: the last `length` events of any kind."""
     scan: int = 20_000
     """Number of events before the anchor that are scanned."""
-    most: int | None = None
-    """Maximum number of events after the strategy, the newest; none means no limit. The reference uses its maximum
-    sequence length less 9, for the candidate and 8 context tokens."""
 
     def __post_init__(self) -> None:
         within(1, self.length, 1 << 20, "history.length")
         within(1, self.scan, 1 << 24, "history.scan")
-        if self.most is not None:
-            within(1, self.most, 1 << 20, "history.most")
 
     @property
     def pool_length(self) -> int:
@@ -40,8 +35,7 @@ class HistoryConfig:
     @property
     def longest(self) -> int:
         """The maximum length of a history."""
-        length = 3 * self.pool_length if self.strategy == "interleaved" else self.length
-        return length if self.most is None else min(length, self.most)
+        return 3 * self.pool_length if self.strategy == "interleaved" else self.length
 
 
 @dataclass(frozen=True, kw_only=True)
