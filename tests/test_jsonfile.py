@@ -20,8 +20,6 @@ from recperf.cli import main
 from recperf.data.click_store import catalogue
 from recperf.data.click_store.imported import ImportedClicks
 from recperf.data.config import SplitConfig
-from recperf.data.criteo import convert, synthesize
-from recperf.data.criteo.config import CriteoConfig
 from recperf.data.datasets import at
 from recperf.data.random_config import read_profile
 from recperf.data.yambda.reference import cache
@@ -61,8 +59,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
         arguments = ["--user", "who", "--item", "what", "--numeric", "price", "--name", "shop", "--quiet"]
         path = clicks_csv(place / "shop.csv")
         assert main(["data", "import", str(path), "--clicks", "--label", "clicked", *arguments]) == 0
-        synthesize.write(place / "train.txt", lines=500, seed=1, packed=False)
-        log = CriteoConfig(path=place / "train.txt", cache=place / "arrays", rows=(50,) * 26)
         measured = peaks.measure_with(TINY, quick=True, say=lambda _: None)
         ceilings = peaks.save(measured)
         folder = places.dataset_folder("shop") / "clicks"
@@ -83,7 +79,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
                 lambda: at(folder).facts(),
             ),
         ),
-        "criteo": Described(convert.convert(log).folder / convert.MANIFEST, (lambda: convert.convert(log),)),
         "ceilings": Described(ceilings, (load,)),
     }
 
@@ -99,7 +94,7 @@ def described(request: pytest.FixtureRequest, made: dict[str, Described]) -> Ite
     one.path.write_bytes(content)
 
 
-every = pytest.mark.parametrize("described", ["clicks", "criteo", "ceilings"], indirect=True)
+every = pytest.mark.parametrize("described", ["clicks", "ceilings"], indirect=True)
 
 
 def refused(one: Described) -> str:
@@ -193,7 +188,7 @@ def test_what_is_not_a_regular_file_is_refused_at_once(described: Described, kin
     assert {"huge": "more than 256 MiB", "folder": "folder"}.get(kind, "cannot") in refused(described)
 
 
-@pytest.mark.parametrize("described", ["clicks", "criteo"], indirect=True)
+@pytest.mark.parametrize("described", ["clicks"], indirect=True)
 def test_a_repeated_key_is_refused_and_a_link_is_followed(described: Described) -> None:
     """Which of two values counts is for each reader to decide."""
     content = described.path.read_bytes()

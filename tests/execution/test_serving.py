@@ -35,8 +35,6 @@ RUNS = {
     "dlrm-v4": ("dlrm-v4", "--data.events", "8000", "--data.windows.min-history", "8", "--train.batch-size", "64",
                 "--model.rates-hidden", "4"),
     "clicks": ("dlrm", "--data", "CLICKS", "--model.bottom", "4", "8", *SMALL),
-    "criteo": ("dlrm", "--preset", "criteo-kaggle", "--data.source", "criteo", "--data.path", "CRITEO", "--model.rows",
-               *["50"] * 26, "--model.bottom", "13", "8", *SMALL),
     "random": ("dlrm", "--model.rows", "50", "60", "--data.batches", "40", "--data.ids-per-bag", "2",
                "--model.bottom", "4", "8", *SMALL),
 }  # fmt: skip
@@ -58,14 +56,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that trains a model for a few steps, once."""
     trained: dict[str, Path] = {}
     folder = tmp_path_factory.mktemp("runs")
-    data = {"CLICKS": folder / "clicks", "CRITEO": folder / "criteo.txt"}
+    data = {"CLICKS": folder / "clicks"}
 
     def train(name: str) -> Path:
         if name not in trained:
             if name == "clicks":
                 import_clicks(data["CLICKS"])
-            if name == "criteo":
-                write_log(data["CRITEO"])
             trained[name] = folder / f"run-{name}"
             arguments = [str(data.get(argument, argument)) for argument in RUNS[name]]
             assert main(["run", *arguments, "--run-dir", str(trained[name]), *TRAIN]) in (0, 5)
@@ -96,18 +92,6 @@ def import_clicks(folder: Path) -> None:
     assert main(["data", "import", "--clicks", str(file), *columns, *more, "--store", str(folder), "--quiet"]) == 0
 
 
-def write_log(path: Path) -> None:
-    """A log in Criteo's layout."""
-    draw = np.random.default_rng(3)
-    lines = []
-    for _ in range(1000):
-        numbers = [str(one) if one >= 0 else "" for one in draw.integers(-20, 500, 13)]
-        lines.append(
-            "\t".join([str(draw.integers(0, 2)), *numbers, *(f"{one:08x}" for one in draw.integers(0, 99, 26))])
-        )
-    path.write_text("\n".join(lines) + "\n")
-
-
 @pytest.fixture
 def run(runs: Any) -> Path:
     folder: Path = runs("micro-dlrm")
@@ -133,7 +117,7 @@ def test_scores_equal_the_evaluation(name: str, runs: Any, tmp_path: Path) -> No
     logits, labels = evaluated(folder)
     np.testing.assert_array_equal(rows["logit"].to_numpy(), logits)
     np.testing.assert_array_equal(rows["label"].to_numpy(), labels)
-    if name in ("criteo", "random"):
+    if name == "random":
         return
     # The same rows from a file.
     again = tmp_path / "again.csv"
@@ -337,23 +321,6 @@ def refused(*arguments: object) -> RecperfError:
         command([*map(str, arguments), "--quiet"])
     assert "\n" not in error.value.what
     return error.value
-
-
-def test_criteo_rows_are_encoded_as_the_log_was(runs: Any, tmp_path: Path) -> None:
-    opened, log = recperf.open(runs("criteo")), tmp_path / "criteo.txt"
-    write_log(log)
-    names = ["label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27))]
-    options = pyarrow.csv.ReadOptions(column_names=names)
-    types = pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in names if name[0] == "C"})
-    table = pyarrow.csv.read_csv(log, options, pyarrow.csv.ParseOptions(delimiter="\t"), types)
-    held_out, _ = next(iter(opened.model.served.held_out(42)))
-    scored = opened.score(table.take(held_out["row"]))
-    logits, _ = evaluated(opened.folder)
-    np.testing.assert_array_equal(scored["logit"].to_numpy(), logits)
-    for name, values in (("C1", pa.array([1e5])), ("C2", pa.array([True])), ("I1", pa.array([True]))):
-        row = table.slice(0, 1)
-        with pytest.raises(DataError, match=f"(?i){name}'?:? (has the|a column of) type"):
-            opened.score(row.set_column(row.column_names.index(name), name, values))
 
 
 def test_bad_inputs_are_one_line_each(run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 from golden_cases import cases
 
-from recperf.data.criteo import synthesize
+from recperf.data.click_store.imports import import_clicks
+from recperf.data.click_store.options import ClickOptions
 from recperf.data.random_bags import RandomBags
 from recperf.models.arithmetic import FastArithmetic
 from recperf.ops.table_rules import RULES
@@ -275,9 +276,11 @@ def test_adamw_trains_by_default_as_it_does_plainly(data: dict[str, Any]) -> Non
 
 def test_a_log_whose_last_batch_is_short_trains_to_its_end(tmp_path: Path) -> None:
     """600 rows in batches of 256: the last has 88, and a graph's shapes are those of 256."""
-    synthesize.write(tmp_path / "log", lines=700)
-    data = {"source": "criteo", "path": tmp_path / "log", "cache": tmp_path / "cache", "ids_per_bag": 1}
-    model = {"rows": tuple(range(20, 46)), "bottom": (13, 32, 16)}
+    lines = (f"{row % 7},{row % 11},{row % 2}" for row in range(700))
+    (tmp_path / "log.csv").write_text("\n".join(["shop,city,clicked", *lines]) + "\n")
+    import_clicks(ClickOptions(clicks=tmp_path / "log.csv", categorical="shop,city", hash=(30,)), tmp_path / "clicks")
+    data = {"source": "clicks", "path": tmp_path / "clicks", "holdout": 1 / 7, "ids_per_bag": 1}
+    model = {"features": ("shop", "city"), "rows": (30, 30), "bottom": (1, 32, 16)}
     outcome = []
     for fast in (FAST, replace(PLAIN, embedding="fused")):
         config = made(fast, data=data, model=model)

@@ -206,14 +206,12 @@ def damaged(one: Try, files: list[Path], *, named: bool = False) -> Bystander:
 
 @kind("damage: data", 6)
 def damaged_data(one: Try) -> str:
-    """Event store, windows, ratings, click log and its converted arrays, under a resumed or a new run."""
-    subject = one.subject("dlrm-v4", "dlrm-v4", "dlrm-criteo", "micro-dlrm", "dlrm-clicks", "dlrm-clicks")
+    """Event store, windows, ratings and imported clicks, under a resumed or a new run."""
+    subject = one.subject("dlrm-v4", "dlrm-v4", "micro-dlrm", "dlrm-clicks", "dlrm-clicks")
     assert subject.data
     data = one.folder / "data"
     shutil.copytree(subject.data, data)
     files = files_in(data)
-    if subject.name == "dlrm-criteo":
-        files = [*files, *files_in(one.own_home() / "criteo")]
     if one.draw.random() < 0.5:
         shutil.copytree(subject.interrupted, one.run)
         return resumed_after_damage(one, subject, files, data)
@@ -223,7 +221,6 @@ def damaged_data(one: Try) -> str:
         subject.lay_profile(one.run)
         code = one.call(subject.begin(one.run, data), subject.limit, allowed=(0, *REFUSED))
         return "refused" if code else "completed"
-    files = [path for path in files if data not in path.parents] if subject.name == "dlrm-criteo" else files
     guard = damaged(one, files)
     subject.lay_profile(one.run)
     code = one.call(subject.begin(one.run, data), subject.limit, allowed=(0, *REFUSED))
@@ -329,21 +326,17 @@ def damaged_import(one: Try) -> str:
 
 @kind("signals: data", 3)
 def stopped_data(one: Try) -> str:
-    """Signals while events or clicks are imported, events generated or a click log converted; repeated, it leaves the
-    same, and no draft."""
-    log, name = one.folder / "log.csv", one.draw.choice(["import", "clicks", "make", "convert"])
+    """Signals while events or clicks are imported, or events generated; repeated, it leaves the same, and no draft."""
+    log, name = one.folder / "log.csv", one.draw.choice(["import", "clicks", "make"])
     rows = (f"{row % 97},i{row % 331},{row * 977 % 10**6},{row % 6}" for row in range(20_000))
     log.write_text("\n".join(["u,i,t,r", *rows]) + "\n")
     columns = ["--user", "u", "--item", "i", "--time", "t", "--rating", "r", "--name", "mine"]
-    clicks = ["--path", str(one.lab.root / "log"), "--rows", "1000"]
 
     def command(place: str) -> list[str]:
         one.home = one.folder / place
         if name == "clicks":
             own = ["data", "import", str(one.lab.root / "clicks.csv"), "--clicks", "--name", "mine", "--time", "ts"]
             return [*own, "--json"]
-        if name == "convert":
-            return ["data", "convert", "criteo", *clicks, "--json"]
         if name == "import":
             return ["data", "import", "--events", str(log), *columns, "--store", str(one.home / "store"), "--json"]
         return ["data", "make", "yambda-like", "--path", str(one.home / "store"), "--events", "20000", "--json"]

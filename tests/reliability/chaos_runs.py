@@ -41,11 +41,6 @@ WORKLOADS: dict[str, list[str]] = {
         "dlrm", "--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--data.batches", "20",
         "--data.held-out-batches", "2", "--train.batch-size", "64", "--train.checkpoint-steps", "6", *CPU, *TIERS,
     ],
-    "dlrm-criteo": [
-        "dlrm", "--preset", "criteo-kaggle", "--model.row-scale", "1e-5", "--model.dim", "4", "--model.top", "8", "1",
-        "--model.bottom", "13", "8", "4", "--train.batch-size", "32", "--data.source", "criteo",
-        "--train.checkpoint-steps", "6", *CPU,
-    ],
     "dlrm-clicks": [
         "dlrm", "--model.dim", "4", "--model.bottom", "8", "4", "--model.top", "8", "1", "--train.batch-size", "200",
         "--train.epochs", "3", "--train.checkpoint-steps", "4", *CPU,
@@ -57,7 +52,7 @@ WORKLOADS: dict[str, list[str]] = {
 }  # fmt: skip
 CLICKS = "home/data/mine/clicks"
 """The folder of the clicks that are imported from clicks.csv."""
-DATA = {"micro-dlrm": "ratings", "dlrm-criteo": "log", "dlrm-clicks": CLICKS, "dlrm-v4": "events"}
+DATA = {"micro-dlrm": "ratings", "dlrm-clicks": CLICKS, "dlrm-v4": "events"}
 """The folder of the data of a workload that reads files."""
 
 
@@ -120,7 +115,6 @@ class Lab:
         synthesize.write_store(tiny_v4.EVENTS, self.root / "events")
         write_clicks(self.root / "clicks.csv")
         self.call(["data", "import", str(self.root / "clicks.csv"), "--clicks", "--name", "mine", "--time", "ts"])
-        self.call(["data", "make", "criteo", "--path", str(self.root / "log" / "train.txt"), "--lines", "700"])
         for name in names:
             self._prepare(name)
 

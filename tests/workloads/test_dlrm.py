@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from recperf.config import from_json, to_json
-from recperf.data.criteo.config import KEYS
 from recperf.data.random_config import write_profile
 from recperf.errors import DataError, MachineError
 from recperf.models.embeddings import StackedTables
@@ -254,10 +253,3 @@ def test_fixes_are_the_switches_that_are_not_on() -> None:
         assert len(options) % 2 == 0
         assert fix.config != made(fast=PLAIN)
         assert fix.name not in {left.name for left in PreparedDLRM(fix.config).fixes()}
-
-
-def test_columns_of_a_log_have_their_names() -> None:
-    kaggle = PRESETS["criteo-kaggle"]()
-    assert kaggle.dlrm.features[0] == "t1"
-    log = replace(kaggle, data=replace(kaggle.data, source="criteo", path=Path("log")))
-    assert log.dlrm.features == KEYS

@@ -93,21 +93,20 @@ def split_rows(data: Ratings, config: SplitConfig) -> Rows:
 
 
 def mark_validation(
-    config: SplitConfig, *, name: str, rows: int, users: Ints | None = None, times: Ints | None = None
+    config: SplitConfig, *, name: str, rows: int, users: Ints | None = None, times: NDArray[Any] | None = None
 ) -> Rows:
     """Mark the validation rows among rows with a user and a time each, where those are known.
 
     Rows of the same time, or without one, count in the order of the file.
     """
-    needed = {"last": ("user", users), "cold": ("user", users), "time": ("time", times)}.get(config.split)
-    if needed is not None and needed[1] is None:
-        what = f"split {config.split!r} needs a {needed[0]} column, which {name} does not have"
-        raise DataError(what, fix=f"import it with --{needed[0]} COLUMN, or --data.split random")
+    if config.split in ("last", "cold") and users is None:
+        what = f"split {config.split!r} needs a user column, which {name} does not have"
+        raise DataError(what, fix="import it with --user COLUMN, or --data.split random")
+    times = np.zeros(rows) if times is None else times
     valid = np.zeros(rows, dtype=np.bool_)
     if config.split == "random":
         valid[_permuted(rows, config)[: _share(rows, config)]] = True
     elif config.split == "time":
-        assert times is not None
         valid[np.argsort(times, kind="stable")[rows - _share(rows, config) :]] = True
     elif config.split == "cold":
         assert users is not None
@@ -115,7 +114,7 @@ def mark_validation(
         valid = np.isin(users, known[_permuted(len(known), config)[: _share(len(known), config)]])
     else:
         assert users is not None
-        valid = _last_of_each_user(users, np.zeros(rows) if times is None else times, config)
+        valid = _last_of_each_user(users, times, config)
     empty = "train" if valid.all() else "validate" if not valid.any() else None
     if empty:
         size = f"{rows:,} rows" + (f" of {len(np.unique(users)):,} users" if users is not None else "")

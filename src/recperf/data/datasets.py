@@ -5,10 +5,8 @@ A kind says how a dataset is stored; each workload lists the kinds it can train 
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from typing import Any
 from .. import places
 from ..config import require
 from ..errors import DataError, UsageError, closest
-from ..files import open_linked
 from ..jsonfile import read_sealed
 
 
@@ -39,7 +36,6 @@ KINDS = {
     "clicks": Kind("clicks/clicks.json", rows="rows", form=("recperf clicks", 3)),
 }
 """Kinds that an import writes; a dataset has the first of which the description exists."""
-CRITEO_COLUMNS = 40
 BUILT_IN = {
     "movielens-100k": ("movielens", ""),
     "movielens-like": ("movielens", None),
@@ -50,7 +46,7 @@ BUILT_IN = {
 }
 """Kind of each dataset that recperf knows, and its folder inside the cache; none for generated ones."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_RESERVED = ("yambda-", "movielens-100k", "movielens-like", "criteo")
+_RESERVED = ("yambda-", "movielens-100k", "movielens-like")
 """How the names begin that a dataset of a user cannot have."""
 
 
@@ -170,24 +166,9 @@ def at(path: Path) -> Dataset:
     is_cache = path.name.startswith("hstu_cache_L") or (path / "store_meta.json").exists()
     if is_cache or any(path.glob("hstu_cache_L*")):
         return Dataset(name=name, kind="events", folder=path)
-    if _is_criteo(path):
-        return Dataset(name=name, kind="criteo", folder=path)
     if path.is_file():
-        what, fix = "a file of your own is imported first", f"recperf data import {path} --name NAME"
+        what = "a file of your own is imported first"
+        fix = f"recperf data import {path} --name NAME; with --clicks if its rows have a label"
     else:
         what, fix = "this folder has no dataset that recperf knows", "recperf data import --help, or recperf data list"
     raise DataError(what, where={"path": path}, fix=fix)
-
-
-def _is_criteo(path: Path) -> bool:
-    """Whether a file, or a folder by the names of its files, is a click log in Criteo's layout without a header."""
-    if path.is_dir():
-        return any(path.glob("train.txt*")) or any(path.glob("day_0*"))
-    try:
-        with open_linked(path) as file:
-            gzipped = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            line = (gzip.GzipFile(fileobj=file) if gzipped else file).readline(1 << 16)
-    except (OSError, EOFError, zlib.error):
-        return False
-    return line.count(b"\t") == CRITEO_COLUMNS - 1

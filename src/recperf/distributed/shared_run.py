@@ -12,7 +12,7 @@ from ..runs.resume import changes, fields_of
 from ..stop import StopFlag
 from .world import World
 
-HOST_FIELDS = ("data.path", "data.cache")
+HOST_FIELDS = ("data.path",)
 """Fields that may differ between hosts: the digest of the data is compared instead."""
 
 

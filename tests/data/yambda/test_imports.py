@@ -550,14 +550,14 @@ def test_a_file_that_grows_is_not_stored_under_the_digest_of_its_beginning(
 
     short, long = grown(1_000), grown(2_000)
     path = write(tmp_path, short, {"csv": "log.csv", "gzip": "log.csv.gz", "parquet": "log.parquet"}[kind])
-    called = {"before it is read": imports.sha256, "while it is read": load._trimmed, "after it was read": convert}
+    called = {"before it is read": imports.sha256, "while it is read": load._value, "after it was read": convert}
 
     def then_grow(*arguments: Any) -> Any:
         answer = called[when](*arguments)
         path.write_bytes(long)
         return answer
 
-    place = {"before it is read": (imports, "sha256"), "while it is read": (load, "_trimmed")}
+    place = {"before it is read": (imports, "sha256"), "while it is read": (load, "_value")}
     with monkeypatch.context() as patch:
         patch.setattr(*place.get(when, (imports, "convert")), then_grow)
         if when == "after it was read":

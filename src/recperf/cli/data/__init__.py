@@ -16,7 +16,6 @@ ACTIONS = {
     "get": "download a dataset into the cache folder and verify it",
     "check": "read a whole dataset and compare it with its digests or its format",
     "make": "write a synthetic dataset",
-    "convert": "convert a click log to arrays, in bounded memory",
     "prepare": "convert raw listening events to an event store, in bounded memory",
     "import": "import your own events, or with --clicks rows with a label (CSV, JSON lines, Parquet)",
     "info": "describe a dataset",
@@ -27,8 +26,8 @@ HELP = """usage: recperf data ACTION NAME [OPTIONS]
 
 {actions}
 
-names: movielens-100k (real), movielens-like (synthetic), criteo (your click logs; nothing is downloaded), yambda-50m,
-       yambda-500m, yambda-5b (real), yambda-like (synthetic), or the name of a dataset you imported
+names: movielens-100k (real), movielens-like (synthetic), yambda-50m, yambda-500m, yambda-5b (real), yambda-like
+       (synthetic), or the name of a dataset you imported
   recperf data import FILE --name NAME             your own events: who took what, and when
   recperf data import FILE --clicks --name NAME    your own clicks: rows with a label
   recperf data check FOLDER --sums FILE            files against a list of SHA-256 sums
@@ -36,17 +35,16 @@ names: movielens-100k (real), movielens-like (synthetic), criteo (your click log
 
 MODULES = {"events": "yambda"}
 """The module of each kind of dataset, where it does not have the name of the kind."""
-FAMILY = {"criteo": "criteo"} | {name: MODULES.get(kind, kind) for name, (kind, _) in datasets.BUILT_IN.items()}
+FAMILY = {name: MODULES.get(kind, kind) for name, (kind, _) in datasets.BUILT_IN.items()}
 """The module of every dataset that recperf knows."""
 ONLY = {
-    "convert": ("criteo", "needs no conversion; only click logs are converted", "--path FILE_OR_FOLDER"),
     "prepare": ("yambda-50m", "is not raw listening events; only those are prepared", "--path FOLDER"),
 }
 """Actions of one family only: an example, why others are refused, and the options of the example."""
 NAMED_BY = {
     "get": ("movielens-100k", "yambda-50m", "yambda-500m", "yambda-5b"),
     "check": tuple(FAMILY),
-    "make": ("movielens-like", "criteo", "yambda-like"),
+    "make": ("movielens-like", "yambda-like"),
     "info": tuple(FAMILY),
 }
 """Actions of several families, each with its own options: the datasets that have them."""

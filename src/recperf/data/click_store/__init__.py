@@ -1,1 +1,1 @@
-"""Click rows as memory-mapped arrays with named columns: Criteo's converted logs and a user's own imported clicks."""
+"""Rows with a label, imported from a user's file, as memory-mapped arrays with named columns."""

@@ -29,6 +29,8 @@ from .options import MOST_FEATURES, ClickOptions
 Kind = Literal["categorical", "numeric", "multi"]
 RATINGS = ["user", "item", "rating", "timestamp"]
 """The columns of a file of four numbers without a header, as MovieLens has them."""
+CRITEO = ["label", *(f"i{number}" for number in range(1, 14)), *(f"c{number}" for number in range(1, 27))]
+"""The columns of Criteo's click logs, which have tabs between them and no header: a label, numbers and categories."""
 _CRITEO_NUMBER, _CRITEO_CATEGORY = (
     re.compile(r"(i|int|integer)_?[0-9]{1,2}"),
     re.compile(r"(c|cat|category)_?[0-9]{1,2}"),
@@ -79,11 +81,14 @@ def choose_columns(options: ClickOptions) -> tuple[Source, Columns]:
     has_header = source.has_header and options.header != "no"
     if options.header == "auto" and source.format == "csv" and names and all(map(_is_number, names)):
         has_header = False
-    if source.format == "csv" and not has_header:
+    if options.header != "yes" and source.delimiter == "\t" and len(names) == len(CRITEO) and names[0] in ("0", "1"):
+        names, has_header = CRITEO, False
+        source = replace(source, types={at: "token" if name[0] == "c" else "float" for at, name in enumerate(CRITEO)})
+    elif source.format == "csv" and not has_header:
         by_name = options.label is None and options.rating is None
         is_ratings = by_name and len(names) == len(RATINGS) and float(names[2]) <= MOST_RATING
         names = RATINGS if is_ratings else [f"column_{number}" for number in range(1, len(names) + 1)]
-        source = replace(source, has_header=False)
+    source = replace(source, has_header=has_header)
     _require_distinct(source, names)
     columns = _assign(source, names, options)
     count = len(columns.features) + len(columns.undecided)

@@ -80,7 +80,7 @@ class ColumnWriter:
                     raise DataError(
                         f"{path.name} is shorter than its manifest states",
                         where={"file": path},
-                        fix=f"remove {path.parent} and convert again",
+                        fix=f"remove {path.parent} and import again",
                     )
                 self.files[name].truncate(length)
         return self
@@ -133,9 +133,9 @@ def piece_digests(folder: Path, index: int, part: StoredPart, layout: Layout) ->
 
 def damaged(path: Path, how: str) -> DataError:
     return DataError(
-        f"the converted log is damaged: {path.name} {how}",
+        f"the imported clicks are damaged: {path.name} {how}",
         where={"file": path},
-        fix=f"remove {path.parent} and convert again",
+        fix=f"remove {path.parent} and import again",
     )
 
 
@@ -148,7 +148,7 @@ def require_arrays(folder: Path, parts: Sequence[StoredPart], layout: Layout) ->
                 raise DataError(
                     f"{path.name} is missing or has another length than its manifest states",
                     where={"file": path},
-                    fix=f"remove {folder} and convert again",
+                    fix=f"remove {folder} and import again",
                 )
 
 

@@ -306,7 +306,8 @@ class ImportedClicks:
     def _split_note(self) -> str:
         """What takes the place of time, and what was drawn."""
         note = str(self.manifest.get("split_note", ""))
-        if self.split.split == "last" and "times" not in self.arrays and not note.startswith("; events without times"):
+        by_time = self.split.split in ("last", "time")
+        if by_time and "times" not in self.arrays and not note.startswith("; events without times"):
             note = "; rows without times, in order of the file" + note
         return note
 

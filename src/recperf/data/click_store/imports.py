@@ -300,21 +300,29 @@ class _Build:
         else:
             texts = category(column, kind, trimmed=True)
         seen = f"(SELECT * FROM (SELECT {texts} AS value FROM raw) WHERE value IS NOT NULL)"
-        if self.options.hash is None:
+        if not self.options.hash:
             self._require_room(name, f"SELECT approx_count_distinct(value) FROM {seen}")
             query = f"SELECT value, count(*) AS count FROM {seen} GROUP BY value"
             self.connection.execute(f"CREATE OR REPLACE TEMP TABLE seen AS {query}")
             seen = "seen"
         values = values_in(self.connection, seen) if values == "text" else values
         facts = replace(facts, values=values, **self._slots(at, values))
-        if self.options.hash is not None:
-            return replace(facts, buckets=self.options.hash - 2)
+        if self.options.hash:
+            return replace(facts, buckets=self._table_rows(at) - 2)
         query = (
             f"SELECT min(value) AS value, nullif(key, min(value)) AS key, sum(count) AS count "
             f"FROM (SELECT *, {key('value', values)} AS key FROM seen) GROUP BY key ORDER BY count DESC, value"
         )
         vocabulary = write_vocabulary(self.connection, query, self.folder / f"vocabulary-{at:03d}.parquet")
         return replace(facts, vocabulary=vocabulary)
+
+    def _table_rows(self, at: int) -> int:
+        """Rows of the table to which the categories of a column are hashed."""
+        sizes, sparse = self.options.hash, [one for one, how in self.columns.features.items() if how != "numeric"]
+        if len(sizes) not in (1, len(sparse)):
+            what = f"--hash has {len(sizes)} numbers; {len(sparse)} columns have categories"
+            raise self._bad(what, "give one number for all, or one for each of them")
+        return sizes[sparse.index(at) if len(sizes) > 1 else 0]
 
     def _slots(self, at: int, values: Values) -> dict[str, Any]:
         """How many categories a row has at most, how many are cut, and how many rows have none."""

@@ -49,8 +49,9 @@ class ClickOptions:
     min_count: int = 2
     """Least number of training rows with a category for it to get a table row of its own; rarer ones share a row, and
     so do those seen first after training."""
-    hash: int | None = None
-    """Hash categories to tables of this many rows instead of listing them."""
+    hash: tuple[int, ...] = ()
+    """Hash categories to tables of this many rows instead of listing them: one number for all columns, or one for each
+    that is not numeric, in the order of the file."""
     scale: Scale = "log"
     """How numbers become features: log is sign(x) log(1 + |x|) with mean 0 and deviation 1, quantile the share of
     training rows below it. A missing number becomes the mean, with a column of its own that says so."""
@@ -87,8 +88,8 @@ class ClickOptions:
         )
         within(1, self.min_count, 1 << 31, "min_count")
         within(0, self.skip_bad, 1_000_000, "skip_bad")
-        if self.hash is not None:
-            within(4, self.hash, (1 << 31) - 1, "hash")
+        for rows in self.hash:
+            within(4, rows, (1 << 31) - 1, "hash")
         if self.positive_from is not None:
             require(self.positive_from - self.positive_from == 0, "positive_from", self.positive_from, "a number")
             require(self.label is None, "positive_from", self.positive_from, "none with --label; --rating takes it")

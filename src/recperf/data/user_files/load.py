@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,13 +25,21 @@ from .values import MISSING, stripped
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
-Part = tuple[str, int]
-"""SQL for a table with the columns f0, f1 and so on, one for each role, and the bytes of the file read so far."""
 LIST_ROLE, LIST_MARK = "genres", "|"
 """The role whose values may be lists, and what is put between the values of one."""
 _PARQUET_ROWS = 1 << 16
 _SCORED_MEMORY = 512 << 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Part(NamedTuple):
+    """Rows of a file as a table of DuckDB with the columns f0, f1 and so on, one for each role."""
+
+    sql: str
+    bytes_read: int
+    """Bytes of the file read so far."""
+    trimmed: bool = False
+    """Whether text has no whitespace around it, and none is empty."""
 
 
 def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows) -> str:
@@ -42,17 +50,18 @@ def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows)
         connection.execute(f"CREATE TABLE raw ({texts})")
         into = "INSERT INTO raw"
     with HashedFile(source.path) as file:
-        for part, bytes_read in _parts(connection, source, file, bad):
+        for part in _parts(connection, source, file, bad):
             try:
-                kinds = column_types(connection, part) if source.format == "parquet" else {}
-                columns = [
-                    _trimmed(f"f{at}", kinds.get(f"f{at}", "VARCHAR"), role) for at, role in enumerate(source.columns)
-                ]
-                connection.execute(f"{into} SELECT {', '.join(columns)} FROM {part}")
+                kinds = column_types(connection, part.sql) if source.format == "parquet" else {}
+                columns = ", ".join(
+                    f'{_value(f"f{at}", kinds.get(f"f{at}", "VARCHAR"), part)} AS "{role}"'
+                    for at, role in enumerate(source.columns)
+                )
+                connection.execute(f"{into} SELECT {columns} FROM {part.sql}")
             except (duckdb.NotImplementedException, duckdb.InvalidInputException) as error:
                 raise unreadable(source.path, error) from None
             into = "INSERT INTO raw"
-            progress(min(bytes_read, source.size), source.size)
+            progress(min(part.bytes_read, source.size), source.size)
         digest = sha256(source.path) if source.format == "parquet" else file.sha256.hexdigest()
     progress(source.size, source.size)
     return digest
@@ -68,15 +77,14 @@ def tables_of(source: Source) -> Iterator[Any]:
         open_database(Path(folder) / "rows", memory=_SCORED_MEMORY) as connection,
         HashedFile(source.path) as file,
     ):
-        for part, _ in _parts(connection, source, file, BadRows(source.path)):
+        for part in _parts(connection, source, file, BadRows(source.path)):
             # A user's names never become SQL.
-            yield connection.sql(f"FROM {part}").to_arrow_table().rename_columns(list(source.columns))
+            yield connection.sql(f"FROM {part.sql}").to_arrow_table().rename_columns(list(source.columns))
 
 
-def _trimmed(column: str, kind: str, role: str) -> str:
+def _value(column: str, kind: str, part: Part) -> str:
     """SQL for a column of `raw`: text without the whitespace around it, NULL where nothing is left."""
-    value = f"nullif({stripped(column)}, '')" if kind == "VARCHAR" else column
-    return f'{value} AS "{role}"'
+    return column if part.trimmed or kind != "VARCHAR" else f"nullif({stripped(column)}, '')"
 
 
 def _parts(connection: Any, source: Source, file: HashedFile, bad: BadRows) -> Iterator[Part]:
@@ -84,13 +92,14 @@ def _parts(connection: Any, source: Source, file: HashedFile, bad: BadRows) -> I
     if source.format == "parquet":
         for table, bytes_read in _parquet_batches(source):
             connection.register("batch", table.rename_columns([f"f{at}" for at in range(len(source.columns))]))
-            yield "batch", bytes_read
+            yield Part("batch", bytes_read)
             connection.unregister("batch")
         return
     read = {"csv": _csv_part, "json": _json_part, "sequences": _sequence_part}[source.format]
     with closing(read_blocks(source, file, bad)) as blocks:
         for number, block in enumerate(blocks):
-            yield read(connection, source, block, bad, number), block.bytes_read
+            sql = read(connection, source, block, bad, number)
+            yield Part(sql, block.bytes_read, trimmed=source.format == "csv" and block.trimmed)
     connection.unregister("batch")
 
 

@@ -29,7 +29,7 @@ BLOCK = 4 << 20
 NOT_UTF8 = " is not UTF-8 text", "convert it to UTF-8"
 _LISTED = 20
 """Bad rows that a description of an import lists."""
-_FEED, _RETURN, _QUOTE = b'\n\r"'
+_FEED, _RETURN, _QUOTE, _SPACE = b'\n\r" '
 
 Places = NDArray[np.int64]
 
@@ -83,6 +83,8 @@ class Block:
     """The number of each row in the file, from 1; blank lines do not count."""
     quoted: bool
     """Whether some field is in quotes."""
+    trimmed: bool
+    """Whether no field has whitespace around it or is an empty text in quotes."""
     bytes_read: int
     """Bytes of the file on disk read so far."""
 
@@ -203,6 +205,7 @@ class _Rows:
             ends_N=np.cumsum(lengths_N[kept_N]),
             numbers_N=numbers_N[kept_N],
             quoted=bool(len(self.quotes)),
+            trimmed=not len(self.quotes) and content.isascii() and not self._has_spaces(),
             bytes_read=bytes_read,
         )
         return block, self._next()
@@ -227,6 +230,13 @@ class _Rows:
                 what = f" has {columns_N[at]} columns; the first line has {width}"
                 faults[at] = what, "repair that row, or set --delimiter"
         return {at: fault for at, fault in faults.items() if kept_N[at]}
+
+    def _has_spaces(self) -> bool:
+        """Whether whitespace of ASCII lies beside a delimiter or the end of a row."""
+        mark = ord(self.source.delimiter[0])
+        spaces = np.flatnonzero((self.codes <= _SPACE) & (self.codes != _FEED) & (self.codes != mark))
+        beside = self.codes[np.concatenate([spaces - 1, spaces + 1])]
+        return bool(((beside == _FEED) | (beside == mark)).any())
 
     def _columns(self) -> Places:
         """The columns of each row."""

@@ -123,10 +123,6 @@ class PreparedDLRM(ConfiguredDLRM, Prepared):
     def __init__(self, config: DLRMWorkloadConfig) -> None:
         super().__init__(config)
         self.source = ClickSource(config)
-        if config.data.source == "criteo" and config.data.ids_per_feature:
-            self.settings.reasons["ids"] = (
-                "1 per table: a column of the log has one category; data.ids_per_feature is for random data"
-            )
         self.data = self.source.facts()
         self.rows = self.scored_rows() if config.data.source == "clicks" else None
         self.target = bounds(config)

@@ -1,4 +1,4 @@
-"""dlrm: the classic DLRM and DLRM-DCNv2 on synthetic batches, Criteo or your own clicks; the profiling experiment."""
+"""dlrm: the classic DLRM and DLRM-DCNv2 on synthetic batches or imported clicks; the profiling experiment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
 from ...data.config import SplitConfig
-from ...data.criteo.config import DENSE, KEYS, CriteoConfig
 from ...data.random_config import RandomBagsConfig
 from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
@@ -35,6 +34,8 @@ DCNV2_ROWS = (
     40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
     155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
 )  # fmt: skip
+DENSE = 13
+"""Numbers in a row of Criteo's click logs."""
 DCNV2_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """Ids per sample in each table of MLPerf's DLRM-DCNv2, 214 in total."""
 LESS = "a smaller --model.row-scale, --model.dim or --train.batch-size, or --train.optimizer rowwise-adagrad"
@@ -48,7 +49,7 @@ SMALL_TABLE = 1000
 @dataclass(frozen=True, kw_only=True)
 class DLRMModelConfig:
     features: tuple[str, ...] = ()
-    """Names of the tables; default: t1, t2 and so on, and the columns of the data with source criteo or clicks."""
+    """Names of the tables; default: t1, t2 and so on, and the columns of the data with source clicks."""
     rows: tuple[int, ...] = (4, 3, 2)
     """Rows of each table. With source clicks they follow the data, and so does the number of dense features."""
     row_scale: float = 1.0
@@ -75,13 +76,13 @@ class DLRMModelConfig:
         within(1e-9, self.row_scale, 1e6, "model.row_scale")
         self.dlrm()
 
-    def dlrm(self, features: tuple[str, ...] | None = None) -> DLRMConfig:
+    def dlrm(self) -> DLRMConfig:
         """The model config with scaled rows."""
         scaled = self.rows
         if self.row_scale != 1:
             scaled = tuple(max(min(rows, SMALL_TABLE), round(rows * self.row_scale)) for rows in self.rows)
         return DLRMConfig(
-            features=features or self.features or tuple(f"t{index}" for index in range(1, len(scaled) + 1)),
+            features=self.features or tuple(f"t{index}" for index in range(1, len(scaled) + 1)),
             rows=scaled,
             dim=self.dim,
             bottom=self.bottom,
@@ -96,49 +97,27 @@ class DLRMModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DLRMDataConfig(RandomBagsConfig):
-    source: Literal["random", "criteo", "clicks"] = "random"
-    """Synthetic batches, a Criteo click log (`recperf data make criteo` generates one), or clicks that
-    `recperf data import --clicks` imported."""
+    source: Literal["random", "clicks"] = "random"
+    """Synthetic batches, or clicks that `recperf data import --clicks` imported."""
     path: Path | None = None
-    """With source criteo: the log's file, or a folder with train.txt (Kaggle) or day_0, day_1, ... (Terabyte). With
-    source clicks: the folder of the imported rows."""
-    layout: Literal["auto", "kaggle", "terabyte"] = "auto"
-    """With source criteo: layout of the files; auto decides by their names."""
-    on_error: Literal["stop", "skip"] = "stop"
-    """With source criteo: whether a malformed line stops the run, or is skipped and counted."""
-    holdout: float = 1 / 7
-    """With source criteo: share of the rows at the end that is held out; with several days the last day is held out.
-    With source clicks: share of the rows, or of the users with split cold."""
+    """With source clicks: the folder of the imported rows."""
+    holdout: float = 0.2
+    """With source clicks: share of the rows that is held out, or of the users with split cold."""
     split: Literal["random", "last", "time", "cold"] = "random"
     """With source clicks, the validation rows: random ones, the last of each user by time, the last of all by time, or
     all of users that never train."""
     split_seed: int = 42
     """With source clicks: seed of the random and cold splits."""
-    hash_seed: int = 0
-    """With source criteo: seed of the hashes of categories."""
-    cache: Path | None = None
-    """With source criteo: folder of the converted arrays; default: the user cache folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         has_path = self.path is not None
-        allowed = "a log with data.source criteo, the folder of imported rows with clicks, or none"
+        allowed = "the folder of imported rows with data.source clicks, else none"
         require(has_path == (self.source != "random"), "data.path", str(self.path), allowed)
         self.click_split()
 
     def click_split(self) -> SplitConfig:
         return SplitConfig(split=self.split, holdout=self.holdout, split_seed=self.split_seed)
-
-    def criteo(self, rows: tuple[int, ...]) -> CriteoConfig:
-        return CriteoConfig(
-            path=self.path,
-            layout=self.layout,
-            rows=rows,
-            hash_seed=self.hash_seed,
-            on_error=self.on_error,
-            holdout=self.holdout,
-            cache=self.cache,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +145,7 @@ class DLRMWorkloadConfig(TrialsConfig):
 
     @property
     def dlrm(self) -> DLRMConfig:
-        return self.model.dlrm(KEYS if self.data.source == "criteo" and len(self.model.rows) == len(KEYS) else None)
+        return self.model.dlrm()
 
 
 def experiment() -> DLRMWorkloadConfig:
@@ -220,14 +199,6 @@ def dcnv2() -> DLRMWorkloadConfig:
     )  # fmt: skip
 
 
-def on_criteo(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
-    """The config for a Criteo log; a preset whose model does not fit its columns gets the model of criteo-kaggle."""
-    data = replace(config.data, source="criteo", path=dataset.folder)
-    if len(config.model.rows) != len(KEYS) or config.model.bottom[0] != DENSE:
-        config = criteo_kaggle()
-    return replace(config, data=data)
-
-
 def clicks(rows: int, categories: int) -> DLRMWorkloadConfig:
     """The model for imported clicks of so many rows and categories.
 
@@ -254,7 +225,7 @@ def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
         columns = [column for column in facts.get("columns", []) if column.get("slots")]
         entries = (column.get("buckets") or column["vocabulary"]["entries"] for column in columns)
         config = clicks(facts.get("rows", 0), sum(entries))
-    return replace(config, data=DLRMDataConfig(source="clicks", path=dataset.folder, holdout=SplitConfig().holdout))
+    return replace(config, data=DLRMDataConfig(source="clicks", path=dataset.folder))
 
 
 def on_events(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
@@ -377,7 +348,7 @@ def claims(config: DLRMWorkloadConfig) -> tuple[Claim, ...]:
 
 DLRM = Workload(
     name="dlrm",
-    summary="the classic DLRM and DCNv2 on synthetic batches, Criteo or your own clicks; the profiling experiment",
+    summary="the classic DLRM and DCNv2 on synthetic batches or imported clicks; the profiling experiment",
     config=DLRMWorkloadConfig,
     presets={
         "experiment": experiment,
@@ -394,7 +365,7 @@ DLRM = Workload(
     ranks="recperf.workloads.click_ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",
     lookups="recperf.workloads.dlrm.data:lookups",
-    datasets={"criteo": on_criteo, "clicks": on_clicks, "events": on_events},
+    datasets={"clicks": on_clicks, "events": on_events},
     serve="recperf.workloads.dlrm.serve:serve",
     resolve=resolve,
 )

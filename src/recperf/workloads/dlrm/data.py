@@ -1,4 +1,4 @@
-"""The batches of dlrm: drawn at random, or read from a Criteo click log or a user's imported clicks."""
+"""The batches of dlrm: drawn at random, or read from imported clicks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ from ...config import to_json
 from ...data.batch import ClickBatch
 from ...data.click_store.imported import ImportedClicks, open_clicks
 from ...data.click_store.order import ClickOrder
-from ...data.criteo.config import DENSE, KEYS
-from ...data.criteo.convert import find
-from ...data.criteo.store import CriteoStore
-from ...data.criteo.store import describe as describe_criteo
 from ...data.order import WHOLE, RankPart
 from ...data.random_bags import RandomBags
 from ...data.random_config import read_profile
 from ...errors import ConfigError
 from ...execution.tables import Lookups
 from ...execution.workload import ScoredRows, describe_synthetic
-from ...train.baselines import majority, synthetic_logits
+from ...train.baselines import synthetic_logits
 from ...train.loop import Order
 from ..click_candidates import ClickCatalogue, of_imported
 from ..clicks import (
@@ -48,28 +44,16 @@ def check(config: DLRMWorkloadConfig) -> str:
     _require_readable(config)
     if config.data.source == "random":
         return f"synthetic batches, {config.data.ids} ids"
-    if config.data.source == "clicks":
-        facts = imported(config).describe()
-        return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
-    log = find(config.data.criteo(config.dlrm.rows))
-    state = f"{log.rows:,} rows, already converted" if log.complete else "to be converted first"
-    return f"Criteo log {config.data.path}, {state}"
+    facts = imported(config).describe()
+    return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
 
 
 def _require_readable(config: DLRMWorkloadConfig) -> None:
-    """Refuse a profile that cannot be read, or a model that does not fit Criteo's columns."""
-    if config.data.source == "random":
-        if config.data.profile is not None:
-            read_profile(config.data.profile, dict(zip(config.dlrm.features, config.dlrm.rows)))
-    elif config.data.source == "clicks":
+    """Refuse a profile that cannot be read, or tables that do not fit the imported clicks."""
+    if config.data.source == "clicks":
         require_tables(config.dlrm, imported(config))
-    elif len(config.model.rows) != len(KEYS) or config.model.bottom[0] != DENSE:
-        raise ConfigError(
-            f"Criteo has {DENSE} dense features and {len(KEYS)} tables, the model {config.model.bottom[0]} and "
-            f"{len(config.model.rows)}",
-            where={"field": "model.rows, model.bottom"},
-            fix="--preset criteo-kaggle",
-        )
+    elif config.data.profile is not None:
+        read_profile(config.data.profile, dict(zip(config.dlrm.features, config.dlrm.rows)))
 
 
 def imported(config: DLRMWorkloadConfig) -> ImportedClicks:
@@ -100,24 +84,18 @@ class CopiedOrder:
 
 
 class ClickSource:
-    """Random batches, a Criteo log or imported clicks, opened."""
+    """Random batches or imported clicks, opened."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
         _require_readable(config)
         self.config, self.model = config, config.dlrm
         self.drawn = config.data.source == "random"
-        self._store: CriteoStore | ImportedClicks | None = None
-        if config.data.source == "clicks":
-            self._store = imported(config)
-        elif config.data.source == "criteo":
-            self._store = CriteoStore.open(config.data.criteo(self.model.rows))
+        self._store = None if self.drawn else imported(config)
 
     def facts(self) -> dict[str, Any]:
         """What a result records about the data."""
-        if isinstance(self._store, ImportedClicks):
-            return imported_facts(self._store)
         if self._store is not None:
-            return describe_criteo(self._store)
+            return imported_facts(self._store)
         data, batch = self.config.data, self.config.train.batch_size
         parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch, "rows": self.model.rows}
         if data.profile is not None:
@@ -162,32 +140,28 @@ class ClickSource:
             return self.config.train.batch_size
         return self._scoring_order(0, self._store).whole_samples(number)
 
-    def _scoring_order(self, seed: int, store: CriteoStore | ImportedClicks) -> ClickOrder:
+    def _scoring_order(self, seed: int, store: ImportedClicks) -> ClickOrder:
         return ClickOrder(store=store, batch_size=SCORING_BATCH, seed=seed, split="valid")
 
     @cached_property
     def catalogue(self) -> ClickCatalogue | None:
         """The items that imported rows can be ranked among."""
-        return of_imported(self._store, SCORING_BATCH) if isinstance(self._store, ImportedClicks) else None
+        return None if self._store is None else of_imported(self._store, SCORING_BATCH)
 
     def strongest_feature(self) -> tuple[str, float] | None:
-        return imported_strongest(self._store) if isinstance(self._store, ImportedClicks) else None
+        return None if self._store is None else imported_strongest(self._store)
 
     def scored_rows(self, seed: int, device: torch.device) -> ScoredRows:
-        """Of rows drawn on a device, or read on the host."""
-        if isinstance(self._store, ImportedClicks):
+        if self._store is not None:
             return imported_rows(self._store)
-        held_out = self.held_out(seed, device if self.drawn else torch.device("cpu"))
-        return ScoredRows(torch.cat([batch.labels_B for batch in held_out]).cpu())
+        return ScoredRows(torch.cat([batch.labels_B for batch in self.held_out(seed, device)]).cpu())
 
     def baseline_logits(self, seed: int, device: torch.device) -> dict[str, Tensor]:
-        """The majority class of the training rows; for random batches the logits that labels were drawn from; for
-        imported clicks also models of the same features."""
+        """The majority class of the training rows; for random batches also the logits that labels were drawn from, for
+        imported clicks models of the same features."""
         if self._store is None:
             return synthetic_logits(self.bags(seed, device), self.config.data.held_out_batches)
-        if isinstance(self._store, ImportedClicks):
-            return imported_logits(self._store)
-        return {"majority": majority(self._store.click_rate("train"), self.facts()["valid_rows"])}
+        return imported_logits(self._store)
 
 
 def lookups(config: DLRMWorkloadConfig) -> Lookups:

@@ -1,1 +1,0 @@
-"""Criteo click logs: tab-separated files, converted once to memory-mapped arrays, read in a seeded order."""
