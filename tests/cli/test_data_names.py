@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -61,14 +60,12 @@ def test_datasets_are_listed_with_the_command_that_trains_on_them(call: Call, mi
 
 
 def test_names_and_paths_that_do_not_fit_are_one_line_each(call: Call, mine: str, tmp_path: Path) -> None:
-    log, folder = tmp_path / "log.gz", tmp_path / "folder"
-    log.write_bytes(gzip.compress(("\t".join(["1"] * 40) + "\n").encode()))
+    folder = tmp_path / "folder"
     folder.mkdir()
     for arguments, code, message in [
         (("run", "dlrm-v4", "--data", "mime"), 2, "did you mean 'mine'?"),
         (("run", "dlrm-v4", "--data.path", "mine"), 3, "recperf run dlrm-v4 --data mine"),
         (("run", "dlrm-v4", "--data", "movielens-like"), 2, "dlrm-v4 cannot train on movielens-like"),
-        (("run", "dlrm-v4", "--data", log.name), 2, "recperf run dlrm --data log.gz"),
         (("run", "dlrm-v4", "--data", "yambda-50m"), 3, "recperf data get yambda-50m"),
         (("show", "--data", "ratings.csv"), 3, "recperf data import"),
         (("show", "--data", folder), 3, "no dataset that recperf knows"),
