@@ -22,7 +22,6 @@ from recperf.data.click_store.imported import ImportedClicks
 from recperf.data.config import SplitConfig
 from recperf.data.datasets import at
 from recperf.data.random_config import read_profile
-from recperf.data.yambda.reference import cache
 from recperf.errors import DataError, RecperfError
 from recperf.files import json_bytes
 from recperf.measure import peaks
@@ -265,7 +264,6 @@ def test_other_json_of_the_user_and_of_the_cache_is_one_line(tmp_path: Path) -> 
         lambda: devices.device_of(str(path)),
         lambda: read_profile(path, {"a": 4}),
         lambda: read_config(path),
-        lambda: cache.read_json(path),
         lambda: read_file(path),
         lambda: trace.read(path),
     ]

@@ -32,7 +32,7 @@ _SCORED_MEMORY = 512 << 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Rows of a file as a table of DuckDB with the columns f0, f1 and so on, one for each role."""
 
     sql: str
@@ -82,24 +82,24 @@ def tables_of(source: Source) -> Iterator[Any]:
             yield connection.sql(f"FROM {part.sql}").to_arrow_table().rename_columns(list(source.columns))
 
 
-def _value(column: str, kind: str, part: Part) -> str:
+def _value(column: str, kind: str, part: FilePart) -> str:
     """SQL for a column of `raw`: text without the whitespace around it, NULL where nothing is left."""
     return column if part.trimmed or kind != "VARCHAR" else f"nullif({stripped(column)}, '')"
 
 
-def _parts(connection: Any, source: Source, file: HashedFile, bad: BadRows) -> Iterator[Part]:
+def _parts(connection: Any, source: Source, file: HashedFile, bad: BadRows) -> Iterator[FilePart]:
     """Parts of the file as tables of DuckDB; a part is gone when the next one is asked for."""
     if source.format == "parquet":
         for table, bytes_read in _parquet_batches(source):
             connection.register("batch", table.rename_columns([f"f{at}" for at in range(len(source.columns))]))
-            yield Part("batch", bytes_read)
+            yield FilePart("batch", bytes_read)
             connection.unregister("batch")
         return
     read = {"csv": _csv_part, "json": _json_part, "sequences": _sequence_part}[source.format]
     with closing(read_blocks(source, file, bad)) as blocks:
         for number, block in enumerate(blocks):
             sql = read(connection, source, block, bad, number)
-            yield Part(sql, block.bytes_read, trimmed=source.format == "csv" and block.trimmed)
+            yield FilePart(sql, block.bytes_read, trimmed=source.format == "csv" and block.trimmed)
     connection.unregister("batch")
 
 
