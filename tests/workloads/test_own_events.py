@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import convert
 
 from recperf.cli import main
 from recperf.data.blocks import Column
@@ -23,6 +24,7 @@ from recperf.models.dlrm_v4.inputs import prepare
 from recperf.models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
 from recperf.models.dlrm_v4.padding import Padding
 from recperf.runs.report.quality_sections import certainty
+from recperf.runs.result import Result
 from recperf.train.metrics import auc
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
@@ -203,7 +205,7 @@ def test_a_run_on_own_events(
     assert {*running, "popularity"} <= quality["baselines"].keys()
     assert quality["target"]["beat"] == "best"
     # The regression that the model starts as is compared with, but is not among those to beat.
-    assert any("the model starts as this regression" in sentence for sentence in certainty(result))
+    assert any("the model starts as this regression" in sentence for sentence in certainty(convert(result, Result)))
     others = [rule["auc"] for name, rule in quality["baselines"].items() if name != "rates_start"]
     assert quality["met"] == (quality["metrics"]["auc"] > max(others))
     saved = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
