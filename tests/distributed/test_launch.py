@@ -216,8 +216,12 @@ SAVING = ("--train.epochs", "1000", "--train.checkpoint-steps", "2")
 
 @needs_torchrec
 def test_the_launcher_restarts_after_a_kill_and_a_signal_to_it_makes_all_ranks_save(tmp_path: Path) -> None:
+    """And nothing listens at another address than loopback's."""
     started = Started(tmp_path, ["recperf"], "--ranks", "2", "--restarts", "1", *SAVING)
-    os.kill(started.rank(1, steps=5), signal.SIGKILL)
+    processes = [started.process.pid, *(started.rank(number, steps=5) for number in (0, 1))]
+    # gloo's, at 127.0.0.1 as /proc writes it.
+    assert {address.partition(":")[0] for address in _listening(processes)} == {"0100007F"}
+    os.kill(processes[2], signal.SIGKILL)
     while not started.resumes():
         time.sleep(0.1)
     started.rank(1, steps=started.steps() + 2)
@@ -261,19 +265,16 @@ def test_a_second_interrupt_ends_launcher_and_ranks_at_once(tmp_path: Path) -> N
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @needs_torchrec
-def test_ranks_listen_on_loopback_only_and_end_with_a_killed_launcher_so_that_the_run_can_be_resumed(
-    tmp_path: Path,
-) -> None:
+def test_ranks_end_with_a_killed_launcher_so_that_the_run_can_be_resumed(tmp_path: Path) -> None:
     started = Started(tmp_path, ["recperf"], "--ranks", "2", "--train.epochs", "1000")
-    processes = [started.process.pid, *(started.rank(number, steps=2) for number in (0, 1))]
-    # gloo's, at 127.0.0.1 as /proc writes it.
-    assert {address.partition(":")[0] for address in _listening(processes)} == {"0100007F"}
+    ranks = [started.rank(number, steps=2) for number in (0, 1)]
     started.process.kill()
     started.process.wait()
     end = time.monotonic() + 10
     # A process that nobody has waited for yet has no environment.
-    while any(len(_environment(rank)) > 1 for rank in processes[1:]):
+    while any(len(_environment(rank)) > 1 for rank in ranks):
         assert time.monotonic() < end, "ranks outlive their launcher"
         time.sleep(0.05)
     printed = started.log.read_text()
