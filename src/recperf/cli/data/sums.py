@@ -35,7 +35,7 @@ def check(arguments: list[str]) -> int:
     error = None
     if faults:
         counts = ", ".join(f"{len(facts[how])} {how}" for how in ("missing", "differing", "extra") if facts[how])
-        fix = "get those files again from where the list came from"
+        fix = "get missing and differing files again, and move extra ones away"
         error = DataError(f"the files are not those of the list: {counts}", where={"folder": facts["folder"]}, fix=fix)
     else:
         terminal.say(f"{count_of(facts['compared'], 'file')} as listed, {facts['bytes']:,} bytes")
