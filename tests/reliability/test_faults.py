@@ -43,7 +43,6 @@ def newest(folder: Path) -> Path:
     ("functions", "number", "point", "nth", "message"),
     [
         (["write"], errno.ENOSPC, "save: begun", 3, "the disk is full"),
-        (["write"], errno.EDQUOT, "evaluation: due", 3, "the disk quota is used up"),
         (WRITING, errno.EROFS, "save: renamed", 2, "the file system is read-only"),
     ],
 )

@@ -107,9 +107,10 @@ def test_tables_larger_than_memory_go_to_files(tmp_path: Path) -> None:
     ("gib", "limit_gib", "resident", "steps", "batch"),
     [
         pytest.param(2, 1, "64MiB", 60, 64, id="small"),
-        pytest.param(20, 3, "2GiB", 2000, 128, id="large", marks=pytest.mark.long),
+        pytest.param(20, 3, "2GiB", 2000, 128, id="large"),
     ],
 )
+@pytest.mark.long
 def test_a_table_trains_within_less_memory_than_it_has(
     gib: int, limit_gib: int, resident: str, steps: int, batch: int, tmp_path: Path
 ) -> None:
