@@ -16,7 +16,6 @@ from page_reader import Reader
 
 from recperf.runs.report import formats as fmt
 from recperf.runs.report import page as pages
-from recperf.runs.report import roofs
 from recperf.runs.report.blocks import Cell
 from recperf.runs.report.profile_facts import ABSENT, TOP
 from recperf.runs.report.profile_report import html, text, write_page
@@ -154,7 +153,6 @@ def test_a_fix_that_is_not_judged_says_why() -> None:
     assert any(re.search(r"fused products +– +[\d.]+ ms +– +yes +not judged", line) for line in lines)
     page = html(profiles.cpu(), None, None)
     assert page.count(busy) == 2
-    assert "fused products: predicted –, measured –" in page
 
 
 def test_control_characters_and_markup_stay_text(eager: str) -> None:
@@ -191,20 +189,18 @@ def test_long_names_are_cut_with_the_whole_name_in_a_title() -> None:
 
 
 def test_figures_are_described_in_words(eager: str) -> None:
-    assert eager.count('class="figure"') == 2 * 7
+    assert eager.count('class="figure"') == 4
     labels = " ".join(re.findall(r'aria-label="([^"]*)"', eager))
     assert "Share of each part in a step of 4.90 ms: data 18.4%" in labels
     assert "The device in a step: busy 1.02 ms, input wait 820 µs, host wait 2.40 ms" in labels
-    assert "whole step as a CUDA graph: predicted 3.77x (3.39x to 4.52x), measured 3.27x" in labels
     assert "top 21.0 TFLOP/s at 210 FLOP/B" in labels
-    assert "embedding 14.3 GB/s" in labels
 
 
 def test_no_roofline_without_ceilings() -> None:
     no_ceilings = profiles.eager()
     for row in no_ceilings["roofline"]:
         row |= {"ceiling_flops_per_s": None, "ceiling_bytes_per_s": None, "share_of_roof": None}
-    assert html(no_ceilings, None, None).count('class="figure"') == 2 * 5
+    assert html(no_ceilings, None, None).count('class="figure"') == 3
 
 
 def test_empty_tables_and_zero_times_do_not_stop_the_report() -> None:
@@ -218,7 +214,7 @@ def test_empty_tables_and_zero_times_do_not_stop_the_report() -> None:
 
 
 def test_times_below_zero_do_not_stop_the_page() -> None:
-    """Clocks of other programs, and profiles of earlier versions, have some for work beside the step."""
+    """Clocks of other programs have some for work beside the step."""
     early = profiles.eager()
     for part in early["components"]:
         part["ms"] = {"p20": -0.5, "p50": 0.1, "p80": -0.1}
@@ -252,7 +248,6 @@ def test_writing_a_page_is_repeatable_and_leaves_the_profile_alone(tmp_path: Pat
         (fmt.component, "embedding_backward", "embedding, backward"),
         (fmt.component, "backward", "backward"),
         (fmt.setting, [944, None, True], "944 none yes"),
-        (roofs.power_of_ten, 14, "100 T"),
         (fmt.short, "void at::native::reduce_kernel<512>(int, float*)", "reduce_kernel<512>"),
         (fmt.short, "void (anonymous namespace)::softmax(float*)", "softmax"),
         (fmt.short, "(all of it)", "(all of it)"),

@@ -14,20 +14,13 @@ from page_reader import Reader
 from recperf.cli.summary import summary
 from recperf.errors import DataError, MachineError
 from recperf.runs import report
-from recperf.runs.report import curves, page, run_report, svg
+from recperf.runs.report import curves, run_report, svg
 from recperf.runs.report import formats as fmt
 from recperf.runs.report.reading import read
 
 
 def written(*runs: Path) -> str:
     return run_report.write(list(runs), runs[0].parent / "page.html").read_text()
-
-
-@pytest.fixture
-def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of texts: each figure in one width only, which halves the time."""
-    draw = page.drawn
-    monkeypatch.setattr(page, "drawn", lambda figure, width: draw(figure, width) if width == "narrow" else "")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +35,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     return written(examples.make_run(tmp_path_factory.mktemp("bare") / "run", measured=()))
 
 
-def test_an_unclear_verdict_says_what_to_do(tmp_path: Path, drawn_once: None) -> None:
+def test_an_unclear_verdict_says_what_to_do(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
     near = "No limit reaches 30% of the step. The nearest are python (28%) and dispatch (25%)."
     for field, value in (("limit", "unclear"), ("because", [near]), ("advice", "Remove the nearest first.")):
@@ -126,7 +119,7 @@ def test_ids_are_unique_and_references_hold(full: str) -> None:
 
 def test_every_figure_is_well_formed_named_and_coloured_by_the_page(full: str) -> None:
     figures = re.findall(r"<svg.*?</svg>", full, re.S)
-    assert len(figures) == 18
+    assert len(figures) == 8
     for figure in figures:
         root = ElementTree.fromstring(figure)
         assert root.get("role") == "img"
@@ -157,7 +150,7 @@ def test_text_of_a_run_cannot_become_markup(tmp_path: Path) -> None:
         ElementTree.fromstring(figure)
 
 
-def test_several_runs_are_compared_on_top(tmp_path: Path, drawn_once: None) -> None:
+def test_several_runs_are_compared_on_top(tmp_path: Path) -> None:
     one = examples.make_run(tmp_path / "one")
     two = examples.make_run(tmp_path / "two", auc=0.75, config={"seed": 7}, measured=("profile",))
     page = written(one, two)
@@ -168,7 +161,7 @@ def test_several_runs_are_compared_on_top(tmp_path: Path, drawn_once: None) -> N
     assert len(re.findall(r' id="([^"]+)"', page)) == len(set(re.findall(r' id="([^"]+)"', page)))
 
 
-def test_a_run_too_short_to_time(tmp_path: Path, drawn_once: None) -> None:
+def test_a_run_too_short_to_time(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run", measured=())
     for field in ("step_ms", "budget", "steady", "overall"):
         examples.change(run, "result.json", f"performance.{field}", None)
@@ -179,7 +172,7 @@ def test_a_run_too_short_to_time(tmp_path: Path, drawn_once: None) -> None:
     assert "neither losses nor metrics" in said
 
 
-def test_a_run_without_target_or_baselines(tmp_path: Path, drawn_once: None) -> None:
+def test_a_run_without_target_or_baselines(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
     examples.change(run, "result.json", "quality.target.beat", None)
     examples.change(run, "result.json", "quality.baselines", {})
@@ -188,14 +181,14 @@ def test_a_run_without_target_or_baselines(tmp_path: Path, drawn_once: None) -> 
     assert "target met" not in said
 
 
-def test_a_profile_that_disagrees_with_training_gives_a_warning(tmp_path: Path, full: str, drawn_once: None) -> None:
+def test_a_profile_that_disagrees_with_training_gives_a_warning(tmp_path: Path, full: str) -> None:
     assert "the shares may be wrong" not in full
     run = examples.make_run(tmp_path / "run")
     examples.change(run, "result.json", "performance.step_ms", {"p20": 3.0, "p50": 3.1, "p80": 3.2})
     assert "A step took 3.10 ms in training but 1.11 ms in the profile" in Reader(written(run)).text
 
 
-def test_a_gpu_is_compared_with_its_own_ceilings(tmp_path: Path, drawn_once: None) -> None:
+def test_a_gpu_is_compared_with_its_own_ceilings(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
     names = ("gemm", "copy", "read", "fresh", "cached", "gather", "knee", "calls")
     gpu = {name: examples.peaks()[name] for name in names}
@@ -214,7 +207,7 @@ def test_the_cost_of_measuring_is_compared_with_the_spread_of_the_steps() -> Non
     assert fmt.measuring_cost(-0.02, step) == "less than the spread of the steps"
 
 
-def test_a_file_that_cannot_be_written_names_the_option(tmp_path: Path, drawn_once: None) -> None:
+def test_a_file_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
     (tmp_path / "file").touch()
     with pytest.raises(MachineError) as refused:
@@ -230,18 +223,6 @@ def test_long_curves_are_thinned_without_losing_their_extremes() -> None:
     assert max(thinned.high) == 9.0
     assert thinned.step == sorted(thinned.step)
     assert curves.thin([(1, 0.5)]).mean == [0.5]
-
-
-def test_labels_do_not_overlap() -> None:
-    anchors = [(100.0, 100.0), (102.0, 101.0), (104.0, 99.0), (290.0, 100.0)]
-    spots = svg.place(anchors, [80.0] * 4, (0, 0, 300, 200))
-    boxes = [(x, y - 6.5, x + 80, y + 6.5) for x, y in spots]
-    for index, one in enumerate(boxes):
-        assert one[0] >= 0
-        assert one[2] <= 300
-        for other in boxes[index + 1 :]:
-            apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
-            assert apart
 
 
 def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ SMALL = 0.01
 """Parts below this share of every step are drawn as one."""
 
 
-def step_figure(width: int, points: list[dict[str, Any]]) -> Sheet:
+def step_figure(points: list[dict[str, Any]]) -> Sheet:
     """Exposed parts of a step, stacked, one bar for each number of ranks; the line is the range of the prediction."""
     steps = [point["step"] for point in points]
     names = [
         name for name in steps[0]["exposed"] if any(step["exposed"][name] >= SMALL * step["value"] for step in steps)
     ]
     high = 1e3 * max(step["high"] for step in steps)
-    sheet = Sheet(width, 260 + 16 * len(names))
+    sheet = Sheet(260 + 16 * len(names))
     axes = sheet.axes(56, 12, 12, sheet.height - 240)
     axes.set_xlim(-0.6, len(points) - 0.4)
     axes.set_ylim(0, 1.05 * high)

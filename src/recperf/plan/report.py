@@ -219,7 +219,7 @@ def _overview(points: list[dict[str, Any]], currency: str | None) -> list[Block]
     fitting = [point for point in points if point["fits"]]
     if fitting:
         label = "Predicted time of a step by part, for each number of ranks that fits"
-        blocks.append(Figure("plan-steps", label, label, lambda width: step_figure(width, fitting)))
+        blocks.append(Figure("plan-steps", label, label, lambda: step_figure(fitting)))
     return blocks
 
 

@@ -20,7 +20,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot, drawn only for a page and in two widths: one for screens and one for phones."""
+    """A plot, drawn only for a page."""
 
     kind: ClassVar[str] = "figure"
     key: str
@@ -28,8 +28,7 @@ class Figure:
     label: str
     """What the figure shows, for readers who cannot see it."""
     caption: str
-    draw: Callable[[int], Sheet]
-    """Draws the figure at a width in pixels."""
+    draw: Callable[[], Sheet]
 
 
 @dataclass(frozen=True)

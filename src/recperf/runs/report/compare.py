@@ -10,7 +10,7 @@ from typing import Any
 from ...config import flatten
 from ..result import Percentiles, Target
 from ..resume import change_text
-from .profile_facts import from_profile, in_order
+from .plots import from_profile, in_order
 from .reading import Reading
 
 BEYOND_CHANCE = 2.0

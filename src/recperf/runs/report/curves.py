@@ -1,4 +1,4 @@
-"""Line charts: lookup time against table size, and training loss and metrics over the steps."""
+"""Line charts: lookup time against table size, training loss and metrics over the steps, and the roofline."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .formats import size
-from .svg import WIDE, Sheet, evenly, round_steps, ticks, tone
+from .blocks import Figure
+from .formats import byte_rate, component, flop_rate, number, scaled, size
+from .svg import Sheet, decades, evenly, family, round_steps, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,11 +26,9 @@ class Mark:
     tone: str
 
 
-def knee(width: int, points: list[dict[str, Any]], caches: dict[str, int], marks: list[Mark]) -> Sheet:
+def knee(points: list[dict[str, Any]], caches: dict[str, int], marks: list[Mark]) -> Sheet:
     """Nanoseconds per lookup against table size, with the sizes of the caches and of the workload."""
-    wide = width == WIDE
-    height, (left, right, top, bottom) = (340, (44, 16, 34, 42)) if wide else (320, (34, 10, 34, 42))
-    sheet = Sheet(width, height)
+    sheet, (left, right, top, bottom) = Sheet(340), (44, 16, 34, 42)
     axes = sheet.axes(left, top, right, bottom)
     sizes, middle = [point["table_bytes"] for point in points], [point["p50"] for point in points]
     low = min([*sizes, *(mark.bytes for mark in marks)]) / 1.6
@@ -37,23 +36,21 @@ def knee(width: int, points: list[dict[str, Any]], caches: dict[str, int], marks
     axes.set_xlim(math.log2(low), math.log2(high))
     highest = max(point["p80"] for point in points) * 1.12
     axes.set_ylim(0, highest)
-    every = 3 if wide else 5
-    octaves = [float(v) for v in range(0, 60, every)]
+    octaves = [float(v) for v in range(0, 60, 3)]
     ticks(axes, "x", octaves, lambda v: size(2**v))
     ticks(axes, "y", round_steps(0, highest, 5), lambda v: f"{v:g}", grid=True)
     sheet.text(0, 10, "ns per lookup", va="center")
-    sheet.text(width - right, height - 8, "table size", ha="right", va="center")
+    sheet.text(sheet.width - right, sheet.height - 8, "table size", ha="right", va="center")
     x = [math.log2(value) for value in sizes]
     axes.fill_between(x, [p["p20"] for p in points], [p["p80"] for p in points], color=tone("accent"), alpha=0.18, lw=0)
     axes.plot(x, middle, color=tone("accent"), lw=2.2, marker="o", ms=4)
-    across = (width - left - right) / math.log2(high / low)
+    across = (sheet.width - left - right) / math.log2(high / low)
     for level, count in caches.items():
         if low < count < high:
             axes.axvline(math.log2(count), color=tone("muted"), lw=1, ls=(0, (2, 3)))
             at = left + math.log2(count / low) * across
-            label = f"{level} {size(count)}" if wide else level
-            sheet.text(at, top - 8, label, ha="center", va="center", size=10.5)
-    _marks(sheet, axes, marks, (x, middle), (left, top, low, across), (height - top - bottom) / highest)
+            sheet.text(at, top - 8, f"{level} {size(count)}", ha="center", va="center", size=10.5)
+    _marks(sheet, axes, marks, (x, middle), (left, top, low, across), (sheet.height - top - bottom) / highest)
     return sheet
 
 
@@ -120,30 +117,26 @@ def smooth(values: list[float], weight: float = 0.15) -> list[float]:
 
 
 def training(
-    width: int,
     losses: dict[int, list[tuple[int, float]]],
     norms: dict[int, list[tuple[int, float]]],
     history: dict[int, list[tuple[int, float]]],
     metric: str,
     target: float | None,
 ) -> Sheet:
-    """Loss, gradient norm and a validation metric side by side; on a phone, below each other."""
-    wide, height = width == WIDE, 250
+    """Loss, gradient norm and a validation metric side by side."""
     series = {"training loss": losses, "gradient norm": norms, f"validation {metric}": history}
     panels = [title for title, by_seed in series.items() if by_seed]
-    sheet = Sheet(width, height if wide else (height - 20) * len(panels))
-    each = (width - 56 * (len(panels) - 1)) / len(panels) if wide else width
+    sheet = Sheet(250)
+    each = (sheet.width - 56 * (len(panels) - 1)) / len(panels)
     for index, title in enumerate(panels):
-        left = (index * (each + 56) if wide else 0) + 40
-        top = 34 if wide else 34 + index * (height - 20)
-        frame = (height if wide else height - 20) - 34 - 34
-        axes = sheet.axes(left, top, width - left + 40 - each + 6, sheet.height - top - frame)
-        sheet.text(left - 40, top - 22, title, color="ink", size=12, weight="bold", va="center")
+        left = index * (each + 56)
+        axes = sheet.axes(left + 40, 34, sheet.width - left - each + 6, 34)
+        sheet.text(left, 12, title, color="ink", size=12, weight="bold", va="center")
         if series[title] is history:
             _history(axes, history, target)
         else:
             _losses(axes, series[title])
-        sheet.text(left - 40 + each - 6, top + frame + 26, "steps", ha="right", va="center")
+        sheet.text(left + each - 6, 242, "steps", ha="right", va="center")
     return sheet
 
 
@@ -203,11 +196,11 @@ def _frame(axes: Axes, last: float, low: float, high: float) -> None:
     ticks(axes, "x", round_steps(0, last * 1.02, 4), lambda v: f"{v:,.0f}")
 
 
-def reliability(width: int, bins: list[tuple[float, float]]) -> Sheet:
+def reliability(bins: list[tuple[float, float]]) -> Sheet:
     """Observed over predicted rates, beside the line on which they are equal."""
-    side = min(width - 60, 260)
-    sheet = Sheet(width, side + 70)
-    axes = sheet.axes(46, 34, width - 46 - side, 36)
+    side = 260
+    sheet = Sheet(side + 70)
+    axes = sheet.axes(46, 34, sheet.width - 46 - side, 36)
     sheet.text(0, 12, "observed share of positives", color="ink", size=12, weight="bold", va="center")
     sheet.text(46 + side, side + 62, "predicted probability", ha="right", va="center")
     high = max(max(pair) for pair in bins) * 1.05 or 1.0
@@ -220,3 +213,57 @@ def reliability(width: int, bins: list[tuple[float, float]]) -> Sheet:
     ticks(axes, "x", marked, evenly(marked))
     ticks(axes, "y", marked, evenly(marked), grid=True)
     return sheet
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A part of a step on the roofline, with the number of its row in the table."""
+
+    number: int
+    name: str
+    intensity: float
+    flops: float
+
+
+def roofline_figure(key: str, bandwidth: float, peak: float, dots: list[Dot]) -> Figure:
+    listed = "; ".join(f"{component(d.name)} {flop_rate(d.flops)} at {number(d.intensity)} FLOP/B" for d in dots)
+    return Figure(
+        key,
+        f"Roofline under arithmetic {flop_rate(peak)} and memory {byte_rate(bandwidth)}. {listed}",
+        "Dots carry the number of their row in the table; open ones are backward passes. A dot far below the roof is "
+        "limited by neither arithmetic nor memory, but by overhead or waiting.",
+        lambda: roofline(bandwidth, peak, dots),
+    )
+
+
+def roofline(bandwidth: float, peak: float, dots: list[Dot]) -> Sheet:
+    """FLOP/s against FLOP per byte on logarithmic axes: the slope is the bandwidth, the flat line the peak FLOP/s."""
+    sheet = Sheet(360)
+    axes = sheet.axes(58, 40, 16, 42)
+    ridge = peak / bandwidth
+    low, high = (ends([dot.intensity for dot in dots] + [ridge]) for ends in (min, max))
+    low, high = low / 10, high * 8
+    floor = min([dot.flops for dot in dots] + [low * bandwidth]) / 3
+    ceiling = max([peak * 3.5, *(dot.flops * 2 for dot in dots)])
+    axes.set_xlim(math.log10(low), math.log10(high))
+    axes.set_ylim(math.log10(floor), math.log10(ceiling))
+    ticks(axes, "x", decades(low, high, 8), lambda v: f"{10**v:g}", grid=True)
+    ticks(axes, "y", decades(floor, ceiling, 7), lambda v: scaled(10**v), grid=True)
+    sheet.text(0, 28, "FLOP/s", va="center")
+    sheet.text(sheet.width - 16, sheet.height - 8, "FLOP per byte", ha="right", va="center")
+    start = max(low, floor / bandwidth)
+    roof = [(start, start * bandwidth), (ridge, peak), (high, peak)]
+    axes.plot([math.log10(x) for x, _ in roof], [math.log10(y) for _, y in roof], lw=2.2, color=tone("ink"))
+    label = f"arithmetic {flop_rate(peak)}, memory {byte_rate(bandwidth)}"
+    _note(axes, label, (math.log10(high), math.log10(peak)), (-2, 6), "right")
+    for dot in dots:
+        at, (hue, faint) = (math.log10(dot.intensity), math.log10(dot.flops)), family(dot.name)
+        fill = tone("surface" if faint else hue)
+        axes.plot(*at, "o", ms=8, mew=2, mec=tone(hue), mfc=fill, zorder=4)
+        # The two passes of a part often lie close together.
+        _note(axes, str(dot.number), at, (-7 if faint else 7, -4), "right" if faint else "left")
+    return sheet
+
+
+def _note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], aside: str) -> None:
+    axes.annotate(text, at, offset, textcoords="offset points", ha=aside, fontsize=10.5, color=tone("ink"))

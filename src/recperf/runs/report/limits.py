@@ -9,8 +9,9 @@ from . import curves, plots, ranks
 from . import formats as fmt
 from .blocks import Cell, Figure, Missing, Section, Table, Text, cells
 from .formats import NOT_MEASURED, component, count, size
+from .plots import from_profile
 from .profile_device import roofline_blocks
-from .profile_facts import from_profile, keyed, limit_blocks, why_missing
+from .profile_facts import keyed, limit_blocks, why_missing
 from .reading import Reading
 
 PAIR_COMMAND = "recperf pair micro-dlrm-dram"
@@ -58,7 +59,7 @@ def knee(run: Reading, key: str) -> Section:
     )
     if any(mark.bytes > points[-1]["table_bytes"] for mark in marks):
         caption += " Dots beyond the largest measured table have the height of its last point."
-    draw = lambda width: curves.knee(width, points, caches, marks)  # noqa: E731
+    draw = lambda: curves.knee(points, caches, marks)  # noqa: E731
     table = _ids_table(ids) if ids else Missing("The working set of this workload", run.profile_command)
     return Section("knee", title, [Figure(f"{key}-knee", label, caption, draw), table])
 
@@ -94,7 +95,7 @@ def pair(run: Reading, key: str) -> Section:
         f"Milliseconds of a step with hot and with cold ids. Cold over hot: {ratios}",
         "Median time of each part, for the same model and shapes with new ids every step. Backward passes have the "
         "lighter shade.",
-        lambda width: plots.stacked(width, bars, "ms"),
+        lambda: plots.stacked(bars, "ms"),
     )
     rows = [(Cell("whole step", "strong"), *_pair_cells(*(arm["step_ms"]["p50"] for arm in arms.values())))]
     for name in dict.fromkeys([*times["hot"], *times["cold"]]):

@@ -14,7 +14,7 @@ from ...files import write_atomic, writing
 from ...version import __version__
 from .blocks import Cell, Figure, Report, Section
 from .formats import short
-from .svg import NARROW, SETTINGS, WIDE, require_matplotlib
+from .svg import SETTINGS, require_matplotlib
 
 
 def write(text: str, out: Path) -> Path:
@@ -68,13 +68,12 @@ def _environment() -> Any:
     return environment
 
 
-def drawn(figure: Figure, width: str) -> str:
-    """The figure as SVG markup, `wide` for screens or `narrow` for phones."""
+def drawn(figure: Figure) -> str:
+    """The figure as SVG markup."""
     from markupsafe import Markup
 
     with require_matplotlib().rc_context(SETTINGS):
-        sheet = figure.draw(WIDE if width == "wide" else NARROW)
-        return Markup(sheet.markup(f"{figure.key}-{width}", figure.label))
+        return Markup(figure.draw().markup(figure.key, figure.label))
 
 
 def shortened(cell: Cell) -> str:

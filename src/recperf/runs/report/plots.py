@@ -1,19 +1,23 @@
-"""Bar charts: quality beside baselines, and steps divided into their parts. Each is drawn for a given width."""
+"""Bar charts: quality beside baselines, and steps divided into their parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ...measure.spans import PHASES
 from ..result import Interval
 from .blocks import Figure
-from .formats import component, percent
-from .profile_facts import StepPart
-from .svg import WIDE, Sheet, evenly, family, round_steps, ticks, tone
+from .formats import component, percent, time
+from .svg import Sheet, evenly, family, round_steps, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+CHARACTER = 6.6
+"""Pixels of a character at the size of labels, a little generous."""
 
 
 @dataclass(frozen=True)
@@ -29,23 +33,18 @@ class Bar:
     """Bootstrap interval of a metric, drawn instead of its spread."""
 
 
-def quality(width: int, bars: list[Bar], metrics: list[tuple[str, str]], targets: dict[str, float]) -> Sheet:
+def quality(bars: list[Bar], metrics: list[tuple[str, str]], targets: dict[str, float]) -> Sheet:
     """One panel per metric with one bar per model; the target is a dashed line."""
-    wide, rows = width == WIDE, len(bars)
-    panel = 26 * rows + 60
-    sheet = Sheet(width, panel if wide else panel * len(metrics) + 12 * (len(metrics) - 1))
-    names = 18 + 6.6 * max(len(bar.label) for bar in bars)
-    each = (width - names - 30 * len(metrics)) / len(metrics) if wide else width - names - 44
+    sheet = Sheet(26 * len(bars) + 60)
+    names = 18 + CHARACTER * max(len(bar.label) for bar in bars)
+    each = (sheet.width - names - 30 * len(metrics)) / len(metrics)
     for index, (metric, title) in enumerate(metrics):
-        left = names + index * (each + 46) if wide else names
-        top = 38 if wide else 38 + index * (panel + 12)
-        axes = sheet.axes(left, top, width - left - each, sheet.height - top - 26 * rows)
-        sheet.text(left, top - 24, title, color="ink", size=12, weight="bold")
+        left = names + index * (each + 46)
+        axes = sheet.axes(left, 38, sheet.width - left - each, sheet.height - 38 - 26 * len(bars))
+        sheet.text(left, 14, title, color="ink", size=12, weight="bold")
         _scores(axes, bars, metric, targets.get(metric))
-        if index == 0 or not wide:
-            for row, bar in enumerate(bars):
-                y = top + 26 * row + 13
-                sheet.text(0, y, bar.label, color="ink" if bar.own else "muted", va="center")
+    for row, bar in enumerate(bars):
+        sheet.text(0, 51 + 26 * row, bar.label, color="ink" if bar.own else "muted", va="center")
     return sheet
 
 
@@ -85,42 +84,53 @@ class BarPart:
     value: float
 
 
+@dataclass(frozen=True)
+class StepPart:
+    name: str
+    phase: str
+    share: float
+    """Share of the step."""
+    ms: dict[str, float] | None
+    """p20, p50 and p80; None if only the share is known."""
+
+
+def from_profile(profile: dict[str, Any]) -> list[StepPart]:
+    return in_order(StepPart(p["name"], p["phase"], p["share"], p["ms"]) for p in profile["components"])
+
+
+def in_order(parts: Iterable[StepPart]) -> list[StepPart]:
+    """The parts by phase; within a phase, as they were measured."""
+    return sorted(parts, key=lambda part: PHASES.index(part.phase) if part.phase in PHASES else len(PHASES))
+
+
 def budget_figure(key: str, parts: Sequence[StepPart], of: str) -> Figure:
     """The share of each part in one step."""
     listed = ", ".join(f"{component(part.name)} {percent(part.share, 1)}" for part in parts)
     bar = [("", [BarPart(part.name, part.phase, part.share) for part in parts])]
     backward = any(part.name.endswith("_backward") for part in parts)
     caption = "Backward passes have the lighter shade of their forward pass." if backward else ""
-    draw = lambda width: stacked(width, bar, "share")  # noqa: E731
-    return Figure(key, f"Share of each part in {of}: {listed}", caption, draw)
+    return Figure(key, f"Share of each part in {of}: {listed}", caption, lambda: stacked(bar, "share"))
 
 
-def stacked(width: int, bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
+def stacked(bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
     """One stacked bar per row: shares of a step, or milliseconds. A single bar shows its phases below."""
-    wide, single = width == WIDE, len(bars) == 1
-    each = 40 if single else 38
-    # On a phone there is no room beside a bar, so its name goes above it.
-    above = 0 if wide or single else 22
-    names = (min(220, 18 + 6.6 * max(len(label) for label, _ in bars)) if wide else 0) if not single else 0
-    foot = 26 if single else 30 if unit == "share" else 42
-    inset = 0 if single else 16
-    sheet = Sheet(width, round(len(bars) * (each + above + 10) + foot))
+    single = len(bars) == 1
+    names = 0.0 if single else min(220, 18 + CHARACTER * max(len(label) for label, _ in bars))
+    foot, inset = 26 if single else 30 if unit == "share" else 42, 0 if single else 16
+    sheet = Sheet(round(len(bars) * 50 + foot))
     axes = sheet.axes(names + inset, 0, inset, foot)
     longest = max(sum(part.value for part in parts) for _, parts in bars) or 1.0
     axes.set_xlim(0, longest)
-    axes.set_ylim(len(bars) * (each + above + 10), 0)
-    pixels = (width - names - 2 * inset) / longest
+    axes.set_ylim(len(bars) * 50, 0)
+    pixels = (sheet.width - names - 2 * inset) / longest
     for row, (label, parts) in enumerate(bars):
-        top = row * (each + above + 10) + above
-        if not single:
-            y = top + each / 2 if wide else top - 11
-            sheet.text(0 if wide or single else inset, y, label, va="center", color="ink")
-        _segments(axes, parts, top, each, pixels)
+        sheet.text(0, 50 * row + 20, label, va="center", color="ink")
+        _segments(axes, parts, 50 * row, 40, pixels)
     if single:
-        _phases(axes, bars[0][1], each + 6, pixels)
+        _phases(axes, bars[0][1], 46, pixels)
         axes.spines["bottom"].set_visible(False)
     else:
-        marked = round_steps(0, longest, 5 if wide else 3)
+        marked = round_steps(0, longest, 5)
         ticks(axes, "x", marked, percent if unit == "share" else evenly(marked))
         if unit != "share":
             axes.set_xlabel("ms per step", color=tone("muted"), fontsize=11, labelpad=2)
@@ -161,3 +171,32 @@ def _phases(axes: Axes, parts: Sequence[BarPart], y: float, pixels: float) -> No
                 label, ((begin + end) / 2, y), (0, -7), textcoords="offset points", ha="center", va="top",
                 fontsize=11, color=tone("muted"), annotation_clip=False,
             )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Slice:
+    label: str
+    value: float
+    tone: str
+
+
+def split(slices: Sequence[Slice]) -> Sheet:
+    """One bar that sums to the wall time; a slice too thin for its label is named in the table below."""
+    sheet = Sheet(62)
+    axes = sheet.axes(0, 0, 0, 22)
+    whole = sum(part.value for part in slices) or 1.0
+    axes.set_xlim(0, whole)
+    axes.set_ylim(40, 0)
+    start = 0.0
+    for part in slices:
+        axes.barh(
+            20, part.value, left=start, height=40, color=tone(part.tone), edgecolor=tone("surface"), linewidth=1.5
+        )
+        if part.value / whole * sheet.width > CHARACTER * len(part.label) + 10:
+            ink = tone("ink" if part.tone == "other" else "on-fill")
+            axes.text(start + part.value / 2, 20, part.label, ha="center", va="center", fontsize=11, color=ink)
+        start += part.value
+    axes.spines["bottom"].set_visible(False)
+    sheet.text(0, 54, "0", va="center")
+    sheet.text(sheet.width, 54, f"wall {time(whole)}", ha="right", va="center")
+    return sheet

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from . import curves, plots
 from . import formats as fmt
-from . import profile_plots, roofs
 from .blocks import Block, Cell, Figure, Table, Text, cells
 from .formats import NONE, component
 from .profile_facts import TOP, Profile, keyed, why_missing
 
-TABLES_DRAWN = 26
 IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
 
 
@@ -112,60 +111,30 @@ def roofline_blocks(profile: Profile, peaks: Profile | None, key: str = "profile
         )
         for index, point in enumerate(points, 1)
     ]
-    note = f"FLOPs and bytes are counted, times are measured. Measured ceilings of this machine: {_ceilings(points)}."
+    note = "FLOPs and bytes are counted, times are measured."
     if peaks:
         quick = ", in quick mode" if peaks.get("quick") else ""
-        note += f" They were measured {fmt.timestamp(str(peaks.get('measured', '')))} (UTC){quick}."
+        note += f" The ceilings were measured {fmt.timestamp(str(peaks.get('measured', '')))} (UTC){quick}."
     head = ("part", "FLOPs", "bytes", "FLOP/B", "FLOP/s", "B/s", "of the roof", "bound by")
-    return [*_roofline_figures(profile, points, key), Table(head, rows, note, left=(7,))]
+    return [*_roofline_figure(points, key), Table(head, rows, note, left=(7,))]
 
 
-def _ceilings(points: list[dict[str, Any]]) -> str:
-    flops, moved = (
-        sorted({point[name] for point in points if point.get(name)}, reverse=True)[:3]
-        for name in ("ceiling_flops_per_s", "ceiling_bytes_per_s")
-    )
-    return ", ".join([*map(fmt.flop_rate, flops), *map(fmt.byte_rate, moved)]) or "none"
-
-
-def _roofline_figures(profile: Profile, points: list[dict[str, Any]], key: str) -> list[Block]:
-    """The roofline, and the bandwidth of parts without arithmetic; neither if no ceiling was measured."""
-    peak = max((point.get("ceiling_flops_per_s") or 0.0 for point in points), default=0.0)
-    bandwidths = {point["ceiling_bytes_per_s"] for point in points if point.get("ceiling_bytes_per_s")}
-    if not peak or not bandwidths:
+def _roofline_figure(points: list[dict[str, Any]], key: str) -> list[Block]:
+    if not points or not points[0]["ceiling_flops_per_s"]:
         return []
-    styles = (("memory", "ink", True), ("lower ceiling", "embedding", False), ("lowest ceiling", "muted", False))
-    slopes = [
-        roofs.Roof(f"{label} {fmt.byte_rate(rate)}", fmt.byte_rate(rate), rate, hue, main)
-        for rate, (label, hue, main) in zip(sorted(bandwidths, reverse=True), styles)
-    ]
     dots = [
-        roofs.Point(index, fmt.short(point["name"], 28), point["intensity"], point["flops_per_s"])
+        curves.Dot(index, fmt.short(point["name"], 28), point["intensity"], point["flops_per_s"])
         for index, point in enumerate(points, 1)
         if (point.get("intensity") or 0) > 0 < point["flops_per_s"]
     ]
-    top = (f"arithmetic {fmt.flop_rate(peak)}", peak)
-    figures: list[Block] = [roofs.roofline_figure(f"{key}-roofline", slopes, top, dots)]
-    quiet = [point for point in points if not point["flops"] and point["bytes_per_s"] > 0]
-    if quiet:
-        moved = [roofs.Moved(fmt.short(point["name"], 28), *_rates(profile, point)) for point in quiet]
-        figures.append(roofs.strip_figure(f"{key}-strip", slopes, moved))
-    return figures
-
-
-def _rates(profile: Profile, point: dict[str, Any]) -> tuple[float, float, float]:
-    """Slow end, median and fast end of a part's bandwidth; all equal if its spread is not known."""
-    middle = point["bytes_per_s"]
-    ms = next((part["ms"] for part in profile["components"] if part["name"] == point["name"]), None)
-    if not ms or min(ms["p20"], ms["p50"], ms["p80"]) <= 0:
-        return middle, middle, middle
-    return middle * ms["p50"] / ms["p80"], middle, middle * ms["p50"] / ms["p20"]
+    bandwidth, peak = (points[0][name] for name in ("ceiling_bytes_per_s", "ceiling_flops_per_s"))
+    return [curves.roofline_figure(f"{key}-roofline", bandwidth, peak, dots)]
 
 
 def idle(idle: dict[str, Any]) -> list[Block]:
     wall = idle["wall_ms"]
     states = [("busy", idle["busy_ms"]), *idle["causes"].items()]
-    slices = [profile_plots.Slice(name, max(0.0, ms), IDLE_COLOURS.get(name, "other")) for name, ms in states]
+    slices = [plots.Slice(name, max(0.0, ms), IDLE_COLOURS.get(name, "other")) for name, ms in states]
 
     def shares(ms: float) -> tuple[str, str]:
         return fmt.time(ms), fmt.percent(ms / wall if wall else None, 1)
@@ -188,7 +157,7 @@ def idle(idle: dict[str, Any]) -> list[Block]:
         "profile-idle",
         f"The device in a step: {listed}",
         "The device during a traced step: busy, and idle by cause.",
-        lambda width: profile_plots.split(width, slices),
+        lambda: plots.split(slices),
     )
     blocks: list[Block] = [Text(sentence, "lead"), figure, Table(("device", "per step", "share"), rows, _IDLE_NOTE)]
     syncs = [
@@ -233,17 +202,6 @@ def embeddings(embeddings: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = [Text(" ".join(_embedding_sentences(embeddings)), "lead")]
     if not tables:
         return blocks
-    bars = [profile_plots.Lookups(fmt.short(row["name"], 18), row["lookups"], row["unique"]) for row in tables]
-    bars = bars[:TABLES_DRAWN]
-    listed = "; ".join(f"{bar.label} {fmt.count(bar.lookups)}" for bar in bars)
-    caption = "Lookups per step, by table; the full colour shows how many distinct rows they read."
-    if len(tables) > TABLES_DRAWN:
-        caption += f" The {TABLES_DRAWN} busiest of {len(tables)} tables."
-    blocks.append(
-        Figure(
-            "profile-tables", f"Lookups by table: {listed}", caption, lambda width: profile_plots.lookups(width, bars)
-        )
-    )
     rows = [
         cells(
             Cell(row["name"], width=24),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from ...measure.attribution import attribute, divided_ms
 from ...measure.ceilings import ceilings_of_profile
-from ...measure.spans import PHASES
 from . import formats as fmt
 from . import step_sections
 from .blocks import Block, Cell, Text
@@ -57,22 +54,3 @@ def keyed(name: str, text: str = "") -> Cell:
     """The name of a component with the colour that it has in figures."""
     hue, faint = family(name)
     return Cell(text or component(name), swatch=hue, faint=faint, width=30)
-
-
-@dataclass(frozen=True)
-class StepPart:
-    name: str
-    phase: str
-    share: float
-    """Share of the step."""
-    ms: dict[str, float] | None
-    """p20, p50 and p80; None if only the share is known."""
-
-
-def from_profile(profile: dict[str, Any]) -> list[StepPart]:
-    return in_order(StepPart(p["name"], p["phase"], p["share"], p["ms"]) for p in profile["components"])
-
-
-def in_order(parts: Iterable[StepPart]) -> list[StepPart]:
-    """The parts by phase; within a phase, as they were measured."""
-    return sorted(parts, key=lambda part: PHASES.index(part.phase) if part.phase in PHASES else len(PHASES))

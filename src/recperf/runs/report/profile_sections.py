@@ -8,11 +8,12 @@ from typing import Any
 
 from ...measure.peaks.other_work import DISTURBED
 from . import formats as fmt
-from . import plots, profile_plots, ranks
+from . import plots, ranks
 from . import profile_device as device
-from .blocks import Block, Cell, Figure, Section, Table, Text, cells, definitions
+from .blocks import Block, Cell, Section, Table, Text, cells, definitions
 from .formats import NONE
-from .profile_facts import SHARES_NOTE, Profile, from_profile, keyed, limit_blocks, why_missing
+from .plots import from_profile
+from .profile_facts import SHARES_NOTE, Profile, keyed, limit_blocks, why_missing
 
 
 def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> list[Section]:
@@ -69,28 +70,6 @@ def budget_blocks(profile: Profile, key: str = "profile") -> list[Block]:
 def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
     if not fixes:
         return [Text("No switch of recperf would make this step faster.")]
-    bars = [
-        profile_plots.Gain(
-            fmt.short(fix["title"], 34),
-            fix.get("predicted_gain"),
-            fix.get("measured_gain"),
-            fix["status"],
-            fix.get("predicted_range"),
-            fix.get("measured_range"),
-        )
-        for fix in fixes
-    ]
-    listed = "; ".join(
-        f"{bar.label}: predicted {fmt.gain(bar.predicted, bar.predicted_range)},"
-        f" measured {fmt.gain(bar.measured, bar.measured_range)}"
-        for bar in bars
-    )
-    figure = Figure(
-        "profile-fixes",
-        f"The gain of each fix. {listed}",
-        "How many times faster the step becomes; lines: ranges; dashed: the step as it is now.",
-        lambda width: profile_plots.gains(width, bars),
-    )
     rows, reasons = [], []
     for fix in fixes:
         tone = {"tried": "good", "rejected": "bad", "not judged": "bad"}.get(fix["status"], "muted")
@@ -112,7 +91,7 @@ def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
     tables = [Table(head, rows, note, left=(5,)), Table(("fix", "switch", "why"), reasons, left=(1, 2))]
     doubts = [fix["note"] for fix in fixes if fix["status"] == "not judged"]
     warning = [Text(f"{len(doubts)} of {len(fixes)} fixes are not judged. {doubts[0]}.", "warning")] if doubts else []
-    return [*warning, figure, *tables]
+    return [*warning, *tables]
 
 
 def _same_numbers(fix: dict[str, Any]) -> str:

@@ -231,6 +231,6 @@ def _calibration(result: Result, key: str) -> list[Block]:
         return []
     pairs = [(row.predicted, row.observed) for row in bins]
     listed = ", ".join(f"{predicted:.2f} predicted {observed:.2f} observed" for predicted, observed in pairs)
-    draw = lambda width: curves.reliability(width, pairs)  # noqa: E731
+    draw = lambda: curves.reliability(pairs)  # noqa: E731
     caption = "Calibration: the scored rows in tenths, by prediction. On the dashed line both rates are equal."
     return [Figure(f"{key}-calibration", f"Predicted and observed rates: {listed}", caption, draw)]

@@ -99,5 +99,5 @@ def _figure(key: str, section: dict[str, Any]) -> Figure:
         f"{key}-ranks",
         f"Own work and waiting of each rank: {listed}",
         caption,
-        lambda width: plots.stacked(width, bars, "ms"),
+        lambda: plots.stacked(bars, "ms"),
     )

@@ -10,7 +10,8 @@ from . import formats as fmt
 from . import limits, page, plots, sections
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
-from .profile_facts import from_profile, keyed
+from .plots import from_profile
+from .profile_facts import keyed
 from .reading import Reading, read
 from .step_sections import headline
 
@@ -143,7 +144,7 @@ def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[
     ]
     if bars:
         label = "Share of each part in a training step, one bar per run; the table below has the numbers"
-        draw = lambda width: plots.stacked(width, bars, "share")  # noqa: E731
+        draw = lambda: plots.stacked(bars, "share")  # noqa: E731
         blocks.append(Figure("all-budgets", label, "Shares of a step, not times.", draw))
     rows = [
         (keyed(row.name), *(Cell(NONE if value is None else percent(value)) for value in row.values))

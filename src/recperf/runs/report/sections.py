@@ -103,7 +103,7 @@ def quality(run: Reading, key: str) -> Section:
             caption += " Open dots: single seeds."
         if part.interval:
             caption += " Lines on the bars of the AUC: 95 % intervals."
-        draw = lambda width: plots.quality(width, bars, panels, target)  # noqa: E731
+        draw = lambda: plots.quality(bars, panels, target)  # noqa: E731
         blocks.append(Figure(f"{key}-quality", f"Quality beside baselines. {listed}", caption, draw))
     more = quality_sections.details(run.result, key)
     return Section("quality", "Quality", [*blocks, quality_table(run.result), *more])
@@ -206,7 +206,7 @@ def training(run: Reading, key: str) -> Section:
     if events.norms:
         caption += " The gradient norm is that of the dense parameters, over all ranks and before clipping."
     label = f"Training loss ({'; '.join(ends)}), gradient norm and validation {metric(name)} over the steps"
-    draw = lambda width: curves.training(width, events.losses, events.norms, history, metric(name), bound)  # noqa: E731
+    draw = lambda: curves.training(events.losses, events.norms, history, metric(name), bound)  # noqa: E731
     blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
     names = [name for name in run.result.quality.metrics if any(name in event for event in events.metrics)]
     if events.metrics and names:

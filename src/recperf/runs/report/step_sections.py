@@ -8,7 +8,7 @@ from typing import Any
 from ...measure.attribution import divided_ms
 from ...measure.limits import TEXTS
 from . import formats as fmt
-from . import profile_plots
+from . import plots
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, cells
 
 Json = dict[str, Any]
@@ -81,7 +81,7 @@ def share_blocks(profile: Json, whole: float) -> list[Block]:
     """The shares as a bar and a table; they sum to the `whole`, in ms."""
     shares = {limit: share for limit, share in profile["shares"].items() if limit in TEXTS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
-    slices = [profile_plots.Slice(limit, shares[limit] * whole, TONES[limit]) for limit in ordered]
+    slices = [plots.Slice(limit, shares[limit] * whole, TONES[limit]) for limit in ordered]
     rows = [
         cells(
             Cell(limit, swatch=TONES[limit]),
@@ -97,7 +97,7 @@ def share_blocks(profile: Json, whole: float) -> list[Block]:
             "limits",
             label,
             "Every moment of the step belongs to exactly one limit.",
-            lambda width: profile_plots.split(width, slices),
+            lambda: plots.split(slices),
         ),
         Table(("limit", "share", "time", "meaning"), rows, left=(3,)),
     ]

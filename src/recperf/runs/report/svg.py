@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as MatplotlibFigure
 
-WIDE, NARROW = 880, 340
+WIDTH = 880
+"""Pixels across a figure; on a phone it scrolls."""
 
 FAMILIES = ("data", "hash", "bottom", "embedding", "interaction", "top", "loss", "backward", "update", "sparse")
 EXTRA = ("extra-1", "extra-2", "extra-3")
@@ -69,12 +70,13 @@ def require_matplotlib() -> Any:
 class Sheet:
     """A figure with coordinates in pixels from its top left corner."""
 
-    def __init__(self, width: int, height: int) -> None:
+    width = WIDTH
+
+    def __init__(self, height: int) -> None:
         from matplotlib.figure import Figure
 
-        self.width, self.height = width, height
-        self.wide = width > (WIDE + NARROW) / 2
-        self.figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)
+        self.height = height
+        self.figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, frameon=False)
 
     def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
         """Empty axes between four margins."""
@@ -162,40 +164,3 @@ def round_steps(low: float, high: float, most: int) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
     return [float(v) for v in MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= v <= high]
-
-
-def place(
-    anchors: list[tuple[float, float]], widths: list[float], box: tuple[float, float, float, float], height: float = 13
-) -> list[tuple[float, float]]:
-    """Places for labels (left end, middle) near their anchors that overlap neither each other nor an anchor.
-
-    Coordinates are pixels; a label gets the nearest free place of a few, or the first if none is free.
-    """
-    occupied = [(x - 5, y - 5, x + 5, y + 5) for x, y in anchors]
-    places = []
-    for (x, y), width in zip(anchors, widths):
-        tries = [
-            (x + side if side > 0 else x + side - width, y + rise)
-            for rise in (0, -13, 13, -26, 26, -39, 39, -52, 52)
-            for side in (9, -9)
-        ]
-        free = [spot for spot in tries if _inside(_box(spot, width, height), box)] or tries[:1]
-        spot = next((s for s in free if not _covers(_box(s, width, height), occupied)), free[0])
-        occupied.append(_box(spot, width, height))
-        places.append(spot)
-    return places
-
-
-Box = tuple[float, float, float, float]
-
-
-def _box(spot: tuple[float, float], width: float, height: float) -> Box:
-    return spot[0], spot[1] - height / 2, spot[0] + width, spot[1] + height / 2
-
-
-def _inside(inner: Box, outer: Box) -> bool:
-    return inner[0] >= outer[0] and inner[1] >= outer[1] and inner[2] <= outer[2] and inner[3] <= outer[3]
-
-
-def _covers(box: Box, occupied: list[Box]) -> bool:
-    return any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in occupied)

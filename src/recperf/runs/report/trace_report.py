@@ -14,7 +14,8 @@ from . import formats as fmt
 from . import page, plots, ranks, step_sections
 from . import profile_device as device
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, cells, definitions
-from .profile_facts import TOP, StepPart, why_missing
+from .plots import StepPart
+from .profile_facts import TOP, why_missing
 from .text import render
 
 Analysis = dict[str, Any]
