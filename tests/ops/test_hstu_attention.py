@@ -172,21 +172,12 @@ def test_rows_without_tokens_give_nothing(name: str, lengths: list[int]) -> None
     assert [actual.shape[0] for actual in body(name).backward(grad, q, k, v, offsets, mask)] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_gradient_in_another_order_of_memory_gives_the_same(name: str) -> None:
-    grad, q, k, v, offsets, mask = make([20, 3], heads=1)
-    turned = grad.permute(2, 0, 1).contiguous().permute(1, 2, 0)
-    assert turned.stride(-1) != 1
-    right = exact(grad, q, k, v, offsets, mask)
-    hold(name, torch.float32, (right[0], *body(name).backward(turned, q, k, v, offsets, mask)), right)
-
-
 def rows() -> Any:
     length = st.one_of(st.sampled_from([0, 1, 2, 15, 16, 17, 63, 64, 65]), st.integers(0, 70))
     return st.lists(length, min_size=1, max_size=3)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["reference", "native", pytest.param("triton", marks=pytest.mark.long)])
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_rows(name: str, data: Any) -> None:
@@ -201,7 +192,7 @@ def test_any_rows(name: str, data: Any) -> None:
 
 
 def test_memory_does_not_grow_with_the_square_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row of 8k would need 67M scores a head at once."""
+    """One row of 4k would need 17M scores a head at once."""
     largest = 0
     forward = reference._forward
 
@@ -212,7 +203,7 @@ def test_memory_does_not_grow_with_the_square_of_a_row(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(reference, "SCORES", 1 << 19)
     monkeypatch.setattr(reference, "_forward", watched)
-    tokens = 8_192
+    tokens = 4_096
     q = torch.ones(tokens, 1, 2)
     out = reference.forward(q, q, q, torch.tensor([0, tokens]), Mask(0.5, tokens, tokens))
     assert largest <= 1 << 19
