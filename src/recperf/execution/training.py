@@ -297,7 +297,7 @@ class SeedTraining:
         position = saved["position"]
         if position.keys() != vars(Position()).keys() or position["step"] != step:
             raise folders.Damaged(f"its position {position} does not match step {step}")
-        if saved.get("seed", self.seed) != self.seed:
+        if saved["seed"] != self.seed:
             raise folders.Damaged(f"it belongs to seed {saved['seed']}")
         if any(not entry["step"] <= step or "auc" not in entry["metrics"] for entry in saved["history"]):
             raise folders.Damaged("its evaluations do not belong to this training")

@@ -36,8 +36,8 @@ class Progress(Struct):
     ranks: int | None = None
     """The number of ranks that finished the last finished training."""
     saved: tuple[int, ...] | None = None
-    """Seeds that have a checkpoint; a run whose checkpoints were lost must not start over in silence. None in runs of
-    earlier versions."""
+    """Seeds that have a checkpoint; a run whose checkpoints were lost must not start over in silence. None: not known,
+    since progress.json was lost."""
     log: tuple[str, ...] = ()
     """The tools that its curves go to, as --log names them."""
 
@@ -60,8 +60,7 @@ class SavedState(Struct):
     mlperf: dict[str, Any] | None
     trial: dict[str, Any]
     rng: dict[str, Any]
-    seed: int | None = None
-    """None in checkpoints of earlier versions."""
+    seed: int
 
 
 class SampledRanking(Struct):
@@ -89,7 +88,7 @@ class RankingFacts(Struct):
     negatives: int
     baselines: dict[str, SampledRanking]
     repeats: bool | None = None
-    """Whether items that a user already has compete; None in runs of earlier versions."""
+    """Whether items that a user already has compete."""
     meeting: str | None = None
     """What says how likely users meet items; None: candidates are ranked by predicted labels alone."""
 
