@@ -8,13 +8,14 @@ grad_UD = segment_sum(grad_ND, ids.order_N, ids.starts_U1)
 
 `table_rules` declares the rules of an update; no row may come twice.
 
-Shapes: R table rows, D width, N looked-up rows, U distinct rows.
+Shapes: R table rows, D width, N looked-up rows or ids, U distinct ones.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from torch import Tensor
 
 from .. import choice
 from ..choice import Name
-from .unique import Unique, unique
 
 __all__ = ["Name", "Unique", "choose", "expand", "gather", "segment_sum", "unique", "update_rows_"]
 
@@ -30,6 +30,32 @@ choose = functools.partial(choice.choose, __name__)
 gather: Callable[..., Tensor] = choice.dispatch(__name__, "gather")
 segment_sum: Callable[..., Tensor] = choice.dispatch(__name__, "segment_sum")
 update_rows_ = choice.dispatch(__name__, "update_rows_")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Unique:
+    """`values_U[inverse_N]` are the ids; those equal to the u-th are at `order_N[starts_U1[u]:starts_U1[u + 1]]`."""
+
+    values_U: Tensor
+    """Ascending."""
+    inverse_N: Tensor
+    order_N: Tensor
+    """Places of the ids, ordered by value, ascending within a value."""
+    starts_U1: Tensor
+
+
+def unique(ids_N: Tensor) -> Unique:
+    """The distinct ids, by sorting. Reads their number on the host, which waits for the device."""
+    sorted_N, order_N = torch.sort(ids_N, stable=True)
+    fresh_N = torch.ones_like(sorted_N, dtype=torch.bool)
+    torch.ne(sorted_N[1:], sorted_N[:-1], out=fresh_N[1:])
+    firsts_U = fresh_N.nonzero().squeeze(1)
+    inverse_N = torch.empty_like(order_N)
+    inverse_N[order_N] = fresh_N.cumsum(0) - 1
+    end_1 = torch.full((1,), ids_N.numel(), dtype=firsts_U.dtype, device=ids_N.device)
+    return Unique(
+        values_U=sorted_N[firsts_U], inverse_N=inverse_N, order_N=order_N, starts_U1=torch.cat([firsts_U, end_1])
+    )
 
 
 class _Expand(torch.autograd.Function):
