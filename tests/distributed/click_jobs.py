@@ -132,7 +132,7 @@ def window(world: World, config: Any, steps: int) -> dict[str, Any]:
     with applied(prepared.settings):
         trial = prepared.trial(SEED)
         trial.recipe.model.train()
-        return measure_window(prepared, trial, trial.recipe, None, steps=steps)[0]
+        return measure_window(prepared, trial, None, steps=steps)[0]
 
 
 def predicted(trial: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -115,7 +115,7 @@ def _work(job: str, device: str, arguments: dict[str, Any]) -> Any:
 
 def _command(words: list[str], trouble: str, how: dict[str, Any]) -> int:
     from recperf.cli import main
-    from recperf.execution import measuring
+    from recperf.measure import measuring
 
     # A run ends with a measured window; the fewest steps are enough.
     measuring.SECONDS = 0.0

@@ -184,14 +184,15 @@ class Slow:
 
 def window(world: World, config: DLRMv4WorkloadConfig, steps: int, slow: int, seconds: float) -> dict[str, Any]:
     """The measured window of a trial, one rank of which waits for its data in every step."""
-    from recperf.execution.measuring import measure_window
+    from recperf.execution.measuring import TrainingSteps
+    from recperf.measure.measuring import measure_steps
 
     prepared = find("dlrm-v4").prepare(config)
     trial = prepared.trial(SEED)
     order = trial.recipe.order
     recipe = replace(trial.recipe, order=Slow(order, seconds)) if world.rank == slow else trial.recipe
     trial.model.train()
-    return measure_window(prepared, trial, recipe, None, steps=steps)[0]
+    return measure_steps(TrainingSteps(prepared, trial, recipe), None, steps=steps)[0]
 
 
 def sleeps(rank: int, seconds: float, on: int = 1) -> None:

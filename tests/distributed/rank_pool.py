@@ -126,7 +126,7 @@ def _command(
     os.environ["RECPERF_HOME"] = str(home_of(more))
     from recperf.cli import main
     from recperf.distributed.world import World
-    from recperf.execution import measuring
+    from recperf.measure import measuring
 
     # A run ends with a measured window; the fewest steps are enough.
     measuring.SECONDS = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,7 +153,7 @@ def test_plain_steps_are_not_watched_and_clocked_ones_follow_a_step_that_is() ->
         yield
         inside[0] = False
 
-    def step(batches: Iterator[Any], _: int) -> None:
+    def step(batches: Iterator[Any]) -> None:
         next(batches)
         seen.append(("step", inside[0]))
 
@@ -161,10 +162,12 @@ def test_plain_steps_are_not_watched_and_clocked_ones_follow_a_step_that_is() ->
         seen.append(("clocked", inside[0]))
         return 1, {"data": 1}
 
-    window = ClockedSteps(
-        step=step, order=Order(), first_epoch=0, rows=1, rows_of=lambda batch: torch.zeros(1, dtype=torch.long),
-        cost_of=lambda batch, ids, unique: {}, sync=None, clocked_step=clocked, watch=watch,
+    steps: Any = SimpleNamespace(
+        order=Order(), first_epoch=0, row_bytes=1, table_bytes=1, sync=None, step=step, clocked=clocked,
+        rows_of=lambda batch: torch.zeros(1, dtype=torch.long), cost_of=lambda batch, ids, unique: {},
+        ranks=SimpleNamespace(watch=watch, meet=lambda: None),
     )  # fmt: skip
+    window = ClockedSteps(steps)
     window.take(BLOCK + 1)
     block = lambda steps: [("step", False)] * steps + [("step", True)] + [("clocked", True)] * steps  # noqa: E731
     assert seen == block(BLOCK) + block(1)

@@ -14,8 +14,9 @@ import pytest
 
 from recperf.config import to_json
 from recperf.execution import fixes as fixes_module
-from recperf.execution import measuring, profiling
+from recperf.execution import profiling
 from recperf.execution.workload import Fix
+from recperf.measure import measuring
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.sampling import TINY
@@ -97,7 +98,7 @@ def test_a_verdict_beside_other_work_is_never_sure_of_itself(
     peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other work came while the parts were timed, not while the step was observed."""
-    monkeypatch.setattr(measuring, "share_of_others", lambda _: 0.3)
+    monkeypatch.setattr(measuring, "share_of_others", lambda *_: 0.3)
     monkeypatch.setattr(measuring, "REPEAT_SECONDS", 0.0)
     profile = profiling.profile(DLRM, tiny(), peaks, BUDGET, lambda _: None)
     assert profile["trust"]["other_work"]["share"] == profile["observed"]["other_work"] == 0.3

@@ -13,12 +13,13 @@ from recperf.cli import main
 from recperf.cli.options import choose, read_options
 from recperf.cli.run import Options
 from recperf.data.yambda import synthesize
-from recperf.execution import measuring
+from recperf.execution import measuring as of_runs
+from recperf.measure import measuring
 from recperf.ops.bag import native as bag
 from recperf.ops.history import native as history
 from recperf.ops.hstu_attention import native as attention
 
-measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.CONFIRM_SECONDS = 0.0
+measuring.SECONDS = measuring.REPEAT_SECONDS = of_runs.CONFIRM_SECONDS = 0.0
 for op in (bag, history, attention):
     op.library()
 for workload in ("micro-dlrm", "dlrm-v4"):

@@ -70,14 +70,12 @@ def execute(
     require_same_ranks(config, log, run.folder)
     if log:
         log.begin()
-    # Rank 0 first: it may generate the data, and no other rank may read it half written.
-    prepared = world.leader_first(lambda: workload.prepare(config))
+    prepared = workload.prepare(config)
     poll()
     tables = prepared.settings.reasons.get("tables", "device")
     if not tables.startswith("device"):
         report.notice(f"tables: {tables}")
     _can_stop(config, prepared.target)
-    world.require_same_data(prepared.data["digest"])
     _same_data(run, prepared)
     changed = _changes(run, config, started, allow)
     facts = machine_facts()
@@ -94,14 +92,19 @@ def execute(
             trained=assessment.trained, curves=curves,
         )  # fmt: skip
         trial = _train_seeds(job, started)
-        if run.read("profile.json", Profile) is None:
-            measure_run(prepared, trial or prepared.trial(config.seed), run, ceilings, report)
+        measure_run(job, trial, ceilings)
+    return _conclude(job, started)
+
+
+def _conclude(job: Job, started: dict[str, Any]) -> Result:
+    """Write result.json from the other files of the run, tell the loggers, and seal the run."""
+    run, curves, world = job.run, job.curves, current()
     stated = _stated(job, started)
     result = world.on_leader(lambda: result_of(Evidence(run.folder), stated))
     run.write("result.json", checked(result))
     profile = run.read("profile.json", Profile)  # On every rank: rank 0 sends what it reads.
     if curves.loggers:
-        curves.finish(run, result, profile, to_json(config))
+        curves.finish(run, result, profile, to_json(job.config))
     world.leader_only(lambda: seal(run.folder))
     return result
 

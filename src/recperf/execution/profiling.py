@@ -17,12 +17,13 @@ import torch
 from ..distributed.ranks import current
 from ..measure import fixes, sections
 from ..measure.experiments import SECONDS
+from ..measure.measuring import STEPS
 from ..measure.observing import Observer
 from ..measure.profile import endless
 from ..measure.trace.analyse import analyse
 from ..train.device import applied
 from .fixes import suggest, try_fixes
-from .measuring import STEPS, measure_pair, measure_window, require_threads
+from .measuring import measure_window, require_threads
 from .workload import Trial, Workload
 
 TABLES_LATER = 3000
@@ -53,18 +54,15 @@ def profile(
     All ranks measure and record the same steps. Figures about a single rank are those of the slowest one.
     """
     world = current()
-    prepared = world.leader_first(lambda: workload.prepare(config))
-    world.require_same_data(prepared.data["digest"])
+    prepared = workload.prepare(config)
     with applied(prepared.settings):
         trial = prepared.trial(config.seed)
         if peaks is not None:
             require_threads(peaks, say)
-        pair = measure_pair(prepared, trial, peaks) if options.confirm else None
         say(f"measuring the parts of up to {options.steps} steps")
-        result, observer = measure_window(
-            prepared, trial, trial.recipe, peaks,
-            steps=options.steps, pair=pair, confirm=options.confirm, run=options.run,
-        )  # fmt: skip
+        result, _, observer = measure_window(
+            prepared, trial, peaks, steps=options.steps, confirm=options.confirm, run=options.run
+        )
         slowest = result.get("communication", {}).get("slowest", 0)
         traced, parts, cost = world.broadcast(_traced(result, observer), slowest)
         trace = world.broadcast(_save_trace(observer, options.trace), slowest)

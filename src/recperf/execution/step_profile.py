@@ -33,15 +33,13 @@ from ..measure.ceilings import Ceilings, ceilings_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.limits import decide
-from ..measure.observing import Observer
+from ..measure.observing import UNKNOWN_KNEE, Observer
 from ..runs.step_report import KIND, SCHEMA, Report
 
 Experiment = Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]]
 """Runs experiments for an attribution of what was observed."""
 
 UNLIMITED_SECONDS = 3600.0
-UNKNOWN_KNEE = 16 << 20
-"""Bytes taken for cached where the caches of this machine were not measured."""
 
 __all__ = ["Profiler", "Report", "profile"]
 

@@ -29,7 +29,7 @@ def sweep(
         prepared = workload.prepare(config)
         with applied(prepared.settings):
             trial = prepared.trial(config.seed)
-            profile, _ = measure_window(prepared, trial, trial.recipe, peaks, steps=STEPS)
+            profile, *_ = measure_window(prepared, trial, peaks, steps=STEPS)
         del trial
         rows.append({"settings": settings, "config": to_json(config), "profile": profile})
     parts = shown_parts([row["profile"] for row in rows])

@@ -13,6 +13,7 @@ from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, RecperfError
 from ..jsonfile import check
 from ..machine import out_of_memory
+from ..measure.spans import LimitSoFar
 from ..ops import choice
 from ..runs.loggers import Curves
 from ..runs.record import Run
@@ -26,7 +27,6 @@ from ..train.checkpoint_state import shape_mismatch
 from ..train.loop import Position, train
 from ..train.timing import StepTimer
 from ..train.watch import Evaluator, LossLog, TargetMet, Watchers
-from .observing import LimitSoFar
 from .saving import checkpoint_folder, open_store, require_room
 from .workload import Predictions, Prepared, Trial, Workload, load
 

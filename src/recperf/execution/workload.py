@@ -395,8 +395,11 @@ class Workload:
 
     def prepare(self, config: Any) -> Prepared:
         """Read the data and choose device and switches, as one process or as one of several ranks."""
-        builder = current().choose(self.build, self.ranks or self.build)
-        prepared: Prepared = load(builder)(config)
+        world = current()
+        builder = world.choose(self.build, self.ranks or self.build)
+        # Rank 0 first: it may generate the data, and no other rank may read it half written.
+        prepared: Prepared = world.leader_first(lambda: load(builder)(config))
+        world.require_same_data(prepared.data["digest"])
         return prepared
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -20,8 +20,6 @@ FEWEST = 5
 """Minimum number of steps in a window."""
 BLOCK = 4
 """Clocked steps in a row where `watch` is set."""
-Step = Callable[[Iterator[Any], int], Any]
-"""Takes the next batch and trains on it; receives the batches and a step number."""
 Reading = tuple[int, dict[str, int]]
 """Wall time of a step and of its parts, in ns."""
 ClockedStep = Callable[[Iterator[Any]], Reading]
@@ -43,45 +41,67 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class Subject(Protocol):
+    """A training whose steps are measured. They change its weights but no result."""
+
+    order: Order
+    first_epoch: int
+    """The first one that training did not use."""
+    device: str
+    precision: str
+    row_bytes: int
+    table_bytes: int
+    sync: Callable[[], None] | None
+    ranks: Any
+    """The window of all ranks that take these steps together: `meet`, `watch` and `join`."""
+    world: Any
+    """Those ranks."""
+    alone: bool
+    """Whether there is one."""
+    is_whole: bool
+    """Whether a step runs as one piece, so that its operators are not seen one by one."""
+    clocked: ClockedStep | None
+    """Times the parts of such a step; None where spans can time them."""
+    eager: Callable[[Iterator[Any]], object] | None
+    """Takes a step of a CUDA graph without the graph; None where there is none."""
+
+    def step(self, batches: Iterator[Any]) -> object: ...
+
+    def rows_of(self, batch: Any) -> Tensor:
+        """The table rows that a batch looks up."""
+        ...
+
+    def cost_of(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
+        """Counts the work of a step on a batch, by span."""
+        ...
+
+    def tiers(self) -> Any:
+        """The rows of its tables, where these do not lie on the device, else None."""
+        ...
+
+
 class ClockedSteps:
     """Measures steady steps on batches that training has not seen, alternating plain and clocked ones.
 
-    `rows` is the number of rows of all tables, `rows_of` gives those a batch looks up, and `cost_of(batch, ids,
-    unique)` counts the work of a step on it. With several ranks, `agree` makes one number of steps of those of all
-    ranks and `meet` is a barrier before timed steps. `watch` is a context for clocked steps only; since a step may wait
-    for work that the previous one began, one more step runs in it before the clocked ones.
+    Ranks meet before timed steps. What they watch is watched in clocked steps only; since a step may wait for work that
+    the previous one began, one more step runs before the clocked ones then. Two that begin `later` by a different
+    number of epochs share no ids.
     """
 
-    def __init__(
-        self,
-        *,
-        step: Step,
-        order: Order,
-        first_epoch: int,
-        rows: int,
-        rows_of: Callable[[Any], Tensor],
-        cost_of: Callable[[Any, int, int], dict[str, Cost]],
-        sync: Callable[[], None] | None,
-        clocked_step: ClockedStep | None = None,
-        agree: Callable[[int], int] = lambda steps: steps,
-        meet: Callable[[], None] = lambda: None,
-        watch: Callable[[], AbstractContextManager[Any]] | None = None,
-    ) -> None:
-        self.agree, self.meet, self.watch = agree, meet, watch
-        self.step, self.rows_of, self.cost_of, self.sync = step, rows_of, cost_of, sync
-        self.clocked_step = clocked_step or self._clocked
-        self.batches = endless(order, first_epoch)
+    def __init__(self, subject: Subject, *, later: int = 0) -> None:
+        self.subject, self.sync = subject, subject.sync
+        self.batches = endless(subject.order, subject.first_epoch + later)
         self.warmup = 0
-        self.clocked: list[tuple[int, dict[str, int]]] = []
+        self.clocked: list[Reading] = []
         self.plain: list[int] = []
-        self.touched = torch.zeros(rows, dtype=torch.bool)
+        self.touched = torch.zeros(subject.table_bytes // subject.row_bytes, dtype=torch.bool)
         self.lookups = self.unique = self.samples = self.counted = 0
         self.costs: dict[str, Cost] = {}
 
     def warm(self, steps: int) -> None:
         """Take steps that are not measured."""
         for _ in range(steps):
-            self.step(self.batches, 0)
+            self.subject.step(self.batches)
         self.warmup += steps
 
     def warm_up(self, steps: int, *, seconds: float) -> int:
@@ -95,20 +115,21 @@ class ClockedSteps:
             self.sync()
         each = (perf_counter_ns() - began) / 2e9
         # A clocked step, a plain one, and the warm-up.
-        steps = self.agree(max(FEWEST, min(steps, int(seconds / each / 2.25))))
+        steps = self.subject.world.maximum(max(FEWEST, min(steps, int(seconds / each / 2.25))))
         self.warm(max(0, steps // 4 - 4))
         return steps
 
     def take(self, steps: int) -> None:
         """Take that many clocked steps and as many plain ones in between."""
-        block = 1 if self.watch is None else BLOCK
+        ranks = self.subject.ranks
+        block = BLOCK if ranks.watch else 1
         for first in range(0, steps, block):
             count = min(block, steps - first)
             for _ in range(count):
-                self.meet()
-                self.plain.append(_plain(self.step, self.batches, self.sync))
-            with self.watch() if self.watch else nullcontext():
-                if self.watch:
+                ranks.meet()
+                self.plain.append(self._take_plain())
+            with ranks.watch() if ranks.watch else nullcontext():
+                if ranks.watch:
                     self.warm(1)
                 for _ in range(count):
                     self._take_clocked()
@@ -119,17 +140,17 @@ class ClockedSteps:
 
     def _take_clocked(self) -> None:
         batches = _LastBatch(self.batches)
-        self.meet()
-        self.clocked.append(self.clocked_step(batches))
+        self.subject.ranks.meet()
+        self.clocked.append(self.subject.clocked(batches) if self.subject.clocked else self._clocked(batches))
         # Counted after the clock stopped, so that it costs no step anything.
-        rows = self.rows_of(batches.last).cpu()
+        rows = self.subject.rows_of(batches.last).cpu()
         distinct = torch.unique(rows)
         self.touched[distinct] = True
         self.lookups += rows.numel()
         self.unique += distinct.numel()
         self.counted += 1
         self.samples += len(batches.last)
-        for name, cost in self.cost_of(batches.last, rows.numel(), distinct.numel()).items():
+        for name, cost in self.subject.cost_of(batches.last, rows.numel(), distinct.numel()).items():
             self.costs[name] = self.costs.get(name, Cost()) + cost
 
     def _clocked(self, batches: Iterator[Any]) -> Reading:
@@ -137,23 +158,32 @@ class ClockedSteps:
         if self.sync:
             self.sync()
         clock.begin()
-        self.step(batches, 0)
+        self.subject.step(batches)
         return clock.end()
 
-    def touched_bytes(self, row_bytes: int) -> int:
-        """Bytes of the different table rows that the clocked steps touched."""
-        return int(self.touched.sum()) * row_bytes
+    def _take_plain(self) -> int:
+        if self.sync:
+            self.sync()
+        began = perf_counter_ns()
+        self.subject.step(self.batches)
+        if self.sync:
+            self.sync()
+        return perf_counter_ns() - began
 
-    def result(self, *, device: str, row_bytes: int, working_set_bytes: int) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
+        """The profile of the steps of all ranks."""
+        subject = self.subject
         counter = _Counter()  # type: ignore[no-untyped-call]
         with counter:
-            self.step(self.batches, 0)
+            subject.step(self.batches)
+        # Batches that were prepared ahead may hold rows of tables in a cache.
+        self.batches.close()
         count = self.counted
         costs = {name: Cost(round(cost.flops / count), round(cost.bytes / count)) for name, cost in self.costs.items()}
         walls = [wall for wall, _ in self.clocked]
-        return {
+        profile = {
             "schema": SCHEMA,
-            "device": device,
+            "device": subject.device,
             "steps": len(self.clocked),
             "warmup": self.warmup,
             "batch_size": round(self.samples / count),
@@ -165,11 +195,14 @@ class ClockedSteps:
             "ids": {
                 "lookups": self.lookups / count,
                 "unique_rows": self.unique / count,
-                "row_bytes": row_bytes,
-                "working_set_bytes": working_set_bytes,
-                "touched_bytes": self.touched_bytes(row_bytes),
+                "row_bytes": subject.row_bytes,
+                "working_set_bytes": subject.table_bytes,
+                "touched_bytes": int(self.touched.sum()) * subject.row_bytes,
             },
+            "precision": subject.precision,
         }
+        joined: dict[str, Any] = subject.ranks.join(profile, self.clocked, self.plain, queued=self.sync is not None)
+        return joined
 
 
 class _LastBatch:
@@ -194,16 +227,6 @@ def endless(order: Order, epoch: int) -> Generator[Any, None, None]:
         for _ in range(max(1, len(order) - 1)):
             yield next(batches)
         epoch += 1
-
-
-def _plain(step: Step, batches: Iterator[Any], sync: Callable[[], None] | None) -> int:
-    if sync:
-        sync()
-    began = perf_counter_ns()
-    step(batches, 0)
-    if sync:
-        sync()
-    return perf_counter_ns() - began
 
 
 def spread(nanoseconds: list[int]) -> dict[str, float]:

@@ -1,0 +1,247 @@
+"""Measures steps of a training: clocked and plain ones, then observed ones, then experiments, and what limits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from time import monotonic
+from typing import Any, NamedTuple
+
+import torch
+
+from .attribution import attribute
+from .ceilings import ColdOverHot, ceilings_of, ceilings_of_profile, cold_over_hot
+from .evidence import kernel_works, observed
+from .experiments import confirm, hot_ids
+from .limits import verdict_of
+from .observing import UNKNOWN_KNEE, Counts, Observer
+from .operator_rows import compact
+from .peaks.other_work import DISTURBED, OtherWork, not_judged
+from .profile import ClockedSteps, Subject, endless
+from .sections import part_ms
+from .trace.work import CallWork
+
+STEPS = 48
+SECONDS = 12.0
+"""Time limit of the clocked steps: long ones are measured fewer times."""
+OBSERVED_SECONDS = 0.8
+"""Time of all observed steps together, without what tracing and counting add; long steps take longer."""
+REPEAT_SECONDS = 20.0
+"""How long steps, and a pair, are measured again while other work takes much of the cores."""
+EAGER = Counts(warm=1, plain=1, traced=1, counted=2)
+"""Steps of a CUDA graph that are taken without it, to know the work of its kernels."""
+TRACED = 8
+"""Steps under torch.profiler for a table of operators: enough for means, few enough for a trace a browser opens."""
+ROUNDS, STEPS_PER_ROUND = 6, 4
+PAIR_LATER, OBSERVED_LATER, EXPERIMENTS_LATER = 1000, 5000, 6000
+"""Epochs after training whose batches nothing else that is measured uses."""
+
+
+Arms = Mapping[str, tuple[Subject, int | None]]
+"""The hot and the cold steps of a matched pair, each with the number of table rows that its ids refer to, all equally
+often, or None."""
+
+
+class MeasuredSteps(NamedTuple):
+    profile: dict[str, Any]
+    pair: dict[str, Any] | None
+    """The matched pair, where there is one."""
+    observer: Observer | None
+    """None where observing failed."""
+
+
+def measure_steps(
+    subject: Subject,
+    peaks: dict[str, Any] | None,
+    *,
+    steps: int = STEPS,
+    arms: Arms | None = None,
+    confirm: float = 0.0,
+    run: str | None = None,
+) -> MeasuredSteps:
+    """Measure some steps, of which those of a `run` are traced more often.
+
+    All ranks measure the same steps, and each gets the joined profile. `confirm` is the time limit of experiments; the
+    matched pair of these arms is one of them. Beside much other work one process measures again, and the quietest steps
+    count.
+    """
+    pair = measure_pair(arms, peaks) if arms else None
+    measured: list[tuple[dict[str, Any], Observer | None]] = []
+    began = monotonic()
+    while True:
+        other_work = OtherWork()
+        clocked = ClockedSteps(subject, later=len(measured))
+        count = clocked.warm_up(steps, seconds=SECONDS)
+        tiers = subject.tiers()
+        before = replace(tiers.traffic) if tiers else None
+        clocked.take(count)
+        profile = clocked.result()
+        if tiers and before:
+            profile["tables"] = tiers.facts(tiers.traffic.since(before))
+        observer = _observe(subject, profile, peaks, run)
+        # One share for verdict, claims, fixes and trust; of ranks each saw the work of the others while it observed.
+        shares = (share_of_others(subject, other_work), profile["observed"]["other_work"] if subject.alone else None)
+        share = max((share for share in shares if share is not None), default=None)
+        profile["other_work"] = profile["observed"]["other_work"] = share
+        measured.append((profile, observer))
+        # Without ceilings nothing is claimed about what limits a step.
+        quiet = peaks is None or disturbance(profile) <= DISTURBED
+        if not subject.alone or quiet or monotonic() - began > REPEAT_SECONDS:
+            break
+    profile, observer = min(measured, key=lambda one: disturbance(one[0]))
+    profile["experiments"] = _experiments(subject, profile, peaks, pair, confirm)
+    return MeasuredSteps(profile | verdict_of(profile, peaks), pair, observer)
+
+
+def disturbance(profile: dict[str, Any]) -> float:
+    """The largest share of the cores that others took while any figure of a profile was measured."""
+    return profile["other_work"] or 0.0
+
+
+def share_of_others(subject: Subject, other_work: OtherWork) -> float | None:
+    """Share of the cores that others took since; ranks on one host are not others, on several it is not known."""
+    used = subject.world.total(other_work.own_seconds())
+    return other_work.share(used) if subject.world.on_one_host else None
+
+
+def _observe(
+    subject: Subject, profile: dict[str, Any], peaks: dict[str, Any] | None, run: str | None
+) -> Observer | None:
+    """Observe steps and add `observed` to the profile; None where that failed.
+
+    All ranks take the same steps; the figures are those of the slowest rank.
+    """
+    communication = profile.get("communication") or {}
+    sharing = communication.get("sharing", 1)
+    counts = Counts.within(profile["overhead"]["plain_ms"], OBSERVED_SECONDS)
+    works: dict[str, CallWork] = {}
+    notes, observer = [], None
+
+    def knees(device: str) -> tuple[int, int]:
+        ceilings = ceilings_of(peaks, device=device, threads=torch.get_num_threads(), ranks=sharing)
+        return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
+
+    if subject.eager is not None:
+        try:
+            eager = Observer(knees=knees, counts=EAGER, spans=True)
+            works = kernel_works(_observed(subject, eager, subject.eager))
+        except Exception as error:  # Without it, kernels of the graph have no counted work.
+            notes.append(f"the step without its graph could not be observed: {type(error).__name__}: {error}")
+    try:
+        if run is None:
+            observer = Observer(knees=knees, counts=counts, spans=True)
+        else:
+            # As many steps as a table of operators needs, in traces that can be merged.
+            about, meet = subject.world.trace_facts(run), subject.world.trace_barrier()
+            counts = replace(counts, traced=TRACED)
+            observer = Observer(knees=knees, counts=counts, spans=True, about=about, meet=meet)
+        figures = compact(observed(_observed(subject, observer, subject.step), works))
+    except Exception as error:
+        # What was trained must not be lost because the steps after it cannot be observed; ranks would wait forever.
+        if not subject.alone:
+            raise
+        observer = None
+        figures = {
+            **{name: profile[name] for name in ("device", "threads", "step_ms")},
+            "operators": [], "parts": [], "other_work": None, "steps": {"seen": 0, "plain": 0, "traced": 0},
+            "waits": {"unknown": profile["step_ms"]["p50"]},
+            "notes": [f"the steps could not be observed: {type(error).__name__}: {error}"],
+        }  # fmt: skip
+    figures["notes"] += notes
+    profile["observed"] = subject.world.broadcast(figures, communication.get("slowest", 0))
+    return observer
+
+
+def _observed(subject: Subject, observer: Observer, step: Callable[[Iterator[Any]], object]) -> Observer:
+    batches = endless(subject.order, subject.first_epoch + OBSERVED_LATER)
+    try:
+        with subject.ranks.watch() if subject.ranks.watch else nullcontext():
+            while not observer.done:
+                step(batches)
+                observer.end_step()
+    finally:
+        observer.close()
+    return observer
+
+
+def _experiments(
+    subject: Subject,
+    profile: dict[str, Any],
+    peaks: dict[str, Any] | None,
+    pair: dict[str, Any] | None,
+    seconds: float,
+) -> list[dict[str, Any]]:
+    """Experiments that confirm the verdict: those that a step allows, and its matched pair."""
+    attribution = attribute(profile["observed"], ceilings_of_profile(profile, peaks))
+    rows = []
+    if pair is not None:
+        hot, cold = (pair[name]["step_ms"]["p50"] for name in ("hot", "cold"))
+        rows.append(hot_ids(hot, cold, attribution["random"]))
+    # A CUDA graph takes batches of one size only.
+    graph = subject.is_whole and profile["device"] != "cpu"
+    if not seconds or not subject.alone or graph or not profile["observed"]["operators"]:
+        return rows
+    # The iterator has to live: rows of a batch in tiers may leave their cache once it is closed.
+    batches = endless(subject.order, subject.first_epoch + EXPERIMENTS_LATER)
+    batch = next(batches)
+    # Operators inside a step that runs as one piece are not seen: its clocks tell how long the optimizer takes.
+    updates = sum(part["share"] for part in profile["components"] if part["phase"] == "update")
+    update = updates if subject.is_whole else 0.0
+    step = lambda batch: subject.step(iter([batch]))  # noqa: E731
+    return rows + confirm(step, batch, True, attribution, profile["observed"], seconds, clocked_update=update)
+
+
+def measure_pair(arms: Arms, peaks: dict[str, Any] | None) -> dict[str, Any]:
+    """Measure one model with ids whose rows fit a cache (hot) and with ids from the whole table (cold).
+
+    Shapes are equal, so the ratio shows the cost of memory. The two take turns. A turn beside much other work is
+    repeated while the time allows, and the quietest turns count.
+    """
+    windows = {name: ClockedSteps(subject, later=PAIR_LATER) for name, (subject, _) in arms.items()}
+    others: list[float] = []
+    began = monotonic()
+    while len(others) < ROUNDS or (sorted(others)[ROUNDS - 1] > DISTURBED and monotonic() - began < REPEAT_SECONDS):
+        other_work = OtherWork()
+        for window in windows.values():
+            window.warm(2)
+            window.take(STEPS_PER_ROUND)
+        others.append(other_work.share() or 0.0)
+    quietest = sorted(sorted(range(len(others)), key=lambda turn: others[turn])[:ROUNDS])
+    for window in windows.values():
+        window.keep([step for turn in quietest for step in range(turn * STEPS_PER_ROUND, (turn + 1) * STEPS_PER_ROUND)])
+    profiles = {name: window.result() for name, window in windows.items()}
+    ratio = {
+        part: part_ms(profiles["cold"], part)["p50"] / part_ms(profiles["hot"], part)["p50"]
+        for part in ("embedding", "step")
+    }
+    counted = {name: round(one["ids"]["touched_bytes"] / one["ids"]["row_bytes"]) for name, one in profiles.items()}
+    rows = {name: known or counted[name] for name, (_, known) in arms.items()}
+    equally_likely = all(known for _, known in arms.values())
+    hot = profiles["hot"]
+    expected = cold_over_hot(peaks, hot, part_ms(hot, "embedding")["p50"], rows) if equally_likely else None
+    other = max(others[turn] for turn in quietest)
+    return {
+        "schema": 1,
+        **profiles,
+        "ids": rows,
+        "ratio": ratio,
+        "expected": expected and asdict(expected),
+        "other_work": other,
+        "verdict": pair_sentence(ratio["embedding"], expected, other, equally_likely=equally_likely),
+    }
+
+
+def pair_sentence(ratio: float, expected: ColdOverHot | None, other_work: float, *, equally_likely: bool) -> str:
+    """The sentence about the ratio of cold to hot lookups."""
+    text = f"Lookups of cold ids take {ratio:.2f} times as long as those of hot ids"
+    if other_work > DISTURBED:
+        return f"{text}; {not_judged(other_work, 'they were measured')}."
+    if not equally_likely:
+        return f"{text}; no ratio is expected, because the ids are not equally likely."
+    if expected is None:
+        return f"{text}; what is expected here was not measured (recperf peaks)."
+    return (
+        f"{text}. From this machine's memory and cache {expected.expected:.2f} is expected "
+        f"({expected.low:.2f} to {expected.high:.2f})."
+    )
