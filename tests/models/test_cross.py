@@ -70,10 +70,9 @@ def test_the_written_out_pass_equals_autograd() -> None:
 @pytest.mark.parametrize("interaction", ["dcn", "dot"])
 def test_the_whole_step_equals_autograd_with_every_loss(interaction: str, loss: str) -> None:
     model = DLRM(replace(CONFIG, interaction=interaction), seed=1, loss=make(loss, (0.5, 3.0)))
-    gradients = []
-    for loss_of in (model.plain_loss, model.loss):
+    gradients, of = [], batch()
+    for value in (model.criterion.value(model(of.dense_BD, of.features), of.labels_B), model.loss(of)):
         model.zero_grad()
-        value = loss_of(batch())
         value.backward()
         gradients.append([value.detach(), *(p.grad.clone() for p in model.parameters())])
     assert len(gradients[0]) == 1 + len(list(model.parameters()))

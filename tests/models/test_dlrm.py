@@ -76,9 +76,8 @@ def test_the_written_out_step_equals_autograd(interaction: str, single: bool) ->
     labels = torch.tensor([1.0, 0.0, 1.0, 1.0])
     batch = ClickBatch(torch.randn(4, 3, generator=draw), features, labels)
     gradients = []
-    for loss_of in (model.plain_loss, model.loss):
+    for loss in (model.criterion.value(model(batch.dense_BD, batch.features), batch.labels_B), model.loss(batch)):
         model.zero_grad()
-        loss = loss_of(batch)
         loss.backward()
         gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     for plain, written in zip(*gradients):

@@ -32,7 +32,7 @@ def test_the_first_losses_are_those_of_autograd_in_float64(preset: Callable[[], 
             for group in optimizer.param_groups:
                 group["lr"] = trial.recipe.learning_rate(step)
             batch = replace(batch, dense_BD=batch.dense_BD.double(), labels_B=batch.labels_B.double())
-            expected = model.plain_loss(batch)
+            expected = model.criterion.value(model(batch.dense_BD, batch.features), batch.labels_B)
             optimizer.zero_grad()
             expected.backward()
             optimizer.step()

@@ -66,12 +66,8 @@ class DLRM(nn.Module):
             logits_B: Tensor = self.top(vectors_BW).squeeze(1)
         return logits_B
 
-    def plain_loss(self, batch: ClickBatch) -> Tensor:
-        """The mean loss by torch's own operators and autograd: the definition that `loss` must equal."""
-        return self.criterion.value(self(batch.dense_BD, batch.features), batch.labels_B)
-
     def loss(self, batch: ClickBatch) -> WrittenOutLoss:
-        """The same loss with its backward pass written out, part by part.
+        """The mean loss with its backward pass written out, part by part; it equals that of `forward` and autograd.
 
         A small model would spend much of its step in autograd's bookkeeping of 60 small nodes. And each part of the
         backward pass gets its own span.
