@@ -13,7 +13,7 @@ import pytest
 
 from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
-from recperf.data.row_file import RowFile
+from recperf.data.user_files.load import RowFile
 from recperf.data.user_files.source import LONGEST_LINE, inspect
 from recperf.data.user_files.values import COLUMNS
 from recperf.data.yambda import catalogue
@@ -154,7 +154,7 @@ def test_bad_events_are_left_out_and_listed(tmp_path: Path) -> None:
             events(tmp_path / "log.csv", BAD_EVENTS, "other", skip_bad=allowed)
         assert caught.value.what == message
         assert str(caught.value.fix).endswith("; --skip-bad N leaves out up to N bad rows")
-    with pytest.raises(DataError, match="with other options: skip_bad 6, now not set"):
+    with pytest.raises(DataError, match="with other options: skip_bad 6, now 0"):
         events(tmp_path / "log.csv", BAD_EVENTS)
 
 

@@ -113,8 +113,8 @@ def table_of(rows: list[dict[str, Any]]) -> str:
 
 def ids_of(model: Any, options: Options) -> Any:
     """The own ids of the users that the options name."""
-    from ..data.row_file import RowFile
     from ..data.rows import find_column, pyarrow
+    from ..data.user_files.load import RowFile
     from ..execution.recommending import require_recommender
 
     users, _ = require_recommender(model)

@@ -210,16 +210,3 @@ def whole_numbers(column: Any, role: str) -> Any:
         fits, compute.binary_join_element_wise(sign, digits, ""), arrow.scalar(None, arrow.string())
     )
     return digits.cast(arrow.int64())
-
-
-def as_integers(column: Any, role: str) -> Any:
-    """Whole numbers, missing ones null; another value is an error that names its row within the table."""
-    arrow, compute, column = pyarrow(), pyarrow(".compute"), one_array(column)
-    numbers, there = whole_numbers(column, role), as_text(column) if is_text(column) else column
-    if arrow.types.is_floating(there.type):
-        there = compute.if_else(compute.is_nan(there), arrow.scalar(None, there.type), there)
-    row = compute.index(compute.and_(compute.is_valid(there), compute.is_null(numbers)), True).as_py()
-    if row >= 0:
-        what = f"{role} {column[row].as_py()!r} is not a whole number"
-        raise BadRow(row, what, f"each {role} of this model is a whole number")
-    return numbers

@@ -16,8 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, BinaryIO
 
-from ..data.row_file import RowFile
 from ..data.rows import BadRow, Table, Unknown, add_unknown, in_blocks, pyarrow
+from ..data.user_files.load import RowFile
 from ..errors import DataError, Interrupted, Stopped, UsageError, did_you_mean
 from ..files import atomic_file, read_regular, require_writable, sync_folder, write_json, writing
 from ..folders import alone, remove_folder

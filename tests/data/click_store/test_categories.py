@@ -23,8 +23,8 @@ from recperf.data.click_store.imported import ImportedClicks
 from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
 from recperf.data.config import SplitConfig
-from recperf.data.row_file import RowFile
 from recperf.data.rows import Ids
+from recperf.data.user_files.load import RowFile
 from recperf.errors import RecperfError
 from recperf.execution.frames import to_table
 

@@ -19,7 +19,7 @@ from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
 from recperf.data.click_store.order import ClickOrder
 from recperf.data.config import SplitConfig
-from recperf.data.rows import as_integers
+from recperf.data.rows import whole_numbers
 from recperf.errors import RecperfError
 
 ROWS = 400
@@ -130,7 +130,7 @@ def test_text_is_encoded_as_the_import_read_it(tmp_path: Path) -> None:
 
 
 def test_ids_of_text_may_be_missing_and_written_with_a_point() -> None:
-    assert as_integers(pa.array(["3.0", None, " ", "4"]), "user").to_pylist() == [3, None, None, 4]
+    assert whole_numbers(pa.array(["3.0", None, " ", "4"]), "user").to_pylist() == [3, None, None, 4]
 
 
 def test_tables_and_scales_are_fitted_on_training_rows(tmp_path: Path) -> None:

@@ -283,10 +283,6 @@ class ImportedClicks:
         """The time of every row of a split in microseconds; None if the dataset has no times."""
         return np.asarray(self.arrays["times"][self._index[split]]) if "times" in self.arrays else None
 
-    def click_rate(self, split: Split) -> float:
-        """The share of the rows of a split that were clicked."""
-        return float(self.arrays["labels"][self._index[split]].mean())
-
     def verified(self) -> dict[str, int]:
         """Bytes of the arrays that this process compared with their digests, and bytes of all of them."""
         return verified(self.arrays.values())

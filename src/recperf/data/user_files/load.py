@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...files import sha256
+from ..rows import Table, in_blocks, pyarrow
 from .database import column_types, fetch_row, literal, open_database, optional_package
-from .source import BOM, LONGEST_LINE, HashedFile, Source, bad_file, unreadable
+from .source import BOM, LONGEST_LINE, HashedFile, Source, bad_file, inspect, repeated_name, unreadable
 from .text_rows import NOT_UTF8, BadRows, Block, read_blocks
 from .values import MISSING, stripped
 
@@ -80,6 +82,37 @@ def tables_of(source: Source) -> Iterator[Any]:
         for part in _parts(connection, source, file, BadRows(source.path)):
             # A user's names never become SQL.
             yield connection.sql(f"FROM {part.sql}").to_arrow_table().rename_columns(list(source.columns))
+
+
+class RowFile:
+    """A CSV, JSON-lines (either may be in gzip) or Parquet file of a user, whose first line names its columns.
+
+    Columns of text files are text.
+    """
+
+    def __init__(self, path: Path) -> None:
+        source = inspect(path, {}, header="yes")
+        repeated = repeated_name(source.names)
+        if repeated is not None:
+            raise bad_file(
+                source.path, f"the file has {source.names.count(repeated)} columns named {repeated!r}", "rename one"
+            )
+        self.source: Source = replace(source, columns={name: at for at, name in enumerate(source.names)})
+
+    @property
+    def names(self) -> list[str]:
+        return self.source.names
+
+    def rows(self) -> int | None:
+        """How many rows there are, if that is known without reading them."""
+        if self.source.format != "parquet":
+            return None
+        return int(pyarrow(".parquet").read_metadata(str(self.source.path)).num_rows)
+
+    def blocks(self, names: Sequence[str], size: int, *, first: int = 0) -> Iterator[Table]:
+        """Tables of `size` rows with these columns, the last one shorter, from row `first` on."""
+        source = replace(self.source, columns={name: self.source.columns[name] for name in names})
+        return in_blocks(tables_of(source), size, first=first)
 
 
 def _value(column: str, kind: str, part: FilePart) -> str:
