@@ -153,12 +153,7 @@ def test_fixes_that_change_the_numbers_or_do_not_run_are_left_out(peaks: dict[st
     assert {"--fast.interaction", "--fast.optimizer"} <= set(together["switch"].split())
 
 
-@pytest.mark.usefixtures("at_once")
-def test_one_fix_that_holds_is_not_combined_with_itself(peaks: dict[str, Any]) -> None:
-    profile = tried(peaks, lambda prepared: real(prepared, "optimizer"))
-    assert [fix["name"] for fix in profile["fixes"]] == ["optimizer"]
-
-
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_fixes_slower_on_a_cpu_are_not_combined(peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixes_module, "WORTH", 1e9)
@@ -167,6 +162,7 @@ def test_fixes_slower_on_a_cpu_are_not_combined(peaks: dict[str, Any], monkeypat
     assert {fix["status"] for fix in profile["fixes"]} == {"tried"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_two_positions_of_one_switch_exclude_each_other(peaks: dict[str, Any]) -> None:
     def fixes(prepared: PreparedDLRM) -> tuple[Fix, ...]:
@@ -236,6 +232,7 @@ def test_a_few_steps_of_a_saved_config_run_in_a_process_of_their_own(tmp_path: P
     assert steps == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_clocking_costs_less_than_a_tenth_of_a_step() -> None:
     """Of a step of at least 5 ms. The best of three: what a shared machine adds is not measuring's doing."""
     costs: list[float] = []

@@ -175,6 +175,7 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str, messa
         recperf.load(path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ms", [1, 10])
 def test_light_mode_costs_less_than_a_twentieth(ms: int) -> None:
     """Steps that wait for a clock take their time whatever else happens, so what is left is the cost of measuring."""

@@ -68,6 +68,7 @@ def test_a_span_ends_when_its_work_raises() -> None:
     assert sum(parts.values()) == wall
 
 
+@pytest.mark.long
 def test_a_span_that_nothing_hears_costs_nothing() -> None:
     assert span("data") is span("update")
     listen(None)

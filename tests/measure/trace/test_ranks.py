@@ -61,6 +61,7 @@ def test_unequal_ranks_are_said_and_wrong_folders_refused(tmp_path: Path) -> Non
         compare_ranks(tmp_path)
 
 
+@pytest.mark.long
 def test_a_folder_needs_the_memory_of_its_largest_trace(tmp_path: Path) -> None:
     def peak(ranks: int) -> int:
         folder = tmp_path / str(ranks)

@@ -111,6 +111,7 @@ def test_a_trace_above_the_limit_is_refused(tmp_path: Path) -> None:
         read(path, largest=1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -143,6 +144,7 @@ def long_trace(path: Path, steps: int, *, frames: int = 0, names: str = "Profile
     return path
 
 
+@pytest.mark.long
 def test_of_a_long_trace_the_first_steps_are_read_with_their_device_work(tmp_path: Path) -> None:
     path = long_trace(tmp_path / "t.json", 40, frames=10)
     whole, part = read(path), read(path, most=4000)
