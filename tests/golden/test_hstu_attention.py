@@ -12,8 +12,7 @@ from golden_cases import INTERPRETED, cases, close, interpret
 from recperf.ops.hstu_attention import Mask, attention, choose
 
 interpret("hstu_attention")
-CASES = [one for one in cases("hstu_attention") if one.id in ("attn_causal", "none")]
-"""The masks of the other cases, which no model here asks for, are not implemented."""
+CASES = cases("hstu_attention")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 needs_triton = pytest.mark.skipif(DEVICE.type == "cpu" and not INTERPRETED, reason="no triton")
 BODIES = ["reference", pytest.param("triton", marks=needs_triton)]
@@ -30,6 +29,9 @@ def mask_of(case: dict[str, torch.Tensor]) -> Mask:
         alpha=float(case["alpha"]),
         length=int(case["max_seq_len"]),
         longest=int(case["offsets"].diff().max()),
+        targets_B=case["num_targets"] if case["num_targets"].numel() else None,
+        window=int(case["max_attn_len"]),
+        context=int(case["contextual_seq_len"]),
     )
 
 
@@ -52,8 +54,10 @@ def test_the_last_token_alone_gets_the_public_output(path: Path, body: str) -> N
     lengths = case["offsets"].diff()
     # Rows without tokens have no last token.
     offsets = torch.cat([case["offsets"][:1], case["offsets"][1:][lengths > 0]])
+    targets = case["num_targets"][lengths > 0] if case["num_targets"].numel() else case["num_targets"]
     last = offsets[1:] - 1
     implementation, _ = choose(body, DEVICE)  # type: ignore[arg-type]
-    mask = mask_of(case | {"offsets": offsets})
-    out = implementation.forward_last(case["q"][last], case["k"], case["v"], offsets, mask)
+    out = implementation.forward_last(
+        case["q"][last], case["k"], case["v"], offsets, mask_of(case | {"offsets": offsets, "num_targets": targets})
+    )
     close(out, case["out"][last])

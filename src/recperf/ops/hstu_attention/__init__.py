@@ -1,6 +1,8 @@
 """HSTU attention over packed rows of different lengths, SiLU(alpha q.k) / length under a mask: `reference` (plain
 torch, any device), `native` (C, a CPU; for rows of up to 512 tokens) and `triton` (a GPU).
 
+The mask of the models is plainly causal. Masks with targets, a window or a context are always computed by `reference`.
+
 `attention` is differentiable; the others are its forward and backward pass, for callers with an own autograd function:
 out_THV = forward(q_THA, k_THA, v_THV, offsets_B1, mask)
 dq_THA, dk_THA, dv_THV = backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=None, sums=None,

@@ -35,7 +35,7 @@ def serves(
     dtype, width = q_THA.dtype, q_THA.shape[2]
     half = dtype in (torch.bfloat16, torch.float16) and width == v_THV.shape[2] and width in WIDTHS
     some = 0 < q_THA.shape[0] < 1 << 31 and 0 < mask.longest < 1 << 31
-    plain = offsets_B1.dtype == torch.int64 and offsets_B1.is_contiguous()
+    plain = mask.causal and offsets_B1.dtype == torch.int64 and offsets_B1.is_contiguous()
     if not (half and some and plain):
         return False
     if not all(one.dtype == dtype and _copied_in_bulk(one) for one in (q_THA, k_THA, v_THV, *(into or ()))):

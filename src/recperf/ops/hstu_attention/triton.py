@@ -1,6 +1,6 @@
 """HSTU attention on a GPU: nothing of the size of the scores is ever written, and no length is read on the host.
 
-The reference serves float64 and heads wider than 256. Tile sizes follow a rule
+The reference serves float64, heads wider than 256 and masks that are not plainly causal. Tile sizes follow a rule
 instead of autotuning, so that the first call only compiles. Where kernels for one chip exist (`hopper`), they serve
 what they can.
 
@@ -195,7 +195,7 @@ def backward_last(
 
 def _served(q: Tensor, v: Tensor, mask: Mask) -> bool:
     narrow = max(q.shape[2], v.shape[2]) <= WIDEST
-    return narrow and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return mask.causal and narrow and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
 @functools.cache
