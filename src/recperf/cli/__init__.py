@@ -33,7 +33,7 @@ COMMANDS = {
     "sweep": "measure a workload at several values of any config field",
     "pair": "measure one model with cached and with uncached rows, to see whether memory limits it",
     "peaks": "measure the ceilings of this machine: FLOP/s, bandwidths, cache sizes",
-    "data": "download, check, prepare, convert, import, generate or describe a dataset",
+    "data": "download, check, prepare, import, generate or describe a dataset",
     "mlperf": "check and package MLPerf logs",
     "plan": "predict memory, time and cost on devices you do not have",
     "doctor": "test what works on this machine, and say how to fix what does not",
