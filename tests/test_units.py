@@ -31,6 +31,14 @@ def test_counts_have_a_decimal_prefix(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0"), (5e-7, "0.500 ns"), (0.9996, "1,000 µs"), (99.96, "100 ms"), (1234.0, "1.23 s"), (9e6, "2.50 h")],
+)
+def test_times_have_three_digits(ms: float, text: str) -> None:
+    assert units.time(ms) == text
+
+
+@pytest.mark.parametrize(
     ("text", "bytes_"),
     [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5TB", 1500 * 10**9), ("40gib", 40 << 30), ("100", 100),
      ("3kB", 3000), ("", None), ("many", None), ("-1GiB", None), ("nan", None)],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_TIMES = ((3.6e6, "h"), (6e4, "min"), (1e3, "s"), (1.0, "ms"), (1e-3, "µs"), (1e-6, "ns"))
+"""Units of time, in ms."""
 _SIZES = (
     *((name, 1024**power) for power, name in list(enumerate(_BINARY))[:0:-1]),
     *((f"{prefix}B", int(factor)) for factor, prefix in _DECIMAL),
@@ -29,6 +31,29 @@ def number(value: float) -> str:
         if abs(value) >= 0.9995 * limit:
             return f"{value / limit:.3g} {prefix}"
     return f"{value:.3g}"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, without an exponent unless the value is tiny."""
+    if value == 0:
+        return "0"
+    # From 99.95 on, three digits need no decimals, and `g` would switch to an exponent.
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def time(ms: float) -> str:
+    """A time with three digits: `12.0 µs`, `1.50 ms`, `3.20 s`, `2.50 h`."""
+    if ms == 0:
+        return "0"
+    (text,), unit = times(ms)
+    return f"{text} {unit}"
+
+
+def times(*ms: float) -> tuple[list[str], str]:
+    """Times with three digits each, and their common unit: that of the longest."""
+    longest = max(map(abs, ms))
+    scale, unit = next((unit for unit in _TIMES if longest >= unit[0]), _TIMES[-1])
+    return [digits(value / scale) for value in ms], unit
 
 
 def byte_count(text: str) -> int | None:

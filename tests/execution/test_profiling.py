@@ -20,7 +20,7 @@ from recperf.measure import measuring
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.sampling import TINY
-from recperf.runs.report.profile_sections import sections
+from recperf.runs.report.profile_report import sections
 from recperf.workloads import few_steps, find
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment, experiment_plain

@@ -100,8 +100,8 @@ def as_text(result: dict[str, Any]) -> str:
 def _draw(result: dict[str, Any], path: Path, terminal: Terminal) -> None:
     """Write the plot if the report extra is installed."""
     try:
-        from ..runs.report.sweep import plot
+        from ..runs.report.curves import sweep
 
-        write_atomic(path, plot(result).encode())
+        write_atomic(path, sweep(result).encode())
     except RecperfError as error:
         terminal.notice(f"no plot: {error.what}; {error.fix}")

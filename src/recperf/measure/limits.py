@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from ..units import number, size
+from ..units import number, size, time
 from .attribution import attribute, divided_ms
 from .ceilings import Ceilings, ceilings_of_profile
 from .peaks.other_work import DISTURBED
@@ -98,14 +98,13 @@ def verdict_of(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[st
     observed, ceilings = profile["observed"], ceilings_of_profile(profile, peaks)
     attribution = attribute(observed, ceilings)
     verdict = decide(attribution, observed, ceilings, profile.get("experiments")).as_json()
-    verdict["because"] += filter(None, [ranks_sentence(profile), tables_sentence(profile)])
+    verdict["because"] += filter(None, [ranks_sentence(profile.get("communication")), tables_sentence(profile)])
     return {"shares": attribution["shares"], "verdict": verdict}
 
 
-def ranks_sentence(profile: dict[str, Any]) -> str:
+def ranks_sentence(communication: dict[str, Any] | None) -> str:
     """The slowest rank and what waiting costs; empty for a single rank."""
-    communication = profile.get("communication") or {}
-    if "each" not in communication:
+    if not communication or "each" not in communication:
         return ""
     own = {row["rank"]: row["own_ms"] for row in communication["each"]}
     slowest = own.pop(communication["slowest"])
@@ -114,11 +113,11 @@ def ranks_sentence(profile: dict[str, Any]) -> str:
     split = ""
     if communication["late_ms"] is not None:
         late, moving = communication["late_ms"], communication["moving_ms"]
-        split = f": {late:.3g} ms for a late rank, {moving:.3g} ms for data transfer"
+        split = f": {time(late)} for a late rank, {time(moving)} for data transfer"
     return (
         f"Rank {communication['slowest']} of {communication['ranks']} is the slowest{margin}: its own work takes "
-        f"{slowest:.3g} ms per step, that of the others {others:.3g} ms. Exposed communication: ranks wait in "
-        f"collectives for {communication['exposed_share']:.0%} of a step, {communication['exposed_ms']:.3g} ms{split}."
+        f"{time(slowest)} per step, that of the others {time(others)}. Exposed communication: ranks wait in "
+        f"collectives for {communication['exposed_share']:.0%} of a step, {time(communication['exposed_ms'])}{split}."
     )
 
 
@@ -134,8 +133,8 @@ def tables_sentence(profile: dict[str, Any]) -> str:
     text = (
         f"Tables in {place}: the cache of {size(tables['cache_bytes'])} held {tables['hit_rate']:.1%} of the "
         f"{tables['rows']:,.0f} rows of a batch; {size(tables['fetched_bytes'])} a step were fetched and "
-        f"{size(tables['written_back_bytes'])} written back in {_ms(tables['placing_ms'])}{rate}, beside the step, "
-        f"which waited {_ms(tables['exposed_ms'])} for its batch."
+        f"{size(tables['written_back_bytes'])} written back in {time(tables['placing_ms'])}{rate}, beside the step, "
+        f"which waited {time(tables['exposed_ms'])} for its batch."
     )
     if min(tables["exposed_ms"], tables["placing_ms"]) > NOTICEABLE * step:
         text += " A larger cache (--tables.device-bytes, on a CPU --tables.resident) would move less."
@@ -180,15 +179,15 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
     """A clause with the operator that matters most and its rate."""
     if limit in ("input", "blocked", "python", "launch", "sync", "transfer"):
         step = divided_ms(observed)
-        return f": {_ms(attribution['shares'][limit] * step)} of {_ms(step)}"
+        return f": {time(attribution['shares'][limit] * step)} of {time(step)}"
     rows = [row for row in attribution["operators"] if row["limits"].get(limit)]
     if not rows:
         return ""
     if limit == "dispatch":
         kernels = sum(row.get("kernels") or 0 for row in attribution["operators"])
         if kernels and ceilings is not None:
-            floor = ceilings.kernel_ns / 1e3
-            return f": {kernels:,.0f} kernels, each of which costs at least {floor:.1f} us whatever it computes"
+            floor = time(ceilings.kernel_ns / 1e6)
+            return f": {kernels:,.0f} kernels, each of which costs at least {floor} whatever it computes"
         calls = sum(row["calls"] for row in attribution["operators"])
         return f": {calls:,.0f} operator calls"
     row, share = _busiest(rows, limit)
@@ -214,7 +213,7 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
     elif limit == "bandwidth" and row["bytes"]:
         text += f", at {number(row['bytes'] / seconds)}B/s where this machine copies {number(ceilings.copy)}B/s"
     elif limit == "operator":
-        text += f" ({_ms(row['ms'])}, far below every ceiling)"
+        text += f" ({time(row['ms'])}, far below every ceiling)"
     return text
 
 
@@ -230,13 +229,6 @@ def _busiest(rows: list[dict[str, Any]], limit: str) -> tuple[dict[str, Any], fl
     alike = [row for row in same if all(row[fact] == largest[fact] for fact in ("precision", "row_bytes"))]
     summed = {key: sum(row[key] for row in alike) for key in ("ms", "calls", "flops", "bytes", "rows", "missed")}
     return {**largest, **summed}, by_name[name] / max(1e-12, sum(by_name.values()))
-
-
-def _ms(value: float) -> str:
-    """A time with three digits."""
-    if value >= 1000:
-        return f"{value / 1e3:.3g} s"
-    return f"{value:.3g} ms" if value >= 1 else f"{value * 1e3:.3g} us"
 
 
 def _threads(ceilings: Ceilings) -> str:

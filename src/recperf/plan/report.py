@@ -10,7 +10,7 @@ from typing import Any
 from ..measure.limits import TEXTS
 from ..runs.report.blocks import Block, Figure, Report, Section, Table, Text, cells, definitions
 from ..runs.report.text import WIDTH
-from ..units import number, size
+from ..units import number, size, time, times
 from .plot import step_figure
 from .predict import PARTS
 
@@ -306,24 +306,13 @@ def _tiers(tiers: dict[str, Any] | None) -> list[Block]:
 
 
 def _time(seconds: float) -> str:
-    """Seconds in the unit a person would use."""
-    if not seconds:
-        return "0"
-    unit, least = _unit(seconds)
-    return f"{seconds / least:,.{_decimals(seconds / least)}f} {unit}"
+    return time(1e3 * seconds)
 
 
 def _band_time(band: dict[str, float]) -> str:
     """A time and its range, as in 632 ms (570 to 700)."""
-    unit, least = _unit(band["value"])
-    decimals = _decimals(band["value"] / least)
-    value, low, high = (f"{band[key] / least:,.{decimals}f}" for key in ("value", "low", "high"))
+    (value, low, high), unit = times(*(1e3 * band[key] for key in ("value", "low", "high")))
     return f"{value} {unit} ({low} to {high})"
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    units = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
-    return next(((unit, least) for unit, least in units if seconds >= least), ("µs", 1e-6))
 
 
 def _decimals(value: float) -> int:

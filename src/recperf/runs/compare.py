@@ -23,7 +23,7 @@ from . import step_report
 from .record import PROFILE_MARK, read_config
 from .report.compare import changed_fields
 from .report.formats import percent, printable
-from .report.profile_facts import why_missing
+from .report.step_sections import why_missing
 from .schemas import ComparedProfile, Kernels, Machine, require_schema
 
 SCHEMA = 2

@@ -10,6 +10,7 @@ from typing import Any
 from ...config import flatten
 from ..result import Percentiles, Target
 from ..resume import change_text
+from .formats import sentence
 from .plots import from_profile, in_order
 from .reading import Reading
 
@@ -93,8 +94,7 @@ def summary(comparison: Comparison) -> str:
         facts.append("step " + arrow.join(f"{value:.3g}" for value in step) + " ms")
     if any(comparison.limit.values):
         facts.append(arrow.join(value or "not measured" for value in comparison.limit.values))
-    text = "; ".join(facts)
-    return f"{text[0].upper()}{text[1:]}."
+    return sentence("; ".join(facts))
 
 
 def labels(runs: Sequence[Reading]) -> tuple[str, ...]:

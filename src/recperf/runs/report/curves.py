@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...measure.sections import swept_ms
+from ...units import digits
 from .blocks import Figure
-from .formats import byte_rate, component, flop_rate, number, scaled, size
-from .svg import Sheet, decades, evenly, family, round_steps, ticks, tone
+from .formats import byte_rate, component, flop_rate, scaled, size
+from .svg import Sheet, decades, evenly, family, require_matplotlib, round_steps, svg_text, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -226,7 +228,7 @@ class Dot:
 
 
 def roofline_figure(key: str, bandwidth: float, peak: float, dots: list[Dot]) -> Figure:
-    listed = "; ".join(f"{component(d.name)} {flop_rate(d.flops)} at {number(d.intensity)} FLOP/B" for d in dots)
+    listed = "; ".join(f"{component(d.name)} {flop_rate(d.flops)} at {digits(d.intensity)} FLOP/B" for d in dots)
     return Figure(
         key,
         f"Roofline under arithmetic {flop_rate(peak)} and memory {byte_rate(bandwidth)}. {listed}",
@@ -267,3 +269,36 @@ def roofline(bandwidth: float, peak: float, dots: list[Dot]) -> Sheet:
 
 def _note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], aside: str) -> None:
     axes.annotate(text, at, offset, textcoords="offset points", ha=aside, fontsize=10.5, color=tone("ink"))
+
+
+def sweep(sweep: dict[str, Any]) -> str:
+    """Step time and the time of one part against the swept field, with their spread, as an SVG file.
+
+    With several swept fields, each combination is a tick on the axis.
+    """
+    require_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+    rows = sweep["rows"]
+    names = list(rows[0]["settings"])
+    labels = [", ".join(row["settings"].values()) for row in rows]
+    numeric = len(names) == 1 and all(label.replace(".", "", 1).isdigit() for label in labels)
+    x = [float(label) for label in labels] if numeric else list(range(len(rows)))
+    with rc_context({"svg.hashsalt": "recperf", "svg.fonttype": "none"}):
+        figure = MatplotlibFigure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        for part, colour in zip(sweep["parts"], ("#4c6ef5", "#e8590c")):
+            ms = [swept_ms(row["profile"], part) for row in rows]
+            middle = [m["p50"] for m in ms]
+            spread = [[m["p50"] - m["p20"] for m in ms], [m["p80"] - m["p50"] for m in ms]]
+            axes.errorbar(x, middle, yerr=spread, marker="o", capsize=3, color=colour, label=part)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(", ".join(names))
+        axes.set_ylabel("ms per step, p50 with p20 to p80")
+        if not numeric:
+            axes.set_xticks(x, labels)
+        axes.set_title(f"{sweep['workload']}: {rows[0]['profile']['steps']} steps per point, new ids, warm-up excluded")
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        return svg_text(figure)

@@ -45,14 +45,6 @@ def component(name: str) -> str:
     return f"{head.replace('_', ' ')}, backward" if head and tail == "backward" else name.replace("_", " ")
 
 
-def number(value: float) -> str:
-    """Three significant digits, without an exponent unless the value is tiny."""
-    if value == 0:
-        return "0"
-    # From 99.95 on, three digits need no decimals, and `g` would switch to an exponent.
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
-
-
 def count(value: float | None) -> str:
     """A count, which may be a mean over steps and then has decimals."""
     if value is None:
@@ -61,22 +53,14 @@ def count(value: float | None) -> str:
 
 
 def time(ms: float | None) -> str:
-    """Milliseconds, written in ns, µs, ms or s."""
-    if ms is None:
-        return NONE
-    if ms == 0:
-        return "0"
-    for limit, scale, unit in ((0.001, 1e6, "ns"), (1.0, 1e3, "µs"), (1000.0, 1.0, "ms")):
-        if abs(ms) < limit:
-            return f"{number(ms * scale)} {unit}"
-    return f"{number(ms / 1e3)} s"
+    return NONE if ms is None else units.time(ms)
 
 
 def spread(figure: dict[str, float] | Percentiles) -> str:
-    """The range from p20 to p80, in the unit of its larger end."""
+    """The range from p20 to p80."""
     low, high = (figure["p20"], figure["p80"]) if isinstance(figure, dict) else (figure.p20, figure.p80)
-    scale, unit = (1e3, "µs") if high < 1 else (1.0, "ms") if high < 1000 else (1e-3, "s")
-    return f"{number(low * scale)} – {number(high * scale)} {unit}"
+    (low_text, high_text), unit = units.times(low, high)
+    return f"{low_text} – {high_text} {unit}"
 
 
 def throughput(rate: Throughput | None) -> str:
@@ -108,7 +92,7 @@ def scaled(value: float | None, unit: str = "") -> str:
     for limit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         # What three digits would round up to the next prefix gets that prefix.
         if abs(value) >= 0.9995 * limit:
-            return f"{number(value / limit)} {prefix}{unit}"
+            return f"{units.digits(value / limit)} {prefix}{unit}"
     return f"{count(value)} {unit}".rstrip()
 
 
@@ -160,6 +144,11 @@ def setting(value: Any) -> str:
 def timestamp(text: str) -> str:
     """An ISO time in UTC, shortened."""
     return text.replace("T", " ").removesuffix("+00:00")
+
+
+def sentence(text: str) -> str:
+    """A note as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def printable(text: Any) -> str:

@@ -11,8 +11,8 @@ from .blocks import Cell, Figure, Missing, Section, Table, Text, cells
 from .formats import NOT_MEASURED, component, count, size
 from .plots import from_profile
 from .profile_device import roofline_blocks
-from .profile_facts import keyed, limit_blocks, why_missing
 from .reading import Reading
+from .step_sections import keyed, why_missing, workload_blocks
 
 PAIR_COMMAND = "recperf pair micro-dlrm-dram"
 
@@ -119,4 +119,4 @@ def between_ranks(run: Reading, key: str) -> list[Section]:
 def evidence(run: Reading) -> Section:
     if not run.profile or not run.profile["verdict"]:
         return Section("evidence", "The evidence", [Missing("What limits this run", run.profile_command)])
-    return Section("evidence", "What limits a step", limit_blocks(run.profile, run.peaks))
+    return Section("evidence", "What limits a step", workload_blocks(run.profile, run.peaks))

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ...units import digits
 from . import curves, plots
 from . import formats as fmt
-from .blocks import Block, Cell, Figure, Table, Text, cells
+from .blocks import Block, Cell, Figure, Table, Text, Tile, cells
 from .formats import NONE, component
-from .profile_facts import TOP, Profile, keyed, why_missing
+from .step_sections import TOP, keyed, why_missing
+
+Profile = dict[str, Any]
 
 IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
 
@@ -103,7 +106,7 @@ def roofline_blocks(profile: Profile, peaks: Profile | None, key: str = "profile
             keyed(point["name"], f"{index}. {component(point['name'])}"),
             fmt.scaled(point["flops"]),
             fmt.size(point["bytes"]),
-            NONE if point.get("intensity") is None else fmt.number(point["intensity"]),
+            NONE if point.get("intensity") is None else digits(point["intensity"]),
             fmt.flop_rate(point["flops_per_s"]),
             fmt.byte_rate(point["bytes_per_s"]),
             fmt.percent(point.get("share_of_roof")),
@@ -129,6 +132,13 @@ def _roofline_figure(points: list[dict[str, Any]], key: str) -> list[Block]:
     ]
     bandwidth, peak = (points[0][name] for name in ("ceiling_bytes_per_s", "ceiling_flops_per_s"))
     return [curves.roofline_figure(f"{key}-roofline", bandwidth, peak, dots)]
+
+
+def idle_tiles(idle: dict[str, Any]) -> list[Tile]:
+    if "missing" in idle or not idle["wall_ms"]:
+        return []
+    cause = max(idle["causes"], key=lambda name: idle["causes"][name], default="")
+    return [Tile("device idle", fmt.percent(idle["idle_ms"] / idle["wall_ms"], 0), f"main cause: {cause}")]
 
 
 def idle(idle: dict[str, Any]) -> list[Block]:
@@ -230,7 +240,7 @@ def _embedding_sentences(embeddings: dict[str, Any]) -> list[str]:
         f"({fmt.percent(embeddings['unique_ratio'], 1)})."
     ]
     passes = [
-        f"{name.replace('_', ' ')} {fmt.number(rates[name])} GB/s"
+        f"{name.replace('_', ' ')} {digits(rates[name])} GB/s"
         if rates.get(name)
         else f"{name.replace('_', ' ')} not measured"
         for name in ("forward", "backward_and_update")

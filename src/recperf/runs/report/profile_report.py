@@ -1,19 +1,26 @@
-"""The report of a profile, in the terminal (`text`) and as a page (`write_page`)."""
+"""The report of a profile of a workload: eleven sections, as text and as a page. One that was not measured says why."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...measure.peaks.other_work import DISTURBED
+from ...units import digits
 from . import formats as fmt
-from . import page, ranks
-from .blocks import Badge, Report, Tile
-from .profile_facts import why_missing
-from .profile_sections import sections
-from .step_sections import CONFIDENCE, headline
+from . import page, plots, ranks
+from . import profile_device as device
+from .blocks import Block, Cell, Report, Section, Table, Text, Tile, cells, definitions
+from .formats import NONE
+from .plots import from_profile
+from .step_sections import badges, headline, keyed, why_missing, workload_blocks
 from .text import render
 
 Profile = dict[str, Any]
+
+SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
 
 
 def text(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> str:
@@ -48,7 +55,7 @@ def report(profile: Profile, peaks: Profile | None = None, machine: Profile | No
         subtitle=" · ".join(subtitle),
         verdict=headline(verdict) if verdict else "What limits this step was not measured.",
         measured=verdict is not None,
-        badges=_badges(verdict),
+        badges=badges(verdict),
         tiles=_tiles(profile),
         sections=sections(profile, peaks, machine),
     )
@@ -59,39 +66,153 @@ def _plain(profile: Profile) -> float:
     return float((profile.get("overhead") or {}).get("plain_ms") or profile["step_ms"]["p50"])
 
 
-def _badges(verdict: dict[str, Any] | None) -> list[Badge]:
-    if not verdict:
-        return []
-    badges = [Badge(verdict["limit"], "plain")]
-    badges.append(Badge(f"{verdict['confidence']} confidence", CONFIDENCE.get(verdict["confidence"], "plain")))
-    return badges
-
-
 def _tiles(profile: Profile) -> list[Tile]:
     step, plain = profile["step_ms"], _plain(profile)
     timed = f"with timers {fmt.time(step['p50'])} (p20 – p80: {fmt.spread(step)}, {profile['steps']:,} steps)"
     tiles = [Tile("step", fmt.time(plain), timed)]
     largest = max(profile["components"], key=lambda part: part["share"])
     tiles.append(Tile("largest part", fmt.percent(largest["share"], 0), fmt.component(largest["name"])))
-    if not why_missing(profile, "idle") and profile["idle"]["wall_ms"]:
-        idle = profile["idle"]
-        cause, _ = max(idle["causes"].items(), key=lambda item: item[1], default=("", 0.0))
-        tiles.append(Tile("device idle", fmt.percent(idle["idle_ms"] / idle["wall_ms"], 0), f"main cause: {cause}"))
-    else:
-        rate = f"{profile['batch_size'] / plain * 1e3:,.0f}" if plain else fmt.NONE
-        tiles.append(Tile("batch / median step", f"{rate} samples/s", "without timers; a run states its throughput"))
-    fixes = [] if why_missing(profile, "fixes") else profile["fixes"]
-    measured = [fix for fix in fixes if fix.get("measured_gain") and fix["status"] != "rejected"]
-    predicted = [fix for fix in fixes if fix.get("predicted_gain")]
-    if measured:
-        best = max(measured, key=lambda fix: fix["measured_gain"])
-        tiles.append(Tile("best fix, measured", fmt.gain(best["measured_gain"]), best["title"]))
-    elif predicted:
-        best = max(predicted, key=lambda fix: fix["predicted_gain"])
-        tiles.append(Tile("best fix, predicted", fmt.gain(best["predicted_gain"]), best["title"]))
+    idle = [] if why_missing(profile, "idle") else device.idle_tiles(profile["idle"])
+    rate = f"{profile['batch_size'] / plain * 1e3:,.0f}" if plain else fmt.NONE
+    tiles += idle or [Tile("batch / median step", f"{rate} samples/s", "without timers; a run states its throughput")]
+    fixes = [] if why_missing(profile, "fixes") else [fix for fix in profile["fixes"] if fix["status"] != "rejected"]
+    for kind in ("measured", "predicted"):
+        gains = {fix["title"]: fix[f"{kind}_gain"] for fix in fixes if fix.get(f"{kind}_gain")}
+        if gains:
+            best = max(gains, key=lambda title: gains[title])
+            tiles.append(Tile(f"best fix, {kind}", fmt.gain(gains[best]), best))
+            break
     several = ranks.of_several(profile)
     if several:
         tiles.append(Tile("slowest rank", str(several["slowest"]), f"of {several['ranks']}, by its own work"))
-        note = f"{fmt.time(several['exposed_ms'])} of a step, mean over the ranks"
-        tiles.append(Tile("exposed communication", fmt.percent(several["exposed_share"], 0), note))
+        tiles.append(ranks.exposed_tile(several["exposed_ms"], several["exposed_share"]))
     return tiles
+
+
+def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> list[Section]:
+    """Every section in its order."""
+    listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
+        ("evidence", "Verdict", "", lambda: _verdict(profile, peaks)),
+        ("budget", "Step budget", "", lambda: budget_blocks(profile)),
+        ("operators", "Operators", "operator_table", lambda: device.operators(profile)),
+        ("kernels", "Kernels", "kernels", lambda: device.kernels(profile)),
+        ("roofline", "Roofline", "roofline", lambda: device.roofline_blocks(profile, peaks)),
+        ("idle", "Device idle", "idle", lambda: device.idle(profile["idle"])),
+        ("transfers", "Transfers", "transfers", lambda: device.transfers(profile["transfers"])),
+        ("embeddings", "Embeddings", "embeddings", lambda: device.embeddings(profile["embeddings"])),
+        ("communication", "Communication", "communication", lambda: ranks.blocks("profile", profile)),
+        ("fixes", "Fixes ranked", "fixes", lambda: _fixes(profile["fixes"])),
+        ("trust", "Trust", "", lambda: _trust(profile, machine or {})),
+    )
+    built = []
+    for key, title, needs, build in listed:
+        reason = why_missing(profile, needs) if needs else None
+        built.append(Section(key, title, [Text(f"Not measured: {reason}.", "missing")] if reason else build()))
+    return built
+
+
+def _verdict(profile: Profile, peaks: Profile | None) -> list[Block]:
+    if not profile.get("verdict"):
+        return [Text("Not measured: the profile has no verdict.", "missing")]
+    return workload_blocks(profile, peaks)
+
+
+def budget_blocks(profile: Profile, key: str = "profile") -> list[Block]:
+    """The parts of a step as a bar and a table."""
+    step, parts = profile["step_ms"], from_profile(profile)
+    total = math.fsum(part.share for part in parts)
+    rows = [
+        cells(
+            keyed(part.name),
+            fmt.percent(part.share, 1),
+            *((fmt.time(part.ms["p50"]), fmt.spread(part.ms)) if part.ms else (NONE, NONE)),
+            Cell(part.phase, "muted"),
+        )
+        for part in parts
+    ]
+    whole = ("whole step", fmt.percent(total, 1), fmt.time(step["p50"]), fmt.spread(step), "")
+    rows.append(tuple(Cell(text, "strong") for text in whole))
+    figure = plots.budget_figure(f"{key}-budget", parts, f"a step of {fmt.time(step['p50'])}")
+    table = Table(("part", "share", "p50", "p20 – p80", "phase"), rows, f"Steps with timers. {SHARES_NOTE}", left=(4,))
+    if abs(total - 1) > 0.01:
+        warning = Text(f"The parts sum to {total:.1%} of the step, so do not trust this budget.", "warning")
+        return [warning, figure, table]
+    return [figure, table]
+
+
+def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
+    if not fixes:
+        return [Text("No switch of recperf would make this step faster.")]
+    rows, reasons = [], []
+    for fix in fixes:
+        tone = {"tried": "good", "rejected": "bad", "not judged": "bad"}.get(fix["status"], "muted")
+        rows.append(
+            cells(
+                Cell(fix["title"], width=28),
+                fmt.gain(fix.get("predicted_gain"), fix.get("predicted_range")),
+                fmt.time(fix.get("measured_ms")),
+                fmt.gain(fix.get("measured_gain"), fix.get("measured_range")),
+                _same_numbers(fix),
+                Cell(fix["status"], tone),
+            )
+        )
+        why = ". ".join(str(fix[name]).rstrip(".") for name in ("why", "note") if fix.get(name))
+        switch = Cell(fix.get("switch") or NONE, "code")
+        reasons.append(cells(Cell(fix["title"], width=28), switch, f"{why}." if why else ""))
+    head = ("fix", "predicted gain", "step", "measured gain", "same", "status")
+    note = "Gains with their ranges; step: measured with the fix; same: whether it computes the same numbers."
+    tables = [Table(head, rows, note, left=(5,)), Table(("fix", "switch", "why"), reasons, left=(1, 2))]
+    doubts = [fix["note"] for fix in fixes if fix["status"] == "not judged"]
+    warning = [Text(f"{len(doubts)} of {len(fixes)} fixes are not judged. {doubts[0]}.", "warning")] if doubts else []
+    return [*warning, *tables]
+
+
+def _same_numbers(fix: dict[str, Any]) -> str:
+    same, difference = fix.get("same_numbers"), fix.get("largest_difference")
+    return fmt.yes_or_no(same) + (f" ({difference:.1e})" if difference and not same else "")
+
+
+def _trust(profile: Profile, machine: Profile) -> list[Block]:
+    """What a reader must know to believe the other sections."""
+    trust = profile.get("trust") or {}
+    steps = f"{profile['steps']} measured after {profile['warmup']} of warm-up, batch {profile['batch_size']:,}"
+    rows: list[tuple[str, str | Cell]] = [("steps", steps)]
+    overheads = trust.get("profiling") or {"budget": profile.get("overhead")}
+    rows += [(f"cost of measuring ({name})", _overhead(cost, profile["step_ms"])) for name, cost in overheads.items()]
+    clocks = trust.get("clocks") or {}
+    units = (("sm_mhz", "SM", "MHz"), ("mem_mhz", "memory", "MHz"), ("power_w", "power", "W"))
+    listed = [f"{label} {clocks[name]:,.0f} {unit}" for name, label, unit in units if clocks.get(name) is not None]
+    rows.append(("clocks", ", ".join(listed) or fmt.NOT_MEASURED))
+    versions = trust.get("versions") or {}
+    rows.append(("versions", ", ".join(f"{name} {text}" for name, text in versions.items() if text) or "not recorded"))
+    if trust.get("seed") is not None:
+        rows.append(("seed", _nested(trust["seed"])))
+    busy = (trust.get("other_work") or {}).get("share")
+    if busy is not None:
+        doubt = "; too much for the times to be trusted" if busy > DISTURBED else ""
+        rows.append(("other processes", f"{busy:.0%} of all cores{doubt}"))
+    rows += [(f"switch {name}", why) for name, why in (profile.get("switches") or {}).items()]
+    trace = profile.get("trace")
+    if trace:
+        rows.append(("trace", f"{trace['file']}, {fmt.size(trace['bytes'])}, {trace['steps']} steps"))
+    missing = trust.get("not_measured") or []
+    rows.append(("not measured", "; ".join(missing) or "nothing that was requested"))
+    for name in ("cpu", "cores", "memory_gib", "system", "fingerprint"):
+        if machine.get(name) is not None:
+            rows.append((f"machine: {name.replace('_gib', ' (GiB)')}", str(machine[name])))
+    gpus = ", ".join(str(gpu.get("name")) for gpu in machine.get("gpus") or [] if isinstance(gpu, dict))
+    return [definitions([*rows, *([("machine: GPUs", gpus)] if gpus else [])])]
+
+
+def _overhead(cost: dict[str, float] | None, step_ms: dict[str, float]) -> str:
+    if not cost:
+        return fmt.NOT_MEASURED
+    plain, clocked = fmt.time(cost["plain_ms"]), fmt.time(cost["clocked_ms"])
+    return f"{fmt.measuring_cost(cost['share'], step_ms)}: a step takes {plain} without, {clocked} with it"
+
+
+def _nested(value: Any) -> str:
+    """A value, or a nested set of values, on one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{str(key).replace('_', ' ')} {_nested(item)}" for key, item in value.items()) or NONE
+    return digits(value) if isinstance(value, float) else str(fmt.NOT_MEASURED if value is None else value)

@@ -7,7 +7,7 @@ from ..quality import best_of, start_difference
 from ..result import Difference, Interval, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import curves
 from .blocks import Block, Cell, Figure, Table, Text, cells
-from .formats import NONE, baseline, count, metric, percent
+from .formats import NONE, baseline, count, metric, percent, sentence
 
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
 
@@ -104,8 +104,7 @@ def _candidates(ranking: Ranking) -> str:
 
 
 def warnings(result: Result) -> list[Block]:
-    texts = result.quality.warnings
-    return [Text(f"{text[0].upper()}{text[1:]}.", "warning") for text in texts]
+    return [Text(sentence(text), "warning") for text in result.quality.warnings]
 
 
 def details(result: Result, key: str) -> list[Block]:

@@ -7,14 +7,16 @@ from typing import Any
 from ...measure.limits import ranks_sentence
 from . import formats as fmt
 from . import plots
-from .blocks import Block, Cell, Figure, Table, Text, cells
+from .blocks import Block, Cell, Figure, Table, Text, Tile, cells
 from .formats import component
 
 OWN, LATE, BYTES, WAITS = "own work", "waiting for a rank", "waiting for bytes", "waiting"
 DRAWN = 16
 TOP = 12
 RANKS = ("rank", "step", "own work", "waits", "for a late rank", "for bytes", "others wait for it", "largest own part")
-COLLECTIVES = ("in", "collective", "count", "sent", "waits", "for a late rank", "for bytes", "most waited for")
+WAITING = {"ms": "time", "exposed_ms": "exposed", "late_ms": "for a late rank", "moving_ms": "for bytes"}
+"""The times of a collective, as far as they were measured."""
+PER_STEP = "Per step, mean over the ranks. Most waited for: the rank for which the others waited longest there."
 
 
 def of_several(profile: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -23,26 +25,41 @@ def of_several(profile: dict[str, Any] | None) -> dict[str, Any] | None:
     return section if isinstance(section, dict) and "each" in section else None
 
 
+def exposed_tile(ms: float, share: float) -> Tile:
+    return Tile("exposed communication", fmt.percent(share, 0), f"{fmt.time(ms)} of a step")
+
+
 def blocks(key: str, profile: dict[str, Any]) -> list[Block]:
     section = of_several(profile)
     if section is None:
         return []
-    built = [Text(fmt.printable(ranks_sentence(profile)), "lead"), *rank_blocks(key, section, _method(section))]
-    collectives = [
-        cells(
-            component(row["part"]),
-            row["what"],
-            fmt.count(row["count"]),
-            fmt.size(row["bytes"]),
-            *(fmt.time(row[name]) for name in ("exposed_ms", "late_ms", "moving_ms")),
-            f"rank {row['awaited_rank']}",
-        )
-        for row in section["collectives"]
+    return [
+        Text(fmt.printable(ranks_sentence(section)), "lead"),
+        *rank_blocks(key, section, _method(section)),
+        *collective_blocks(section["collectives"], PER_STEP),
     ]
-    if collectives:
-        note = "Per step, mean over the ranks. Most waited for: the rank for which the others waited longest there."
-        built.append(Table(COLLECTIVES, collectives, note, left=(1, 7)))
-    return built
+
+
+def collective_blocks(collectives: list[dict[str, Any]], note: str) -> list[Block]:
+    """A row for every kind of collective, with the times that are known of it."""
+    if not collectives:
+        return []
+    first = collectives[0]
+    times = [name for name in WAITING if name in first]
+    rows = [
+        cells(
+            Cell(row.get("name") or row["what"], width=40),
+            *([component(row["part"])] if "part" in first else []),
+            fmt.count(row["count"]),
+            fmt.size(row["bytes"] or None),
+            *(fmt.time(row[name]) for name in times),
+            *([fmt.NONE if row["awaited_rank"] is None else f"rank {row['awaited_rank']}"] * ("awaited_rank" in first)),
+        )
+        for row in collectives
+    ]
+    where, awaited = ("in",) * ("part" in first), ("most waited for",) * ("awaited_rank" in first)
+    head = ("collective", *where, "count", "sent", *(WAITING[name] for name in times), *awaited)
+    return [Table(head, rows, note, left=(1, 7) if where else (6,))]
 
 
 def rank_blocks(key: str, section: dict[str, Any], method: str) -> list[Block]:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...units import digits
 from . import formats as fmt
 from . import limits, page, plots, sections
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
 from .plots import from_profile
-from .profile_facts import keyed
 from .reading import Reading, read
-from .step_sections import headline
+from .step_sections import headline, keyed
 
 if TYPE_CHECKING:
     from .compare import Comparison, Row
@@ -170,4 +170,4 @@ def _score(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    return count(value) if value >= 100 else fmt.number(value)
+    return count(value) if value >= 100 else digits(value)

@@ -14,7 +14,7 @@ from . import curves, plots, quality_sections
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Missing, Section, Table, Text, cells, definitions
 from .formats import NONE, NOT_MEASURED, baseline, count, metric
-from .profile_sections import budget_blocks
+from .profile_report import budget_blocks
 from .reading import Reading
 
 UNSTEADY = 1.25

@@ -5,22 +5,41 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from ...measure.attribution import divided_ms
+from ...measure.attribution import attribute, divided_ms
+from ...measure.ceilings import ceilings_of_profile
 from ...measure.limits import TEXTS
 from . import formats as fmt
 from . import plots
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, cells
+from .svg import family
 
 Json = dict[str, Any]
 CONFIDENCE = {"high": "good", "medium": "plain", "low": "warning"}
-SHOWN = 12
-"""Rows of a table that are always visible."""
+TOP = 12
+"""Rows of a long table that are always visible."""
+ABSENT = "this profile has no such section; recperf profile WORKLOAD measures it"
 TONES = {
     "input": "data", "blocked": "other", "python": "loss", "dispatch": "interaction", "launch": "interaction",
     "sync": "loss", "transfer": "data", "compute": "top", "bandwidth": "embedding", "latency": "update",
     "cache": "backward", "communication": "update", "operator": "bottom",
 }  # fmt: skip
 """The colour of each limit, from the palette of parts."""
+
+
+def why_missing(profile: Json, key: str) -> str | None:
+    """Why a section was not measured; None if it was."""
+    part = profile.get(key)
+    if part is None:
+        return ABSENT
+    if isinstance(part, dict) and "missing" in part:
+        return fmt.printable(part["missing"])
+    return None
+
+
+def keyed(name: str, text: str = "") -> Cell:
+    """The name of a component with the colour that it has in figures."""
+    hue, faint = family(name)
+    return Cell(text or fmt.component(name), swatch=hue, faint=faint, width=30)
 
 
 def report_of(profile: Json) -> Report:
@@ -38,10 +57,7 @@ def report_of(profile: Json) -> Report:
         subtitle=" · ".join(subtitle),
         verdict=headline(verdict),
         measured=True,
-        badges=[
-            Badge(verdict["limit"], "plain"),
-            Badge(f"{verdict['confidence']} confidence", CONFIDENCE[verdict["confidence"]]),
-        ],
+        badges=badges(verdict),
         tiles=_tiles(profile),
         sections=sections(profile),
     )
@@ -51,6 +67,20 @@ def headline(verdict: Json) -> str:
     """The verdict in one line."""
     because = verdict["because"][0] if verdict["because"] else ""
     return f"{verdict['limit']} ({verdict['confidence']} confidence): {because}"
+
+
+def badges(verdict: Json | None) -> list[Badge]:
+    """The limit of a step, and how certain it is."""
+    if not verdict:
+        return []
+    confidence = verdict["confidence"]
+    return [Badge(verdict["limit"], "plain"), Badge(f"{confidence} confidence", CONFIDENCE.get(confidence, "plain"))]
+
+
+def limit_tiles(verdict: Json) -> list[Tile]:
+    if verdict["limit"] == "unclear":
+        return []
+    return [Tile(verdict["limit"], fmt.percent(verdict["share"], 0), f"{verdict['confidence']} confidence")]
 
 
 def sections(profile: Json) -> list[Section]:
@@ -75,6 +105,26 @@ def limit_blocks(profile: Json) -> list[Block]:
         blocks.append(Text(f"What usually helps: {verdict['advice']}"))
     blocks += [Text(f"Doubt: {doubt}.", "note") for doubt in verdict["doubts"]]
     return blocks
+
+
+def workload_blocks(profile: Json, peaks: Json | None) -> list[Block]:
+    """What limits the step of a workload: sentences, shares, experiments, and operators with their limits."""
+    observed = profile["observed"]
+    operators = attribute(observed, ceilings_of_profile(profile, peaks))["operators"]
+    return [
+        *limit_blocks(profile),
+        Text(_observed_steps(observed), "note"),
+        *share_blocks(profile, divided_ms(observed)),
+        *experiment_blocks(profile["experiments"]),
+        *operator_blocks(operators),
+        *(Text(fmt.sentence(note), "note") for note in observed.get("notes") or () if note),
+    ]
+
+
+def _observed_steps(observed: Json) -> str:
+    steps, waited = (observed.get("steps") or {}).get("plain"), observed.get("preempted") or 0.0
+    without = f"; the {waited:.0%} in which other work held their core is left out" if waited >= 0.01 else ""
+    return f"From {fmt.count(steps)} observed steps of {fmt.time(observed['step_ms']['p50'])}{without}."
 
 
 def share_blocks(profile: Json, whole: float) -> list[Block]:
@@ -115,9 +165,9 @@ def operator_blocks(operators: list[Json]) -> list[Block]:
         for row in operators
     ]  # fmt: skip
     head = ("operator", "part", "calls", "time", "limit", "FLOP", "bytes")
-    rest = f"{max(0, len(rows) - SHOWN):,} more operators."
-    blocks: list[Block] = [Table(head, rows, left=(1, 4), top=SHOWN, rest=rest)]
-    noted = [row for row in operators[:SHOWN] if row.get("note")]
+    rest = f"{max(0, len(rows) - TOP):,} more operators."
+    blocks: list[Block] = [Table(head, rows, left=(1, 4), top=TOP, rest=rest)]
+    noted = [row for row in operators[:TOP] if row.get("note")]
     blocks += [Text(f"{row['name']}: {row['note']}.", "note") for row in noted[:3]]
     return blocks
 
@@ -138,8 +188,8 @@ def part_blocks(parts: list[Json]) -> list[Block]:
         Table(
             ("part", "time", "of all operators"),
             rows,
-            top=SHOWN,
-            rest=f"{max(0, len(rows) - SHOWN):,} more parts.",
+            top=TOP,
+            rest=f"{max(0, len(rows) - TOP):,} more parts.",
             caption=caption,
         )
     ]
@@ -168,14 +218,14 @@ def _trust(profile: Json) -> list[Block]:
             else f"Other work used {others:.0%} of the cores."
         ),
     ]
-    return lines + [Text(note[0].upper() + note[1:] + ".", "note") for note in profile["notes"]]
+    return lines + [Text(fmt.sentence(note), "note") for note in profile["notes"]]
 
 
 def _tiles(profile: Json) -> list[Tile]:
     verdict, step = profile["verdict"], profile["step_ms"]
     tiles = [
         Tile("step", fmt.time(step["p50"]), f"p20 – p80: {fmt.spread(step)}"),
-        Tile(verdict["limit"], fmt.percent(verdict["share"], 0), f"{verdict['confidence']} confidence"),
+        *limit_tiles(verdict),
     ]
     if verdict["second"]:
         second = verdict["second"]

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...measure.limits import ranks_sentence
 from . import formats as fmt
 from . import page, plots, ranks, step_sections
 from . import profile_device as device
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, cells, definitions
 from .plots import StepPart
-from .profile_facts import TOP, why_missing
+from .step_sections import TOP, why_missing
 from .text import render
 
 Analysis = dict[str, Any]
@@ -61,6 +62,7 @@ def viewer(path: Path) -> Viewer:
 def report(analysis: Analysis, *, top: int = TOP, viewer: Viewer | None = None) -> Report:
     # Names in a trace are anybody's text: one pass keeps control characters out of all of it.
     analysis = fmt.all_printable(analysis)
+    several = analysis.get("ranks_compared")
     subtitle = [_device(analysis), f"{fmt.time(analysis['limit']['step_ms']['p50'])} per step"]
     subtitle += [f"torch {analysis['torch']}"] if analysis["torch"] else []
     return Report(
@@ -68,9 +70,12 @@ def report(analysis: Analysis, *, top: int = TOP, viewer: Viewer | None = None) 
         title="Trace",
         name=Path(analysis["file"]).name,
         subtitle=" · ".join(subtitle),
-        verdict=_sentence(analysis),
+        verdict=ranks_sentence(several) or step_sections.headline(analysis["limit"]["verdict"]),
         measured=True,
-        badges=_badges(analysis),
+        badges=[
+            *([Badge(f"{several['ranks']} ranks", "plain")] if several else []),
+            *step_sections.badges(analysis["limit"]["verdict"]),
+        ],
         tiles=_tiles(analysis),
         sections=_sections(analysis, top, viewer),
     )
@@ -115,20 +120,13 @@ def _device(analysis: Analysis) -> str:
     return name + (f", the busiest of {several}" if several > 1 else "")
 
 
-def _sentence(analysis: Analysis) -> str:
-    """What limits a step; of several ranks, which is the slowest."""
-    compared = analysis.get("ranks_compared")
-    return _ranks_sentence(compared) if compared else step_sections.headline(analysis["limit"]["verdict"])
-
-
 def _tiles(analysis: Analysis) -> list[Tile]:
     window = analysis["window"]
     step, verdict = analysis["limit"]["step_ms"], analysis["limit"]["verdict"]
     tiles = [
         Tile("step", fmt.time(step["p50"]), f"p20 – p80: {fmt.spread(step)}, {window['steps']:,} traced steps"),
     ]
-    if verdict["limit"] != "unclear":
-        tiles.append(Tile(verdict["limit"], fmt.percent(verdict["share"], 0), f"{verdict['confidence']} confidence"))
+    tiles += step_sections.limit_tiles(verdict)
     rows = [row for row in analysis["parts"] if row["name"] != OTHER]
     if rows and window["host_ms"]:
         largest = max(rows, key=lambda row: row["host_ms"])
@@ -140,24 +138,12 @@ def _tiles(analysis: Analysis) -> list[Tile]:
     if busiest:
         time = fmt.time(busiest["device_self_ms"] or busiest["cpu_self_ms"])
         tiles.append(Tile("busiest operator", time, fmt.short(busiest["name"], 40)))
-    idle, communication = analysis["idle"], analysis["communication"]
-    if "missing" not in idle and idle["wall_ms"]:
-        cause = max(idle["causes"], key=lambda name: idle["causes"][name])
-        tiles.append(Tile("device idle", fmt.percent(idle["idle_ms"] / idle["wall_ms"], 0), f"main cause: {cause}"))
+    tiles += device.idle_tiles(analysis["idle"])
+    communication = analysis["communication"]
     if "missing" not in communication and window["wall_ms"]:
         exposed = communication["exposed_ms"]
-        tiles.append(
-            Tile("exposed communication", fmt.percent(exposed / window["wall_ms"], 0), f"{fmt.time(exposed)} of a step")
-        )
+        tiles.append(ranks.exposed_tile(exposed, exposed / window["wall_ms"]))
     return tiles
-
-
-def _badges(analysis: Analysis) -> list[Badge]:
-    verdict = analysis["limit"]["verdict"]
-    tone = step_sections.CONFIDENCE[verdict["confidence"]]
-    badges = [Badge(verdict["limit"], "plain"), Badge(f"{verdict['confidence']} confidence", tone)]
-    several = analysis.get("ranks_compared")
-    return [Badge(f"{several['ranks']} ranks", "plain"), *badges] if several else badges
 
 
 def _limit(limit: Analysis) -> list[Block]:
@@ -166,7 +152,7 @@ def _limit(limit: Analysis) -> list[Block]:
     for finding in limit["findings"]:
         blocks.append(Text(f"{finding['sentence']} {finding['advice']}"))
     notes = [limit["ceilings"], *limit["notes"]]
-    return [*blocks, *(Text(f"{note[0].upper()}{note[1:]}.", "note") for note in notes)]
+    return [*blocks, *(Text(fmt.sentence(note), "note") for note in notes)]
 
 
 def _shares(limit: Analysis) -> list[Block]:
@@ -250,48 +236,16 @@ def _communication(analysis: Analysis) -> list[Block]:
     sentence = (
         f"For {fmt.time(exposed)} of a step ({fmt.percent(exposed / step, 0)}) a collective is under way while {where}."
     )
-    rows = [
-        cells(
-            Cell(row["name"], width=40),
-            fmt.count(row["count"]),
-            fmt.size(row["bytes"]) if row["bytes"] else fmt.NONE,
-            fmt.time(row["ms"]),
-            fmt.time(row["exposed_ms"]),
-        )
-        for row in communication["rows"]
-    ]
-    return [Text(sentence, "lead"), Table(("collective", "count", "bytes", "time", "exposed"), rows, "Per step.")]
-
-
-def _ranks_sentence(compared: Analysis) -> str:
-    own = {row["rank"]: row["own_ms"] for row in compared["each"]}
-    slowest = own.pop(compared["slowest"])
-    others = math.fsum(own.values()) / len(own)
-    margin = ", by less than 5%" if slowest < 1.05 * others else ""
-    return (
-        f"Rank {compared['slowest']} of {compared['ranks']} is the slowest{margin}: its own work takes "
-        f"{fmt.time(slowest)} per step, that of the others {fmt.time(others)}. Ranks wait in collectives for "
-        f"{fmt.percent(compared['exposed_share'], 0)} of a step: {fmt.time(compared['late_ms'])} for a late rank, "
-        f"{fmt.time(compared['moving_ms'])} for bytes."
-    )
+    return [Text(sentence, "lead"), *ranks.collective_blocks(communication["rows"], "Per step.")]
 
 
 def _ranks(compared: Analysis) -> list[Block]:
-    blocks = [Text(f"{note[0].upper()}{note[1:]}.", "warning") for note in compared["notes"]]
-    built: list[Block] = [*blocks, *ranks.rank_blocks("trace", compared, RANKS_METHOD)]
-    rows = [
-        cells(
-            Cell(row["name"], width=40),
-            fmt.count(row["count"]),
-            fmt.size(row["bytes"]) if row["bytes"] else fmt.NONE,
-            *(fmt.time(row[name]) for name in ("ms", "late_ms", "moving_ms")),
-            fmt.NONE if row["awaited_rank"] is None else f"rank {row['awaited_rank']}",
-        )
-        for row in compared["collectives"]
-    ]
-    head = ("collective", "count", "bytes", "time", "for a late rank", "for bytes", "most waited for")
     note = "Per step, mean over the ranks, whether or not other work runs meanwhile."
-    return [*built, Table(head, rows, note, left=(6,)) if rows else Text("The traces have no collectives.")]
+    return [
+        *(Text(fmt.sentence(note), "warning") for note in compared["notes"]),
+        *ranks.rank_blocks("trace", compared, RANKS_METHOD),
+        *ranks.collective_blocks(compared["collectives"], note),
+    ]
 
 
 def _file(analysis: Analysis, missing: dict[str, list[str]], viewer: Viewer | None) -> list[Block]:
