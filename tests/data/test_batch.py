@@ -30,13 +30,6 @@ def keys(count: int) -> tuple[str, ...]:
     return tuple(f"f{i}" for i in range(count))
 
 
-@given(BAGS)
-def test_bags_come_back_as_they_went_in(bags: list[list[list[int]]]) -> None:
-    features = JaggedFeatures.from_bags(keys(len(bags)), bags)
-    assert as_lists(features) == bags
-    assert features.ids_per_key == tuple(sum(map(len, feature)) for feature in bags)
-
-
 @given(BAGS, st.integers(0, 6), st.integers(0, 6))
 def test_slice_takes_the_same_samples_of_every_feature(bags: list[list[list[int]]], start: int, stop: int) -> None:
     features = JaggedFeatures.from_bags(keys(len(bags)), bags)

@@ -183,31 +183,6 @@ def test_get_without_network_names_the_manual_way(server: Server, failure: str, 
     assert nothing_left()
 
 
-def test_get_without_pooch_names_the_package(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> object:
-        raise ImportError(name=name)
-
-    monkeypatch.setattr(catalogue, "import_module", absent)
-    with pytest.raises(MachineError) as caught:
-        catalogue.get(NAME, say=quiet, url=server.url)
-    assert caught.value.fix == "pip install pooch"
-    assert nothing_left()
-
-
-def test_get_into_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "home").write_text("a file where the folder should be")
-    with pytest.raises(MachineError, match="RECPERF_HOME cannot be used"):
-        catalogue.get(NAME, say=quiet, url=server.url)
-
-
-def test_synthetic_data_is_not_downloaded_and_real_data_not_generated(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="built in") as caught:
-        catalogue.get("movielens-like", say=quiet)
-    assert "recperf data make" in (caught.value.fix or "")
-    with pytest.raises(UsageError, match="real data"):
-        catalogue.make(NAME, path=tmp_path / "x", seed=1)
-
-
 def test_check_distinguishes_intact_damaged_and_other_files(
     server: Server, tmp_path: Path, files: dict[str, bytes]
 ) -> None:
@@ -236,6 +211,7 @@ def test_check_distinguishes_intact_damaged_and_other_files(
     assert (findings["intact"], findings["synthetic"], findings["rows"]) == (False, True, 8)
 
 
+@pytest.mark.long
 def test_make_check_and_info_of_the_synthetic_dataset(tmp_path: Path) -> None:
     made = catalogue.make("movielens-like", path=tmp_path / "made", seed=3)
     assert (made["ratings"], made["users"], made["items"], made["seed"]) == (100_000, 943, 1682, 3)
@@ -259,18 +235,3 @@ def test_make_check_and_info_of_the_synthetic_dataset(tmp_path: Path) -> None:
     damaged.write_bytes(damaged.read_bytes().replace(b"|F|", b"|M|", 1))
     with pytest.raises(DataError, match=r"u\.user differs"):
         catalogue.check("movielens-like", path=tmp_path / "made")
-
-
-def test_info_of_a_tiny_dataset_omits_impossible_splits(tmp_path: Path) -> None:
-    movielens_like.write(movielens_like.generate(1, users=1, items=3, ratings=3), tmp_path / "tiny")
-    described = catalogue.info(NAME, path=tmp_path / "tiny")
-    assert described["name"] == "movielens-like"
-    assert described["splits"]["cold"] is None
-    assert described["splits"]["random"] == {"train": 2, "valid": 1}
-
-
-def test_info_without_the_download_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECPERF_HOME", str(tmp_path))
-    with pytest.raises(DataError, match="not on this machine") as caught:
-        catalogue.info(NAME)
-    assert "recperf data get movielens-100k" in (caught.value.fix or "")

@@ -49,7 +49,7 @@ def datasets(draw: st.DrawFn) -> MovieLens:
     return small_dataset(draw(st.lists(row, min_size=1, max_size=40)), draw(st.integers(0, 3)))
 
 
-steady = settings(deadline=None, max_examples=80, derandomize=True, database=None)
+steady = settings(deadline=None, max_examples=30, derandomize=True, database=None)
 configs = st.builds(
     MovieLensConfig,
     split=st.sampled_from(SPLITS),
@@ -150,15 +150,6 @@ def test_ids_unseen_in_training_become_row_0(data: MovieLens, config: MovieLensC
 
 
 @steady
-@given(datasets(), configs)
-def test_a_split_does_not_depend_on_ratings(data: MovieLens, config: MovieLensConfig) -> None:
-    valid = try_split(data, config)
-    assert valid.any()
-    assert not valid.all()
-    assert np.array_equal(valid, split_rows(flipped(data, np.ones(len(valid), dtype=np.bool_)), config))
-
-
-@steady
 @given(datasets(), st.floats(0.05, 0.95))
 def test_last_holds_out_the_latest_of_each_user(data: MovieLens, holdout: float) -> None:
     config = MovieLensConfig(split="last", holdout=holdout)
@@ -167,13 +158,6 @@ def test_last_holds_out_the_latest_of_each_user(data: MovieLens, holdout: float)
         rows = sorted(np.flatnonzero(data.user == user).tolist(), key=lambda row: (data.timestamp[row], row))
         held = min(int(np.floor(len(rows) * holdout + 0.5)), len(rows) - 1)
         assert [row for row in rows if valid[row]] == rows[len(rows) - held :]
-
-
-def test_random_holds_out_an_exact_share() -> None:
-    data, holdout = generate(1, users=20, items=30, ratings=401), 0.333
-    one = split_rows(data, MovieLensConfig(holdout=holdout))
-    assert one.sum() == round(holdout * 401)
-    assert not np.array_equal(one, split_rows(data, MovieLensConfig(holdout=holdout, split_seed=43)))
 
 
 def test_cold_users_never_train() -> None:
@@ -199,13 +183,6 @@ def test_a_split_that_leaves_a_side_empty_is_refused(split: Split, ratings: int)
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_five_users_are_enough(split: Split) -> None:
-    built = build(generate(2, users=5, items=8, ratings=30), MovieLensConfig(split=split))
-    assert len(built.train.labels) + len(built.valid.labels) == 30
-    assert len(built.valid.labels) > 0
-
-
 def test_the_shape_and_meaning_of_the_arrays() -> None:
     data = generate(7)
     config = MovieLensConfig()
@@ -226,11 +203,3 @@ def test_the_shape_and_meaning_of_the_arrays() -> None:
     for position, genre in enumerate(built.dense_names[4:]):
         column = data.genres[data.item[training], GENRES.index(genre)]
         assert np.array_equal(built.train.dense[:, 4 + position], column)
-
-
-def test_the_most_common_genres_are_used_ties_in_order() -> None:
-    data = generate(2, users=5, items=40, ratings=30)
-    flags = np.zeros((41, 19), dtype=np.uint8)
-    for genre in range(19):
-        flags[1 : 2 + genre // 2, genre] = 1
-    assert replace(data, genres=flags).common_genres() == [18, 16, 17, 14, 15, 12, 13, 10, 11, 8, 9, 6]

@@ -33,16 +33,14 @@ def item_row(item: int, *genres: str) -> str:
 ITEMS = [item_row(1, "Drama"), item_row(2, "Comedy", "Romance"), item_row(3, "Action")]
 
 
-def write_files(
-    folder: Path, *, ratings: list[str] = RATINGS, items: list[str] = ITEMS, users: list[str] = USERS, end: str = "\n"
-) -> Path:
+def write_files(folder: Path, *, ratings: list[str] = RATINGS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for file, lines, encoding in (
         ("u.data", ratings, "ascii"),
-        ("u.item", items, "latin-1"),
-        ("u.user", users, "utf-8"),
+        ("u.item", ITEMS, "latin-1"),
+        ("u.user", USERS, "utf-8"),
     ):
-        (folder / file).write_bytes("".join(line + end for line in lines).encode(encoding))
+        (folder / file).write_bytes("".join(f"{line}\n" for line in lines).encode(encoding))
     return folder
 
 
@@ -72,49 +70,30 @@ def test_the_arrays_of_good_files(tmp_path: Path) -> None:
     assert all(array.dtype == np.int64 for array in (data.user, data.item, data.rating, data.timestamp, data.age))
 
 
-def test_line_endings_and_blank_lines_at_the_end_do_not_matter(tmp_path: Path) -> None:
-    plain = read(write_files(tmp_path / "plain"))
-    windows = read(write_files(tmp_path / "windows", end="\r\n"))
-    trimmed = write_files(tmp_path / "trimmed")
-    for file in movielens.FILES:
-        (trimmed / file).write_bytes((trimmed / file).read_bytes().rstrip(b"\n"))
-    spaced = write_files(tmp_path / "spaced", ratings=[*RATINGS, "", ""])
-    for other in (windows, read(trimmed), read(spaced)):
-        assert np.array_equal(other.user, plain.user)
-        assert np.array_equal(other.timestamp, plain.timestamp)
-        assert np.array_equal(other.genres, plain.genres)
-        assert other.digest != plain.digest
-
-
-def test_ids_with_gaps_leave_unused_rows(tmp_path: Path) -> None:
-    write_files(tmp_path / "ml-100k", users=[*USERS, "7|30|F|other|1"], items=[*ITEMS, item_row(9, "War")])
-    # A folder that has ml-100k inside will do too.
-    data = read(tmp_path)
-    assert data.occupation.tolist() == [0, 2, 1, 3, 0, 0, 0, 1]
-    assert data.genres.shape == (10, 19)
-
-
-BAD_RATINGS = [
-    ("9\t1\t3\t1", "user is not in u.user"),
-    ("1\t9\t3\t1", "item is not in u.item"),
-    ("1\t1\t3", "3 columns where 4"),
-    ("", "0 columns where 4"),
-    ("1\t1\t3.5\t1", "rating '3.5' is not a whole number"),
-    ("1\t1\t6\t1", "rating 6 is outside 1 to 5"),
-    ("0\t1\t3\t1", "user id 0 is outside"),
-    ("1\t10000001\t3\t1", "item id 10000001 is outside"),
-    ("99999999999999999999999\t1\t3\t1", "user id 99999999999999999999999 is outside"),
-    ("1\t1\t3\t-5", "time -5 is outside"),
-    ("1_0\t1\t3\t1", "user id '1_0' is not a whole number"),
+BAD_ROWS = [
+    ("u.data", "9\t1\t3\t1", "user is not in u.user"),
+    ("u.data", "1\t9\t3\t1", "item is not in u.item"),
+    ("u.data", "1\t1\t3", "3 columns where 4"),
+    ("u.data", "1\t1\t3.5\t1", "rating '3.5' is not a whole number"),
+    ("u.data", "1\t1\t6\t1", "rating 6 is outside 1 to 5"),
+    ("u.data", "99999999999999999999999\t1\t3\t1", "user id 99999999999999999999999 is outside"),
+    ("u.user", "4|900|M|technician|1", "age 900 is outside"),
+    ("u.user", "4|24|X|technician|1", "gender 'X' is not M or F"),
+    ("u.user", "4|24|M||1", "occupation is empty"),
+    ("u.user", "2|24|M|technician|1", "1 row whose user id came before (first: line 4, user id 2)"),
+    ("u.item", item_row(4).rsplit("|", 1)[0], "23 columns where 24"),
+    ("u.item", item_row(4)[:-1] + "2", "flag of genre Western '2' is not 0 or 1"),
+    ("u.item", item_row(3), "1 row whose item id came before (first: line 4, item id 3)"),
 ]
 
 
-@pytest.mark.parametrize(("row", "reason"), BAD_RATINGS)
-def test_a_bad_rating_is_named_by_line(tmp_path: Path, row: str, reason: str) -> None:
-    error = read_error(write_files(tmp_path, ratings=[*RATINGS[:2], row, *RATINGS[2:]]))
+@pytest.mark.parametrize(("file", "row", "reason"), BAD_ROWS)
+def test_a_bad_row_is_named_by_line(tmp_path: Path, file: str, row: str, reason: str) -> None:
+    path = write_files(tmp_path) / file
+    path.write_bytes(path.read_bytes() + f"{row}\n".encode("latin-1"))
+    error = read_error(tmp_path)
     assert reason in error.what
-    assert "1 row " in error.what
-    assert error.where == {"file": str(tmp_path / "u.data"), "line": "3"}
+    assert error.where == {"file": str(path), "line": "5" if file == "u.data" else "4"}
 
 
 def test_several_bad_rows_are_counted_and_the_first_named(tmp_path: Path) -> None:
@@ -122,38 +101,6 @@ def test_several_bad_rows_are_counted_and_the_first_named(tmp_path: Path) -> Non
     assert error.what == "u.data has 2 rows whose item is not in u.item (first: line 5, item 4; u.item has 3 items)"
     error = read_error(write_files(tmp_path, ratings=["1\t1\t9\t1", *RATINGS, "x\t1\t3\t1", "1\t1"]))
     assert error.what == "u.data has 3 rows at fault (first: line 1, rating 9 is outside 1 to 5)"
-
-
-BAD_USERS = [
-    ("4|24|M|technician", "4 columns where 5"),
-    ("4|900|M|technician|1", "age 900 is outside"),
-    ("4|24|X|technician|1", "gender 'X' is not M or F"),
-    ("4|24|M||1", "occupation is empty"),
-    ("10000001|24|M|technician|1", "user id 10000001 is outside"),
-    ("2|24|M|technician|1", "1 row whose user id came before (first: line 4, user id 2)"),
-]
-
-
-@pytest.mark.parametrize(("row", "reason"), BAD_USERS)
-def test_a_bad_user_is_named_by_line(tmp_path: Path, row: str, reason: str) -> None:
-    error = read_error(write_files(tmp_path, users=[*USERS, row]))
-    assert reason in error.what
-    assert error.where == {"file": str(tmp_path / "u.user"), "line": "4"}
-
-
-BAD_ITEMS = [
-    (item_row(4).rsplit("|", 1)[0], "23 columns where 24"),
-    (item_row(4)[:-1] + "2", "flag of genre Western '2' is not 0 or 1"),
-    (item_row(20_000_000), "item id 20000000 is outside"),
-    (item_row(3), "1 row whose item id came before (first: line 4, item id 3)"),
-]
-
-
-@pytest.mark.parametrize(("row", "reason"), BAD_ITEMS)
-def test_a_bad_item_is_named_by_line(tmp_path: Path, row: str, reason: str) -> None:
-    error = read_error(write_files(tmp_path, items=[*ITEMS, row]))
-    assert reason in error.what
-    assert error.where == {"file": str(tmp_path / "u.item"), "line": "4"}
 
 
 @pytest.mark.parametrize("file", movielens.FILES)
@@ -188,27 +135,25 @@ def test_every_file_must_be_readable(tmp_path: Path, file: str) -> None:
     assert read_error(tmp_path).what == f"{file} is not a file"
 
 
-@pytest.mark.parametrize("file", movielens.FILES)
-def test_another_encoding_is_an_error(tmp_path: Path, file: str) -> None:
-    path = write_files(tmp_path) / file
-    text = path.read_bytes().decode("latin-1")
+def test_another_encoding_is_an_error(tmp_path: Path) -> None:
+    path = write_files(tmp_path) / "u.user"
+    text = path.read_text()
     for encoding in ("utf-16", "utf-16-le", "utf-8-sig"):
         path.write_bytes(text.encode(encoding))
         error = read_error(tmp_path)
         assert "NUL bytes" in error.what or "byte-order mark" in error.what
         assert error.where == {"file": str(path), "line": "1"}
-    if file != "u.item":
-        path.write_bytes(text.encode("latin-1").replace(b"\n", b"\n\xfe\xfa", 1))
-        error = read_error(tmp_path)
-        assert "0xfe" in error.what
-        assert error.where["line"] == "2"
+    path.write_bytes(text.encode().replace(b"\n", b"\n\xfe\xfa", 1))
+    error = read_error(tmp_path)
+    assert "0xfe" in error.what
+    assert error.where["line"] == "2"
 
 
 def test_random_damage_raises_no_other_error(tmp_path: Path) -> None:
     write_files(tmp_path)
     originals = {file: (tmp_path / file).read_bytes() for file in movielens.FILES}
     rng = np.random.default_rng(0)
-    for trial in range(300):
+    for trial in range(90):
         file = movielens.FILES[trial % 3]
         damaged = bytearray(originals[file])
         for _ in range(int(rng.integers(1, 4))):
@@ -262,9 +207,3 @@ def test_the_real_files() -> None:
     assert data.gender.sum() == 273
     assert data.occupations[data.occupation[1] - 1] == "technician"
     assert hashlib.sha256((REAL / "u.data").read_bytes()).hexdigest() == PUBLISHED_SHA256["u.data"]
-
-
-def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    os.truncate(write_files(tmp_path) / "u.data", 1 << 40)
-    with pytest.raises(DataError, match="has 1,099,511,627,776 bytes"):
-        read(tmp_path)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from recperf.data.click_store.order import ClickOrder
 from recperf.data.click_store.rows import EMPTY, Rows, Split
-from recperf.data.order import WHOLE, RankPart, Samples, ShuffledOrder, cut, cut_part, permutation
+from recperf.data.order import WHOLE, RankPart, Samples, ShuffledOrder, cut_part, permutation
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
 
@@ -46,23 +46,10 @@ def test_order_depends_on_seed_and_epoch_only() -> None:
     assert rows(ShuffledOrder(samples=samples(50), batch_size=8, seed=4), 2) != first
 
 
-def test_an_epoch_can_be_entered_at_any_batch() -> None:
-    order = ShuffledOrder(samples=samples(23), batch_size=5, seed=1)
-    whole = rows(order, 0)
-    for start in range(len(whole) + 1):
-        assert rows(order, 0, start) == whole[start:]
-
-
 def test_permutation_is_pinned() -> None:
     assert permutation(8, 42, 0).tolist() == [2, 6, 3, 7, 5, 1, 4, 0]
     assert permutation(8, 42, 1).tolist() == [3, 2, 4, 1, 0, 6, 7, 5]
     assert sorted(permutation(1000, 42, 1).tolist()) == list(range(1000))
-
-
-def test_full_batches_are_views() -> None:
-    data = samples(16)
-    batch = next(cut(data, 8))
-    assert batch.dense_BD.data_ptr() == data.dense_ND.data_ptr()
 
 
 class Store:

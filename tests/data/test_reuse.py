@@ -85,17 +85,6 @@ def test_a_sampled_curve_is_within_its_stated_error_and_its_memory_bounded() -> 
     assert all(a <= b for a, b in pairwise(sampled.served(slots) for slots in SIZES_D.tolist()))
 
 
-def test_a_batch_of_more_rows_than_are_followed_is_counted_by_fewer() -> None:
-    reuse = Reuse([1 << 40], followed=100)
-    rows_N = np.arange(50_000) << 20
-    for _ in range(3):
-        reuse.add([rows_N])
-    assert reuse.rate <= 100 / 50_000 * 2
-    assert reuse.most_in_batch == 50_000
-    assert reuse.served(60_000) == pytest.approx(2 / 3, abs=4 * reuse.error(60_000))
-    assert reuse.served(10_000) == pytest.approx(0.2 * 2 / 3, abs=0.1)
-
-
 @pytest.mark.parametrize("slots", [2_048, 8_192])
 def test_the_cache_of_a_training_serves_and_moves_as_much_as_the_curve_says(slots: int) -> None:
     """Its rows leave in the order of their last use as well as a sample tells."""
@@ -113,9 +102,3 @@ def test_the_cache_of_a_training_serves_and_moves_as_much_as_the_curve_says(slot
     assert moved.hits / moved.rows == pytest.approx(reuse.served(slots), abs=0.02)
     assert moved.fetched == pytest.approx(misses - int(reuse.first_T.sum()), abs=0.02 * moved.rows)
     assert moved.written_back == pytest.approx(misses - slots, abs=0.02 * moved.rows)
-
-
-def test_nothing_counted_is_served_by_anything() -> None:
-    reuse = Reuse([10])
-    reuse.add([np.zeros(0, np.int64)])
-    assert (reuse.served(0), reuse.error(5)) == (1.0, 0.0)

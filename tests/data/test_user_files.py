@@ -81,11 +81,6 @@ def test_sequences_keep_their_order_and_get_no_dates(tmp_path: Path, content: st
     assert store.split_note == "; events without times, in the order of each user's items"
 
 
-def test_the_last_items_of_every_user_are_the_latest(tmp_path: Path) -> None:
-    store = events(tmp_path / "log.txt", "1 4 5 6 7\n2 4 5\n", sequences=True, negatives=0)
-    assert store.times_E[:].tolist() == [0, 1, 2, 3, 2, 3]
-
-
 def test_sequences_are_suggested_and_refused_where_they_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the first line is one column: '1 1 2 3'") as caught:
         events(tmp_path / "log.txt", "1 1 2 3\n2 5 6\n")
@@ -214,18 +209,19 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_a_line_of_300_mb_in_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+def test_a_line_of_100_mb_in_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "log.csv.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(b"user,item\n1,2\n3,")
-        for _ in range(300):
+        for _ in range(100):
             file.write(b"0" * 1_000_000)
     out = subprocess.run([sys.executable, "-c", BOMB, str(path)], capture_output=True, text=True, check=True).stdout
     message, grown = out.splitlines()
     assert message == "row 2 does not end within 1,048,572 characters"
-    assert int(grown) < 100_000
+    assert int(grown) < 60_000
 
 
+@pytest.mark.long
 def test_wide_files_are_read_or_refused_in_seconds(tmp_path: Path) -> None:
     columns = 20_000
     header = "user_id,item_id,clicked," + ",".join(f"f{index}" for index in range(columns))
@@ -241,6 +237,7 @@ def test_wide_files_are_read_or_refused_in_seconds(tmp_path: Path) -> None:
     assert time.process_time() - began < 20
 
 
+@pytest.mark.long
 def test_a_hundred_features_fit_into_the_memory_limit(tmp_path: Path) -> None:
     """A list of texts in every column's query became a join of its own: 50 columns of 100 rows took 512 MiB."""
     names = [f"f{index}" for index in range(100)]

@@ -17,9 +17,7 @@ import pytest
 from recperf.data.click_store.imported import ImportedClicks
 from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
-from recperf.data.click_store.order import ClickOrder
 from recperf.data.config import SplitConfig
-from recperf.data.rows import whole_numbers
 from recperf.errors import RecperfError
 
 ROWS = 400
@@ -116,23 +114,6 @@ def test_encode_gives_what_the_import_stored(folder: Path) -> None:
         clicks.encode(pa.table({"user_id": [1], "cty": ["Oslo"], "genres": [""], "price": [1.0]}))
 
 
-def test_text_is_encoded_as_the_import_read_it(tmp_path: Path) -> None:
-    """Whole numbers with spaces around them, and text that only begins like a list of JSON."""
-    path = tmp_path / "a.csv"
-    path.write_text("a,g,y\n" + ' 3.0,[abc|d,0\n3,"[""x""]",1\n' * 20)
-    import_clicks(ClickOptions(clicks=path, label="y", categorical="a", multi="g"), tmp_path / "store")
-    clicks = ImportedClicks(tmp_path / "store", SplitConfig())
-    assert clicks.categories("a")[2:] == ["3"]
-    rows = clicks.encode(pa.table({"a": [" 3.0", "3.0\t", "3"], "g": ["[abc|d", '["x"]', " [abc"]}))
-    assert rows.ids_NS[:, 0].tolist() == [2, 2, 2]
-    named = [sorted(str(clicks.categories("g")[at]) for at in row if at >= 0) for row in rows.ids_NS[:, 1:]]
-    assert named == [["[abc", "d"], ["x"], ["[abc"]]
-
-
-def test_ids_of_text_may_be_missing_and_written_with_a_point() -> None:
-    assert whole_numbers(pa.array(["3.0", None, " ", "4"]), "user").to_pylist() == [3, None, None, 4]
-
-
 def test_tables_and_scales_are_fitted_on_training_rows(tmp_path: Path) -> None:
     kinds = ["often"] * 60 + ["once"] + [""] * 9 + ["often"] * 29 + ["late"]
     rows = [{"t": at, "kind": kind, "x": 10.0**at if at > 95 else at, "y": at % 2} for at, kind in enumerate(kinds)]
@@ -162,16 +143,6 @@ def test_splits_by_time_and_by_user(folder: Path) -> None:
         assert not len(held) or trained.max() <= held.min()
     cold = ImportedClicks(folder, SplitConfig(split="cold"))
     assert not set(users[cold._index["train"]]) & set(users[cold._index["valid"]])
-
-
-def test_batches_have_bags_of_several_categories(folder: Path) -> None:
-    clicks = ImportedClicks(folder, SplitConfig())
-    assert clicks.slots == (1, 1, 3)
-    batch = next(ClickOrder(store=clicks, batch_size=64, seed=1, split="valid").cut())
-    ids, offsets = batch.features["genres"]
-    rows = clicks.rows_of("valid", 0, 64)
-    assert offsets.diff().tolist() == [int((row >= 0).sum()) for row in rows.ids_NS[:, 2:]]
-    assert ids.tolist() == [int(row) for row in rows.ids_NS[:, 2:].ravel() if row >= 0]
 
 
 def test_hashed_categories_need_no_vocabulary(tmp_path: Path) -> None:

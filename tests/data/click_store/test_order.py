@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from numpy.typing import NDArray
 from recperf.data.batch import ClickBatch
 from recperf.data.click_store.order import ClickOrder
 from recperf.data.click_store.rows import Rows, Split
-from recperf.data.order import RankPart
 
 
 class Numbered:
@@ -67,37 +64,12 @@ def test_an_epoch_can_be_entered_at_any_batch() -> None:
     assert [rows_of(batch) for batch in order(Numbered(), seed=6).batches(2)] != whole
 
 
-@pytest.mark.parametrize("train", [330, 65])
-def test_parts_have_the_rows_of_the_whole_batch(train: int) -> None:
-    """65 rows in groups of 64: the last group has one row, which one of four ranks reads."""
-    store = Numbered(train)
-    whole = [rows_of(batch) for batch in order(store, batch_size=10).batches(2, 1)]
-    for rank in range(4):
-        part = [rows_of(batch) for batch in order(store, batch_size=10, part=RankPart(rank, 4)).batches(2, 1)]
-        assert part == [rows[rank::4] for rows in whole]
-
-
-def test_rows_of_one_group_come_from_few_blocks() -> None:
-    first = [row for batch in list(order(Numbered()).batches(0))[:2] for row in rows_of(batch)]
-    assert len({row // 16 for row in first}) == 4
-    assert (np.abs(np.diff(first)) == 1).mean() < 0.2
-
-
 @pytest.mark.parametrize("batch", [32, 7, 500])
 def test_validation_rows_come_in_their_order(batch: int) -> None:
     made = order(Numbered(), split="valid", batch_size=batch)
     assert len(made) == -(-90 // batch)
     assert [row for one in made.cut() for row in rows_of(one)] == list(range(330, 420))
     assert [row for one in made.cut(start=1) for row in rows_of(one)] == list(range(330 + batch, 420))
-
-
-def test_memory_does_not_grow_with_the_rows() -> None:
-    made = order(Numbered(12_000), block_rows=64, group_blocks=8)
-    tracemalloc.start()
-    assert sum(len(batch) for batch in made.batches(0)) == 12_000
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 12_000 * 40
 
 
 def test_order_is_pinned() -> None:

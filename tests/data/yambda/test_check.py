@@ -50,36 +50,12 @@ def checked(path: Path) -> dict[str, Any]:
     return answer
 
 
-def flip(path: Path, place: int, bit: int = 1) -> bytes:
-    content = path.read_bytes()
-    path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
-    return content
-
-
-def refused(path: Path, changed: Path) -> DataError:
-    with pytest.raises(DataError) as caught:
-        checked(path)
-    assert caught.value.exit_code == 3
-    assert caught.value.fix
-    assert changed.name in str(caught.value) + str(caught.value.where)
-    return caught.value
-
-
 def test_raw_files_and_a_store_that_are_whole(place: Path) -> None:
     facts = check_raw(locate(place / "hub"), lambda *_: None)
     answer = checked(place / "store")
     assert (facts["events"], facts["users"]) == (600, 8)
     assert 0 < answer["events"] < 600
     assert answer["verified_by_digest"] == sorted(file_of(Path(), name).name for name in COLUMNS)
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_any_flipped_bit_of_a_store(name: str, place: Path) -> None:
-    path = file_of(place / "store", name)
-    for at in range(0, path.stat().st_size, 1 + path.stat().st_size // 5):
-        content = flip(path, at)
-        refused(place / "store", path)
-        path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

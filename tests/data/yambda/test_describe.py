@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,3 @@ def test_a_store_too_small_for_anchors_is_described_without(make: Make) -> None:
         "users_with_enough": 0,
     }
     assert statistics["history"] is None
-
-
-def test_a_user_with_enough_events_but_no_listen_after_them(make: Make) -> None:
-    store = make([[0, 1, 2, 3]])
-    liked = np.array(store.packed_kinds_E)
-    liked[2:] = kinds_of(np.ones(2, np.uint8), np.zeros(2, np.uint16), np.ones(2, np.uint8))
-    assert described(replace(store, packed_kinds_E=liked))["anchors"]["total"] == 0
-    assert described(store)["anchors"]["total"] == 2

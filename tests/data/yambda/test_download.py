@@ -173,21 +173,6 @@ def test_nothing_else_is_sent_to_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPat
     assert constants.HF_HUB_DISABLE_TELEMETRY is False
 
 
-def test_files_from_another_source_are_recognised(hub: Hub) -> None:
-    (folder() / EVENTS).parent.mkdir(parents=True)
-    (folder() / EVENTS).write_bytes(hub.files[EVENTS])
-    got(hub)
-    assert sorted(hub.fetched()) == sorted(NAMES[:2])
-    assert download.verify(SIZE)["unverified"] == []
-
-
-def test_a_transfer_that_breaks_off_resumes_by_itself(hub: Hub) -> None:
-    hub.break_after, hub.breaks = 1_000, 2
-    got(hub)
-    assert [range_ for _, name, range_ in hub.requests if name == EVENTS][1:] == [None, "bytes=1000-", "bytes=2000-"]
-    assert (folder() / EVENTS).read_bytes() == hub.files[EVENTS]
-
-
 def test_a_call_that_gave_up_is_resumed_by_the_next(hub: Hub) -> None:
     hub.break_after, hub.breaks = 700, 1
     hub_files = dict(hub.files)
@@ -242,26 +227,6 @@ def test_a_changed_file_is_found_later(hub: Hub) -> None:
         download.verify(SIZE)
 
 
-def test_files_from_another_source_are_unverified(hub: Hub) -> None:
-    got(hub)
-    record = json.loads((folder() / download.RECORD).read_text())
-    del record["files"][EVENTS]
-    (folder() / download.RECORD).write_text(json.dumps(record))
-    (folder() / EVENTS).write_bytes(b"brought by hand")
-    facts = download.verify(SIZE)
-    assert facts == {"verified": [name for name in NAMES if name != EVENTS], "unverified": [EVENTS]}
-    (folder() / download.RECORD).unlink()
-    assert download.verify(SIZE, lambda *_: None) == {"verified": [], "unverified": list(NAMES)}
-
-
-def test_no_connection(hub: Hub) -> None:
-    hub.endpoint = "http://127.0.0.1:9"
-    error = failed(hub)
-    assert error.exit_code == 4
-    assert error.what == "the download failed: no connection to 127.0.0.1:9"
-    assert "--path" in (error.fix or "")
-
-
 def test_offline_uses_earlier_downloads(hub: Hub) -> None:
     error = failed(hub, offline=True)
     assert error.exit_code == 4
@@ -273,33 +238,3 @@ def test_offline_uses_earlier_downloads(hub: Hub) -> None:
     (folder() / EVENTS).write_bytes(b"short")
     assert failed(hub, offline=True).what.endswith(f"{EVENTS} missing or partial")
     assert hub.requests == []
-
-
-def test_a_disk_too_small_is_refused_before_the_download(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    import collections
-
-    usage = collections.namedtuple("usage", "total used free")
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage(10_000, 4_001, 5_999))
-    error = failed(hub)
-    assert "KiB more; 5.9 KiB are free" in error.what
-    assert error.exit_code == 4
-    assert hub.fetched() == []
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage(10_000, 4_000, 6_000))
-    got(hub)
-
-
-def test_a_disk_that_fills_up_keeps_the_partial_file(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    import errno
-
-    import huggingface_hub.file_download as transfers
-
-    def full(_: str, file: Any, **__: Any) -> None:
-        file.write(b"some")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(transfers, "http_get", full)
-    error = failed(hub)
-    assert isinstance(error, MachineError)
-    assert "the disk is full" in error.what
-    assert "resumes" in (error.fix or "")
-    assert len(parts()) == 1

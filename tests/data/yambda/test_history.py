@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-import torch
 
 from recperf.data.batch import HistoryBatch
 from recperf.data.yambda.config import HistoryConfig, Strategy
@@ -17,7 +16,7 @@ from recperf.data.yambda.history import KEYS, Histories
 from recperf.data.yambda.reference import open_reference
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.data.yambda.store import EventStore
-from recperf.errors import DataError, MachineError
+from recperf.errors import DataError
 from recperf.ops.history import native
 
 needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
@@ -125,62 +124,6 @@ def test_a_user_at_the_very_start_has_an_empty_history_and_its_own_time(body: An
     assert batch.features["item_id"][0].tolist() == [3, 0, 1]
     assert batch.query_times_B.tolist() == [100, 1100, 1100, 105]
     assert batch.features["uid"][0].tolist() == [5, 6, 6, 5]
-
-
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize(("strategy", "length"), [("last-n", 5000), ("interleaved", 15_000), ("last-n", 4088)])
-def test_a_history_is_as_long_as_it_was_asked_for(body: Any, strategy: Strategy, length: int) -> None:
-    events = 6000
-    store = replace(listens(events), catalogue_I2=np.ones((events, 2), np.uint32))
-    config = HistoryConfig(length=length, strategy=strategy)
-    lasts = 5000 if strategy == "interleaved" else length
-    assert np.diff(Histories(store, config, impl=body).batch(np.array([5999])).history_offsets_B1) == [lasts]
-
-
-@pytest.mark.parametrize("body", BODIES)
-def test_a_batch_of_none_and_a_store_of_none(body: Any) -> None:
-    for store in (listens(3), listens()):
-        batch = Histories(store, HistoryConfig(), impl=body).batch(np.empty(0, np.int64))
-        assert len(batch) == 0
-        assert batch.features.keys == KEYS
-        assert batch.features.offsets_FB1.tolist() == batch.history_offsets_B1.tolist() == [0]
-
-
-@pytest.mark.parametrize("body", BODIES)
-def test_every_value_is_written_and_has_its_type(body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, asked = torch.empty, []
-
-    def poisoned(*shape: int, pin_memory: bool, **wishes: Any) -> torch.Tensor:
-        asked.append(pin_memory)
-        return plain(*shape, **wishes).fill_(113)
-
-    histories = Histories(listens(300), HistoryConfig(length=30), impl=body)
-    expected = histories.batch(np.arange(300))
-    monkeypatch.setattr("torch.empty", poisoned)
-    # Torch refuses to pin where there is no GPU, hence only the wish is looked at.
-    histories.pin = True
-    found = histories.batch(np.arange(300))
-    assert asked
-    assert all(asked)
-    parts = [
-        (found.features.values_V, expected.features.values_V, torch.int32),
-        (found.features.offsets_FB1, expected.features.offsets_FB1, torch.int64),
-        (found.history_offsets_B1, expected.history_offsets_B1, torch.int64),
-        (found.actions_T, expected.actions_T, torch.uint8),
-        (found.times_T, expected.times_T, torch.int64),
-        (found.query_times_B, expected.query_times_B, torch.int64),
-        (found.labels_B, expected.labels_B, torch.float32),
-    ]
-    assert len(asked) == len(parts)
-    for one, other, kind in parts:
-        assert one.dtype == kind
-        assert torch.equal(one, other)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to pin for")
-def test_pinning_without_a_gpu_is_an_error() -> None:
-    with pytest.raises(MachineError, match="torch finds none"):
-        Histories(listens(3), HistoryConfig(), pin=True)
 
 
 @pytest.mark.parametrize("body", BODIES)

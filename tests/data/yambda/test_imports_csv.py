@@ -59,14 +59,6 @@ def test_a_quoted_line_break_at_every_offset_around_the_edge_of_a_block(connecti
         assert read_by_import(connection, path, block) == read_by_python(path) == expected
 
 
-def test_lines_without_quotes_around_the_edge_of_duckdbs_buffer(connection: Any, tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    for offset in range(8):
-        lines = [f"{row},{'y' * (row % 7)},{row * row},4" for row in range(200)]
-        path.write_bytes("\r\n".join([HEADER, "x" * offset + ",2,3,4", *lines]).encode())
-        assert read_by_import(connection, path, 512) == read_by_python(path)
-
-
 def random_field(draw: random.Random) -> str:
     pieces = [*"a7,\n\r \t;é\u2028\ufeff語\\'#", '"', '""', "\r\n"]
     return "".join(draw.choice(pieces) for _ in range(draw.randrange(6)))
@@ -96,7 +88,7 @@ def random_csv(draw: random.Random) -> bytes:
 
 
 def test_random_files_equal_pythons_csv(connection: Any, tmp_path: Path) -> None:
-    for seed in range(60):
+    for seed in range(25):
         draw = random.Random(seed)
         path = tmp_path / "log.csv"
         path.write_bytes(random_csv(draw))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf.data.yambda import catalogue, imports
+from recperf.data.yambda import catalogue
 from recperf.data.yambda.check import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
@@ -86,26 +86,6 @@ def test_histories_hold_no_drawn_events_and_are_those_of_the_positive(implicit: 
     assert (batch.query_times_B.reshape(-1, 4) == batch.query_times_B.reshape(-1, 4)[:, :1]).all()
 
 
-def test_negatives_do_not_depend_on_the_size_of_batches(
-    implicit: EventStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(imports, "_BATCH_ROWS", 2048)
-    options = ImportOptions(events=tmp_path / "log.csv", negatives=3)
-    monkeypatch.setattr("recperf.data.user_files.database._MAX_THREADS", 1)
-    assert open_store(import_events(options, tmp_path / "again")).digest == implicit.digest
-    popular = ImportOptions(events=tmp_path / "log.csv", negatives=3, negatives_by="popularity")
-    assert open_store(import_events(popular, tmp_path / "popular")).digest != implicit.digest
-
-
-def test_a_user_who_has_every_item_gets_no_negatives(tmp_path: Path) -> None:
-    nearly_all = "".join(f"3,{item},{item}\n" for item in range(1, 200))
-    store = imported(tmp_path / "log.csv", "user,item,time\n1,1,1\n2,200,1\n" + nearly_all)
-    assert store.manifest["negatives"] == {"per_event": 4, "by": "uniform", "seed": 7, "drawn": 804, "left_out": 0}
-    everything = imported(tmp_path / "log.csv", "user,item,time\n1,1,1\n1,2,2\n2,1,1\n", folder="all")
-    assert everything.manifest["negatives"]["left_out"] == 4, "after the second item of user 1"
-    assert everything.events == 3 + 8
-
-
 def test_events_without_a_time_are_in_random_order_or_in_that_of_the_file(tmp_path: Path) -> None:
     content = "user,item,rating\n" + "".join(f"{row % 7},{row},{1 + row % 5}\n" for row in range(70))
     random = imported(tmp_path / "log.csv", content)
@@ -155,24 +135,6 @@ def test_the_unit_of_times_follows_from_them(tmp_path: Path, times: tuple[str, s
     assert store.times_E[:].tolist() == [1_700_000_000, 1_700_000_009]
     assert store.manifest["import"]["time_unit"] == unit
     assert store.manifest["days"]["first"] == "2023-11-14"
-
-
-def test_a_label_of_several_actions_needs_its_positive_ones_named(tmp_path: Path) -> None:
-    content = "user,item,time,action\n1,1,1,view\n1,2,2,cart\n2,1,1,buy\n2,2,3,View\n"
-    with pytest.raises(DataError, match="it has the values View, buy, cart, view") as failure:
-        imported(tmp_path / "log.csv", content, label="action")
-    assert "--positives VALUE" in str(failure.value.fix)
-    store = imported(tmp_path / "log.csv", content, label="action", positives=("buy", "cart"))
-    assert (store.kinds(slice(None)) & LISTEN_PLUS).tolist() == [0, 1, 1, 0]
-
-
-@pytest.mark.parametrize("values", [("yes", "no"), ("1", "-1")])
-def test_labels_are_written_as_for_clicks(tmp_path: Path, values: tuple[str, str]) -> None:
-    content = f"user,item,time,conversion\n1,1,1,{values[0]}\n1,2,2,{values[1]}\n"
-    store = imported(tmp_path / "log.csv", content)
-    assert (store.kinds(slice(None)) & LISTEN_PLUS).tolist() == [1, 0]
-    with pytest.raises(DataError, match=r"label '-1' is not 0 or 1.*has the values -1, 0"):
-        imported(tmp_path / "log.csv", "user,item,time,label\n1,1,1,0\n1,2,2,-1\n", folder="other")
 
 
 def test_click_models_read_drawn_negatives_as_rows(implicit: EventStore) -> None:

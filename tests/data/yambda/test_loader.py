@@ -24,7 +24,7 @@ from recperf.data.yambda.order import StreamOrder
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, SKIP
 from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.windows import WindowIndex
-from recperf.errors import ConfigError, DataError, MachineError
+from recperf.errors import ConfigError, MachineError
 
 Positions = NDArray[np.int64]
 LIMIT_S = 30
@@ -131,34 +131,6 @@ def test_a_stream_begins_at_any_batch_and_reads_nothing_before_it() -> None:
             Loader(order, FakeHistories(), start=start)
 
 
-def test_at_most_prefetch_batches_are_made_ahead() -> None:
-    made: list[int] = []
-    loader = Loader(order_of([400]), FakeHistories(lambda p: made.append(int(p[0]) // 4)), workers=3, prefetch=5)
-    stream = iter(loader)
-    for count in range(1, 6):
-        next(stream)
-        until(lambda: len(made) >= count + 5)  # noqa: B023
-        time.sleep(0.005)
-        assert sorted(made) == list(range(count + 5))
-    stream.close()
-
-
-def test_the_next_window_is_found_before_it_is_needed() -> None:
-    lookups: dict[int, str] = {}
-    order = order_of([80] * 3, tell=lambda window: lookups.update({window: threading.current_thread().name}))
-    stream = iter(Loader(order, FakeHistories(), workers=1, prefetch=2))
-    next(stream)
-    until(lambda: 1 in lookups, 5)
-    assert lookups[1].startswith("recperf-loader-windows")
-    assert 2 not in lookups
-    # 20 batches a window: with 2 made ahead, no worker was anywhere near the second window.
-    for _ in range(19):
-        next(stream)
-    until(lambda: 2 in lookups)
-    assert lookups[2].startswith("recperf-loader-windows")
-    assert len([*stream]) == 40
-
-
 def fails_at(first: int, error: BaseException) -> Callable[[Positions], None]:
     def meanwhile(positions: Positions) -> None:
         if positions[0] == first:
@@ -178,14 +150,6 @@ def test_a_failed_batch_is_reported_at_its_place(error: BaseException) -> None:
     assert failure.value.where == {"batch": "3"}
     assert not threads()
     assert [*stream] == []
-
-
-def test_an_error_that_explains_itself_keeps_its_message() -> None:
-    error = DataError("the store is damaged", where={"file": "items"}, fix="prepare it again")
-    with pytest.raises(DataError, match="the store is damaged") as failure:
-        _ = [*Loader(order_of([40]), FakeHistories(fails_at(12, error)))]
-    assert failure.value.where == {"file": "items", "batch": "3"}
-    assert failure.value.fix == "prepare it again"
 
 
 def test_an_error_in_the_training_loop_stops_all_threads() -> None:
@@ -223,39 +187,6 @@ def test_ctrl_c_while_waiting_ends_everything(monkeypatch: pytest.MonkeyPatch) -
         signal.signal(signal.SIGINT, before)
     assert not threads()
     assert [*stream] == []
-
-
-class FakeBatch:
-    """Notes what a device would ask of it."""
-
-    def __init__(self, pinned: bool) -> None:
-        self.calls: list[Any] = []
-        self.pinned = pinned
-        self.labels_B = self
-
-    def is_pinned(self) -> bool:
-        return self.pinned
-
-    def pin_memory(self) -> FakeBatch:
-        self.calls.append(("pin", threading.current_thread() is threading.main_thread()))
-        return self
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> FakeBatch:
-        self.calls.append(("to", str(device), non_blocking))
-        return self
-
-
-@pytest.mark.parametrize("pinned", [False, True])
-def test_batches_for_a_gpu_are_pinned_by_the_threads_and_copied_without_waiting(pinned: bool) -> None:
-    class Gather:
-        def batch(self, positions_B: Positions) -> HistoryBatch:
-            return cast(HistoryBatch, FakeBatch(pinned))
-
-    batches = cast(list[FakeBatch], [*Loader(order_of([8]), Gather(), device="cuda:1")])
-    copied = ("to", "cuda:1", True)
-    assert [batch.calls for batch in batches] == [[copied] if pinned else [("pin", False), copied]] * 2
-    on_host = cast(list[FakeBatch], [*Loader(order_of([8]), Gather(), device="cpu")])
-    assert [batch.calls for batch in on_host] == [[("to", "cpu", True)]] * 2
 
 
 def test_real_histories_by_threads_equal_sequential_ones(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +13,6 @@ from numpy.typing import NDArray
 from recperf.data.yambda.config import Leftover
 from recperf.data.yambda.order import StreamOrder
 from recperf.data.yambda.windows import WindowIndex
-from recperf.errors import ConfigError
 
 LEFTOVERS: tuple[Leftover, ...] = ("drop", "carry")
 
@@ -101,40 +98,3 @@ def test_a_late_batch_asks_for_its_own_windows_only(leftover: Leftover) -> None:
     touched = sorted({position // 1000 for position in order.batch(number).tolist()})
     assert index.lookups == touched
     assert 1 <= len(touched) <= 2
-
-
-def test_threads_that_ask_together_find_a_window_once() -> None:
-    order, index = stream([400], batch_size=4)
-    barrier = threading.Barrier(8)
-    batches: dict[int, list[int]] = {}
-
-    def ask(number: int) -> None:
-        barrier.wait()
-        batches[number] = order.batch(number).tolist()
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert index.lookups == [0]
-    assert batches == {number: list(range(4 * number, 4 * number + 4)) for number in range(8)}
-
-
-def test_impossible_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match="batch_size is 0"):
-        stream([3], batch_size=0)
-    with pytest.raises(ConfigError, match="leftover is 'share'"):
-        stream([3], batch_size=1, leftover="share")
-    for windows in ([0, 1], [-1]):
-        with pytest.raises(ConfigError, match="windows is"):
-            stream([3], windows, batch_size=1)
-    order, _ = stream([3], batch_size=2)
-    for number in (-1, 1):
-        with pytest.raises(IndexError, match=f"no batch {number}: the stream has 1"):
-            order.batch(number)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from recperf.data.yambda import prepare as prepare_module
-from recperf.data.yambda.prepare import piece_rows, prepare
+from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.schema import (
     LIKE,
@@ -27,7 +27,7 @@ from recperf.data.yambda.schema import (
     split_of,
 )
 from recperf.data.yambda.store import open_store, verify
-from recperf.errors import DataError, MachineError, UsageError
+from recperf.errors import DataError
 
 Make = Callable[..., Any]
 Usage = namedtuple("Usage", "total used free")
@@ -187,34 +187,6 @@ def test_a_prepared_store_is_returned_at_once_and_not_replaced(
     assert contents(folder) == before
 
 
-def test_sources_that_change_while_they_are_read_give_no_store(
-    tmp_path: Path, make_events: Make, write_raw: Make
-) -> None:
-    files = locate(write_raw(tmp_path / "raw", make_events()))
-    other = locate(write_raw(tmp_path / "other", make_events(), catalogue_I2=np.ones((51, 2), np.uint32)))
-
-    def replace_albums(done: int, total: int) -> None:
-        files.albums.write_bytes(other.albums.read_bytes())
-
-    with pytest.raises(DataError, match="the raw files changed while they were read"):
-        prepare(files, tmp_path / "s", name="x", progress=replace_albums)
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_disk_without_the_room_is_refused_before_the_work(
-    tmp_path: Path, make_events: Make, write_raw: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = locate(write_raw(tmp_path / "raw", make_events(events=1000)))
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 1 << 40, 7_000))
-    progress: list[Any] = []
-    with pytest.raises(MachineError, match=r"has 6\.8 KiB free; the store needs about 8\.8 KiB more") as caught:
-        prepare(files, tmp_path / "s", name="x", progress=lambda *now: progress.append(now))
-    assert caught.value.exit_code == 4
-    assert progress == []
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1 << 40, 1 << 40, 11_000))
-    assert open_store(prepare(files, tmp_path / "s", name="x")).events
-
-
 def test_bad_data_in_the_middle_leaves_nothing_that_opens(
     tmp_path: Path, make_events: Make, write_raw: Make, small_pieces: None
 ) -> None:
@@ -232,47 +204,6 @@ def test_bad_data_in_the_middle_leaves_nothing_that_opens(
     write_raw(tmp_path, events, catalogue_I2=catalogue_I2)
     folder = prepare(locate(tmp_path), tmp_path / "s", name="x")
     assert contents(folder) == contents(prepare(locate(tmp_path), tmp_path / "straight", name="x"))
-
-
-def test_order_is_checked_across_a_resume(
-    tmp_path: Path, make_events: Make, write_raw: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The row that goes back is the first one after the commit it goes on from."""
-    for name, value in (("MOST_ROWS", 50), ("LEAST_ROWS", 1), ("COMMIT_ROWS", 50)):
-        monkeypatch.setattr(prepare_module, name, value)
-    events = make_events(users=1, events=200)
-    events["times"][100:] = np.sort(events["times"][100:] % 86_400)
-    files = locate(write_raw(tmp_path, events, row_group_size=50))
-    progress: list[int] = []
-    for _ in range(2):
-        with pytest.raises(DataError, match=r"row 101 .* time goes back"):
-            prepare(files, tmp_path / "s", name="x", progress=lambda done, _: progress.append(done))
-    assert progress == [50, 100]
-
-
-def test_wrong_statistics_are_an_error(
-    tmp_path: Path, make_events: Make, write_raw: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = locate(write_raw(tmp_path, make_events()))
-    monkeypatch.setattr("recperf.data.yambda.raw.RawEvents.time_range", lambda _: (0, 26_000_000))
-    with pytest.raises(DataError, match="statistics give times 0 to 26,000,000, but its rows have"):
-        prepare(files, tmp_path / "s", name="x")
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_stream_shorter_than_the_test_period_is_refused(tmp_path: Path, make_events: Make, write_raw: Make) -> None:
-    files = locate(write_raw(tmp_path, make_events(days=1)))
-    with pytest.raises(DataError, match="no training event"):
-        prepare(files, tmp_path / "s", name="x")
-
-
-def test_too_little_memory_is_refused_with_the_least(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        piece_rows(100 << 20, 75 << 20)
-    least = int("".join(filter(str.isdigit, str(caught.value.fix))))
-    assert piece_rows(least << 20, 75 << 20) >= prepare_module.LEAST_ROWS
-    with pytest.raises(UsageError):
-        piece_rows((least - 1) << 20, 75 << 20)
 
 
 MEASURED = """

@@ -14,7 +14,6 @@ import pytest
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.reference import open_events, open_reference
-from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.errors import DataError
 
@@ -73,16 +72,6 @@ def test_the_reference_s_own_cache_holds_the_events_of_the_store(yambda_case: Pa
             assert opened.manifest["events"] == np.load(folder / "flat_uid.npy").size
 
 
-def test_columns_are_mapped_where_they_lie(cache: Path) -> None:
-    """Shared and read-only, so that processes share one copy and nobody can change it."""
-    store = open_reference(cache)
-    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(cache) in line]
-    assert {line[1] for line in maps} == {"r--s"}
-    assert {Path(line[-1]).stem for line in maps} >= {"flat_item_ids", "flat_timestamps", "flat_is_skip"}
-    with pytest.raises(ValueError, match="read-only"):
-        store.items_E[:][0] = 1
-
-
 def test_a_folder_is_opened_by_what_is_in_it(cache: Path, tmp_path: Path) -> None:
     store = open_store(_written[0].parent / "store")
     for path in (store.folder, cache, cache.parent):
@@ -106,15 +95,6 @@ def test_what_is_not_finished_is_not_opened(cache: Path, tmp_path: Path) -> None
     (tmp_path / "begun.building").mkdir()
     with pytest.raises(DataError, match="not complete"):
         open_events(tmp_path / "begun")
-
-
-def test_a_cache_is_read_unverified_and_says_so_once(
-    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recperf.errors.quiet", False)
-    for _ in range(2):
-        open_reference(cache)
-    assert capsys.readouterr().err.count(f"note: {cache} has no digests") == 1
 
 
 @pytest.mark.parametrize("name", ["flat_item_ids", "user_start"])
@@ -173,27 +153,3 @@ def test_tables_of_users_that_contradict_each_other(cache: Path) -> None:
             open_reference(cache)
         path.write_bytes(whole)
     open_reference(cache)
-
-
-@pytest.mark.parametrize("name", [ARTISTS_FILE, ALBUMS_FILE])
-def test_missing_and_damaged_maps(cache: Path, name: str) -> None:
-    path = cache.parents[1] / "shared_metadata" / name
-    os.truncate(path, 50)
-    with pytest.raises(DataError, match=name):
-        open_reference(cache)
-    path.unlink()
-    with pytest.raises(DataError, match=f"{name} is missing"):
-        open_reference(cache)
-
-
-def test_the_digest_identifies_a_cache(cache: Path, tmp_path: Path) -> None:
-    digest = open_reference(cache).digest
-    shutil.copytree(tmp_path / "out", tmp_path / "moved")
-    assert open_reference(tmp_path / "moved" / cache.parent.name / cache.name).digest == digest
-    for name in ("flat_played_ratio", "flat_is_like"):
-        path = cache / f"{name}.npy"
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        assert open_reference(cache).digest != digest
-        path.write_bytes(whole)
-    assert open_reference(cache).digest == digest

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from recperf.data import blocks
-from recperf.data.blocks import Blocks
 from recperf.data.yambda import store as store_module
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import (
-    CATALOGUE,
     COLUMNS,
     EVENT_COLUMNS,
     MANIFEST,
-    USER_COLUMNS,
     file_of,
     kinds_of,
     open_store,
     verify,
 )
 from recperf.data.yambda.writer import StoreWriter
-from recperf.errors import DataError, MachineError
+from recperf.errors import DataError
 
 Make = Callable[..., Any]
 
@@ -98,26 +90,6 @@ def test_a_flipped_bit_is_found_when_its_block_is_read(name: str, folder: Path) 
     assert all(done <= total for done, total in seen)
 
 
-def test_a_store_knows_how_much_of_it_was_verified(folder: Path) -> None:
-    store, tables = open_store(folder), sum(file_of(folder, name).stat().st_size for name in (*USER_COLUMNS, CATALOGUE))
-    everything = sum(file_of(folder, name).stat().st_size for name in COLUMNS)
-    assert store.verified() == {"bytes": tables, "of": everything}
-    # Two of the seven blocks of items, one of them twice, and the last one of the kinds, which is shorter.
-    for rows in (slice(0, 1), np.array([3, 100]), slice(5, 5)):
-        assert store.items_at(rows).tolist() == store.items_E.array[rows].tolist()
-    store.kinds(slice(499, 500))
-    assert store.verified()["bytes"] == tables + 600 + 200
-
-
-def test_an_item_outside_the_catalogue_is_refused_before_it_is_counted(folder: Path) -> None:
-    """Also if its digest is right, or if it has none."""
-    store = open_store(folder)
-    items = store.items_E[:].copy()
-    items[77] = 1 << 31
-    with pytest.raises(DataError, match="an item outside the catalogue of 51 items"):
-        replace(store, items_E=items).items_at(slice(70, 80))
-
-
 @pytest.mark.parametrize(
     "rows",
     [np.arange(500) >= 450, True, slice(None, None, -1), slice(480, 470, -3), -1, [-500, -20], np.uint32(499)],
@@ -135,32 +107,6 @@ def test_every_kind_of_index_verifies_what_it_reads(folder: Path, rows: Any) -> 
         column[rows]
 
 
-def test_the_ranks_of_a_host_share_its_cores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pools: list[int] = []
-    monkeypatch.setattr(blocks, "usable_cores", lambda: 8)
-    monkeypatch.setattr(
-        blocks, "ThreadPoolExecutor", lambda threads, **_: (pools.append(threads), ThreadPoolExecutor(threads))[1]
-    )
-    for ranks, threads in (("", [7]), ("3", [2]), ("8", []), ("16", [])):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        column = open_store(folder).items_E
-        pools.clear()
-        column[:]
-        assert pools == threads
-
-
-def test_threads_verify_each_block_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[int] = []
-    once = Blocks._compare_one
-    monkeypatch.setattr(Blocks, "_compare_one", lambda blocks, block: (hashed.append(block), once(blocks, block)))
-    column = open_store(folder).items_E
-    hashed.clear()
-    with ThreadPoolExecutor(8) as pool:
-        parts = [*pool.map(lambda first: column[first : first + 200].sum(), range(0, 500, 5))]
-    assert sorted(hashed) == [*range(7)]
-    assert parts == [column.array[first : first + 200].sum() for first in range(0, 500, 5)]
-
-
 @pytest.mark.parametrize(("name", "how"), [("items", "shorter"), ("user_first", "longer"), ("catalogue", "missing")])
 def test_a_column_of_another_length_is_never_opened(name: str, how: str, folder: Path) -> None:
     path = file_of(folder, name)
@@ -170,28 +116,6 @@ def test_a_column_of_another_length_is_never_opened(name: str, how: str, folder:
     else:
         path.write_bytes(content[:-1] if how == "shorter" else content + b"\0")
     with pytest.raises(DataError, match=f"damaged: {path.name} ") as caught:
-        open_store(folder)
-    assert caught.value.exit_code == 3
-
-
-@pytest.mark.parametrize("name", ["kinds", "user_ids"])
-def test_a_column_that_is_a_folder_or_is_unreadable_is_an_error(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, usual = file_of(folder, name), os.open
-
-    def forbidden(opened: Any, *rest: Any, **more: Any) -> Any:
-        if str(opened) == str(path):
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return usual(opened, *rest, **more)
-
-    with monkeypatch.context() as patch, pytest.raises(MachineError, match=f"{path.name} cannot be read: perm") as no:
-        patch.setattr(os, "open", forbidden)
-        open_store(folder)
-    assert (no.value.exit_code, no.value.where["file"]) == (4, str(path))
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(DataError, match=f"damaged: {path.name} is a folder") as caught:
         open_store(folder)
     assert caught.value.exit_code == 3
 
