@@ -13,8 +13,7 @@ from example_runs import details
 
 from recperf.distributed.ranks import current
 from recperf.errors import DataError
-from recperf.execution.quality import Assessment
-from recperf.execution.ranking import RankedRows
+from recperf.execution.quality import Assessment, RankedRows
 from recperf.execution.workload import Predictions, Prepared, RankingConfig, ScoredRows
 from recperf.runs.record import Run
 

@@ -81,16 +81,6 @@ LOOPS = {
         """,
         "SGD",
     ),
-    "two optimizers": (
-        """
-        other = torch.optim.Adam(model.parameters())
-        for x in DataLoader(Rows(), 4):
-            model(x).mean().backward()
-            optimizer.step()
-            other.step()
-        """,
-        "SGD",
-    ),
     "one optimizer steps more often": (
         """
         other = torch.optim.Adam(model.parameters())
@@ -181,20 +171,6 @@ def test_batches_from_worker_processes(profile: Profile) -> None:
     notes = content(outcome)["notes"]
     assert "batches come from 1 worker processes, whose own time is not divided further" in notes
     assert not torch.multiprocessing.active_children()
-
-
-def test_a_collate_that_makes_random_data_is_input(profile: Profile) -> None:
-    # As in Meta's DLRM program, whose loader makes each batch when it is asked for.
-    loop = """
-    def collate(rows):
-        bags = [[time.perf_counter() for _ in range(2000)] for _ in range(40)]
-        return torch.tensor([bag[0] for bag in bags[:32]]).view(4, 8)
-    for x in DataLoader(Rows(), 4, collate_fn=collate):
-        model(x).mean().backward()
-        optimizer.step()
-    """
-    seen = content(profile(loop))
-    assert seen["verdict"]["limit"] == "input"
 
 
 def test_steps_with_an_evaluation_are_left_out(profile: Profile) -> None:

@@ -119,15 +119,6 @@ def test_everything_comes_back(run: Run) -> None:
     assert b'"step": 3' not in (run.folder / "events.jsonl").read_bytes()
 
 
-def test_nothing_saved_starts_the_logs_over(run: Run) -> None:
-    log = Log()
-    run.note_progress(saved=[])
-    run.event("step", seed=42, step=1)
-    assert seed_training(run, Weights(), log=log).restore() == Position()
-    assert log.rewound == [None]
-    assert run.event_bytes == 0
-
-
 def test_a_changed_contract_is_refused_by_name_and_an_allowed_one_noted(run: Run) -> None:
     seed_training(run, Weights(), contract={"train.rise": 0.3, "seed": 1}).save(Position(0, 4, 4), best=False)
     changed = {"train.rise": 0.5, "seed": 1}
@@ -159,34 +150,22 @@ def test_other_operators_than_the_run_was_trained_with_are_refused_or_noted(
     assert (change["field"], change["step"]) == ("operators", 4)
 
 
-@pytest.mark.parametrize("text", ["not enough memory: you tried to allocate 1 bytes", "Connection closed by peer"])
-def test_what_only_the_machine_or_others_lack_is_no_misfit(
-    run: Run, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_what_only_other_ranks_lack_is_no_misfit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_training(run, Weights()).save(Position(0, 1, 1), best=False)
 
     def refuse(*_: Any) -> None:
-        raise RuntimeError(text)
+        raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr(Weights, "restore", refuse)
-    with pytest.raises(RuntimeError, match=text):
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
         seed_training(run, Weights()).restore()
 
 
-@pytest.mark.parametrize("saved", [torch.zeros(1), torch.zeros(4)])
-def test_a_state_of_another_shape_is_not_stretched(run: Run, saved: torch.Tensor) -> None:
-    seed_training(run, Weights(saved), contract={"dim": 1}).save(Position(0, 1, 1), best=False)
+def test_a_state_of_another_shape_is_not_stretched(run: Run) -> None:
+    seed_training(run, Weights(torch.zeros(1)), contract={"dim": 1}).save(Position(0, 1, 1), best=False)
     with pytest.raises(ConfigError, match="does not fit this config: dim is 3; this run has 1") as refused:
         seed_training(run, Weights(), contract={"dim": 3}, allow=("dim",)).restore()
     assert refused.value.where["state"].startswith("model/weights is (3,)")
-
-
-def test_a_state_that_lacks_a_part_is_refused(run: Run) -> None:
-    made = seed_training(run, Weights())
-    made.store.save(1, {"trial": {}}, best=False)
-    made.store.notice = lambda text: None
-    with pytest.raises(DataError, match="is not a training state: position is missing"):
-        made.restore()
 
 
 def forged(**changes: Any) -> Any:
@@ -207,29 +186,15 @@ def forged(**changes: Any) -> Any:
     [
         (forged(position={"epoch": 0, "batch": 2, "step": -2}), "position.step should be an integer at least 0"),
         (forged(position={"epoch": 1, "batch": 2, "step": 5}), "does not match step 2"),
-        (forged(position={"epoch": 0, "batch": "two", "step": 2}), "position.batch should be an integer, is 'two'"),
-        (forged(position={"step": 2}), "position.epoch is missing"),
         (forged(position={"epoch": 7, "batch": 4, "step": 2}), "is outside the training: 9 steps"),
-        (
-            forged(position={"epoch": 0, "batch": 1 << 40, "step": 2}),
-            "is outside the training: 9 steps",
-        ),
         (forged(seed=43), "it belongs to seed 43"),
         (forged(history=[{"step": 7, "epoch": 0, "metrics": {"auc": 0.5}}]), "its evaluations do not belong to"),
-        (forged(history=[{"step": 1, "epoch": 0, "metrics": {"auc": "high"}}]), "metrics.auc should be a number"),
-        (forged(event_bytes=-1), "event_bytes should be an integer at least 0"),
         (forged(rng__cpu=torch.zeros(3)), "its random state is invalid"),
-        (forged(rng={}), "its random state is invalid"),
         (forged(trial={"model": {"weights": torch.zeros(1 << 10)}}), "its state does not fit: model/weights is (3,)"),
-        (forged(trial={"model": {}}), "its state does not fit"),
-        (forged(contract=[]), "contract should be an object"),
         (forged(trial=[1]), "trial should be an object"),
     ],
 )
-@pytest.mark.parametrize("allow", [(), ("train.rise",)])
-def test_forged_states_are_named_and_older_checkpoints_used(
-    run: Run, forge: Any, reason: str, allow: tuple[str, ...]
-) -> None:
+def test_forged_states_are_named_and_older_checkpoints_used(run: Run, forge: Any, reason: str) -> None:
     made = seed_training(run, Weights(torch.ones(3)))
     made.store.keep_last = 2
     run.event("step", seed=42, step=1)
@@ -238,7 +203,7 @@ def test_forged_states_are_named_and_older_checkpoints_used(
     made.store.save = lambda step, state, best: write(step, forge(state), best=best)  # type: ignore[method-assign]
     made.save(Position(0, 2, 2), best=False)
     notices: list[str] = []
-    again = seed_training(run, Weights(), allow=allow)
+    again = seed_training(run, Weights())
     again.store.notice = notices.append
     assert again.restore() == Position(0, 1, 1)
     assert again.trial.state()["model"]["weights"].tolist() == [1, 1, 1]

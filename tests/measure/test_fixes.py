@@ -49,7 +49,6 @@ EAGER = {
     "dense_update": (0.3, 0.02, 16),
 }  # fmt: skip
 INPUT, KERNEL_MS = 1.0, 0.0025
-ALONE = ("input", "pinned", "graph", "precision", "bfloat16", "embedding", "interaction", "mlp", "optimizer")
 
 
 def made(
@@ -88,13 +87,6 @@ def test_pinned_memory_saves_at_most_the_input_time() -> None:
     assert predict(made(input_ms=0.1), ["pinned"]) == pytest.approx(3.9)
 
 
-@pytest.mark.parametrize("name", ["precision", "bfloat16"])
-def test_faster_products_gain_only_with_a_graph(name: str) -> None:
-    step = made()
-    assert predict(step, [name]) == predict(step, [])
-    assert predict(step, [name, "graph"]) < predict(step, ["graph"]) - 0.1
-
-
 def test_a_fused_kernel_takes_one_launch_and_its_bytes() -> None:
     step = made({"embedding": (1.0, 0.9, 100)}, input_ms=0.0, costs={"embedding": {"bytes": 2.4e9, "flops": 0}})
     # 2.4 GB at 60 % of 4 TB/s are 1 ms, more than it takes now: a prediction is never slower than what is by_name.
@@ -103,13 +95,12 @@ def test_a_fused_kernel_takes_one_launch_and_its_bytes() -> None:
     assert predict(less, ["embedding"]) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("slow", [1, 10, 100])
-@pytest.mark.parametrize("count", [1, 2])
-def test_all_fixes_together_are_never_slower_than_some(slow: float, count: int) -> None:
+@pytest.mark.parametrize("slow", [1, 100])
+def test_all_fixes_together_are_never_slower_than_some(slow: float) -> None:
     busy = {name: (host, device * slow, kernels) for name, (host, device, kernels) in EAGER.items()}
-    step, every = made(busy), [name for name in ALONE if name not in ("pinned", "precision")]
+    step, every = made(busy), [name for name in module.FIXES if name not in ("pinned", "precision")]
     together = predict(step, every)
-    for some in combinations(every, count):
+    for some in combinations(every, 2):
         assert together <= predict(step, some) * 1.001, some
 
 
@@ -139,9 +130,8 @@ def traced(times: float = 1.0) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("plain", [2.45, 4.9, 9.8])
-@pytest.mark.parametrize("times", [0.1, 0.5, 1.0, 3.0])
-def test_parts_are_scaled_to_the_plain_step(times: float, plain: float) -> None:
+@pytest.mark.parametrize(("plain", "times"), [(2.45, 0.1), (9.8, 3.0)])
+def test_parts_are_scaled_to_the_plain_step(plain: float, times: float) -> None:
     """However much slower or faster clocked and traced steps were: without a fix the prediction is the plain step."""
     assert sum(scaled(profile("cpu", plain=plain), ()).values()) == pytest.approx(plain)
     assert on_a_cpu(profile("cpu", plain=plain), ["unheard of"], PEAKS, 2) == pytest.approx(plain)
@@ -234,7 +224,7 @@ REACHES = {"embedding": ("embedding", "sparse_update"), "interaction": ("interac
 
 
 @pytest.mark.parametrize(("plain", "copy"), [(0.1, 1e30), (4.9, 1.0), (500.0, 1e30)])
-@pytest.mark.parametrize("names", [[name] for name in REACHES] + [["mlp", "onednn", "threads"], list(REACHES)])
+@pytest.mark.parametrize("names", [["embedding"], ["mlp", "onednn", "threads"], list(REACHES)])
 def test_no_gain_exceeds_that_of_removing_the_parts(names: list[str], plain: float, copy: float) -> None:
     """Whatever the ceilings are, and in the best case too, with its larger share of those parts."""
     boundless = {"gemm": {"float32": {"p50": 1e30}}, "copy": {"p50": copy}, "calls": {"elementwise": {"p50": 1e-9}}}
@@ -250,19 +240,6 @@ def test_no_gain_exceeds_that_of_removing_the_parts(names: list[str], plain: flo
         most = sum(times[name]["p80"] for name in removed)
         rest = sum(times[name]["p20"] for name in times if name not in removed)
         assert result.high <= (most + rest) / rest * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("fix", ALONE)
-@pytest.mark.parametrize("times", [0.2, 3.0])
-def test_no_gain_on_a_gpu_exceeds_that_of_removing_the_parts(fix: str, times: float) -> None:
-    step = facts(profile(), traced(times), PEAKS)
-    assert step is not None
-    device = sum(part.device_ms for part in step.parts.values())
-    reached = REACHES.get({"precision": "mlp", "bfloat16": "mlp"}.get(fix, fix), ())
-    rest = [part for name, part in step.parts.items() if not name.startswith(reached or ("none",))]
-    least = step.input_ms + max(sum(part.host_ms for part in rest), sum(part.device_ms for part in rest))
-    least = {"graph": step.input_ms + device, "input": 4.9 - 1.0, "pinned": 4.9 - 1.0}.get(fix, least)
-    assert predict(step, [fix]) >= least * (1 - 1e-9)
 
 
 def test_a_range_covers_the_exact_gain() -> None:
@@ -281,15 +258,6 @@ def test_a_range_covers_the_exact_gain() -> None:
     # Best: 2.2 of 4 parts at a step of 4.4, and the whole ceiling; worst: 1.8 of 4 at 3.6, and half of the saving.
     assert result.high == pytest.approx(4.4 / (4.4 * 1.8 / 4.0 + 0.02))
     assert result.low == pytest.approx(3.6 / (3.6 * 2.2 / 4.0 + (3.6 * 1.8 / 4.0 + 0.04) / 2))
-
-
-@pytest.mark.parametrize("fix", ALONE)
-def test_a_range_on_a_gpu_holds_its_middle_and_grows_with_the_spread(fix: str) -> None:
-    steady, noisy = (prediction(profile(spread=spread), [fix], traced(), PEAKS, 2) for spread in (0.0, 0.2))
-    assert steady is not None
-    assert noisy is not None
-    assert noisy.gain == pytest.approx(steady.gain)
-    assert noisy.low <= steady.low <= steady.gain <= steady.high <= noisy.high
 
 
 def test_a_noisy_machine_is_refused() -> None:

@@ -30,7 +30,7 @@ from .serving import Export, Served, TableExport, TrainedModel, in_tiers
 FORMAT = 1
 EXAMPLES = 8
 ROUNDINGS = 8
-"""Of a matrix product with its norm and activation, each in the worst direction."""
+"""Roundings of a matrix product with its norm and activation, each in the worst direction."""
 EPSILON = {"float32": 2.0**-23, "tf32": 2.0**-10, "bfloat16": 2.0**-7}
 GROUP_BYTES = 1 << 24
 """Bytes of a row group of a table."""

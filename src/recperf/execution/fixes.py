@@ -36,7 +36,7 @@ class Measured:
     step: dict[str, float]
     """p20, p50 and p80 of several rounds, in ms per step."""
     single: dict[str, float]
-    """The same of steps that each wait for the device, as the plain steps of a profile do."""
+    """p20, p50 and p80 of single steps that each wait for the device, as the plain steps of a profile do."""
     losses: list[float]
     """The first ones from initial weights."""
     others: float | None
@@ -57,12 +57,12 @@ def suggest(
 
 
 def _row(fix: Fix, prediction: Prediction | None, doubt: str | None) -> dict[str, Any]:
-    prediction = None if doubt else prediction
+    prediction, known = None if doubt else prediction, predictions.FIXES.get(fix.name)
     return {
         "name": fix.name,
         "title": fix.title,
         "switch": fix.switch,
-        "why": WHY.get(fix.name, fix.title),
+        "why": known.why if known else fix.title,
         "predicted_ms": prediction and prediction.ms,
         "predicted_gain": prediction and prediction.gain,
         "predicted_range": prediction and [prediction.low, prediction.high],
@@ -74,21 +74,6 @@ def _row(fix: Fix, prediction: Prediction | None, doubt: str | None) -> dict[str
         "status": "suggested" if prediction else "not judged",
         "note": doubt and f"Not predicted: {doubt}",
     }
-
-
-WHY = {
-    "input": "the device waits while the host makes and copies each batch",
-    "pinned": "from pageable memory a copy passes through a buffer of the driver, and the host waits for it",
-    "graph": "the host launches every kernel separately; a graph is one launch per step",
-    "precision": "tensor cores compute tf32 several times as fast as other units compute float32",
-    "bfloat16": "tensor cores compute bfloat16 twice as fast as tf32, from half the bytes",
-    "embedding": "lookup, backward pass and update are many kernels that pass data through memory",
-    "interaction": "products, their selection and the scattered gradient pass through memory",
-    "mlp": "bias, ReLU and bias gradient are separate passes over every activation",
-    "optimizer": "every parameter is updated by separate kernels",
-    "threads": "compute-bound operators can use more cores",
-    "onednn": "oneDNN multiplies large matrices faster",
-}
 
 
 def try_fixes(

@@ -98,8 +98,8 @@ class TrainingSteps(Subject):
 def measure_window(
     prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None, *, confirm: float = 0.0, **options: Any
 ) -> MeasuredSteps:
-    """Measure steps after training; with experiments, of which a matched pair is one, for so many seconds. The other
-    options are those of `measure_steps`."""
+    """Measure steps after training, and confirm the verdict by experiments for up to `confirm` seconds, of which a
+    matched pair is one. The other options are those of `measure_steps`."""
     arms = _arms(prepared, trial, peaks) if confirm else None
     return measure_steps(TrainingSteps(prepared, trial, trial.recipe), peaks, arms=arms, confirm=confirm, **options)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from ..measure.measuring import STEPS
 from ..measure.observing import Observer
 from ..measure.profile import endless
 from ..measure.trace.analyse import analyse
+from ..runs.provenance import packages
 from ..train.device import applied
 from .fixes import suggest, try_fixes
 from .measuring import measure_window, require_threads
@@ -127,23 +126,11 @@ def _trust(result: dict[str, Any], config: Any, cost: dict[str, float] | None) -
         "warmup": result["warmup"],
         "profiling": {"budget": result["overhead"], "full": cost},
         "seed": config.seed,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": _version("triton"),
-            "cuda": torch.version.cuda,
-        },
+        "versions": {**packages(), "cuda": torch.version.cuda},
         "clocks": _clocks() if result["device"] != "cpu" else None,
         "other_work": {"share": result["other_work"]},
         "not_measured": missing,
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _clocks() -> dict[str, float] | None:

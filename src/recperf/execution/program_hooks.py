@@ -36,7 +36,7 @@ from ..measure.observing import ENDLESS
 from .step_profile import Profiler, length, prefetched
 
 RARE = 8
-"""An optimizer that steps once in up to so many steps of another one ends the steps of the loop."""
+"""An optimizer that steps once in up to this many steps of another one ends the steps of the loop."""
 MOST_STOPS = 3
 """A program that ignores being stopped this often is left to run."""
 MOST_BUFFERED = 32
@@ -78,7 +78,7 @@ class Hooks(ExitStack):
         self._input_threads: set[int] = set()
         self._model: nn.Module | None = None
         self._modules: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
-        """Those that the program made; some cannot be hashed."""
+        """Modules that the program made, by identity: some cannot be hashed."""
 
     def __enter__(self) -> Hooks:
         super().__enter__()

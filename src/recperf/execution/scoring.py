@@ -24,7 +24,8 @@ from ..folders import alone, remove_folder
 from ..jsonfile import read_sealed, sealed
 from ..stop import FLAG, poll
 from ..version import __version__
-from .serving import SCORES, TrainedModel, require_known, with_scores
+from .frames import with_columns
+from .serving import SCORES, TrainedModel, require_known, score_columns
 
 JOB, JOINED = "job.json", "joined"
 FORM = "recperf scores", 1
@@ -163,7 +164,7 @@ class FileRows:
                 logits_N, unknown = self.model.score(block, self.columns)
             except BadRow as error:
                 raise error.after(first, self.file.source.path) from None
-            yield with_scores(block.select(self.written), logits_N, self.columns.values()), unknown
+            yield with_columns(block.select(self.written), score_columns(logits_N, self.columns.values())), unknown
             first += len(block)
 
     def require_unchanged(self) -> None:
@@ -184,7 +185,8 @@ class HeldOut:
             if first >= len(table):
                 first -= len(table)
                 continue
-            yield with_scores(table, self.model.logits(inputs), self.model.served.names()), {}
+            scores = score_columns(self.model.logits(inputs), self.model.served.names())
+            yield with_columns(table, scores), {}
 
     def require_unchanged(self) -> None:
         """Stores verify what they read."""

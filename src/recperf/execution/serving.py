@@ -78,7 +78,7 @@ class Export:
     meanings: Mapping[str, str]
     example: Table
     logits_B: Tensor
-    """Of the example, by the model itself."""
+    """Logits of the example, computed by the model itself."""
     more: Mapping[str, Table]
     """Further tables that an input needs, by the name of their file."""
     encoding: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Served(Protocol):
     roles: Mapping[str, tuple[str, ...]]
     """Spellings of the column of each role that rows must have, the preferred one first."""
     optional: Mapping[str, tuple[str, ...]] = {}
-    """The same for roles that rows may have."""
+    """Spellings of the column of each role that rows may have."""
     users: Ids | None = None
     items: Ids | None = None
     """Own ids of users and items; None where the rows have no such column."""
@@ -233,15 +233,6 @@ class TrainedModel:
         """The logits of all items, in the order of their ids, for each user of a column of own ids."""
         with applied(self.served.settings):
             return self.served.rank(users).float()
-
-
-def with_scores(rows: Table, logits_N: Tensor, features: Collection[str]) -> Table:
-    """The rows with their scores, in place of columns of the same names that are no features."""
-    arrow, scores = pyarrow(), score_columns(logits_N, features)
-    rows = rows.select([name for name in rows.column_names if name not in scores])
-    for name, values_N in scores.items():
-        rows = rows.append_column(name, arrow.array(values_N))
-    return rows
 
 
 def score_columns(logits_N: Tensor, features: Collection[str]) -> dict[str, Any]:

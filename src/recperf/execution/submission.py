@@ -27,7 +27,7 @@ class Submission:
     facts: Facts
     recipe: Recipe
     samples: Callable[[int], int]
-    """Trained on after so many steps."""
+    """Returns the number of samples trained on after a number of steps."""
     target: float | None
     """The AUC to reach."""
 

@@ -37,13 +37,13 @@ class Lookups:
 
 
 def planned_steps(train: TrainConfig, batches: int) -> int:
-    """Steps of a training with so many batches in an epoch."""
+    """Number of steps of a training with `batches` batches in an epoch."""
     steps = train.epochs * batches
     return min(steps, train.max_steps or steps)
 
 
 def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device_free: int | None) -> Tiers:
-    """Where the tables go, on a device with so many free bytes; None: with whatever a GPU will have."""
+    """Where the tables go on a device with `device_free` free bytes; None: with whatever a GPU will have."""
     needed = counted.table_bytes + counted.state_bytes
     others = sum(counted.memory.values()) - needed
     host_free = max(0, available_bytes() - (0 if device == "cuda" else others))
@@ -52,7 +52,7 @@ def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device
 
 
 def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device) -> Tiers:
-    """The same on a device of this machine; several ranks hold shards of the tables by another library."""
+    """Where the tables go on a device of this machine; several ranks hold shards of the tables by TorchRec."""
     from ..train.device import free_gpu_bytes
 
     if current().size > 1:

@@ -69,7 +69,7 @@ class Job:
     allow: tuple[str, ...] = ()
     """Config fields that may differ from those the run was started with."""
     changed: tuple[Change, ...] = ()
-    """Those that do differ, for seeds that have no checkpoint."""
+    """Config fields that do differ, for seeds that have no checkpoint."""
     trained: Callable[[int, Trial, Predictions], None] = lambda seed, trial, predictions: None
     """Receives the last predictions of a trained seed."""
 
@@ -146,7 +146,7 @@ class SeedTraining:
 
     @torch.no_grad()
     def _last_predictions(self, step: int, start: Position) -> Predictions:
-        """Of the last evaluation, which an earlier process may have done."""
+        """Predictions of the last evaluation, which an earlier process may have done."""
         if self._predictions is None or self._predictions[0] != step:
             self.trial.recipe.model.train(False)
             self._predictions = step, self.trial.predictions(start)
@@ -378,7 +378,7 @@ class SeedTraining:
 
 
 def _random_state() -> dict[str, Any]:
-    """Of torch's generators. Nothing here draws from them, but a user's own model may."""
+    """The state of torch's generators. Nothing here draws from them, but a user's own model may."""
     used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if used else []}
 

@@ -71,9 +71,9 @@ class Estimate:
     memory: dict[str, int]
     """Bytes that a training step holds, by kind."""
     state_bytes: int = 0
-    """Of the optimizer's state of all table rows."""
+    """Bytes of the optimizer's state of all table rows."""
     table_rows: int = 0
-    """Of all tables that may lie outside the device."""
+    """Rows of all tables that may lie outside the device."""
 
     @property
     def total(self) -> Cost:
@@ -177,7 +177,7 @@ class Trial(Protocol):
     recipe: Recipe
 
     def predictions(self, at: Position | None = None) -> Predictions:
-        """Of the validation rows; where those depend on how far training is, of those of that moment."""
+        """Predictions for the validation rows; where those depend on how far training is, the rows then."""
         ...
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
@@ -343,7 +343,7 @@ def table_share(planned: PlannedWorkload, options: DistributedConfig, *, on_host
 
 
 def summed_bytes(parameters: int) -> int:
-    """Of the buffer in which several ranks add up gradients of so many numbers; one process has none."""
+    """Bytes of the buffer in which several ranks add up gradients of `parameters` numbers; one process has none."""
     return current().reduction_bytes(parameters)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .peaks.other_work import DISTURBED
 from .spans import kind_of, phase_of
@@ -42,16 +42,29 @@ FUSED_KERNELS = {
     ("interaction", "backward"): 1,
 }
 """Kernels of a fused span by the kind of its work and its phase; 2 for any other."""
-KINDS = {
-    "embedding": "tables",
-    "interaction": "interaction",
-    "mlp": "products",
-    "onednn": "products",
-    "precision": "products",
-    "bfloat16": "products",
-    "optimizer": "dense update",
+
+
+class KnownFix(NamedTuple):
+    why: str
+    """Why it could make a step faster."""
+    kind: str = ""
+    """The kind of work that it makes faster; empty where that is no kind of span."""
+
+
+FIXES = {
+    "input": KnownFix("the device waits while the host makes and copies each batch"),
+    "pinned": KnownFix("from pageable memory a copy passes through a buffer of the driver, and the host waits for it"),
+    "graph": KnownFix("the host launches every kernel separately; a graph is one launch per step"),
+    "precision": KnownFix("tensor cores compute tf32 several times as fast as other units compute float32", "products"),
+    "bfloat16": KnownFix("tensor cores compute bfloat16 twice as fast as tf32, from half the bytes", "products"),
+    "embedding": KnownFix("lookup, backward pass and update are many kernels that pass data through memory", "tables"),
+    "interaction": KnownFix("products, their selection and the scattered gradient pass through memory", "interaction"),
+    "mlp": KnownFix("bias, ReLU and bias gradient are separate passes over every activation", "products"),
+    "optimizer": KnownFix("every parameter is updated by separate kernels", "dense update"),
+    "threads": KnownFix("compute-bound operators can use more cores"),
+    "onednn": KnownFix("oneDNN multiplies large matrices faster", "products"),
 }
-"""The kind of work that a fix makes faster."""
+"""The fixes whose gain can be predicted, by the names that workloads give them."""
 
 
 class Named(Protocol):
@@ -65,7 +78,7 @@ class Named(Protocol):
 @dataclass(frozen=True)
 class Prediction:
     ms: float
-    """Of a step with the fix."""
+    """Time of a step with the fix."""
     gain: float
     low: float
     high: float
@@ -230,7 +243,8 @@ def _affected(fix: str, parts: Iterable[str]) -> list[str]:
     """The parts that a fix makes faster."""
     if fix in ("input", "pinned"):
         return ["data"]
-    return [part for part in parts if fix in KINDS and kind_of(part) == KINDS[fix]]
+    kind = FIXES[fix].kind if fix in FIXES else ""
+    return [part for part in parts if kind and kind_of(part) == kind]
 
 
 def _changed(step: Facts, fix: str, name: str, part: PartTimes, precision: str) -> PartTimes:
