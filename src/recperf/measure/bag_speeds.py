@@ -70,7 +70,7 @@ def comparison(table_RD: Tensor) -> dict[str, Any] | str | None:
 
 
 def measure(rows: int, dim: int) -> dict[str, Any]:
-    """Times of torch over those of C, on a table of so many rows."""
+    """Times of torch over those of C, on a table of `rows` rows."""
     table_RD, state_R = torch.empty(rows, dim), torch.zeros(rows)
     ask_for_huge_pages(table_RD)
     table_RD.fill_(1.0)

@@ -30,7 +30,7 @@ class Ceilings:
     rows_memory: tuple[tuple[int, float], ...]
     """(bytes of a row, ns per random row) from memory, ascending."""
     rows_cache: tuple[tuple[int, float], ...]
-    """The same from a table well inside the knee."""
+    """(bytes of a row, ns per random row) from a table well inside the knee, ascending."""
     calls: dict[str, float]
     """ns of a call that computes nothing to speak of, by kind of operator; see docs/peaks.md."""
     first_touch: float
@@ -127,7 +127,7 @@ def copy_rate(peaks: dict[str, Any] | None, device: str, threads: int | None) ->
 
 
 def cache_holds(peaks: dict[str, Any] | None, device: str, bytes_: float) -> bool:
-    """Whether random rows of so many bytes in total stay in the cache of a device, by its measured knee."""
+    """Whether random rows that take `bytes_` in total stay in the cache of a device, by its measured knee."""
     _, common = _figures(peaks, device, None)
     return common is not None and bytes_ <= common["knee"]["bytes"]
 
@@ -243,49 +243,6 @@ def missed_share(profile: dict[str, Any]) -> float | None:
     operators = (profile.get("observed") or {}).get("operators") or []
     rows, missed = (sum(row.get(name) or 0 for row in operators) for name in ("rows", "missed"))
     return missed / rows if rows else None
-
-
-def device_peaks(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The measured figures of the profile's device with its number of threads, as `ceilings_of_profile` chooses them.
-
-    Where ranks share a processor they are the share of one rank; None where they were not measured.
-    """
-    ranks, threads = ranks_sharing(profile), profile.get("threads")
-    figures, common = _figures(peaks, profile["device"], None if ranks > 1 else threads)
-    if figures is None or common is None or profile["device"] != "cpu":
-        return figures
-    of_threads = {**common, **figures, "threads": common["threads"] if figures is common else threads}
-    if ranks == 1:
-        return of_threads
-    shared = {**of_threads, "gemm": {name: _scaled(figure, 1 / ranks) for name, figure in figures["gemm"].items()}}
-    shared |= {name: _scaled(figures[name], 1 / ranks) for name in ("copy", "read") if name in figures}
-    shared["gather"] = {
-        place: {**table, "rows": [_shared_row(row, ranks) for row in table["rows"]]}
-        for place, table in figures["gather"].items()
-    }
-    return shared
-
-
-def product_flops(profile: dict[str, Any], device: dict[str, Any]) -> tuple[str, float]:
-    """FLOP/s of matrix products in the precision of the profile, or in float32 where that was not measured."""
-    precision = str(profile.get("precision"))
-    precision = precision if precision in device["gemm"] else "float32"
-    return precision, float(device["gemm"][precision]["p50"])
-
-
-def _scaled(figure: dict[str, Any], factor: float) -> dict[str, Any]:
-    return {**figure, **{name: figure[name] * factor for name in ("p20", "p50", "p80") if name in figure}}
-
-
-def _shared_row(row: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """Random rows take longer where other ranks read theirs at the same time."""
-    factors = {"ns": ranks, "bytes_per_s": 1 / ranks}
-    return {**row, **{name: _scaled(row[name], factor) for name, factor in factors.items() if name in row}}
-
-
-def row_time(rows: list[dict[str, Any]], row_bytes: int) -> float | None:
-    """ns of a row of this size: interpolated between the measured sizes, proportional beyond the largest."""
-    return _interpolated(_rows({"rows": rows}), row_bytes) if rows else None
 
 
 def _interpolated(points: tuple[tuple[int, float], ...], row_bytes: int) -> float:

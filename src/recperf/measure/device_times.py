@@ -28,7 +28,7 @@ class DeviceTimes:
     by_origin: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Device time and number of kernels by the host event that launched them; NONE: no event in the trace did."""
     graph: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """The same by name for kernels of CUDA graphs, which no operator launched."""
+    """Device time and number of kernels by name, for kernels of CUDA graphs, which no operator launched."""
     wall_us: float = 0.0
     busy_us: float = 0.0
 

@@ -57,7 +57,7 @@ def confirm(
     expected_s = max(1e-6, observed["step_ms"]["p50"] / 1e3)
     input_share = attribution["shares"]["input"]
     own_s = expected_s * (1 - input_share)
-    variants = list(_variants(step, batch, has_batch, attribution, observed, clocked_update))
+    variants = list(_variants(step, plain, batch, has_batch, attribution, observed, clocked_update))
     rows: list[dict[str, Any]] = []
     if has_batch and input_share >= TOLERANCE / 2:
         rows.append(_replay(plain, expected_s, input_share))
@@ -87,6 +87,7 @@ def _replay(plain: Callable[[], object], step_s: float, share: float) -> dict[st
 
 def _variants(
     step: Callable[..., object],
+    plain: Callable[[], object],
     batch: Any,
     has_batch: bool,
     attribution: dict[str, Any],
@@ -115,18 +116,16 @@ def _variants(
     if on_cpu and threads > 1:
         sure, open_ = own["compute"] + own["latency"], own["bandwidth"] + own["cache"] + own["operator"]
         factor = threads / (threads // 2) - 1
-        plain = (lambda: step(batch)) if has_batch else step
         yield Variant(
             "half the threads", plain, 1 + 0.5 * sure * factor, 1 + (sure + open_) * factor * 1.2,
             lambda: _with_threads(threads // 2),
         )  # fmt: skip
     random_rows = attribution["random"] / whole
     if random_rows * _of_lookups(attribution) >= 0.2:
-        plain = (lambda: step(batch)) if has_batch else step
         yield Variant("ids of a few hot rows", plain, 0.0, 1 - 0.3 * random_rows, _HotIds)
     # A step that waits for the device cannot be captured.
     if not on_cpu and own["launch"] >= 0.2 and not observed["waits"].get("sync"):
-        captured = _captured((lambda: step(batch)) if has_batch else step)
+        captured = _captured(plain)
         if captured is not None:
             gone = own["launch"] + own["python"]
             yield Variant("the step as a CUDA graph", captured, 0.0, 1 - 0.5 * gone)

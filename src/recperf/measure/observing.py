@@ -21,11 +21,10 @@ from torch import nn
 from torch.utils._python_dispatch import _push_mode
 
 from ..ops.operators import fast_range, hear_calls, recorded
-from .clocks import Moment, ThreadClock
 from .counting import Counter
 from .peaks.other_work import OtherWork
 from .spans import listen
-from .step_ranges import SpanRanges, module_ranges
+from .step_parts import Moment, SpanRanges, ThreadClock, module_ranges
 from .trace.read import MARK, PART, STEP, Trace
 from .trace.record import Recording
 
@@ -34,14 +33,14 @@ TRACED = 4
 COUNTED = 3
 PLAIN_SECONDS, FEWEST_PLAIN, MOST_PLAIN = 1.0, 6, 200
 FEW_WARM_UPS, FEW_PLAIN, FEW_TRACED, FEW_COUNTED = 2, 2, 1, 2
-"""The same where the loop may end soon: eight steps are enough to see something of everything."""
+"""Numbers of steps where the loop may end soon: eight steps are enough to see something of everything."""
 FEW = 12
 """A loop of so few steps leaves no time for more than that."""
 LONG = 60
-"""A loop of so many steps is long enough for the usual order, with a third of them timed."""
+"""A loop of this many steps is long enough for the usual order, with a third of them timed."""
 ENDLESS = 1 << 30
 WATCHED = 8
-"""The light mode times every so many steps."""
+"""The light mode times one in this many steps."""
 WAITS = 0.05
 """Share of a step from which waiting for input matters."""
 BLOCK_NS = 10_000_000
@@ -232,9 +231,7 @@ class Observer:
         self._open_block()
 
     def _after_plain(self, spent: Moment) -> None:
-        self.plain.append(spent)
-        self.plain_input.append(self._input)
-        self.plain_ranks.append(self._ranks)
+        self._note(spent)
         count = len(self.plain)
         if not self.cuda:
             self._plain_ns += spent.wall
@@ -287,14 +284,14 @@ class Observer:
 
     def _after_watching(self, spent: Moment) -> None:
         """Clocks only, to the end of the loop; the latest steps count."""
-        self.plain.append(spent)
-        self.plain_input.append(self._input)
-        self.plain_ranks.append(self._ranks)
+        self._note(spent)
         if len(self.plain) > 2 * MOST_PLAIN:
             del self.plain[:MOST_PLAIN], self.plain_input[:MOST_PLAIN], self.plain_ranks[:MOST_PLAIN]
 
-    def _after_done(self, spent: Moment) -> None:
-        pass
+    def _note(self, spent: Moment) -> None:
+        self.plain.append(spent)
+        self.plain_input.append(self._input)
+        self.plain_ranks.append(self._ranks)
 
     def _end_others(self) -> None:
         self.others, self.workers = self.other_work.share(), self.other_work.workers()

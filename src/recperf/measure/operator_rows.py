@@ -64,7 +64,7 @@ def clip(times: StepTimes) -> float:
 
 
 def compact(figures: dict[str, Any], most: int = MOST_ROWS) -> dict[str, Any]:
-    """The figures with at most so many operators; the smaller ones are joined by their kind."""
+    """The figures with at most `most` operators; the smaller ones are joined by their kind."""
     operators = figures["operators"]
     rest: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in operators[most:]:

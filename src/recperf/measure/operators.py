@@ -33,7 +33,7 @@ _WRITES_ROWS = {
     "aten::scatter_": (0, 2),
     "aten::embedding_dense_backward": (-1, 1),
 }
-"""The same for operators that update rows; -1: the table is the result."""
+"""Operators that update random rows: the positions of the table and of the ids; -1: the table is the result."""
 _ONLY_WRITTEN = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"}
 """In-place operators that do not read what they overwrite."""
 _FUSED_PRODUCT = "aten::_addmm_activation"

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .cost import Cost
 from .device_clock import step_clock
 from .spans import OTHER, phase_of
+from .trace.window import spread as percentiles
 
 SCHEMA = 2
 FEWEST = 5
@@ -55,7 +56,7 @@ class Subject(Protocol):
     ranks: Any
     """The window of all ranks that take these steps together: `meet`, `watch` and `join`."""
     world: Any
-    """Those ranks."""
+    """The ranks that take the steps."""
     alone: bool
     """Whether there is one."""
     is_whole: bool
@@ -231,9 +232,7 @@ def endless(order: Order, epoch: int) -> Generator[Any, None, None]:
 
 def spread(nanoseconds: list[int]) -> dict[str, float]:
     """p20, p50 and p80 in ms."""
-    ordered = torch.tensor(nanoseconds, dtype=torch.float64) / 1e6
-    p20, p50, p80 = torch.quantile(ordered, torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
-    return {"p20": p20, "p50": p50, "p80": p80}
+    return percentiles([ns / 1e6 for ns in nanoseconds])
 
 
 def overhead(clocked: list[int], plain: list[int]) -> dict[str, Any]:

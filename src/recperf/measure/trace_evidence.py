@@ -170,9 +170,7 @@ class _Works:
         if work is None:
             return None
         if (id(work), tf32) not in self._known:
-            knee, stream_knee = (
-                (self._ceilings.knee, self._ceilings.stream_knee) if self._ceilings else (MAPPED, MAPPED)
-            )
+            knee, stream_knee = self._knees
             streamed, table = work.bytes - work.rows * work.row_bytes, work.table_rows * work.row_bytes
             self._known[id(work), tf32] = replace(
                 work,

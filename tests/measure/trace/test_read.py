@@ -78,7 +78,6 @@ def test_invalid_events_are_ignored(tmp_path: Path) -> None:
         (b"", "empty"),
         (b"PK\x03\x04", "not a trace"),
         (b'{"a": 1}', "no list traceEvents"),
-        (b'{"traceEvents": {"a": 1}}', "no list traceEvents"),
         (b'{"traceEvents": [{"ph": "X"}, {"ph": "X", "na', "ends in the middle, after 1 events"),
         (b'{"traceEvents": [{"ph": "X"}]', "ends in the middle, after 1 events"),
         (b'[{"ph": "X"}, {"ph": ', "ends in the middle, after 1 events"),
@@ -96,19 +95,8 @@ def test_a_broken_file_is_an_error_with_its_cause(tmp_path: Path, content: bytes
         read(path)
     assert raised.value.where["file"] == str(path)
     assert raised.value.fix
-
-
-def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(DataError, match="cannot be read") as raised:
-            read(path)
-        assert raised.value.where["file"] == str(path)
-
-
-def test_a_trace_above_the_limit_is_refused(tmp_path: Path) -> None:
-    path = made.write(tmp_path / "t.json.gz", made.gpu_step(0, 0.0, 10))
-    with pytest.raises(DataError, match="has more than"):
-        read(path, largest=1000)
+    with pytest.raises(DataError, match="cannot be read"):
+        read(tmp_path)
 
 
 @pytest.mark.long

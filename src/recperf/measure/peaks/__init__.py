@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import DataError, MachineError
 from ...machine import machine_facts, usable_cores
-from .other_work import DISTURBED, QUIET
+from .other_work import DISTURBED, QUIET, OtherWork
 from .store import SCHEMA, better_stored, disturbed, faults, load, path_of, require_own, save
 
 if TYPE_CHECKING:
@@ -83,8 +83,6 @@ def _store(peaks: dict[str, Any], say: Say) -> None:
 
 def quiet_now() -> bool:
     """Whether other processes leave the cores alone at the moment."""
-    from .other_work import OtherWork
-
     other_work = OtherWork()
     sleep(0.2)
     return (other_work.share() or 0.0) <= QUIET
@@ -170,9 +168,8 @@ def _undisturbed(
 ) -> tuple[dict[str, Any], float | None]:
     """The better of repeated figures, and the share of the cores that others took during the quietest measurement.
 
-    With some other work everything is measured twice; with much, again and again for so many seconds.
+    Beside some other work everything is measured twice; beside much, again and again for up to `seconds`.
     """
-    from .other_work import OtherWork
     from .sampling import better
 
     began = monotonic()

@@ -76,20 +76,7 @@ def measure(sampler: Sampler, facts: dict[str, Any], others: Iterable[int], say:
     figures["other_threads"] = {
         str(threads): other_rates(sampler.effort, beyond, inside, threads, say) for threads in others
     }
-    order = (
-        "gemm",
-        "copy",
-        "read",
-        "fresh",
-        "first_touch",
-        "cached",
-        "special",
-        "gather",
-        "knee",
-        "calls",
-        "other_threads",
-    )
-    return {name: figures[name] for name in (*order, "other_threads")}
+    return figures
 
 
 def measure_threads(effort: Effort, facts: dict[str, Any], knee: int, threads: int, note: Say) -> dict[str, Any]:
@@ -374,7 +361,7 @@ def derive_knee(curves: dict[str, Any]) -> None:
 
 
 def knee_sizes(smallest: int, largest: int, points: int) -> list[int]:
-    """From the smallest to the largest, so many an octave, in whole rows."""
+    """Sizes from the smallest to the largest, `points` for each doubling, in whole rows."""
     sizes, step = [], 0
     while (size := smallest * 2 ** (step / points)) < largest:
         sizes.append(int(size) // KNEE_ROW_BYTES * KNEE_ROW_BYTES)

@@ -82,10 +82,7 @@ class Gpu:
             "cache": self.gather(inside, warm=lambda: inside.sum()),
             "dram": self.gather(table, warm=lambda: None),
         }
-        order = (
-            "l2_bytes", "gemm", "copy", "read", "fresh", "cached", "gather", "knee", "transfer", "launch", "calls",
-        )  # fmt: skip
-        return {name: figures[name] for name in order}
+        return figures
 
     def memory_table(self) -> Tensor:
         """One buffer for everything that needs memory beyond the L2."""

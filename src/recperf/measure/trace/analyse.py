@@ -16,7 +16,7 @@ from ...errors import DataError
 from .collectives import communication
 from .idle import idle, transfers
 from .nesting import NONE, Nesting, merged
-from .read import ABOUT, MERGED, Device, Shapes, Trace, read
+from .read import MERGED, Device, Shapes, Trace, facts_in, read
 from .regions import modules, parts, timings
 from .window import SMALL_US, TracedSteps, per_step
 from .work import CallWork, work_of
@@ -25,13 +25,13 @@ NO_DEVICE = "no device in this trace"
 NO_WORK = "the steps launched no device work"
 
 
-def analyse(trace: Trace, *, steps_name: str = "recperf.step", parts_prefix: str = "recperf.part.") -> dict[str, Any]:
+def analyse(trace: Trace) -> dict[str, Any]:
     """The sections operator_table, kernels, idle, transfers and parts, and the window they cover.
 
-    Steps are the ranges `<steps_name>#N`, or torch's own `ProfilerStep#N`, or end with the optimizer's step; a trace
+    Steps are the ranges `recperf.step#N`, or torch's own `ProfilerStep#N`, or end with the optimizer's step; a trace
     with none of these counts as one step.
     """
-    return analyse_steps(trace, *steps_of(trace, steps_name=steps_name, parts_prefix=parts_prefix))
+    return analyse_steps(trace, *steps_of(trace))
 
 
 def analyse_steps(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
@@ -53,9 +53,7 @@ def analyse_steps(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[s
     }
 
 
-def steps_of(
-    trace: Trace, *, steps_name: str = "recperf.step", parts_prefix: str = "recperf.part."
-) -> tuple[Nesting, TracedSteps]:
+def steps_of(trace: Trace) -> tuple[Nesting, TracedSteps]:
     """The steps of a trace, and the nesting of its host events."""
     if not trace.host and not trace.device:
         raise DataError(
@@ -63,7 +61,7 @@ def steps_of(
             where={"file": trace.path, "events": f"{trace.events:,}, {trace.ignored:,} of unknown kind or time"},
             fix="record it with torch.profiler.profile(...) and export_chrome_trace",
         )
-    nesting = Nesting(trace, steps_name=steps_name, parts_prefix=parts_prefix)
+    nesting = Nesting(trace)
     return nesting, TracedSteps(trace, nesting)
 
 
@@ -91,7 +89,7 @@ def device_name(facts: dict[str, Any], window: TracedSteps) -> str:
 def read_one(path: Path) -> Trace:
     """The trace of one rank."""
     trace = read(path)
-    if isinstance(trace.header.get(ABOUT), dict) and MERGED in trace.header[ABOUT]:
+    if MERGED in facts_in(trace.header):
         raise DataError(
             "a merged trace contains the steps of several ranks", where={"file": path}, fix="use the trace of one rank"
         )
@@ -100,9 +98,9 @@ def read_one(path: Path) -> Trace:
 
 def facts_of(trace: Trace) -> dict[str, Any]:
     """What the header of a trace says about its origin."""
-    ours, host = trace.header.get(ABOUT), trace.header.get("host_name")
+    host = facts_in(trace.header).get("host") or trace.header.get("host_name")
     return {
-        "host": str(ours["host"]) if isinstance(ours, dict) and ours.get("host") else str(host) if host else None,
+        "host": str(host) if host else None,
         "file": str(trace.path),
         "bytes": trace.path.stat().st_size,
         "events": trace.events,
@@ -111,7 +109,7 @@ def facts_of(trace: Trace) -> dict[str, Any]:
         "torch": _plain(trace.header.get("torch_version")),
         "cuda": _version(trace.header.get("cuda_runtime_version")),
         "devices": _devices(trace.header.get("deviceProperties")),
-        "ranks": _ranks(trace.header.get("distributedInfo")),
+        "ranks": _ranks(facts_in(trace.header, "distributedInfo")),
     }
 
 
@@ -125,8 +123,8 @@ def _devices(properties: Any) -> list[str]:
     return [str(item["name"]) for item in devices if isinstance(item, dict) and "name" in item]
 
 
-def _ranks(distributed: Any) -> dict[str, Any] | None:
-    if not isinstance(distributed, dict) or "rank" not in distributed:
+def _ranks(distributed: dict[str, Any]) -> dict[str, Any] | None:
+    if "rank" not in distributed:
         return None
     return {name: _plain(distributed.get(name)) for name in ("rank", "world_size", "backend")}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import DataError, UsageError
 from .file import Event, Scan, write_trace
-from .read import ABOUT, MARK, MERGED, number_of, whole_of
+from .read import ABOUT, MARK, MERGED, facts_in, number_of, rank_in, whole_of
 
 
 @dataclass(kw_only=True)
@@ -88,12 +88,10 @@ def inspect(path: Path) -> Source:
             where={"file": path},
             fix="use traces exported by torch.profiler",
         )
-    headers = (scan.header.get(ABOUT), scan.header.get("distributedInfo"))
-    ours, torchs = (value if isinstance(value, dict) else {} for value in headers)
+    ours, (rank, ranks) = facts_in(scan.header), rank_in(scan.header)
     if MERGED in ours:
         raise DataError("this trace is already merged", where={"file": path}, fix="use the traces of single ranks")
-    rank = ours.get("rank", torchs.get("rank"))
-    if not isinstance(rank, int):
+    if rank is None:
         raise DataError(
             "the trace does not name its rank",
             where={"file": path},
@@ -102,7 +100,7 @@ def inspect(path: Path) -> Source:
     return Source(
         path=path,
         rank=rank,
-        ranks=whole_of(ours.get("ranks", torchs.get("world_size"))),
+        ranks=ranks,
         run=_text(ours.get("run")),
         host=_text(ours.get("host")),
         base_ns=whole_of(scan.header.get("baseTimeNanoseconds")) or 0,

@@ -7,12 +7,12 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 
-from .read import MARK, STEP_OF_TORCH, Device, Host, Trace, find_steps, optimizer_steps
+from .read import MARK, PART, STEP, STEP_OF_TORCH, Device, Host, Trace, find_steps, optimizer_steps
 
 ROUNDING = 0.002
 """Microseconds by which a child may seem to outlast its parent: files have three decimals."""
 WHOLE = 1.0
-"""The same in files of old profilers, which have whole microseconds."""
+"""The tolerance for files of old profilers, which have whole microseconds."""
 NONE = -1
 _AUTOGRAD = "autograd::"
 _INPUT_PART = re.compile(r"(?:.*_)?data$")
@@ -26,17 +26,16 @@ COLLECTIVE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|hccl):(?:\w+)")
 class Nesting:
     """Host events ordered by thread and time, each with the event that encloses it.
 
-    Parts are the ranges that start with `parts_prefix`. A trace without them was recorded by another program: then
+    Parts are the ranges of recperf's spans. A trace without them was recorded by another program: then
     every `record_function` region is a part, named after the regions around it: `train/forward`.
     """
 
-    def __init__(self, trace: Trace, *, steps_name: str, parts_prefix: str) -> None:
-        self.prefix, self.steps_name = parts_prefix, steps_name
+    def __init__(self, trace: Trace) -> None:
         self.events = sorted(trace.host, key=lambda event: (event.thread, event.start, -event.end))
-        self.foreign = not any(event.kind == "range" and event.name.startswith(parts_prefix) for event in self.events)
+        self.foreign = not any(event.kind == "range" and event.name.startswith(PART) for event in self.events)
         self.rounding = _rounding(self.events)
         self.parent = _parents(self.events, self.rounding)
-        self.steps = find_steps(trace.host, steps_name)
+        self.steps = find_steps(trace.host)
         self.steps_from = "names" if self.steps else "optimizer"
         self.steps = self.steps or optimizer_steps(trace.host)
         self.thread = self.steps[0].thread if self.steps else _busiest_thread(self.events)
@@ -83,9 +82,9 @@ class Nesting:
         if event.kind != "range":
             return None
         if not self.foreign:
-            return event.name[len(self.prefix) :] if event.name.startswith(self.prefix) else None
+            return event.name.removeprefix(PART) if event.name.startswith(PART) else None
         name = _NUMBERED.sub("", event.name)
-        is_step = name in (STEP_OF_TORCH, self.steps_name) or event.name.startswith(MARK)
+        is_step = name in (STEP_OF_TORCH, STEP) or event.name.startswith(MARK)
         return None if not name or is_step or COLLECTIVE.match(name) or self._around_a_step(event) else name
 
     def _around_a_step(self, event: Host) -> bool:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from .analyse import analyse_steps, steps_of
+from .analyse import analyse_steps, read_one, steps_of
 from .collectives import collectives
 from .file import looks_like_trace
-from .read import ABOUT, MERGED, Trace, read
+from .read import Trace, rank_in
 from .regions import OTHER
 
 _NUMBER = re.compile(r"(?:rank|worker|gpu|node)[-_.]?(\d{1,6})", re.IGNORECASE)
@@ -113,9 +113,7 @@ def compare_ranks(folder: Path) -> dict[str, Any]:
 
 
 def _summary(path: Path) -> Rank:
-    trace = read(path)
-    if isinstance(trace.header.get(ABOUT), dict) and MERGED in trace.header[ABOUT]:
-        raise DataError("a merged trace is not one rank's", where={"file": path}, fix="take it out of the folder")
+    trace = read_one(path)
     nesting, window = steps_of(trace)
     analysis = analyse_steps(trace, nesting, window)
     times: defaultdict[tuple[str, int], array[float]] = defaultdict(lambda: array("d"))
@@ -140,11 +138,9 @@ def _summary(path: Path) -> Rank:
 
 def rank_of(trace: Trace) -> tuple[int, int | None]:
     """The rank of a trace and the number of ranks: from its header, else the rank from the name of its file."""
-    for field, count in ((ABOUT, "ranks"), ("distributedInfo", "world_size")):
-        facts = trace.header.get(field)
-        if isinstance(facts, dict) and isinstance(facts.get("rank"), int):
-            of = facts.get(count)
-            return facts["rank"], of if isinstance(of, int) else None
+    rank, of = rank_in(trace.header)
+    if rank is not None:
+        return rank, of
     match = _NUMBER.search(trace.path.name) or _ANY_NUMBER.search(trace.path.name)
     if match is None:
         raise DataError(

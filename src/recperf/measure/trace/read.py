@@ -204,7 +204,7 @@ class _Reading:
     def first_steps(self) -> tuple[_Reading, str]:
         """How to read as many of the first steps as fit, and what to say about it."""
         trace = self.trace
-        steps = find_steps(trace.host, STEP) or optimizer_steps(trace.host)
+        steps = find_steps(trace.host) or optimizer_steps(trace.host)
         ends = [step.end for step in steps]
         work = self.work.before(ends)
         for python in (self.python.before(ends), [0] * len(ends)):
@@ -269,9 +269,9 @@ def collect(events: Iterable[dict[str, Any]], path: Path, reading: _Reading | No
     return trace
 
 
-def find_steps(host: Iterable[Host], steps_name: str) -> list[Host]:
+def find_steps(host: Iterable[Host]) -> list[Host]:
     """The steps in order of time, of the thread that has most of them; ours are preferred to torch's own."""
-    for name in (steps_name, STEP_OF_TORCH):
+    for name in (STEP, STEP_OF_TORCH):
         threads: defaultdict[str, list[Host]] = defaultdict(list)
         pattern = re.compile(re.escape(name) + r"#\d+$")
         for event in host:
@@ -354,6 +354,19 @@ def _message_bytes(args: dict[str, Any]) -> int:
     return max(0, count) * ELEMENT_BYTES.get(str(args.get("dtype")).lower(), 0)
 
 
+def facts_in(header: dict[str, Any], field: str = ABOUT) -> dict[str, Any]:
+    """An object in the header of a trace; empty where there is none."""
+    facts = header.get(field)
+    return facts if isinstance(facts, dict) else {}
+
+
+def rank_in(header: dict[str, Any]) -> tuple[int | None, int | None]:
+    """The rank of a trace and the number of ranks, as recperf or torch writes them into its header."""
+    ours, torchs = facts_in(header), facts_in(header, "distributedInfo")
+    rank, ranks = ours.get("rank", torchs.get("rank")), ours.get("ranks", torchs.get("world_size"))
+    return rank if isinstance(rank, int) else None, whole_of(ranks)
+
+
 def number_of(value: Any) -> float | None:
     """A number of a trace; None if it is none, or so large that sums would overflow."""
     try:
@@ -365,7 +378,7 @@ def number_of(value: Any) -> float | None:
 
 
 def whole_of(value: Any) -> int | None:
-    """The same as an integer."""
+    """An integer of a trace; None if it is none, or too large."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

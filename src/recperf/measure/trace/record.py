@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ...files import write_atomic
 from ...folders import temporary_folder
-from .read import ABOUT, STEP, Trace, find_steps, read
+from .read import ABOUT, Trace, find_steps, read
 
 
 class Recording:
@@ -66,13 +66,13 @@ class Recording:
         return len(self._content)
 
     def trace(self, last: int | None = None) -> Trace:
-        """What was recorded; with `last`, of the named steps only so many."""
+        """The recorded trace; with `last`, only the last of its named steps are steps."""
         with temporary_folder() as folder:
             path = folder / "trace.json.gz"
             path.write_bytes(self._content)
             trace = read(path)
         if last:
-            unused = {id(step) for step in find_steps(trace.host, STEP)[:-last]}
+            unused = {id(step) for step in find_steps(trace.host)[:-last]}
             trace.host = [event for event in trace.host if id(event) not in unused]
         return trace
 

@@ -62,14 +62,14 @@ class CallWork:
     bytes: int = 0
     """Bytes read and written; of a table only the rows that are used."""
     beyond: int = 0
-    """Those of them that no cache can hold until they are used again."""
+    """Bytes among them that come from memory: no cache holds them until they are used again."""
     fresh: int = 0
     """Bytes written to memory that the process did not have before, so that the system maps and clears it."""
     rows: int = 0
     """Random rows read or written; one that is updated is both."""
     row_bytes: int = 0
     missed: float = 0
-    """Those rows that come from memory."""
+    """Rows among them that come from memory."""
     table_rows: int = 0
     distinct: int = 0
     """Different rows among them."""
