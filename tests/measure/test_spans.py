@@ -82,7 +82,7 @@ def test_an_undeclared_name_is_an_error_once_something_listens() -> None:
     with pytest.raises(ConfigError, match="'tower' is not declared"), span("tower"):
         pass
     clock.end()
-    assert phase_of("tower", default="forward") == "forward"
+    assert budget_part("tower", default="forward") == "forward"
 
 
 def test_a_workload_declares_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:

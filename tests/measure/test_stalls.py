@@ -47,8 +47,9 @@ PRINTED = "\n".join(
 )
 
 
-def test_reasons_are_shares_of_the_samples_of_the_first_launches() -> None:
-    result = summary(parse(PRINTED), [RELU, BAG, GEMM], launches=2)
+def test_reasons_are_shares_of_the_samples_of_the_first_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAUNCHES", 2)
+    result = summary(parse(PRINTED), [RELU, BAG, GEMM])
     bag, relu = result["kernels"]
     assert (bag["name"], bag["launches"], bag["samples"]) == (BAG, 2, 4000)
     assert bag["reasons"] == pytest.approx({"long_scoreboard": 0.75, "selected": 0.15, "wait": 0.1})
@@ -74,7 +75,7 @@ def test_the_name_ncu_filters_by(kernel: str, name: str) -> None:
 
 
 def test_names_are_escaped_and_match_only_themselves() -> None:
-    options = ncu_options(["triton_poi_fused_0.1d2c", BAG], launches=3)
+    options = ncu_options(["triton_poi_fused_0.1d2c", BAG])
     pattern = options[options.index("--kernel-name") + 1].removeprefix("regex:")
     assert re.search(pattern, "triton_poi_fused_0.1d2c")
     assert not re.search(pattern, "triton_poi_fused_0x1d2c")
@@ -88,7 +89,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tool = tmp_path / "ncu.py"
     monkeypatch.setattr(module.shutil, "which", lambda name: sys.executable)
     plain = module.ncu_options
-    monkeypatch.setattr(module, "ncu_options", lambda names, launches: [str(tool), *plain(names, launches)])
+    monkeypatch.setattr(module, "ncu_options", lambda names: [str(tool), *plain(names)])
     return tool
 
 

@@ -85,14 +85,13 @@ class Observer:
         knees: Knees,
         model: nn.Module | None = None,
         light: bool = False,
-        plain: int | None = None,
         counts: Counts | None = None,
         spans: bool = False,
         about: dict[str, Any] | None = None,
         meet: Callable[[], None] | None = None,
     ):
         self.knees, self.model, self.light = knees, model, light
-        self.most_plain, self.counts = plain or MOST_PLAIN, counts
+        self.most_plain, self.counts = MOST_PLAIN, counts
         self._about, self._meet = about, meet
         self.expected: int | None = ENDLESS
         """Steps that the loop has, as far as known. Where they may be few, tracing and counting come early."""
@@ -206,8 +205,8 @@ class Observer:
 
     def cost_per_step(self) -> float:
         """ns that timing one step and one wait for input costs, measured on an observer of its own."""
-        probe = Observer(knees=self.knees, plain=1 << 30)
-        probe.cuda, probe.state = False, "watching" if self.light else "plain"
+        probe = Observer(knees=self.knees)
+        probe.most_plain, probe.cuda, probe.state = ENDLESS, False, "watching" if self.light else "plain"
         count = 25 * WATCHED
         began = perf_counter_ns()
         for _ in range(count):

@@ -63,15 +63,15 @@ def clip(times: StepTimes) -> float:
     return cut
 
 
-def compact(figures: dict[str, Any], most: int = MOST_ROWS) -> dict[str, Any]:
-    """The figures with at most `most` operators; the smaller ones are joined by their kind."""
+def compact(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures with at most `MOST_ROWS` operators; the smaller ones are joined by their kind."""
     operators = figures["operators"]
     rest: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for row in operators[most:]:
+    for row in operators[MOST_ROWS:]:
         kind = row["kind"], bool(row["kernels"]), row.get("by_name"), bool(row.get("communication"))
         rest[*kind, row["precision"], row["row_bytes"]].append(row)
     joined = [{**group[0], **_joined(group)} for group in rest.values()]
-    return {**figures, "operators": [*operators[:most], *joined]}
+    return {**figures, "operators": [*operators[:MOST_ROWS], *joined]}
 
 
 def _joined(group: list[dict[str, Any]]) -> dict[str, Any]:

@@ -74,23 +74,21 @@ def declared(name: str) -> Declared:
     )
 
 
-def phase_of(name: str, default: str | None = None) -> str:
-    """The phase of a span. A name read from a file may be unknown: give a default then."""
-    return default if default is not None and not _known(name) else declared(name).phase
+def phase_of(name: str) -> str:
+    """The phase of a span."""
+    return declared(name).phase
 
 
 def budget_part(name: str, default: str | None = None) -> str:
-    """The part of the step budget that a span counts towards."""
-    return default if default is not None and not _known(name) else declared(name).part
+    """The part of the step budget that a span counts towards. A name read from a file may be unknown: give a default
+    then."""
+    known = name in _declared or name.endswith(f"_{EXCHANGE}")
+    return default if default is not None and not known else declared(name).part
 
 
 def kind_of(name: str) -> str:
     """The kind of work of a span; empty where it is unknown."""
     return _declared[name].kind if name in _declared else ""
-
-
-def _known(name: str) -> bool:
-    return name in _declared or name.endswith(f"_{EXCHANGE}")
 
 
 class Listener(Protocol):

@@ -22,11 +22,13 @@ _PERCENT = {
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_percent",
 }
 METRICS = ("group:smsp__pcsamp_warp_stall_reasons", *_PERCENT)
+LAUNCHES = 3
+"""Launches of each kernel whose samples count."""
 OVERSAMPLING = 8
 """Launches profiled for each one requested: frequent kernels must not use up the count."""
 
 
-def stalls(command: list[str], kernels: list[str], *, launches: int = 3, timeout_s: float = 300.0) -> dict[str, Any]:
+def stalls(command: list[str], kernels: list[str], *, timeout_s: float = 300.0) -> dict[str, Any]:
     """Stall reasons of the named kernels while a command runs, or `missing` with the cause.
 
     `kernels` are names from a trace. Reasons are shares of the samples of a kernel; `selected` means that the warp was
@@ -39,7 +41,7 @@ def stalls(command: list[str], kernels: list[str], *, launches: int = 3, timeout
         return {"missing": "the profile has no kernels"}
     with temporary_folder() as folder:
         log = folder / "ncu.csv"
-        arguments = [tool, *ncu_options(kernels, launches), "--log-file", str(log), *command]
+        arguments = [tool, *ncu_options(kernels), "--log-file", str(log), *command]
         code, output = _run(arguments, timeout_s)
         text = log.read_text(errors="replace") if log.is_file() else output
     if code is None:
@@ -47,10 +49,10 @@ def stalls(command: list[str], kernels: list[str], *, launches: int = 3, timeout
     rows = parse(text)
     if not rows:
         return {"missing": _failure(text, output, code)}
-    return summary(rows, kernels, launches)
+    return summary(rows, kernels)
 
 
-def ncu_options(kernels: list[str], launches: int) -> list[str]:
+def ncu_options(kernels: list[str]) -> list[str]:
     names = "|".join(re.escape(name) for name in sorted({function_name(kernel) for kernel in kernels}))
     return [
         *("--target-processes", "all"),
@@ -58,7 +60,7 @@ def ncu_options(kernels: list[str], launches: int) -> list[str]:
         *("--clock-control", "none"),
         *("--csv", "--page", "raw", "--print-units", "base"),
         *("--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"),
-        *("--launch-count", str(launches * len(kernels) * OVERSAMPLING)),
+        *("--launch-count", str(LAUNCHES * len(kernels) * OVERSAMPLING)),
         *("--metrics", ",".join(METRICS)),
     ]
 
@@ -96,12 +98,12 @@ def parse(text: str) -> list[dict[str, str]]:
     return [row for row in rows if (row.get("ID") or "").isdigit() and row.get("Kernel Name")]
 
 
-def summary(rows: list[dict[str, str]], kernels: list[str], launches: int) -> dict[str, Any]:
+def summary(rows: list[dict[str, str]], kernels: list[str]) -> dict[str, Any]:
     """One row per kernel, over its first launches."""
     groups: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         members = groups[_trace_name(row["Kernel Name"], kernels)]
-        if len(members) < launches:
+        if len(members) < LAUNCHES:
             members.append(row)
     summaries = []
     for name, members in groups.items():

@@ -183,3 +183,9 @@ def test_reading_needs_less_memory_than_the_file(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1.5e6
+
+
+def test_a_trace_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recperf.measure.trace.file.LARGEST", 1000)
+    with pytest.raises(DataError, match="has more than"):
+        read(made.write(tmp_path / "t.json.gz", made.gpu_step(0, 0.0, 10)))

@@ -36,8 +36,8 @@ _LONGEST_TOKEN = 64
 class Scan:
     """One pass over a trace: `events()` yields the events; afterwards `header` holds the other fields."""
 
-    def __init__(self, path: Path, *, largest: int = LARGEST, piece: int = PIECE) -> None:
-        self.path, self.largest, self.piece = path, largest, piece
+    def __init__(self, path: Path, *, piece: int = PIECE) -> None:
+        self.path, self.piece = path, piece
         self.header: dict[str, Any] = {}
         self.characters = 0
         self.count = 0
@@ -158,9 +158,9 @@ class Scan:
             self._ended = True
             return False
         self.characters += len(new)
-        if self.characters > self.largest:
+        if self.characters > LARGEST:
             raise self._error(
-                f"the trace has more than {size(self.largest)} of JSON",
+                f"the trace has more than {size(LARGEST)} of JSON",
                 fix="record fewer steps, or without stacks and memory",
             )
         self._text, self._at = self._text[self._at :] + new, 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import DataError
-from .file import LARGEST, Scan
+from .file import Scan
 
 KINDS = {
     "cpu_op": "op",
@@ -223,15 +223,15 @@ class _Reading:
         )
 
 
-def read(path: Path, *, largest: int = LARGEST, most: int = MOST) -> Trace:
+def read(path: Path, *, most: int = MOST) -> Trace:
     """Load a `.json` or `.json.gz` trace of torch.profiler, or any Chrome trace, which gives fewer details."""
-    scan = Scan(Path(path), largest=largest)
+    scan = Scan(Path(path))
     reading = _Reading(scan.path, most)
     trace = collect(scan.events(), scan.path, reading)
     if not reading.whole:
         events, ignored, untimed = trace.events, trace.ignored, trace.untimed
         reading, text = reading.first_steps()
-        trace = collect(Scan(scan.path, largest=largest).events(), scan.path, reading)
+        trace = collect(Scan(scan.path).events(), scan.path, reading)
         if not reading.whole:
             raise _too_many(scan.path, "events in the first steps", most)
         launched = {event.correlation for event in trace.host if event.kind == "call"}
