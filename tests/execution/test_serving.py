@@ -174,31 +174,6 @@ def test_a_killed_score_continues_and_ends_bit_equal(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv", "scores.parquet"]
 
 
-def test_frames_in_and_out(run: Path) -> None:
-    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
-    opened, columns = recperf.open(run), pairs(50)
-    plain = opened.score(columns)
-    assert isinstance(plain, dict)
-    for make in (pandas.DataFrame, polars.DataFrame, pa.table):
-        frame = opened.score(make(columns))
-        assert type(frame) is type(make(columns))
-        np.testing.assert_array_equal(np.asarray(frame["logit"]), plain["logit"])
-    indexed = pandas.DataFrame(columns, index=np.arange(50) * 2)
-    assert opened.score(indexed).index.equals(indexed.index)
-    assert opened.result["workload"] == "micro-dlrm"
-    assert opened.config.train.max_steps == 30
-
-
-def test_unknown_ids_are_served_and_counted(run: Path) -> None:
-    model = recperf.open(run).model
-    rows = pa.table({"user": [1, 10**9, None], "item": ["1", "", "-7"]})
-    logits_N, unknown = model.score(rows)
-    assert {column: (one.rows, one.examples) for column, one in unknown.items()} == {
-        "user": (2, ("1000000000", "None")), "item": (2, ("''", "'-7'")),
-    }  # fmt: skip
-    assert torch.isfinite(logits_N).all()
-
-
 @pytest.mark.parametrize("name", ["micro-dlrm", "dlrm-v4", "clicks"])
 def test_recommendations_are_the_highest_scores(
     name: str, runs: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -291,6 +266,7 @@ def test_exports_need_no_recperf(runs: Any, tmp_path: Path) -> None:
         recperf.open(runs("clicks")).export(tmp_path / "clicks")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "seeds"), [("dlrm-v4", 1), ("random", 2)])
 def test_a_model_larger_than_memory_is_scored_where_its_tables_lie(
     name: str, seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
