@@ -73,7 +73,7 @@ LONG = {
     r"--ranks|^torchrun --nproc": "starts processes, seconds each",
     r"plan .*--calibrate": "measures ranks, half a minute; tests/plan/test_calibrate.py has its parts",
 }
-"""Commands that are only read in `make test`, and run in `make test-all`."""
+"""Commands of README that are only read there; another page has them too."""
 
 
 @dataclass(frozen=True)
@@ -264,14 +264,13 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
         "runs/NAME": copy_of_run, "runs/A": copy_of_run, "runs/B": copy_of_run,
         "train.py": program, "FILE": trace, "LOG": mlperf_log, "ratings.csv": events,
     },
-    "add-a-dataset.md": {"books.csv": books},
+    "add-a-workload.md": {"books.csv": books},
     "checkpoints.md": {"RUN": copy_of_run},
     "contracts.md": {"runs/<name>": copy_of_run},
     "distributed.md": {
         "runs/mine": copy_of_run, "runs/that-profile/trace.rank0.json.gz": trace,
         "runs/that-profile/trace.rank1.json.gz": trace,
     },
-    "criteo.md": {"train.txt": clicks, "day_0.gz": clicks, "day_1.gz": clicks},
     "dlrm-v4.md": {"ml-100k/u.data": events},
     "dlrm.md": {"train.txt": clicks},
     "launching.md": {"shared/runs/mine": copy_of_run},
@@ -283,7 +282,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
         "trace.json.gz": trace, "before.json": trace, "after.json": trace, "FOLDER/trace.rank0.json": trace,
         "FOLDER/trace.rank1.json": trace,
     },
-    "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events},
+    "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events, "train.txt": clicks},
     "your-events.md": {"ratings.csv": events, "log.csv": events, "u.data": events, "Beauty.txt": events},
     "your-model.md": {"train.py": program},
 }  # fmt: skip
@@ -360,20 +359,15 @@ def test_commands_in_sentences_exist() -> None:
             read(command)
 
 
-@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "long"])
-@pytest.mark.parametrize("page", [page for page in PAGES if to_type(page)])
-def test_commands_of_a_page(page: str, long: bool, small_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if page == "README.md" else pytest.mark.long) for page in PAGES if to_type(page)],
+)
+def test_commands_of_a_page(page: str, small_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name, make in PRESUPPOSED.get(page, {}).items():
         make(Path(name), small_run)
-    typed = to_type(page)
-    # README repeats commands of other pages, which run them.
-    others = (
-        {command.key for other in PAGES if other != page for command in to_type(other)} if page == "README.md" else ()
-    )
-    if long and not any(rule(LONG, command) for command in typed):
-        pytest.skip("nothing that takes long")
-    for command in typed:
-        if rule(NOT_RUN, command) or (rule(LONG, command) and not long) or command.key in others:
+    for command in to_type(page):
+        if rule(NOT_RUN, command) or (page == "README.md" and rule(LONG, command)):
             read(command)
         else:
             run(command, capfd)

@@ -1,4 +1,4 @@
-"""The example of docs/add-a-dataset.md: a new file of ratings trains, and its tables have the sizes that it needs."""
+"""The example of docs/add-a-workload.md: a new file of ratings trains, and its tables have the sizes that it needs."""
 
 from __future__ import annotations
 

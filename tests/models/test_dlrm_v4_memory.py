@@ -5,12 +5,11 @@ Shapes: T tokens of all rows, D width of a token.
 
 from __future__ import annotations
 
-import re
+import runpy
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -134,9 +133,7 @@ def test_the_page_states_the_counted_work_and_memory() -> None:
     assert f"four micro-batches need {gib[1]:.0f} GiB" in text
 
 
-def test_the_pages_step_runs() -> None:
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-    names: dict[str, Any] = {}
-    exec(code, names)
+def test_the_step_of_the_examples_runs() -> None:
+    names = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "dlrm_v4_step.py"))
     assert len(names["parts"]) == 2
     assert int((names["model"].tables.state("item_id") > 0).sum()) == 1

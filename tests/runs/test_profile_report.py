@@ -257,36 +257,3 @@ def test_importing_needs_neither_torch_nor_drawing_libraries() -> None:
     heavy = {"torch", "matplotlib", "jinja2"}
     code = f"import sys, recperf.runs.report.profile_report\nsys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def _described() -> set[str]:
-    """Every field that docs/profiling.md describes, by its path."""
-    rows = re.findall(
-        r"^\| (top|`[\w.*]+`) \| ([^|]+) \| [^|]*\|$",
-        (Path(__file__).parents[2] / "docs" / "profiling.md").read_text(),
-        re.M,
-    )
-    paths = set()
-    for where, fields in rows:
-        head = "" if where == "top" else where.strip("`") + "."
-        paths |= {head + name for name in re.findall(r"`(\w+)`", fields)} or {f"{head}*"}
-    return paths
-
-
-def _fields(value: Any, head: str = "") -> set[str]:
-    """The fields of a profile that hold a value; keys that are names of things count as one."""
-    if head in ("switches", "shares", "observed.waits", "idle.causes", "trust.profiling", "trust.versions"):
-        return {f"{head}.*"}
-    if isinstance(value, dict) and "missing" not in value and not head.endswith(".reasons"):
-        return set().union(*(_fields(item, f"{head}.{key}".lstrip(".")) for key, item in value.items()))
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return set().union(*(_fields(item, f"{head}.*") for item in value))
-    return {head}
-
-
-def test_the_documented_fields_are_those_that_are_read() -> None:
-    described = _described()
-    used: set[str] = set().union(*(_fields(make()) for make in EXAMPLES.values()))
-    assert used - described == set()
-    whole = {path for path in described if any(other.startswith(f"{path}.") for other in described)}
-    assert described - used == whole - used

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import re
-import typing
-from pathlib import Path
 from typing import Any
 
 import example_runs as examples
@@ -10,8 +7,6 @@ import msgspec
 import pytest
 
 from recperf.runs.result import Result, checked, fault
-
-ROOT = Path(__file__).parents[2]
 
 GOOD = examples.result("x", "micro-dlrm", seeds=1, auc=0.82)
 
@@ -48,23 +43,3 @@ def test_fields_that_are_optional_or_null() -> None:
     assert fault(changed("quality.seeds.0.stopped_early", 7)) is None
     assert fault(changed("performance.step_ms", None)) is None
     assert fault(changed("performance.budget", None)) is None
-
-
-def _declared(kind: type, path: str = "") -> dict[str, set[str]]:
-    """The fields of every object of a result, by the path of the object."""
-    objects = {path: {field.name for field in msgspec.structs.fields(kind)}}
-    for field in msgspec.structs.fields(kind):
-        inner = f"{path}.{field.name}".lstrip(".")
-        for option in (field.type, *typing.get_args(field.type)):
-            if isinstance(option, type) and issubclass(option, msgspec.Struct):
-                objects |= _declared(option, inner if option is field.type or type(None) in
-                                     typing.get_args(field.type) else f"{inner}.*")  # fmt: skip
-    return objects
-
-
-def test_the_page_describes_what_the_code_checks() -> None:
-    rows = re.findall(r"^\| (top|`[\w.*]+`) \| ([^|]+) \| [^|]*\|$", (ROOT / "docs" / "result.md").read_text(), re.M)
-    described = {
-        "" if where == "top" else where.strip("`"): set(re.findall(r"`(\w+)`", names)) for where, names in rows
-    }
-    assert described == _declared(Result)

@@ -52,7 +52,7 @@ class RunOptions(WorkloadOptions[C]):
     run_dir: Path | None = None
     """Folder of the run, new or empty; default runs/<workload>-<time>-<id>."""
     log: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "wandb", "mlflow"], ...]] = ()
-    """Send loss, gradient norm, learning rate, throughput, metrics and budget there too (docs/logging.md); can be
+    """Send loss, gradient norm, learning rate, throughput, metrics and budget there too (docs/report.md); can be
     repeated. A resumed run continues."""
     peaks: bool = True
     """Compare the run with the ceilings of this machine; they are measured first (some seconds) if none are saved."""

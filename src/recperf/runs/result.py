@@ -1,4 +1,4 @@
-"""result.json, the one file of a run that other tools read; docs/result.md describes the same fields."""
+"""result.json, the one file of a run that other tools read; docs/result.md shows these fields and docstrings."""
 
 from __future__ import annotations
 
