@@ -32,7 +32,7 @@ class Ceilings:
     rows_cache: tuple[tuple[int, float], ...]
     """(bytes of a row, ns per random row) from a table well inside the knee, ascending."""
     calls: dict[str, float]
-    """ns of a call that computes nothing to speak of, by kind of operator; see docs/peaks.md."""
+    """ns of a call that computes nothing to speak of, by kind of operator; see docs/limits.md."""
     first_touch: float
     """B/s of the first write to pages from the operating system, each of which is a page fault; on a GPU as `fresh`."""
     special: float = 0.0

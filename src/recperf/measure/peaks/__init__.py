@@ -5,7 +5,7 @@
     load()              # anywhere later, on the same machine
     require(2, print)   # the same with two threads; measured quickly and stored where it is missing
 
-docs/peaks.md describes the figures. Importing this needs no torch; measuring does.
+docs/limits.md describes the figures. Importing this needs no torch; measuring does.
 """
 
 from __future__ import annotations
