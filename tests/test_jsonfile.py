@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +19,10 @@ from recperf.data.click_store import catalogue
 from recperf.data.click_store.imported import ImportedClicks
 from recperf.data.config import SplitConfig
 from recperf.data.datasets import at
-from recperf.data.random_config import read_profile
 from recperf.errors import DataError, RecperfError
 from recperf.files import json_bytes
 from recperf.measure import peaks
 from recperf.measure.peaks.sampling import TINY
-from recperf.measure.peaks.store import read_file
-from recperf.measure.trace import read as trace
-from recperf.plan import devices
-from recperf.runs.record import read_config
 
 DEEP = 100_000
 OTHERS: list[Any] = [None, -1, 1e300, "x", [], {}, True]
@@ -202,51 +195,6 @@ def test_a_repeated_key_is_refused_and_a_link_is_followed(described: Described) 
     other.unlink()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda m: m.update(scale="quantile"),
-        lambda m: (m["columns"][0].update(name="what"), m["columns"][1].update(name="who")),
-        lambda m: m.update(min_count=40),
-        lambda m: m.update(user="what"),
-        lambda m: m.update(item=None),
-    ],
-    ids=["scale", "names", "min_count", "user", "item"],
-)
-@pytest.mark.parametrize("described", ["clicks"], indirect=True)
-def test_every_command_refuses_changed_clicks(
-    described: Described,
-    change: Callable[[dict[str, Any]], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Each of these was trained on, and a changed scale resumed with other weights."""
-    monkeypatch.setenv("RECPERF_HOME", str(described.path.parents[3]))
-    value = json.loads(described.path.read_text())
-    change(value)
-    described.path.write_bytes(json_bytes(value))
-    for command in ("data check shop", "data info shop", "run dlrm --data shop --dry-run", "run dlrm --data shop"):
-        assert main(command.split()) == 3
-        error = capsys.readouterr().err
-        assert error.startswith("error: clicks.json is damaged: it was changed after it was written\n")
-    assert main(["data", "list"]) == 0
-    assert "clicks.json is damaged: it was changed after it was written" in capsys.readouterr().out
-
-
-def test_the_digest_of_clicks_covers_what_decides_training(tmp_path: Path) -> None:
-    from recperf.data.click_store.imports import import_clicks
-    from recperf.data.click_store.options import ClickOptions
-
-    path = clicks_csv(tmp_path / "a.csv")
-    usual = {"label": "clicked", "categorical": "who,what", "numeric": "price"}
-    variants: list[dict[str, Any]] = [{}, {"scale": "quantile"}, {"min_count": 3}, {"user": "who"}, {"item": "who"}]
-    digests = {
-        import_clicks(ClickOptions(clicks=path, **{**usual, **more}), tmp_path / f"{index}")["digest"]
-        for index, more in enumerate([*variants, {"separator": ";"}, {"categorical": "who"}])
-    }
-    assert len(digests) == 7
-
-
 @pytest.mark.parametrize("content", [b"[" * DEEP, b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP])
 def test_deep_json_is_one_error_for_every_reader(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     for decoder in (jsonfile.msgspec, None):
@@ -256,32 +204,3 @@ def test_deep_json_is_one_error_for_every_reader(content: bytes, monkeypatch: py
     with pytest.raises(ValueError, match="nested too deeply"):
         jsonfile.decode(b"[" * 101 + b"]" * 101)
     assert jsonfile.decode(b"[" * 100 + b"]" * 100)
-
-
-def test_other_json_of_the_user_and_of_the_cache_is_one_line(tmp_path: Path) -> None:
-    path, deep = tmp_path / "a.json", "[" * DEEP + "]" * DEEP
-    opens: list[Callable[[], object]] = [
-        lambda: devices.device_of(str(path)),
-        lambda: read_profile(path, {"a": 4}),
-        lambda: read_config(path),
-        lambda: read_file(path),
-        lambda: trace.read(path),
-    ]
-    for opened in opens:
-        for make in (lambda: path.write_text(deep), lambda: os.mkfifo(path), path.mkdir):
-            make()
-            with pytest.raises(DataError) as caught:
-                opened()
-            assert "a.json" in "".join(caught.value.lines())
-            path.rmdir() if path.is_dir() else path.unlink()
-
-
-def test_a_named_file_may_be_a_pipe_but_never_hangs(tmp_path: Path) -> None:
-    """As in --config <(command); a fifo that nobody writes to is empty."""
-    imports = "import sys; from pathlib import Path; from recperf.jsonfile import read"
-    command = f"{sys.executable} -c '{imports}; print(read(Path(sys.argv[1]), named=True))' <(sleep 0.3; echo '[1]')"
-    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60).stdout == "[1]\n"
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
-        with pytest.raises(DataError, match=r"fifo is not JSON|cannot read"):
-            jsonfile.read(path, named=True)

@@ -25,11 +25,6 @@ def test_sizes_have_at_most_three_digits(count: float, text: str) -> None:
     assert units.size(count) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (7, "7"), (1234, "1.23 k"), (2.5e6, "2.5 M"), (999.6e6, "1 G")])
-def test_counts_have_a_decimal_prefix(value: float, text: str) -> None:
-    assert units.number(value) == text
-
-
 @pytest.mark.parametrize(
     ("ms", "text"),
     [(0, "0"), (5e-7, "0.500 ns"), (0.9996, "1,000 µs"), (99.96, "100 ms"), (1234.0, "1.23 s"), (9e6, "2.50 h")],

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 
 from recperf.cli import check, main
-from recperf.runs import contract, measured_claims
+from recperf.runs import contract
 from recperf.runs.seal import present, seal
 
 Call = Callable[..., tuple[int, str, str]]
@@ -82,26 +79,6 @@ def test_json_is_one_object_also_on_failure(call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"schema": 1, "workload": "dlrm-v9", "config": {}}', "'dlrm-v9' is not among"),
-        ('{"schema": 1, "workload": 5, "config": {}}', "workload should be a string, is 5"),
-        ('{"schema": 2, "workload": "micro-dlrm", "config": {}}', "schema 2"),
-        ("{", "config.json is not JSON"),
-        (None, "config.json is missing"),
-    ],
-)
-def test_a_run_of_no_known_workload_fails(call, content: str | None, message: str) -> None:
-    Path("runs/one/config.json").unlink()
-    if content is not None:
-        Path("runs/one/config.json").write_text(content)
-    seal(Path("runs/one"))
-    code, out, _ = call("--all", "runs")
-    assert code == 5
-    assert any("FAILED  the workload is known" in line and message in line for line in out.splitlines())
-
-
-@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["--all", "empty"], 2, "no runs in this folder"),
@@ -116,35 +93,6 @@ def test_mistakes_are_answered(call, arguments: list[str], code: int, message: s
     assert exit_code == code
     assert message in err
     assert err.startswith("error: ")
-
-
-def test_without_arguments_the_newest_run_is_checked(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.utime("runs/one/config.json", (2e9, 2e9))
-    code, out, _ = call()
-    assert code == 0
-    assert out.startswith("runs/one (micro-dlrm)\n")
-    assert "runs/two" not in out
-    monkeypatch.chdir("runs/one")
-    code, _, err = call()
-    assert (code, "there is none in the folder runs" in err) == (2, True)
-
-
-def test_what_was_not_judged_is_no_failure(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = contract.Finding(holds=None, detail="not judged: other work took 40% of the cores")
-    claim = contract.Claim(name="speed", text="it is fast", holds=lambda evidence: busy)
-    monkeypatch.setattr(check, "claims_of", lambda folder: ("micro-dlrm", (claim,)))
-    code, out, _ = call("runs/one")
-    assert code == 0
-    assert "  open    it is fast: not judged: other work took 40% of the cores" in out
-    assert "no claim is contradicted, 1 not judged (runs: 1, claims: 4, intact checkpoints: 1)" in out
-    _, out, _ = call("runs/one", "--json")
-    assert json.loads(out)["runs"][0]["claims"][-1]["holds"] is None
-
-
-def test_what_real_workloads_claim_is_listed_without_repeats() -> None:
-    for workload in map(check.find, check.names()):
-        names = [claim.name for claim in (*contract.ALWAYS, *workload.claims(next(iter(workload.presets.values()))()))]
-        assert len(set(names)) == len(names)
 
 
 def test_a_claim_added_as_the_page_says_is_checked_and_a_wrong_one_fails_in_one_line(
@@ -171,10 +119,3 @@ def test_a_claim_added_as_the_page_says_is_checked_and_a_wrong_one_fails_in_one_
     code, said = check_with(lambda config: (config.no_such_field,))
     assert code == 5
     assert "its claims cannot be listed: AttributeError" in said
-
-
-def test_every_claim_of_the_page_exists() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text()
-    names = re.findall(r"^\| `(\w+)\(|, `(\w+)\(\*names", page, re.M)
-    for name in filter(None, itertools.chain(*names)):
-        assert hasattr(contract, name) or hasattr(measured_claims, name), name

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,23 +89,6 @@ def test_prune_keeps_the_newest_intact_and_the_best(run: Path, call: Call) -> No
     assert state["weights"][0] == 30
 
 
-def test_prune_keeps_no_damaged_best_and_names_it(run: Path, call: Call) -> None:
-    damage(run, 42, 20)
-    code, out, _ = call(run, "--prune")
-    assert code == 0
-    assert "step-00000020 (the best, but damaged: rank0-00000.safetensors does not match its digest)" in out
-    assert (steps(run, 42), steps(run, 43)) == ([40], [20, 40])
-    assert call(run)[0] == 5, "no damage is left"
-
-
-def test_prune_keeps_as_many_as_asked(run: Path, call: Call) -> None:
-    damage(run, 42, 30)
-    assert call(run, "--prune", "--keep", 2)[0] == 0
-    assert steps(run, 42) == [20, 40]
-    assert steps(run, 43) == [20, 30, 40]
-    assert call(run, "--prune", "--keep", 0)[0] == 2
-
-
 def test_prune_removes_nothing_where_nothing_is_intact(run: Path, call: Call) -> None:
     for step in (10, 20, 30, 40):
         damage(run, 43, step)
@@ -126,31 +107,6 @@ def test_prune_keeps_off_a_run_in_use(run: Path, call: Call) -> None:
     assert steps(run, 42) == [10, 20, 30, 40]
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("open", "cannot write .lock: the file system is read-only"),
-        ("replace", "cannot remove step-00000030: Read-only"),
-    ],
-)
-def test_prune_on_a_read_only_disk_says_so(
-    run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, function: str, message: str
-) -> None:
-    real = getattr(os, function)
-
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-        if function == "replace" or arguments[0] & os.O_CREAT:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(os, function, refuse)
-    code, _, err = call(run, "--prune")
-    assert code == 4
-    assert message in err
-    assert "--run-dir" not in err
-    assert steps(run, 42) == [10, 20, 30, 40]
-
-
 @pytest.mark.parametrize("place", ["checkpoints", "checkpoints/seed-42"])
 def test_folders_that_are_links_are_not_followed(run: Path, call: Call, tmp_path: Path, place: str) -> None:
     (run / place).rename(tmp_path / "elsewhere")
@@ -161,7 +117,3 @@ def test_folders_that_are_links_are_not_followed(run: Path, call: Call, tmp_path
         assert code == 3
         assert f"{Path(place).name} is a link, which is not followed" in err
     assert sorted(tmp_path.joinpath("elsewhere").rglob("*")) == before
-
-
-def test_it_never_imports_torch(run: Path, runs_without_torch: Callable[..., None]) -> None:
-    runs_without_torch("check", run, "--prune")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
 import signal
@@ -11,18 +10,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from recperf import __version__
-from recperf.cli import doctor, main
-from recperf.cli.terminal import Terminal, page_optional, table
+from recperf.cli import main
+from recperf.cli.terminal import table
 from recperf.data import movielens_like
 from recperf.data.movielens import MovieLens
 from recperf.data.movielens_like import generate
-from recperf.errors import Stopped
 from recperf.stop import FLAG
 
 Call = Callable[..., tuple[int, str, str]]
@@ -152,17 +149,6 @@ def test_a_run_leaves_everything(call, tmp_path: Path) -> None:
     assert result["provenance"]["machine"] == json.loads((tmp_path / "r" / "machine.json").read_text())["fingerprint"]
 
 
-def test_work_is_counted_for_the_batch_that_was_measured(call, tmp_path: Path) -> None:
-    """An epoch of 4,000 rows is one batch, whatever larger size the config asks for."""
-    assert call(*QUICK, "--train.batch-size", "100000", "--train.epochs", "6", "--run-dir", "r")[0] == 0
-    profile, result = (json.loads((tmp_path / "r" / name).read_text()) for name in ("profile.json", "result.json"))
-    work = {part["name"]: part["flops"] for part in profile["components"]}
-    counted = json.loads(call("show", "micro-dlrm", "--train.batch-size", "4000", "--json")[1])["estimate"]["step"]
-    assert profile["batch_size"] == 4000
-    assert work["top"] == counted["top"]["flops"]
-    assert (result["performance"]["overall"]["samples"], result["performance"]["overall"]["steps"]) == (24_000, 6)
-
-
 def test_a_config_goes_round(call, tmp_path: Path) -> None:
     assert call(*QUICK, "--run-dir", "one", "--seed", "5", "--quiet") == (0, "", "")
     assert call("run", "--config", "one", "--run-dir", "two", "--quiet", "--no-peaks", "--no-report")[0] == 0
@@ -245,15 +231,6 @@ def test_a_fault_of_our_own_is_not_dressed_up(call, monkeypatch: pytest.MonkeyPa
     assert "Traceback" in err
 
 
-def test_a_mistake_never_touches_what_was_there_before(call, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("x")
-    for folder in ("mine", "."):
-        assert call("run", "--run-dir", folder, "--data.path", "nowhere")[0] == 3
-        assert call(*QUICK, "--run-dir", folder, "--model.rows", "5", "5", "5")[0] == 3
-    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.txt"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -268,19 +245,6 @@ def test_a_dry_run_finds_what_the_run_would(call, arguments: list[str], code: in
     assert call(*QUICK, *arguments)[0] == code
 
 
-def test_a_damaged_file_of_a_run_is_named(call) -> None:
-    call(*QUICK, "--run-dir", "r", "--quiet")
-    for sealed in ("seal.json", "result.json"):
-        Path("r", sealed).unlink()
-    for name in ("progress.json", "data.json", "machine.json", "baselines.json", "trial-42.json"):
-        content = Path("r", name).read_bytes()
-        Path("r", name).write_text("{}")
-        code, _, err = call("run", "--resume", "r", "--no-peaks", "--no-report")
-        assert code == 3
-        assert name in err
-        Path("r", name).write_bytes(content)
-
-
 def test_a_changed_log_is_noticed_on_resume(call) -> None:
     call(*QUICK, "--run-dir", "r", "--quiet")
     for gone in ("seal.json", "result.json", "trial-42.json"):
@@ -291,54 +255,6 @@ def test_a_changed_log_is_noticed_on_resume(call) -> None:
     code, _, err = call("run", "--resume", "r", "--no-peaks", "--no-report")
     assert code == 3
     assert "events.jsonl has changed since the checkpoint was saved" in err
-
-
-def test_a_cache_that_cannot_be_written_stops_nothing(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recperf.measure import peaks
-    from recperf.measure.peaks.sampling import TINY
-
-    # What is not compiled in this process by now never will be.
-    doctor.c_code()
-    monkeypatch.setenv("RECPERF_HOME", "/proc/nowhere")
-    monkeypatch.setattr(peaks, "measure", lambda *, quick, say: peaks.measure_with(TINY, quick=quick, say=say))
-    arguments = [argument for argument in QUICK if argument != "--no-peaks"]
-    code, out, err = call(*arguments, "--run-dir", "r", "--train.max-steps", "30")
-    assert code == 0, err
-    assert "the ceilings are not stored" in out
-
-
-@pytest.mark.long
-def test_a_reader_that_goes_away_stops_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recperf", *QUICK, "--run-dir", str(tmp_path / "r"), "--train.max-steps", "30"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(60) == 0
-    assert (tmp_path / "r" / "result.json").exists()
-
-
-def test_data_get_and_check_say_no(call) -> None:
-    assert call("data", "get", "movielens-100k", "--path", "x")[0] == 2
-    call("data", "make", "movielens-like", "--path", "made", "--seed", "9")
-    assert call("data", "check", "movielens-100k", "--path", "made")[0] == 3
-
-
-def test_the_baseline_to_beat_is_named_in_help_error_and_result(call, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        call("run", "dlrm", "--help")
-    out = capfd.readouterr().out
-    assert "majority, whose AUC is 0.5, for dlrm" in " ".join(out.replace("│", " ").split())
-    small = ["--model.rows", "100", "--data.batches", "2", "--data.held-out-batches", "1", "--train.device", "cpu"]
-    small += ["--train.batch-size", "64"]
-    code, _, err = call("run", "micro-dlrm-dram", *small, "--target.beat", "item_bias")
-    assert code == 3
-    assert "target.beat is 'item_bias'; allowed: auto (here majority), majority, best or none" in err
-    arguments = ["--no-peaks", "--no-report", "--target.auc", "0.99", "--run-dir", "r", "--json", "--quiet"]
-    code, out, err = call("run", "micro-dlrm-dram", *small, *arguments)
-    assert code == 5
-    assert json.loads(out)["quality"]["target"]["beat"] == "majority"
-    assert "AUC above majority class (0.5000) and AUC at least 0.99" in err
 
 
 @pytest.mark.parametrize(
@@ -360,15 +276,6 @@ def test_running_out_of_memory_is_one_error_with_its_code(
     told = json.loads(out)["error"]
     assert (told["what"], told["exit_code"], told["where"].get("cause", "")) == ("out of memory", 4, str(error))
     assert err.startswith("error: out of memory\n")
-
-
-def test_weights_that_diverge_in_the_last_update_before_a_score_fail_the_gate(call) -> None:
-    options = ["--train.learning-rate", "1e6", "--train.evaluate-steps", "1", "--quiet", "--json"]
-    code, out, _ = call(*QUICK, *options)
-    assert code == 5
-    told = json.loads(out)["error"]
-    assert told["what"].startswith("the log_loss of the validation rows is ")
-    assert "--train.learning-rate" in told["try"]
 
 
 HOSTILE = "a\x1b[2Jb\x9bc\u202ed\x07"
@@ -393,18 +300,7 @@ def test_control_characters_out_of_files_are_printed_as_text(call: Call) -> None
     assert "a\\nb" in table([["name"], ["a\nb"]])
 
 
-def test_characters_that_the_terminal_lacks_are_printed_as_escapes(tmp_path: Path) -> None:
-    """Also in the path of a run, whose bytes need not be text at all."""
-    script = "import sys; from recperf.cli import main, main; sys.exit(main())"
-    place = os.fsencode(tmp_path) + "/é\N{SNOWMAN}".encode() + b"\xff"
-    arguments = ["run", "--dry-run", "--seeds", "2", "--run-dir", place]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
-    )
-    assert done.returncode == 0, done.stderr
-    assert b"/\\xe9\\u2603$'\\xff'" in done.stdout
-
-
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-m", "recperf", *QUICK, "--run-dir", "r", "--train.max-steps", "30"]
@@ -418,16 +314,6 @@ def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypa
     assert (tmp_path / "r" / "seal.json").exists()
     expected = "error: standard output could not be written: No space left on device; nothing else failed\n"
     assert done.stderr.decode() == expected
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_a_lost_output_hides_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = io.StringIO()
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        monkeypatch.setattr(sys, "stderr", errors)
-        assert main(["show", "nothing", "--json"]) == 2
-    assert errors.getvalue().endswith("standard output could not be written: No space left on device\n")
 
 
 @pytest.mark.parametrize(
@@ -444,120 +330,3 @@ def test_a_signal_outside_of_the_training_says_what_became_of_it(
     monkeypatch.setattr(f"recperf.execution.execute.{where}", stopped)
     code, _, err = call(*QUICK[:-1], "--run-dir", "r", "--train.max-steps", "10")
     assert (code, err.splitlines()[0]) == (75, f"error: stopped by SIGTERM; {became}")
-
-
-def test_a_failure_while_the_page_is_written_is_one_line(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise ZeroDivisionError("of a curve")
-
-    monkeypatch.setattr("recperf.runs.report.run_report.write", fails)
-    code, _, err = call(*QUICK[:-1], "--run-dir", "r", "--train.max-steps", "30")
-    assert (code, err) == (0, "error: no page, but the rest is complete: ZeroDivisionError: of a curve\n")
-    assert Path("r", "seal.json").exists()
-
-
-def test_too_little_address_space_is_one_error(tmp_path: Path) -> None:
-    script = "import sys; from recperf.cli import main; sys.exit(main())"
-    # Torch's libraries alone are larger than 280 MiB.
-    limited = ["bash", "-c", f'ulimit -v {280 << 10}; exec "$0" "$@"']
-    done = subprocess.run(
-        [*limited, sys.executable, "-c", script, "run", "--dry-run"], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 4, done.stderr
-    first, limit, fix = done.stderr.splitlines()
-    assert first == "error: out of memory: numpy and torch cannot be loaded"
-    assert "limited to 280 MiB (ulimit -v)" in limit
-    assert "ulimit -v unlimited" in fix
-
-
-UNMAPPED = "x.so: failed to map segment from shared object"
-
-
-def killed(_: bool) -> None:
-    """Ctrl-C and a scheduler signal the parent and the child."""
-    os.kill(os.getppid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-@pytest.mark.parametrize(
-    ("where", "failure", "code", "text"),
-    [
-        ("machine._load_libraries", killed, 75, "stopped by SIGTERM"),
-        ("machine._load_libraries", ModuleNotFoundError("No module named 'torch'"), 1, "internal error: Module"),
-        ("machine._load_libraries", ImportError(UNMAPPED), 4, "out of memory: numpy and torch cannot be loaded"),
-        ("cli.dispatch", ImportError(f"{UNMAPPED}: Operation not permitted"), 1, "internal error: ImportError"),
-        ("cli.dispatch", KeyError("bug"), 1, "internal error: KeyError"),
-        ("cli.dispatch", SystemError("returned NULL"), 4, "probably for lack of address space\n"),
-    ],
-)
-def test_a_limited_address_space_explains_only_what_it_causes(
-    call: Call, monkeypatch: pytest.MonkeyPatch, where: str, failure: Any, code: int, text: str
-) -> None:
-    def fail(*arguments: Any) -> None:
-        raise failure
-
-    for module in ("machine", "cli"):
-        monkeypatch.setattr(f"recperf.{module}.address_space", lambda: {"address space": "limited"})
-    monkeypatch.setattr(f"recperf.{where}", killed if failure is killed else fail)
-    got, _, err = call("peaks", "--help")
-    assert (got, text in err) == (code, True), err
-
-
-def test_a_signal_while_a_page_is_written_is_no_missing_page() -> None:
-    with pytest.raises(Stopped), page_optional(Terminal(as_json=False, quiet=True)):
-        raise Stopped("stopped by SIGTERM")
-
-
-@pytest.mark.parametrize("command", ["run --run-dir", "check"])
-def test_a_path_that_is_too_long_is_one_error(call: Call, command: str) -> None:
-    for path in ("x" * 300, "/".join(["y" * 200] * 30)):
-        code, _, err = call(*command.split(), path)
-        assert (code, err.splitlines()[0]) == (4, "error: the path is too long")
-
-
-@pytest.mark.long
-def test_a_path_need_not_be_utf_8(call: Call) -> None:
-    folder = os.fsdecode(b"ba\xffd")
-    code, _, err = call(*QUICK[:-1], "--run-dir", folder, "--seeds", "2")
-    assert (code, err) == (0, "")
-    for command in ("report", "run --resume"):
-        code, out, err = call(*command.split(), folder)
-        assert code == 0, out + err
-    assert "FAILED  dispatch" in call("check", folder)[1]
-    assert r"ba\udcffd" in Path(folder, "report.html").read_text()
-
-
-@pytest.mark.parametrize("command", ["data info movielens-100k", "peaks --quick"])
-def test_a_home_that_is_a_file_is_named(call: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    Path("file").write_bytes(b"")
-    for place in ("file", "file/x", "~nobody-here/x"):
-        monkeypatch.setenv("RECPERF_HOME", place)
-        code, _, err = call(*command.split())
-        assert code == 4
-        assert err.startswith("error: RECPERF_HOME cannot be used: ")
-
-
-@pytest.mark.parametrize(
-    ("options", "placement", "text"),
-    [
-        ("", "device", "device: tables of 25.8 MiB fit into"),
-        ("--tables.placement file --tables.resident 2MiB", "file", "2 MiB for rows in use, 25.8 MiB in files"),
-        ("--train.device cuda", None, "device if 25.8 MiB fit into the free memory of the GPU"),
-        (
-            "--train.device cuda --tables.placement host",
-            "host",
-            "what is free for rows in use, 25.8 MiB in host memory",
-        ),
-        ("--train.device cuda --tables.device-bytes 8MiB", "host", "8 MiB for rows in use, 25.8 MiB in host memory"),
-    ],
-)
-def test_show_says_where_tables_go(call, monkeypatch, options: str, placement: str | None, text: str) -> None:
-    monkeypatch.setattr("recperf.execution.tables.available_bytes", lambda: 1 << 30)
-    device = () if "device" in options else ("--train.device", "cpu")
-    arguments = ("show", "dlrm-v4", *options.split(), *device)
-    assert text in call(*arguments)[1]
-    shown = json.loads(call(*arguments, "--json")[1])["estimate"]["tables"]
-    assert shown["placement"] == placement
-    if placement is not None:
-        assert (shown["file_bytes"] > 0) == (placement == "file") == (shown["free_disk_bytes"] is not None)
-        assert (shown["index_bytes"] > 0) == (placement in ("host", "file"))

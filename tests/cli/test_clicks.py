@@ -13,8 +13,6 @@ import pytest
 from recperf import places
 from recperf.cli.options import WorkloadOptions, choose, read_options
 from recperf.data.click_store.imported import open_clicks
-from recperf.errors import RecperfError
-from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.micro_dlrm.build import PreparedClicks
 
 Call = Callable[..., tuple[int, str, str]]
@@ -77,29 +75,6 @@ def chosen(*arguments: str) -> Any:
     return read_options(WorkloadOptions, choice, verb="run", description="").values
 
 
-@pytest.mark.parametrize("interaction", ["concat", "dot", "dcn"])
-def test_every_interaction_learns_from_numbers_categories_and_bags(call: Call, data: str, interaction: str) -> None:
-    code, out, err = call("data", "import", "--clicks", "a.csv", "--name", "auto", "--json")
-    assert code == 0, err
-    assert list(json.loads(out)["columns"]) == ["user", "ad", "price", "tags"]
-    config = chosen("dlrm", "--data", "auto", "--model.interaction", interaction, "--train.device", "cpu")
-    assert config.data.ids_per_feature == (1, 1, 2)
-    trial = PreparedDLRM(config).trial(1)
-    losses = []
-    for batch in trial.recipe.order.batches(0):
-        loss = trial.model.loss(batch)
-        loss.backward()
-        trial.optimizer.step(0.01)
-        trial.model.zero_grad()
-        losses.append(float(loss.detach()))
-    assert np.isfinite(losses).all()
-    predictions = trial.predictions()
-    assert predictions.users_N is not None
-    assert len(predictions.users_N) == len(predictions.logits_N) == 300
-    with pytest.raises(RecperfError, match="column 'tags' has several categories in a row"):
-        PreparedClicks(chosen("micro-dlrm", "--data", "auto"))
-
-
 def test_micro_dlrm_reads_imported_clicks(call: Call, data: str) -> None:
     prepared = PreparedClicks(chosen("micro-dlrm", "--data", data, "--data.split", "last", "--train.device", "cpu"))
     assert (prepared.data["name"], prepared.data["split"], len(prepared.valid)) == (
@@ -108,14 +83,6 @@ def test_micro_dlrm_reads_imported_clicks(call: Call, data: str) -> None:
         prepared.data["valid_rows"],
     )
     assert prepared.trial(1).score()["auc"] > 0
-
-
-def test_facts_come_without_torch(call: Call, data: str, runs_without_torch: Callable[..., None]) -> None:
-    runs_without_torch("data", "import", "--clicks", "x", "--help")
-    runs_without_torch("show", "dlrm", "--data", data)
-    code, out, _ = call("data", "check", data, "--json")
-    assert (code, json.loads(out)["intact"]) == (0, True)
-    assert "categorical, 40 categories" in call("data", "info", data)[1]
 
 
 def test_a_wrong_import_is_one_line(call: Call, data: str) -> None:

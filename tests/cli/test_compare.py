@@ -121,7 +121,3 @@ def test_mistakes(call: Call, arguments: tuple[str, ...], code: int, message: st
     assert exit_code == code
     assert message in err
     assert out == "" or json.loads(out)["error"]["exit_code"] == code
-
-
-def test_it_needs_no_torch(call: Call, runs_without_torch: Callable[..., None]) -> None:
-    runs_without_torch("compare", "old", "new")

@@ -33,14 +33,6 @@ def test_every_workload_takes_imported_ratings_by_name(call: Call, mine: str, wo
     assert "mine, 1,200 " in json.loads(out)["data"]
 
 
-def test_tables_follow_the_ids_and_options_override_them(call: Call, mine: str) -> None:
-    code, out, err = call("show", "micro-dlrm", f"--data={mine}", "--train.batch-size", "8", "--json")
-    assert code == 0, err
-    config = json.loads(out)["config"]
-    assert (config["model"]["features"], config["model"]["rows"]) == (["user", "item"], [41, 32])
-    assert config["train"]["batch_size"] == 8
-
-
 def test_a_dataset_chooses_the_workload(call: Call, mine: str) -> None:
     assert json.loads(call("show", "--data", mine, "--json")[1])["workload"] == "dlrm-v4"
     assert json.loads(call("show", "--data", "movielens-like", "--json")[1])["workload"] == "micro-dlrm"

@@ -5,19 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from recperf.data.yambda import catalogue, synthesize
-from recperf.data.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE
-
-parquet = pytest.importorskip("pyarrow.parquet", reason="raw listening events are parquet")
-EVENTS, ARTISTS, ALBUMS = Path(EVENTS_FILE), Path(ARTISTS_FILE), Path(ALBUMS_FILE)
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -64,45 +56,6 @@ def test_made_prepared_checked_and_described(call: Call, raw: Path) -> None:
     assert sum(described["user_lengths"].values()) == described["users"]
 
 
-def test_the_embedded_dataset_is_there_without_asking(call: Call) -> None:
-    code, out, _ = call("info", "yambda-like")
-    assert code == 0
-    assert "generating yambda-like once" in out
-    assert "users by number of events" in out
-    assert "generating" not in call("info", "yambda-like")[1]
-    checked = answer(call, "check", "yambda-like")
-    assert checked["intact"] is True
-    assert checked["store"]["events"] == answer(call, "info", "yambda-like")["events"]
-
-
-def test_who_comes_second_waits_for_the_embedded_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on, made = threading.Event(), threading.Event(), []
-    plain = synthesize.write_store
-
-    def slow(*args: Any, **options: Any) -> Path:
-        begun.set()
-        assert go_on.wait(60)
-        made.append(1)
-        return plain(*args, **options)
-
-    monkeypatch.setattr(synthesize, "write_store", slow)
-    message: list[str] = []
-
-    def note(text: str) -> None:
-        message.append(text)
-        if "waiting" in text:
-            go_on.set()
-
-    config = synthesize.of_size(2000)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(catalogue.embedded, say=note, config=config)
-        assert begun.wait(60)
-        second = pool.submit(catalogue.embedded, say=note, config=config)
-        assert first.result(60).digest == second.result(60).digest
-    assert made == [1]
-    assert message[1:] == ["another process generates yambda-like: waiting for it"]
-
-
 def test_an_imported_dataset_is_found_by_its_name(call: Call) -> None:
     Path("log.csv").write_text(
         "who,what,at,clicked\n" + "".join(f"{u},{u % 3},{t},1\n" for u in (7, 5) for t in range(9))
@@ -118,60 +71,6 @@ def test_an_imported_dataset_is_found_by_its_name(call: Call) -> None:
     code, _, err = call("import", "--events", "log.csv", *arguments, "--ids", "keep")
     assert code == 3
     assert "with other options: ids dense, now keep" in err
-
-
-def test_made_files_do_not_mix_with_others(call: Call, raw: Path) -> None:
-    make = ("make", "yambda-like", "--events", "20000", "--path")
-    answer(call, *make, "made")
-    before = sorted(path.name for path in Path("made").iterdir())
-    code, _, err = call(*make, "made", "--form", "raw")
-    assert code == 3
-    assert "raw files do not belong there" in err
-    assert sorted(path.name for path in Path("made").iterdir()) == before
-    for folder, what in (("made", "of another source"), (str(raw), "is not empty")):
-        code, _, err = call("make", "yambda-like", "--events", "21000", "--path", folder)
-        assert code == 3
-        assert what in err
-    assert answer(call, *make, "made")["events"]
-    # Maps without events are those of an interrupted call where they are synthetic, else another dataset's.
-    shutil.rmtree(raw / "flat")
-    answer(call, *make, str(raw), "--form", "raw")
-    shutil.rmtree(raw / "flat")
-    other = parquet.read_table(raw / ARTISTS).replace_schema_metadata({})
-    parquet.write_table(other, raw / ARTISTS)
-    code, _, err = call(*make, str(raw), "--form", "raw")
-    assert code == 3
-    assert "there is a map of other events here" in err
-    assert parquet.read_table(raw / ARTISTS).equals(other)
-
-
-def test_advice_leads_somewhere(call: Call, raw: Path) -> None:
-    def refused(*arguments: str) -> str:
-        code, _, err = call(*arguments)
-        assert code == 3, err
-        assert "Traceback" not in err
-        return err
-
-    answer(call, "make", "yambda-like", "--events", "20000", "--path", "made")
-    Path("made/store.json").unlink()
-    Path("x.png").write_bytes(b"\x89PNG")
-    Path("empty").mkdir()
-    Path("hstu_cache_L30").mkdir()
-    for action in ("info", "check"):
-        assert "store.json, which is written last, is missing" in refused(action, "yambda-like", "--path", "made")
-        assert "_READY, which is written last" in refused(action, "yambda-50m", "--path", "hstu_cache_L30")
-        assert "x.png is damaged or not a parquet file" in refused(action, "yambda-50m", "--path", "x.png")
-        for nothing in ("empty", "."):
-            assert "there is no multi_event.parquet of this dataset here" in refused(
-                action, "yambda-like", "--path", nothing
-            )
-        other = refused(action, "yambda-50m", "--path", str(raw))
-        assert "but of yambda-like" in other
-        assert f"yambda-like --path {raw}" in other
-    message = refused("info", "yambda-like", "--path", str(raw))
-    assert f"recperf data prepare yambda-like --path {raw}" in message
-    catalogue.raw_folder("yambda-5b").mkdir(parents=True)
-    assert "recperf data get yambda-5b" in refused("info", "yambda-5b")
 
 
 def test_damage_is_found(call: Call) -> None:

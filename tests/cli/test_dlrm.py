@@ -65,9 +65,15 @@ def test_a_run_leaves_a_result_with_its_switches(call: Call) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        "--train.loss wbce --train.loss-weights 1 3 --model.interaction concat --data.ids zipf --data.exponent 1.5",
-        "--train.optimizer adamw --train.weight-decay 0.1 --train.schedule warmup-decay --train.decay-start 3 "
-        "--train.decay-steps 3 --data.ids gaussian --data.no-distinct --data.fixed",
+        pytest.param(
+            "--train.loss wbce --train.loss-weights 1 3 --model.interaction concat --data.ids zipf --data.exponent 1.5",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "--train.optimizer adamw --train.weight-decay 0.1 --train.schedule warmup-decay --train.decay-start 3 "
+            "--train.decay-steps 3 --data.ids gaussian --data.no-distinct --data.fixed",
+            marks=pytest.mark.long,
+        ),
         "--preset dcnv2 --model.row-scale 1e-6 --model.bottom 13 8 4 --model.cross-rank 2 --train.micro-batches 3",
         "--preset intended --model.row-scale 1e-4 --data.ids-per-bag 9 --fast.embedding plain --fast.optimizer plain "
         "--fast.input pageable",
@@ -167,21 +173,3 @@ def test_a_finished_run_has_a_model_and_a_disk_without_room_is_refused_before_it
     assert "of disk; 1.0 KiB are free" in err
     assert not Path("s").exists()
     assert call("run", "dlrm", *TINY, "--run-dir", "s", *QUICKLY, "--train.no-checkpoint-end")[0] == 0
-
-
-def test_the_tables_of_one_seed_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from recperf.models.tiers import opening
-
-    alive = []
-
-    def counted(prefix: str, beside: Path) -> Any:
-        alive.append([path.name for path in beside.glob(f"{prefix}*")])
-        return folders(prefix, beside=beside)
-
-    folders = opening.temporary_folder
-    monkeypatch.setattr(opening, "temporary_folder", counted)
-    options = ("--seeds", "2", "--tables.placement", "file", "--tables.folder", tmp_path / "tables")
-    code, out, _ = call("run", "dlrm", *TINY, *options, "--run-dir", "r", *QUICKLY[:-1])
-    assert code in (0, 5)
-    assert alive == [[], []]
-    assert re.search(r"tables: file: requested; up to .* in files, .* of disk are free", " ".join(out.split()))

@@ -60,19 +60,6 @@ def test_check_a_set(call: Call, made: ModuleType) -> None:
     assert "error: the set fails the RCP check" in err
 
 
-def test_check_as_json(call: Call, made: ModuleType) -> None:
-    paths = [str(made.write(Path(f"{seed}.log"), seed=seed, last=26)) for seed in range(3)]
-    code, out, _ = call("check", *paths, "--json")
-    checked = json.loads(out)
-    assert code == 5
-    assert [log["passed"] for log in checked["logs"]] == [True] * 3
-    assert checked["rcp"]["passed"] is False
-    assert checked["error"]["exit_code"] == 5
-    code, out, _ = call("check", paths[0], "--json")
-    assert code == 0
-    assert json.loads(out)["rcp"] is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -36,18 +35,6 @@ def test_the_ceilings_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> 
     assert "in place of" not in printed
 
 
-def test_a_second_measurement_says_what_it_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.command(["--quiet"])
-    first = peaks.load()
-    assert first is not None
-    assert capsys.readouterr().out == ""
-    cli.command([])
-    assert f"replacing full ceilings measured at {first['measured']}" in capsys.readouterr().out
-    peaks.path_of(first["machine"]).write_text("{")
-    cli.command(["--quick"])
-    assert "replacing an unreadable file" in capsys.readouterr().out
-
-
 def test_a_disturbed_measurement_is_shown_but_not_stored(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,10 +46,3 @@ def test_a_disturbed_measurement_is_shown_but_not_stored(
     assert cli.command([]) == 0
     assert "are better than full ones beside 40% other work" in capsys.readouterr().out
     assert peaks.load() == first
-
-
-def test_json_is_the_object_that_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.command(["--quick", "--json"]) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out) == peaks.load()
-    assert "measuring" in captured.err

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import test_profile_report as layout
 
-from recperf.cli import profile as command
 from recperf.execution import fixes as fixes_module
 from recperf.execution import profiling
 from recperf.measure.measuring import TRACED
@@ -107,33 +106,6 @@ def test_dlrm_is_what_is_profiled_by_default_and_the_preset_is_named(call: Call)
     assert read("config.json", "again") == read("config.json")
 
 
-def test_json_is_one_object(call: Call) -> None:
-    code, out, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--steps", "5", "--json")
-    assert code == 0, err
-    profile = read()
-    assert json.loads(out) == profile
-    for name in ("components", "roofline", "fixes"):
-        assert profile[name], name
-    assert profile["embeddings"]["tables"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--steps", "2"], "it must be at least 5"),
-        (["--resume", "nowhere"], "cannot be resumed"),
-        (["--try-fixes", "--no-peaks"], "--try-fixes without --no-peaks"),
-        (["--preset", "none-such"], "has no preset"),
-    ],
-    ids=" ".join,
-)
-def test_bad_options_are_refused_before_anything_is_measured(call: Call, options: list[str], message: str) -> None:
-    code, out, err = call("profile", "dlrm", *TINY, *options, "--run-dir", "r")
-    assert (code, out) == (2, ""), err
-    assert message in " ".join(err.split())
-    assert not Path("r").exists()
-
-
 def test_a_trace_is_saved_and_can_be_read(call: Call) -> None:
     arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--save-trace")
     assert call(*arguments, "--run-dir", "r")[0] == 0
@@ -145,19 +117,6 @@ def test_a_trace_is_saved_and_can_be_read(call: Call) -> None:
     assert "embedding" in out
 
 
-def test_stalls_of_the_heaviest_kernels_or_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, _, err = call("profile", "dlrm", *TINY, "--run-dir", "r", "--steps", "5", "--stalls", "--no-peaks")
-    assert code == 0, err
-    assert read()["stalls"] == {"missing": "no kernels: no device in this trace"}
-
-    requests: list[Any] = []
-    monkeypatch.setattr("recperf.measure.stalls.stalls", lambda *request: requests.append(request) or {})
-    rows = [{"name": name} for name in "aabcbdefg"]
-    silent: Any = type("Silent", (), {"notice": lambda self, text: None})()
-    command.stalls({"kernels": {"rows": rows}}, Path("there"), silent)
-    assert requests == [(profiling.stall_command(Path("there/config.json")), ["a", "b", "c", "d", "e"])]
-
-
 def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(call: Call) -> None:
     assert call("profile", "dlrm", *TINY, "--run-dir", "r", *QUICKLY)[0] == 0
     before = {path.name: path.read_bytes() for path in Path("r").iterdir()}
@@ -165,18 +124,6 @@ def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(call: Call) -> None:
     assert code == 2
     assert "already holds a profile" in err
     assert {path.name: path.read_bytes() for path in Path("r").iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(["--fast.graph", "on"], 4), (["--model.rows", "1000000000000", "--data.ids-per-bag", "1"], 4),
-     (["--data.ids", "replay", "--data.profile", "nowhere.csv"], 3)],
-)  # fmt: skip
-def test_a_workload_that_cannot_run_leaves_no_folder(call: Call, arguments: list[str], code: int) -> None:
-    got, out, err = call("profile", "dlrm", *TINY, *arguments, "--run-dir", "r", "--quiet")
-    assert (got, out) == (code, ""), err
-    assert "Traceback" not in err
-    assert not Path("r").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import example_profiles
 import example_runs as examples
 import pytest
 
@@ -24,13 +23,6 @@ def test_several_runs_go_here_and_out_chooses_the_place(call, tmp_path: Path) ->
     assert code == 0
     size = (tmp_path / "new" / "page.html").stat().st_size
     assert json.loads(out) == {"report": "new/page.html", "of": ["one"], "bytes": size}
-
-
-def test_a_page_of_a_profile(call, tmp_path: Path) -> None:
-    (tmp_path / "profile.json").write_text(json.dumps(example_profiles.eager()))
-    assert call("report", "profile.json")[:2] == (0, "profile.html\n")
-    assert call("report", ".", "--out", "again.html")[0] == 0
-    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "profile.html").read_bytes()
 
 
 @pytest.mark.parametrize(

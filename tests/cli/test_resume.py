@@ -11,15 +11,9 @@ from typing import Any
 
 import pytest
 
-from recperf.cli import main, training
-from recperf.cli.terminal import Terminal
+from recperf.cli import main
 from recperf.data.movielens_like import generate, write
 from recperf.runs.contract import check_run
-from recperf.runs.record import Busy, Run
-from recperf.runs.report import sections
-from recperf.runs.report.compare import compare
-from recperf.runs.report.reading import read
-from recperf.runs.report.text import render_sections
 from recperf.runs.resume import FREE
 from recperf.runs.seal import seal
 
@@ -105,32 +99,9 @@ def test_a_field_of_the_contract_is_refused_by_name(begun: Path, call: Call) -> 
     assert Path("r/config.json").read_bytes() == before
 
 
-def test_under_torchrun_the_lock_of_a_lost_host_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = Run.create("micro-dlrm", {}, folder=tmp_path / "run")
-    released = iter([other.close])
-    monkeypatch.setattr(training, "sleep", lambda seconds: next(released, lambda: None)())
-    with pytest.raises(Busy):
-        training.opened(tmp_path / "run", Terminal(as_json=False, quiet=False), 90)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    training.opened(tmp_path / "run", Terminal(as_json=False, quiet=False), 90).close()
-    assert "another process has locked the run; waiting up to 90 s" in " ".join(capsys.readouterr().out.split())
-
-
 def test_the_page_names_every_free_field() -> None:
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
     assert [field for field in FREE if f"`{field}`" not in page] == []
-
-
-def test_a_free_change_of_how_ranks_share_is_remembered_without_being_allowed(begun: Path, call: Call) -> None:
-    code, output = call("--resume", "r", "--distributed.sharding", "item=row")
-    assert code == 0, output
-    assert saved()["config"]["distributed"]["sharding"] == "item=row"
-    (change,) = saved()["changed"]
-    assert (change["field"], change["was"], change["now"]) == ("distributed.sharding", "", "item=row")
-    assert changes() == [change_of("distributed.sharding", "", "item=row")]
-    assert agrees()
 
 
 def test_an_allowed_change_is_made_and_remembered(begun: Path, call: Call) -> None:
@@ -147,48 +118,6 @@ def test_an_allowed_change_is_made_and_remembered(begun: Path, call: Call) -> No
     code, output = call("--resume", "r")
     assert code == 0, output
     assert changes() == [change_of("train.learning_rate", 0.005, 0.001)]
-
-
-def test_page_comparison_and_check_know_of_a_change(begun: Path, call: Call) -> None:
-    assert call("--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate")[0] == 0
-    run = read(Path("r"))
-    text = "train.learning_rate from 0.005 to 0.001 after step 20 of seed 42"
-    shown = " ".join(" ".join(render_sections([sections.reproduce(run), sections.provenance(run)])).split())
-    assert "No single command repeats this run" in shown
-    assert shown.count(text) == 2
-    assert text in compare([run, run]).as_json()["notes"][-1]
-    result = json.loads(Path("r/result.json").read_text())
-    del result["provenance"]["changes"]
-    Path("r/result.json").write_text(json.dumps(result))
-    details = [finding.detail for _, finding in check_run(Path("r"), ()) if not finding.holds]
-    assert any("result.json: provenance.changes is null" in detail for detail in details)
-
-
-def test_a_change_before_the_first_checkpoint_or_after_the_last_step_is_told_apart(begun: Path, call: Call) -> None:
-    shutil.rmtree("r/checkpoints")
-    arguments = ["--resume", "r", "--train.learning-rate", "0.001", "--allow-change", "train.learning-rate"]
-    assert call(*arguments)[0] == 3
-    progress = json.loads(Path("r/progress.json").read_text())
-    Path("r/progress.json").write_text(json.dumps({**progress, "saved": []}))
-    assert call(*arguments)[0] == 0
-    assert changes() == [change_of("train.learning_rate", 0.005, 0.001, after_step=0)]
-    assert "No single command" not in "\n".join(render_sections([sections.reproduce(read(Path("r")))]))
-    for name in ("seal.json", "result.json", "profile.json"):
-        Path("r", name).unlink()
-    assert call("--resume", "r", "--train.learning-rate", "0.002", "--allow-change", "train.learning-rate")[0] == 0
-    assert changes()[1:] == [change_of("train.learning_rate", 0.001, 0.002, None, None)]
-    assert "No single command" in "\n".join(render_sections([sections.reproduce(read(Path("r")))]))
-    assert agrees()
-
-
-def test_other_rows_of_the_same_data_are_described_anew(begun: Path, call: Call) -> None:
-    before = Path("r/baselines.json").read_bytes()
-    arguments = ["--data.split", "last", "--allow-change", "data.split"]
-    code, output = call("--resume", "r", *arguments)
-    assert code == 0, output
-    assert json.loads(Path("r/data.json").read_text())["split"] == "last"
-    assert Path("r/baselines.json").read_bytes() != before
-    assert agrees()
 
 
 def test_fields_outside_the_contract_are_free(begun: Path, call: Call) -> None:
@@ -214,13 +143,6 @@ def test_an_edited_config_is_found_by_the_checkpoint(begun: Path, call: Call) ->
     assert "checkpoint: step 20" in output
     code, output = call("--resume", "r", "--allow-change", "train.rise")
     assert code == 0, output
-
-
-def test_a_config_of_an_unknown_workload_is_a_damaged_file(begun: Path, call: Call) -> None:
-    Path("r/config.json").write_text(json.dumps({**saved(), "workload": "step-00000012"}))
-    code, output = call("--resume", "r")
-    assert code == 3
-    assert "the config names an unknown workload 'step-00000012'" in output
 
 
 def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Path, call: Call) -> None:
@@ -255,13 +177,6 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(begun: Path
     assert code == 3
     assert "is intact (step-00000020: rank0-00000.safetensors has" in output
     assert not Path("r/result.json").exists()
-
-
-def test_mlperf_is_short_for_its_field(call: Call) -> None:
-    for arguments, on in ((["--mlperf", "dlrm-v4"], True), (["dlrm-v4", "--mlperf", "--no-mlperf"], False)):
-        code, output = call(*arguments, "--dry-run", "--json", "--quiet")
-        assert code == 0
-        assert json.loads(output)["config"]["mlperf"]["log"] is on
 
 
 def performance() -> dict[str, Any]:
@@ -310,24 +225,6 @@ def test_curves_go_on_where_a_run_is_resumed(begun: Path, call: Call) -> None:
     assert replayed.Scalars("train/loss")[-1].step == 30
 
 
-def test_a_run_stopped_after_its_last_step_has_a_speed(begun: Path, call: Call) -> None:
-    """By a kill before the result is written, and by a signal that was handled after the last step."""
-    assert call("--resume", "r", "--train.checkpoint-steps", "10")[0] == 0
-    speed = performance()
-    for name in ("seal.json", "result.json"):
-        Path("r", name).unlink()
-    assert call("--resume", "r")[0] == 0
-    assert performance() == speed
-    assert agrees()
-    unfinish()
-    assert call("--resume", "r")[0] == 0
-    assert {name: performance()[name] for name in ("steady", "step_ms", "steps_timed")} == {
-        name: speed[name] for name in ("steady", "step_ms", "steps_timed")
-    }
-    assert performance()["overall"]["evaluation_s"] > 0
-    assert agrees()
-
-
 def test_a_finished_run_with_a_damaged_result_says_how_to_get_it_back(begun: Path, call: Call) -> None:
     assert call("--resume", "r")[0] == 0
     path, before = Path("r/result.json"), json.loads(Path("r/result.json").read_text())
@@ -348,16 +245,3 @@ def test_a_finished_run_with_a_damaged_result_says_how_to_get_it_back(begun: Pat
     assert agrees()
     Path("r/checkpoints/seed-42/step-00000020/manifest.json").unlink()
     assert "checkpoint step-00000020 of seed 42 is damaged: manifest.json is missing" in call("--resume", "r")[1]
-
-
-def test_damaged_evidence_of_a_finished_run_is_not_sealed_again(begun: Path, call: Call) -> None:
-    assert call("--resume", "r")[0] == 0
-    with Path("r/events.jsonl").open("a") as log:
-        log.write("half a line")
-    for _ in ("with its result", "without"):
-        code, output = call("--resume", "r")
-        assert code == 3
-        assert "this run is finished, but events.jsonl has" in output
-        assert "restore the file from a backup, or start a new run" in output
-        Path("r/result.json").unlink(missing_ok=True)
-    assert Path("r/events.jsonl").read_text().endswith("half a line")

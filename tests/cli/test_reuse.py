@@ -38,15 +38,6 @@ def test_the_curve_of_random_clicks_rises_with_the_cache(call: Call) -> None:
     assert best["served"] >= 0.99 * (1 - facts["first_use_share"])
 
 
-def test_events_are_read_in_the_order_of_the_training(call: Call) -> None:
-    events = ("--data.events", 8_000, "--data.windows.min-history", 5)
-    code, out, err = call("data", "reuse", "yambda-like", *events, "--steps", 6, "--followed", 500)
-    assert code == 0, err
-    assert "dlrm-v4 on yambda-like, the first 6 of " in err + out
-    for text in ("user_x_artist_x_hour", "± ", "smallest cache that serves", "recommended: --tables."):
-        assert text in out + err
-
-
 def test_what_has_no_curve_is_refused_with_what_has_one(call: Call) -> None:
     for arguments, what, fix in (
         (["--workload", "micro-dlrm"], "changes all rows", "--workload dlrm"),

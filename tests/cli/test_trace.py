@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,32 +35,6 @@ def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "backward 1 120 µs 12.0% 120 µs 200 µs 2" in printed
 
 
-def test_top_limits_the_rows_and_says_so(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command(["--trace", str(gpu), "--top", "2"])
-    printed = capsys.readouterr().out
-    assert "2 more kernels take 100 µs." in printed
-    assert "relu " not in printed
-    with pytest.raises(UsageError, match="at least 1"):
-        command(["--trace", str(gpu), "--top", "0"])
-
-
-def test_json_holds_every_section(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command(["--trace", str(gpu), "--json"])
-    info = json.loads(capsys.readouterr().out)
-    assert info["torch"] == "2.11.0"
-    assert {"window", "parts", "operator_table", "kernels", "idle", "transfers"} < set(info)
-    assert len(info["kernels"]["rows"]) == 4
-
-
-def test_a_trace_without_a_device_or_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = made.write(tmp_path / "cpu.json", [made.op("aten::mm", 0, 30)])
-    command(["--trace", str(path)])
-    printed = capsys.readouterr().out
-    assert "missing: kernels, device idle, copies  no device in this trace" in printed
-    assert "no named steps; the whole trace counts as one" in printed
-    assert "The trace has no regions" in printed
-
-
 def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         command(["--trace", str(tmp_path / "none.json")])
@@ -72,11 +45,6 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
         command(["--trace", str(trace), "--peaks", str(trace)])
     with pytest.raises(UsageError):
         command(["--trace"])
-
-
-def test_reading_a_trace_needs_no_torch(gpu: Path, runs_without_torch: Callable[..., None]) -> None:
-    """Reading somebody's trace must not wait seconds for torch, nor need it."""
-    runs_without_torch("profile", "--trace", gpu)
 
 
 def test_a_page_holds_the_trace_for_perfetto_and_no_markup_of_it(tmp_path: Path) -> None:
@@ -100,12 +68,3 @@ def test_a_folder_of_ranks_is_compared_and_merged(tmp_path: Path, runs_without_t
     assert (tmp_path / "trace.merged.json.gz").exists()
     runs_without_torch("report", tmp_path)
     assert (tmp_path / "trace.html").exists()
-
-
-def test_traces_that_do_not_fit_together_are_compared_but_not_merged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for rank in (0, 1):
-        made.write(tmp_path / f"rank{rank}.json", made.gpu_step(0, 0.0, 10))
-    assert command(["--trace", str(tmp_path)]) == 0
-    assert "the traces are not merged into one file: the trace does not name its rank" in capsys.readouterr().out

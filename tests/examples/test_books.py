@@ -48,15 +48,6 @@ def test_a_new_file_of_ratings_trains(tmp_path: Path) -> None:
     assert main(["check", str(run)]) == 0
 
 
-def test_tables_take_their_sizes_from_the_file(tmp_path: Path) -> None:
-    from books.config import BooksConfig, sized
-
-    for readers, books in ((40, 25), (61, 30)):
-        write_ratings(tmp_path / "ratings.csv", readers, books)
-        data = RatingsConfig(path=tmp_path / "ratings.csv", user="reader", item="book", rating="stars", time="finished")
-        assert sized(BooksConfig(data=data)).model.rows == (readers + 1, books + 1)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -87,12 +83,6 @@ def test_a_slower_commit_is_seen_through_noise(measure: ModuleType) -> None:
     assert states.count("slower") == 0
 
 
-def test_a_busy_machine_is_not_judged(measure: ModuleType) -> None:
-    judgement = measure.judge(rounds(np.random.default_rng(3), slower=3, other_work=0.4), 0.05)
-    assert judgement.state == "not judged"
-    assert "other work took up to 40% of the cores" in measure.comment(judgement, ["dlrm"], ("base", "head"))
-
-
 def test_the_comment_is_a_table_and_harmless(measure: ModuleType) -> None:
     judgement = measure.judge(rounds(np.random.default_rng(4), slower=2), 0.05)
     text = measure.comment(judgement, ["--script", "a`b.py"], ("base", "head"))
@@ -126,6 +116,7 @@ def checkouts(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "base", repository
 
 
+@pytest.mark.long
 def test_two_commits(
     measure: ModuleType, checkouts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,62 +131,6 @@ def test_two_commits(
     (base / "train.py").write_text("raise SystemExit(3)")
     assert measure.main([str(word) for word in [*arguments, "--output", tmp_path / "other"]]) == 0
     assert "not judged: a commit could not be profiled" in (tmp_path / "other" / "report.md").read_text()
-
-
-@pytest.mark.long
-def test_two_equal_commits(
-    measure: ModuleType, checkouts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base, head = checkouts
-    commit(head, 1)
-    monkeypatch.setattr(measure, "DISTURBED", 1.0)
-    arguments = ["--base", base, "--head", head, "--arguments", "--script train.py", "--output", tmp_path / "out"]
-    assert measure.main([str(word) for word in [*arguments, "--rounds", "4"]]) == 0
-
-
-@pytest.fixture
-def api() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server with the comments of one pull request."""
-    comments: list[dict[str, Any]] = [{"id": number, "body": "hello"} for number in range(100)]
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            page = int(self.path.rpartition("=")[2])
-            self.answer(comments[100 * (page - 1) : 100 * page])
-
-        def do_POST(self) -> None:
-            comments.append({"id": len(comments), **self.body()})
-            self.answer(comments[-1])
-
-        def do_PATCH(self) -> None:
-            comments[int(self.path.rpartition("/")[2])].update(self.body())
-            self.answer({})
-
-        def body(self) -> Any:
-            return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-
-        def answer(self, content: Any) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(content).encode())
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", comments
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_a_comment_is_updated_not_repeated(measure: ModuleType, api: tuple[str, list[dict[str, Any]]]) -> None:
-    address, comments = api
-    assert measure.publish(f"{measure.MARK}\none", "a/b", 7, "t", address) == "created"
-    assert measure.publish(f"{measure.MARK}\ntwo", "a/b", 7, "t", address) == "updated"
-    assert [one["body"] for one in comments[100:]] == [f"{measure.MARK}\ntwo"]
 
 
 def test_the_action_calls_the_script_on_both_commits(tmp_path: Path, checkouts: tuple[Path, Path]) -> None:

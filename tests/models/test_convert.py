@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from recperf.data.batch import JaggedFeatures
-from recperf.errors import ConfigError, DataError
+from recperf.errors import DataError
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
-from recperf.models.tables import HashedTable
 from recperf.models.torchrec_weights import load_torchrec_parameters, torchrec_parameters
 
 DOT = DLRMConfig(
@@ -87,15 +86,6 @@ def test_a_round_trip_keeps_every_bit(config: DLRMConfig) -> None:
     assert all(torch.equal(named[name], again[name]) for name in named)
 
 
-def test_a_bias_stored_as_a_column_is_read_too() -> None:
-    model, other = made(DCN), made(DCN, seed=2)
-    named = torchrec_parameters(model)
-    for index in range(DCN.cross_layers):
-        named[f"inter_arch.crossnet.bias.{index}"] = named[f"inter_arch.crossnet.bias.{index}"].unsqueeze(1)
-    load_torchrec_parameters(other, named)
-    assert torch.equal(model.interaction.bias_N[1], other.interaction.bias_N[1])
-
-
 def test_weights_of_another_model_are_refused_and_nothing_is_copied() -> None:
     model = made(DOT)
     before = [p.detach().clone() for p in model.parameters()]
@@ -108,22 +98,3 @@ def test_weights_of_another_model_are_refused_and_nothing_is_copied() -> None:
     with pytest.raises(DataError, match=r"over_arch\.model\.1\.bias has shape"):
         load_torchrec_parameters(model, {**named, "over_arch.model.1.bias": torch.zeros(2)})
     assert all(torch.equal(one, two) for one, two in zip(before, model.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (replace(DOT, interaction="concat"), "no counterpart of interaction concat"),
-        (replace(DOT, diagonal=True), "no counterpart of a diagonal"),
-        (replace(DOT, top=(1,)), "at least two layers"),
-    ],
-)
-def test_models_without_a_counterpart_are_refused(config: DLRMConfig, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        torchrec_parameters(DLRM(config))
-
-
-def test_a_shared_table_is_refused() -> None:
-    model = DLRM(DOT, embeddings=HashedTable(DOT.features, 50, 4, bag="reference"))
-    with pytest.raises(ConfigError, match="a table per feature"):
-        torchrec_parameters(model)

@@ -48,11 +48,3 @@ def test_memory_counts_parameters_moments_and_gradients(interaction: str) -> Non
     parameters = 4 * sum(p.numel() for p in DLRM(config).parameters())
     assert memory["parameters"] == memory["gradients"] == parameters
     assert memory["optimizer"] == 2 * parameters
-
-
-def test_a_lookup_counts_each_different_row_once() -> None:
-    config = default().model
-    few, many = (dlrm_step(config, 256, unique=unique)["embedding"] for unique in (100, 400))
-    assert many.bytes - few.bytes == 300 * config.dim * 4
-    assert many.flops == few.flops
-    assert dlrm_step(config, 256)["embedding"].bytes == dlrm_step(config, 256, unique=256 + 256 + 22)["embedding"].bytes

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
-from recperf.errors import ConfigError
 from recperf.models.config import DLRMConfig
 from recperf.models.cross import LowRankCross
 from recperf.models.dlrm import DLRM
@@ -47,25 +46,6 @@ def test_a_layer_is_the_papers_formula_sample_by_sample() -> None:
         torch.testing.assert_close(output[sample], x)
 
 
-def test_the_written_out_pass_equals_autograd() -> None:
-    cross = noisy(3)
-    draw = torch.Generator().manual_seed(4)
-    dense = torch.randn(5, 4, generator=draw).requires_grad_()
-    sparse = torch.randn(2, 5, 4, generator=draw).requires_grad_()
-    upstream = torch.randn(5, 12, generator=draw)
-    cross(dense, [*sparse]).backward(upstream)
-    expected = [dense.grad, sparse.grad, *(p.grad for p in cross.parameters())]
-    cross.zero_grad()
-    with torch.no_grad():
-        output, saved = cross.record(dense, sparse)
-        torch.testing.assert_close(output, cross(dense, [*sparse]))
-        before = upstream.clone()
-        gradients = cross.backward(saved, upstream)
-        assert torch.equal(upstream, before)
-    for ours, theirs in zip([*gradients, *(p.grad for p in cross.parameters())], expected):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("loss", ["bce", "wbce", "mse"])
 @pytest.mark.parametrize("interaction", ["dcn", "dot"])
 def test_the_whole_step_equals_autograd_with_every_loss(interaction: str, loss: str) -> None:
@@ -78,41 +58,3 @@ def test_the_whole_step_equals_autograd_with_every_loss(interaction: str, loss: 
     assert len(gradients[0]) == 1 + len(list(model.parameters()))
     for plain, written in zip(*gradients):
         torch.testing.assert_close(written, plain, rtol=1e-5, atol=1e-6)
-
-
-def test_parameters_are_counted_named_and_seeded() -> None:
-    model = DLRM(CONFIG, seed=1)
-    assert CONFIG.cross_parameters == sum(p.numel() for p in model.interaction.parameters())
-    assert CONFIG.table_parameters + CONFIG.mlp_parameters == sum(p.numel() for p in model.parameters())
-    assert replace(CONFIG, interaction="concat").cross_parameters == 0
-    tables = {id(p) for p in model.embeddings.parameters()}
-    assert [id(p) for p in model.dense_parameters()] != []
-    assert {id(p) for p in model.dense_parameters()} == {id(p) for p in model.parameters()} - tables
-    again, other = DLRM(CONFIG, seed=1), DLRM(CONFIG, seed=2)
-    assert torch.equal(model.interaction.down_KN[1], again.interaction.down_KN[1])
-    assert not torch.equal(model.interaction.down_KN[1], other.interaction.down_KN[1])
-    assert not torch.equal(model.interaction.down_KN[0], model.interaction.down_KN[1])
-    # The rest of the model starts as it would without cross layers.
-    assert torch.equal(model.bottom.flat[0], DLRM(replace(CONFIG, interaction="concat"), seed=1).bottom.flat[0])
-
-
-def test_initial_weights_have_xaviers_deviation() -> None:
-    cross = LowRankCross(400, layers=1, rank=100)
-    cross.reset(0)
-    for weight in (cross.down_KN[0], cross.up_NK[0]):
-        assert float(weight.detach().std()) == pytest.approx((2 / 500) ** 0.5, rel=0.03)
-    assert not cross.bias_N[0].any()
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("bottom", (3, 5), "with dcn a last width equal to model.dim"),
-        ("cross_layers", 0, "model.cross_layers"),
-        ("cross_rank", 0, "model.cross_rank"),
-        ("diagonal", True, "only with interaction dot"),
-    ],
-)
-def test_an_invalid_size_is_reported_with_its_field(field: str, value: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(CONFIG, **{field: value})

@@ -7,7 +7,6 @@ import torch
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import ConfigError, DataError
-from recperf.measure.spans import StepClock
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.published import PUBLISHED, MicroDLRM
@@ -23,15 +22,6 @@ def test_the_micro_model_has_the_published_sizes() -> None:
     assert (
         sum(p.numel() for p in model.parameters()) == default().model.table_parameters + default().model.mlp_parameters
     )
-
-
-def test_bags_are_summed_and_empty_bags_are_zero() -> None:
-    model = DLRM(SMALL, seed=1)
-    features = JaggedFeatures.from_bags(("a", "b"), [[[], [1, 2, 2]], [[3], []]])
-    pooled = model.embeddings(features)
-    a, b = model.embeddings.table("a"), model.embeddings.table("b")
-    torch.testing.assert_close(pooled["a"], torch.stack([torch.zeros(4), a[1] + 2 * a[2]]))
-    torch.testing.assert_close(pooled["b"], torch.stack([b[3], torch.zeros(4)]))
 
 
 def test_published_adapter_has_the_published_signature() -> None:
@@ -82,15 +72,3 @@ def test_the_written_out_step_equals_autograd(interaction: str, single: bool) ->
         gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     for plain, written in zip(*gradients):
         torch.testing.assert_close(written, plain, rtol=1e-5, atol=1e-6)
-
-
-def test_every_part_of_both_passes_has_a_span() -> None:
-    model = DLRM(SMALL)
-    features = JaggedFeatures.from_ids(("a", "b"), torch.ones(2, 2).long())
-    batch = ClickBatch(torch.zeros(2, 3), features, torch.zeros(2))
-    clock = StepClock()
-    clock.begin()
-    model.loss(batch).backward()
-    _, parts = clock.end()
-    names = {"loss", "top", "interaction", "embedding", "bottom"}
-    assert parts.keys() - {"other"} == names | {f"{name}_backward" for name in names}

@@ -11,17 +11,12 @@ from history_batches import LENGTHS, batch_of, every_tensor
 from torch import Tensor
 
 from recperf.data.batch import HistoryBatch
-from recperf.data.yambda.schema import HISTORY
-from recperf.errors import ArgumentError, ConfigError, DataError
-from recperf.measure.spans import StepClock
+from recperf.errors import DataError
 from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
-from recperf.models.dlrm_v4.config import FORWARD, PRESETS, DLRMv4Config, HSTUConfig, laptop
-from recperf.models.dlrm_v4.cost import BACKWARD
-from recperf.models.dlrm_v4.inputs import prepare, prepare_parts
+from recperf.models.dlrm_v4.config import PRESETS, DLRMv4Config, HSTUConfig
+from recperf.models.dlrm_v4.inputs import prepare
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.padding import Padding
-from recperf.models.dlrm_v4.tables import DLRMv4Tables, table_seed
-from recperf.models.init import fill_uniform_
 
 HSTU = HSTUConfig(layers=2, dim=12, heads=2, qk_dim=4, v_dim=3, max_length=40)
 CONFIG = DLRMv4Config(
@@ -80,38 +75,10 @@ def test_the_benchmarks_parameters_are_counted_without_a_tensor() -> None:
     assert gpu.hstu.attention_scale == "fixed"
 
 
-@pytest.mark.parametrize("config", [CONFIG, laptop()], ids=["odd", "laptop"])
-def test_the_model_has_as_many_parameters_as_its_config_counts(config: DLRMv4Config) -> None:
-    model = DLRMv4(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == config.dense_parameters
-    assert sum(model.tables.table(name).numel() for name in config.tables) == config.table_parameters
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_backward_pass_in_parts_equals_autograd(shared: bool) -> None:
     config = replace(CONFIG, shared_encoders=shared)
     same(results(built(config), batch_of()), results(built(config), batch_of(), method="plain_loss"))
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_every_part_that_is_counted_is_timed(recompute: bool) -> None:
-    config = replace(CONFIG, hstu=replace(HSTU, recompute=recompute))
-    model, inputs, clock = built(config), prepare(batch_of(), config), StepClock()
-    clock.begin()
-    model.loss(inputs).backward()
-    _, parts = clock.end()
-    assert parts.keys() - {"other"} == {*FORWARD, *BACKWARD, *(["recompute"] if recompute else [])}
-
-
-def test_gradients_of_two_batches_are_not_mixed() -> None:
-    model, batch = built(), batch_of()
-    model.loss(prepare(batch, CONFIG)).backward()
-    with torch.no_grad():
-        model(prepare(batch_of(seed=1), CONFIG))
-    with pytest.raises(RuntimeError, match="another batch"):
-        model.loss(prepare(batch_of(seed=1), CONFIG))
-    model.tables.forget()
-    model.loss(prepare(batch_of(seed=1), CONFIG))
 
 
 def test_a_batch_becomes_rows_of_context_history_and_candidate() -> None:
@@ -135,18 +102,6 @@ def test_a_batch_becomes_rows_of_context_history_and_candidate() -> None:
         start, place = start + length, place + length + 1
     assert inputs.candidates.index_N.tolist() == (inputs.position_offsets_B1[1:] - 1).tolist()
     assert [rows_U.unique().numel() for rows_U in inputs.rows.values()] == [len(r) for r in inputs.rows.values()]
-
-
-@pytest.mark.parametrize("max_key", [0, 1 << 62])
-def test_positions_refer_to_distinct_triples(max_key: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dlrm_v4_inputs, "MAX_KEY", max_key)
-    plain, shared = (prepare_parts(batch_of(), replace(CONFIG, shared_encoders=on), 1)[0] for on in (False, True))
-    assert torch.equal(plain.plan.source_S, torch.arange(len(plain.codes_S)))
-    triples = torch.stack([shared.entities[name].index_N for name in HISTORY], 1)
-    assert len(triples.unique(dim=0)) == len(triples)
-    expected = torch.stack([plain.entities[name].index_N for name in HISTORY], 1)
-    assert torch.equal(triples[shared.plan.source_S.long()], expected)
-    assert torch.equal(triples[shared.candidates.index_N], expected[plain.candidates.index_N])
 
 
 @pytest.mark.parametrize(
@@ -176,35 +131,11 @@ def test_c_prepares_and_packs_what_torch_does(
         assert numbers[0] == numbers[1]
 
 
-def test_offsets_that_divide_no_events_are_refused() -> None:
-    batch = batch_of()
-    for offsets in ([0, 7, 6, 38, 39, 51], [0, 7, 7, 38, 39, 50], [1, 7, 7, 38, 39, 51]):
-        with pytest.raises(ArgumentError, match="offsets_B1"):
-            prepare(replace(batch, history_offsets_B1=torch.tensor(offsets)), CONFIG)
-
-
 def test_a_row_that_is_too_long_is_refused() -> None:
     prepare(batch_of((31,)), CONFIG)
     with pytest.raises(DataError, match="41 tokens") as refusal:
         prepare(batch_of((3, 32)), CONFIG)
     assert "31 events" in str(refusal.value.fix)
-
-
-def test_initial_tables_depend_on_seed_and_name_alone() -> None:
-    config = replace(CONFIG, rows=(3000, *(5,) * 10))
-    one, other = DLRMv4Tables(config, seed=1), DLRMv4Tables(config, seed=2)
-    table, bound = one.table("item_id"), 3000**-0.5
-    assert float(table.abs().max()) <= bound
-    assert float(table.mean()) == pytest.approx(0, abs=4 * bound / math.sqrt(3 * table.numel()))
-    assert float(table.std()) == pytest.approx(bound / math.sqrt(3), rel=0.02)
-    assert table.flatten().unique().numel() > 0.99 * table.numel()
-    alone = torch.empty(3000, CONFIG.table_dim)
-    fill_uniform_(alone, bound, table_seed(1, "item_id"))
-    assert torch.equal(alone, table)
-    fill_uniform_(alone[:100], bound, table_seed(1, "item_id"), first_row=500)
-    assert torch.equal(alone[:100], table[500:600])
-    assert not torch.equal(one.table("uid"), one.table("user_x_hour"))
-    assert not torch.equal(other.table("item_id"), table)
 
 
 @torch.no_grad()
@@ -253,20 +184,6 @@ def test_an_update_moves_the_used_rows_by_row_wise_adagrad() -> None:
     assert list(model.tables.gradients()) == []
 
 
-def test_dropout_is_drawn_from_the_step() -> None:
-    model, inputs = built(), prepare(batch_of(), CONFIG)
-    logits = []
-    for step in (1, 1, 2):
-        model.set_step(0, step)
-        logits.append(model(inputs).detach())
-    assert torch.equal(logits[0], logits[1])
-    assert not torch.allclose(logits[0], logits[2])
-    model.set_step(0, 1, part=1)
-    assert not torch.allclose(model(inputs), logits[0])
-    model.eval()
-    assert torch.equal(model(inputs), model(inputs))
-
-
 def test_half_precision_is_near_and_gradients_are_float32() -> None:
     batch, by_precision = batch_of(), {}
     for precision in ("float32", "bfloat16"):
@@ -281,12 +198,6 @@ def test_half_precision_is_near_and_gradients_are_float32() -> None:
     exact, near = by_precision.values()
     assert not torch.equal(exact, near)
     assert float((near - exact).norm() / exact.norm()) < 0.05
-
-
-@pytest.mark.parametrize("change", [{"row_scale": 1.5}, {"rows": (1, 2)}, {"positions": 8}, {"input_dropout": 1.0}])
-def test_invalid_configs_are_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(change))):
-        replace(CONFIG, **change)  # type: ignore[arg-type]
 
 
 def take_step(model: DLRMv4) -> None:

@@ -10,10 +10,9 @@ from history_batches import batch_of
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from recperf.errors import ConfigError
 from recperf.measure.cost import Cost
 from recperf.models.dlrm_v4 import cost
-from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig, laptop, mlperf
+from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig, mlperf
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.ops.hstu_attention import reference
@@ -57,25 +56,6 @@ def test_the_dense_equivalent_is_the_published_number() -> None:
     assert flops(parts, "stu_output") / 2 == pytest.approx(58.0e9, rel=1e-3)
 
 
-def test_attention_is_counted_as_the_published_rates_are() -> None:
-    hstu, lengths = mlperf().hstu, (4096,) * 32
-    forward = 32 * 4096**2 / 2 * 4 * (128 + 128) * 2
-    assert cost.attention_flops(hstu, lengths) == forward
-    assert cost.attention_flops(hstu, lengths) + cost.attention_flops(hstu, lengths, backward=True) == 3.5 * forward
-    assert forward / 1.95e-3 / 1e12 == pytest.approx(282, rel=0.01)
-
-
-def test_micro_batches_add_up_and_rows_are_looked_up_and_updated_once() -> None:
-    config = small()
-    parts = [cost.load_of(config, lengths, triples=4) for lengths in ((20, 30), (40,))]
-    whole = cost.step(config, [cost.load_of(config, (20, 30, 40), triples=4)], rows=77)
-    split = cost.step(config, parts, rows=77)
-    assert {name: part.flops for name, part in split.items()} == {name: part.flops for name, part in whole.items()}
-    assert split["sparse_update"] == whole["sparse_update"] == Cost(0, 77 * (4 * (3 * 6 + 2) + 8))
-    picks = (20 + 30 + 40 - 3 * 8) * 3 + 3 * (3 + 8)
-    assert split["embedding"] == whole["embedding"] == Cost(0, 77 * (48 + 8) + picks * (48 + 8))
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_flops_of_samples_add_up_to_those_of_a_step(shared: bool) -> None:
     """By which ranks divide a batch: constant, linear and square parts of a row's length."""
@@ -86,25 +66,6 @@ def test_flops_of_samples_add_up_to_those_of_a_step(shared: bool) -> None:
     positions = sum(lengths) - config.context_tokens * len(lengths)
     load = cost.load_of(config, lengths, triples=round(cost.UNIQUE["item_id"] * positions))
     assert samples == pytest.approx(sum(part.flops for part in cost.step(config, [load]).values()), rel=1e-6)
-
-
-def test_bytes_of_the_layers_are_their_inputs_and_outputs() -> None:
-    config = with_hstu(small(), layers=1)
-    load = cost.load_of(config, (20, 30))
-    ahead, back = cost.forward(config, load), cost.backward(config, load)
-    tokens, dim, keys, wide = 50, 10, 6, 10
-    assert ahead["attention"].bytes == 4 * tokens * (2 * keys + wide + wide)
-    assert back["attention_backward"].bytes == 4 * tokens * (2 * keys + wide + wide + 2 * keys + wide)
-    weights = 4 * (dim + 1) * 2 * (keys + wide)
-    assert ahead["stu_input"].bytes == 4 * tokens * (dim + 2 * (keys + wide)) + weights
-    assert ahead["stu_output"].bytes == 4 * tokens * (2 * wide + 2 * dim) + 4 * 3 * wide * dim
-    half = cost.forward(replace(config, precision="bfloat16"), load)
-    assert half["attention"].bytes == ahead["attention"].bytes // 2
-
-
-def test_rows_too_short_for_context_and_candidate_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 9"):
-        cost.load_of(laptop(), (9, 8))
 
 
 def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:

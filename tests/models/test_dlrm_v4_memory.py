@@ -18,12 +18,10 @@ from torch import Tensor
 
 from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
 from recperf.models.dlrm_v4 import memory
-from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig, gpu, laptop
-from recperf.models.dlrm_v4.cost import Load, load_of, model_flops, step
-from recperf.models.dlrm_v4.hstu import Rows, STULayer
+from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop
+from recperf.models.dlrm_v4.cost import load_of, model_flops, step
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.models.dlrm_v4.model import DLRMv4
-from recperf.ops.dropout import Dropout
 
 GIB = 2**30
 
@@ -52,19 +50,6 @@ class SavedBytes:
         return sum(self.sizes.values())
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("last_only", [False, True])
-def test_a_layer_saves_the_counted_bytes(last_only: bool, recompute: bool) -> None:
-    config = HSTUConfig(dim=10, heads=2, qk_dim=3, v_dim=5, max_length=64, recompute=recompute)
-    lengths = (20, 1, 30)
-    layer, offsets_B1 = STULayer(config), torch.tensor((0, *lengths)).cumsum(0)
-    x_TD = torch.randn(51, 10, requires_grad=True)
-    saved = SavedBytes(layer.parameters())
-    with saved.hooks():
-        layer(x_TD, Rows(offsets_B1, 30, 30), Dropout(0.0, 1), last_only=last_only)
-    assert saved.bytes == memory.layer_bytes(config, Load(lengths=lengths, triples=0), 4, last_only=last_only)
-
-
 @pytest.mark.parametrize(
     ("shared", "candidate_only", "recompute"), [(False, False, False), (True, True, False), (True, False, True)]
 )
@@ -91,23 +76,6 @@ def test_a_forward_pass_saves_about_the_counted_bytes(shared: bool, candidate_on
     # Not counted: tensors with one number per sample.
     assert counted < saved.bytes < 1.05 * counted
     assert memory.input_bytes(config, load, rows) == pytest.approx(inputs.nbytes, rel=0.001)
-
-
-def test_the_peak_of_the_layers() -> None:
-    hstu = HSTUConfig(layers=2, dim=10, heads=2, qk_dim=3, v_dim=5, candidate_only=False)
-    load, tokens = Load(lengths=(20, 30), triples=0), 50
-    # Input, U V Q K, attention; two norms' statistics.
-    saved = 2 * tokens * (10 + 32 + 10) + 2 * 8 * tokens
-    # Gradients of the output, of U V Q K, of the attention and of the concatenation.
-    temporary = 2 * tokens * (10 + 32 + 10) + 2 * tokens * 30
-    assert memory.layer_peak(hstu, load, 2) == (2 * saved, temporary)
-    # A last layer of the candidate alone is freed before the backward pass of the layer before it.
-    saved_first, temporary_first = memory.layer_peak(replace(hstu, candidate_only=True), load, 2)
-    assert (saved_first, temporary_first) == (saved, temporary)
-    # Layers that save only their input recompute the rest one at a time.
-    again = 2 * tokens * (32 + 10)
-    inputs = 2 * (2 * tokens * 10 + 2 * 8 * tokens)
-    assert memory.layer_peak(replace(hstu, recompute=True), load, 2) == (inputs, temporary + again)
 
 
 def switched(**changes: bool) -> DLRMv4Config:

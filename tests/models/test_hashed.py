@@ -7,8 +7,7 @@ from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.models.config import HashedDLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.tables import HashedTable
-from recperf.ops.hashing import rows_int
-from recperf.ops.huge_pages import ask_for_huge_pages
+from recperf.ops.hashing import rows_torch
 from recperf.train.optim import AdamW
 from recperf.train.sparse import SparseRows, SplitOptimizer
 
@@ -32,14 +31,10 @@ def model(bag: str = "reference", rows: int = 97, dim: int = 8) -> tuple[DLRM, H
 def test_ids_are_hashed_with_a_seed_per_feature() -> None:
     _, table = model()
     features = JaggedFeatures.from_bags(KEYS, [[[7, -1]], [[7]], [[]]])
-    assert table.rows_of(features).tolist() == [rows_int(7, 3, 97), rows_int(-1, 3, 97), rows_int(7, 4, 97)]
-
-
-def test_one_table_is_shared_and_its_bytes_are_counted_once() -> None:
-    net, table = model()
-    assert table.working_set_bytes() == 97 * 8 * 4
-    assert not any(p.numel() == table.table_RD.numel() for p in net.parameters())
-    assert net.config.table_parameters == 97 * 8
+    assert table.rows_of(features).tolist() == [
+        *rows_torch(torch.tensor([7, -1]), 3, 97).tolist(),
+        *rows_torch(torch.tensor([7]), 4, 97).tolist(),
+    ]
 
 
 @pytest.mark.parametrize("adagrad", [True, False])
@@ -81,8 +76,3 @@ def test_sparse_steps_equal_those_of_a_dense_table(adagrad: bool, clip: float) -
     torch.testing.assert_close(table.table_RD, weight.detach(), rtol=1e-4, atol=1e-5)
     for ours, theirs in zip(net.dense_parameters(), other.dense_parameters()):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_huge_pages_are_requested_for_large_tensors_only() -> None:
-    assert ask_for_huge_pages(torch.empty(10)) is False
-    assert isinstance(ask_for_huge_pages(torch.empty(8 << 20)), bool)

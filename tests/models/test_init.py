@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -35,42 +33,6 @@ def test_the_rows_of_a_large_table_all_differ() -> None:
     tables = SparseTables(("a", "b"), (300_000, 500_000), 8)
     tables.reset(0.0, seed=1)
     assert distinct_rows(tables.table_RD) == 800_000
-
-
-def test_the_rows_of_a_wide_table_all_differ() -> None:
-    """More blocks than a block of 256 columns has rows, in a smaller pattern."""
-    assert distinct_rows(filled(40_000, 256, 0.01)) == 40_000
-
-
-@pytest.mark.parametrize("std", [0.1, None])
-@pytest.mark.parametrize("rows", [10, 1000])
-def test_single_rows_have_the_bits_of_the_whole_table(std: float | None, rows: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(init, "PATTERN", 1 << 10)
-    table_RD = filled(rows, 7, std)
-    initial = InitialRows(rows, 7, std=std, seed=1, name="table")
-    for count in (0, 3, 2 * rows):
-        rows_N = torch.randint(rows, (count,), generator=torch.Generator().manual_seed(1))
-        assert torch.equal(initial.rows(rows_N).view(torch.int32), table_RD[rows_N].view(torch.int32))
-
-
-@pytest.mark.parametrize("std", [0.1, None])
-def test_every_block_has_the_requested_distribution(std: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(init, "PATTERN", 1 << 16)
-    table_RD = filled(10_000, 64, std).double()
-    assert table_RD.isfinite().all()
-    deviation = std or 10_000**-0.5 / 3**0.5
-    kurtosis = 3.0 if std else 1.8
-    for block_PD in table_RD.split(1024):
-        scaled = block_PD / deviation
-        assert abs(float(scaled.mean())) < 0.02
-        assert float(scaled.var()) == pytest.approx(1, abs=0.03)
-        assert float((scaled**4).mean()) == pytest.approx(kurtosis, abs=0.12)
-    if std is None:
-        assert table_RD.abs().max() <= 10_000**-0.5
-    # Rows at the same place of two blocks come from the same pattern, and are as unrelated as others.
-    one, other = table_RD[1024:2048], table_RD[2048:3072]
-    assert float((one * other).mean()) / deviation**2 == pytest.approx(0, abs=0.25)
-    assert float(torch.corrcoef(table_RD[:3072:64]).triu(1).abs().max()) < 0.7
 
 
 @pytest.mark.parametrize("std", [0.1, None])

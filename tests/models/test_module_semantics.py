@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
-from recperf.errors import ArgumentError
 from recperf.models.arithmetic import Arithmetic, FastArithmetic
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
@@ -88,39 +87,6 @@ def test_frozen_parameters_get_no_gradient_and_are_not_updated(interaction: str,
     assert changed(model, before) == set(names) - frozen
 
 
-@pytest.mark.parametrize("tables", TABLES)
-def test_frozen_tables_are_not_updated(tables: str) -> None:
-    model = dlrm(tables)
-    model.embeddings.requires_grad_(False)
-    before = values(model)
-    train(model)
-    assert not any(name.startswith("embeddings") for name in changed(model, before))
-    assert changed(model, before)
-    model.requires_grad_(True)
-    train(model)
-    assert any(name.startswith("embeddings") for name in changed(model, before))
-    model.requires_grad_(False)
-    before = values(model)
-    train(model)
-    assert not changed(model, before)
-
-
-@pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("tables", TABLES)
-@pytest.mark.parametrize("interaction", ["dot", "dcn"])
-def test_assigned_tensors_are_the_ones_that_train(interaction: str, tables: str, arithmetic: str) -> None:
-    model, other = dlrm(tables, arithmetic, interaction), dlrm(tables, arithmetic, interaction, seed=2)
-    train(model)
-    given = values(other)
-    model.load_state_dict(given, assign=True)
-    for name, value in model.state_dict().items():
-        assert value.data_ptr() == given[name].data_ptr(), name
-    train(model)
-    train(other)
-    for name, value in other.state_dict().items():
-        torch.testing.assert_close(given[name], value, msg=name)
-
-
 @pytest.mark.parametrize("interaction", ["dot", "concat", "dcn"])
 @pytest.mark.parametrize("tables", TABLES)
 def test_a_float64_model_computes_in_float64(tables: str, interaction: str) -> None:
@@ -135,8 +101,3 @@ def test_a_float64_model_computes_in_float64(tables: str, interaction: str) -> N
     for name, value in exact.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name].double(), value, rtol=1e-4, atol=1e-6, msg=name)
         assert not name.endswith("weight") or not torch.equal(value, value.float().double())
-
-
-def test_the_fast_mlp_refuses_float64() -> None:
-    with pytest.raises(ArgumentError, match=r"float32 parameters, not torch\.float64"):
-        dlrm("stacked", "fast").double().loss(BATCH)

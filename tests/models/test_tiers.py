@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -15,9 +13,7 @@ import pytest
 import torch
 
 from recperf.errors import MachineError
-from recperf.measure.limits import tables_sentence
 from recperf.models.tiers.cache import Placed, TieredRows
-from recperf.models.tiers.columns import TableColumns
 from recperf.models.tiers.config import TablesConfig
 from recperf.models.tiers.store import HostRows
 from recperf.train.checkpoint import CheckpointStore
@@ -49,13 +45,13 @@ def trained(tables: TablesConfig, steps: int) -> tuple[list[float], Any, Any]:
 
 @pytest.fixture(scope="module")
 def on_device() -> Any:
-    return trained(TablesConfig(), 40)
+    return trained(TablesConfig(), 24)
 
 
-@pytest.mark.parametrize(("depth", "eviction"), [(1, "recent"), (4, "frequent")])
+@pytest.mark.parametrize(("depth", "eviction"), [pytest.param(1, "recent", marks=pytest.mark.long), (4, "frequent")])
 def test_losses_and_scores_are_equal_to_the_bit(on_device: Any, depth: int, eviction: Any) -> None:
     losses, scores, trial = trained(
-        TablesConfig(placement="file", resident="64KiB", depth=depth, eviction=eviction), 40
+        TablesConfig(placement="file", resident="64KiB", depth=depth, eviction=eviction), 24
     )
     assert losses == on_device[0]
     assert torch.equal(scores, on_device[1])
@@ -69,7 +65,7 @@ def test_losses_and_scores_are_equal_to_the_bit(on_device: Any, depth: int, evic
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("placements", [("file", "device"), ("device", "file")])
+@pytest.mark.parametrize("placements", [("file", "device"), pytest.param(("device", "file"), marks=pytest.mark.long)])
 def test_a_checkpoint_resumes_into_another_placement(
     on_device: Any, tmp_path: Path, placements: tuple[str, str]
 ) -> None:
@@ -77,7 +73,7 @@ def test_a_checkpoint_resumes_into_another_placement(
     first, second = (TablesConfig(placement=name, resident="64KiB") for name in placements)  # type: ignore[arg-type]
     store = CheckpointStore(folder=tmp_path, notice=pytest.fail)
     losses: list[float] = []
-    for tables, start, stop in ((first, 0, 20), (second, 20, 40)):
+    for tables, start, stop in ((first, 0, 12), (second, 12, 24)):
         prepared = PreparedHistories(config_of(tables))
         with applied(prepared.settings):
             trial = prepared.trial(1)
@@ -89,27 +85,11 @@ def test_a_checkpoint_resumes_into_another_placement(
             batches = trial.recipe.order.batches(0, start)
             for step in range(start, stop):
                 losses.append(float(take_step(trial.recipe, batches, step)[0]))
-                if step in (5, 19):
+                if step in (5, 11):
                     store.save(step, {"trial": trial.state()}, best=False)
             scores = trial.predictions().logits_N if start else None
     assert losses == on_device[0]
     assert torch.equal(scores, on_device[1])
-
-
-def test_tables_in_tiers_are_a_sentence() -> None:
-    tables = {
-        "placement": "file", "cache_bytes": 2 << 30, "rows": 127_498.4, "hit_rate": 0.769, "fetched_bytes": 60 << 20,
-        "written_back_bytes": 60 << 20, "placing_ms": 240.0, "exposed_ms": 40.0,
-        "process": {"own": 3 << 30, "files": 200 << 20, "peak": 4 << 30},
-    }  # fmt: skip
-    text = tables_sentence({"tables": tables, "step_ms": {"p50": 200.0}})
-    assert text == (
-        "Tables in files: the cache of 2 GiB held 76.9% of the 127,498 rows of a batch; 60 MiB a step were fetched and "
-        "60 MiB written back in 240 ms, 500 MiB/s, beside the step, which waited 40 ms for its batch. A larger cache "
-        "(--tables.device-bytes, on a CPU --tables.resident) would move less. The process has 3 GiB of its own in "
-        "memory and 200 MiB of libraries; at its peak it had 4 GiB."
-    )
-    assert tables_sentence({"step_ms": {"p50": 200.0}}) == ""
 
 
 class Failing(HostRows):
@@ -150,21 +130,6 @@ def test_after_a_failed_write_nothing_is_read() -> None:
             call()
 
 
-def test_a_column_is_read_and_loaded_without_the_records_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of a row is one number: a chunk of a checkpoint has millions, whose records were gigabytes."""
-    tiers = small(4, HostRows(100, 3))
-    state = TableColumns(tiers, "a", slice(2, 3), {}, flat=True)
-    counts: list[int] = []
-    records, load = tiers.records, tiers.load
-    monkeypatch.setattr(tiers, "records", lambda rows: counts.append(len(rows["a"])) or records(rows))
-    monkeypatch.setattr(tiers, "load", lambda rows, *more: counts.append(len(rows)) or load(rows, *more))
-    monkeypatch.setattr("recperf.models.tiers.columns.PIECE", 4 * 3 * 7)
-    numbers = torch.arange(0, 100, 2)
-    state.load(numbers, numbers.float())
-    assert torch.equal(state.values(numbers), numbers.float())
-    assert max(counts) == 7
-
-
 def test_a_batch_that_waits_keeps_what_it_found_in_the_cache() -> None:
     """Another owner places while it waits, and takes no slot of a batch in flight."""
     tiers = small(4, HostRows(100, 3))
@@ -182,21 +147,3 @@ def test_a_batch_that_waits_keeps_what_it_found_in_the_cache() -> None:
     assert tiers.slots.row_S[first.slots["a"].numpy()].tolist() == [0, 1]
     with pytest.raises(MachineError, match="hold rows of other batches"):
         tiers.place(rows(10, 11, 12, 13), "c")
-
-
-def test_a_process_ends_although_a_thread_waits_for_room() -> None:
-    program = """
-import sys, torch
-sys.path.insert(0, sys.argv[1])
-from test_tiers import HostRows, rows, small
-from recperf.train.prefetch import prefetched
-tiers = small(4, HostRows(100, 3))
-batches = prefetched(
-    iter([rows(0, 1), rows(2, 3), rows(4, 5)]), lambda batch: tiers.place(batch, 0), torch.device("cpu"), depth=2,
-    finished=tiers.finish,
-)
-holder = [next(batches), batches]
-holder.append(holder)
-"""
-    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
-    assert subprocess.run(command, check=False, timeout=120).returncode == 0

@@ -48,21 +48,3 @@ def test_a_cache_larger_than_the_free_memory_of_the_card_is_refused() -> None:
     assert decide(TablesConfig(device_bytes="50GiB"), 90 * GIB, **free, others=20 * GIB).cache_bytes == 50 * GIB
     # What does not fit into 9 tenths of the card lies elsewhere, however large the cache may be.
     assert decide(TablesConfig(device_bytes="70GiB"), 58 * GIB, **free).placement == "host"
-
-
-def test_the_index_of_rows_outside_the_device_is_counted() -> None:
-    rows, host = 10**9, 120 * GIB
-    placed = decide(TablesConfig(), 100 * GIB, device="cuda", device_free=9 * GIB, host_free=host, rows=rows)
-    assert (placed.placement, placed.index_bytes) == ("file", 10 * rows)
-    assert decide(TablesConfig(), 100 * GIB, device="cuda", device_free=9 * GIB, host_free=host).placement == "host"
-    placed = decide(TablesConfig(), 100 * GIB, device="cpu", device_free=20 * GIB, host_free=20 * GIB, rows=rows)
-    assert placed.cache_bytes == (20 * GIB - 10 * rows) // 2
-
-
-def test_the_reason_names_what_else_takes_memory_and_options_that_do_nothing() -> None:
-    tables = TablesConfig(device_bytes="8GiB")
-    placed = decide(tables, 9 * GIB, device="cpu", device_free=0, host_free=0, others=30 * GIB)
-    assert "do not fit into 0 B beside 30 GiB for the rest of a step" in placed.why
-    assert placed.why.endswith("tables.device_bytes does nothing: it is for a GPU")
-    placed = decide(TablesConfig(resident="1GiB"), GIB, device="cuda", device_free=9 * GIB, host_free=9 * GIB)
-    assert placed.why.endswith("tables.resident does nothing: it is for a CPU")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from recperf.errors import ArgumentError, DataError, MachineError, RecperfError
-from recperf.models.tiers import store as stores
 from recperf.models.tiers.store import FileRows, HostRows, RowStore
 from recperf.ops.rows import native
 
@@ -88,12 +86,6 @@ def test_untouched_rows_take_neither_memory_nor_disk(tmp_path: Path) -> None:
     filed.close()
 
 
-def test_memory_that_the_machine_refuses() -> None:
-    with pytest.raises(MachineError, match=r"refuses .* of memory for the tables") as caught:
-        stores._mapping(1 << 60)
-    assert caught.value.fix == "--tables.placement file"
-
-
 def first_file(store: FileRows) -> Any:
     return store.paths[0].open("r+b")
 
@@ -107,13 +99,6 @@ def test_a_file_that_became_shorter(filed: FileRows) -> None:
     with pytest.raises(DataError, match="row 499 of table 'item' is missing: its file became shorter") as caught:
         filed.read(np.array([500, 499]), out_NW)
     assert caught.value.where == {"file": str(filed.paths[0])}
-
-
-def test_a_file_that_was_removed_still_serves(filed: FileRows) -> None:
-    values_RW, out_RW = fill(filed), np.empty((ROWS, WIDTH), np.float32)
-    filed.paths[0].unlink()
-    filed.read(np.arange(ROWS), out_RW)
-    assert np.array_equal(out_RW, values_RW)
 
 
 def test_records_that_are_not_what_was_written(filed: FileRows) -> None:
@@ -152,31 +137,6 @@ def test_a_full_disk_loses_nothing_that_was_written(filed: FileRows) -> None:
     out_RW = np.empty_like(values_RW)
     filed.read(np.arange(ROWS), out_RW)
     assert np.array_equal(out_RW, values_RW)
-
-
-def test_a_limit_of_the_size_of_files(impl: Any, tmp_path: Path) -> None:
-    rows, values_RW = np.arange(1 << 15), np.ones((1 << 15, 8), np.float32)
-    store = FileRows(tmp_path, {"item": len(rows)}, 8, impl=impl)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
-        last = (1 << 20) // store._files.record_bytes
-        fault = f"row {last:,} of table 'item' cannot be written: the file may not become larger"
-        with pytest.raises(MachineError, match=fault):
-            store.write(rows, values_RW)
-        assert not store.written_R.any()
-        store.write(rows[:last], values_RW[:last])
-        store.read(rows[:last], np.empty_like(values_RW[:last]))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    store.close()
-
-
-def test_a_write_that_the_disk_lost_is_reported(filed: FileRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(filed)
-    monkeypatch.setattr(filed._body, "lost_write", lambda handle: 5)
-    with pytest.raises(MachineError, match=r"rows of table 'item' were lost .*: Input/output error"):
-        filed.write(np.array([1]), np.zeros((1, WIDTH), np.float32))
 
 
 def test_a_file_that_exists_is_not_written(tmp_path: Path) -> None:

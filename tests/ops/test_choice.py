@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from recperf.errors import MachineError
-from recperf.jsonfile import misfit
 from recperf.measure import bag_speeds as measured
-from recperf.measure.peaks.store import BagRatios
 from recperf.models.tables import HashedTable
 from recperf.ops import bag, choice, dot, history, layer_norm, relu
 from recperf.ops.dot import native
@@ -29,21 +27,11 @@ def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
-def test_a_request_is_met() -> None:
-    assert short(dot.choose("reference", CPU)) == ("reference", "reference: requested")
-    assert short(dot.choose("reference", CUDA)) == ("reference", "reference: requested")
-
-
 @pytest.mark.usefixtures("native_code")
 def test_a_cpu_takes_c() -> None:
     assert short(dot.choose("auto", CPU)) == ("native", "native: the tensors are on cpu")
     assert short(relu.choose("native", CPU)) == ("native", "native: requested")
     assert short(history.choose("auto")) == ("native", "native: the tensors are on cpu")
-
-
-@pytest.mark.usefixtures("triton")
-def test_the_interpreter_runs_kernels_anywhere() -> None:
-    assert short(bag.choose("triton", torch.zeros(2, 2))) == ("triton", "triton: requested")
 
 
 @pytest.mark.usefixtures("no_interpreter")
@@ -111,32 +99,6 @@ def names(table: HashedTable) -> tuple[str, str]:
 
 
 @pytest.mark.usefixtures("native_code")
-def test_bags_of_a_large_table_take_the_body_that_is_faster_on_this_machine(
-    this: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = HashedTable(("a",), 10, 64)
-    assert (names(small), small.why, this.compared) == (("native", "native"), "native: the tensors are on cpu", 0)
-    why = "native: on this machine lookups are 1.9 times as fast as torch's, updates are 6.1 times as fast as torch's"
-    assert [(names(table), table.why) for table in (large(), large())] == [(("native", "native"), why)] * 2
-    assert this.compared == 1, "a comparison is kept"
-    this.lookups = 0.5
-    monkeypatch.setattr(measured, "_source", lambda: "other code")
-    table = large()
-    assert names(table) == ("reference", "native"), "and repeated for other code"
-    start = (
-        "reference lookups, native updates: on this machine lookups are torch's, which are 2.0 times as fast, updates"
-    )
-    assert table.why == f"{start} are 6.1 times as fast as torch's"
-    this.peaks, this.others = {"knee": {"bytes": 1 << 20}}, 0.4
-    table = large()
-    assert names(table) == ("native", "native")
-    assert table.why.endswith("; not judged: other work took 40% of the cores while C and torch were compared")
-    assert "bags" not in this.peaks
-    monkeypatch.setattr(measured, "allowed_bytes", lambda: 1 << 20)
-    assert large().why.endswith("; not judged: comparing C and torch takes 8 MiB, 1 MiB may be used")
-
-
-@pytest.mark.usefixtures("native_code")
 def test_a_resumed_run_keeps_the_body_of_its_updates_whose_bits_differ(this: Machine) -> None:
     table = large()
     recorded = {"bag on cpu": "native", choice.BAG_UPDATE: "reference"}
@@ -151,8 +113,3 @@ def test_a_resumed_run_keeps_the_body_of_its_updates_whose_bits_differ(this: Mac
     assert choice.replaced({"bag on cpu": "native"}) == {}
     assert (names(table), choice.used()) == (("native", "native"), {"bag on cpu": "native"})
     assert table.why == f"native: {speed}, updates are 6.1 times as fast as torch's"
-
-
-@pytest.mark.usefixtures("native_code")
-def test_the_comparison_of_bags_fits_its_file() -> None:
-    assert misfit({**measured.measure(4096, 2048), "source": "", "other_work": None}, BagRatios) is None

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,16 +104,6 @@ def test_a_library_of_another_user_is_not_loaded(cached: Path, monkeypatch: pyte
     assert compile.folder() == cached.parent / "own" / "native"
 
 
-def test_a_file_is_loaded_again_whatever_the_umask_allows(tmp_path: Path) -> None:
-    path, before = tmp_path / "kernels.cubin", os.umask(0o002)
-    try:
-        handle = compile.cached(path, lambda: compile.store(path, b"compiled"))
-    finally:
-        os.umask(before)
-    assert isinstance(handle, int), handle
-    os.close(handle)
-
-
 def test_reasons_why_a_body_cannot_be_used(
     source: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,23 +118,6 @@ def test_reasons_why_a_body_cannot_be_used(
     with pytest.raises(compile.MachineError, match="the C body cannot be used: no C compiler"):
         compile.usable("no C compiler")
     assert capfd.readouterr().err == ""
-
-
-def test_a_compiler_that_hangs_is_stopped_once(
-    source: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    compiler = source.with_name("cc")
-    # A child of the compiler holds its output open, as the compiler proper does for its driver.
-    compiler.write_text("#!/bin/sh\nsleep 60; true\n")
-    compiler.chmod(0o755)
-    monkeypatch.setattr(shutil, "which", lambda name: str(compiler))
-    monkeypatch.setattr(compile, "COMPILER_SECONDS", 0.3)
-    monkeypatch.setattr("recperf.errors.quiet", False)
-    began = time.monotonic()
-    reason = f"the C compiler {compiler} did not end within 0.3 s"
-    assert [compile.load(source, {}) for _ in range(3)] == [reason] * 3
-    assert time.monotonic() - began < 5
-    assert capfd.readouterr().err == f"note: {reason}: only the slower reference operators can be used\n"
 
 
 def test_doctor_names_the_body_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,8 @@ from recperf.data.batch import ClickBatch
 from recperf.data.order import WHOLE, RankPart
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
-from recperf.errors import MachineError
-from recperf.ops.draw import choose, native, reference
-from recperf.ops.draw.plan import FAST_KINDS, MULTIPLIERS, Plan
-from recperf.ops.hashing import hash_int
+from recperf.ops.draw import native
+from recperf.ops.draw.plan import FAST_KINDS, MULTIPLIERS
 
 FAST = ["native", "triton"]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -95,16 +93,6 @@ def test_a_part_of_a_batch_has_the_bits_of_the_whole(implementation: str, shape:
             assert [own[first:last].tolist() for first, last in zip(own_edges, own_edges[1:])] == expected
 
 
-@pytest.mark.parametrize("exponent", [0.3, 1.0, 19.7])
-@pytest.mark.parametrize("implementation", FAST)
-def test_every_power_law_stays_inside_its_table(implementation: str, exponent: float) -> None:
-    shape = SHAPES["odd"] | {"rows": (1, 2, 1 << 31), "batch_size": 120, "exponent": exponent}
-    agree(implementation, 3, ids="zipf", **shape)
-    values = source("reference", ids="zipf", **shape).batch(0, 0).features.values_V
-    assert int(values.min()) >= 0
-    assert int(values.max()) < 1 << 31
-
-
 @pytest.mark.usefixtures("native_code")
 def test_any_number_of_threads_gives_the_same_bits(threads: Any) -> None:
     batches = []
@@ -124,26 +112,6 @@ def mix_int(word: int) -> int:
     return word ^ (word >> 16)
 
 
-def plan(**changes: Any) -> Plan:
-    fields = {"samples": 64, "dense": 2, "kind": "uniform", "rows": (1 << 31,) * 2, "max_ids": (3, 2), "fixed": True,
-              "distinct": False, "seed": 11, "device": "cpu"} | changes  # fmt: skip
-    return Plan(**fields)
-
-
-def words(of: Plan, index: int, first: int, count: int) -> torch.Tensor:
-    keys = tuple(torch.tensor([key]).to(torch.int32) for key in of.keys(index))
-    return reference.unsigned(reference.words((keys[0], keys[1]), first, torch.arange(count), 1)).view(-1)
-
-
-def test_words_match_their_definition_in_integers() -> None:
-    of = plan()
-    first, second = of.keys(-9)
-    assert (second << 32) + first == hash_int(-9, of.batch_seed)
-    for begin in (0, (1 << 31) - 2, (1 << 32) - 4):
-        expected = [mix_int((mix_int(c ^ first) + second) & 0xFFFFFFFF) for c in range(begin, begin + 4)]
-        assert words(of, -9, begin, 4).tolist() == expected
-
-
 def test_ids_and_dense_features_are_those_of_their_counters() -> None:
     """Against plain integers: feature 1, sample 5, place 2; and dense feature 3 of sample 7."""
     random = source("reference", rows=(8, 1000), ids_per_bag=4, fixed=True)
@@ -156,41 +124,3 @@ def test_ids_and_dense_features_are_those_of_their_counters() -> None:
     drawn = word(50 * 8 + 7 * 37 + 3) >> 8
     signed = drawn - (1 << 24) if drawn >> 23 else drawn
     assert float(batch.dense_BD[7, 3]) == pytest.approx(signed * 2**-23 * 3**0.5, rel=1e-7)
-
-
-def test_flipping_a_bit_of_the_counter_or_a_key_flips_half_of_the_word() -> None:
-    counters = torch.arange(0, 1 << 32, 1 << 20).to(torch.int32)
-    keys = torch.tensor([123456789], dtype=torch.int32), torch.tensor([-987654321], dtype=torch.int32)
-    base = reference.mix(reference.mix(counters ^ keys[0]) + keys[1])
-    for bit in range(32):
-        flip = torch.tensor([1 << bit]).to(torch.int32)
-        by_counter = reference.mix(reference.mix(counters ^ flip ^ keys[0]) + keys[1])
-        by_key = reference.mix(reference.mix(counters ^ keys[0]) + (keys[1] ^ flip))
-        for other in (by_counter, by_key):
-            changed = reference.unsigned(base ^ other)
-            shares = torch.stack([((changed >> place) & 1).double().mean() for place in range(32)])
-            assert float((shares - 0.5).abs().max()) < 0.05, bit
-
-
-@pytest.mark.parametrize("what", ["next counter", "next batch", "next seed", "held-out batch"])
-def test_neighbours_are_not_correlated(what: str) -> None:
-    count = 1 << 15
-    one = words(plan(), 3, 0, count)
-    other = {
-        "next counter": lambda: words(plan(), 3, 1, count),
-        "next batch": lambda: words(plan(), 4, 0, count),
-        "next seed": lambda: words(plan(seed=12), 3, 0, count),
-        "held-out batch": lambda: words(plan(), -3, 0, count),
-    }[what]()
-    for shift in (0, 16):
-        pair = torch.stack([one >> shift & 0xFFFF, other >> shift & 0xFFFF]).double()
-        assert abs(float(torch.corrcoef(pair)[0, 1])) < 4.5 / count**0.5
-    # Pairs of 4-bit pieces fill all 256 cells evenly, which also detects nonlinear dependence.
-    cells = torch.bincount((one >> 28) * 16 + (other >> 28), minlength=256).double()
-    assert float(((cells - count / 256) ** 2 / (count / 256)).sum()) < 380
-
-
-def test_only_the_fast_kinds_are_drawn_by_c() -> None:
-    assert choose("auto", "cpu", "gaussian")[0] is reference
-    with pytest.raises(MachineError, match="the native implementation of draw cannot be used: "):
-        choose("native", "cpu", "replay")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 
-from recperf.errors import ConfigError
-from recperf.ops.dropout import Dropout, drop, dropout_seed, keep_mask, reference
+from recperf.ops.dropout import Dropout, drop, dropout_seed, keep_mask
 from recperf.ops.hashing import hash_int
 
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
@@ -38,15 +35,6 @@ def test_the_mask_is_what_the_rule_says() -> None:
     assert keep_mask(dropout, 20, 50, "cpu").tolist() == expected
 
 
-def test_listed_rows_have_the_masks_of_their_numbers() -> None:
-    """Whatever the width, the other rows and the size of the number."""
-    numbers = torch.tensor([3, 17, 0, (1 << 31) + 5, 17])
-    listed = keep_mask(Dropout(0.4, 9, numbers), 5, 30, "cpu")
-    everything = keep_mask(Dropout(0.4, 9), 20, 64, "cpu")
-    assert torch.equal(listed[[0, 1, 2, 4]], everything[[3, 17, 0, 17], :30])
-    assert listed[3].tolist() == [word_int(9, (1 << 31) + 5, column) >= 0.4 * 2**32 for column in range(30)]
-
-
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "columns"), [(0, 8), (17, 7), (3, 700)])
@@ -74,57 +62,6 @@ def test_values_are_kept_or_zero_and_the_gradient_goes_the_same_way(impl: str) -
     dropped.backward(torch.full_like(x, 3.0))
     assert x.grad is not None
     assert torch.equal(x.grad, torch.where(kept, 6.0, 0.0))
-
-
-def test_rate_zero_changes_nothing() -> None:
-    x = torch.randn(3, 4)
-    assert drop(x, Dropout(0.0)) is x
-    assert reference.forward(x, Dropout(0.0)) is x
-    assert bool(keep_mask(Dropout(0.0), 3, 4, "cpu").all())
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
-def test_other_rates_are_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match="rate"):
-        Dropout(rate)
-
-
-def test_the_share_is_the_rate_in_all_and_in_every_row_and_column() -> None:
-    rows, columns, rate = 1000, 1536, 0.1
-    dropped = ~keep_mask(Dropout(rate, 21), rows, columns, "cpu")
-    spread = rate * (1 - rate)
-    assert abs(float(dropped.double().mean()) - rate) < 4.5 * (spread / (rows * columns)) ** 0.5
-    # Counts of rows and of columns vary as those of independent draws do, neither more nor less.
-    for across, of in ((1, columns), (0, rows)):
-        counts = dropped.sum(across).double()
-        assert abs(float(counts.var()) / (of * spread) - 1) < 5 * (2 / counts.numel()) ** 0.5
-
-
-def correlation(one: torch.Tensor, other: torch.Tensor, rate: float) -> float:
-    """In standard deviations of what chance allows."""
-    centred = (one.double() - 1 + rate) * (other.double() - 1 + rate)
-    return float(centred.sum()) / (rate * (1 - rate) * one.numel() ** 0.5)
-
-
-def test_neighbours_are_not_correlated() -> None:
-    rate = 0.1
-    kept = keep_mask(Dropout(rate, 4), 1200, 1536, "cpu")
-    for lag in (1, 2, 3, 5, 32, 64, 377, 512, 1024):
-        assert abs(correlation(kept[:, lag:], kept[:, :-lag], rate)) < 4.5, f"columns {lag} apart"
-        assert abs(correlation(kept[lag:], kept[:-lag], rate)) < 4.5, f"rows {lag} apart"
-
-
-def test_steps_layers_and_purposes_are_independent_and_a_repeat_is_equal() -> None:
-    choices = list(product((0, 1), (0, 1, 2), (0, 1), ("tokens", "output")))
-    seeds = [dropout_seed(*choice) for choice in choices]
-    assert len(set(seeds)) == len(choices)
-    assert seeds == [dropout_seed(*choice) for choice in choices]
-    assert all(0 <= seed < 1 << 63 for seed in seeds)
-    masks = [keep_mask(Dropout(0.5, seed), 64, 256, "cpu") for seed in seeds]
-    for place, one in enumerate(masks):
-        assert torch.equal(one, keep_mask(Dropout(0.5, seeds[place]), 64, 256, "cpu"))
-        for other in masks[:place]:
-            assert abs(correlation(one, other, 0.5)) < 4.5
 
 
 def test_seeds_do_not_change_from_release_to_release() -> None:

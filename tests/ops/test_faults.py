@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -66,27 +66,3 @@ def test_lookups(strange: int) -> None:
     lookup.update_rows_(table, state, rows, torch.ones(3, 3), rule="rowwise-adagrad", rate=0.5, eps=1e-8)
     fails(strange, 6)
     assert state.tolist() == [1.0, 0, 0, 0, 0, 0, 1.0]
-
-
-def update(table: Tensor, gradient: Tensor) -> object:
-    bag = kernels("bag")
-    grouped = bag.Grouped(torch.tensor([0, 1, 2, 3]), OFFSETS, 10)
-    return bag.update(table, None, grouped, gradient, rule="sgd", rate=1.0, eps=0.0, decay=0.0, scale=1.0)
-
-
-IDS, TABLE = torch.tensor([0, 1, 2, 3]), torch.ones(10, 3)
-CALLS: dict[str, tuple[Callable[[], object], str]] = {
-    "table float64": (lambda: kernels("bag").bag_sum(TABLE.double(), IDS, OFFSETS), "table_RD is float64"),
-    "ids int32": (lambda: kernels("bag").bag_sum(TABLE, IDS.int(), OFFSETS), "ids_V is int32"),
-    "ids strided": (lambda: kernels("bag").Grouped(IDS[::2], OFFSETS, 10), "ids_V is non-contiguous"),
-    "uneven": (lambda: kernels("bag").bag_sum(TABLE, IDS, torch.tensor([0, 4]), STARTS), "describes 1 bags"),
-    "update table": (lambda: update(TABLE[:9], GRADIENT), r"table_RD .* must be .* \(10, 3\)"),
-    "update gradient": (lambda: update(TABLE, GRADIENT.double()), "gradient_BD is float64"),
-    "lookup float ids": (lambda: kernels("lookup").gather(TABLE, IDS.float()), "rows_N is float32"),
-}
-
-
-@pytest.mark.parametrize(("call", "message"), CALLS.values(), ids=CALLS)
-def test_wrong_tensors(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        call()

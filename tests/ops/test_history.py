@@ -10,7 +10,6 @@ import pytest
 import xxhash
 from numpy.typing import NDArray
 
-from recperf.errors import DataError
 from recperf.ops.history import Crosses, Events, Picked, Room, Rule, native, reference
 from recperf.ops.history.rule import POOLS
 
@@ -115,80 +114,6 @@ def test_picks_and_fills_as_plain_python_does(body: Any, layout: str, shares: st
         assert room.artists_T[part].tolist() == store.catalogue_I2[items, 0].tolist()
         assert room.albums_T[part].tolist() == store.catalogue_I2[items, 1].tolist()
         assert room.times_T[part].tolist() == store.times_E[actual].tolist()
-
-
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("layout", ["packed", "reference"])
-def test_an_event_in_several_pools_counts_in_each_and_is_there_once(body: Any, layout: str) -> None:
-    kinds = np.random.default_rng(1).integers(0, 8, 700).astype(np.uint8)
-    store = store_of(kinds, layout)
-    rule = Rule(pools=INTERLEAVED, cap=60, most=150)
-    positions_B = np.array([700 - 1, 300])
-    begin_B = np.array([13, 0])
-    picked = body.pick(store, begin_B, positions_B, rule)
-    assert picked.places_T[picked.offsets_B1[1] :].tolist() == expected(kinds, 0, 300, rule)
-    assert (picked.places_T[: picked.offsets_B1[1]] + 13).tolist() == expected(kinds, 13, 699, rule)
-    assert np.array_equal(body.lengths(store, begin_B, positions_B, rule), np.diff(picked.offsets_B1))
-
-
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("layout", ["packed", "reference"])
-@pytest.mark.parametrize("rule_name", RULES)
-def test_lengths_of_scans_that_follow_one_another(body: Any, layout: str, rule_name: str) -> None:
-    """Both ends move on, or one of them, or not at all; some samples begin elsewhere."""
-    rng = np.random.default_rng(4)
-    kinds = rng.integers(0, 8, 3000).astype(np.uint8) * (rng.random(3000) < 0.4)
-    store = store_of(kinds.astype(np.uint8), layout)
-    positions_B = np.sort(rng.integers(0, 3000, 900))
-    positions_B[400:420] = rng.integers(0, 3000, 20)
-    first_B = np.where(np.arange(900) < 300, 0, np.minimum(1200, positions_B))
-    for scan in (60, 500, 3000):
-        begin_B = np.maximum(first_B, positions_B - scan)
-        picked = body.pick(store, begin_B, positions_B, RULES[rule_name])
-        assert np.array_equal(body.lengths(store, begin_B, positions_B, RULES[rule_name]), np.diff(picked.offsets_B1))
-
-
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("layout", ["packed", "reference"])
-def test_no_samples(body: Any, layout: str) -> None:
-    store, none = store_of(kinds_with(9, SHARES["likes"]), layout), np.empty(0, np.int64)
-    picked = body.pick(store, none, none, RULES["long"])
-    assert picked.offsets_B1.tolist() == [0]
-    assert len(filled(body, store, none, picked).items_T) == 0
-
-
-def test_the_reference_gives_the_same_in_any_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, rule = store_of(kinds_with(900, SHARES["as in life"])), RULES["cut"]
-    positions_B = np.arange(899)
-    begin_B = np.maximum(0, positions_B - 300)
-    whole = reference.pick(store, begin_B, positions_B, rule)
-    for part in (1, 1000, 123_456):
-        monkeypatch.setattr(reference, "PART", part)
-        again = reference.pick(store, begin_B, positions_B, rule)
-        assert np.array_equal(again.offsets_B1, whole.offsets_B1)
-        assert np.array_equal(again.places_T, whole.places_T)
-        assert np.array_equal(again.actions_T, whole.actions_T)
-
-
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize(("layout", "item"), [("packed", ITEMS), ("packed", (1 << 32) - 1), ("reference", -1)])
-def test_an_item_outside_the_catalogue_is_an_error(body: Any, layout: str, item: int) -> None:
-    store = store_of(np.full(300, LISTEN_PLUS, np.uint8), layout)
-    store.items_E[250] = item
-    begin_B, positions_B = np.array([0]), np.array([250])
-    filled(body, store, begin_B, body.pick(store, begin_B, positions_B, RULES["last"]))
-    with pytest.raises(DataError, match="an event has an item outside the catalogue of 1,000 items"):
-        filled(body, store, begin_B, body.pick(store, begin_B, positions_B + 1, RULES["last"]))
-
-
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("column", [0, 1])
-def test_an_id_that_does_not_fit_is_an_error(body: Any, column: int) -> None:
-    store = store_of(np.full(300, LISTEN_PLUS, np.uint8))
-    store.catalogue_I2[store.items_E[299], column] = 1 << 31
-    begin_B, positions_B = np.array([0]), np.array([300])
-    with pytest.raises(DataError, match="artist or album id above 2,147,483,647"):
-        filled(body, store, begin_B, body.pick(store, begin_B, positions_B, RULES["last"]))
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from recperf.errors import ArgumentError
 from recperf.ops import lookup
 from recperf.ops.lookup import expand, gather, segment_sum, unique, update_rows_
 from recperf.ops.table_rules import RULES, TableRule
@@ -58,27 +57,6 @@ def test_gradients_that_meet_are_summed(impl: Any, counts: list[int], dim: int) 
         torch.testing.assert_close(actual, torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("impl", ALL)
-@pytest.mark.usefixtures("short_chunks")
-def test_sums_of_half_numbers_are_not_half(impl: Any, kind: torch.dtype) -> None:
-    grad, order, starts = segments([0, 30, 2, 1], 5, kind)
-    expected = torch.stack([grad[order[a:b]].double().sum(0) for a, b in ((0, 0), (0, 30), (30, 32), (32, 33))])
-    actual = segment_sum(grad.t().contiguous().t(), order.int(), starts, impl=impl)
-    assert actual.dtype == (kind if kind == torch.float64 else torch.float32)
-    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(actual, segment_sum(grad, order, starts, impl=impl))
-
-
-@pytest.mark.usefixtures("triton")
-def test_one_chunk_holds_its_hundred_gradients() -> None:
-    """With the chunks as they are, not shortened for a test."""
-    grad, order, starts = segments([100, 0, 29, 200], 3)
-    torch.testing.assert_close(
-        segment_sum(grad, order, starts, impl="triton"), segment_sum(grad, order, starts, impl="reference")
-    )
-
-
 @pytest.mark.parametrize("impl", ALL)
 def test_rows_are_gathered(impl: Any) -> None:
     table = torch.randn(50, 24, generator=torch.Generator().manual_seed(1))
@@ -87,16 +65,6 @@ def test_rows_are_gathered(impl: Any) -> None:
         assert torch.equal(gather(of, rows, impl=impl), of[rows])
         assert torch.equal(gather(of, rows.int(), impl=impl), of[rows])
     assert gather(table, rows[:0], impl=impl).shape == (0, 24)
-
-
-@pytest.mark.parametrize("impl", ALL)
-def test_a_table_of_more_than_two_billion_numbers(impl: Any) -> None:
-    """Only the few pages that are touched are ever there."""
-    last = 2**31 // 512 + 2
-    table = torch.zeros(1, dtype=torch.int8).new_empty(last + 1, 512)
-    table[last], table[3] = torch.arange(512).to(torch.int8), 5
-    rows = torch.tensor([last, 3], dtype=torch.int32)
-    assert torch.equal(gather(table, rows, impl=impl), table[rows.long()])
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
@@ -118,15 +86,6 @@ def test_updates_of_every_rule(impl: Any, dim: int, kind: torch.dtype, rule: Tab
     torch.testing.assert_close(table, correct.float(), rtol=1e-5, atol=1e-5)
     if state is not None and seen is not None:
         torch.testing.assert_close(state, seen.float(), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.usefixtures("triton")
-def test_an_update_that_would_be_lost_is_refused() -> None:
-    table = torch.zeros(4, 6)
-    with pytest.raises(ArgumentError, match="table_RD is non-contiguous"):
-        update_rows_(
-            table[:, :3], None, torch.tensor([0]), torch.ones(1, 3), rule="sgd", rate=1.0, eps=0.0, impl="triton"
-        )
 
 
 @pytest.mark.parametrize("impl", ALL)

@@ -75,18 +75,6 @@ def test_views_and_a_residual(impl: Any) -> None:
         assert torch.equal(before, after), "what is given stays as it is"
 
 
-@pytest.mark.parametrize("impl", BODIES)
-def test_autocast_changes_nothing(impl: Any) -> None:
-    x, gradient, given = drawn(7, 12), drawn(7, 20, seed=5), parameters(12, 20)
-    out, stats = stu_input.forward(x, *given, EPS, impl=impl)
-    actual = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        again, _ = stu_input.forward(x, *given, EPS, impl=impl)
-        others = stu_input.backward(gradient, x, *given[:3], stats, EPS, impl=impl)
-    for one, other in zip((out, *actual), (again, *others)):
-        assert torch.equal(one, other)
-
-
 def test_sums_of_narrow_products_are_not_rounded() -> None:
     """Ones over more tokens than bfloat16 can count."""
     ones = torch.ones(1001, 2, dtype=torch.bfloat16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
@@ -71,23 +70,6 @@ def test_values_and_gradients(impl: Any, kind: torch.dtype, shape: tuple[int, in
 
 
 @pytest.mark.parametrize("impl", BODIES)
-@pytest.mark.usefixtures("poisoned")
-def test_the_gradient_of_u_goes_where_it_is_wanted(impl: Any) -> None:
-    given, gradient, dropout = inputs(21, 8, 10, torch.float32), drawn(21, 8, seed=6), Dropout(0.2, 1)
-    attention, u, _, *parameters = given
-    _, stats = stu_output.forward(*given, EPS, dropout, impl=impl)
-    buffer = torch.full((21, 37), 5.0)
-    into = buffer[:, 4:14]
-    _, du, *_ = stu_output.backward(
-        gradient, attention, u, *parameters, stats, EPS, dropout, into_u=into, impl=impl
-    )  # fmt: skip
-    assert du.data_ptr() == into.data_ptr()
-    close(into, exact(given, dropout, gradient)[2], LIMIT[torch.float32])
-    assert bool((buffer[:, :4] == 5.0).all())
-    assert bool((buffer[:, 14:] == 5.0).all())
-
-
-@pytest.mark.parametrize("impl", BODIES)
 def test_chosen_rows_give_what_they_give_among_all(impl: Any) -> None:
     """As when only the last token of every row is asked for: the same output and the same dropout."""
     given, gradient = inputs(40, 12, 20, torch.float32), drawn(40, 12, seed=6)
@@ -104,15 +86,3 @@ def test_chosen_rows_give_what_they_give_among_all(impl: Any) -> None:
     part = stu_output.backward(gradient[chosen], some[0], some[1], *parameters, few_stats, EPS, few, impl=impl)
     for one, other in zip((full[0][chosen], full[1][chosen], *full[2:]), part):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.usefixtures("triton")
-def test_programs_that_walk_over_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    norm = importlib.import_module("recperf.ops.layer_norm.triton")
-    monkeypatch.setattr(norm, "PROGRAMS", 3)
-    given, gradient, dropout = inputs(11, 8, 260, torch.float32), drawn(11, 8, seed=6), Dropout(0.2, 1)
-    attention, u, _, *parameters = given
-    _, stats = stu_output.forward(*given, EPS, dropout, impl="triton")
-    actual = stu_output.backward(gradient, attention, u, *parameters, stats, EPS, dropout, impl="triton")
-    for name, got, expected in zip(NAMES[1:], actual, exact(given, dropout, gradient)[1:]):
-        close(got, expected, LIMIT[torch.float32], name)

@@ -39,14 +39,6 @@ def test_measured_rates_replace_assumed_ones() -> None:
     assert "beside 50% other work" in busy.efficiency.origin
 
 
-def test_messages_between_processes_are_a_network() -> None:
-    rates = replace(RATES, device="cpu", latency_s=2e-4, link_bytes_per_s=1e9)
-    network = rates.network()
-    assert network is not None
-    assert (network.link_latency_s, network.bytes_per_s) == (2e-4, 1e9)
-    assert rates.applied(KNOWN["h200"], "float32").link_bytes_per_s == 1e9
-
-
 def test_a_calibration_is_stored_for_its_model_and_a_damaged_file_is_ignored() -> None:
     say: list[str] = []
     assert calibrate.stored("h200", WORK) is None
@@ -85,17 +77,3 @@ def test_rates_are_measured_at_the_shapes_of_the_model() -> None:
         if rates.attention:
             shortest, own, longest = rates.attention.lengths
             assert shortest < own == round(work.attention_length) < longest, "--history changes the length"
-
-
-def test_a_card_with_other_memory_is_a_device_of_its_own() -> None:
-    gib = 2**30
-    assert calibrate.card_name("NVIDIA H200", 140 * gib) == "h200"
-    assert calibrate.card_name("NVIDIA A100-SXM4-80GB", round(79.3 * gib)) == "a100"
-    assert calibrate.card_name("NVIDIA GeForce RTX 4090", 24 * gib) == "NVIDIA GeForce RTX 4090"
-    small = calibrate.card_name("NVIDIA A100-SXM4-40GB", round(39.4 * gib))
-    assert small == "NVIDIA A100-SXM4-40GB"
-    rates = replace(RATES, device=small, memory_bytes=round(39.4 * gib))
-    device = rates.applied(calibrate.measured_device(rates), "bfloat16")
-    assert (device.name, device.memory_bytes) == (small, round(39.4 * gib))
-    assert device.link_bytes_per_s == KNOWN["a100"].link_bytes_per_s
-    assert RATES.applied(KNOWN["h200"], "bfloat16").memory_bytes == RATES.memory_bytes

@@ -9,51 +9,19 @@ import pytest
 from recperf.distributed.config import DistributedConfig, Kind
 from recperf.plan import advice, skew
 from recperf.plan.devices import KNOWN
-from recperf.plan.memory import Memory, memory_of, rank_demand
+from recperf.plan.memory import Memory
 from recperf.plan.predict import predict
-from recperf.plan.sharding import Parallelism, largest_share, parallelism_of, place
-from recperf.plan.skew import Skew, Traffic
+from recperf.plan.sharding import Parallelism, parallelism_of, place
 from recperf.plan.work import Work
-from recperf.workloads.dlrm.config import DLRM, criteo_kaggle
 from recperf.workloads.dlrm_v4.config import mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 
 GIB = 2**30
-HOT_IDS = round(81.5 * GIB / 2048)
-"""Ids of 512 floats each whose float32 copy has the published size."""
 
 
 @pytest.fixture(scope="module")
 def work() -> Work:
     return planned(mlperf()).work()
-
-
-def hot(work: Work, ranks: int, ids: int) -> Skew:
-    """Ids spread evenly but for one rank, which gets so many in all."""
-    plan = skew.even(work, 1024, ranks)
-    others = sum(one.raw_NR[0, 0] for name, one in plan.traffic.items() if name != "artist_id")
-    raw_NR = plan.traffic["artist_id"].raw_NR.copy()
-    raw_NR[0, 5] = ids - others
-    traffic = Traffic(raw_NR, plan.traffic["artist_id"].unique_NR, plan.traffic["artist_id"].touched_NR)
-    return Skew(plan.traffic | {"artist_id": traffic}, "one hot rank", 1)
-
-
-def test_the_published_copy(work: Work) -> None:
-    """A rank that gets 16 % of a global batch of 32,768 needs 81.5 GiB for the copy that clamps before it casts."""
-    plan = hot(work, 32, HOT_IDS)
-    placed = place(work.tables, 32, 1024, Parallelism(sharding="row", dedup=False))
-    made = memory_of(
-        work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(wire="fp16", codec="clamp-copy", dedup=False)
-    )
-    assert made.fullest == 5
-    assert made.phase == "lookup"
-    assert made.largest_table == "artist_id"
-    assert made.parts_R["temporary"][5] / GIB == pytest.approx(81.5, rel=1e-6)
-    in_place = memory_of(
-        work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(wire="fp16", codec="in-place", dedup=False)
-    )
-    assert in_place.parts_R["temporary"].max() == 0
-    assert in_place.peak < made.peak
 
 
 @pytest.mark.parametrize("kind", ["row", "column", "table"])
@@ -83,19 +51,6 @@ def test_a_table_in_host_memory_takes_none_of_the_device_and_its_rows_cross_the_
     assert (held[0] - held[2] == bytes_R).all()
     assert held[0] - held[1] == pytest.approx(0.8 * bytes_R)
     assert plain.parts["lookup"] < cached.parts["lookup"] == host.parts["lookup"]
-
-
-def test_bags_are_summed_before_they_are_sent() -> None:
-    """A row-wise bag table sends a part of every sum; whole, its one rank sends each sum once."""
-    made = DLRM.planned(criteo_kaggle()).work()
-    bags = tuple(replace(table, ids=20.0) for table in made.tables[:1])
-    made = replace(made, tables=bags)
-    even = skew.even(made, 32, 4)
-    sent = {
-        kind: place(bags, 4, 32, Parallelism(sharding=kind))[0].sent_R(even.traffic["t1"], 32, dedup=False).tolist()
-        for kind in ("row", "table")
-    }
-    assert sent == {"row": [4 * 32 * 16.0] * 4, "table": [4 * 32 * 16.0, 0, 0, 0]}
 
 
 def test_parts_are_those_of_one_device(work: Work) -> None:
@@ -160,48 +115,6 @@ def test_remedies_fit() -> None:
         flag, value = options.split()
         assert flag == "--distributed.sharding"
         assert DistributedConfig(sharding=value).sharding == value, "as recperf run takes it"
-
-
-def test_a_run_reserves_what_the_plan_counts_for_copied_tables() -> None:
-    """The gradient of a copy is as large as the table, and on a CPU its rows are not written before the run asks."""
-    workload, copied = DLRM.planned(criteo_kaggle()), DistributedConfig(sharding="t3=data-parallel")
-    table = next(one for one in workload.work().tables if one.name == "t3")
-    plain, copies, on_cpu = (
-        rank_demand(workload, 4, options, on_cpu=cpu).other_bytes
-        for options, cpu in ((DistributedConfig(), False), (copied, False), (copied, True))
-    )
-    assert copies - plain == 2 * table.bytes
-    assert on_cpu - copies == table.bytes + 4 * table.rows * table.state
-    parts_R = predict(workload, 4, KNOWN["h200"], parallelism=parallelism_of(copied)).memory.parts_R
-    beside = sum(float(parts_R[name][0]) for name in ("dense", "input", "activations"))
-    assert beside <= copies, "the plan's phase may hold fewer activations"
-
-
-def test_the_rank_with_most_tokens_decides(work: Work) -> None:
-    """Few rows of very different lengths, each rank every n-th one."""
-    uneven = replace(work, lengths=(10.0,) * 31 + (4000.0,))
-    share = largest_share(uneven, 16, 8, balanced=False)
-    assert share.tokens > 1.5
-    assert largest_share(work, 1024, 8, balanced=True).tokens < 1.001
-    placed = place(work.tables, 8, 16, Parallelism())
-    ids = skew.even(work, 16, 8)
-    held = memory_of(uneven, placed, ids, 16, KNOWN["h200"], Parallelism(balanced=False, pipelined=False)).parts_R
-    assert held["input"][0] == pytest.approx(share.tokens * work.input_bytes(16))
-
-
-def test_a_plan_is_tight_if_it_fits_only_with_reuse(work: Work) -> None:
-    plan = skew.even(work, 1024, 8)
-    placed = place(work.tables, 8, 1024, Parallelism(dedup=False))
-    whole = memory_of(work, placed, plan, 1024, KNOWN["mi350x"], Parallelism(dedup=False))
-    assert whole.peak < whole.without_reuse < whole.peak + whole.parts_R["activations"].max() + 300 * GIB
-
-    def verdict(bytes_: float) -> str:
-        device = replace(KNOWN["mi350x"], memory_bytes=round(bytes_ / 0.95))
-        return memory_of(work, placed, plan, 1024, device, Parallelism(dedup=False)).verdict
-
-    assert verdict(whole.without_reuse * 1.001) == "fits"
-    assert verdict((whole.without_reuse + whole.peak) / 2) == "tight"
-    assert verdict(whole.peak * 0.999) == "does not fit"
 
 
 def test_the_largest_batch_fits_as_predicted() -> None:

@@ -7,26 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recperf.errors import ConfigError, UsageError
-from recperf.models.dlrm_v4.cost import load_of, model_flops, step
 from recperf.plan import network as collectives
 from recperf.plan import skew, target
 from recperf.plan.devices import (
-    CALL_FACTOR,
-    KERNELS,
     KNOWN,
-    NETWORKS,
-    TIME_SLICE,
     Attention,
     Device,
     Efficiency,
     Network,
     Rates,
 )
-from recperf.plan.predict import EXCHANGE_CALLS, PARTS, dense_seconds, error_band, exposed, predict
+from recperf.plan.predict import EXCHANGE_CALLS, PARTS, error_band, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import Spread
-from recperf.workloads.dlrm.config import DLRM, dcnv2
+from recperf.workloads.dlrm.config import DLRM
 from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import MICRO_DLRM
@@ -66,15 +60,6 @@ def test_an_all_reduce_by_hand() -> None:
     assert collectives.all_reduce(4e9, 8, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4 + 2 * 0.5 * 1.0 + 2e-3)
 
 
-def test_dense_seconds_are_counted_work_over_the_peak() -> None:
-    """With bytes for nothing, the dense parts take the model's FLOPs at the device's rate."""
-    config = mlperf()
-    fast = replace(PLAIN, copy_bytes_per_s=1e16)
-    plan = sum(dense_seconds(planned(config).work(history=(91.0,)), fast, 4).values())
-    flops = model_flops(step(config.model, [load_of(config.model, (100,) * 4)], rows=0))
-    assert plan == pytest.approx(flops / 1e12, rel=1e-3)
-
-
 def test_exposed_parts_are_the_step() -> None:
     plan = predict(planned(mlperf()), 16, KNOWN["b200"], parallelism=Parallelism(rank_batch=64))
     assert list(plan.parts) == list(PARTS)
@@ -85,18 +70,6 @@ def test_exposed_parts_are_the_step() -> None:
     moved = sum(plan.exposed[name] for name in PARTS if "all-" in name)
     assert plan.shares["communication"] == pytest.approx(moved / plan.seconds)
     assert plan.shares["compute"] > plan.shares["bandwidth"] > 0
-
-
-def test_overlapped_parts_are_not_exposed() -> None:
-    parts = dict.fromkeys(PARTS, 1.0) | {"input": 20.0, "all-reduce": 5.0, "dense backward": 3.0}
-    piped, plain = (exposed(parts, Parallelism(pipelined=on, overlapped=True)) for on in (True, False))
-    assert piped["all-reduce"] == 2.0, "the backward pass hides as much as it lasts"
-    assert piped["ids all-to-all"] == piped["transfer"] == 0
-    assert piped["input"] == 22.0 - (6 * 1.0 + 3.0 + 2.0)
-    copied = exposed(parts | {"input": 1.0, "transfer": 20.0}, Parallelism(pipelined=True, overlapped=True))
-    assert (copied["input"], copied["transfer"]) == (1.0, 10.0), "copying is not preparing"
-    assert exposed(parts, Parallelism(pipelined=True, overlapped=True), synchronous=True) == parts, "cores are busy"
-    assert (plain["input"], plain["ids all-to-all"]) == (20.0, 1.0)
 
 
 def test_a_hot_rank_slows_everyone_and_dedup_helps() -> None:
@@ -112,22 +85,6 @@ def test_a_hot_rank_slows_everyone_and_dedup_helps() -> None:
     assert seconds(even=False, dedup=True) < 0.5 * seconds(even=False, dedup=False)
 
 
-def test_half_the_bytes_on_the_wire() -> None:
-    def rows(wire: str) -> float:
-        parallelism = Parallelism(rank_batch=256, wire=wire)  # type: ignore[arg-type]
-        quick = replace(NETWORKS["ib400"], latency_s=0.0, link_latency_s=0.0)
-        return predict(planned(mlperf()), 16, KNOWN["h200"], quick, parallelism).parts["rows all-to-all"]
-
-    assert rows("fp32") == pytest.approx(2 * rows("fp16"))
-
-
-def test_the_global_batch_is_divided_among_ranks() -> None:
-    plan = predict(planned(mlperf()), 8, KNOWN["b200"])
-    assert (plan.rank_batch, plan.global_batch) == (128, 1024)
-    with pytest.raises(ConfigError, match="at least one sample for each of 2,048 ranks"):
-        predict(planned(mlperf()), 2048, KNOWN["b200"])
-
-
 @pytest.mark.parametrize("workload", [DLRM_V4, DLRM, MICRO_DLRM, MICRO_DLRM_DRAM], ids=lambda one: one.name)
 def test_every_preset_has_a_plan(workload) -> None:  # type: ignore[no-untyped-def]
     for preset in workload.presets.values():
@@ -137,37 +94,7 @@ def test_every_preset_has_a_plan(workload) -> None:  # type: ignore[no-untyped-d
         assert {"work", "device", "efficiency", "network", "ids", "overlap"} <= plan.origins.keys()
 
 
-def test_tables_have_the_size_of_the_workload() -> None:
-    plan = predict(DLRM.planned(dcnv2()), 4, KNOWN["h200"])
-    assert plan.memory.parts_R["tables"].sum() == DLRM.estimate(dcnv2()).table_bytes
-    with pytest.raises(UsageError, match="no histories"):
-        predict(DLRM.planned(dcnv2()), 4, KNOWN["h200"], history=10)
-
-
 CORES = replace(PLAIN, shared=True, cores=2, efficiency=Efficiency(products=0.5, bytes=0.5, link=0.5, origin="given"))
-
-
-def test_more_ranks_than_cores_share_them() -> None:
-    quick = replace(NETWORKS["loopback"], latency_s=0.0, link_latency_s=0.0)
-    plans = {ranks: predict(planned(laptop()), ranks, CORES, quick) for ranks in (1, 2, 4)}
-    dense = {ranks: one.parts["dense forward"] + one.parts["dense backward"] for ranks, one in plans.items()}
-    assert dense[2] == pytest.approx(dense[1] / 2, rel=0.1)
-    assert dense[4] == pytest.approx(dense[2], rel=0.1)
-    assert "each on one of 2 cores" in plans[2].origins["device"]
-    assert "4 ranks share 2 cores: each works 50% of the time" in plans[4].origins["device"]
-    assert "share" not in plans[1].origins["device"]
-
-
-def test_latencies_count_for_every_message() -> None:
-    slow = Network(latency_s=1.0, link_latency_s=1.0, bytes_per_s=1e15, ranks_per_node=8)
-    far = replace(CORES, link_bytes_per_s=1e15)
-    two, four = (predict(planned(laptop()), ranks, far, slow).parts for ranks in (2, 4))
-    one = CALL_FACTOR
-    assert two["ids all-to-all"] == pytest.approx(3 * one, rel=1e-3), "how many, how many of each table, and the ids"
-    assert two["rows all-to-all"] == pytest.approx(one, rel=1e-3)
-    assert four["rows all-to-all"] == pytest.approx(2 * one + TIME_SLICE, rel=1e-3), "and wait for another's time slice"
-    alike = predict(planned(laptop()), 4, replace(far, cores=None), slow).parts
-    assert alike["rows all-to-all"] == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_step_is_never_shorter_than_its_calls() -> None:
@@ -190,46 +117,6 @@ def test_a_step_is_never_shorter_than_its_calls() -> None:
     assert slow.shares["dispatch"] > 0.5
 
 
-def test_attention_is_carried_over_as_a_rate_of_its_kernel() -> None:
-    """Not as a share of the peak: a faster device computes it no faster, a slower one more slowly."""
-    known = KNOWN["h200"]
-    rates = {
-        name: KNOWN[name].attention_rate("bfloat16", 4096, backward=False) for name in ("h200", "h100", "b200", "a100")
-    }
-    assert rates["h200"] == rates["h100"] == rates["b200"]
-    assert rates["a100"] == pytest.approx(rates["h200"] * 312 / 989, rel=1e-6)
-    kernel = KERNELS["recperf"]["h200"]
-    between = sum(kernel.backward[-2:]) / 2
-    assert kernel.lengths[-2:] == (2048, 4096)
-    assert known.attention_rate("bfloat16", 2896.3, backward=True) == pytest.approx(between, rel=1e-3)
-    short, long = (known.attention_rate("bfloat16", length, backward=True) for length in (100, 10_000))
-    assert (short, long) == (kernel.backward[0], kernel.backward[-1])
-
-
-def test_lengths_are_a_distribution() -> None:
-    """Attention follows the mean of the squares, products the mean."""
-    plan = planned(mlperf())
-    even, spread = (plan.work(history=lengths).parts(2) for lengths in ((1000.0,), (500.0, 1500.0)))
-    assert spread["attention"].flops > 1.2 * even["attention"].flops
-    assert spread["stu_input"].flops == even["stu_input"].flops
-    mean = np.mean(plan.work().lengths) - 9
-    assert mean == pytest.approx(2663, abs=0.5)
-    assert np.mean(plan.work(history=3500).lengths) - 9 == pytest.approx(3500)
-    assert max(plan.work(history=3500).lengths) - 9 <= 4086
-
-
-def test_the_slowest_rank_is_predicted() -> None:
-    lengths = tuple(float(length) for length in np.geomspace(20, 4000, 64))
-    dealt, strided = (
-        predict(planned(mlperf()), 8, PLAIN, parallelism=Parallelism(rank_batch=64, balanced=on), history=lengths)
-        for on in (True, False)
-    )
-    assert dealt.imbalance < 1.02 < 1.2 < strided.imbalance
-    assert strided.parts["dense backward"] == pytest.approx(
-        dealt.parts["dense backward"] * strided.imbalance / dealt.imbalance
-    )
-
-
 def test_the_band_is_wider_with_less_knowledge() -> None:
     plans = [predict(planned(mlperf()), ranks, KNOWN[name]) for name, ranks in (("h200", 1), ("h200", 8), ("b200", 8))]
     widths = [plan.high / plan.low for plan in plans]
@@ -240,14 +127,6 @@ def test_the_band_is_wider_with_less_knowledge() -> None:
     assert "assumed: no step of recperf on this device" in plans[2].origins["error band"]
     near, far = (error_band(KNOWN["b200"], 8 * nodes, nodes=nodes) for nodes in (1, 4))
     assert (far[1] / near[1], near[0] / far[0]) == pytest.approx((1.05**2, 1.05**2)), "for each doubling of nodes"
-
-
-def test_encoders_follow_the_counted_items() -> None:
-    """What is computed once for each different item follows the data's counts, not the benchmark's shares."""
-    few, many = (
-        planned(laptop()).work(distinct={"item_id": items}).parts(64)["encoders"].flops for items in (1.0, 20.0)
-    )
-    assert many > 10 * few
 
 
 def test_samples_to_the_target() -> None:

@@ -11,7 +11,6 @@ import pytest
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.synthesize.config import YambdaLike
-from recperf.errors import DataError, UsageError
 from recperf.models.dlrm_v4.config import PUBLISHED_ROWS
 from recperf.plan import skew
 from recperf.plan.advice import Arrivals, arrivals
@@ -54,11 +53,6 @@ def test_row_wise_sharding_has_a_hot_rank(published: Work, hashed: bool) -> None
         assert result[name, "table", False].ratio == pytest.approx(RANKS)
 
 
-def test_columns_of_a_least_width_use_fewer_ranks(published: Work) -> None:
-    result = by_way(published, skew.even(published, BATCH, RANKS), width=128)
-    assert result["item_id", "column", False].ratio == pytest.approx(RANKS / 4)
-
-
 def test_expected_counts_match_drawn_ids() -> None:
     rows, ids, ranks = 1000, 5000, 4
     table = Table(name="t", rows=rows, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: samples)
@@ -81,18 +75,6 @@ def test_ids_repeat_as_often_as_the_workload_says() -> None:
         traffic = skew.zipf(work, BATCH, RANKS, 0.478, repeated=repeated).traffic["item_id"]
         assert least < traffic.unique_NR[0].sum() / traffic.raw_NR[0].sum() < most
         assert traffic.raw_NR.max() / traffic.raw_NR.mean() == pytest.approx(5.2, abs=0.1), "the published hot rank"
-
-
-def test_the_last_block_of_rows_may_be_short() -> None:
-    table = Table(name="t", rows=10, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: samples)
-    assert skew.owners(np.array([0, 2, 3, 9]), table, 4, hashed=False).tolist() == [0, 0, 1, 3]
-
-
-def test_hashed_tables_spread_each_in_its_own_way() -> None:
-    table = Table(name="t", rows=10_000, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: samples)
-    one, other = (skew.owners(np.arange(10_000), t, 4, hashed=True) for t in (table, replace(table, name="u")))
-    assert np.bincount(one, minlength=4).min() > 2_300
-    assert 0.2 < (one == other).mean() < 0.3
 
 
 @pytest.fixture
@@ -137,22 +119,3 @@ def test_ids_of_a_dataset_are_counted(store: EventStore) -> None:
     items = result.traffic["item_id"].unique_NR.sum() / (2 * ranks * batch)
     assert result.distinct_per_sample(batch)["item_id"] == pytest.approx(items)
     assert skew.even(planned(config).work(), batch, ranks).distinct_per_sample(batch) == {}, "not counted"
-
-
-def test_data_smaller_than_its_tables_is_reported(store: EventStore) -> None:
-    config = config_for(store)
-    config = replace(config, model=replace(config.model, rows=()))
-    result = counted(store, config, 8, 2, 1)
-    assert "smaller than the tables" in result.origin
-    assert result.traffic["item_id"].raw_NR[0, 1] == 0
-
-
-def test_too_few_anchors_are_an_error(store: EventStore) -> None:
-    config = config_for(store)
-    with pytest.raises(DataError, match="a global batch has 8,388,608 samples"):
-        counted(store, config, 1 << 20, 8, 4)
-
-
-def test_a_workload_without_histories_reads_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read ids"):
-        planned_micro(micro()).ids(tmp_path, 8, 2, 4)

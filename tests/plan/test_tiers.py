@@ -11,7 +11,6 @@ from recperf.data.reuse import Reuse
 from recperf.plan import tiers
 from recperf.plan.devices import KNOWN
 from recperf.plan.predict import Prediction, predict
-from recperf.plan.skew import zipf
 from recperf.plan.target import Band
 from recperf.workloads import find
 
@@ -55,12 +54,3 @@ def test_a_step_takes_as_long_as_the_slowest_of_device_link_and_store(published:
     none = tiers.price(published, device, step, served=0.0)["stores"]["file"]
     assert none["limit"] == "the disk"
     assert none["step"]["value"] > file["step"]["value"]
-
-
-def test_skewed_ids_are_served_better_and_a_batch_must_fit(published: Prediction) -> None:
-    device, cache, step = KNOWN["h200"], 8 << 30, Band(0.3, 0.3, 0.3)
-    even = tiers.price(published, device, step, cache_bytes=cache)
-    skewed = replace(published, skew=zipf(published.work, published.rank_batch, 1, 1.05))
-    assert even["served"] < tiers.price(skewed, device, step, cache_bytes=cache)["served"] < 1
-    small = tiers.price(published, device, step, cache_bytes=1 << 20)
-    assert (small["served"], small["stores"]) == (0.0, {})

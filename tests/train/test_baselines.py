@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from scipy.sparse import csr_matrix, hstack
 from sklearn.linear_model import LogisticRegression
 
 from recperf.train.baselines import FeatureRows, additive_logits, click_rules, majority
-from recperf.train.metrics import auc, binary_metrics
-from recperf.workloads.dlrm.build import PreparedDLRM
-from recperf.workloads.dlrm.config import experiment
-from recperf.workloads.micro_dlrm_dram.build import PreparedDram
-from recperf.workloads.micro_dlrm_dram.config import default as dram
+from recperf.train.metrics import auc
 
 
 def test_bias_model_is_penalised_logistic_regression() -> None:
@@ -35,13 +28,6 @@ def test_bias_model_is_penalised_logistic_regression() -> None:
     inputs = hstack([one_hot(user, users), one_hot(item, items)])
     oracle = LogisticRegression(C=1 / ridge, tol=1e-10, max_iter=5000).fit(inputs, labels)
     np.testing.assert_allclose(ours.numpy(), oracle.decision_function(inputs), atol=2e-4)
-
-
-def test_unseen_ids_have_finite_logits() -> None:
-    labels = torch.tensor([1.0, 1.0, 0.0, 1.0])
-    seen, unseen = torch.tensor([1, 1, 2, 2]), torch.tensor([3])
-    logits = additive_logits([seen], labels, [unseen])
-    assert torch.isfinite(logits).all()
 
 
 def test_majority_is_the_log_odds_even_of_one_class() -> None:
@@ -68,26 +54,3 @@ def test_click_baselines_read_every_category_of_a_row() -> None:
     assert all(torch.isfinite(rule(valid)).all() for rule in rules.values())
     one_class = replace(train, labels_N=torch.ones(1500))
     assert "gradient_boosting" not in click_rules(one_class, user=None, item=None)
-
-
-def prepared_dlrm() -> Any:
-    config = experiment()
-    return PreparedDLRM(replace(config, data=replace(config.data, batches=3, held_out_batches=3)))
-
-
-def prepared_dram() -> Any:
-    config = dram()
-    data = replace(config.data, batches=3, held_out_batches=3)
-    return PreparedDram(replace(config, data=data, model=replace(config.model, rows=100)))
-
-
-@pytest.mark.parametrize("make", [prepared_dlrm, prepared_dram])
-def test_the_majority_of_synthetic_data_is_that_of_training_batches(make: Callable[[], Any]) -> None:
-    prepared = make()
-    train_N = torch.cat([batch.labels_B for batch in prepared.order(prepared.config.seed).batches(0)])
-    valid_N = torch.cat([batch.labels_B for batch in prepared.held_out(prepared.config.seed)])
-    assert train_N.mean() != valid_N.mean()
-    rate = train_N.mean().expand_as(valid_N)
-    expected = float(torch.nn.functional.binary_cross_entropy(rate, valid_N))
-    logits_N = prepared.baseline_logits()["majority"]
-    assert binary_metrics(logits_N, valid_N)["log_loss"] == pytest.approx(expected, rel=1e-5)

@@ -6,16 +6,11 @@ import pytest
 
 from recperf.train.cadence import Minutes, either, every, never
 from recperf.train.loop import Position
-from recperf.train.stream import Evaluations, interval
+from recperf.train.stream import Evaluations
 
 
 def at(step: int) -> Position:
     return Position(0, step, step)
-
-
-def test_every_n_steps() -> None:
-    assert [step for step in range(1, 10) if every(3)(at(step))] == [3, 6, 9]
-    assert not any(every(0)(at(step)) for step in range(10))
 
 
 def test_either_calls_all() -> None:
@@ -44,19 +39,6 @@ def test_a_save_that_costs_much_is_done_less_often() -> None:
     assert not minutes()
     now += 1
     assert minutes()
-
-
-def test_zero_minutes_mean_never() -> None:
-    ticks = iter(range(0, 10**9, 10**6))
-    assert not any(Minutes(0, clock=lambda: next(ticks))(at(step)) for step in range(50))
-
-
-@pytest.mark.parametrize(
-    ("share", "samples", "batch_size", "steps"),
-    [(0.001, 2_290_835_423, 8192, 280), (1e-9, 100, 10, 1), (1.0, 100, 30, 4)],
-)  # fmt: skip
-def test_a_share_of_the_data_in_steps(share: float, samples: int, batch_size: int, steps: int) -> None:
-    assert interval(share, samples, batch_size) == steps
 
 
 @pytest.mark.parametrize(

@@ -49,26 +49,6 @@ def test_keeps_the_requested_number(tmp_path: Path) -> None:
     assert [checkpoint_folder.step_of(path) for path in checkpoints.saved()] == [7, 6, 4, 1]
 
 
-def test_a_manifest_of_another_checkpoint_does_not_make_one_the_best(tmp_path: Path) -> None:
-    checkpoints, _ = store(tmp_path, keep_last=2)
-    for step, best in ((10, True), (20, False), (30, False)):
-        checkpoints.save(step, state(step), best=best)
-    manifests = [tmp_path / f"step-000000{step}" / checkpoint_folder.MANIFEST for step in (10, 20)]
-    first, second = (path.read_bytes() for path in manifests)
-    manifests[0].write_bytes(second)
-    manifests[1].write_bytes(first)
-    checkpoints, _ = store(tmp_path, keep_last=2)
-    assert value_of(checkpoints) == 30
-    assert checkpoint_folder.best_of(tmp_path) == tmp_path / "step-00000010"
-
-
-def test_nothing_saved_is_not_an_error(tmp_path: Path) -> None:
-    assert store(tmp_path / "none")[0].load() is None
-    # Nor is a first save that was killed.
-    (tmp_path / f".step-00000010.{NOBODY}.tmp").mkdir()
-    assert store(tmp_path)[0].load() is None
-
-
 def test_an_intact_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
     checkpoints.save(10, state(1), best=False)
@@ -80,26 +60,6 @@ def test_an_intact_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
     # Nothing but marks of the best is lost with index.json.
     (tmp_path / "index.json").write_text("[")
     assert value_of(checkpoints) == 20
-
-
-def test_a_skipped_checkpoint_is_replaced_even_if_it_becomes_readable(tmp_path: Path) -> None:
-    checkpoints, notices = store(tmp_path)
-    checkpoints.save(10, state(10), best=True)
-    checkpoints.save(20, state(20), best=False)
-    file = tmp_path / "step-00000020" / FILE
-    content = file.read_bytes()
-    file.write_bytes(b"")
-    again, notices = store(tmp_path)
-    assert value_of(again) == 10
-    assert notices == [
-        f"checkpoint step-00000020 is damaged ({FILE} has 0 bytes instead of {len(content)})",
-        "continuing from checkpoint step-00000010, the newest intact one",
-    ]
-    # The file is readable again, but its state is not that of the training that continued.
-    file.write_bytes(content)
-    again.save(20, state(5), best=False)
-    assert value_of(again) == 5
-    assert again.best() == tmp_path / "step-00000010"
 
 
 def test_never_a_silent_fresh_start(tmp_path: Path) -> None:
@@ -181,18 +141,6 @@ def test_a_stop_at_any_point_leaves_an_intact_state(tmp_path: Path, name: str, a
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_stop_while_the_only_checkpoint_is_replaced_leaves_it(tmp_path: Path) -> None:
-    """It was set aside, and the kill came before the new one had its name."""
-    checkpoints, _ = store(tmp_path)
-    checkpoints.save(10, state(10), best=False)
-    aside = tmp_path / f".step-00000010.{NOBODY}.aside"
-    (tmp_path / "step-00000010").rename(aside)
-    again, notices = store(tmp_path)
-    assert value_of(again) == 10
-    assert notices == []
-    assert names(tmp_path) == ["index.json", "step-00000010"]
-
-
 def refuse(monkeypatch: pytest.MonkeyPatch, function: str, number: int, after: int) -> None:
     """Let a function of `os` fail after a number of calls."""
     original, calls = getattr(os, function), [0]
@@ -267,15 +215,3 @@ def test_a_background_save_returns_at_once_and_saves_the_state_of_that_moment(tm
         checkpoints.save(step, state(step), best=step == 11)
     checkpoints.wait()
     assert names(tmp_path) == ["index.json", "step-00000011", "step-00000013"]
-
-
-def test_a_missing_newest_checkpoint_is_reported(tmp_path: Path) -> None:
-    checkpoints, notices = store(tmp_path, keep_last=2)
-    for step in (1, 2):
-        checkpoints.save(step, state(step), best=False)
-    shutil.rmtree(tmp_path / "step-00000002")
-    assert value_of(checkpoints) == 1
-    assert notices == [
-        "checkpoint step-00000002 is missing",
-        "continuing from checkpoint step-00000001, the newest intact one",
-    ]

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint_states import FILE, store
+from checkpoint_states import store
 from test_checkpoint_damage import rewritten
-from tiered_states import PATTERN, STACKED, UNIFORM, D, R, Table, draws, initial_table
+from tiered_states import PATTERN, STACKED, UNIFORM, D, R, Table, draws
 from torch import Tensor
 
 from recperf.errors import MachineError
 from recperf.execution import saving
-from recperf.models.init import InitialRows, fill_uniform_, initial_rows
 from recperf.models.tiers.columns import TableColumns
 from recperf.models.tiers.store import HostRows
 from recperf.train import checkpoint, checkpoint_tensors
@@ -119,19 +118,6 @@ def test_a_table_of_another_shape_or_beginning_is_refused(tmp_path: Path) -> Non
     assert "its rows begin as {'kind': 'uniform', 'bound': 0.25, 'seed': 7}, those of this model as" in notices[0]
 
 
-def test_initial_rows_are_those_of_the_models() -> None:
-    rows_RD = torch.empty(R, D)
-    fill_uniform_(rows_RD, 0.25, 7)
-    assert torch.equal(initial_table(UNIFORM), rows_RD)
-    stacked = initial_table(STACKED)
-    assert torch.equal(stacked[:20], rows_RD[:20])
-    InitialRows(30, D, std=0.5, seed=1, name="table.b").fill_(rows_RD[20:])
-    assert torch.equal(stacked[20:], rows_RD[20:])
-    part = torch.empty(12, D)
-    initial_rows(STACKED, (R, D))(part, 15)
-    assert torch.equal(part, stacked[15:27])
-
-
 def numbers(count: Any, both: bool = True) -> Callable[[dict[str, Any]], None]:
     def forge(about: dict[str, Any]) -> None:
         for shard in about["shards"][: 1 + both]:
@@ -171,23 +157,6 @@ def test_forged_rows_are_refused_in_one_line(tmp_path: Path) -> None:
             again.load()
         assert reason in notices[0], name
         assert "\n" not in notices[0]
-
-
-def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
-    checkpoints, _ = store(tmp_path)
-    table = Table()
-    table.train(torch.arange(8), draws())
-    checkpoints.save(1, {"trial": table.state}, best=False)
-    file = tmp_path / "step-00000001" / FILE
-    content = file.read_bytes()
-    for change in ({6: 7}, {0: -1}, {7: R}, {3: 4, 4: 3}):
-        right, wrong = torch.arange(8), torch.arange(8)
-        for place, row in change.items():
-            wrong[place] = row
-        file.write_bytes(content.replace(right.numpy().tobytes(), wrong.numpy().tobytes()))
-        rewritten(file.parent)
-        with pytest.raises(Exception, match=rf"rows in {file.name} are not ascending numbers below {R}"):
-            store(tmp_path)[0].load(into={"trial": Table().state})
 
 
 def test_sizes_count_the_rows_that_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from recperf.errors import MachineError
 from recperf.train import device
 from recperf.train.config import TrainConfig
-from recperf.train.device import LARGE_PRODUCT_FLOPS, SMALL_PRODUCT_FLOPS, applied, choose, repeatable
+from recperf.train.device import applied, choose, repeatable
 
 
 def test_small_products_run_on_one_thread_with_a_reason() -> None:
@@ -21,23 +21,10 @@ def test_small_products_run_on_one_thread_with_a_reason() -> None:
     assert "too small" in settings.reasons["threads"]
 
 
-def test_large_products_keep_torchs_choice_and_explicit_values_are_used() -> None:
-    settings = choose(TrainConfig(device="cpu"), largest_product_flops=SMALL_PRODUCT_FLOPS)
-    assert (settings.threads, settings.onednn) == (torch.get_num_threads(), True)
-    settings = choose(TrainConfig(device="cpu", threads=2, onednn="on"), largest_product_flops=1000)
-    assert (settings.threads, settings.onednn) == (2, True)
-
-
 def test_no_more_threads_than_cores_that_a_container_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "usable_cores", lambda: 1)
     settings = choose(TrainConfig(device="cpu"), largest_product_flops=10**9)
     assert (settings.threads, settings.reasons["threads"]) == (1, "1: the cores that this process may use")
-
-
-def test_large_multi_threaded_products_on_arm_do_not_use_onednn() -> None:
-    settings = choose(TrainConfig(device="cpu", threads=2), largest_product_flops=LARGE_PRODUCT_FLOPS)
-    assert settings.onednn == (platform.machine() not in ("aarch64", "arm64"))
-    assert choose(TrainConfig(device="cpu", threads=1), largest_product_flops=LARGE_PRODUCT_FLOPS).onednn
 
 
 def test_settings_are_restored() -> None:
@@ -67,11 +54,3 @@ def test_a_deterministic_run_records_it_and_restores_torch(monkeypatch: pytest.M
         assert not torch.utils.deterministic.fill_uninitialized_memory
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
-
-
-def test_smaller_products_may_stay_float32() -> None:
-    settings = replace(choose(TrainConfig(device="cpu"), largest_product_flops=10), precision="bfloat16")
-    with applied(settings):
-        assert torch.backends.cuda.matmul.allow_tf32
-    with applied(replace(settings, others_exact=True)):
-        assert not torch.backends.cuda.matmul.allow_tf32

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from recperf import errors
-from recperf.data.batch import ClickBatch, JaggedFeatures
-from recperf.data.random_bags import RandomBags
-from recperf.data.random_config import RandomBagsConfig
-from recperf.errors import MachineError, notice_once
+from recperf.data.batch import ClickBatch
+from recperf.errors import MachineError
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.fast import Switches, resolve
-from recperf.train.feeds import CopiedFeed, DrawnFeed, DrawnOrder
 from recperf.train.graph import BETWEEN_RANKS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -59,26 +54,6 @@ def test_defaults_on_a_cpu_and_their_reasons() -> None:
     assert switches.low == torch.float32
 
 
-@pytest.mark.parametrize("flags", ["amx_tile amx_bf16 avx512_bf16", "fphp asimdhp bf16", "fphp asimdhp", ""])
-def test_bfloat16_on_a_cpu_says_by_which_instructions(
-    flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda _: f"processor\t: 0\nFeatures\t: {flags}\n")
-    monkeypatch.setattr(errors, "quiet", False)
-    notice_once.cache_clear()
-    reason = switched(CPU, precision="bfloat16").reasons["precision"].partition("requested; ")[2]
-    noted = capsys.readouterr().err
-    name = "AMX" if "amx" in flags else "ARM"
-    if "bf16" in flags:
-        assert (reason, noted) == (f"this CPU has {name} instructions for it", "")
-    elif not flags:
-        assert reason.endswith("only on a CPU with instructions for it, which the system does not say")
-        assert not noted
-    else:
-        assert reason == "slower than float32, since this CPU has no instructions for it"
-        assert noted == "note: this CPU has no instructions for bfloat16: --fast.precision float32 is faster\n"
-
-
 @pytest.mark.usefixtures("gpu")
 def test_defaults_on_a_gpu_and_their_reasons() -> None:
     switches = switched(CUDA)
@@ -90,12 +65,6 @@ def test_defaults_on_a_gpu_and_their_reasons() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_an_older_gpu_keeps_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 0))
-    assert switched(CUDA).reasons["precision"] == "float32: a GPU without bfloat16"
-
-
-@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_plain_disables_every_switch(device: torch.device) -> None:
     switches = switched(device, PLAIN)
@@ -103,22 +72,6 @@ def test_plain_disables_every_switch(device: torch.device) -> None:
     assert (switches.input, switches.precision) == ("pageable", "float32")
     requested = {name: reason for name, reason in switches.reasons.items() if name != "deterministic"}
     assert all(reason.endswith(": requested") for reason in requested.values())
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("input", "pinned"), ("graph", "off"), ("graph", "on"), ("precision", "tf32"), ("mlp", "fused"), ("mlp", "plain")],
-)
-def test_an_explicit_value_is_used(name: str, value: str) -> None:
-    switches = switched(CUDA, **{name: value})
-    assert switches.reasons[name] == f"{value}: requested"
-    assert getattr(switches, name) == {"on": True, "off": False, "fused": True, "plain": False}.get(value, value)
-
-
-def test_rows_of_files_use_pinned_memory_on_a_gpu(gpu: None) -> None:
-    assert switched(CPU, drawn=False).reasons["input"] == "pageable: rows are read from files"
-    assert switched(CUDA, drawn=False).reasons["input"] == "pinned: rows are read from files"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -154,14 +107,6 @@ def test_auto_leaves_the_graph_off_where_it_cannot_be_captured(more: dict[str, A
 
 
 @pytest.mark.usefixtures("gpu")
-def test_without_triton_plain_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert {switched(CUDA).reasons[way] for way in WAYS} == {"plain: triton is not installed"}
-    with pytest.raises(MachineError, match="the fused mlp cannot be used: triton is not installed"):
-        switched(CUDA, mlp="fused")
-
-
-@pytest.mark.usefixtures("gpu")
 def test_only_fused_sgd_on_a_gpu_uses_atomics() -> None:
     assert switched(CUDA, deterministic=False).scatter
     assert switched(CUDA, deterministic=False).reasons["deterministic"].startswith("no: requested")
@@ -178,11 +123,6 @@ def test_only_fused_sgd_on_a_gpu_uses_atomics() -> None:
         assert torchs.reasons["deterministic"].startswith("no: ")
 
 
-def bags() -> RandomBags:
-    config = RandomBagsConfig(ids_per_bag=4, batches=6)
-    return RandomBags(keys=("a", "b"), rows=(9, 3), dense=2, batch_size=5, seed=1, config=config)
-
-
 def same(one: ClickBatch, other: ClickBatch) -> bool:
     used = int(other.features.offsets_FB1[-1])
     return (
@@ -191,32 +131,3 @@ def same(one: ClickBatch, other: ClickBatch) -> bool:
         and torch.equal(one.features.offsets_FB1, other.features.offsets_FB1)
         and torch.equal(one.features.values_V[:used], other.features.values_V[:used])
     )
-
-
-def test_a_drawn_feed_counts_batches_and_follows_jumps() -> None:
-    source = bags()
-    feed, order = DrawnFeed(source), DrawnOrder(source)
-    assert [len(batch) for batch in order.batches(0)] == [5] * 6
-    for epoch, start in ((0, 0), (1, 3), (0, 2), (0, 3)):
-        batches = order.batches(epoch, start)
-        for step in (start, start + 1):
-            feed.load(batches)
-            feed.draw()
-            assert same(feed.batch, source.batch(epoch, step))
-
-
-def buffers(samples: int = 5) -> ClickBatch:
-    features = JaggedFeatures(("a", "b"), torch.zeros(40, dtype=torch.int64), torch.arange(11), padded=True)
-    return ClickBatch(torch.zeros(samples, 2), features, torch.zeros(samples))
-
-
-def test_a_copied_feed_holds_the_loaded_batch() -> None:
-    source, feed = bags(), CopiedFeed(buffers(), pinned=False)
-    batches = source.batches(0)
-    place = feed.batch.dense_BD.data_ptr()
-    for step in range(4):
-        feed.load(batches)
-        feed.draw()
-        assert same(feed.batch, source.batch(0, step))
-        assert same(ClickBatch(feed.batch.dense_BD, feed.batch.features.trimmed(), feed.batch.labels_B), feed.batch)
-    assert feed.batch.dense_BD.data_ptr() == place

@@ -17,15 +17,14 @@ from recperf.data.config import MovieLensConfig
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
-from recperf.errors import MachineError
 from recperf.models.arithmetic import FastArithmetic
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.streams import SideStreams
 from recperf.models.tables import SparseTables
 from recperf.ops.relu import reference as relu
-from recperf.train.feeds import CopiedFeed, IndexedFeed, IndexedOrder
-from recperf.train.graph import GraphStep, choose_graph, tensors_in
+from recperf.train.feeds import CopiedFeed
+from recperf.train.graph import GraphStep, tensors_in
 from recperf.train.loop import Recipe, take_step
 from recperf.train.optim import make_dense
 from recperf.train.sparse import SparseRows, SplitOptimizer
@@ -35,17 +34,6 @@ from recperf.workloads.micro_dlrm.build import PreparedClicks
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
-
-
-def test_the_choice_states_its_reason() -> None:
-    options: dict[str, Any] = {"why": "small", "switch": "--train.graph"}
-    assert choose_graph("auto", GPU, "", **options) == (True, "on: small")
-    assert choose_graph("auto", GPU, "dropout", **options) == (False, "off: dropout")
-    assert choose_graph("auto", CPU, "dropout", **options) == (False, "off: no GPU")
-    assert choose_graph("off", GPU, "", **options) == (False, "off: requested")
-    assert choose_graph("on", GPU, "", **options) == (True, "on: requested")
-    with pytest.raises(MachineError, match="cannot be a CUDA graph: dropout"):
-        choose_graph("on", GPU, "dropout", **options)
 
 
 @pytest.fixture
@@ -118,34 +106,6 @@ def test_a_step_that_cannot_be_captured_is_taken_without_a_graph(
     )
 
 
-def test_a_requested_graph_that_cannot_be_captured_is_an_error(
-    no_capture: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recperf.workloads.micro_dlrm.build.GraphStep", Recorded)
-    with pytest.raises(MachineError, match="could not be captured: operation not permitted") as caught:
-        trained(clicks(True, requested=True).trial(3).recipe, 1)
-    assert caught.value.fix == "--train.graph off"
-
-
-def test_a_capture_without_memory_is_not_taken_for_one_that_is_not_possible(
-    no_capture: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Torch hides the error: ending the capture fails too."""
-
-    @contextmanager
-    def capture(graph: Any, **_: Any) -> Any:
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
-        yield
-
-    monkeypatch.setattr(torch.cuda, "graph", capture)
-    monkeypatch.setattr("recperf.workloads.micro_dlrm.build.GraphStep", Recorded)
-    with pytest.raises(torch.OutOfMemoryError):
-        trained(clicks(True).trial(3).recipe, 1)
-
-
 class LaunchOrder(TorchDispatchMode):
     """Streams that execute at once, and every read of a tensor whose last write its stream does not wait for."""
 
@@ -213,23 +173,6 @@ def test_no_side_stream_reads_what_it_does_not_wait_for(monkeypatch: pytest.Monk
                 model.loss(batch).backward()
             optimizer.step(0.1)
     assert order.early == []
-
-
-def test_an_indexed_feed_gathers_the_batches_of_the_order() -> None:
-    order = clicks(False).trial(1).recipe.order
-    feed, indexed = IndexedFeed(order), IndexedOrder(order)
-    last = len(order) - 1
-    for epoch, start in ((0, 0), (1, 3), (0, last - 1)):
-        expected, batches = order.batches(epoch, start), indexed.batches(epoch, start)
-        for number in (start, start + 1):
-            uneven = feed.load(batches)
-            assert (uneven is not None) == (number == last)
-            if uneven is None:
-                feed.draw()
-            batch, wanted = uneven or feed.batch, next(expected)
-            assert torch.equal(batch.dense_BD, wanted.dense_BD)
-            assert torch.equal(batch.features.values_V, wanted.features.values_V)
-            assert torch.equal(batch.labels_B, wanted.labels_B)
 
 
 def histories(graph: bool) -> PreparedHistories:

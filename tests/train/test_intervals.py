@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import example_runs
@@ -16,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from recperf.runs.quality import best_of, combined, interval
 from recperf.runs.report.quality_sections import shortfall
 from recperf.runs.result import Difference, Result
-from recperf.train.intervals import BINS, GROUPS, Resampling
+from recperf.train.intervals import Resampling
 from recperf.train.metrics import auc
 
 
@@ -42,38 +41,6 @@ def test_a_replicate_is_the_auc_with_users_drawn_again(ties: int | None) -> None
     assert resampling.auc(logits_N, labels_N) == pytest.approx(expected, abs=1e-6)
     again = Resampling(len(users_N), users_N, replicates=7)
     assert again.auc(logits_N, labels_N) == resampling.auc(logits_N, labels_N)
-
-
-def test_bins_and_groups_change_neither_the_centre_nor_the_width() -> None:
-    logits_N, labels_N, users_N = rows(40_000, 3 * GROUPS)
-    assert len(logits_N.unique()) > BINS
-    values = Resampling(len(users_N), users_N).auc(logits_N, labels_N)
-    assert statistics.fmean(values) == pytest.approx(auc(logits_N, labels_N), abs=1e-3)
-    draw, (user_N, where) = np.random.default_rng(5), np.unique(users_N, return_inverse=True)
-    plain = []
-    for _ in range(100):
-        weights = np.bincount(draw.integers(0, len(user_N), len(user_N)), minlength=len(user_N))[where]
-        plain.append(roc_auc_score(labels_N, logits_N, sample_weight=weights))
-    assert statistics.stdev(values) == pytest.approx(statistics.stdev(plain), rel=0.3)
-
-
-def test_a_mean_is_that_of_the_drawn_users_rows() -> None:
-    _, _, users_N = rows(500, 40)
-    resampling, rows_Q = Resampling(500, users_N, replicates=6), torch.arange(0, 500, 3)
-    values_Q = rows_Q.double().sin()
-    _, where = np.unique(users_N, return_inverse=True)
-    weights = [one.numpy()[where][rows_Q] for one in resampling.weights_RG]
-    assert resampling.mean(values_Q, rows_Q) == pytest.approx([np.average(values_Q, weights=one) for one in weights])
-    # One user's row: a replicate without that user has the plain mean.
-    assert resampling.mean(values_Q[:1], rows_Q[:1]) == pytest.approx([float(values_Q[0])] * 6)
-
-
-def test_rows_are_drawn_where_there_are_no_users_and_one_class_is_no_error() -> None:
-    logits_N, labels_N, _ = rows(500, 10)
-    assert Resampling(500).by == "rows"
-    ends = interval(Resampling(500).auc(logits_N, labels_N))
-    assert ends.low < auc(logits_N, labels_N) < ends.high
-    assert set(Resampling(500).auc(logits_N, torch.zeros(500))) == {0.5}
 
 
 def test_differences_are_paired_and_combine_the_seeds() -> None:

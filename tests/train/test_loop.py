@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
-from recperf.train.loop import Position, Recipe, slices, take_step, train
+from recperf.train.loop import Recipe, take_step
 from recperf.train.optim import AdamW
 
 KEYS = ("a", "b")
@@ -54,26 +53,3 @@ def test_the_norm_is_that_of_the_whole_gradient_and_changes_no_step(micro_batche
     nets[2].loss(batch()).backward()
     squares = sum(float(cast(torch.Tensor, p.grad).double().square().sum()) for p in nets[2].parameters())
     assert [float(norm) for norm in norms] == pytest.approx([squares**0.5], rel=1e-5)
-
-
-def test_slices_of_uneven_and_small_batches() -> None:
-    parts = slices(batch(), 5)
-    assert [len(part) for part in parts] == [2, 3, 2, 3, 3]
-    assert torch.equal(torch.cat([part.labels_B for part in parts]), batch().labels_B)
-    assert [len(part) for part in slices(batch(3), 5)] == [1, 1, 1]
-
-
-class Batches(list[int]):
-    def batches(self, epoch: int, start: int = 0) -> Any:
-        return iter(self[start:])
-
-
-def test_an_epoch_that_has_become_shorter_ends() -> None:
-    """A run that is resumed with larger batches may have done more of them than an epoch now has."""
-    recipe = Recipe(
-        model=cast(Any, model()), optimizer=cast(Any, None), order=Batches([1, 2]), learning_rate=lambda _: 0.1,
-        epochs=4, whole_step=cast(Any, lambda batches, rate, _: (torch.zeros(()), next(batches))),
-    )  # fmt: skip
-    names = ("before_epoch", "before_step", "after_step", "after_epoch")
-    watch = SimpleNamespace(**dict.fromkeys(names, lambda *_: None))
-    assert train(recipe, Position(0, 5, 5), cast(Any, watch)) == Position(2, 1, 8)

@@ -42,11 +42,6 @@ def test_metrics_equal_scikit_learns() -> None:
     assert metrics["normalized_entropy"] == pytest.approx(metrics["log_loss"] / base, rel=1e-7)
 
 
-def test_binning_changes_the_auc_little() -> None:
-    logits, labels = predictions(20_000, 2)
-    assert tally(logits, labels).auc() == pytest.approx(auc(logits, labels), abs=1e-5)
-
-
 def test_parts_add_up_in_any_order() -> None:
     logits, labels = predictions(3001, 3)
     whole = tally(logits, labels, 7)
@@ -80,11 +75,6 @@ def test_no_predictions_and_one_class() -> None:
     assert normalized_entropy(math.log(2), 0.5) == pytest.approx(1.0)
 
 
-def test_nan_logits_are_counted() -> None:
-    metrics = tally(torch.tensor([math.nan, 1.0, math.inf]), torch.tensor([1.0, 0.0, 1.0]))
-    assert float(metrics.counts_2K.sum()) == 3
-
-
 PAIRS = st.lists(st.tuples(st.sampled_from([-2.0, -0.5, 0.0, 0.5, 1.25, 3.0]), st.booleans()), min_size=2, max_size=60)
 
 
@@ -114,8 +104,3 @@ def test_calibration_error_is_zero_when_rates_match_and_large_when_not() -> None
     labels = torch.tensor([1.0, 0.0] * 500)
     assert calibration_error(torch.full((1000,), 0.5), labels) == pytest.approx(0)
     assert calibration_error(torch.full((1000,), 0.9), labels) == pytest.approx(0.4)
-
-
-def test_extreme_logits_stay_finite() -> None:
-    metrics = binary_metrics(torch.tensor([1e4, -1e4, 60.0]), torch.tensor([0.0, 1.0, 1.0]))
-    assert all(math.isfinite(value) for value in metrics.values())

@@ -83,21 +83,6 @@ def test_the_state_can_be_saved_and_loaded(name: str, plain: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(tables + dense, other_tables + other_dense))
 
 
-def test_a_parameter_without_a_gradient_is_an_error() -> None:
-    tables, dense = parameters(0)
-    dense[0].grad = torch.ones_like(dense[0])
-    with pytest.raises(AssertionError, match="has no gradient"):
-        ours("sgd", tables, dense, 1e-8, plain=False).step(0.1)
-
-
-def test_weight_decay_without_adamw_and_unknown_names_are_refused() -> None:
-    tables, dense = parameters(0)
-    with pytest.raises(ValueError, match="sgd has no weight decay"):
-        make_dense("sgd", [(dense, 0.0), (tables, 0.1)])
-    with pytest.raises(ValueError, match="no optimizer is called rmsprop"):
-        make_dense("rmsprop", [(dense, 0.0)])
-
-
 @pytest.mark.parametrize("total", [10, 313])
 def test_one_cycle_equals_torchs(total: int) -> None:
     parameter = nn.Parameter(torch.zeros(1))
@@ -110,7 +95,3 @@ def test_one_cycle_equals_torchs(total: int) -> None:
         optimizer.step()
         if step < total - 1:
             schedule.step()
-
-
-def test_one_cycle_of_a_single_step_is_defined() -> None:
-    assert one_cycle(0, 1, peak=1.0, rise=0.3) == pytest.approx(1 / 25)

@@ -92,22 +92,6 @@ def test_ten_steps_equal_torchs(bag: str, rule: Any) -> None:
     torch.testing.assert_close(tables.table_RD, weight.detach(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("bag", ALL)
-def test_slices_before_one_update_are_one_step(bag: str, rule: Any) -> None:
-    results = []
-    for together in (True, False):
-        tables = made(bag)
-        sparse = SparseRows(tables, rule)
-        features, gradient = step_of(8)
-        for first, last in ((0, SAMPLES),) if together else ((0, 1), (1, 3), (3, SAMPLES)):
-            part = features.slice(first, last)
-            tables.backward(tables.record(part)[1], part, gradient[:, first:last])
-        sparse.step(0.1)
-        results.append(tables.table_RD)
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
-
-
 @needs_triton
 def test_scattered_sgd_equals_sgd_and_needs_it() -> None:
     results = []

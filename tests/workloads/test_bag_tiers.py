@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiered_bags import ROWS, STEPS, dlrm, hashed, losses_of, plain_records, tiered_records, trained
+from tiered_bags import STEPS, dlrm, hashed, losses_of, plain_records, tiered_records, trained
 
-from recperf.errors import ArgumentError, ConfigError
-from recperf.models.tables import PlacedFeatures
+from recperf.errors import ConfigError
 from recperf.models.tiers.config import TablesConfig
 from recperf.ops.table_rules import RULES
 from recperf.train.checkpoint import CheckpointStore
-from recperf.workloads.dlrm.build import PreparedDLRM
 
 
 def small(depth: int) -> TablesConfig:
@@ -43,16 +40,6 @@ def test_dlrm_is_equal_to_the_bit(optimizer: str) -> None:
     require_equal(lambda tables: dlrm(optimizer, tables), (1, 3))
 
 
-def test_dlrm_by_the_reference_and_in_micro_batches_is_equal_to_the_bit() -> None:
-    require_equal(lambda tables: dlrm("rowwise-adagrad", tables, parts=3, embedding="plain"), (2,))
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise-adagrad"])
-def test_a_hashed_table_is_equal_to_the_bit(optimizer: str) -> None:
-    """With clipping, whose norm depends on the order in which rows are added."""
-    require_equal(lambda tables: hashed(optimizer, tables), (1, 3))
-
-
 @pytest.mark.parametrize("build", [lambda tables: dlrm("adagrad", tables), lambda tables: hashed("adam", tables)])
 def test_a_checkpoint_is_resumed_into_any_placement(build: Any, tmp_path: Path) -> None:
     placements = TablesConfig(placement="device"), small(2)
@@ -71,35 +58,12 @@ def test_a_checkpoint_is_resumed_into_any_placement(build: Any, tmp_path: Path) 
         assert torch.equal(records(other), plain_records(whole))
 
 
-def test_rows_of_a_placed_batch_are_those_of_the_table() -> None:
-    prepared = dlrm("sgd", small(1))
-    trial: Any = prepared.trial(1)
-    batch, plain = next(trial.recipe.order.batches(0)), next(prepared.order(1).batches(0))
-    assert isinstance(batch.features, PlacedFeatures)
-    assert torch.equal(trial.rows_of(batch), trial.rows_of(plain))
-    with pytest.raises(RuntimeError, match="one after the other"):
-        trial.model.loss(batch)
-    with pytest.raises(RuntimeError, match="placed"):
-        trial.model.loss(plain).backward()
-    plain.features.values_V[5] = ROWS[0]
-    with pytest.raises(ArgumentError, match="20000"):
-        trial.model.embeddings.place(plain.features, None)
-
-
 def test_the_choice_is_recorded_and_adamw_is_refused() -> None:
     assert dlrm("sgd", TablesConfig()).settings.reasons["tables"].startswith("device: tables of 3.1 MiB fit")
     with pytest.raises(ConfigError, match="adamw") as error:
         dlrm("adamw", small(1))
     assert error.value.fix == "--train.optimizer rowwise-adagrad"
     assert dlrm("adamw", TablesConfig()).settings.reasons["tables"].startswith("device: adamw")
-
-
-def test_tables_larger_than_memory_go_to_files(tmp_path: Path) -> None:
-    """On a CPU `resident` is the memory that tables may take."""
-    tables = TablesConfig(resident="8MiB", folder=tmp_path)
-    prepared = dlrm("rowwise-adagrad", tables)
-    model = replace(prepared.config.model, rows=(10_000_000, 3, 1_000_000), dim=16)
-    assert PreparedDLRM(replace(prepared.config, model=model)).tiers.placement == "file"
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the memory of a process is read from Linux")

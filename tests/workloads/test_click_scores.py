@@ -88,28 +88,6 @@ def test_features_named_like_outputs_are_not_overwritten(run: Any, tmp_path: Pat
     assert np.array_equal(frame["recperf_score"].astype(np.float32), first["recperf_score"].astype(np.float32))
 
 
-def test_a_column_serves_one_feature(run: Any) -> None:
-    served = run.model.served
-    served.roles["Item"] = ("Item",)
-    with pytest.raises(DataError, match="column 'item' would serve two features"):
-        run.model.columns(["uid", "sku", "user", "item", "label", "score"])
-    del served.roles["Item"]
-
-
-def test_recommendations_name_no_column_like_another_feature(tmp_path: Path, run: Any) -> None:
-    served = run.model.served
-    assert (served.users.role, served.items.role) == ("uid", "sku")
-    assert served.users.places(pa.array([3.0, 99.0])).tolist() == served.users.places(pa.array(["3", "99"])).tolist()
-    served.why_no_ranking = lambda: None
-    rows = run.recommend([3, 5], k=2)
-    assert list(rows) == ["recperf_user", "rank", "recperf_item", "recperf_score", "logit", "rank_score"]
-    assert rows["recperf_user"].tolist() == [3, 3, 5, 5]
-    with pytest.warns(RecperfWarning, match="1 row with an unknown uid"):
-        run.recommend([3, 777], k=2)
-    with pytest.raises(DataError, match="column 'uid': 100% of 101 rows have an id"):
-        run.recommend([777] * 101, k=2)
-
-
 def test_unknown_ids_are_said_and_mostly_unknown_ones_refused(
     run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from recperf.config import from_json, to_json
-from recperf.data.random_config import write_profile
-from recperf.errors import DataError, MachineError
-from recperf.models.embeddings import StackedTables
-from recperf.models.tables import SparseTables
-from recperf.ops import choice
-from recperf.ops.bag import native
 from recperf.ops.table_rules import RULES
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.device import applied
@@ -113,12 +106,6 @@ def test_expected_ids_are_those_of_drawn_batches(data: dict[str, Any]) -> None:
     assert unique == pytest.approx(expected_unique(config, expected_ids(config)), rel=0.1)
 
 
-def test_rows_are_scaled_and_a_table_keeps_two() -> None:
-    assert DLRMModelConfig(rows=(40_000_000, 9000, 155, 3), row_scale=0.01).dlrm().rows == (400_000, 1000, 155, 3)
-    assert DLRMModelConfig(rows=(1000, 1), row_scale=1.0).dlrm().rows == (1000, 1)
-    assert DLRMModelConfig(rows=(10, 3), row_scale=2.5).dlrm().rows == (25, 8)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "interaction"),
     [("sgd", "dot"), ("adagrad", "concat"), ("rowwise-adagrad", "dcn"), ("adamw", "dot")],
@@ -163,36 +150,6 @@ def test_each_switch_of_a_cpu_gives_the_plain_paths_numbers(name: str, interacti
         assert switched[0].prepared.settings.reasons[field].startswith(f"{value}: requested")
 
 
-def test_onednn_of_bfloat16_is_as_requested_or_by_the_cpus_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = FastConfig(precision="bfloat16")
-
-    def settled(instructions: str | None, onednn: str) -> tuple[bool, str, bool]:
-        monkeypatch.setattr("recperf.workloads.dlrm.build.bfloat16_instructions", lambda: instructions)
-        prepared = PreparedDLRM(made(fast=fast, onednn=onednn))
-        offered = "onednn" in {fix.name for fix in prepared.fixes()}
-        return prepared.settings.onednn, prepared.settings.reasons["onednn"], offered
-
-    rounded = "weight gradients are rounded once"
-    assert settled("AMX", "auto") == (True, f"on: the only fast products of bfloat16; {rounded}", False)
-    assert settled("AMX", "off") == (False, "off: requested", True)
-    assert settled(None, "on") == (True, f"on: requested; {rounded}", False)
-    warns = "off: it warns of every bfloat16 product without instructions for it, and this CPU"
-    assert settled(None, "auto") == (False, f"{warns} may have none", False)
-    assert settled("", "auto") == (False, f"{warns} has none", False)
-    assert settled("", "off") == (False, "off: requested", False)
-    with pytest.raises(MachineError, match="oneDNN has no products of bfloat16 on this CPU"):
-        settled("", "on")
-
-
-@pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
-def test_a_resumed_run_says_which_implementation_its_updates_keep() -> None:
-    trial, _ = trained(made(), 1)
-    choice.replaced({"bag on cpu": "native", choice.BAG_UPDATE: "reference"})
-    trial.restore(trial.state())
-    choice.forget_used()
-    assert trial.prepared.settings.reasons["bag"].endswith("updates stay torch's, as in the run that is resumed")
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_restored_trial_goes_on_to_the_same_bits(optimizer: str) -> None:
     config = made(optimizer=optimizer)
@@ -209,15 +166,6 @@ def test_a_restored_trial_goes_on_to_the_same_bits(optimizer: str) -> None:
         assert torch.equal(trial.model.state_dict()[name], value), name
 
 
-def test_adamw_has_dense_tables_and_says_why() -> None:
-    trial, _ = trained(made(optimizer="adamw"), 1)
-    assert isinstance(trial.model.embeddings, StackedTables)
-    assert trial.prepared.settings.reasons["bag"].startswith("torch: adamw updates every row")
-    trial, _ = trained(made(fast=PLAIN), 1)
-    assert isinstance(trial.model.embeddings, SparseTables)
-    assert trial.prepared.settings.reasons["bag"] == "reference: requested"
-
-
 def test_the_planted_answer_is_a_baseline_above_guessing_and_scores_are_repeatable() -> None:
     prepared = PreparedDLRM(made(data={"held_out_batches": 20}))
     logits, labels_N = prepared.baseline_logits(), prepared.scored_rows().labels_N
@@ -227,29 +175,3 @@ def test_the_planted_answer_is_a_baseline_above_guessing_and_scores_are_repeatab
     assert trial.score() == trial.score()
     held_out = {tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.held_out(1)}
     assert held_out.isdisjoint(tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.order(1).batches(0))
-
-
-def test_data_are_described_by_all_that_decides_them(tmp_path: Path) -> None:
-    profile = tmp_path / "p.csv"
-    digests = set()
-    for count in (1, 2):
-        write_profile(profile, {"t1": {0: count, 3: 1}, "t2": {1: 1}, "t3": {9: 4}})
-        config = made(data={"ids": "replay", "profile": profile})
-        assert find("dlrm").check(config) == "synthetic batches, replay ids"
-        digests.add(PreparedDLRM(config).data["digest"])
-        ids = {int(i) for batch in PreparedDLRM(config).order(1).batches(0) for i in batch.features["t1"][0]}
-        assert ids == {0, 3}
-    digests |= {PreparedDLRM(made(**change)).data["digest"] for change in ({}, {"batch_size": 49})}
-    assert len(digests) == 4
-    profile.write_text("feature,id,count\nt1,30,1\n")
-    with pytest.raises(DataError, match="id 30 of feature 't1' is outside its table of 30 rows"):
-        find("dlrm").check(config)
-
-
-def test_fixes_are_the_switches_that_are_not_on() -> None:
-    assert PreparedDLRM(made(fast=PLAIN)).fixes()
-    for fix in PreparedDLRM(made(fast=PLAIN)).fixes():
-        options = fix.switch.split()
-        assert len(options) % 2 == 0
-        assert fix.config != made(fast=PLAIN)
-        assert fix.name not in {left.name for left in PreparedDLRM(fix.config).fixes()}

@@ -15,23 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recperf.cli import main
-from recperf.data.batch import HistoryBatch
 from recperf.data.yambda import store as store_module
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.store import EventStore, file_of, open_store
 from recperf.data.yambda.synthesize.config import of_size
-from recperf.errors import ConfigError, DataError, MachineError
+from recperf.errors import DataError
 from recperf.models.dlrm_v4.cost import load_of, step
-from recperf.models.dlrm_v4.inputs import prepare
-from recperf.models.dlrm_v4.padding import Padding
 from recperf.train.loop import Position
 from recperf.units import size
-from recperf.workloads import find
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4 import data as data_module
-from recperf.workloads.dlrm_v4.batches import PackedOrder
 from recperf.workloads.dlrm_v4.build import HistoryTrial, PreparedHistories
 from recperf.workloads.dlrm_v4.config import (
     DLRMv4WorkloadConfig,
@@ -57,17 +52,6 @@ TRAIN = HistoryTrainConfig(batch_size=64, device="cpu")
 def small(data: EventsConfig = EVENTS, **changes: Any) -> DLRMv4WorkloadConfig:
     model = replace(laptop().model, row_scale=0.02)
     return replace(laptop(), **({"data": data, "train": TRAIN, "model": model} | changes))
-
-
-@pytest.mark.parametrize(
-    ("data", "train", "holdout"),
-    [
-        ({"holdout_windows": 2}, range(8), range(8, 10)),
-        ({"holdout_first": 5}, range(5), range(5, 6)),
-    ],
-)
-def test_windows_are_divided_as_asked(data: dict[str, Any], train: range, holdout: range) -> None:
-    assert divided(EventsConfig(**data), 10) == (train, holdout)
 
 
 @pytest.mark.parametrize(
@@ -97,17 +81,6 @@ def test_held_out_users_are_never_trained_on() -> None:
     assert "held-out users" in prepared.data["split"]
 
 
-def test_two_cadences_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="are both set"):
-        EvaluationConfig(every_windows=2, every_share=0.1)
-    with pytest.raises(ConfigError, match=r"train\.evaluate_steps"):
-        small(train=replace(TRAIN, evaluate_steps=5), evaluate=EvaluationConfig(every_windows=2))
-    with pytest.raises(ConfigError, match="a second epoch has already trained on it"):
-        small(train=replace(TRAIN, epochs=2), evaluate=EvaluationConfig(on="next-window"))
-    assert main(["run", "dlrm-v4", "--evaluate.every-windows", "2", "--evaluate.every-share", "0.1"]) == 3
-    assert "both set" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("batch_size", "first_block"), [(1024, 21), (32768, 41)])
 def test_the_benchmark_s_first_evaluation(batch_size: int, first_block: int) -> None:
     total = 2_290_835_423
@@ -116,17 +89,6 @@ def test_the_benchmark_s_first_evaluation(batch_size: int, first_block: int) -> 
     assert -(-first // block) == first_block
     assert first * batch_size >= mlperf_first_samples(batch_size)
     assert EvaluationConfig(skip_share=0.5).first_step(1000, 100) == 5
-
-
-@pytest.mark.parametrize("batch_size", [7, 5000])
-def test_every_row_of_the_hold_out_is_scored_whatever_the_batch(batch_size: int) -> None:
-    config = small(evaluate=EvaluationConfig(batch_size=batch_size))
-    prepared = PreparedHistories(config)
-    order = prepared.valid_order(prepared.holdout)
-    scored = [int(anchor) for number in range(len(order)) for anchor in order.batch(number)]
-    expected = [int(anchor) for window in prepared.holdout for anchor in prepared.index.anchors(window)]
-    assert scored == expected
-    assert prepared.data["valid_rows"] == len(expected)
 
 
 def test_a_score_does_not_depend_on_the_batch_size() -> None:
@@ -176,19 +138,6 @@ def test_the_log_says_what_was_left_of_each_window(tmp_path: Path, monkeypatch: 
     assert [event["step"] for event in metrics] == [event["step"] for event in scored]
     assert {"normalized_entropy", "lifetime_auc"} <= set(result["quality"]["metrics"])
     assert [event["step"] for event in events("one", "training")] == [event["step"] for event in metrics]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("unmeasured")
-def test_evaluations_by_share_begin_late_and_stop_the_run_at_the_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    chosen = ["--evaluate.every-share", "0.1", "--evaluate.skip-share", "0.35"]
-    assert main(arguments("one", *chosen)) == 0
-    assert [event["step"] for event in events("one", "metric")] == [12, 15, 18, 21, 24, 27, 30]
-    assert main(arguments("two", *chosen, "--train.stop-at-target", "--target.auc", "0.01")) == 0
-    assert [event["step"] for event in events("two", "metric")] == [12]
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -261,21 +210,6 @@ def opened(rows: list[Row], leftover: Leftover, on: Any, batch_size: int, every:
         return PreparedHistories(config).trial(1)
 
 
-def known_of(batch: HistoryBatch, anchors: Any, trial: HistoryTrial) -> dict[tuple[int, int], list[Any]]:
-    """Everything a model gets to know of each anchor, by user and place in the user's stream."""
-    store, samples = trial.prepared.store, {}
-    for place, anchor in enumerate(anchors.tolist()):
-        user = int(store.users_of(anchors[place : place + 1])[0])
-        start, stop = batch.history_offsets_B1[place : place + 2].tolist()
-        known: list[Any] = [batch.actions_T[start:stop].tolist(), batch.times_T[start:stop].tolist()]
-        known += [int(batch.query_times_B[place]), int(batch.labels_B[place])]
-        for key in batch.features.keys:
-            ids, offsets = batch.features[key]
-            known.append(ids[offsets[place] : offsets[place + 1]].tolist())
-        samples[int(store.user_ids_U[user]), anchor - int(store.user_first_U1[user])] = known
-    return samples
-
-
 @given(
     rows=ROWS,
     leftover=st.sampled_from(["drop", "carry"]),
@@ -306,31 +240,6 @@ def test_nothing_trained_on_is_of_the_time_that_is_scored(
         assert scored.samples == sum(len(prepared.index.anchors(window)) for window in windows) > 0
 
 
-@given(rows=ROWS, cut=st.integers(0, 12), flip=st.integers(1, 9))
-@settings(max_examples=4)
-def test_what_happens_later_changes_no_earlier_sample(rows: list[Row], cut: int, flip: int) -> None:
-    """The same file with another future: every sample before it, trained on or scored, is the same, label and all."""
-    moment = cut * DAY + 7
-    other = [
-        row if row.time < moment else replace(row, item=(row.item + flip) % 10, ratio=100 - row.ratio) for row in rows
-    ]
-    samples = []
-    for version in (rows, other):
-        try:
-            trial = opened(version, "carry", "holdout", 8, 0)
-        except DataError:
-            return
-        known: dict[tuple[int, int], list[Any]] = {}
-        for order in (trial.order, trial.prepared.valid_order(trial.prepared.holdout)):
-            for number in range(len(order)):
-                anchors = order.batch(number)
-                early = anchors[trial.prepared.store.times_E[anchors] < moment]
-                if len(early):
-                    known |= known_of(trial.prepared.histories.batch(early), early, trial)
-        samples.append(known)
-    assert samples[0] == samples[1]
-
-
 def test_what_it_takes_is_known_before_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     parameters = dlrm_v4.estimate(dlrm_v4.mlperf()).parameters
     assert parameters["tables"] == 150_042_476_544
@@ -348,46 +257,6 @@ def test_presets_fit_their_histories(preset: str) -> None:
     memory = dlrm_v4.estimate(config).memory
     assert memory["activations"] > 0
     assert (sum(memory.values()) < 1 << 30) == (preset == "laptop")
-
-
-def test_a_table_that_memory_cannot_hold_is_refused() -> None:
-    with pytest.raises(MachineError, match="GiB are needed") as caught:
-        find("dlrm-v4").check(dlrm_v4.mlperf())
-    assert "--model.row-scale" in str(caught.value.fix)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"data": replace(EVENTS, history=HistoryConfig(length=4086))}, "histories of at most 39 events"),
-        ({"train": {"weight_decay": 0.1}}, "train.weight_decay"),
-        ({"train": {"table_learning_rate": 0.0}}, "train.table_learning_rate"),
-        ({"data": {"holdout_windows": -1}}, "data.holdout_windows"),
-    ],
-)
-def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        if isinstance(change.get("train"), dict):
-            HistoryTrainConfig(**change["train"])
-        elif isinstance(change["data"], dict):
-            EventsConfig(**change["data"])
-        else:
-            small(**change)
-
-
-def test_packed_batches_come_in_order_and_a_short_one_as_it_is() -> None:
-    trial = PreparedHistories(small(replace(EVENTS, leftover="carry"))).trial(1)
-    inputs = trial.inputs(trial.order)
-    padding = Padding(inputs.model, TRAIN.batch_size)
-    order = PackedOrder(inputs.order, inputs.histories, inputs.model, inputs.device, 2, padding)
-    *whole, short = zip(inputs.loader(), order.batches(0), strict=True)
-    for batch, packed in whole:
-        assert torch.equal(padding.layout.unpacked(packed.buffer).times_T, padding.inputs(batch).times_T)
-        assert torch.equal(
-            padding.layout.unpacked(packed.buffer).plan.kind_order_T, padding.inputs(batch).plan.kind_order_T
-        )
-    assert 0 < len(short[0]) < TRAIN.batch_size
-    assert torch.equal(short[1].inputs.times_T, prepare(short[0], inputs.model).times_T)
 
 
 def test_the_work_of_a_step_is_that_of_its_batch() -> None:

@@ -19,10 +19,7 @@ from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.rates import PRIOR, RECENT, RunningRates
 from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store
-from recperf.errors import ConfigError
 from recperf.models.dlrm_v4.inputs import prepare
-from recperf.models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
-from recperf.models.dlrm_v4.padding import Padding
 from recperf.runs.report.quality_sections import certainty
 from recperf.runs.result import Result
 from recperf.train.metrics import auc
@@ -103,47 +100,9 @@ def test_later_outcomes_change_nothing(store: EventStore) -> None:
         assert np.ptp(before, axis=0)[-3:].all()
 
 
-def test_the_next_users_first_event_is_no_row_of_a_user(store: EventStore) -> None:
-    """A row after all events of its user, at the time and with the item of the next user's first event."""
-    rates = RunningRates(store, 1_001_000)
-    ends = store.user_first_U1[1:-1].astype(np.int64)
-    queries = Histories(store, HistoryConfig(length=12)).events(ends, store.kinds(ends))
-    before = replace(queries, users_B=queries.users_B - 1)
-    assert rates.neighbours is not None
-    alone = rates.neighbours.of(replace(before, times_B=np.full(len(ends), 1_001_001)))
-    assert rates.neighbours.of(before).tolist() == alone.tolist()
-    assert alone.any()
-
-
-def test_a_store_without_neighbours_has_no_item_knn(store: EventStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recperf.workloads.dlrm_v4.data.gradient_boosting", lambda *_: None)
-    monkeypatch.setattr("recperf.data.yambda.neighbours.MOST_EVENTS", EVENTS - 1)
-    config = dlrm_v4.following(store.folder)
-    logits = PreparedHistories(config).baseline_logits()
-    assert "running_means" in logits
-    assert "item_knn" not in logits
-    with pytest.raises(ConfigError, match="item_knn"):
-        PreparedHistories(replace(config, target=replace(config.target, beat="item_knn")))
-
-
 def log_odds(outcomes: np.ndarray, overall: float) -> float:
     share = (outcomes.sum() + PRIOR * overall) / (len(outcomes) + PRIOR)
     return float(np.log(share / (1 - share)) - np.log(overall / (1 - overall)))
-
-
-def test_a_padded_batch_has_the_same_rates(store: EventStore) -> None:
-    config = dlrm_v4.following(store.folder)
-    prepared = PreparedHistories(config)
-    batch = prepared.histories.batch(prepared.train_order().batch(0))
-    padding = Padding(config.model, len(batch))
-    inputs = padding.layout.unpacked(padding.layout.pack(padding.inputs(batch), pinned=False))
-    assert batch.rates_BF is not None
-    assert inputs.rates_BF is not None
-    assert inputs.rates_BF.tolist() == batch.rates_BF.tolist()
-    model = prepared.trial(1).model.eval()
-    with torch.no_grad():
-        exported = PaddedDLRMv4(model)(**padded_inputs(model, batch))
-        torch.testing.assert_close(exported, model(prepare(batch, config.model)), rtol=1e-5, atol=1e-5)
 
 
 def test_a_candidate_scores_as_if_it_were_the_row(store: EventStore) -> None:

@@ -16,17 +16,12 @@ from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
 from recperf.data.config import SplitConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
-from recperf.data.yambda.imports import ImportOptions, import_events
-from recperf.data.yambda.schema import DRAWN
-from recperf.data.yambda.store import open_store
 from recperf.train.metrics import binary_metrics
-from recperf.train.ranking import first_positives
-from recperf.workloads.clicks import imported_rows, imported_samples, imported_strongest
+from recperf.workloads.clicks import imported_strongest
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import EventsConfig, laptop
-from recperf.workloads.dlrm_v4.ranking import EventCatalogue
 from recperf.workloads.micro_dlrm.build import PreparedClicks
 from recperf.workloads.micro_dlrm.config import default
 from recperf.workloads.micro_dlrm_dram.build import PreparedDram
@@ -105,74 +100,6 @@ def test_a_candidate_scores_what_a_row_with_its_item_scores(make: Callable[[], A
     same_user = (predictions.users_N == predictions.users_N[row]).nonzero()[0]
     assert catalogue.user_rows_N[row] >= len(catalogue.seen(row).unique())
     assert set(catalogue.seen(row).tolist()) == set(catalogue.seen(int(same_user[0])).tolist()) or make is histories
-
-
-def test_what_an_import_drew_is_no_item_of_the_user(tmp_path: Path) -> None:
-    rows = [(user, (user + 3 * place) % 11, place) for user in range(4) for place in range(6)]
-    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *(f"{u},{i},{t}" for u, i, t in rows)]))
-    store = open_store(import_events(ImportOptions(events=tmp_path / "log.csv", negatives=2), tmp_path / "store"))
-    catalogue = EventCatalogue(store, torch.zeros(1, dtype=torch.int64), np.arange(store.events), repeats=0.0)
-    assert catalogue.meeting_is is None
-    items, drawn = store.items_at(slice(0, store.events)), store.kinds(slice(0, store.events)) & DRAWN > 0
-    for row, user in enumerate(store.users_of(np.arange(store.events))):
-        before = slice(int(store.user_first_U1[user]), row)
-        assert catalogue.seen(row).tolist() == items[before][~drawn[before]].tolist()
-        assert catalogue.user_rows_N[row] == row // 3 % 6
-
-
-def test_what_users_meet_is_counted_before_the_row() -> None:
-    prepared = histories()
-    catalogue, store = prepared.catalogue(), prepared.store
-    rows_Q = torch.arange(0, len(catalogue.positions_N), 40)
-    positions_Q = catalogue.positions_N[rows_Q]
-    items_Q, times_Q = (
-        torch.from_numpy(column[positions_Q].astype(np.int64)) for column in (store.items_E, store.times_E)
-    )
-    own_Q = catalogue.meeting(rows_Q, items_Q)
-    shares = catalogue.shares
-    for place in range(len(rows_Q)):
-        before_N = shares.times_N < times_Q[place]
-        known = replace(shares, items_N=shares.items_N[before_N], times_N=shares.times_N[before_N])
-        assert own_Q[place] == known(items_Q[place : place + 1], times_Q[place : place + 1])
-    assert torch.isin(shares.items_N, catalogue.items_I).all(), "items without training rows do not compete"
-    assert prepared.baseline_scorers()["recent_popularity"](rows_Q, items_Q).equal(own_Q)
-
-
-def test_the_first_positive_row_is_the_earliest(tmp_path: Path) -> None:
-    """Not the first of the file, where a dataset has times."""
-    lines = [f"{row % 5},{row % 7},1,{1_000_000 - row}" for row in range(100)]
-    (tmp_path / "ads.csv").write_text("\n".join(["user,ad,clicked,ts", *lines, "1,1,0,5"]))
-    options = ClickOptions(
-        clicks=tmp_path / "ads.csv", label="clicked", categorical="user,ad", user="user", item="ad", time="ts"
-    )
-    import_clicks(options, tmp_path / "store")
-    clicks = ImportedClicks(tmp_path / "store", SplitConfig())
-    for scored in (imported_rows(clicks), imported_samples(clicks)[1]):
-        assert scored.users_N is not None
-        assert scored.times_N is not None
-        for row in first_positives(scored.labels_N, scored.users_N, scored.times_N).tolist():
-            own_N = (scored.users_N == scored.users_N[row]) & (scored.labels_N > 0)
-            assert scored.times_N[row] == scored.times_N[own_N].min()
-    valid = PreparedClicks(default()).scored_rows()
-    assert valid.times_N is not None
-    assert not torch.equal(valid.times_N, valid.times_N.sort()[0])
-
-
-def test_columns_of_an_item_are_those_with_one_value_an_item() -> None:
-    from recperf.workloads.click_candidates import ItemColumns
-
-    items_N = torch.tensor([3, 5, 3, 5, 2])
-    dense_ND = torch.tensor([[1.0, 0.1], [2.0, 0.2], [1.0, 0.3], [2.0, 0.4], [9.0, 0.5]])
-    ids_NS = torch.stack([items_N * 10, torch.arange(5)], 1)
-    columns = ItemColumns(7, 2, 2)
-    for part in (slice(0, 2), slice(2, 5)):
-        columns.add(items_N[part], dense_ND[part], ids_NS[part])
-    assert columns.by_item_D.tolist() == columns.by_item_S.tolist() == [True, False]
-    assert columns.rows_I.tolist() == [0, 0, 1, 2, 0, 2, 0]
-    # Item 6 has no training rows: nothing is known of it.
-    dense_PD, ids_PS = columns.replaced(torch.tensor([2, 6]), dense_ND[:2], ids_NS[:2])
-    assert dense_PD.tolist() == torch.tensor([[9.0, 0.1], [2.0, 0.2]]).tolist()
-    assert ids_PS.tolist() == [[20, 0], [50, 1]]
 
 
 def test_a_column_that_holds_the_label_is_named(tmp_path: Path) -> None:

@@ -92,21 +92,6 @@ def hash_signed(values: Tensor, seed: int) -> Tensor:
     return finalise_signed_(finalise_signed_(values.to(torch.int64) + key).add_(key))
 
 
-def rows_int(value: int, seed: int, rows: int) -> int:
-    """A table row in [0, rows) for one id."""
-    require_rows(rows)
-    return ((hash_int(value, seed) >> 32) * rows) >> 32
-
-
-def rows_numpy(values: NDArray[np.int64], seed: int, rows: int) -> NDArray[np.int64]:
-    """A table row in [0, rows) for each id."""
-    require_rows(rows)
-    words = hash_numpy(values, seed)
-    np.right_shift(words, np.uint64(32), out=words)
-    np.multiply(words, np.uint64(rows), out=words)
-    return np.right_shift(words, np.uint64(32), out=words).view(np.int64)
-
-
 def rows_torch(values: Tensor, seed: int, rows: int) -> Tensor:
     """A table row in [0, rows) for each id, int64 on the device of the ids."""
     require_rows(rows)
