@@ -24,7 +24,7 @@ from typing import Any
 
 from recperf.errors import RecperfError
 from recperf.measure.peaks.other_work import DISTURBED
-from recperf.runs.compare import Change, change, parse_gate, pooled, variation
+from recperf.runs.compare import TimeChange, change, parse_gate, pooled, variation
 from recperf.runs.report.formats import component, percent, printable, spread, time
 
 MARK = "<!-- recperf-measure -->"
@@ -50,7 +50,7 @@ class Judgement:
     state: str
     """A key of TITLES."""
     reason: str
-    changes: list[Change] = field(default_factory=list)
+    changes: list[TimeChange] = field(default_factory=list)
     gates: dict[str, float] = field(default_factory=dict)
     """By part: what it may get slower."""
     rounds: int = 0
