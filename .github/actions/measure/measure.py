@@ -80,17 +80,8 @@ def profile(checkout: Path, arguments: list[str], folder: Path) -> Profile:
         options = ["--output", str(file), "--page", str(folder.resolve() / "profile.html"), "--quiet"]
         arguments = [*arguments[:2], *options, *arguments[2:]]
     else:
-        arguments = [
-            *arguments,
-            "--mode",
-            "budget",
-            "--no-confirm",
-            "--no-peaks",
-            "--no-report",
-            "--quiet",
-            "--run-dir",
-            str(file.parent),
-        ]
+        options = ["--no-confirm", "--no-peaks", "--no-report", "--quiet", "--run-dir", str(file.parent)]
+        arguments = [*arguments, *options]
     own = checkout / "src" / "recperf"
     paths = [str(checkout / "src")] if own.is_dir() else []
     environment = {
