@@ -161,7 +161,7 @@ def target_points() -> list[Point]:
                 stalls=workload.stalls,
             )
             hours = training.seconds.times(1 / 3600)
-            each = training.evaluation / training.evaluations
+            each = training.evaluations_seconds / training.evaluations
             facts = {"known_range": [low, high], "evaluation_s": round(each, 1), "published_evaluation_s": evaluation_s}
             label, band = (
                 f"{ranks} mi355x, hours to the target, {name}",

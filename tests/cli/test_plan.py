@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from recperf import places
 from recperf.cli import plan, run
 from recperf.cli.options import choose, read_options
 from recperf.plan.calibrate import Calibration
 from recperf.plan.report import advice_lines
+from recperf.plan.summary import Plan
 
 Call = Callable[..., tuple[int, str, str]]
 MLPERF = ("dlrm-v4", "--preset", "mlperf", "--rank-batch", "1024")
@@ -42,7 +44,7 @@ def as_json(call: Call, *arguments: str) -> dict[str, Any]:
 )
 def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, options: str) -> None:
     plan = as_json(call, "dlrm-v4", *options.split())
-    commands = re.findall(r"recperf run (dlrm-v4 .+)", "\n".join(advice_lines(plan)))
+    commands = re.findall(r"recperf run (dlrm-v4 .+)", "\n".join(advice_lines(convert(plan, Plan))))
     assert commands
     (places.dataset_folder("yambda-5b") / "store").mkdir(parents=True)
     for command in [*commands, *(f"{commands[0]} {one['options']}" for one in plan["advice"]["changes"])]:
@@ -114,7 +116,7 @@ def test_json_holds_every_point(call: Call) -> None:
 def test_what_does_not_fit_is_explained(call: Call) -> None:
     """Ids drawn independently have far more distinct rows than published batches."""
     plan = as_json(call, *MLPERF, "--ranks", "2,8", "--gpu", "h200", "--skew", "zipf:0.5")
-    first = advice_lines(plan)[1]
+    first = advice_lines(convert(plan, Plan))[1]
     assert "h200 on " in first
     assert "are enough; 8 are too few." in first
     two, eight = plan["points"]

@@ -139,7 +139,7 @@ def test_samples_to_the_target() -> None:
     origin = {batch: one.origin for batch, one in samples.items() if one}
     exact, beyond = samples[8192], samples[65536]
     assert exact is not None
-    assert exact.count == (69.3e6, 61.9e6, 80.3e6), "the spread of the published runs"
+    assert exact.count == target.Band(69.3e6, 61.9e6, 80.3e6), "the spread of the published runs"
     assert beyond is not None
     assert (beyond.extrapolated, beyond.count.low, beyond.count.high) == (True, 98.6e6, 2 * 128.5e6)
     assert "interpolated" in origin[12000]
@@ -147,7 +147,7 @@ def test_samples_to_the_target() -> None:
     assert target.samples_to_target(planned(laptop()).published_samples, 8192) is None
     requested = target.samples_to_target({}, 64, 5e6)
     assert requested is not None
-    assert requested.count == (5e6, 5e6, 5e6)
+    assert requested.count == target.Band(5e6, 5e6, 5e6)
 
 
 def test_the_published_hours_follow_from_published_steps() -> None:

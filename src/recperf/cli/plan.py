@@ -11,6 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import to_builtins
+
 from ..config import within
 from ..distributed.config import DistributedConfig
 from ..errors import UsageError
@@ -19,7 +21,7 @@ from ..plan import skew as skews
 from ..plan.devices import Device, Network, device_of, from_peaks, network_of
 from ..plan.report import advice_lines, report_of
 from ..plan.sharding import LARGEST_BATCH, Parallelism, parallelism_of
-from ..plan.summary import Question, Setting, plan
+from ..plan.summary import Plan, Question, Setting, plan
 from ..plan.work import PlannedWorkload
 from ..runs.report import page, text
 from ..units import byte_count
@@ -111,19 +113,20 @@ def command(arguments: list[str]) -> int:
         worse_skew=_independent_ids(options, workload),
         detailed_skew=options.skew not in (None, "even"),
     )
-    result = {
-        "schema": 2,
-        "workload": choice.workload.name,
-        "preset": choice.preset,
-        "command": _run_command(choice, "" if "--data" in choice.sources else workload.published_data),
-        "device": device.name,
-        "network": network.name,
-        "ranks_per_node": network.ranks_per_node,
-        "currency": currency,
-        "published_data": workload.published_data or None,
-        "popularity": workload.popularity.exponent if workload.popularity else None,
-        **plan(setting, counts),
-    }
+    advised, points = plan(setting, counts)
+    result = Plan(
+        workload=choice.workload.name,
+        preset=choice.preset,
+        command=_run_command(choice, "" if "--data" in choice.sources else workload.published_data),
+        device=device.name,
+        network=network.name,
+        ranks_per_node=network.ranks_per_node,
+        currency=currency,
+        published_data=workload.published_data or None,
+        popularity=workload.popularity.exponent if workload.popularity else None,
+        advice=advised,
+        points=points,
+    )
     report = report_of(result)
     terminal.say(text.render(report).rstrip() if options.verbose else "\n".join(advice_lines(result)))
     if options.out is not None:
@@ -132,7 +135,7 @@ def command(arguments: list[str]) -> int:
     elif not options.verbose:
         terminal.say("  more     --verbose, or a page with --out plan.html")
     if options.json:
-        print_json(result)
+        print_json(to_builtins(result))
     return 0
 
 

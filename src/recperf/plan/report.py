@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from itertools import zip_longest
 from textwrap import wrap
-from typing import Any
 
 from ..measure.limits import TEXTS
 from ..runs.report.blocks import Block, Figure, Report, Section, Table, Text, cells, definitions
@@ -13,15 +12,18 @@ from ..runs.report.text import WIDTH
 from ..units import number, size, time, times
 from .plot import step_figure
 from .predict import PARTS
+from .summary import FullestRank, Plan, Point, Step
+from .target import Band, Training
+from .tiers import Tiers
 
 COMMANDS = ("recperf run", "on each node")
 """How texts begin that are commands."""
 
 
-def report_of(plan: dict[str, Any]) -> Report:
+def report_of(plan: Plan) -> Report:
     """Everything, the advice first."""
     lead, facts = _advice(plan)
-    shown = plan["advice"]["configuration"] or plan["points"][-1]
+    shown = plan.advice.configuration or plan.points[-1]
     blocks: list[Block] = [definitions(list(facts.items()))] if facts else []
     return Report(
         key="plan",
@@ -32,13 +34,13 @@ def report_of(plan: dict[str, Any]) -> Report:
         measured=True,
         sections=[
             Section("advice", "what to do", blocks),
-            Section("ranks", "numbers of ranks", _overview(plan["points"], plan["currency"])),
+            Section("ranks", "numbers of ranks", _overview(plan.points, plan.currency)),
             *_details(plan, shown),
         ],
     )
 
 
-def advice_lines(plan: dict[str, Any]) -> list[str]:
+def advice_lines(plan: Plan) -> list[str]:
     """What a terminal shows: a line for each fact, or two; commands stay whole."""
     lead, facts = _advice(plan)
     lines = [_title(plan), f"  {lead}"]
@@ -48,134 +50,134 @@ def advice_lines(plan: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _title(plan: dict[str, Any]) -> str:
-    preset = f" --preset {plan['preset']}" if plan["preset"] else ""
-    return f"{plan['workload']}{preset} on {plan['device']}, network {plan['network']}: predicted, not measured"
+def _title(plan: Plan) -> str:
+    preset = f" --preset {plan.preset}" if plan.preset else ""
+    return f"{plan.workload}{preset} on {plan.device}, network {plan.network}: predicted, not measured"
 
 
-def _advice(plan: dict[str, Any]) -> tuple[str, dict[str, str]]:
+def _advice(plan: Plan) -> tuple[str, dict[str, str]]:
     """The number of devices in one sentence, and the facts behind it by name."""
-    advised, tiers = plan["advice"]["configuration"], plan["advice"]["tiers"]
-    other = _alternative(plan) if tiers and tiers["stores"] else {}
+    advised, tiers = plan.advice.configuration, plan.advice.tiers
+    other = _alternative(plan, tiers) if tiers and tiers.stores else {}
     if advised is None:
         return _too_few(plan), other
     return _smallest(plan, advised), _facts(plan, advised) | other
 
 
-def _device(plan: dict[str, Any], count: int) -> str:
+def _device(plan: Plan, count: int) -> str:
     """What there are several of: devices, or ranks that share one."""
-    if plan["device"] == "cpu":
+    if plan.device == "cpu":
         return "rank" if count == 1 else "ranks"
-    return str(plan["device"])
+    return plan.device
 
 
-def _too_few(plan: dict[str, Any]) -> str:
+def _too_few(plan: Plan) -> str:
     """What to do where no number of ranks fits."""
-    points = plan["points"]
-    text = f"No number of {_device(plan, 2)} up to {plan['advice']['tried_ranks']:,} is enough"
-    smaller = next((point for point in points if point["memory"]["largest_global_batch"]), None)
+    points = plan.points
+    text = f"No number of {_device(plan, 2)} up to {plan.advice.tried_ranks:,} is enough"
+    smaller = next((point for point in points if point.memory.largest_global_batch), None)
     if smaller is None:
         return f"{text}: choose a device with more memory."
-    options = f"--train.batch-size {smaller['memory']['largest_global_batch']}"
-    return f"{text} for {smaller['rank_batch']:,} samples on each; {smaller['ranks']:,} are with {options}."
+    options = f"--train.batch-size {smaller.memory.largest_global_batch}"
+    return f"{text} for {smaller.rank_batch:,} samples on each; {smaller.ranks:,} are with {options}."
 
 
-def _alternative(plan: dict[str, Any]) -> dict[str, str]:
+def _alternative(plan: Plan, tiers: Tiers) -> dict[str, str]:
     """One device, with its tables elsewhere."""
-    tiers = plan["advice"]["tiers"]
-    host, file = (tiers["stores"][name] for name in ("host", "file"))
-    target = f", {_reached(host['target'], plan['currency'])} to the target" if host["target"] else ""
-    memory = f"{size(tiers['table_bytes'])} of host memory"
+    host, file = (tiers.stores[name] for name in ("host", "file"))
+    target = f", {_reached(host.target, plan.currency)} to the target" if host.target else ""
+    memory = f"{size(tiers.table_bytes)} of host memory"
     return {
-        "or": f"1 {plan['device']} with its tables in {memory}: {_time(host['step']['value'])} a step (in files "
-        f"{_time(file['step']['value'])}){target}",
-        "run it": f"recperf {plan['command']} --train.batch-size {tiers['rank_batch']} --tables.placement host",
+        "or": f"1 {plan.device} with its tables in {memory}: {_time(host.step.value)} a step (in files "
+        f"{_time(file.step.value)}){target}",
+        "run it": f"recperf {plan.command} --train.batch-size {tiers.rank_batch} --tables.placement host",
     }
 
 
-def _smallest(plan: dict[str, Any], advised: dict[str, Any]) -> str:
+def _smallest(plan: Plan, advised: Point) -> str:
     """Which number of devices to use."""
 
     def devices(ranks: int, what: str, name: str = "") -> str:
         return f"{ranks:,}{name} {'is' if ranks == 1 else 'are'} {what}"
 
-    tried = [point["ranks"] for point in plan["points"]]
-    fewer = max((ranks for ranks in tried if ranks < advised["ranks"]), default=None)
-    name = f" {_device(plan, advised['ranks'])}" + (f" on {advised['nodes']:,} nodes" if advised["nodes"] > 1 else "")
-    options = f" with {advised['options']}" if advised["options"] else ""
-    enough = devices(advised["ranks"], f"enough{options}{_if_ids_repeat(plan, advised)}", name)
+    tried = [point.ranks for point in plan.points]
+    fewer = max((ranks for ranks in tried if ranks < advised.ranks), default=None)
+    name = f" {_device(plan, advised.ranks)}" + (f" on {advised.nodes:,} nodes" if advised.nodes > 1 else "")
+    options = f" with {advised.options}" if advised.options else ""
+    enough = devices(advised.ranks, f"enough{options}{_if_ids_repeat(plan, advised)}", name)
     return f"{enough}." if fewer is None else f"{enough}; {devices(fewer, 'too few')}."
 
 
-def _if_ids_repeat(plan: dict[str, Any], advised: dict[str, Any]) -> str:
+def _if_ids_repeat(plan: Plan, advised: Point) -> str:
     """What the number of devices depends on."""
-    advice = plan["advice"]
-    if advice["fits_worse_ids"] is not False:
+    advice = plan.advice
+    if advice.fits_worse_ids is not False:
         return ""
-    more = advice["worse_ranks"] or 0
-    return " if ids repeat as published" + (f", {more:,} if they do not" if more > advised["ranks"] else "")
+    more = advice.worse_ranks or 0
+    return " if ids repeat as published" + (f", {more:,} if they do not" if more > advised.ranks else "")
 
 
-def _facts(plan: dict[str, Any], advised: dict[str, Any]) -> dict[str, str]:
-    step, reached, memory = advised["step"], advised["target"], advised["memory"]
+def _facts(plan: Plan, advised: Point) -> dict[str, str]:
+    step, reached, memory = advised.step, advised.target, advised.memory
+    assert step is not None
     facts = {
         "run": _command(plan, advised),
-        "step": f"{_band_time(step)}, {_rate(advised)} samples/s",
-        "memory": f"{_memory_band(memory)} of {size(memory['limit_bytes'])} on the fullest rank",
+        "step": f"{_band_time(step)}, {_rate(advised.global_batch, step)} samples/s",
+        "memory": f"{_memory_band(memory)} of {size(memory.limit_bytes)} on the fullest rank",
         "target": "not known: set --samples-to-target",
         "cost": "not known: set --price, for example 4USD for one device and hour",
     }
     if reached:
-        data = f" of {plan['published_data']}" if plan["published_data"] else ""
-        facts["target"] = f"{_reached(reached, plan['currency'])} for {_band_number(reached['samples'])} samples{data}"
-        if reached["cost"]:
+        data = f" of {plan.published_data}" if plan.published_data else ""
+        facts["target"] = f"{_reached(reached, plan.currency)} for {_band_number(reached.samples)} samples{data}"
+        if reached.cost:
             del facts["cost"]
-    if failing := advised["failures"]:
-        reached_s = failing["target_seconds"]
+    if failing := advised.failures:
+        reached_s = failing.target_seconds
         facts["failures"] = (
-            f"one every {_time(failing['mtbf_s'])}: with a checkpoint every {_time(failing['interval_s'])} the "
-            f"goodput is {failing['goodput']:.1%}" + (f", {_time(reached_s)} to the target" if reached_s else "")
+            f"one every {_time(failing.mtbf_s)}: with a checkpoint every {_time(failing.interval_s)} the "
+            f"goodput is {failing.goodput:.1%}" + (f", {_time(reached_s)} to the target" if reached_s else "")
         )
-    limit, exposed = step["limit"], step["exposed"]
+    limit, exposed = step.limit, step.exposed
     longest = max(exposed, key=lambda name: exposed[name])
-    sentence = TEXTS[limit]["sentence"].format(share=f"{step['shares'][limit]:.0%}", detail="")
+    sentence = TEXTS[limit]["sentence"].format(share=f"{step.shares[limit]:.0%}", detail="")
     facts["limit"] = f"{limit}: {sentence} The longest part is {longest}, {_time(exposed[longest])}."
     faster = [
-        f"{one['options']}: {one['samples_per_s'] / step['samples_per_s']:.2f} times the samples/s, "
-        f"{_band_time(one['step'])} a step"
-        for one in plan["advice"]["changes"]
+        f"{one.options}: {one.samples_per_s / step.samples_per_s:.2f} times the samples/s, "
+        f"{_band_time(one.step)} a step"
+        for one in plan.advice.changes
     ]
     changes = [*faster, *_more_devices(plan, advised)]
     return {**facts, "change": "; ".join(changes)} if changes else facts
 
 
-def _more_devices(plan: dict[str, Any], advised: dict[str, Any]) -> list[str]:
+def _more_devices(plan: Plan, advised: Point) -> list[str]:
     """What the next larger number of devices brings."""
-    larger = next((one for one in plan["points"] if one["ranks"] > advised["ranks"] and one["fits"]), None)
-    if larger is None:
+    larger = next((one for one in plan.points if one.ranks > advised.ranks and one.fits), None)
+    if larger is None or larger.step is None or advised.step is None:
         return []
-    if larger["step"]["samples_per_s"] < 1.02 * advised["step"]["samples_per_s"]:
-        return [f"{larger['ranks']:,} {_device(plan, 2)} are no faster"]
-    takes = f"train {larger['step']['samples_per_s']:,.0f} samples/s"
-    if larger["target"]:
-        takes = f"take {_reached(larger['target'], plan['currency'])} to the target"
-    return [f"{larger['ranks']:,} {_device(plan, 2)} {takes}"]
+    if larger.step.samples_per_s < 1.02 * advised.step.samples_per_s:
+        return [f"{larger.ranks:,} {_device(plan, 2)} are no faster"]
+    takes = f"train {larger.step.samples_per_s:,.0f} samples/s"
+    if larger.target:
+        takes = f"take {_reached(larger.target, plan.currency)} to the target"
+    return [f"{larger.ranks:,} {_device(plan, 2)} {takes}"]
 
 
-def _rate(point: dict[str, Any]) -> str:
+def _rate(samples: int, step: Step) -> str:
     """Samples per second and their range, to three digits."""
-    rates = (point["global_batch"] / point["step"][bound] for bound in ("value", "high", "low"))
+    rates = (samples / seconds for seconds in (step.value, step.high, step.low))
     value, low, high = (f"{float(f'{rate:.3g}'):,.0f}" for rate in rates)
     return f"{value} ({low} to {high})"
 
 
-def _command(plan: dict[str, Any], advised: dict[str, Any]) -> str:
+def _command(plan: Plan, advised: Point) -> str:
     """What starts this configuration."""
-    run, ranks, nodes = plan["command"], advised["ranks"], advised["nodes"]
-    for flag in re.findall(r"--[\w.-]+", advised["options"]):
+    run, ranks, nodes = plan.command, advised.ranks, advised.nodes
+    for flag in re.findall(r"--[\w.-]+", advised.options):
         run = re.sub(rf" {re.escape(flag)}[ =]\S+", "", run)
-    options = f" {advised['options']}" if advised["options"] else ""
-    end = f" --train.batch-size {advised['global_batch']}{options}"
+    options = f" {advised.options}" if advised.options else ""
+    end = f" --train.batch-size {advised.global_batch}{options}"
     if nodes > 1:
         # torchrun starts equally many ranks on each node.
         torchrun = f"torchrun --nnodes {nodes} --nproc-per-node {-(-ranks // nodes)}"
@@ -183,29 +185,29 @@ def _command(plan: dict[str, Any], advised: dict[str, Any]) -> str:
     return f"recperf {run}{f' --ranks {ranks}' if ranks > 1 else ''}{end}"
 
 
-def _overview(points: list[dict[str, Any]], currency: str | None) -> list[Block]:
+def _overview(points: list[Point], currency: str | None) -> list[Block]:
     head = ("ranks", "global batch", "fullest rank", "step", "samples/s", "scaling", "to target", "cost", "fits with")
     rows = []
     for point in points:
-        memory, step, reached = point["memory"], point["step"], point["target"]
-        row = [f"{point['ranks']:,}", f"{point['global_batch']:,}"]
+        memory, step, reached = point.memory, point.step, point.target
+        row = [f"{point.ranks:,}", f"{point.global_batch:,}"]
         if step is None:
-            batch = memory["largest_global_batch"]
-            missing = f"needs {size(memory['missing_bytes'])} more on rank {memory['fullest_rank']}"
+            batch = memory.largest_global_batch
+            missing = f"needs {size(memory.missing_bytes)} more on rank {memory.fullest_rank}"
             row += [missing, *5 * ["-"], f"--train.batch-size {batch}" if batch else "no batch size"]
         else:
             row += [
-                size(memory["without_reuse_bytes"]),
+                size(memory.without_reuse_bytes),
                 _band_time(step),
-                f"{step['samples_per_s']:,.0f}",
-                f"{point['scaling']:.0%}",
-                f"{_approximately(reached)}{_band_time(reached['seconds'])}" if reached else "-",
-                _money(reached["cost"], currency) if reached and reached["cost"] else "-",
-                point["options"],
+                f"{step.samples_per_s:,.0f}",
+                f"{point.scaling:.0%}",
+                f"{_approximately(reached)}{_band_time(reached.seconds)}" if reached else "-",
+                _money(reached.cost, currency) if reached and reached.cost else "-",
+                point.options,
             ]
         rows.append(row)
     shown = [column for column in range(len(head)) if any(row[column] not in ("-", "") for row in rows)]
-    extrapolated = any(point["target"] and point["target"]["extrapolated"] for point in points)
+    extrapolated = any(point.target and point.target.extrapolated for point in points)
     note = "~ samples to the target are extrapolated beyond the published batch sizes" if extrapolated else ""
     visible = [cells(*(row[column] for column in shown)) for row in rows]
     blocks: list[Block] = [
@@ -216,91 +218,88 @@ def _overview(points: list[dict[str, Any]], currency: str | None) -> list[Block]
             left=tuple(at for at, column in enumerate(shown) if head[column] == "fits with"),
         )
     ]
-    fitting = [point for point in points if point["fits"]]
+    fitting = [point for point in points if point.fits]
     if fitting:
         label = "Predicted time of a step by part, for each number of ranks that fits"
         blocks.append(Figure("plan-steps", label, label, lambda: step_figure(fitting)))
     return blocks
 
 
-def _details(plan: dict[str, Any], point: dict[str, Any]) -> list[Section]:
-    batch = f"{_count(point['ranks'], 'rank')}, {_count(point['rank_batch'], 'sample')} on each"
+def _details(plan: Plan, point: Point) -> list[Section]:
+    batch = f"{_count(point.ranks, 'rank')}, {_count(point.rank_batch, 'sample')} on each"
     sections: list[Section] = []
-    if step := point["step"]:
+    if step := point.step:
         rows = [
-            cells(name, _time(seconds), _time(left), f"{left / step['value']:.1%}", PARTS[name])
-            for (name, seconds), left in zip(step["parts"].items(), step["exposed"].values())
+            cells(name, _time(seconds), _time(left), f"{left / step.value:.1%}", PARTS[name])
+            for (name, seconds), left in zip(step.parts.items(), step.exposed.values())
         ]
         table = Table(("part", "alone", "exposed", "share", "what"), rows, left=(4,))
         sections.append(Section("step", f"one step: {batch}", [table]))
-    memory: list[Block] = [Text(_verdict(point["memory"])), _memory(point["memory"])]
-    sections.append(Section("memory", f"memory: {batch}", memory + _tiers(plan["advice"]["tiers"])))
+    memory: list[Block] = [Text(_verdict(point.memory)), _memory(point.memory)]
+    sections.append(Section("memory", f"memory: {batch}", memory + _tiers(plan.advice.tiers)))
     tables = [
-        cells(t["name"], t["kind"], f"{t['ranks']:,}", size(t["bytes"]), size(t["most_bytes_a_rank"]), t["why"])
-        for t in point["tables"]
+        cells(t.name, t.kind, f"{t.ranks:,}", size(t.bytes), size(t.most_bytes_a_rank), t.why) for t in point.tables
     ]
     head = ("table", "sharding", "ranks", "size", "most on a rank", "why")
     sections.append(Section("tables", "tables", [Table(head, tables, left=(1, 5))]))
-    if "skew" in point:
+    if point.skew:
         skewed = [
-            cells(
-                one["table"], one["kind"], size(one["mean"]), size(one["worst"]), f"{one['ratio']:.1f} x", one["rank"]
-            )
-            for one in point["skew"]
+            cells(one.table, one.kind, size(one.mean), size(one.worst), f"{one.ratio:.1f} x", one.rank)
+            for one in point.skew
         ]
         head = ("table", "sharding", "mean of ranks", "worst rank and batch", "worst / mean", "rank")
         sections.append(Section("skew", "skew: data received by a rank in a step", [Table(head, skewed, left=(1,))]))
-    origins = dict(point["origins"])
-    if reached := point["target"]:
-        evaluations = _count(round(reached["evaluations"]), "evaluation")
-        origins["samples"] = f"to the target: {reached['origin']}"
+    origins = dict(point.origins)
+    if reached := point.target:
+        evaluations = _count(round(reached.evaluations), "evaluation")
+        origins["samples"] = f"to the target: {reached.origin}"
         origins["target"] = (
-            f"{_time(reached['steps_seconds'])} of steps, {_time(reached['evaluations_seconds'])} of {evaluations}, "
-            f"{_time(reached['startup_seconds'])} of start-up"
+            f"{_time(reached.steps_seconds)} of steps, {_time(reached.evaluations_seconds)} of {evaluations}, "
+            f"{_time(reached.startup_seconds)} of start-up"
         )
-    if tried := plan["advice"]["tried_options"]:
+    if tried := plan.advice.tried_options:
         origins["changes"] = f"tried: {', '.join(tried)}"
     sources = definitions(list(origins.items()))
     return [*sections, Section("sources", "sources of the figures", [sources])]
 
 
-def _memory(memory: dict[str, Any]) -> Table:
+def _memory(memory: FullestRank) -> Table:
     rows = [
-        cells(name, size(bytes_), size(memory["parts_mean"][name]), size(memory["parts_least"][name]))
-        for name, bytes_ in memory["parts"].items()
+        cells(name, size(bytes_), size(memory.parts_mean[name]), size(memory.parts_least[name]))
+        for name, bytes_ in memory.parts.items()
     ]
-    totals = memory["by_rank"]
-    rows.append(cells("total", size(memory["bytes"]), size(sum(totals) / len(totals)), size(min(totals))))
-    return Table(("part", f"rank {memory['fullest_rank']} (fullest)", "mean", "least"), rows)
+    totals = memory.by_rank
+    rows.append(cells("total", size(memory.bytes), size(sum(totals) / len(totals)), size(min(totals))))
+    return Table(("part", f"rank {memory.fullest_rank} (fullest)", "mean", "least"), rows)
 
 
-def _memory_band(memory: dict[str, Any]) -> str:
+def _memory_band(memory: FullestRank) -> str:
     """With and without reuse of memory."""
-    low, high = size(memory["bytes"]), size(memory["without_reuse_bytes"])
+    low, high = size(memory.bytes), size(memory.without_reuse_bytes)
     return low if low == high else f"{low} to {high}"
 
 
-def _verdict(memory: dict[str, Any]) -> str:
+def _verdict(memory: FullestRank) -> str:
     return (
-        f"{memory['verdict']}; rank {memory['fullest_rank']} peaks at {size(memory['bytes'])} ({memory['phase']}), "
-        f"{size(memory['without_reuse_bytes'])} if no memory is reused, {size(memory['limit_bytes'])} of "
-        f"{size(memory['device_bytes'])} can be used; its largest table is {memory['largest_table']}"
+        f"{memory.verdict}; rank {memory.fullest_rank} peaks at {size(memory.bytes)} ({memory.phase}), "
+        f"{size(memory.without_reuse_bytes)} if no memory is reused, {size(memory.limit_bytes)} of "
+        f"{size(memory.device_bytes)} can be used; its largest table is {memory.largest_table}"
     )
 
 
-def _tiers(tiers: dict[str, Any] | None) -> list[Block]:
+def _tiers(tiers: Tiers | None) -> list[Block]:
     if tiers is None:
         return []
-    room = f"{size(tiers['table_bytes'])} of rows beside a cache of {size(tiers['cache_bytes'])}"
+    room = f"{size(tiers.table_bytes)} of rows beside a cache of {size(tiers.cache_bytes)}"
     text = (
-        f"Tables in tiers on one device: {room}, which serves {tiers['served']:.1%} of "
-        f"{tiers['rows_per_step']:,.0f} rows a step ({tiers['origin']})."
+        f"Tables in tiers on one device: {room}, which serves {tiers.served:.1%} of "
+        f"{tiers.rows_per_step:,.0f} rows a step ({tiers.origin})."
     )
     rows = []
-    for name, one in tiers["stores"].items():
-        moving = max(seconds for part, seconds in one["parts"].items() if part != "the device")
-        step = (_band_time(one["step"]), f"{one['samples_per_s']:,.0f}", one["limit"])
-        rows.append(cells(name, size(one["bytes_each_way"]), _time(moving), *step))
+    for name, one in tiers.stores.items():
+        moving = max(seconds for part, seconds in one.parts.items() if part != "the device")
+        step = (_band_time(one.step), f"{one.samples_per_s:,.0f}", one.limit)
+        rows.append(cells(name, size(one.bytes_each_way), _time(moving), *step))
     head = ("tables in", "moved each way", "time", "step", "samples/s", "limited by")
     return [Text(text), Table(head, rows, left=(5,))] if rows else [Text(text)]
 
@@ -309,9 +308,9 @@ def _time(seconds: float) -> str:
     return time(1e3 * seconds)
 
 
-def _band_time(band: dict[str, float]) -> str:
+def _band_time(band: Band | Step) -> str:
     """A time and its range, as in 632 ms (570 to 700)."""
-    (value, low, high), unit = times(*(1e3 * band[key] for key in ("value", "low", "high")))
+    (value, low, high), unit = times(*(1e3 * seconds for seconds in (band.value, band.low, band.high)))
     return f"{value} {unit} ({low} to {high})"
 
 
@@ -320,24 +319,24 @@ def _decimals(value: float) -> int:
     return 0 if value >= 99.95 else 1 if value >= 9.995 else 2
 
 
-def _band_number(band: dict[str, float]) -> str:
-    value, low, high = (number(band[key]) for key in ("value", "low", "high"))
+def _band_number(band: Band) -> str:
+    value, low, high = (number(figure) for figure in (band.value, band.low, band.high))
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def _money(band: dict[str, float], currency: str | None) -> str:
-    decimals = _decimals(band["value"])
-    value, low, high = (f"{band[key]:,.{decimals}f}" for key in ("value", "low", "high"))
+def _money(band: Band, currency: str | None) -> str:
+    decimals = _decimals(band.value)
+    value, low, high = (f"{price:,.{decimals}f}" for price in (band.value, band.low, band.high))
     return f"{value}{' ' + currency if currency else ''} ({low} to {high})"
 
 
-def _reached(reached: dict[str, Any], currency: str | None) -> str:
-    cost = f" and {_money(reached['cost'], currency)}" if reached["cost"] else ""
-    return f"{_approximately(reached)}{_band_time(reached['seconds'])}{cost}"
+def _reached(reached: Training, currency: str | None) -> str:
+    cost = f" and {_money(reached.cost, currency)}" if reached.cost else ""
+    return f"{_approximately(reached)}{_band_time(reached.seconds)}{cost}"
 
 
-def _approximately(reached: dict[str, Any]) -> str:
-    return "~" if reached["extrapolated"] else ""
+def _approximately(reached: Training) -> str:
+    return "~" if reached.extrapolated else ""
 
 
 def _count(count: int, what: str) -> str:

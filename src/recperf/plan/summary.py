@@ -1,12 +1,12 @@
-"""A plan as plain values: what `recperf plan --json` prints."""
+"""A plan: what `recperf plan --json` prints, and the report shows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 
 from . import advice, failures, target, tiers
 from .devices import Device, Network
@@ -14,7 +14,7 @@ from .network import node_count, ranks_on_node
 from .predict import Prediction, predict, rank_batch_of
 from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
-from .target import Band
+from .target import Band, Training
 from .work import History, PlannedWorkload, Spread
 
 MOST_RANKS = 1024
@@ -109,17 +109,152 @@ class Candidate:
         return self.plan.memory.fits
 
 
-def plan(setting: Setting, counts: Sequence[int] | None = None) -> dict[str, Any]:
-    """Points for these numbers of ranks, or for the smallest that fits, all powers of two below it and some above; and
-    the advice that follows from them."""
+class Step(Struct, kw_only=True):
+    """Seconds of a step, with its range."""
+
+    value: float
+    low: float
+    high: float
+    samples_per_s: float
+    parts: dict[str, float]
+    exposed: dict[str, float]
+    limit: str
+    shares: dict[str, float]
+    imbalance: float
+
+    @property
+    def band(self) -> Band:
+        return Band(self.value, self.low, self.high)
+
+
+class FullestRank(Struct, kw_only=True):
+    """Memory of the rank that holds most, and of the others."""
+
+    verdict: str
+    fullest_rank: int
+    phase: str
+    largest_table: str
+    bytes: float
+    without_reuse_bytes: float
+    limit_bytes: float
+    device_bytes: int
+    missing_bytes: float
+    parts: dict[str, float]
+    parts_least: dict[str, float]
+    parts_mean: dict[str, float]
+    by_rank: list[float]
+    largest_global_batch: int | None = None
+    """The largest that would fit, where the planned one does not."""
+
+
+class TablePlace(Struct, kw_only=True):
+    name: str
+    kind: str
+    ranks: int
+    bytes: int
+    most_bytes_a_rank: int
+    why: str
+
+
+class Failures(Struct, kw_only=True):
+    mtbf_s: float
+    checkpoint_s: float
+    restart_s: float
+    interval_s: float
+    goodput: float
+    target_seconds: float | None
+
+
+class Arrival(Struct, kw_only=True):
+    """Bytes of a table that ranks receive under a kind of sharding."""
+
+    table: str
+    kind: str
+    mean: float
+    worst: float
+    ratio: float
+    batch: int
+    rank: int
+
+
+class Point(Struct, kw_only=True):
+    """One number of ranks; what does not fit has neither time nor cost."""
+
+    ranks: int
+    nodes: int
+    rank_batch: int
+    global_batch: int
+    fits: bool
+    options: str
+    memory: FullestRank
+    tables: list[TablePlace]
+    origins: dict[str, str]
+    step: Step | None = None
+    scaling: float | None = None
+    target: Training | None = None
+    failures: Failures | None = None
+    skew: list[Arrival] | None = None
+
+
+class Faster(Struct, kw_only=True):
+    """Options of `recperf run` that make a step faster."""
+
+    options: str
+    step: Band
+    samples_per_s: float
+
+
+class Advice(Struct, kw_only=True):
+    tried_ranks: int
+    configuration: Point | None
+    """The smallest that fits."""
+    changes: list[Faster]
+    tried_options: list[str]
+    fits_worse_ids: bool | None
+    """Whether it fits with less favourable ids too, where these are known."""
+    worse_ranks: int | None
+    """How many ranks would be enough for them."""
+    tiers: tiers.Tiers | None
+    """One device with tables in host memory or in files, where it cannot hold them, or should not."""
+
+
+class Plan(Struct, kw_only=True):
+    schema: int = 2
+    workload: str
+    preset: str | None
+    command: str
+    """The `recperf run` of the config, without what the plan decides."""
+    device: str
+    network: str
+    ranks_per_node: int
+    currency: str | None
+    published_data: str | None
+    popularity: float | None
+    advice: Advice
+    points: list[Point]
+
+
+def plan(setting: Setting, counts: Sequence[int] | None = None) -> tuple[Advice, list[Point]]:
+    """The advice, and points for these numbers of ranks, or for the smallest that fits, all powers of two below it and
+    some above."""
     candidates = list(_search(setting)) if counts is None else [_candidate(setting, ranks) for ranks in counts]
     tried = list(candidates)
     if counts is not None and not any(one.fits for one in candidates):
         tried += _search(setting, first=1 << max(counts).bit_length(), larger=0)
     smallest = min((one for one in tried if one.fits), key=lambda one: one.plan.ranks, default=None)
     points = [_point(setting, one, smallest) for one in candidates]
-    most = max(one.plan.ranks for one in tried)
-    return {"advice": {"tried_ranks": most, **_advice(setting, smallest)}, "points": points}
+    changes, options = _changes(setting, smallest)
+    fits, enough = _worse_ids(setting, smallest)
+    advised = Advice(
+        tried_ranks=max(one.plan.ranks for one in tried),
+        configuration=None if smallest is None else _point(setting, smallest, smallest),
+        changes=changes,
+        tried_options=options,
+        fits_worse_ids=fits,
+        worse_ranks=enough,
+        tiers=_tiers(setting, smallest),
+    )
+    return advised, points
 
 
 def _search(setting: Setting, *, first: int = 1, larger: int = LARGER) -> Iterator[Candidate]:
@@ -149,20 +284,10 @@ def _candidate(setting: Setting, ranks: int) -> Candidate:
     return tried[0]
 
 
-def _advice(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
-    """The smallest configuration that fits, what shortens its step, and one device with tables in tiers."""
-    return {
-        "configuration": None if smallest is None else _point(setting, smallest, smallest),
-        **_changes(setting, smallest),
-        **_worse_ids(setting, smallest),
-        "tiers": _tiers(setting, smallest),
-    }
-
-
-def _changes(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
+def _changes(setting: Setting, smallest: Candidate | None) -> tuple[list[Faster], list[str]]:
     """Options of `recperf run` that make it faster, and those that were tried."""
     if smallest is None:
-        return {"changes": [], "tried_options": []}
+        return [], []
     plan, ranks = smallest.plan, smallest.plan.ranks
     better, tried = advice.improvements(plan, smallest.parallelism, smallest.predicted, on_cpu=setting.device.shared)
     if not setting.workload.published_samples and LARGER_BATCH * plan.global_batch <= LARGEST_BATCH:
@@ -171,27 +296,21 @@ def _changes(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
         one = setting.predictor(ranks, LARGER_BATCH * plan.rank_batch)(larger)
         if one.memory.fits and one.samples_per_s > NOTABLY * plan.samples_per_s:
             better.insert(0, (f"--train.batch-size {one.global_batch}", one))
-    changes = [
-        {"options": options, "step": _band(one).as_json(), "samples_per_s": one.samples_per_s}
-        for options, one in better
-    ]
-    return {"changes": changes, "tried_options": tried}
+    changes = [Faster(options=options, step=_band(one), samples_per_s=one.samples_per_s) for options, one in better]
+    return changes, tried
 
 
-def _worse_ids(setting: Setting, smallest: Candidate | None) -> dict[str, Any]:
-    """Whether the configuration fits with less favourable ids too, where these are known, and how many ranks would be
-    enough for them."""
+def _worse_ids(setting: Setting, smallest: Candidate | None) -> tuple[bool | None, int | None]:
+    """Whether the configuration fits with less favourable ids too, and how many ranks would be enough for them."""
     if setting.worse_skew is None or smallest is None:
-        return {"fits_worse_ids": None, "worse_ranks": None}
+        return None, None
     ranks, worse = smallest.plan.ranks, replace(setting, skew=setting.worse_skew)
     fits = worse.predictor(ranks, smallest.plan.rank_batch)(smallest.parallelism).memory.fits
     candidates = [smallest] if fits else _search(worse, first=ranks, larger=0)
-    enough = next((one.plan.ranks for one in candidates if one.fits), None)
-    return {"fits_worse_ids": fits, "worse_ranks": enough}
+    return fits, next((one.plan.ranks for one in candidates if one.fits), None)
 
 
-def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | None:
-    """One device with tables in host memory or in files, where it cannot hold them, or should not."""
+def _tiers(setting: Setting, smallest: Candidate | None) -> tiers.Tiers | None:
     too_small = not setting.device.shared and (smallest is None or smallest.plan.ranks > 1)
     if not (too_small or setting.tiered):
         return None
@@ -202,50 +321,45 @@ def _tiers(setting: Setting, smallest: Candidate | None) -> dict[str, Any] | Non
     priced = tiers.price(
         plan, setting.share(1), _band(plan), cache_bytes=setting.cache_bytes, served=setting.question.served
     )
-    for store in priced["stores"].values():
-        step = Band(*store["step"].values())
-        forward = target.forward_seconds(plan) * step.value / plan.seconds
-        store["target"] = _target(setting, plan, step, forward)
-    return {"rank_batch": plan.rank_batch, **priced}
+    for store in priced.stores.values():
+        forward = target.forward_seconds(plan) * store.step.value / plan.seconds
+        store.target = _target(setting, plan, store.step, forward)
+    return priced
 
 
-def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -> dict[str, Any]:
-    """One number of ranks; what does not fit has neither time nor cost."""
+def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -> Point:
     plan, parallelism, ranks = candidate.plan, candidate.parallelism, candidate.plan.ranks
-    point: dict[str, Any] = {
-        "ranks": ranks,
-        "nodes": node_count(ranks, setting.network),
-        "rank_batch": plan.rank_batch,
-        "global_batch": plan.global_batch,
-        "fits": candidate.fits,
-        "options": candidate.options,
-        "step": None,
-        "scaling": None,
-        "target": None,
-        "failures": None,
-        "memory": _memory(plan),
-        "tables": _tables(plan),
-        "origins": plan.origins,
-    }
+    point = Point(
+        ranks=ranks,
+        nodes=node_count(ranks, setting.network),
+        rank_batch=plan.rank_batch,
+        global_batch=plan.global_batch,
+        fits=candidate.fits,
+        options=candidate.options,
+        memory=_memory(plan),
+        tables=_tables(plan),
+        origins=plan.origins,
+    )
     if not candidate.fits or smallest is None:
-        point["memory"]["largest_global_batch"] = ranks * _largest_batch(setting, candidate)
+        point.memory.largest_global_batch = ranks * _largest_batch(setting, candidate)
         return point
-    step = _band(plan)
-    point["step"] = {
-        **step.as_json(),
-        "samples_per_s": plan.samples_per_s,
-        "parts": plan.parts,
-        "exposed": plan.exposed,
-        "limit": max(plan.shares, key=lambda limit: plan.shares[limit]),
-        "shares": plan.shares,
-        "imbalance": plan.imbalance,
-    }
-    point["scaling"] = plan.samples_per_s / ranks / (smallest.plan.samples_per_s / smallest.plan.ranks)
-    point["target"] = _target(setting, plan, step, target.forward_seconds(plan))
-    point["failures"] = _failures(ranks, point["target"], setting.question)
+    point.step = Step(
+        value=plan.seconds,
+        low=plan.low,
+        high=plan.high,
+        samples_per_s=plan.samples_per_s,
+        parts=plan.parts,
+        exposed=plan.exposed,
+        limit=max(plan.shares, key=lambda limit: plan.shares[limit]),
+        shares=plan.shares,
+        imbalance=plan.imbalance,
+    )
+    point.scaling = plan.samples_per_s / ranks / (smallest.plan.samples_per_s / smallest.plan.ranks)
+    point.target = _target(setting, plan, point.step.band, target.forward_seconds(plan))
+    point.failures = _failures(ranks, point.target, setting.question)
     if setting.detailed_skew:
         rows = advice.arrivals(plan.work, plan.skew, plan.rank_batch, ranks, parallelism)
-        point["skew"] = [{**vars(one), "ratio": one.ratio} for one in rows]
+        point.skew = [Arrival(**vars(one), ratio=one.ratio) for one in rows]
     return point
 
 
@@ -264,41 +378,41 @@ def _band(plan: Prediction) -> Band:
     return Band(plan.seconds, plan.low, plan.high)
 
 
-def _memory(plan: Prediction) -> dict[str, Any]:
+def _memory(plan: Prediction) -> FullestRank:
     memory = plan.memory
     rank = memory.fullest
-    return {
-        "verdict": memory.verdict,
-        "fullest_rank": rank,
-        "phase": memory.phase,
-        "largest_table": memory.largest_table,
-        "bytes": memory.peak,
-        "without_reuse_bytes": memory.without_reuse,
-        "limit_bytes": memory.limit,
-        "device_bytes": memory.device_bytes,
-        "missing_bytes": max(0.0, memory.without_reuse - memory.limit),
-        "parts": {name: float(bytes_R[rank]) for name, bytes_R in memory.parts_R.items()},
-        "parts_least": {name: float(bytes_R.min()) for name, bytes_R in memory.parts_R.items()},
-        "parts_mean": {name: float(bytes_R.mean()) for name, bytes_R in memory.parts_R.items()},
-        "by_rank": [float(bytes_) for bytes_ in memory.total_R],
-    }
+    return FullestRank(
+        verdict=memory.verdict,
+        fullest_rank=rank,
+        phase=memory.phase,
+        largest_table=memory.largest_table,
+        bytes=memory.peak,
+        without_reuse_bytes=memory.without_reuse,
+        limit_bytes=memory.limit,
+        device_bytes=memory.device_bytes,
+        missing_bytes=max(0.0, memory.without_reuse - memory.limit),
+        parts={name: float(bytes_R[rank]) for name, bytes_R in memory.parts_R.items()},
+        parts_least={name: float(bytes_R.min()) for name, bytes_R in memory.parts_R.items()},
+        parts_mean={name: float(bytes_R.mean()) for name, bytes_R in memory.parts_R.items()},
+        by_rank=[float(bytes_) for bytes_ in memory.total_R],
+    )
 
 
-def _tables(plan: Prediction) -> list[dict[str, Any]]:
+def _tables(plan: Prediction) -> list[TablePlace]:
     return [
-        {
-            "name": one.table.name,
-            "kind": one.kind,
-            "ranks": int(np.count_nonzero(one.width_R)),
-            "bytes": one.table.bytes,
-            "most_bytes_a_rank": int(one.weight_R.max()),
-            "why": one.why,
-        }
+        TablePlace(
+            name=one.table.name,
+            kind=one.kind,
+            ranks=int(np.count_nonzero(one.width_R)),
+            bytes=one.table.bytes,
+            most_bytes_a_rank=int(one.weight_R.max()),
+            why=one.why,
+        )
         for one in plan.placed
     ]
 
 
-def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> dict[str, Any] | None:
+def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> Training | None:
     workload, question = setting.workload, setting.question
     samples = target.samples_to_target(workload.published_samples, plan.global_batch, question.samples_to_target)
     if samples is None:
@@ -312,28 +426,19 @@ def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> d
         startup=workload.startup_s if (startup := question.startup_seconds) is None else Spread(*3 * [startup]),
         stalls=workload.stalls,
     )
-    cost = None if setting.price is None else target.cost(training.seconds, plan.ranks, setting.price)
-    return {
-        "samples": samples.count.as_json(),
-        "origin": samples.origin,
-        "extrapolated": samples.extrapolated,
-        "seconds": training.seconds.as_json(),
-        "steps_seconds": training.steps,
-        "evaluations": training.evaluations,
-        "evaluations_seconds": training.evaluation,
-        "startup_seconds": training.startup,
-        "cost": None if cost is None else cost.as_json(),
-    }
+    if setting.price is None:
+        return training
+    return structs.replace(training, cost=target.cost(training.seconds, plan.ranks, setting.price))
 
 
-def _failures(ranks: int, reached: dict[str, Any] | None, question: Question) -> dict[str, Any] | None:
+def _failures(ranks: int, reached: Training | None, question: Question) -> Failures | None:
     if question.mtbf_hours is None:
         return None
     goodput = failures.of_devices(question.mtbf_hours, ranks, question.checkpoint_seconds, question.restart_seconds)
     share = goodput.share()
-    return {
+    return Failures(
         **vars(goodput),
-        "interval_s": goodput.interval_s,
-        "goodput": share,
-        "target_seconds": reached["seconds"]["value"] / share if reached and share else None,
-    }
+        interval_s=goodput.interval_s,
+        goodput=share,
+        target_seconds=reached.seconds.value / share if reached and share else None,
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ..config import within
 from .predict import Prediction
@@ -15,7 +16,7 @@ EVALUATED = ("input", "transfer", "ids all-to-all", "lookup", "rows all-to-all",
 """Parts of a step that an evaluation has too."""
 
 
-class Band(NamedTuple):
+class Band(Struct, frozen=True):
     """A figure and the range that should contain the truth."""
 
     value: float
@@ -24,9 +25,6 @@ class Band(NamedTuple):
 
     def times(self, factor: float) -> Band:
         return Band(factor * self.value, factor * self.low, factor * self.high)
-
-    def as_json(self) -> dict[str, float]:
-        return self._asdict()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +36,24 @@ class Samples:
     extrapolated: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Seconds of a training to the target, its evaluations and its start included."""
+class Training(Struct, frozen=True, kw_only=True):
+    """A training to the target, its evaluations and its start included."""
 
+    samples: Band
+    origin: str
+    """Where the number of samples comes from."""
+    extrapolated: bool
     seconds: Band
-    steps: float
+    steps_seconds: float
     """Seconds of its steps, with stalls."""
     evaluations: float
     """Number of its evaluations."""
-    evaluation: float
+    evaluations_seconds: float
     """Seconds of its evaluations, with stalls."""
-    startup: float
+    startup_seconds: float
     """Seconds before the first step."""
+    cost: Band | None = None
+    """Price of it, where that of a device is known."""
 
 
 def samples_to_target(
@@ -133,11 +136,14 @@ def training(
     earlier = max(0.0, evaluated(count.value, from_start=True) - evaluated(count.value))
     later = startup.most - startup.mean + stalls.mean * earlier * evaluation
     return Training(
+        samples=count,
+        origin=samples.origin,
+        extrapolated=samples.extrapolated,
         seconds=Band(value, value / low - (startup.mean - startup.least), value * high + later),
-        steps=stalls.mean * count.value / global_batch * step.value,
+        steps_seconds=stalls.mean * count.value / global_batch * step.value,
         evaluations=evaluated(count.value),
-        evaluation=stalls.mean * evaluated(count.value) * evaluation,
-        startup=startup.mean,
+        evaluations_seconds=stalls.mean * evaluated(count.value) * evaluation,
+        startup_seconds=startup.mean,
     )
 
 

@@ -10,16 +10,15 @@ Shapes: K kinds of equally popular rows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..measure.cost import FLOAT
 from .devices import STORES, Device, Store
 from .predict import Prediction
 from .skew import kinds, never
-from .target import Band
+from .target import Band, Training
 from .work import Table
 
 ERROR = 0.01
@@ -28,9 +27,38 @@ ERROR = 0.01
 Floats = NDArray[np.float64]
 
 
+class StoredTables(Struct):
+    """A step whose tables lie in one of the stores."""
+
+    rows: float
+    """Rows that a step fetches."""
+    bytes_each_way: float
+    parts: dict[str, float]
+    """Seconds that the device, the link and the store are busy."""
+    step: Band
+    samples_per_s: float
+    limit: str
+    """The one of these that takes longest."""
+    origin: str
+    target: Training | None = None
+
+
+class Tiers(Struct):
+    """One device with its tables in host memory or in files."""
+
+    rank_batch: int
+    table_bytes: float
+    cache_bytes: float
+    rows_per_step: float
+    served: float
+    """Share of these that the cache holds already."""
+    origin: str
+    stores: dict[str, StoredTables]
+
+
 def price(
     plan: Prediction, device: Device, step: Band, *, cache_bytes: int | None = None, served: float | None = None
-) -> dict[str, Any]:
+) -> Tiers:
     """Both tiers for the step of one rank, which takes `step` seconds with tables on the device; `cache_bytes` is by
     default what tables leave free when they are away."""
     tables = plan.work.tables
@@ -52,18 +80,19 @@ def price(
         popular = "spread evenly" if plan.skew.exponent is None else f"Zipf with exponent {plan.skew.exponent:g}"
         origin = f"estimated for ids {popular}; recperf data reuse counts those of a log"
     fetched = Band(*(used * min(1.0, max(0.0, 1 - share + change)) for change in (0.0, -error, error)))
-    return {
-        "table_bytes": whole,
-        "cache_bytes": max(0.0, cache),
-        "rows_per_step": used,
-        "served": share,
-        "origin": origin,
-        "stores": {
+    return Tiers(
+        rank_batch=plan.rank_batch,
+        table_bytes=whole,
+        cache_bytes=max(0.0, cache),
+        rows_per_step=used,
+        served=share,
+        origin=origin,
+        stores={
             name: _stored(plan.global_batch, device, store, step, fetched, record)
             for name, store in STORES.items()
             if cache >= moved
         },
-    }
+    )
 
 
 def served_by(count_K: Floats, use_K: Floats, slots: float) -> float:
@@ -100,7 +129,7 @@ def _kinds(table: Table, plan: Prediction) -> tuple[Floats, Floats]:
     return count_K, -np.expm1(plan.skew.draws[table.name] * never(share_K))
 
 
-def _stored(samples: int, device: Device, store: Store, step: Band, rows: Band, record: float) -> dict[str, Any]:
+def _stored(samples: int, device: Device, store: Store, step: Band, rows: Band, record: float) -> StoredTables:
     """Rows come and as many go: over the link both ways at once, in the store one after the other."""
 
     def parts(on_device: float, fetched: float) -> dict[str, float]:
@@ -112,17 +141,17 @@ def _stored(samples: int, device: Device, store: Store, step: Band, rows: Band, 
             store.limit: fetched / store.reads_per_s + moving,
         }
 
-    seconds = [parts(on_device, fetched) for on_device, fetched in zip(step, rows)]
+    seconds = [parts(*pair) for pair in ((step.value, rows.value), (step.low, rows.low), (step.high, rows.high))]
     slowest = Band(*(max(one.values()) for one in seconds))
-    return {
-        "rows": rows.value,
-        "bytes_each_way": rows.value * record,
-        "parts": seconds[0],
-        "step": slowest.as_json(),
-        "samples_per_s": samples / slowest.value,
-        "limit": max(seconds[0], key=lambda name: seconds[0][name]),
-        "origin": store.origin,
-    }
+    return StoredTables(
+        rows=rows.value,
+        bytes_each_way=rows.value * record,
+        parts=seconds[0],
+        step=slowest,
+        samples_per_s=samples / slowest.value,
+        limit=max(seconds[0], key=lambda name: seconds[0][name]),
+        origin=store.origin,
+    )
 
 
 def _record(table: Table) -> int:
