@@ -14,6 +14,7 @@ from recperf.distributed.step import Reduction
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.execution.measuring import measure_window
+from recperf.execution.workload import load
 from recperf.measure.profile import endless
 from recperf.train.device import applied
 from recperf.train.loop import take_step
@@ -146,7 +147,9 @@ def refused(world: World, configs: list[Any]) -> list[list[str]]:
     errors = []
     for config in configs:
         try:
-            prepared_of(config).trial(SEED)
+            # Without the meeting of the ranks after their data is read, which a rank that refuses never reaches.
+            workload = find("dlrm" if isinstance(config, DLRMWorkloadConfig) else "micro-dlrm")
+            load(workload.ranks or workload.build)(config).trial(SEED)
         except RecperfError as error:
             errors.append([type(error).__name__, error.what])
         else:

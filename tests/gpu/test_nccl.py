@@ -23,8 +23,7 @@ from test_bags import MIXED, close, everywhere, micro, same
 from test_launch import WORDS
 from test_ranks import config as history_config
 
-from recperf import doctor
-from recperf.cli import main
+from recperf.cli import doctor, main
 from recperf.distributed import library
 from recperf.measure.device_clock import EventClock
 from recperf.measure.spans import span

@@ -108,7 +108,7 @@ def embedding(entries: list[dict[str, Any]], column: dict[str, Any], value: str 
     return next(one["embedding"] for one, name in zip(entries, keys) if one["entry"] == kind and name in (value, None))
 
 
-@pytest.mark.parametrize("options", [{}, {"hash": 20, "scale": "quantile"}])
+@pytest.mark.parametrize("options", [{}, {"hash": (20,), "scale": "quantile"}])
 def test_inputs_follow_from_the_export_alone(tmp_path: Path, options: dict[str, Any]) -> None:
     model = served(tmp_path, **options)
     encoded = model.encode({name: ROWS[name] for name in ROWS.column_names})
