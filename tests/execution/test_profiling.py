@@ -128,6 +128,7 @@ def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[st
     assert set(together["switch"].split()) == {word for fix in alone for word in fix["switch"].split()}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_fixes_that_change_the_numbers_or_do_not_run_are_left_out(peaks: dict[str, Any]) -> None:
     def fixes(prepared: PreparedDLRM) -> tuple[Fix, ...]:

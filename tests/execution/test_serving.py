@@ -109,7 +109,10 @@ def evaluated(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
     return predictions.logits_N.numpy(), predictions.labels_N.numpy()
 
 
-@pytest.mark.parametrize("name", list(RUNS))
+CLICKS = pytest.param("clicks", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("name", ["micro-dlrm", "dlrm-v4", "random", CLICKS])
 def test_scores_equal_the_evaluation(name: str, runs: Any, tmp_path: Path) -> None:
     folder, held_out = runs(name), tmp_path / "held-out.parquet"
     assert main(["score", str(folder), "--held-out", "--output", str(held_out), "--quiet"]) == 0
@@ -174,7 +177,7 @@ def test_a_killed_score_continues_and_ends_bit_equal(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv", "scores.parquet"]
 
 
-@pytest.mark.parametrize("name", ["micro-dlrm", "dlrm-v4", "clicks"])
+@pytest.mark.parametrize("name", ["micro-dlrm", "dlrm-v4", CLICKS])
 def test_recommendations_are_the_highest_scores(
     name: str, runs: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +206,7 @@ def test_recommendations_are_the_highest_scores(
     assert unseen == [item for item in ranked if item not in seen][:5]
 
 
+@pytest.mark.long
 def test_columns_that_belong_to_neither_user_nor_item_cannot_recommend(runs: Any) -> None:
     opened = recperf.open(runs("clicks"))
     _, item = opened.model.served._owned
@@ -248,6 +252,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 def test_exports_need_no_recperf(runs: Any, tmp_path: Path) -> None:
     # Of tables as wide as the example has rows, and while somebody counts operators.
     exports = {tmp_path / "clicks": "clicks", tmp_path / "events": "dlrm-v4"}
