@@ -15,8 +15,8 @@ import pytest
 from recperf.config import to_json
 from recperf.execution import fixes as fixes_module
 from recperf.execution import profiling
-from recperf.execution.workload import Fix
 from recperf.measure import measuring
+from recperf.measure.fixes import Fix
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.sampling import TINY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -12,6 +12,7 @@ import recperf.models.config  # noqa: F401  declares the spans of the synthetic 
 from recperf.measure import fixes as module
 from recperf.measure.fixes import (
     Facts,
+    Fix,
     PartTimes,
     doubt,
     drifted,
@@ -60,10 +61,8 @@ def made(
     return replace(whole, **change)
 
 
-@dataclass(frozen=True)
-class AnyFix:
-    name: str
-    implies: tuple[str, ...] = ()
+def any_fix(name: str, implies: tuple[str, ...] = ()) -> Fix:
+    return Fix(name=name, title=name, switch=f"--{name} on", config=None, tolerance=0.0, implies=implies)
 
 
 def test_a_graph_removes_only_the_host_time() -> None:
@@ -155,12 +154,12 @@ def test_tracing_slows_the_host_and_not_the_kernels() -> None:
 def test_a_device_without_ceilings_has_no_facts() -> None:
     assert facts(profile("another"), traced(), PEAKS) is None
     assert facts(profile(), traced(), {**PEAKS, "gpu": None}) is None
-    assert ranked([AnyFix("graph")], profile("another"), traced(), PEAKS, 2) == []
-    assert ranked([AnyFix("graph")], profile(), traced(), None, 2) == []
+    assert ranked([any_fix("graph")], profile("another"), traced(), PEAKS, 2) == []
+    assert ranked([any_fix("graph")], profile(), traced(), None, 2) == []
 
 
 def test_fixes_are_sorted_by_gain_including_those_they_imply() -> None:
-    fixes = [AnyFix("optimizer"), AnyFix("graph", ("embedding",)), AnyFix("embedding"), AnyFix("interaction")]
+    fixes = [any_fix("optimizer"), any_fix("graph", ("embedding",)), any_fix("embedding"), any_fix("interaction")]
     rows = ranked(fixes, profile(), traced(), PEAKS, 2)
     assert [fix.name for fix, _ in rows] == ["graph", "embedding", "interaction", "optimizer"]
     assert [row.ms for _, row in rows] == sorted(row.ms for _, row in rows)
@@ -176,7 +175,7 @@ def test_equal_gains_are_sorted_by_the_gain_with_a_graph(reverse: bool) -> None:
     costly = profile()
     for part in costly["components"]:
         part["flops"] = 4e9 if "top" in part["name"] or "bottom" in part["name"] else 0
-    fixes = [AnyFix("precision"), AnyFix("bfloat16")]
+    fixes = [any_fix("precision"), any_fix("bfloat16")]
     rows = ranked(fixes[::-1] if reverse else fixes, costly, traced(), PEAKS, 2)
     assert rows[0][1].ms == rows[1][1].ms
     assert [fix.name for fix, _ in rows] == ["bfloat16", "precision"]

@@ -1,4 +1,4 @@
-"""Predicts and tries fixes: switches of a workload that could make a step faster."""
+"""Tries fixes: switches of a workload that could make a step faster, whose gains `measure.fixes` predicts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from ..config import from_json, to_json
 from ..machine import usable_cores
 from ..measure import fixes as predictions
-from ..measure.fixes import Prediction
+from ..measure.fixes import Fix
 from ..measure.peaks.other_work import OtherWork
 from ..measure.profile import endless, spread
 from ..train.device import applied
 from ..train.loop import Recipe, take_step
-from .workload import Fix, Workload
+from .workload import Workload
 
 EPOCHS_LATER = 4000
 """Epochs after training whose batches nothing else in a profile uses."""
@@ -43,39 +43,6 @@ class Measured:
     """Share of the cores that other work took meanwhile."""
 
 
-def suggest(
-    fixes: tuple[Fix, ...],
-    profile: dict[str, Any],
-    parts: list[dict[str, Any]] | None,
-    peaks: dict[str, Any] | None,
-    doubt: str | None,
-) -> list[Fix]:
-    """Rank fixes by their predicted gain, and add their rows to the profile; `doubt`: why no gain is predicted."""
-    ranked = predictions.ranked(fixes, profile, parts, peaks, usable_cores())
-    profile["fixes"] = [_row(fix, prediction, doubt) for fix, prediction in ranked]
-    return [fix for fix, _ in ranked]
-
-
-def _row(fix: Fix, prediction: Prediction | None, doubt: str | None) -> dict[str, Any]:
-    prediction, known = None if doubt else prediction, predictions.FIXES.get(fix.name)
-    return {
-        "name": fix.name,
-        "title": fix.title,
-        "switch": fix.switch,
-        "why": known.why if known else fix.title,
-        "predicted_ms": prediction and prediction.ms,
-        "predicted_gain": prediction and prediction.gain,
-        "predicted_range": prediction and [prediction.low, prediction.high],
-        "measured_ms": None,
-        "measured_gain": None,
-        "measured_range": None,
-        "same_numbers": None,
-        "largest_difference": None,
-        "status": "suggested" if prediction else "not judged",
-        "note": doubt and f"Not predicted: {doubt}",
-    }
-
-
 def try_fixes(
     workload: Workload,
     config: Any,
@@ -95,7 +62,7 @@ def try_fixes(
     plain = profile["overhead"]["plain"]
     doubt = doubt or predictions.too_busy(base.others) or predictions.drifted(plain, base.single)
     unclocked = {**profile, "overhead": {"plain_ms": base.step["p50"], "plain": base.step}}
-    fixes = suggest(tuple(fixes), unclocked, parts, peaks, doubt)
+    fixes = predictions.suggest(fixes, unclocked, parts, peaks, doubt)
     rows = profile["fixes"] = unclocked["fixes"]
     accepted: list[Fix] = []
     for fix, row in zip(fixes, list(rows)):
@@ -116,7 +83,7 @@ def try_fixes(
         tolerance=sum(fix.tolerance for fix in combined),
     )
     names = [name for fix in combined for name in (fix.name, *fix.implies)]
-    row = _row(whole, predictions.prediction(unclocked, names, parts, peaks, usable_cores()), doubt)
+    row = predictions.row_of(whole, predictions.prediction(unclocked, names, parts, peaks, usable_cores()), doubt)
     rows.append(row)
     _try_fix(workload, config, whole, row, before, base.losses)
 

@@ -21,7 +21,7 @@ from ..measure.profile import endless
 from ..measure.trace.analyse import analyse
 from ..runs.provenance import packages
 from ..train.device import applied
-from .fixes import suggest, try_fixes
+from .fixes import try_fixes
 from .measuring import measure_window, require_threads
 from .workload import Trial, Workload
 
@@ -82,7 +82,7 @@ def profile(
     del trial
     if world.choose(True, several=False):
         doubt = fixes.doubt(result, result["other_work"])
-        ranked = suggest(prepared.fixes(), result, parts, peaks, doubt)
+        ranked = fixes.suggest(prepared.fixes(), result, parts, peaks, doubt)
         if options.try_fixes and ranked and peaks is not None:
             try_fixes(workload, config, result, ranked, peaks, parts, doubt, say)
     else:

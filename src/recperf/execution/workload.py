@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..data.datasets import Dataset
     from ..distributed.config import DistributedConfig
+    from ..measure.fixes import Fix
     from ..models.tiers.cache import TieredRows
     from ..plan.work import PlannedWorkload
     from ..runs.contract import Claim
@@ -78,23 +79,6 @@ class Estimate:
     @property
     def total(self) -> Cost:
         return sum(self.step.values(), Cost())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fix:
-    """A switch that could make a step faster."""
-
-    name: str
-    """Its name in `measure/fixes.py`, which predicts its gain."""
-    title: str
-    switch: str
-    """The options that switch it on."""
-    config: Any
-    """The config with the switch on."""
-    tolerance: float
-    """Largest relative difference of a loss that rounding explains."""
-    implies: tuple[str, ...] = ()
-    """Fixes that its options switch on too."""
 
 
 MOST_ROWS = 20_000_000
@@ -279,6 +263,8 @@ class Arm:
 
 def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
     """Fixes that any workload on a CPU has: more threads, or oneDNN, where the user set less."""
+    from ..measure.fixes import Fix
+
     if settings.device.type != "cpu":
         return ()
     fixes = []

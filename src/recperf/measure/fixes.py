@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from ..machine import usable_cores
 from .peaks.other_work import DISTURBED
 from .spans import kind_of, phase_of
 
@@ -67,12 +68,21 @@ FIXES = {
 """The fixes whose gain can be predicted, by the names that workloads give them."""
 
 
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """A switch that could make a step faster."""
 
-    @property
-    def implies(self) -> tuple[str, ...]: ...
+    name: str
+    """Its name in `FIXES`."""
+    title: str
+    switch: str
+    """The options that switch it on."""
+    config: Any
+    """The config with the switch on."""
+    tolerance: float
+    """Largest relative difference of a loss that rounding explains."""
+    implies: tuple[str, ...] = ()
+    """Fixes that its options switch on too."""
 
 
 @dataclass(frozen=True)
@@ -328,16 +338,16 @@ def prediction(
 
 
 def ranked(
-    fixes: Sequence[Named],
+    fixes: Sequence[Fix],
     profile: dict[str, Any],
     parts: list[dict[str, Any]] | None,
     peaks: dict[str, Any] | None,
     cores: int,
-) -> list[tuple[Any, Prediction]]:
+) -> list[tuple[Fix, Prediction]]:
     """Each fix with its prediction, the largest gain first; empty without ceilings."""
     if peaks is None:
         return []
-    rows: list[tuple[Any, Prediction, Prediction]] = []
+    rows: list[tuple[Fix, Prediction, Prediction]] = []
     for fix in fixes:
         names = [fix.name, *fix.implies]
         alone = prediction(profile, names, parts, peaks, cores)
@@ -347,3 +357,37 @@ def ranked(
             rows.append((fix, alone, beside_graph))
     rows.sort(key=lambda row: (round(row[1].ms, 3), row[2].ms))
     return [(fix, alone) for fix, alone, _ in rows]
+
+
+def suggest(
+    fixes: Sequence[Fix],
+    profile: dict[str, Any],
+    parts: list[dict[str, Any]] | None,
+    peaks: dict[str, Any] | None,
+    doubt: str | None,
+) -> list[Fix]:
+    """Rank fixes by their predicted gain, and add their rows to the profile; `doubt`: why no gain is predicted."""
+    rows = ranked(fixes, profile, parts, peaks, usable_cores())
+    profile["fixes"] = [row_of(fix, prediction, doubt) for fix, prediction in rows]
+    return [fix for fix, _ in rows]
+
+
+def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None) -> dict[str, Any]:
+    """The row of a fix in a profile, before it is tried."""
+    prediction, known = None if doubt else prediction, FIXES.get(fix.name)
+    return {
+        "name": fix.name,
+        "title": fix.title,
+        "switch": fix.switch,
+        "why": known.why if known else fix.title,
+        "predicted_ms": prediction and prediction.ms,
+        "predicted_gain": prediction and prediction.gain,
+        "predicted_range": prediction and [prediction.low, prediction.high],
+        "measured_ms": None,
+        "measured_gain": None,
+        "measured_range": None,
+        "same_numbers": None,
+        "largest_difference": None,
+        "status": "suggested" if prediction else "not judged",
+        "note": doubt and f"Not predicted: {doubt}",
+    }

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tracemalloc
 from pathlib import Path
 
 import example_traces as made
@@ -59,19 +58,3 @@ def test_unequal_ranks_are_said_and_wrong_folders_refused(tmp_path: Path) -> Non
     (tmp_path / "copy.json").write_bytes(b"\x1f\x8b damaged")
     with pytest.raises(DataError, match="not intact gzip"):
         compare_ranks(tmp_path)
-
-
-@pytest.mark.long
-def test_a_folder_needs_the_memory_of_its_largest_trace(tmp_path: Path) -> None:
-    def peak(ranks: int) -> int:
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        for rank in range(ranks):
-            write_rank(folder / f"rank{rank}.json", rank, 20.0, steps=150)
-        tracemalloc.start()
-        compare_ranks(folder)
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return most
-
-    assert peak(8) < 1.25 * peak(2)

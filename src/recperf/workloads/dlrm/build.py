@@ -14,9 +14,10 @@ from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
 from ...execution.tables import placed_tables
-from ...execution.workload import Fix, Predictions, Prepared, ScoredRows, cpu_fixes, table_share
+from ...execution.workload import Predictions, Prepared, ScoredRows, cpu_fixes, table_share
 from ...machine import bfloat16_instructions
 from ...measure.cost import FLOAT, Cost
+from ...measure.fixes import Fix
 from ...models.arithmetic import Arithmetic, FastArithmetic
 from ...models.cost import dlrm_step, sparse_dlrm_step
 from ...models.dlrm import DLRM, make_interaction

@@ -16,8 +16,9 @@ from ...data.order import Samples, ShuffledOrder, cut
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
 from ...execution.tables import Lookups, placed_tables
-from ...execution.workload import Arm, Fix, Predictions, ScoredRows, Trial, cpu_fixes, describe_synthetic
+from ...execution.workload import Arm, Predictions, ScoredRows, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
+from ...measure.fixes import Fix
 from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import SHARED, HashedTable
