@@ -86,7 +86,7 @@ def test_profile_of_a_function(tmp_path: Path) -> None:
         assert text in str(report)
     page = report.page(tmp_path / "profile.html").read_text()
     assert page.startswith("<!doctype html>")
-    assert report.operators[0]["name"] in page
+    assert report.operators[0]["name"] in page.replace("<wbr>", "")
     assert "iframe" in report._repr_html_()
     assert "input" in repr(report)
 
@@ -177,7 +177,7 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str, messa
 def test_the_light_mode_traces_little_and_says_what_it_costs() -> None:
     x = torch.ones(8)
     with recperf.Profiler(light=True) as profiler:
-        for _ in range(60):
+        for _ in range(300):
             with profiler.waiting_for_input():
                 pass
             x + x
