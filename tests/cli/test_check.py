@@ -50,7 +50,7 @@ def test_what_holds_is_listed_claim_by_claim(call) -> None:
     assert out.count("  ok      ") == 2 * (len(contract.ALWAYS) + len(CLAIMS))
     intact = f"evidence is intact: {len(present(Path('runs/one')))} files match seal.json"
     assert f"runs/one (micro-dlrm)\n  ok      {intact}\n" in out
-    assert "everything holds (runs: 2, claims: 10, intact checkpoints: 2)" in out
+    assert "everything holds (runs: 2, claims: 8, intact checkpoints: 2)" in out
 
 
 def test_a_failure_is_a_gate_and_says_which(call) -> None:
@@ -59,8 +59,8 @@ def test_a_failure_is_a_gate_and_says_which(call) -> None:
     assert code == 5
     assert "  FAILED  evidence is intact: events.jsonl is missing" in out
     assert "no evidence: events.jsonl is missing" in out
-    assert err.startswith("error: 5 of 10 claims failed, in 1 of 2 runs\n")
-    assert "runs/two: intact, own, result, quality, loss" in err
+    assert err.startswith("error: 4 of 8 claims failed, in 1 of 2 runs\n")
+    assert "runs/two: intact, result, quality, loss" in err
     assert "runs/one" not in err
 
 
@@ -69,7 +69,7 @@ def test_json_is_one_object_also_on_failure(call) -> None:
     checked = json.loads(out)
     assert (code, checked["holds"], "error" in checked) == (0, True, False)
     assert checked["runs"][0]["workload"] == "micro-dlrm"
-    assert [row["name"] for row in checked["runs"][0]["claims"]][:3] == ["intact", "own", "result"]
+    assert [row["name"] for row in checked["runs"][0]["claims"]][:2] == ["intact", "result"]
     Path("runs/two/result.json").unlink()
     code, out, err = call("--all", "runs", "--json")
     checked = json.loads(out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -40,8 +40,6 @@ def command(arguments: list[str]) -> int:
 class CheckOptions(JsonOption):
     logs: Logs = ()
     """Logs, or folders of logs."""
-    division: Literal["closed", "open"] | None = None
-    """Use the rules of this division; by default, those of the division that each log names."""
 
 
 CHECK = f"""Run the official compliance checker of ruleset {RULESET} on every log, check what it
@@ -52,7 +50,7 @@ logs: did they need as many samples to the target as the reference? Exits 5 if a
 def check(arguments: list[str]) -> int:
     options = parse(CheckOptions, arguments, prog="recperf mlperf check", description=CHECK)
     paths = _logs(options.logs, "check")
-    verdicts = [verdict(path, options.division) for path in paths]
+    verdicts = [verdict(path) for path in paths]
     rcp = convergence(paths) if len(paths) > 1 else None
     error = _failure(verdicts, rcp)
     if options.json:

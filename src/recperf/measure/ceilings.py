@@ -120,12 +120,6 @@ def measured_beside(peaks: dict[str, Any] | None, device: str, threads: int | No
     return None if share is None else float(share)
 
 
-def copy_rate(peaks: dict[str, Any] | None, device: str, threads: int | None) -> float | None:
-    """B/s of copies, read plus write; None if not measured."""
-    figures, _ = _figures(peaks, device, threads)
-    return None if figures is None else float(figures["copy"]["p50"])
-
-
 def cache_holds(peaks: dict[str, Any] | None, device: str, bytes_: float) -> bool:
     """Whether random rows that take `bytes_` in total stay in the cache of a device, by its measured knee."""
     _, common = _figures(peaks, device, None)

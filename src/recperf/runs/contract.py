@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..jsonfile import as_json, shorten
+from ..measure.ceilings import cache_holds, cold_over_hot, measured_beside
+from ..measure.peaks.other_work import DISTURBED, not_judged
 from ..units import size
 from .derive import Stated, bounds, quality_of, result_of
 from .evidence import Evidence, NoEvidence, own_fingerprint
 from .report.formats import printable
-from .result import fault
+from .result import Percentiles, fault
+from .schemas import Component, PairArm, Profile
 from .seal import broken, present
 
 __all__ = ["Claim", "Evidence", "Finding", "NoEvidence", "check_run"]
@@ -29,6 +32,10 @@ SAME = 1e-9
 """Largest relative difference of two numbers that should be equal: the order of a sum may change its last bits."""
 LOSS_ENDS = 0.05
 """The share of the steps at either end whose losses are averaged."""
+MEASURED_SAME = 1e-6
+"""Largest relative difference of shares of a step and of ratios: they come from times rounded to the nanosecond."""
+WORK_SAME = 0.01
+"""Largest relative difference of the counted work of the two halves of a pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,32 +85,33 @@ def _intact(evidence: Evidence) -> Finding:
     return finding(broken(evidence.folder), f"{len(present(evidence.folder))} files match seal.json")
 
 
-def _one_run(evidence: Evidence) -> Finding:
-    """The log has the steps and seeds of this run, and its ceilings are of its machine."""
-    seeds, objections = evidence.seeds(), []
+def _foreign_events(evidence: Evidence) -> Iterator[str]:
+    """The events that do not fit the config of the run, or each other."""
+    seeds = evidence.seeds()
     strangers = {event["seed"] for event in evidence.events() if event.get("seed") is not None} - set(seeds)
     if strangers:
-        objections.append(f"events.jsonl has events of seed {min(strangers)}, which the config does not ask for")
+        yield f"events.jsonl has events of seed {min(strangers)}, which the config does not ask for"
     for seed in seeds:
         logged = len(evidence.events("step", seed=seed))
         timed = sum(event.get("steps", 0) for event in evidence.events("timing", seed=seed))
         if logged != timed:
-            objections.append(f"events.jsonl has {logged:,} steps of seed {seed}, its stretches {timed:,}")
-    objections += foreign_peaks(evidence)
-    return finding(objections, f"{len(evidence.events()):,} events, seeds {seeds[0]} to {seeds[-1]}, one machine")
+            yield f"events.jsonl has {logged:,} steps of seed {seed}, its stretches {timed:,}"
 
 
-def foreign_peaks(evidence: Evidence) -> list[str]:
+def _foreign_peaks(evidence: Evidence) -> list[str]:
     own = evidence.fingerprint
     theirs = own_fingerprint("peaks.json", evidence.peaks.get("machine")) if evidence.has("peaks.json") else own
     return [] if theirs == own else [f"peaks.json has the ceilings of another machine: {theirs}, not {own}"]
 
 
 def _result(evidence: Evidence) -> Finding:
-    """result.json is computed again from the other files."""
+    """result.json is computed again from the other files, which must belong to the same run and machine."""
     wrong = fault(evidence.raw("result.json"))
     if wrong:
         return Finding(holds=False, detail=f"result.json: {wrong}")
+    foreign = [*_foreign_events(evidence), *_foreign_peaks(evidence)]
+    if foreign:
+        return finding(foreign, "")
     result = evidence.result
     derived = as_json(result_of(evidence, Stated.of(result)))
     steady, verified = result.performance.steady, result.provenance.data_verified
@@ -130,7 +138,6 @@ def _differences(place: str, stated: Any, derived: Any) -> Iterator[str]:
 
 ALWAYS = (
     Claim(name="intact", text="evidence is intact", holds=_intact),
-    Claim(name="own", text="files belong to one run", holds=_one_run),
     Claim(name="result", text="the result follows from the other files", holds=_result),
 )
 """The claims of every run, whatever its workload claims."""
@@ -168,3 +175,145 @@ def loss_falls(by: float) -> Claim:
 def _fall(losses: list[float]) -> float:
     ends = max(1, round(LOSS_ENDS * len(losses)))
     return statistics.fmean(losses[:ends]) - statistics.fmean(losses[-ends:])
+
+
+def in_cpu_memory(claim: Claim) -> Claim:
+    """A claim about tables in the memory of a CPU, which says nothing about GPUs and tables in files."""
+
+    def holds(evidence: Evidence) -> Finding:
+        device = evidence.profile.device
+        placement = evidence.result.performance.settings.get("tables", "device").partition(":")[0]
+        if device != "cpu":
+            return Finding(holds=None, detail=f"not judged: this is claimed of a CPU, the run used {device}")
+        if placement != "device":
+            return Finding(holds=None, detail=f"not judged: the table lies elsewhere, by tables.placement {placement}")
+        return claim.holds(evidence)
+
+    return replace(claim, text=f"on a CPU, {claim.text}", holds=holds)
+
+
+def _undisturbed(objections: list[str], fits: bool, shown: str, **other_work: float | None) -> Finding:
+    """What readings show: nothing if other work took too much of the cores meanwhile, by what was measured."""
+    what, share = max(other_work.items(), key=lambda item: item[1] or 0.0)
+    if not objections and (share or 0.0) > DISTURBED:
+        return Finding(holds=None, detail=f"{not_judged(share or 0.0, f'{what} were measured')} ({shown})")
+    return finding(objections if fits else [*objections, shown], shown)
+
+
+def limits_lead(*names: str, derive: Derive, cached_rows: bool = False) -> Claim:
+    """These limits together have a larger share than any other.
+
+    With `cached_rows`, work in the cache counts too where the cache, by its measured knee, holds the rows of one step:
+    there a step reads its rows from memory, but finds them in the cache when it updates them.
+    """
+    together = " with ".join(names)
+
+    def holds(evidence: Evidence) -> Finding:
+        stated, peaks = evidence.profile, evidence.peaks
+        if stated.verdict is None:
+            raise NoEvidence("profile.json has no verdict")
+        # The stated verdict is left out: it must follow from the measurements alone.
+        raw = evidence.raw("profile.json")
+        derived = derive({name: part for name, part in raw.items() if name not in ("verdict", "shares")}, peaks)
+        limit, shares = derived["verdict"]["limit"], derived["shares"]
+        objections = _foreign_peaks(evidence)
+        if stated.verdict.limit != limit:
+            objections.append(f"profile.json states {stated.verdict.limit!r}, its measurements give {limit!r}")
+        for name, share in shares.items():
+            if not math.isclose(stated.shares.get(name, 0.0), share, abs_tol=MEASURED_SAME):
+                objections.append(
+                    f"profile.json states a share of {stated.shares.get(name, 0.0):.4f} for {name}, its measurements "
+                    f"give {share:.4f}"
+                )
+        held = cached_rows and _step_in_cache(stated, peaks)
+        counted = (*names, "cache") if held else names
+        own = sum(shares[name] for name in counted)
+        others = {name: share for name, share in shares.items() if name not in counted}
+        second = max(others, key=lambda name: others[name])
+        shown = f"{' with '.join(counted)} {own:.0%} of the step, {second} {others[second]:.0%}"
+        if held:
+            shown += "; the cache holds the rows of a step"
+        ceilings = measured_beside(peaks, stated.device, stated.observed.threads)
+        return _undisturbed(objections, own > others[second], shown, steps=stated.other_work, ceilings=ceilings)
+
+    cache = ", with cache where it holds the rows of a step," if cached_rows else ""
+    return Claim(name=f"limit: {together}", text=f"{together}{cache} takes the largest share of a step", holds=holds)
+
+
+def _step_in_cache(profile: Profile, peaks: dict[str, Any]) -> bool:
+    ids = profile.ids
+    if ids is None or ids.unique_rows is None or ids.row_bytes is None:
+        raise NoEvidence("profile.json counts no rows")
+    return cache_holds(peaks, profile.device, ids.unique_rows * ids.row_bytes)
+
+
+def _component(place: str, components: list[Component], name: str) -> Component:
+    matching = [component for component in components if component.name == name]
+    if len(matching) != 1:
+        raise NoEvidence(f"{place} has {len(matching)} components {name!r}, not one")
+    return matching[0]
+
+
+def _positive(place: str, value: float | None) -> float:
+    if value is None or value <= 0:
+        raise NoEvidence(f"{place} should be a number above 0, is {value}")
+    return value
+
+
+def pair_ratio_as_measured(component: str) -> Claim:
+    """The ratio of a component's time with cold and with hot ids is the one that the ceilings of memory and cache give.
+
+    Both are ranges: the readings spread, and implementations differ. They contradict each other if they have nothing in
+    common.
+    """
+
+    def holds(evidence: Evidence) -> Finding:
+        pair = evidence.pair
+        cold, hot = _ms("cold", pair.cold, component), _ms("hot", pair.hot, component)
+        measured, stated = cold.p50 / hot.p50, pair.ratio.get(component)
+        objections = [*_unequal_work(pair.hot, pair.cold, component)]
+        if pair.ids.cold <= pair.ids.hot:
+            objections.append("pair.json: the cold arm draws from no more ids than the hot one")
+        if stated is None or not math.isclose(stated, measured, rel_tol=MEASURED_SAME):
+            objections.append(f"pair.json states a ratio of {stated}, its arms give {measured:.6g}")
+        arm, rows = evidence.raw("pair.json")["hot"], {"hot": pair.ids.hot, "cold": pair.ids.cold}
+        expected = cold_over_hot(evidence.peaks, arm, hot.p50, rows)
+        if expected is None:
+            raise NoEvidence("peaks.json has no random rows by implementation for this device and number of threads")
+        low, high = cold.p20 / hot.p80, cold.p80 / hot.p20
+        shown = (
+            f"{component} {measured:.2f} times as long cold as hot ({low:.2f} to {high:.2f}); memory over cache gives "
+            f"{expected.expected:.2f} ({expected.low:.2f} to {expected.high:.2f})"
+        )
+        fits = low <= expected.high and high >= expected.low
+        ceilings = measured_beside(evidence.peaks, pair.cold.device, pair.cold.threads)
+        return _undisturbed(objections, fits, shown, lookups=pair.other_work, ceilings=ceilings)
+
+    text = f"{component} takes as much longer on cold rows as memory is slower than the cache, at equal work"
+    return Claim(name=f"cold over hot: {component}", text=text, holds=holds)
+
+
+def _ms(name: str, arm: PairArm, component: str) -> Percentiles:
+    times = _component(f"pair.json: {name}", arm.components, component).ms
+    for quantile in (times.p20, times.p50, times.p80):
+        _positive(f"pair.json: {name}: time of {component}", quantile)
+    return times
+
+
+def _unequal_work(hot: PairArm, cold: PairArm, component: str) -> Iterator[str]:
+    if hot.ids is None or cold.ids is None:
+        raise NoEvidence("pair.json counts no ids")
+    if hot.device != cold.device:
+        yield "the arms ran on different devices"
+    # Bytes are not compared: they count distinct rows, whose number is what the arms differ in.
+    flops = (_component("pair.json", arm.components, component).flops for arm in (hot, cold))
+    counts: dict[str, tuple[float | None, ...]] = {
+        "batch_size": (hot.batch_size, cold.batch_size),
+        "ids.lookups": (hot.ids.lookups, cold.ids.lookups),
+        f"{component} flops": tuple(flops),
+    }
+    for name, (one, other) in counts.items():
+        if one is None or other is None:
+            raise NoEvidence(f"pair.json does not count {name}")
+        if not math.isclose(one, other, rel_tol=WORK_SAME):
+            yield f"pair.json: {name} is {one:g} hot and {other:g} cold"

@@ -3,24 +3,19 @@ benchmark that these do not check."""
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...config import flatten, to_json
 from ...errors import DataError, RecperfError
 from ...folders import temporary_folder
 from ..record import read_saved_config
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
-from .lines import TOKEN, Lines, read
+from .lines import Lines, read
 from .rules import PINNED, Failure, failures, learning_rates, pinned
-
-Division = Literal["closed", "open"]
-OLD_NAME = "hstu"
-"""The name of the benchmark in the published convergence logs; it was renamed before its rules appeared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +34,11 @@ class LogVerdict:
         return {**to_json(self), "ruleset": RULESET}
 
 
-def verdict(path: Path, division: Division | None = None) -> LogVerdict:
-    """Run the official compliance checker, for the division that the log names or for another one. In the closed
-    division the benchmark's learning rates, layers and history length are checked too."""
-    compliance = official("compliance_checker.mlp_compliance")
+def verdict(path: Path) -> LogVerdict:
+    """Run the official compliance checker. In the closed division the benchmark's learning rates, layers and history
+    length are checked too."""
     lines = read(path)
-    if division is None:
-        return _with_own_rules(_judged(compliance, path, path, lines), lines)
-    with temporary_folder() as folder:
-        copy = folder / path.name
-        copy.write_bytes(_redeclared(path.read_bytes(), lines, division))
-        return _with_own_rules(_judged(compliance, path, copy, read(copy)), lines)
+    return _with_own_rules(_judged(path, lines), lines)
 
 
 def _with_own_rules(verdict: LogVerdict, lines: Lines) -> LogVerdict:
@@ -79,20 +68,6 @@ def _config_beside(log: Path, lines: Lines) -> dict[str, Any] | str:
         return error.what
 
 
-def _redeclared(content: bytes, lines: Lines, division: str) -> bytes:
-    """The log with another division."""
-    start = 0
-    pieces = []
-    for line in lines.good:
-        piece = content[start : line.end]
-        if line.key == "submission_division":
-            event = {"key": line.key, "value": division, "time_ms": line.time_ms, "metadata": line.metadata}
-            piece = TOKEN + json.dumps(event).encode() + b"\n"
-        pieces.append(piece)
-        start = line.end
-    return b"".join([*pieces, content[start:]])
-
-
 def _recorder(compliance: Any) -> Any:
     """The official checker, changed to keep all messages: it keeps one per key, so a second fault hides the first."""
 
@@ -112,11 +87,12 @@ def _recorder(compliance: Any) -> Any:
     return checker
 
 
-def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> LogVerdict:
+def _judged(path: Path, lines: Lines) -> LogVerdict:
+    compliance = official("compliance_checker.mlp_compliance")
     checker, aborted = _recorder(compliance), None
     try:
         with captured_log():
-            passed, *_ = compliance.main(str(file), f"{USAGE}_{RULESET}/common.yaml", checker)
+            passed, *_ = compliance.main(str(path), f"{USAGE}_{RULESET}/common.yaml", checker)
     except (Exception, SystemExit) as error:
         passed, aborted = False, error
     finally:
@@ -145,10 +121,7 @@ def _judged(compliance: Any, path: Path, file: Path, lines: Lines) -> LogVerdict
 
 
 def _unknown(name: object) -> str:
-    text = f"the log calls its benchmark {name!r}; ruleset {RULESET} has no rules of that name"
-    if name == OLD_NAME:
-        text += f" ({OLD_NAME!r} is the former name of {BENCHMARK}, used in the published convergence logs)"
-    return text
+    return f"the log calls its benchmark {name!r}; ruleset {RULESET} has no rules of that name"
 
 
 @dataclass(frozen=True, kw_only=True)

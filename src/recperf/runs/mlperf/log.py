@@ -23,8 +23,7 @@ from typing import Any, Literal
 
 from ...errors import DataError
 from ...files import append, open_regular, reading, writing
-from .config import SubmissionConfig
-from .facts import Facts, Value, this_platform
+from .facts import Facts, SubmissionConfig, Value, this_platform
 from .library import official
 from .lines import Fault, scan
 

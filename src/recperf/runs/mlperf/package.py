@@ -9,14 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ... import jsonfile, units
 from ...config import to_json
 from ...errors import DataError, GateFailed
 from ...folders import fresh_folder, refuse_occupied, temporary_folder
-from ...jsonfile import load
 from .check import LogVerdict, verdict
 from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
 from .lines import Lines, read
-from .system import describe, to_fill_in
+
+FIELDS = (
+    "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
+    "host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count", "host_processor_frequency",
+    "host_processor_caches", "host_processor_interconnect", "host_memory_capacity", "host_storage_type",
+    "host_storage_capacity", "host_networking", "host_networking_topology", "host_memory_configuration",
+    "accelerators_per_node", "accelerator_model_name", "accelerator_host_interconnect", "accelerator_frequency",
+    "accelerator_on-chip_memories", "accelerator_memory_configuration", "accelerator_memory_capacity",
+    "accelerator_interconnect", "accelerator_interconnect_topology", "cooling", "hw_notes", "framework",
+    "other_software_stack", "operating_system", "sw_notes",
+)  # fmt: skip
+"""The fields that the official checker requires."""
+_MAY_BE_EMPTY = ("hw_notes", "sw_notes")
+_STATUS = {
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "preview": "Preview",
+    "research": "Research, Development, or Internal (RDI)",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,35 +113,49 @@ def _lay_out(folder: Path, paths: list[Path], logs: list[Lines], platform: str) 
             shutil.copyfile(config, code / f"result_{index}" / config.name)
         else:
             without.append(f"result_{index}.txt")
-    facts, own = _machine(paths)
-    system = describe(
-        facts, {key: logs[0].first(f"submission_{key}") for key in ("org", "division", "status")}, platform
-    )
+    submission = {key: logs[0].first(f"submission_{key}") for key in ("org", "division", "status")}
+    system = describe(_machine(paths[0].parent / "machine.json"), submission, platform)
     (folder / "systems" / f"{name}.json").write_text(json.dumps(system, indent=2) + "\n")
-    left = _left(paths, logs, system, name, own)
+    left = _left(paths, logs, system, name)
     if without:
         left.append(f"benchmarks/{BENCHMARK}: there is no config next to the log of {', '.join(without)}")
     (code / "README.md").write_text(_readme(platform, len(paths), left, configs=len(without) < len(paths)))
     return left
 
 
-def _machine(paths: list[Path]) -> tuple[dict[str, Any], bool]:
-    """Facts of the machine of the first log and True if its run has them, otherwise of this machine and False."""
-    try:
-        facts = load(paths[0].parent / "machine.json")
-    except (OSError, ValueError):
-        facts = None
-    if isinstance(facts, dict) and "fingerprint" in facts:
-        return facts, True
-    from ...machine import machine_facts
-
-    return machine_facts(), False
+def _machine(path: Path) -> dict[str, Any]:
+    """The facts of the machine of the first log; none where no run of recperf wrote them."""
+    return jsonfile.require(jsonfile.read(path), dict[str, Any], path, what="is damaged") if path.exists() else {}
 
 
-def _left(paths: list[Path], logs: list[Lines], system: dict[str, str], name: str, own: bool) -> list[str]:
+def describe(facts: dict[str, Any], submission: dict[str, Any], platform: str) -> dict[str, str]:
+    """Every field as text, as the checker expects; empty if it is not known."""
+    gpus, caches = facts.get("gpus") or [], facts.get("caches") or {}
+    known = {
+        "submitter": submission.get("org"),
+        "division": submission.get("division"),
+        "status": _STATUS.get(str(submission.get("status")), _STATUS["research"]),
+        "system_name": platform,
+        "number_of_nodes": 1,
+        "host_processor_model_name": facts.get("cpu"),
+        "host_processor_vcpu_count": facts.get("cores"),
+        "host_processor_caches": ", ".join(f"{level} {units.size(size)}" for level, size in caches.items()),
+        "host_memory_capacity": f"{facts['memory_gib']} GiB" if facts.get("memory_gib") else None,
+        "accelerators_per_node": len(gpus) if facts else None,
+        "accelerator_model_name": gpus[0].get("name") if gpus else "none" if facts else None,
+        "accelerator_memory_capacity": f"{gpus[0].get('memory_gib')} GiB" if gpus else "none" if facts else None,
+        "framework": f"PyTorch {facts['torch']}" if facts.get("torch") else "PyTorch",
+        "operating_system": facts.get("system"),
+    }
+    return {field: "" if known.get(field) is None else str(known[field]) for field in FIELDS}
+
+
+def to_fill_in(system: dict[str, str]) -> list[str]:
+    return [field for field, text in system.items() if not text and field not in _MAY_BE_EMPTY]
+
+
+def _left(paths: list[Path], logs: list[Lines], system: dict[str, str], name: str) -> list[str]:
     left = [f"systems/{name}.json: fill in {', '.join(to_fill_in(system))}"]
-    if not own:
-        left.append(f"systems/{name}.json: there is no machine.json next to the logs, so it describes this machine")
     if len(paths) != RUNS:
         left.append(f"results: a submission has {RUNS} logs, this one has {len(paths)}")
     if logs[0].first("submission_org") == "recperf":

@@ -94,8 +94,6 @@ def _translate(key: str | None, message: str) -> tuple[str, str]:
         return f"{name}: undecided", f"{name} cannot be judged: a key that the rule uses is missing or not a number"
     if message.startswith("Could not find config file"):
         return "submission_benchmark: known", "there are no rules for the benchmark or division this log names"
-    if message.startswith("Log lines had parsing errors"):
-        return "log: lines", "some lines cannot be read"
     return f"{key or 'log'}: other", " ".join(message.split())[:300]
 
 
