@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns, thread_time_ns
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from ..ops.operators import fast_range
 from .spans import is_wait
 from .trace.nesting import NONE, Nesting
 from .trace.read import PART, STEP, STEP_OF_TORCH
+
+if TYPE_CHECKING:
+    from .observing import Observer
 
 MODULE = "recperf.module."
 """Begins the ranges of modules."""
@@ -65,21 +68,10 @@ class ThreadClock:
             self._file = None
 
 
-class Observing(Protocol):
-    """What spans tell an observer of steps."""
-
-    state: str
-    clock: ThreadClock
-
-    def waited_for_input(self, since: Moment) -> None: ...
-
-    def waited_for_ranks(self, since: Moment) -> None: ...
-
-
 class SpanRanges:
     """Hears the spans of recperf's own steps."""
 
-    def __init__(self, observer: Observing) -> None:
+    def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._open: list[tuple[str, Any, Moment | None]] = []
         self._waiting = False
