@@ -25,10 +25,9 @@ def mine(call: Call) -> str:
     return "mine"
 
 
-@pytest.mark.parametrize("workload", ["micro-dlrm", "micro-dlrm-dram", "dlrm", "dlrm-v4"])
-def test_every_workload_takes_imported_ratings_by_name(call: Call, mine: str, workload: str) -> None:
-    dram = ("--model.rows", "5000") if workload == "micro-dlrm-dram" else ()
-    code, out, err = call("run", workload, "--data", mine, *dram, "--dry-run", "--json")
+@pytest.mark.parametrize("workload", ["micro-dlrm", "dlrm", "dlrm-v4"])
+def test_workloads_take_imported_ratings_by_name(call: Call, mine: str, workload: str) -> None:
+    code, out, err = call("run", workload, "--data", mine, "--dry-run", "--json")
     assert code == 0, err
     assert "mine, 1,200 " in json.loads(out)["data"]
 
@@ -81,8 +80,8 @@ def test_dlrm_reads_genres_and_drawn_negatives_of_imported_events(call: Call) ->
     dry = json.loads(out)
     assert "540 rows, split random; events without times, in random order; 2 negatives drawn per event" in dry["data"]
     assert dry["config"]["model"]["features"] == ["user", "item", "genres"]
-    _, out, _ = call("run", "micro-dlrm", "--data", "log", "--data.split", "last", "--dry-run", "--json")
-    assert "events without times, in random order; 2 negatives drawn" in json.loads(out)["data"]
+    code, _, err = call("run", "micro-dlrm", "--data", "log", "--dry-run")
+    assert (code, "column 'genres' has several categories in a row, which micro-dlrm does not read" in err) == (3, True)
     code, _, err = call("data", "import", "log.jsonl", "--clicks", "--label", "item", "--name", "log")
     assert code == 3
     assert "there is a dataset 'log' of events already" in err

@@ -44,12 +44,6 @@ def load(config: MovieLensConfig) -> Ratings:
     """Load the dataset of a config. A folder in the config is never replaced by synthetic ratings."""
     if config.source != "embedded":
         if config.path is not None:
-            from .yambda.store import MANIFEST
-
-            if (config.path.expanduser() / MANIFEST).exists():
-                from .yambda.ratings import read_events
-
-                return read_events(config.path)
             return movielens.read(config.path)
         folder = places.dataset_folder(REAL)
         if folder.is_dir():

@@ -61,7 +61,7 @@ class MovieLensConfig(SplitConfig):
     """Source of the ratings: files (a folder or the downloaded copy), embedded (synthetic), clicks that `recperf data
     import --clicks` imported, or auto: files if there are any, else embedded."""
     path: Path | None = None
-    """Folder with u.data, u.item and u.user, or an event store; none means the copy that `recperf data get
+    """Folder with u.data, u.item and u.user, or of imported clicks; none means the copy that `recperf data get
     movielens-100k` downloaded."""
     embedded_seed: int = 7
     """Seed of the synthetic ratings."""

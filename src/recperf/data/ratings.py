@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,6 @@ class Ratings:
     """Unix seconds."""
     liked_from: float = 4.0
     """A rating of at least this is a click."""
-    split_note: str = ""
-    """What the description of a split should add: drawn negatives, or an order in place of times."""
     own_ids: dict[str, list[int | str]] | None = None
     """The user's own ids of all users and items, in the order of their numbers; None where the numbers are the ids."""
 
@@ -52,10 +50,6 @@ class Ratings:
     def item_features(self) -> dict[str, NDArray[Any]]:
         """Numbers about the item of every rating, by name."""
         return {}
-
-    def for_pairs(self, user: Ints, item: Ints) -> Ratings:
-        """The same data with other pairs of user and item in place of the ratings; 0 stands for an unknown one."""
-        return replace(self, user=user, item=item)
 
 
 def read_ratings(config: RatingsConfig) -> Ratings:

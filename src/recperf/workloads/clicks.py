@@ -133,10 +133,6 @@ def imported_strongest(clicks: ImportedClicks) -> tuple[str, float] | None:
 
 def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
     """The training and validation rows of imported clicks in memory, for a model with one id per feature."""
-    several = [key for key, slots in zip(clicks.keys, clicks.slots) if slots > 1]
-    if several:
-        what = f"column {several[0]!r} has several categories in a row, which micro-dlrm does not read"
-        raise ConfigError(what, fix=f"recperf run dlrm --data {clicks.manifest['name']}")
 
     def samples(split: Split) -> Samples:
         rows = clicks.rows_of(split, 0, clicks.count(split))

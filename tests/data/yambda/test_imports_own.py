@@ -14,7 +14,6 @@ from recperf.data.yambda.check import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.imports import ImportOptions, import_events
-from recperf.data.yambda.ratings import read_events
 from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
 from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.data.yambda.windows import WindowIndex
@@ -116,8 +115,6 @@ def test_genres_become_groups_that_models_read(tmp_path: Path, form: str) -> Non
     assert originals(store.folder, "artists") == ["Drama", "War"]
     assert originals(store.folder, "albums") == ["Drama", "Drama|War"]
     assert store.catalogue_I2.tolist() == [[0, 0], [2, 2], [1, 2], [0, 0], [1, 1]]
-    flags = read_events(store.folder).item_features()
-    assert {name: values[:4].tolist() for name, values in flags.items()} == {"Drama": [1, 1, 0, 1], "War": [1, 1, 0, 0]}
 
 
 @pytest.mark.parametrize(
@@ -135,12 +132,6 @@ def test_the_unit_of_times_follows_from_them(tmp_path: Path, times: tuple[str, s
     assert store.times_E[:].tolist() == [1_700_000_000, 1_700_000_009]
     assert store.manifest["import"]["time_unit"] == unit
     assert store.manifest["days"]["first"] == "2023-11-14"
-
-
-def test_click_models_read_drawn_negatives_as_rows(implicit: EventStore) -> None:
-    ratings = read_events(implicit.folder)
-    assert len(ratings.user) == 1440
-    assert int((ratings.rating >= ratings.liked_from).sum()) == 360
 
 
 def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:

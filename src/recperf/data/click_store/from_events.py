@@ -14,7 +14,6 @@ from ...folders import one_at_a_time, temporary_folder
 from ..datasets import Dataset, legal_name
 from ..user_files.database import optional_package
 from ..user_files.load import LIST_MARK, LIST_ROLE
-from ..yambda.ratings import GROUPS, stored
 from ..yambda.reference import open_events
 from ..yambda.schema import ANCHORS, LISTEN_PLUS
 from ..yambda.store import EventStore, originals, own_ids
@@ -22,11 +21,12 @@ from .imports import MANIFEST, VERSION, import_clicks
 from .options import ClickOptions
 
 _CHUNK = 1 << 18
+_GROUPS = ("artist", "album")
 
 
 def clicks_of(dataset: Dataset) -> Dataset:
     """A dataset of events as one of clicks, in the cache folder by the digest of the events and a store's version."""
-    store = open_events(stored(dataset))
+    store = _open(dataset)
     folder = places.home() / "clicks-of-events" / f"{store.digest[:32]}-{VERSION}"
     if not (folder / MANIFEST).is_file():
         with one_at_a_time(folder.with_name(folder.name + ".lock")):
@@ -34,6 +34,15 @@ def clicks_of(dataset: Dataset) -> Dataset:
                 notice_once(f"converting the events of {store.name} to click rows once, in {folder}")
                 _convert(store, folder)
     return Dataset(name=dataset.name, kind="clicks", folder=folder, manifest=folder / MANIFEST)
+
+
+def _open(dataset: Dataset) -> EventStore:
+    """The store of a dataset; synthetic events are generated if they are not there yet."""
+    if dataset.folder is not None:
+        return open_events(dataset.folder)
+    from ..yambda.catalogue import embedded
+
+    return embedded(say=notice_once)
 
 
 def _convert(store: EventStore, folder: Path) -> None:
@@ -70,7 +79,7 @@ class _Columns:
         self.by_item: dict[str, Any] = {}
         options = store.manifest.get("import", {})
         sets = options.get(LIST_ROLE) is not None and options.get("album") is None
-        for position, role in enumerate(GROUPS):
+        for position, role in enumerate(_GROUPS):
             ids_I = store.catalogue_I2[:, position].astype(np.int64)
             if not ids_I.any() or (sets and role == "artist"):
                 continue

@@ -136,7 +136,7 @@ def movielens_samples(
         "rows": len(ratings.rating),
         "train_rows": len(train),
         "valid_rows": len(valid),
-        "split": config.split + ratings.split_note,
+        "split": config.split,
         "synthetic": ratings.synthetic,
     }
     return train, valid, facts

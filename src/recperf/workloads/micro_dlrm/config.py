@@ -58,20 +58,16 @@ def on_movielens(config: T, dataset: Dataset) -> T:
     return changed
 
 
-def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
-    """The config for the listens of an event store: its features, and tables as large as its ids."""
-    from ...data.yambda.ratings import event_tables, stored
-
-    dataset = replace(dataset, folder=stored(dataset))
-    rows, dense = event_tables(dataset)
-    bottom = (dense, *config.model.bottom[1:])
-    model = replace(config.model, features=tuple(rows), rows=tuple(rows.values()), bottom=bottom)
-    return on_movielens(replace(config, model=model), dataset)
-
-
 def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
     """The config for imported clicks; `resolve` sets the tables."""
     return replace(config, data=replace(config.data, source="clicks", path=dataset.folder))
+
+
+def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
+    """The config for the listens of an event store as clicks."""
+    from ...data.click_store.from_events import clicks_of
+
+    return on_clicks(config, clicks_of(dataset))
 
 
 def resolve(config: MicroDLRMConfig) -> MicroDLRMConfig:

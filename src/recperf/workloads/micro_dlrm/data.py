@@ -22,16 +22,22 @@ def check(config: MicroDLRMConfig) -> str:
     if config.data.has_clicks:
         facts = imported(config.data).describe()
         return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
-    ratings, clicks = read(config.data)
-    check_sizes(config.model, clicks)
+    ratings, rows = read(config.data)
+    check_sizes(config.model, rows)
     return describe(ratings)
 
 
 def imported(config: MovieLensConfig) -> ImportedClicks:
+    """Imported clicks whose columns have one category in a row."""
     assert config.path is not None
     from ...data.click_store.imported import open_clicks
 
-    return open_clicks(config.path, config.rows_split())
+    clicks = open_clicks(config.path, config.rows_split())
+    several = [key for key, slots in zip(clicks.keys, clicks.slots) if slots > 1]
+    if several:
+        what = f"column {several[0]!r} has several categories in a row, which micro-dlrm does not read"
+        raise ConfigError(what, fix=f"recperf run dlrm --data {clicks.manifest['name']}")
+    return clicks
 
 
 def read(config: MovieLensConfig | RatingsConfig) -> tuple[Ratings, Clicks]:
@@ -41,7 +47,7 @@ def read(config: MovieLensConfig | RatingsConfig) -> tuple[Ratings, Clicks]:
 
 def describe(ratings: Ratings) -> str:
     synthetic = " (synthetic)" if ratings.synthetic else ""
-    return f"{ratings.name}, {len(ratings.rating):,} ratings{synthetic}{ratings.split_note}"
+    return f"{ratings.name}, {len(ratings.rating):,} ratings{synthetic}"
 
 
 def check_sizes(model: DLRMConfig, clicks: Clicks) -> None:

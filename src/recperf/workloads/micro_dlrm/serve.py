@@ -6,6 +6,7 @@ Shapes: N rows, U users of the data, I items.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -97,7 +98,7 @@ class ServedRatings(ServedClicks):
 
     def _of_pairs(self, users_N: Longs, items_N: Longs) -> Rows:
         known, mean_U, count_U = self._trained
-        data = self.ratings.for_pairs(users_N, items_N)
+        data = replace(self.ratings, user=users_N, item=items_N)
         features = dense_features(data, mean_U[users_N], count_U[users_N])
         ids = [np.where(trained[ids], ids, 0) for trained, (ids, _) in zip(known, data.id_features().values())]
         dense_ND = np.stack(list(features.values()), axis=1).astype(np.float32)

@@ -63,16 +63,6 @@ def on_movielens(config: MicroDLRMDramConfig, dataset: Dataset) -> MicroDLRMDram
     return micro_dlrm.on_movielens(config, dataset)
 
 
-def on_events(config: MicroDLRMDramConfig, dataset: Dataset) -> MicroDLRMDramConfig:
-    """The config for the listens of an event store, whose features share the table."""
-    from ...data.yambda.ratings import event_tables, stored
-
-    dataset = replace(dataset, folder=stored(dataset))
-    rows, dense = event_tables(dataset)
-    model = replace(config.model, features=tuple(rows), bottom=(dense, *config.model.bottom[1:]))
-    return replace(on_movielens(config, dataset), model=model)
-
-
 def resolved_rows(config: MicroDLRMDramConfig) -> int:
     """Rows of the table on this machine."""
     if config.model.rows != "auto":
@@ -163,5 +153,5 @@ MICRO_DLRM_DRAM = Workload(
     build="recperf.workloads.micro_dlrm_dram.build:PreparedDram",
     plan="recperf.workloads.micro_dlrm_dram.config:planned",
     lookups="recperf.workloads.micro_dlrm_dram.build:lookups",
-    datasets={"movielens": on_movielens, "events": on_events},
+    datasets={"movielens": on_movielens},
 )
