@@ -188,10 +188,9 @@ def test_replay_draws_what_the_profile_says(profile: Path) -> None:
             assert abs(seen[index] / drawn - count / total) < 0.015
 
 
-@pytest.mark.parametrize("name", ["p.json", "p.csv"])
-def test_a_profile_comes_back_as_it_was_written(name: str, tmp_path: Path) -> None:
-    write_profile(tmp_path / name, COUNTS)
-    assert read_profile(tmp_path / name, {"c": 37, "a": 4}) == {"c": COUNTS["c"], "a": COUNTS["a"]}
+def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_profile(tmp_path / "p.json", COUNTS)
+    assert read_profile(tmp_path / "p.json", {"c": 37, "a": 4}) == {"c": COUNTS["c"], "a": COUNTS["a"]}
 
 
 BAD_JSON = {

@@ -34,7 +34,7 @@ def random(request: pytest.FixtureRequest, tmp_path: Any) -> RandomBags:
     }
     keys = tuple(f"t{index}" for index in range(len(shape.get("rows", "abc"))))
     if fields.get("ids") == "replay":
-        fields["profile"] = tmp_path / "profile.csv"
+        fields["profile"] = tmp_path / "profile.json"
         counts = [{index * 3 % rows: index % 4 for index in range(min(rows // 3, 5000))} for rows in shape["rows"]]
         write_profile(fields["profile"], dict(zip(keys, counts)))
     return RandomBags(keys=keys, seed=3, device="cuda", config=RandomBagsConfig(**fields), **shape)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ..config import require, within
 from ..errors import ConfigError, DataError
-from ..files import open_regular, write_atomic
+from ..files import write_atomic
 from ..jsonfile import Struct, read
 from ..jsonfile import require as require_kind
 
@@ -22,7 +21,6 @@ MAX_IDS_PER_BAG = 1 << 16
 MAX_DISTINCT = 8
 """Maximum ids per bag where repeats are dropped: each id is compared with all before it."""
 KINDS = ("uniform", "gaussian", "zipf", "replay")
-CSV_COLUMNS = ["feature", "id", "count"]
 MAX_COUNT = 1 << 53
 """Larger counts are not exact in JSON, where numbers are doubles."""
 _FIX = "correct the file, or use data.random_config.write_profile"
@@ -53,7 +51,7 @@ class RandomBagsConfig:
     deviation: float = 0.15
     """With ids gaussian: the standard deviation, as a share of the table; ids outside become its first or last."""
     profile: Path | None = None
-    """With ids replay: a JSON file {"features": {name: [[id, count], ...]}} or a CSV file feature,id,count."""
+    """With ids replay: a JSON file {"features": {name: [[id, count], ...]}}."""
     batches: int = 100
     """Batches per epoch."""
     held_out_batches: int = 8
@@ -96,12 +94,7 @@ class RandomBagsConfig:
 
 
 def write_profile(path: Path, counts: Counts) -> None:
-    """Write a profile for `ids replay`, as CSV or JSON by the suffix of the file."""
-    if path.suffix == ".csv":
-        lines = [",".join(CSV_COLUMNS)]
-        lines += [f"{name},{index},{count}" for name, ids in counts.items() for index, count in ids.items()]
-        write_atomic(path, ("\n".join(lines) + "\n").encode())
-        return
+    """Write a profile for `ids replay`."""
     features = {name: [[index, count] for index, count in ids.items()] for name, ids in counts.items()}
     write_atomic(path, (json.dumps({"features": features}) + "\n").encode())
 
@@ -112,7 +105,7 @@ def read_profile(path: Path, rows: Mapping[str, int]) -> dict[str, dict[int, int
     Other features of the file are only checked for their format.
     """
     profile: dict[str, dict[int, int]] = {}
-    for where, name, index, count in _csv_entries(path) if path.suffix == ".csv" else _json_entries(path):
+    for where, name, index, count in _entries(path):
         counts, table = profile.setdefault(name, {}), rows.get(name)
         _check(index not in counts, f"id {index} of feature {name!r} occurs twice", where)
         _check(0 <= count <= MAX_COUNT, f"count {count} of id {index} of feature {name!r} is outside 0 to 2^53", where)
@@ -135,27 +128,7 @@ def _check(holds: bool, problem: str, where: dict[str, object]) -> None:
         raise DataError(problem, where=where, fix=_FIX)
 
 
-def _csv_entries(path: Path) -> Iterator[Entry]:
-    try:
-        with open(open_regular(path, named=True), encoding="utf-8") as file:
-            content = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the profile of ids: {error}", where={"file": path}, fix="data.profile") from None
-    lines: Iterable[list[str]] = csv.reader(content.splitlines())
-    for number, fields in enumerate(lines, 1):
-        where: dict[str, object] = {"file": path, "line": number}
-        if number == 1:
-            _check(fields == CSV_COLUMNS, f"the first line is {','.join(fields)!r}, not 'feature,id,count'", where)
-            continue
-        _check(len(fields) == 3, f"{len(fields)} columns instead of 3", where)
-        try:
-            index, count = int(fields[1]), int(fields[2])
-        except ValueError:
-            _check(False, f"{','.join(fields[1:])!r} are not two integers", where)
-        yield where, fields[0], index, count
-
-
-def _json_entries(path: Path) -> Iterator[Entry]:
+def _entries(path: Path) -> Iterator[Entry]:
     profile = require_kind(read(path, named=True), _Profile, path, what="is not a profile of ids", fix=_FIX)
     for name, pairs in profile.features.items():
         for place, (index, count) in enumerate(pairs):
