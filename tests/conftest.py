@@ -108,14 +108,6 @@ def golden() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def real_movielens() -> Path:
-    folder = ROOT.parent / "shared" / "data" / "ml-100k"
-    if not (folder / "u.data").is_file():
-        pytest.skip(f"no MovieLens-100K at {folder}")
-    return folder
-
-
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh memory holds NaN, so that a value a kernel forgets to write is seen."""

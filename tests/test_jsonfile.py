@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf import jsonfile, places
+from recperf import places
 from recperf.cli import main
 from recperf.data.click_store import catalogue
 from recperf.data.click_store.imported import ImportedClicks
@@ -178,29 +178,3 @@ def test_what_is_not_a_regular_file_is_refused_at_once(described: Described, kin
     else:
         described.path.symlink_to("/dev/zero" if kind == "device" else "nowhere")
     assert {"huge": "more than 256 MiB", "folder": "folder"}.get(kind, "cannot") in refused(described)
-
-
-@pytest.mark.parametrize("described", ["clicks"], indirect=True)
-def test_a_repeated_key_is_refused_and_a_link_is_followed(described: Described) -> None:
-    """Which of two values counts is for each reader to decide."""
-    content = described.path.read_bytes()
-    described.path.write_bytes(content.replace(b"{", b'{"version": 1,', 1))
-    assert "was changed after it was written" in refused(described)
-    other = described.path.with_name("elsewhere.json")
-    other.write_bytes(content)
-    described.path.unlink()
-    described.path.symlink_to(other)
-    for opens in described.opens:
-        opens()
-    other.unlink()
-
-
-@pytest.mark.parametrize("content", [b"[" * DEEP, b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP])
-def test_deep_json_is_one_error_for_every_reader(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    for decoder in (jsonfile.msgspec, None):
-        monkeypatch.setattr(jsonfile, "msgspec", decoder)
-        with pytest.raises(ValueError, match=r"deep|truncated|malformed"):
-            jsonfile.decode(content)
-    with pytest.raises(ValueError, match="nested too deeply"):
-        jsonfile.decode(b"[" * 101 + b"]" * 101)
-    assert jsonfile.decode(b"[" * 100 + b"]" * 100)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recperf import machine
-from recperf.machine import _bytes, available_bytes, cpu_model, fingerprint, machine_facts
+from recperf.machine import fingerprint, machine_facts
 
 
 def test_the_fingerprint_covers_every_fact_and_does_not_change() -> None:
@@ -18,19 +18,8 @@ def test_the_fingerprint_covers_every_fact_and_does_not_change() -> None:
         assert fingerprint({**facts, name: "something else"}) != stated
 
 
-def test_the_processor_and_the_available_memory_are_known() -> None:
-    assert cpu_model()
-    assert available_bytes() > 0
-
-
 @pytest.mark.parametrize("prefix", ["", "total_"])
 def test_pages_of_files_do_not_count_as_used_in_a_container(tmp_path: Path, prefix: str) -> None:
     (tmp_path / "memory.stat").write_text(f"anon 500\n{prefix}inactive_file 90\n")
     assert machine._reclaimable_bytes(tmp_path / "memory.stat") == 90
     assert machine._reclaimable_bytes(tmp_path / "absent") == 0
-
-
-def test_cache_sizes_are_read_in_bytes() -> None:
-    assert _bytes("64K") == 65536
-    assert _bytes("32M") == 32 << 20
-    assert _bytes("512") == 512

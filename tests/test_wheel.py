@@ -1,10 +1,8 @@
-"""The wheel holds everything: installed into an empty folder, every workload runs from outside the checkout. And what
-the Makefile does where a wheel that it needs does not exist."""
+"""The wheel holds everything: installed into an empty folder, every workload runs from outside the checkout."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -66,35 +64,3 @@ def call(command: list[str], folder: Path, **environment: str) -> None:
         command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-
-
-STAND_IN = """#!/bin/sh
-case "$*" in
-  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python";;
-  *torchrec*) echo "$PIP_SAYS" >&2; exit 1;;
-esac
-"""
-"""Of Python, which makes a virtual environment in which TorchRec cannot be installed."""
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
-@pytest.mark.parametrize(("version", "pip", "ready"), [
-    ("2.11.0", "ERROR: No matching distribution found for fbgemm-gpu-cpu==1.6.0", True),
-    ("2.11.0", "WARNING: Retrying (Retry(total=0)) ... ERROR: No matching distribution found for torchrec", False),
-    ("2.11.0", "ERROR: No space left on device", False),
-    ("1.0.0", "", False),
-])  # fmt: skip
-def test_the_ranks_tests_on_another_torch_skip_only_where_no_wheel_exists(
-    version: str, pip: str, ready: bool, tmp_path: Path
-) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements/distributed-cpu.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    python = tmp_path / "python"
-    python.write_text(STAND_IN)
-    python.chmod(0o755)
-    mark = f".venv-torch-{version}/.ready"
-    words = ["make", mark, f"VERSION={version}", f"PYTHON={python}"]
-    made = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PIP_SAYS": pip}, capture_output=True, check=False)
-    assert (made.returncode == 0, (tmp_path / mark).exists()) == (ready, ready), made
-    assert b"no wheels of TorchRec" in made.stdout if ready else b"tests of ranks skip" not in made.stdout

@@ -208,18 +208,6 @@ def test_doctor(call) -> None:
     assert "recperf works here" in call("doctor")[1]
 
 
-def test_data_made_here_can_be_checked_described_and_trained_on(call, tmp_path: Path) -> None:
-    assert call("data", "make", "movielens-like", "--path", "made")[0] == 0
-    described = json.loads(call("data", "info", "movielens-like", "--path", "made", "--json")[1])
-    assert described["synthetic"] is True
-    arguments = [argument for argument in QUICK if argument not in ("--data.source", "embedded")]
-    code, out, _ = call(*arguments, "--data.path", "made", "--run-dir", "r", "--json")
-    assert code == 0
-    assert json.loads(out)["data"]["synthetic"] is True
-    config = json.loads(Path("r/config.json").read_text())["config"]
-    assert config["data"]["path"] == str(tmp_path / "made"), "paths are saved as absolute ones"
-
-
 def test_a_fault_of_our_own_is_not_dressed_up(call, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(arguments: list[str]) -> int:
         raise RuntimeError("oh")

@@ -51,26 +51,6 @@ def test_a_run_leaves_profile_pair_ceilings_and_seal(call) -> None:
     assert {row["name"]: row["holds"] for row in json.loads(out)["runs"][0]["claims"]}["intact"]
 
 
-@pytest.mark.long
-def test_movielens_goes_through_the_same_table(call) -> None:
-    arguments = [
-        "--preset",
-        "movielens",
-        "--data.source",
-        "embedded",
-        "--train.epochs",
-        "1",
-        "--train.batch-size",
-        "2000",
-    ]
-    arguments += ["--model.rows", "20000", "--model.dim", "16", "--target.beat", "none", "--train.device", "cpu"]
-    code, _, err = call("run", "micro-dlrm-dram", *arguments, "--run-dir", "r", "--quiet")
-    assert code == 0, err
-    assert not Path("r/pair.json").exists()
-    assert read("result.json")["data"]["name"] == "movielens-like"
-    assert call("pair", *arguments)[0] == 2
-
-
 def test_pair_prints_the_ratio_and_what_is_expected(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "QUICK", sampling.TINY)
     monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.0)

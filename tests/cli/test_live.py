@@ -1,4 +1,4 @@
-"""The progress of a training: lines without a terminal, the live view, and what is left of it."""
+"""The progress of a training without a terminal: a line every 30 seconds."""
 
 from __future__ import annotations
 

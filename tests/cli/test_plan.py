@@ -15,7 +15,6 @@ from msgspec import convert
 from recperf import places
 from recperf.cli import plan, run
 from recperf.cli.options import choose, read_options
-from recperf.plan.calibrate import Calibration
 from recperf.plan.report import advice_lines
 from recperf.plan.summary import Plan
 
@@ -113,18 +112,6 @@ def test_json_holds_every_point(call: Call) -> None:
     assert parts == pytest.approx(reached["seconds"]["value"])
 
 
-def test_what_does_not_fit_is_explained(call: Call) -> None:
-    """Ids drawn independently have far more distinct rows than published batches."""
-    plan = as_json(call, *MLPERF, "--ranks", "2,8", "--gpu", "h200", "--skew", "zipf:0.5")
-    first = advice_lines(convert(plan, Plan))[1]
-    assert "h200 on " in first
-    assert "are enough; 8 are too few." in first
-    two, eight = plan["points"]
-    assert (two["step"], two["target"], two["memory"]["largest_global_batch"]) == (None, None, 0)
-    assert 0 < eight["memory"]["largest_global_batch"] < 8192
-    assert eight["memory"]["missing_bytes"] > 0
-
-
 def test_the_help_shows_what_a_plan_asks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         plan.command(["--help"])
@@ -157,25 +144,6 @@ def test_mistakes_are_reported_in_one_line(call: Call, arguments: tuple[str, ...
     assert got == code
     assert says in err
     assert "Traceback" not in err
-
-
-def test_this_machine_is_a_device(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = {"copy": {"p50": 2e10}, "gemm": {"float32": {"p50": 6e10}}}
-    monkeypatch.setattr("recperf.cli.plan.stored_or_measured", lambda _: peaks)
-    rates = Calibration(
-        device="cpu",
-        product=3e10,
-        copy=1e10,
-        memory_bytes=1 << 34,
-        latency_s=2e-4,
-        link_bytes_per_s=1e9,
-        measured="now",
-    )
-    monkeypatch.setattr("recperf.plan.calibrate.measure", lambda *_, **__: rates)
-    value = as_json(call, "micro-dlrm", "--gpu", "cpu", "--ranks", "1,2")
-    assert value["network"] == "gloo"
-    assert [point["rank_batch"] for point in value["points"]] == [256, 128]
-    assert as_json(call, "micro-dlrm", "--gpu", "cpu", "--ranks-per-node", "2")["ranks_per_node"] == 2
 
 
 def test_a_plan_needs_no_torch(runs_without_torch: Callable[..., None]) -> None:

@@ -70,10 +70,6 @@ def saved() -> dict[str, Any]:
     return dict(json.loads(Path("r/config.json").read_text()))
 
 
-def logged() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path("r/events.jsonl").read_text().splitlines()]
-
-
 def changes() -> list[dict[str, Any]]:
     return list(json.loads(Path("r/result.json").read_text())["provenance"]["changes"])
 
@@ -177,52 +173,6 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(begun: Path
     assert code == 3
     assert "is intact (step-00000020: rank0-00000.safetensors has" in output
     assert not Path("r/result.json").exists()
-
-
-def performance() -> dict[str, Any]:
-    return dict(json.loads(Path("r/result.json").read_text())["performance"])
-
-
-def test_a_resumed_run_keeps_the_times_of_the_processes_before_it(begun: Path, call: Call) -> None:
-    timings = [event for event in logged() if event["kind"] == "timing"]
-    before = timings[: 1 + [event["part"] for event in timings].index("save")]
-    assert call("--resume", "r")[0] == 0
-    speed = performance()
-    assert agrees()
-    assert (speed["overall"]["steps"], speed["overall"]["samples"]) == (30, 12_000)
-    # Of 30 steps 6 are warm-up, and of the last 10 in another process 2.
-    assert speed["steady"]["steps"] == speed["steps_timed"] == 22
-    assert [event for event in logged() if event["kind"] == "timing"][: len(before)] == before
-    assert [event["part"] for event in before] == ["warmup", "steady", "evaluation", "steady", "save"]
-
-
-@pytest.mark.long
-def test_curves_go_on_where_a_run_is_resumed(begun: Path, call: Call) -> None:
-    """First with a logger that lacks the steps before, then with steps that are repeated, then without the option."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    straight = {event["step"]: event for event in logged() if "gradient_norm" in event}
-    for options in (["--log", "tensorboard"], []):
-        code, output = call("--resume", "r", *options)
-        assert code == 0, output
-        curves = EventAccumulator("r/tensorboard/seed-42").Reload()
-        for name in ("loss", "gradient_norm", "learning_rate"):
-            points = [(point.step, point.value) for point in curves.Scalars(f"train/{name}")]
-            assert [step for step, _ in points] == [1, 10, 20, 30]
-            assert [value for _, value in points] == pytest.approx([straight[step][name] for step, _ in points])
-        assert [point.step for point in curves.Scalars("valid/auc")] == [10, 20, 30]
-        assert sum(point.value for tag in curves.Tags()["scalars"] if tag.startswith("budget/")
-                   for point in curves.Scalars(tag)[-1:]) == pytest.approx(1)  # fmt: skip
-        assert "verdict/text_summary" in curves.Tags()["tensors"]
-        unfinish()
-        forget_the_last_checkpoint()
-    assert call("--resume", "r")[0] == 0
-    shutil.rmtree("r/tensorboard")
-    code, output = call("--resume", "r", "--log", "tensorboard")
-    assert (code, "already finished" in output) == (0, True)
-    replayed = EventAccumulator("r/tensorboard/seed-42").Reload()
-    assert replayed.Tags() == curves.Tags()
-    assert replayed.Scalars("train/loss")[-1].step == 30
 
 
 def test_a_finished_run_with_a_damaged_result_says_how_to_get_it_back(begun: Path, call: Call) -> None:

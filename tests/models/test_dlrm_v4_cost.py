@@ -1,4 +1,4 @@
-"""Counted work of DLRMv4 against the published formula, sums by hand and torch's own counter."""
+"""Counted work of DLRMv4 against the published formula and torch's own counter."""
 
 from __future__ import annotations
 

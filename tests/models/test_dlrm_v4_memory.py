@@ -1,7 +1,4 @@
-"""Memory of a step of DLRMv4: the tensors that autograd saves, and sums by hand.
-
-Shapes: T tokens of all rows, D width of a token.
-"""
+"""Memory of a step of DLRMv4: the tensors that autograd saves, and what the page states."""
 
 from __future__ import annotations
 

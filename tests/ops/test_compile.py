@@ -1,4 +1,4 @@
-"""Every C body is compiled, cached with its digest, and checked by `recperf doctor`."""
+"""Every C body is compiled, cached with its digest, and passes its own check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from recperf.cli import doctor
 from recperf.ops import compile
 from recperf.ops.relu import native as relu
 
@@ -118,16 +117,3 @@ def test_reasons_why_a_body_cannot_be_used(
     with pytest.raises(compile.MachineError, match="the C body cannot be used: no C compiler"):
         compile.usable("no C compiler")
     assert capfd.readouterr().err == ""
-
-
-def test_doctor_names_the_body_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.c_code().state == doctor.OK
-
-    def wrong() -> None:
-        raise AssertionError("Tensor-likes are not close!")
-
-    monkeypatch.setattr(relu, "self_check", wrong)
-    finding = doctor.c_code()
-    assert (finding.state, finding.found) == (doctor.MISSING, "relu: wrong result: Tensor-likes are not close!")
-    monkeypatch.setattr(relu, "library", lambda: "cc failed: no such file")
-    assert doctor.c_code().found == "relu: cc failed: no such file"

@@ -1,4 +1,4 @@
-"""The implementations of the draw against the reference, and statistical tests of the random numbers."""
+"""The implementations of the draw against the reference, and against plain integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout: the same bits in every body and in the written rule, and the shares and independence that chance allows."""
+"""Dropout: the same bits in every body and in the written rule."""
 
 from __future__ import annotations
 

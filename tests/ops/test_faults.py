@@ -1,4 +1,4 @@
-"""Kernels skip ids outside their table, leave one in the device's flag, and refuse tensors they would misread."""
+"""Kernels skip ids outside their table and leave one in the device's flag."""
 
 from __future__ import annotations
 

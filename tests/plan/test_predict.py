@@ -17,7 +17,7 @@ from recperf.plan.devices import (
     Network,
     Rates,
 )
-from recperf.plan.predict import EXCHANGE_CALLS, PARTS, error_band, predict
+from recperf.plan.predict import EXCHANGE_CALLS, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import Spread
 from recperf.workloads.dlrm.config import DLRM
@@ -58,18 +58,6 @@ def test_an_all_reduce_by_hand() -> None:
     assert collectives.all_reduce(4e9, 1, PLAIN, WIRES) == 0
     assert collectives.all_reduce(4e9, 4, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4)
     assert collectives.all_reduce(4e9, 8, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4 + 2 * 0.5 * 1.0 + 2e-3)
-
-
-def test_exposed_parts_are_the_step() -> None:
-    plan = predict(planned(mlperf()), 16, KNOWN["b200"], parallelism=Parallelism(rank_batch=64))
-    assert list(plan.parts) == list(PARTS)
-    assert plan.seconds == sum(plan.exposed.values())
-    assert plan.samples_per_s == pytest.approx(16 * 64 / plan.seconds)
-    assert all(plan.exposed[name] <= seconds for name, seconds in plan.parts.items())
-    assert sum(plan.shares.values()) == pytest.approx(1.0)
-    moved = sum(plan.exposed[name] for name in PARTS if "all-" in name)
-    assert plan.shares["communication"] == pytest.approx(moved / plan.seconds)
-    assert plan.shares["compute"] > plan.shares["bandwidth"] > 0
 
 
 def test_a_hot_rank_slows_everyone_and_dedup_helps() -> None:
@@ -115,18 +103,6 @@ def test_a_step_is_never_shorter_than_its_calls() -> None:
     assert slow.parts["calls"] == pytest.approx(2 * on_cpu), "twice, since four ranks share two cores"
     assert slow.seconds == pytest.approx(plain.seconds + 2 * on_cpu, rel=0.01)
     assert slow.shares["dispatch"] > 0.5
-
-
-def test_the_band_is_wider_with_less_knowledge() -> None:
-    plans = [predict(planned(mlperf()), ranks, KNOWN[name]) for name, ranks in (("h200", 1), ("h200", 8), ("b200", 8))]
-    widths = [plan.high / plan.low for plan in plans]
-    assert widths == sorted(widths)
-    assert all(plan.low < plan.seconds < plan.high for plan in plans)
-    assert "from predictions of known steps" in plans[0].origins["error band"]
-    assert "assumed for several" in plans[1].origins["error band"]
-    assert "assumed: no step of recperf on this device" in plans[2].origins["error band"]
-    near, far = (error_band(KNOWN["b200"], 8 * nodes, nodes=nodes) for nodes in (1, 4))
-    assert (far[1] / near[1], near[0] / far[0]) == pytest.approx((1.05**2, 1.05**2)), "for each doubling of nodes"
 
 
 def test_samples_to_the_target() -> None:

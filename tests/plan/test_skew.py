@@ -68,15 +68,6 @@ def test_expected_counts_match_drawn_ids() -> None:
     np.testing.assert_allclose(result.touched_NR[0], touched, rtol=0.06)
 
 
-def test_ids_repeat_as_often_as_the_workload_says() -> None:
-    """Published batches have 2.4 % distinct items; independent draws from the same power law would have 80 %."""
-    work = planned(mlperf()).work()
-    for repeated, least, most in ((True, 0.023, 0.025), (False, 0.75, 0.85)):
-        traffic = skew.zipf(work, BATCH, RANKS, 0.478, repeated=repeated).traffic["item_id"]
-        assert least < traffic.unique_NR[0].sum() / traffic.raw_NR[0].sum() < most
-        assert traffic.raw_NR.max() / traffic.raw_NR.mean() == pytest.approx(5.2, abs=0.1), "the published hot rank"
-
-
 @pytest.fixture
 def store() -> EventStore:
     return catalogue.embedded(say=lambda _: None, config=YambdaLike(users=60, events_per_user=200, items=500))

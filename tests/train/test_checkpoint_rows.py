@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +9,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_states import store
-from test_checkpoint_damage import rewritten
-from tiered_states import PATTERN, STACKED, UNIFORM, D, R, Table, draws
+from tiered_states import STACKED, UNIFORM, D, R, Table, draws
 from torch import Tensor
 
-from recperf.errors import MachineError
-from recperf.execution import saving
-from recperf.models.tiers.columns import TableColumns
-from recperf.models.tiers.store import HostRows
-from recperf.train import checkpoint, checkpoint_tensors
-from recperf.train.checkpoint_state import shape_mismatch, tensor_bytes
+from recperf.train import checkpoint_tensors
+from recperf.train.checkpoint_state import shape_mismatch
 from recperf.train.checkpoint_tensors import Rectangle, Shard, Sharded
-from recperf.train.config import TrainConfig
 
 
 def trained(count: int = 20, initial: dict[str, Any] = UNIFORM) -> Table:
@@ -116,82 +107,3 @@ def test_a_table_of_another_shape_or_beginning_is_refused(tmp_path: Path) -> Non
     with pytest.raises(Exception, match="none of the 1 checkpoints is intact"):
         checkpoints.load(into={"trial": Table({**UNIFORM, "seed": 8}).state})
     assert "its rows begin as {'kind': 'uniform', 'bound': 0.25, 'seed': 7}, those of this model as" in notices[0]
-
-
-def numbers(count: Any, both: bool = True) -> Callable[[dict[str, Any]], None]:
-    def forge(about: dict[str, Any]) -> None:
-        for shard in about["shards"][: 1 + both]:
-            shard["place"][1] = count
-
-    return forge
-
-
-FORGERIES: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
-    ("count", numbers(1 << 40), "not torch.int64 [1099511627776]"),
-    ("fewer", numbers(3), "not torch.int64 [3]"),
-    ("empty", numbers(0), "a table has no valid number of rows"),
-    ("text", numbers("x"), "a table has no valid number of rows"),
-    ("unequal", numbers(3, both=False), "a table has no valid number of rows"),
-    ("one", lambda about: about["shards"].pop(), "a table has no valid number of rows"),
-    ("below", lambda about: about.update(shape=[2, D]), "are not ascending numbers below 2"),
-    ("shape", lambda about: about.update(shape=[0, D]), "a table cannot have the shape"),
-    ("width", lambda about: about.update(shape=[R, D + 1]), "not torch.float32"),
-    ("key", lambda about: about["shards"][1].update(key="dense"), "KeyError"),
-    ("file", lambda about: about["shards"][0].update(file="../x"), "'../x' is not a file of this checkpoint"),
-    ("kind", lambda about: about["initial"].update(kind="other"), "KeyError"),
-    ("more", lambda about: about["initial"].update(more=1), "TypeError"),
-    ("pattern", lambda about: about.update(initial=PATTERN), "are not those of a tensor of shape"),
-]
-
-
-def test_forged_rows_are_refused_in_one_line(tmp_path: Path) -> None:
-    checkpoints, _ = store(tmp_path)
-    checkpoints.save(1, {"trial": trained().state}, best=False)
-    folder = tmp_path / "step-00000001"
-    manifest = (folder / "manifest.json").read_bytes()
-    for name, forge, reason in FORGERIES:
-        (folder / "manifest.json").write_bytes(manifest)
-        rewritten(folder, lambda body, forge=forge: forge(body["tensors"]["trial/tables.t"]))  # type: ignore[misc]
-        again, notices = store(tmp_path)
-        with pytest.raises(Exception, match="none of the 1 checkpoints is intact"):
-            again.load()
-        assert reason in notices[0], name
-        assert "\n" not in notices[0]
-
-
-def test_sizes_count_the_rows_that_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tensor_bytes(Table().state) == 0
-    table = trained(10)
-    state = {"trial": table.state}
-    assert tensor_bytes(state) == 10 * (4 * D + 8) + 10 * (4 + 8)
-    checkpoints, _ = store(tmp_path, background=True)
-    # Without room for copies of the rows the save waits, and nothing is copied whole.
-    chunks: list[int] = []
-    values = TableColumns.values
-
-    def counted(columns: TableColumns, rows_N: Tensor) -> Tensor:
-        chunks.append(len(rows_N))
-        return values(columns, rows_N)
-
-    with monkeypatch.context() as small:
-        small.setattr(checkpoint, "available_bytes", lambda: 0)
-        small.setattr(checkpoint_tensors, "CHUNK", 4 * D * 3)
-        small.setattr(checkpoint.Content, "copied", lambda *_: pytest.fail("it is copied"))
-        small.setattr(TableColumns, "values", counted)
-        checkpoints.save(1, state, best=False)
-    assert max(chunks) < 10
-    assert same(resumed(tmp_path).plain(), table.plain())
-    # Nor are rows in files copied unless that is asked for.
-    for kind, asked in (("host", "auto"), ("file", "auto"), ("file", "on")):
-        monkeypatch.setattr(HostRows, "kind", kind)
-        config = TrainConfig(checkpoint_background=asked)  # type: ignore[arg-type]
-        assert saving.in_background(config, state) == (kind == "host" or asked == "on")
-    with monkeypatch.context() as full:
-        full.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(100))
-        with pytest.raises(MachineError, match=r"the checkpoint takes .* of disk; 100 B are free"):
-            store(tmp_path)[0].save(3, state, best=False)
-    assert not list(tmp_path.glob(".step-*"))
-    with monkeypatch.context() as lacking:
-        lacking.setattr("recperf.train.checkpoint_state.available_bytes", lambda: 10)
-        with pytest.raises(MemoryError, match=r"trial/tables.t of .* does not fit into memory"):
-            store(tmp_path)[0].load()

@@ -1,4 +1,4 @@
-"""Which switches are on, why, and what is refused; and the feeds of a captured step, as far as a CPU can run them."""
+"""Which switches are on, why, and what is refused."""
 
 from __future__ import annotations
 

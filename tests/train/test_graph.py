@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs, as far as no GPU is needed: what they read, what a failed capture leaves, and the choice."""
+"""Steps as CUDA graphs, as far as no GPU is needed: what they read and what a failed capture leaves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.micro_dlrm.build import PreparedClicks
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
 
-GPU, CPU = torch.device("cuda"), torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -80,12 +80,10 @@ def trained(recipe: Recipe, steps: int, *, start: int = 0) -> list[float]:
     return [float(take_step(recipe, batches, step)[0]) for step in range(start, start + steps)]
 
 
-def clicks(graph: bool, *, requested: bool = False) -> Any:
+def clicks(graph: bool) -> Any:
     config = MicroDLRMConfig(data=MovieLensConfig(source="embedded"))
     prepared = PreparedClicks(replace(config, train=replace(config.train, device="cpu", batch_size=900)))
     prepared.graph = graph
-    if requested:
-        prepared.config = replace(prepared.config, train=replace(prepared.config.train, graph="on"))
     return prepared
 
 

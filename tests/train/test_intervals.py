@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import example_runs
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,8 +11,6 @@ from example_runs import quality_of
 from sklearn.metrics import roc_auc_score
 
 from recperf.runs.quality import best_of, combined, interval
-from recperf.runs.report.quality_sections import shortfall
-from recperf.runs.result import Difference, Result
 from recperf.train.intervals import Resampling
 from recperf.train.metrics import auc
 
@@ -71,27 +67,6 @@ def test_differences_are_paired_and_combine_the_seeds() -> None:
     alone = interval(combined([seed["auc_replicates"] for seed in model]))
     assert best.high - best.low < 0.5 * (alone.high - alone.low)
     assert not quality.warnings
-
-
-def test_a_miss_within_the_noise_is_called_so() -> None:
-    def missed(low: float, high: float) -> str:
-        result = msgspec.convert(example_runs.result("x", "micro-dlrm", 1, 0.76), Result)
-        more = {"below_zero": 0.5, "seeds": 1}
-        result.quality.differences = (
-            Difference(baseline="rates_start", auc=-0.0009, low=-0.0011, high=-0.0007, **more),
-            Difference(baseline="item_knn", auc=-0.0003, low=low, high=high, **more),
-        )
-        result.quality.baselines = {
-            "rates_start": {"auc": 0.7609},
-            "item_knn": {"auc": 0.7603},
-            "majority": {"auc": 0.5},
-        }
-        result.quality.target.beat = "best"
-        return shortfall(result)
-
-    tie = "0.0003 below item-kNN, which is within the noise: the 95 % interval of the difference is -0.0010 to 0.0004"
-    assert missed(-0.0010, 0.0004) == tie
-    assert "more than noise" in missed(-0.0010, -0.0001)
 
 
 def test_few_rows_and_a_leaked_label_are_warnings() -> None:

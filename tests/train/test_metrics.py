@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from recperf.train.metrics import Tally, auc, binary_metrics, calibration_error, normalized_entropy
+from recperf.train.metrics import Tally, auc, binary_metrics, normalized_entropy
 
 
 def predictions(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,9 +98,3 @@ def test_exact_metrics_equal_scikit_learns() -> None:
     assert metrics["auc"] == pytest.approx(roc_auc_score(labels, logits))
     assert metrics["log_loss"] == pytest.approx(log_loss(labels, probabilities))
     assert metrics["calibration"] == pytest.approx(probabilities.sum() / labels.sum())
-
-
-def test_calibration_error_is_zero_when_rates_match_and_large_when_not() -> None:
-    labels = torch.tensor([1.0, 0.0] * 500)
-    assert calibration_error(torch.full((1000,), 0.5), labels) == pytest.approx(0)
-    assert calibration_error(torch.full((1000,), 0.9), labels) == pytest.approx(0.4)

@@ -62,27 +62,6 @@ def test_twenty_steps_equal_torchs(
         torch.testing.assert_close(one, other, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
 
 
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("name", ["sgd", "adagrad", "adamw"])
-def test_the_state_can_be_saved_and_loaded(name: str, plain: bool) -> None:
-    tables, dense = parameters(0)
-    one = ours(name, tables, dense, 1e-8, plain=plain)
-    other_tables, other_dense = parameters(0)
-    other = ours(name, other_tables, other_dense, 1e-8, plain=plain)
-    for step in range(6):
-        if step == 3:
-            other.load_state_dict(one.state_dict())
-            for mine, theirs in zip(other_tables + other_dense, tables + dense):
-                mine.data.copy_(theirs.data)
-        for pair in zip(tables + dense, other_tables + other_dense):
-            for parameter in pair:
-                parameter.grad = torch.full_like(parameter, 0.1 * (step + 1))
-        one.step(1e-2)
-        if step >= 3:
-            other.step(1e-2)
-    assert all(torch.equal(a, b) for a, b in zip(tables + dense, other_tables + other_dense))
-
-
 @pytest.mark.parametrize("total", [10, 313])
 def test_one_cycle_equals_torchs(total: int) -> None:
     parameter = nn.Parameter(torch.zeros(1))

@@ -111,40 +111,6 @@ def test_scattered_sgd_equals_sgd_and_needs_it() -> None:
             SparseRows(made("triton"), scatter=True, **wrong)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_both_parts_follow_one_schedule_and_can_be_saved(rule: Any) -> None:
-    def built() -> tuple[SparseTables, nn.Parameter, SplitOptimizer]:
-        tables, weight = made("reference"), nn.Parameter(torch.ones(2, 2))
-        dense = make_dense(rule, [([weight], 0.0)])
-        return tables, weight, SplitOptimizer(dense, SparseRows(tables, rule), table_ratio=2.0)
-
-    def step(training: tuple[SparseTables, nn.Parameter, SplitOptimizer], seed: int) -> None:
-        tables, weight, optimizer = training
-        features, gradient = step_of(seed)
-        tables.backward(tables.record(features)[1], features, gradient)
-        weight.grad = torch.full((2, 2), 0.5)
-        optimizer.step(0.1)
-
-    straight, again = built(), built()
-    for seed in (0, 1):
-        step(straight, seed)
-    step(again, 0)
-    resumed = built()
-    resumed[0].load_state_dict(again[0].state_dict())
-    resumed[1].data.copy_(again[1].data)
-    resumed[2].load_state_dict(again[2].state_dict())
-    step(resumed, 1)
-    assert torch.equal(resumed[0].table_RD, straight[0].table_RD)
-    assert torch.equal(resumed[1], straight[1])
-    if rule not in ("adagrad", "adam"):
-        return
-    # Their first step equals the learning rate, whatever the gradient: tables move twice as far.
-    start, first = made("reference").table_RD, again[0].table_RD
-    moved = (first - start).abs()
-    assert float(moved.max()) == pytest.approx(0.2, rel=1e-3)
-    assert float((again[1].detach() - 1).abs().max()) == pytest.approx(0.1, rel=1e-3)
-
-
 def test_clipping_counts_both_parts() -> None:
     tables, weight = made("reference"), nn.Parameter(torch.zeros(3))
     start = tables.table_RD.clone()

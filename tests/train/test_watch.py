@@ -1,4 +1,4 @@
-"""Logging of losses and timing of steps."""
+"""Losses are logged in groups; one that is not a number names its step."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from recperf.workloads.dlrm.config import (
     estimate,
     expected_ids,
     expected_unique,
-    max_ids,
 )
 
 # A CPU without bfloat16 takes its products another way, and torch says so once.
@@ -73,23 +72,6 @@ def test_a_preset_goes_through_json_and_is_estimated(name: str) -> None:
     assert sum(estimated.memory.values()) > estimated.table_bytes
     assert estimated.total.flops > 0
     assert find("dlrm").check(config).startswith("synthetic batches")
-
-
-def test_presets_are_what_they_say() -> None:
-    experiment, intended = PRESETS["experiment"](), PRESETS["intended"]()
-    assert experiment.model.rows == (4, 3, 2)
-    assert (experiment.model.bottom, experiment.model.top) == ((512, 512, 64), (1024, 1024, 1024, 1))
-    assert (experiment.train.batch_size, experiment.data.batches) == (2048, 100)
-    assert intended.model.rows == (1_000_000,) * 8
-    assert max_ids(intended) == (100,) * 8
-    kaggle, dcn = PRESETS["criteo-kaggle"](), PRESETS["dcnv2"]()
-    assert (kaggle.dlrm.dense, len(kaggle.dlrm.rows)) == (13, 26)
-    assert (sum(dcn.data.ids_per_feature), dcn.model.cross_layers, dcn.model.cross_rank) == (214, 3, 512)
-    assert max(dcn.dlrm.rows) == 400_000
-    assert min(dcn.dlrm.rows) == 3
-    assert max_ids(dcn) == dcn.data.ids_per_feature
-    for name in ("experiment", "intended"):
-        assert PRESETS[f"{name}-plain"]() == replace(PRESETS[name](), fast=PLAIN)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.store import EventStore, file_of, open_store
 from recperf.data.yambda.synthesize.config import of_size
 from recperf.errors import DataError
-from recperf.models.dlrm_v4.cost import load_of, step
 from recperf.train.loop import Position
 from recperf.units import size
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
@@ -37,7 +36,6 @@ from recperf.workloads.dlrm_v4.config import (
     mlperf,
     mlperf_first_samples,
 )
-from recperf.workloads.dlrm_v4.data import divided
 
 DAY = 86_400
 EVENTS = EventsConfig(
@@ -52,18 +50,6 @@ TRAIN = HistoryTrainConfig(batch_size=64, device="cpu")
 def small(data: EventsConfig = EVENTS, **changes: Any) -> DLRMv4WorkloadConfig:
     model = replace(laptop().model, row_scale=0.02)
     return replace(laptop(), **({"data": data, "train": TRAIN, "model": model} | changes))
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"holdout_windows": 10}, "none is left to train on"),
-        ({"holdout_first": 9, "holdout_windows": 2}, "windows 9 to 10 are to be held out, .* has 10"),
-    ],
-)
-def test_windows_that_do_not_exist_are_refused(data: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        divided(EventsConfig(**data), 10)
 
 
 def test_held_out_users_are_never_trained_on() -> None:
@@ -89,14 +75,6 @@ def test_the_benchmark_s_first_evaluation(batch_size: int, first_block: int) -> 
     assert -(-first // block) == first_block
     assert first * batch_size >= mlperf_first_samples(batch_size)
     assert EvaluationConfig(skip_share=0.5).first_step(1000, 100) == 5
-
-
-def test_a_score_does_not_depend_on_the_batch_size() -> None:
-    scores = []
-    for batch_size in (7, 100):
-        prepared = PreparedHistories(small(evaluate=EvaluationConfig(batch_size=batch_size)))
-        scores.append(prepared.trial(1).score())
-    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
 
 
 @pytest.fixture
@@ -257,18 +235,6 @@ def test_presets_fit_their_histories(preset: str) -> None:
     memory = dlrm_v4.estimate(config).memory
     assert memory["activations"] > 0
     assert (sum(memory.values()) < 1 << 30) == (preset == "laptop")
-
-
-def test_the_work_of_a_step_is_that_of_its_batch() -> None:
-    prepared = PreparedHistories(small())
-    trial, model = prepared.trial(42), prepared.config.model
-    batches = list(trial.recipe.order.batches(0))
-    order, costs = prepared.train_order(), []
-    for number, batch in ((0, batches[0]), (len(batches) - 1, batches[-1])):
-        lengths = prepared.histories.batch(order.batch(number)).history_offsets_B1.diff() + model.context_tokens + 1
-        costs.append(prepared.step_cost(batch, 0, 100))
-        assert costs[-1] == step(model, [load_of(model, lengths.tolist())], rows=100)
-    assert costs[0] != costs[1]
 
 
 def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
