@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import torch
 from rank_states import restore, whole_state
 
-from recperf.distributed import step as rank_step
 from recperf.distributed.config import DistributedConfig
-from recperf.distributed.step import Reduction
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.execution.measuring import measure_window
 from recperf.execution.workload import load
-from recperf.measure.profile import endless
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads import find
@@ -66,7 +62,6 @@ def training(
         return {
             "losses": losses, "samples": samples, "first": first, "state": whole_state(world, trial), "logits": logits,
             "labels": labels, "metrics": trial.score(), "plan": trial.plan() if world.size > 1 else "",
-            "settings": dict(prepared.settings.reasons),
             "rows": trial.rows_of(batch), "dense": [p.detach().clone() for p in trial.model.dense_parameters()],
         }  # fmt: skip
 
@@ -77,54 +72,6 @@ def trainings(world: World, configs: dict[str, Any], steps: int) -> dict[str, di
 
 def going_on(world: World, configs: dict[str, Any], steps: int, states: dict[str, Any], done: int) -> dict[str, Any]:
     return {name: training(world, config, steps, states[name], done) for name, config in configs.items()}
-
-
-def losses(world: World, configs: dict[str, Any], steps: int, bucket_bytes: int) -> dict[str, Any]:
-    """The losses of some steps, the weights after them, and how many buckets there are and were sent in the backward
-    pass of the last step."""
-    result = {}
-    finish = Reduction.__call__
-    for name, config in configs.items():
-        prepared, sent = prepared_of(config), [0]
-
-        def counted(self: Reduction, sent: list[int] = sent) -> torch.Tensor:
-            sent[0] = self._sent
-            return finish(self)
-
-        with (
-            applied(prepared.settings),
-            mock.patch.object(rank_step, "BUCKET_BYTES", bucket_bytes),
-            mock.patch.object(Reduction, "__call__", counted),
-        ):
-            trial = prepared.trial(SEED)
-            batches = endless(trial.recipe.order, 0)
-            trial.recipe.model.train()
-            taken = [take_step(trial.recipe, batches, step)[0] for step in range(steps)]
-            reduction = getattr(trial.recipe.whole_step, "reduction", None)
-            result[name] = {
-                "losses": [float(loss) for loss in taken], "sent": sent[0],
-                "buckets": len(reduction.buckets) if reduction else 0,
-                "dense": [p.detach().clone() for p in trial.model.dense_parameters()],
-            }  # fmt: skip
-    return result
-
-
-def resumed(world: Any, config: Any, steps: int, bucket_bytes: int) -> list[list[torch.Tensor]]:
-    """The dense weights after a second half of training, and after the same half of a resumed one."""
-    with mock.patch.object(rank_step, "BUCKET_BYTES", bucket_bytes):
-        first, second = (prepared_of(config).trial(SEED) for _ in range(2))
-
-        def half(trial: Any, done: int) -> list[torch.Tensor]:
-            batches = trial.recipe.order.batches(0, done)
-            for step in range(done, done + steps):
-                take_step(trial.recipe, batches, step)
-            return [parameter.detach().clone() for parameter in trial.model.dense_parameters()]
-
-        half(first, 0)
-        state = whole_state(world, first)
-        straight = half(first, steps)
-        restore(world, second, state)
-        return [straight, half(second, steps)]
 
 
 def window(world: World, config: Any, steps: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Hosts:
         """`request` is `words` of a recperf command, or a `job` of rank_jobs or module.function with `arguments`;
         `trouble` and `how` change a rank before its command."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.last_end = folder, 0.0
+        self.folder = folder
         (folder / "request").write_bytes(pickle.dumps(request))
         path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
         meeting = {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size), "PYTHONPATH": path}
@@ -57,7 +57,6 @@ class Hosts:
         try:
             for rank in waited:
                 self.processes[rank].wait(max(0.1, end - time.monotonic()))
-            self.last_end = time.time()
         except subprocess.TimeoutExpired:
             raise AssertionError(f"rank {rank} has not ended after {seconds:g} s\n{self.tails()}") from None
         finally:

@@ -100,16 +100,3 @@ def unlike(world: Ranks) -> list[tuple[str, str, str, bool]]:
             one_says_it = isinstance(error, ConfigError) or error is world.shared_error
             found.append((type(error).__name__, error.what, error.where[label], one_says_it))
     return found
-
-
-def another_seed(rank: int) -> None:
-    """A rank is started with another command than the others."""
-    from recperf.cli import run
-
-    read = run.read_options
-
-    def other(*words: Any, **named: Any) -> Any:
-        options = read(*words, **named)
-        return replace(options, values=replace(options.values, seed=options.values.seed + rank))
-
-    run.read_options = other

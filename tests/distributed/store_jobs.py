@@ -17,7 +17,6 @@ from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.train import checkpoint_state, checkpoint_tensors
-from recperf.train.checkpoint_tensors import TensorFile
 
 
 def in_small_files() -> None:
@@ -35,38 +34,26 @@ def filled(world: World, sharding: str) -> TorchRecTables:
     return tables
 
 
-def parts_of(tables: TorchRecTables) -> list[tuple[Any, Tensor, Tensor]]:
-    return [(part, weight.clone(), state.clone()) for part, weight, (state,) in tables.local()]
-
-
-def save(world: World, root: Path, shardings: list[str]) -> list[dict[str, Any]]:
-    """Save tables of every sharding; what they are, whole and in parts."""
+def save(world: World, root: Path, shardings: list[str]) -> list[dict[str, Tensor]]:
+    """Save tables of every sharding and return them whole."""
     in_small_files()
     found = []
     for number, sharding in enumerate(shardings):
         tables = filled(world, sharding)
         store_of(world, root / str(number)).save(1, {"trial": {"model": dict(sharded_state(tables))}}, best=False)
-        found.append({"whole": whole(tables), "parts": parts_of(tables)})
+        found.append(whole(tables))
     return found
 
 
-def load(world: World, roots: list[Path], sharding: str) -> list[dict[str, Any]]:
+def load(world: World, roots: list[Path], sharding: str) -> list[dict[str, Tensor]]:
     """Load what was saved by others into tables of one sharding."""
     in_small_files()
-    read, loaded = TensorFile.read, []
-    keys: list[tuple[str, str]] = []
-
-    def recorded(self: TensorFile, key: str, *arguments: Any) -> None:
-        keys.append((self.name, key))
-        read(self, key, *arguments)
-
-    TensorFile.read = recorded  # type: ignore[method-assign]
+    loaded = []
     for root in roots:
         tables = make(world, sharding)
         tables.reset(99)
-        keys.clear()
         assert store_of(world, root).load(into={"trial": {"model": dict(sharded_state(tables))}}) is not None
-        loaded.append({"whole": whole(tables), "parts": parts_of(tables), "read": sorted(set(keys))})
+        loaded.append(whole(tables))
     return loaded
 
 
@@ -137,8 +124,6 @@ def save_fails(world: World, root: Path, how: str) -> tuple[Any, ...]:
                 raise OSError(errno.ENOSPC, "no space")
 
             os.write = refuse
-        if how == "refused" and world.rank == 1:
-            os.posix_fadvise = lambda *_: os.open("/nowhere", os.O_RDONLY)
         store.save(3, state, best=False)
     except RecperfError as error:
         return type(error).__name__, error.what, error.where.get("rank"), error is world.shared_error

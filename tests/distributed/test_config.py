@@ -15,16 +15,6 @@ from recperf.runs.resume import fixed_fields
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
 
 
-def test_overrides_are_read() -> None:
-    config = DistributedConfig(sharding="item_id=row, uid=data-parallel", placement="uid=cached-host")
-    assert config.shardings == {"item_id": "row", "uid": "data-parallel"}
-    assert config.kind == "auto"
-    assert config.placements == {"uid": "cached-host"}
-    both = DistributedConfig(sharding="table, album_id=column")
-    assert (both.kind, both.shardings) == ("table", {"album_id": "column"})
-    assert (DistributedConfig(sharding="row").kind, DistributedConfig(sharding="row").shardings) == ("row", {})
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [("item_id=diagonal", "data-parallel"), ("item_id", "table=value"), ("=row", "table=value"),
@@ -34,16 +24,6 @@ def test_overrides_are_read() -> None:
 def test_an_unknown_sharding_names_the_known_ones(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DistributedConfig(sharding=text)
-
-
-def test_an_unknown_placement_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cached-host"):
-        DistributedConfig(placement="uid=disk")
-
-
-def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match="fp32, fp16, bf16"):
-        DistributedConfig(all_to_all="fp8")  # type: ignore[arg-type]
 
 
 def test_an_unknown_table_names_the_known_ones() -> None:
@@ -67,18 +47,6 @@ def test_gradients_are_summed_beside_the_backward_pass_where_something_is_free_t
     overlap, why = world.overlaps(DistributedConfig(overlap=option), threads)
     assert why.startswith(reason)
     assert overlap == why.startswith("on")
-
-
-def test_all_hosts_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "usable_cores", lambda: 4)
-    monkeypatch.setattr(Ranks, "maximum", lambda self, value: 1)
-    overlap, why = Ranks().overlaps(DistributedConfig(), threads=1)
-    assert (overlap, why) == (False, "off: the ranks of this host use 1 of 4 cores, those of another host use all")
-
-
-def test_an_unknown_overlap_is_refused() -> None:
-    with pytest.raises(ConfigError, match="auto, on, off"):
-        DistributedConfig(overlap="maybe")  # type: ignore[arg-type]
 
 
 def test_a_resumed_run_may_be_sharded_differently() -> None:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from recperf.cli import run as run_command
-from recperf.cli import training
-from recperf.cli.options import choose, read_options
-from recperf.config import to_json, with_absolute_paths
 from recperf.distributed import exits, job, launch, library
 from recperf.distributed.job import Exit
-from recperf.distributed.launch import Outcome, judge, judge_stop, rank_arguments, require_ranks
-from recperf.distributed.ranks import Ranks, enter
-from recperf.distributed.world import RendezvousError, World
+from recperf.distributed.launch import Outcome, judge, judge_stop, require_ranks
+from recperf.distributed.world import World
 from recperf.errors import DataError, Interrupted, MachineError, RecperfError, Stopped, UsageError
 from recperf.machine import out_of_memory
-from recperf.runs import record
-from recperf.runs.record import JOB, Run
 from recperf.stop import FLAG
 
 
@@ -35,16 +27,6 @@ def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", f"{job.LAUNCHER}test")
     return path
-
-
-@pytest.fixture
-def torchrun(error_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A rank of a torchrun job, without a launcher of ours."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    enter(Ranks(size=2))
-    yield
-    enter(Ranks())
 
 
 def raising(error: BaseException) -> Callable[..., int]:
@@ -63,14 +45,6 @@ def ended(error: BaseException, error_file: Path, rank: int = 1) -> tuple[int, l
     return code, [error.what for error in reported], end
 
 
-def test_a_host_reports_what_is_wrong_with_itself_before_ranks_have_met(error_file: Path) -> None:
-    for local, lines in ((0, ["no GPU"]), (1, [])):
-        reported: list[RecperfError] = []
-        world = World(rank=2 + local, size=4, local_rank=local, local_size=2)
-        assert exits.run_as_rank(world, raising(MachineError("no GPU")), reported.append) == 4
-        assert [error.what for error in reported] == lines
-
-
 def test_only_errors_of_torch_mean_that_others_are_gone(error_file: Path) -> None:
     code, reported, end = ended(RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"), error_file)
     assert (code, reported, end.lost, end.waited_s) == (4, [], True, 0.0)
@@ -84,12 +58,6 @@ def test_only_errors_of_torch_mean_that_others_are_gone(error_file: Path) -> Non
     assert ended(stopped, error_file, rank=1)[:2] == (75, []), "rank 0 reports what all ranks know"
 
 
-def test_under_torchrun_the_first_rank_of_a_host_says_what_it_waited_for(torchrun: None, error_file: Path) -> None:
-    error = RuntimeError("[gloo] Timed out waiting 2000ms for recv operation to complete")
-    assert ended(error, error_file, rank=0)[1] == ["rank 0 of 2 waited 2 s for another rank; it stops"]
-    assert ended(error, error_file, rank=1)[1] == []
-
-
 def test_torchs_out_of_memory_error_is_recognised(error_file: Path) -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 46)
@@ -97,12 +65,6 @@ def test_torchs_out_of_memory_error_is_recognised(error_file: Path) -> None:
     code, reported, end = ended(raised.value, error_file)
     assert (code, reported, end.lost, end.out_of_memory) == (4, ["out of memory"], False, True)
     assert not out_of_memory(DataError("the disk is out of memory"))
-
-
-def test_ranks_that_do_not_meet_are_reported_once_per_host(error_file: Path) -> None:
-    error = RendezvousError("the ranks did not meet within 5 s")
-    assert ended(error, error_file, rank=0)[:2] == (4, [error.what])
-    assert ended(error, error_file, rank=1)[:2] == (4, [])
 
 
 LOST, STOPPED = Exit(code=4, lost=True), Exit(code=75, message="error: stopped by SIGTERM")
@@ -175,84 +137,6 @@ def test_all_ranks_are_restarted_as_often_as_allowed(monkeypatch: pytest.MonkeyP
     assert notices == ["rank 1 of 2 was killed; restarting all ranks (1 of 1)"]
 
 
-class Command:
-    """A command of micro-dlrm, as rank 0 reads it."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.choice = choose(["micro-dlrm", *arguments])
-        self.options: Any = read_options(run_command.Options, self.choice, verb="run", description="")
-        self.config = with_absolute_paths(self.options.values)
-
-    def begun(self) -> Path | None:
-        return training.begun(self.choice, self.options, self.config, job.remembered_run())
-
-
-def test_restarted_ranks_find_their_run(torchrun: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "run"
-    command = Command()
-    assert command.begun() is None
-    Run.create("micro-dlrm", to_json(command.config), folder=folder).close()
-    job.remember_run(folder)
-    assert command.begun() == folder
-    assert Command("--seed", "7").begun() is None
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
-    assert command.begun() is None, "ranks started by hand are not restarted"
-
-
-@pytest.mark.parametrize(("name", "count", "found"), [("mine", "0", True), ("none", "0", False), ("none", "1", True)])
-def test_rank_0_on_another_host_finds_a_run_of_its_job(
-    torchrun: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, count: str, found: bool
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-    folder = tmp_path / "run"
-    command = Command("--run-dir", str(folder))
-    Run.create("micro-dlrm", to_json(command.config), folder=folder).close()
-    assert command.begun() is None
-    (folder / JOB).write_text(name)
-    assert (command.begun() == folder) is found
-    (folder / JOB).write_text("another")
-    assert command.begun() is None
-
-
-def test_every_host_remembers_the_run(torchrun: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that rank 0 may be on another host after a restart, without --run-dir."""
-    folder, command = tmp_path / "run", Command()
-    Run.create("micro-dlrm", to_json(command.config), folder=folder).close()
-    world = SimpleNamespace(broadcast=lambda value: value, share_run=lambda record: SimpleNamespace(folder=folder))
-    monkeypatch.setattr(training, "current", lambda: world)
-    monkeypatch.setattr("recperf.execution.execute.execute", lambda *_, **__: {})
-    assert command.begun() is None
-    training.follow(command.choice, command.options, cast(Any, None))
-    assert command.begun() == folder
-
-
-def test_a_new_run_names_its_job_before_it_has_a_config(
-    torchrun: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host lost in between leaves no run that its own job does not know."""
-    folder, write = tmp_path / "run", record.write_json
-    command = Command("--run-dir", str(folder))
-
-    def checked(path: Path, value: Any) -> None:
-        assert (path.name, (folder / JOB).read_text()) == ("config.json", "mine")
-        assert command.begun() is None
-        write(path, value)
-
-    monkeypatch.setattr(record, "write_json", checked)
-    Run.create("micro-dlrm", to_json(command.config), folder=folder, job="mine").close()
-    assert command.begun() == folder
-
-
-def test_restarted_ranks_that_find_no_run_say_so(torchrun: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setattr(Run, "create", raising(UsageError("a new one")))
-    command, notices = Command(), list[str]()
-    with pytest.raises(UsageError, match="a new one"):
-        training.run(command.choice, command.options, cast(Any, SimpleNamespace(notice=notices.append)))
-    assert any("starting a new one" in text for text in notices)
-
-
 def test_commands_that_cannot_be_several_ranks() -> None:
     with pytest.raises(UsageError, match="single process"):
         require_ranks(World(), 2, "micro-dlrm", False)
@@ -261,8 +145,3 @@ def test_commands_that_cannot_be_several_ranks() -> None:
     with pytest.raises(UsageError, match="1 to 1024"):
         require_ranks(World(), -1, "dlrm-v4", True)
     require_ranks(World(), 0, "micro-dlrm", False)
-
-
-def test_a_rank_does_not_start_ranks() -> None:
-    assert rank_arguments(["dlrm-v4", "--ranks", "4", "--seed", "1"]) == ["dlrm-v4", "--seed", "1"]
-    assert rank_arguments(["--ranks=4", "dlrm-v4", "--restarts", "2"]) == ["dlrm-v4"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -87,24 +86,6 @@ def test_a_signal_to_one_rank_makes_all_save_and_ranks_can_resume(
     assert log.count('"run_start"') == log.count('"run_stop"') == 1
 
 
-@pytest.mark.long
-@needs_torchrec
-def test_a_rank_that_is_left_alone_resumes_the_run_of_its_job(tmp_path: Path) -> None:
-    """torchrun lost all hosts but one, which restarts as a single process."""
-    steps = ("--train.max-steps", "6")
-    assert ended(begin(tmp_path, *steps, trouble="fails", at=3, how="stop", on=1)) == [75, 75]
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    assert ended(start(1, command(tmp_path / "run", *steps), tmp_path, home=str(home()))) == [0], said(tmp_path, 0)
-    resume = ["run", "--resume", str(tmp_path / "copy"), "--no-peaks", "--no-report", "--quiet"]
-    (tmp_path / "by-hand").mkdir()
-    assert ended(start(1, resume, tmp_path / "by-hand", home=str(home()))) == [0]
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "copy")]
-    assert results[0]["quality"] == results[1]["quality"]
-    change = {"field": "ranks", "was": 2, "now": 1, "after_step": 3, "seed": 42}
-    assert [result["provenance"]["changes"] for result in results] == [[change], [change]]
-    assert "ranks" not in results[0]["performance"]["settings"]
-
-
 @needs_torchrec
 def test_an_error_of_one_rank_is_printed_once_with_its_rank(tmp_path: Path) -> None:
     codes = ended(begin(tmp_path, trouble="fails", at=3, how="raise", on=1))
@@ -126,9 +107,10 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
     assert "error:" not in said(tmp_path, 1)
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_a_rank_that_hangs_is_named_with_the_collective_that_waits_for_it(tmp_path: Path) -> None:
-    ranks = begin(tmp_path, "--distributed.timeout-s", "3", trouble="fails", at=3, how="freeze", on=1)
+    ranks = begin(tmp_path, "--distributed.timeout-s", "10", trouble="fails", at=3, how="freeze", on=1)
     ranks[0].join(60)
     ranks[1].kill()
     ranks[1].join()
@@ -137,16 +119,8 @@ def test_a_rank_that_hangs_is_named_with_the_collective_that_waits_for_it(tmp_pa
     assert found.error is not None
     assert found.restartable
     assert "rank 1 of 2 does not respond" in found.error.what
-    assert found.error.where["waited"].startswith("rank 0, 3 s in ")
+    assert found.error.where["waited"].startswith("rank 0, 10 s in ")
     assert "All2All" in found.error.where["waited"]
-
-
-@needs_torchrec
-def test_ranks_with_different_commands_fail_before_a_run_is_made(tmp_path: Path) -> None:
-    assert ended(begin(tmp_path, trouble="rank_states.another_seed")) == [3, 3]
-    assert "error: rank 1 has seed 43, rank 0 has 42" in said(tmp_path, 0)
-    assert said(tmp_path, 1) == ""
-    assert not (tmp_path / "run").exists()
 
 
 class Started:
@@ -214,6 +188,7 @@ def _environment(process: int) -> list[bytes]:
 SAVING = ("--train.epochs", "1000", "--train.checkpoint-steps", "2")
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_the_launcher_restarts_after_a_kill_and_a_signal_to_it_makes_all_ranks_save(tmp_path: Path) -> None:
     """And nothing listens at another address than loopback's."""
@@ -223,6 +198,7 @@ def test_the_launcher_restarts_after_a_kill_and_a_signal_to_it_makes_all_ranks_s
     assert {address.partition(":")[0] for address in _listening(processes)} == {"0100007F"}
     os.kill(processes[2], signal.SIGKILL)
     while not started.resumes():
+        assert started.process.poll() is None, started.log.read_text()
         time.sleep(0.1)
     started.rank(1, steps=started.steps() + 2)
     started.process.send_signal(signal.SIGINT)
@@ -232,69 +208,3 @@ def test_the_launcher_restarts_after_a_kill_and_a_signal_to_it_makes_all_ranks_s
     assert "restarting all ranks (1 of 1)" in printed
     assert printed.count("error:") == 1, printed
     assert "; the state is saved" in printed
-
-
-@pytest.mark.long
-@needs_torchrec
-def test_the_launcher_names_a_rank_that_hangs(tmp_path: Path) -> None:
-    started = Started(tmp_path, ["recperf"], "--ranks", "2", "--distributed.timeout-s", "5", *SAVING)
-    os.kill(started.rank(1, steps=2), signal.SIGSTOP)
-    # It is noticed after 5 s, and torch kills the rank 30 s later.
-    printed = started.ended(90)
-    assert started.process.returncode == 4
-    assert printed.count("error:") == 1, printed
-    assert "rank 1 of 2 does not respond" in printed
-    assert "rank 0, 5 s in " in printed
-
-
-@pytest.mark.long
-@needs_torchrec
-def test_a_second_interrupt_ends_launcher_and_ranks_at_once(tmp_path: Path) -> None:
-    started = Started(tmp_path, ["recperf"], "--ranks", "2", "--distributed.timeout-s", "60", *SAVING)
-    os.kill(started.rank(1, steps=2), signal.SIGSTOP)
-    started.process.send_signal(signal.SIGINT)
-    time.sleep(1.0)
-    started.process.send_signal(signal.SIGINT)
-    ranks = _children(started.process.pid)
-    started.process.wait(10)
-    assert started.process.returncode == 130
-    os.kill(ranks[1], signal.SIGCONT)
-    end = time.monotonic() + 10
-    while any(len(_environment(rank)) > 1 for rank in ranks):
-        assert time.monotonic() < end, "ranks outlive their launcher"
-        time.sleep(0.05)
-
-
-@pytest.mark.long
-@needs_torchrec
-def test_ranks_end_with_a_killed_launcher_so_that_the_run_can_be_resumed(tmp_path: Path) -> None:
-    started = Started(tmp_path, ["recperf"], "--ranks", "2", "--train.epochs", "1000")
-    ranks = [started.rank(number, steps=2) for number in (0, 1)]
-    started.process.kill()
-    started.process.wait()
-    end = time.monotonic() + 10
-    # A process that nobody has waited for yet has no environment.
-    while any(len(_environment(rank)) > 1 for rank in ranks):
-        assert time.monotonic() < end, "ranks outlive their launcher"
-        time.sleep(0.05)
-    printed = started.log.read_text()
-    assert printed.count("error: stopped by SIGTERM") == 1
-    assert "; the state is saved" in printed
-    more = ["--train.max-steps", str(started.steps() + 1), "--allow-change", "train.max_steps", "--quiet"]
-    assert main(["run", "--resume", str(tmp_path / "run"), "--no-peaks", "--no-report", *more]) == 0
-
-
-@pytest.mark.long
-@needs_torchrec
-def test_under_torchrun_ranks_resume_after_a_kill(tmp_path: Path) -> None:
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    started = Started(tmp_path, [*torchrun, "-m", "recperf"], *SAVING)
-    os.kill(started.rank(1, steps=5), signal.SIGKILL)
-    while not started.resumes():
-        time.sleep(0.1)
-    os.kill(started.rank(0, steps=started.steps() + 2), signal.SIGKILL)
-    printed = started.ended(60)
-    assert "the ranks were restarted and resume their run" in printed
-    # torchrun names the rank that was killed.
-    assert "Signal 9 (SIGKILL)" in printed
-    assert "error: rank 0 of 2 lost the connection to another rank" in printed

@@ -3,11 +3,9 @@ understood by torchrun and by recperf, and a job is queued again only where that
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -87,13 +85,6 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
 
 
-@pytest.mark.parametrize("script", [HOSTS, SLURM], ids=lambda path: path.name)
-def test_a_script_is_a_script(script: Path) -> None:
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", str(script)], check=True)
-
-
 def test_hosts_start_their_ranks(cluster: Cluster, tmp_path: Path) -> None:
     where = {"FIRST": "10.0.0.1", "HOSTS": "2", "RANKS": "4", "INTERFACE": "eth0"}
     run = tmp_path / "run"
@@ -105,37 +96,6 @@ def test_hosts_start_their_ranks(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.patience() == {"600"}
     assert options[0] == options[1]
     assert (options[0].run_dir, options[0].values.train.batch_size) == (run, 64)
-
-
-def test_hosts_whose_number_may_change(cluster: Cluster, tmp_path: Path) -> None:
-    where = {"FIRST": "10.0.0.1", "HOSTS": "1:4", "ADDRESS": "10.0.0.2"}
-    for number in ("0", "3"):
-        assert cluster.start(HOSTS, number, str(tmp_path / "mine"), **where) == 0
-    agents, _ = zip(*cluster.torchruns())
-    assert {(agent.nnodes, agent.rdzv_backend, agent.rdzv_endpoint, agent.rdzv_id) for agent in agents} == {
-        ("1:4", "c10d", "10.0.0.1:29400", "mine")
-    }
-    assert [agent.rdzv_conf for agent in agents] == [f"is_host={host},last_call_timeout=30" for host in (1, 0)]
-    assert {(agent.max_restarts, agent.local_addr) for agent in agents} == {(20, "10.0.0.2")}
-
-
-def test_the_same_words_go_on_with_a_run(cluster: Cluster, tmp_path: Path) -> None:
-    made = choose(["dlrm-v4"])
-    from recperf.config import to_json
-
-    Run.create("dlrm-v4", to_json(made.config), folder=tmp_path / "run").close()
-    assert cluster.start(HOSTS, "1", str(tmp_path / "run"), "--train.batch-size", "64", FIRST="a", HOSTS="2") == 0
-    ((agent, options),) = cluster.torchruns()
-    assert agent.nproc_per_node == "auto"
-    assert Path(options.resume) == tmp_path / "run"
-    assert options.run_dir is None
-
-
-@pytest.mark.parametrize("lacking", ["FIRST", "HOSTS"])
-def test_a_host_that_is_not_told_enough(cluster: Cluster, tmp_path: Path, lacking: str) -> None:
-    where = {name: "2" for name in ("FIRST", "HOSTS") if name != lacking}
-    assert cluster.start(HOSTS, "0", str(tmp_path / "run"), **where) != 0
-    assert not cluster.calls.exists()
 
 
 def test_a_job_starts_a_torchrun_a_node(cluster: Cluster, tmp_path: Path) -> None:
@@ -157,17 +117,6 @@ def test_a_job_that_saved_is_queued_again(cluster: Cluster, tmp_path: Path, save
     saves = {"SAVES": str(run / "checkpoints" / "seed-42" / "step-00000001")} if saved else {}
     assert cluster.start(SLURM, DATA="/shared/yambda", RUN=str(run), CODE="1", **saves) == 1
     assert cluster.requeued() is saved
-
-
-def test_a_finished_run_is_not_queued_again(cluster: Cluster, tmp_path: Path) -> None:
-    """The target was missed, say."""
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "result.json").write_text(json.dumps({}))
-    (run / "not-a-result").touch()
-    saves = str(run / "checkpoints" / "seed-42" / "step-00000001")
-    assert cluster.start(SLURM, DATA="/shared/yambda", RUN=str(run), CODE="1", SAVES=saves) == 1
-    assert not cluster.requeued()
 
 
 def test_torchrun_and_recperf_understand_the_manifest() -> None:
@@ -208,10 +157,6 @@ def commands() -> list[str]:
     blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line.partition("#")[0] for line in lines if line.startswith("torchrun ")]
-
-
-def test_the_page_has_commands() -> None:
-    assert len(commands()) >= 3
 
 
 @pytest.mark.parametrize("line", commands())

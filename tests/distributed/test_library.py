@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Any
 
 import pytest
@@ -22,21 +20,6 @@ def test_a_missing_torchrec_says_how_to_install_it(monkeypatch: pytest.MonkeyPat
     with pytest.raises(MachineError, match="No module named 'fbgemm_gpu'") as caught:
         library.require_torchrec()
     assert "make setup-distributed" in str(caught.value.fix)
-
-
-def test_a_build_for_another_torch_fails_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> Any:
-        raise OSError("fbgemm_gpu_py.so: undefined symbol: _ZN2at\nand more")
-
-    monkeypatch.setattr(library.importlib, "import_module", broken)
-    with pytest.raises(MachineError, match=r"fbgemm_gpu is installed but does not load: .*undefined symbol"):
-        library.require_torchrec()
-
-
-def test_torchrec_is_optional_for_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    check = doctor.distributed()
-    assert (check.state, check.fix) == (doctor.OPTIONAL, library.FIX)
 
 
 @needs_torchrec

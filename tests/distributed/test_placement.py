@@ -150,16 +150,3 @@ def test_the_published_model_fits_eight_ranks_of_130_gib(batch: int, too_small: 
     host = DistributedConfig(placement="user_x_artist=host")
     with pytest.raises(MachineError, match=r"rank 0 needs 23.9 GiB for its part, but 20 GiB are free in host memory"):
         torchrec_plan(demand, placed, host, local_size=8, device="cuda", memory={"cuda": 130 * GIB, "cpu": 20 * GIB})
-
-
-@needs_torchrec
-def test_the_gradient_of_a_copied_table_must_fit_too() -> None:
-    config, options = criteo_kaggle(), DistributedConfig(sharding="t3=data-parallel")
-    demand = rank_demand(find("dlrm").planned(config), 8, options)
-    placed = placed_by(options, demand, 8)
-    copied = next(one for one in demand.tables if one.name == "t3").bytes
-    machine = {"local_size": 8, "device": "cuda"}
-    # The gradient and its buckets are twice the table; with a third one there is room for shards of the others.
-    torchrec_plan(demand, placed, options, **machine, memory={"cuda": 3 * copied})
-    with pytest.raises(MachineError, match="beside it, but"):
-        torchrec_plan(demand, placed, options, **machine, memory={"cuda": 2 * copied})

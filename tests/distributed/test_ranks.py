@@ -6,20 +6,15 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from rank_jobs import events, small
 from rank_pool import home, needs_torchrec, run_ranks
 
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
-from recperf.distributed.balance import imbalance, stride
 from recperf.distributed.config import DistributedConfig
 from recperf.models.dlrm_v4.config import HSTUConfig
-from recperf.models.dlrm_v4.cost import sample_flops
-from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, EvaluationConfig, EventsConfig, HistoryTrainConfig
-from recperf.workloads.dlrm_v4.ranks import Share
 
 pytestmark = needs_torchrec
 STEPS = 51
@@ -95,43 +90,6 @@ def test_every_row_is_scored_whichever_rank_has_it(ranks: int) -> None:
         torch.testing.assert_close(told["logits"], one["logits"], rtol=1e-5, atol=1e-5)
         assert told["metrics"] == results[0]["metrics"]
     assert results[0]["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
-
-
-@pytest.mark.long
-def test_batches_with_fewer_samples_than_ranks() -> None:
-    """Windows of some dozen anchors in batches of 3: the fourth rank never has a sample of its own."""
-    (one,), results = trained(1, batch=3), trained(4, batch=3)
-    assert close(one["losses"], results[0]["losses"])
-    assert torch.equal(results[3]["labels"], one["labels"])
-
-
-@pytest.mark.long
-def test_the_longest_row_is_that_of_all_ranks() -> None:
-    (one,), results = trained(1, scale="batch-max"), trained(2, scale="batch-max", balance=False)
-    assert close(one["losses"], results[0]["losses"])
-    assert not close(one["losses"], trained(1)[0]["losses"])
-
-
-def test_every_rank_knows_what_all_ranks_take() -> None:
-    """Dealt by work, each sample goes to one rank, and the slowest has little more than the mean; else in turn."""
-    histories = PreparedHistories(config()).histories
-    positions_B = np.arange(5, 900, 7)
-    model, ranks = config().model, 4
-    for balance in (True, False):
-        shares = [Share(histories, model, rank, ranks, balance) for rank in range(ranks)]
-        batches = [share.batch(positions_B) for share in shares]
-        parts = batches[0].parts
-        assert all(np.array_equal(part, same) for batch in batches for part, same in zip(parts, batch.parts))
-        whole = histories.batch(positions_B)
-        tokens_B = whole.history_offsets_B1.diff().numpy() + model.context_tokens + 1
-        for part, batch in zip(parts, batches):
-            alone = histories.batch(positions_B[part])
-            assert torch.equal(batch.features.values_V, alone.features.values_V)
-            assert batch.before_B.tolist() == (np.cumsum(tokens_B) - tokens_B)[part].tolist()
-            assert (batch.samples, batch.whole_longest) == (len(positions_B), tokens_B.max())
-        constant, linear, square = sample_flops(model)
-        work_B = constant + linear * tokens_B + square * tokens_B**2.0
-        assert imbalance(work_B, parts) < 1.01 if balance else all(map(np.array_equal, parts, stride(len(work_B), 4)))
 
 
 def test_a_state_resumes_with_other_ranks_and_sharding() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from recperf.distributed import step
-from recperf.distributed.step import Reduction, cut, named_in
+from recperf.distributed.step import Reduction
 from recperf.distributed.world import World
 from recperf.models.mlp import add_gradient
 from recperf.stop import SIGNALS
@@ -35,13 +35,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(distributed, "all_reduce", doubled)
     monkeypatch.setattr(step, "BUCKET_BYTES", 4 * 3)
     return counts
-
-
-def test_buckets_hold_at_least_so_many_bytes() -> None:
-    assert cut([3, 3, 5, 1], 6) == [(0, 2), (2, 4)]
-    assert cut([9, 1, 9], 6) == [(0, 1), (1, 3)]
-    assert cut([7], 6) == [(0, 1)]
-    assert cut([], 6) == [(0, 0)]
 
 
 @pytest.mark.parametrize("written_out", [True, False])
@@ -96,52 +89,3 @@ def test_gradients_that_come_and_go_are_an_error(sent: list[int], overlap: bool,
     take(first)
     with pytest.raises(RuntimeError, match=r"this step computed others: layer1\.weight\. Use every parameter"):
         take((0,) if len(first) == 2 else (0, 1))
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_parameter_that_is_unfrozen_later_is_an_error(sent: list[int], overlap: bool) -> None:
-    trained, frozen = (nn.Parameter(torch.ones(size), requires_grad=size == 1) for size in (1, 3))
-    reduction = Reduction(named(trained, frozen), World(), overlap=overlap)
-    frozen.requires_grad_()
-    for number in range(2):
-        reduction.begin(torch.tensor(0.0))
-        add_gradient(trained, torch.ones(1))
-        if number == 0:
-            reduction()
-            trained.grad = None
-    add_gradient(frozen, torch.ones(3))
-    with pytest.raises(RuntimeError, match=r"computed others: layer1\.weight\. Use"):
-        reduction()
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_rank_without_any_gradient_is_an_error(sent: list[int], overlap: bool) -> None:
-    class Two(World):
-        def all_gather(self, value: Any) -> list[Any]:
-            return [value, []]
-
-    parameter = nn.Parameter(torch.ones(1))
-    reduction = Reduction(named(parameter), Two(), overlap=overlap)
-    reduction.begin(torch.tensor(0.0))
-    add_gradient(parameter, torch.ones(1))
-    with pytest.raises(RuntimeError, match="rank 1 of 2 computed no gradient in the first step"):
-        reduction()
-
-
-def test_parameters_are_named_as_in_the_model() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    chain = named_in(model, [model[1].weight, model[0].bias])
-    assert list(chain) == ["1.weight", "0.bias"]
-    assert chain["0.bias"] is model[0].bias
-
-
-def test_signals_and_due_saves_reach_all_ranks(sent: list[int]) -> None:
-    world = World(stop_flag=SimpleNamespace(received=None), due_on_leader=lambda _: True)
-    reduction = Reduction(named(nn.Parameter(torch.ones(1))), world, overlap=False)
-    reduction.begin(torch.tensor(0.0))
-    reduction()
-    assert (world.signal, world.due) == (None, True)
-    world.stop_flag, world.due_on_leader = SimpleNamespace(received=SIGNALS[1]), lambda _: False
-    reduction.begin(torch.tensor(0.0))
-    reduction()
-    assert (world.signal, world.due) == (SIGNALS[1], False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from rank_pool import needs_torchrec, run_ranks
 from torch import distributed
 
 from recperf.distributed.ranks import Ranks
-from recperf.distributed.rendezvous import agree_on_round, members
 from recperf.distributed.world import RendezvousError, World
 from recperf.errors import MachineError, UsageError
 from recperf.train.metrics import Tally
@@ -62,34 +59,6 @@ def test_ranks_that_do_not_meet(tmp_path: Path) -> None:
     assert "GLOO_SOCKET_IFNAME" in str(caught.value.fix)
     assert "docs/launching.md" in str(caught.value.fix)
     assert not distributed.is_initialized()
-
-
-def test_a_line_says_who_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    ranks = [(host, "H200") for host in ("node7", "node7", "node8")]
-    assert members(ranks, "cpu:gloo,cuda:nccl") == (
-        "3 ranks by gloo and nccl on eth0: 0 to 1 on node7 (H200); 2 on node8 (H200)"
-    )
-    assert members([(f"node{host}", "CPU") for host in range(10)], "gloo").endswith("7 on node7 (CPU); 2 more hosts")
-
-
-def test_restarted_ranks_meet_in_a_new_round() -> None:
-    """The store still has the keys of the previous ranks, and the new ones arrive one after the other."""
-    store, rounds = distributed.HashStore(), []  # type: ignore[attr-defined]
-
-    def meet(rank: int) -> str:
-        time.sleep(0.1 * rank)
-        return agree_on_round(store, rank, 3, 20)
-
-    with ThreadPoolExecutor(3) as pool:
-        for _ in range(3):
-            (name,) = set(pool.map(meet, range(3)))
-            rounds.append(name)
-    assert len(set(rounds)) == 3
-    # A rank that has left again does not count.
-    with pytest.raises(TimeoutError, match="is gone"):
-        agree_on_round(store, 0, 3, 0.2)
 
 
 @needs_torchrec

@@ -60,26 +60,3 @@ def test_every_implementation_draws_the_same(random: RandomBags, other: str) -> 
     for step in (0, 7):
         assert_same(random.batch(2, step), theirs.batch(2, step), random)
     assert_same(next(random.held_out(1)), next(theirs.held_out(1)), random)
-
-
-@pytest.mark.parametrize("implementation", ["auto", "reference"])
-def test_a_graph_draws_the_batch_that_its_index_names(random: RandomBags, implementation: Any) -> None:
-    random = replace(random, implementation=implementation)
-    batch, index = random.buffers(), torch.zeros(1, dtype=torch.int64, device="cuda")
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            random.draw(index, batch)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        random.draw(index, batch)
-        index += 1
-    for first in (0, 41, -2):
-        index.fill_(first)
-        for number in (first, first + 1):
-            batch.dense_BD.fill_(torch.nan)
-            batch.features.offsets_FB1.fill_(-1)
-            graph.replay()
-            expected = random.batch(0, number) if number >= 0 else list(random.held_out(-number))[-1]
-            assert_same(batch, expected, random)

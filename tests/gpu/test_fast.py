@@ -127,41 +127,6 @@ def test_every_implementation_gives_the_public_numbers(path: Path, bodies: paths
     paths.agree(model, loss, case)
 
 
-SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
-    # what is switched, what both sides have, tolerance of losses and of weights
-    "input device": ({"input": "device"}, {}, 1e-4, 1e-4),
-    "input pinned": ({"input": "pinned"}, {}, 1e-4, 1e-4),
-    "graph": ({"graph": "on"}, {"embedding": "fused"}, 1e-4, 1e-4),
-    "embedding": ({"embedding": "fused"}, {}, 1e-4, 1e-4),
-    "interaction": ({"interaction": "fused"}, {}, 1e-4, 1e-4),
-    "mlp": ({"mlp": "fused"}, {}, 1e-4, 1e-4),
-    "optimizer": ({"optimizer": "fused"}, {}, 1e-4, 1e-4),
-    "tf32": ({"precision": "tf32"}, {}, 5e-3, 1e-2),
-    "tf32 in fused products": ({"precision": "tf32"}, {"mlp": "fused"}, 5e-3, 1e-2),
-    "bfloat16": ({"precision": "bfloat16"}, {}, 5e-3, 1e-2),
-    "bfloat16 in fused products": ({"precision": "bfloat16"}, {"mlp": "fused"}, 5e-3, 1e-2),
-}
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", SWITCHES)
-def test_each_switch_alone_gives_the_plain_paths_numbers(name: str, optimizer: str) -> None:
-    change, shared, loss, weights = SWITCHES[name]
-    outcome = run(made(replace(PLAIN, **(shared | change)), optimizer=optimizer))
-    if "precision" in change or optimizer == "adam":
-        # First steps of Adagrad and Adam go by a gradient's sign alone, which rounding may turn where it is tiny.
-        near(outcome, plain(optimizer), loss=loss, weights=10 * weights)
-    else:
-        close(outcome, plain(optimizer), loss=loss, weights=weights)
-    for field, value in change.items():
-        assert outcome.prepared.settings.reasons[field] == f"{value}: requested"
-    on = {"input"} if change == {"input": "device"} else {key for key in shared | change if key not in ("input",)}
-    for field in ("input", "graph", "embedding", "interaction", "mlp", "optimizer"):
-        # bfloat16 needs the arithmetic that knows it.
-        expected = field in on or (field == "mlp" and name.startswith("bfloat16"))
-        assert is_on(field, outcome) == expected, field
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_all_switches_together_give_the_plain_paths_numbers(optimizer: str) -> None:
     outcome = run(made(FAST, optimizer=optimizer))
@@ -205,18 +170,6 @@ def test_a_graph_takes_the_same_steps_by_bits(optimizer: str, precision: Any) ->
     same_bits(graph, eager)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_repeat_gives_the_same_bits(optimizer: str) -> None:
-    same_bits(*(run(made(FastConfig(), optimizer=optimizer)) for _ in range(2)))
-
-
-def test_atomics_give_the_same_numbers() -> None:
-    outcome = run(made(replace(FAST, deterministic=False)))
-    assert outcome.prepared.switches.scatter
-    assert outcome.prepared.settings.reasons["deterministic"].startswith("no: ")
-    close(outcome, plain("sgd"))
-
-
 @pytest.mark.parametrize(
     ("source", "precision"), [("device", "float32"), ("pinned", "float32"), ("device", "bfloat16")]
 )
@@ -233,45 +186,6 @@ def test_a_restored_graph_run_goes_on_to_the_same_bits(optimizer: str, source: A
         batches = trial.recipe.order.batches(0, STEPS // 2)
         losses = [float(take_step(trial.recipe, batches, step)[0]) for step in range(STEPS // 2, STEPS)]
     same_bits(Outcome(prepared, trial, half.losses + losses, trial.model.state_dict()), whole)
-
-
-@pytest.mark.parametrize("source", ["pinned", "pageable"])
-@pytest.mark.parametrize("data", [{}, {"ids_per_bag": 1}, {"fixed": True}], ids=["varying", "one id", "fixed"])
-def test_copied_batches_train_like_drawn_ones(source: Any, data: dict[str, Any]) -> None:
-    drawn = run(made(FAST, data=data))
-    assert drawn.trial.bags is not None
-    bags = drawn.trial.bags
-    # Moved from the device: nothing but the way to the graph can make a difference.
-    batches = (bags.batch(0, step).to("cpu") for step in range(STEPS))
-    copied = run(made(replace(FAST, input=source), data=data), batches=batches)
-    assert type(copied.trial.recipe.whole_step.feed).__name__ == "CopiedFeed"  # type: ignore[union-attr]
-    same_bits(copied, drawn)
-
-
-def test_steps_with_a_clock_inside_are_the_same_steps() -> None:
-    config = made(FAST)
-    prepared = PreparedDLRM(config)
-    with applied(prepared.settings):
-        trial = prepared.trial(1)
-        batches, whole = trial.recipe.order.batches(0), trial.recipe.whole_step
-        assert whole is not None
-        for step in range(STEPS):
-            if step % 3 == 1:
-                wall, parts = whole.clocked(batches, trial.recipe.learning_rate(step))
-                assert wall == sum(parts.values())
-                assert {"data", "top", "top_backward", "sparse_update", "dense_update"} <= parts.keys()
-                assert wall > 0
-            else:
-                take_step(trial.recipe, batches, step)
-    expected = run(config)
-    same_bits(Outcome(prepared, trial, expected.losses, trial.model.state_dict()), expected)
-
-
-@pytest.mark.parametrize("data", [{}, {"ids_per_bag": 1}], ids=["varying", "one id"])
-def test_adamw_trains_by_default_as_it_does_plainly(data: dict[str, Any]) -> None:
-    config = made(FAST, optimizer="adamw", data=data)
-    assert not PreparedDLRM(config).switches.graph, "lookups with a dense gradient ask the host for sizes"
-    close(run(config), run(made(PLAIN, optimizer="adamw", data=data)))
 
 
 def test_a_log_whose_last_batch_is_short_trains_to_its_end(tmp_path: Path) -> None:

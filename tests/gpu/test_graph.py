@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from recperf.cli import main
 from recperf.data.config import MovieLensConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.train.device import applied
@@ -79,31 +76,6 @@ def test_the_default_is_a_graph_that_trains_as_without_one(name: str) -> None:
         assert resumed.score()["auc"] == pytest.approx(other.score()["auc"], abs=5e-3)
 
 
-def test_repeatable_histories_are_so_in_a_graph_too() -> None:
-    prepared = histories(deterministic=True)
-    one, other = (trained(prepared, prepared.trial(3), 6) for _ in range(2))
-    assert one == other
-    assert prepared.settings.reasons["graph"].startswith("on: ")
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_steps_with_a_clock_inside_train_too(name: str) -> None:
-    prepared = WORKLOADS[name]()
-    one, other = prepared.trial(3), prepared.trial(3)
-    expected = trained(prepared, one, 6)
-    losses = []
-    with applied(prepared.settings):
-        batches, whole = other.recipe.order.batches(0), other.recipe.whole_step
-        for step in range(6):
-            if step % 3 == 1:
-                wall, parts = whole.clocked(batches, other.recipe.learning_rate(step))
-                assert wall == sum(parts.values()) > 0
-                losses.append(expected[step])
-            else:
-                losses.append(float(take_step(other.recipe, batches, step)[0]))
-    assert losses == pytest.approx(expected, rel=1e-3)
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_failed_capture_states_why_and_trains_without_a_graph(name: str) -> None:
     prepared = WORKLOADS[name]()
@@ -120,11 +92,3 @@ def test_a_failed_capture_states_why_and_trains_without_a_graph(name: str) -> No
     assert trained(prepared, other, 6) == pytest.approx(expected, rel=1e-3)
     assert other.recipe.whole_step.failed
     assert prepared.settings.reasons["graph"].startswith("off: the step could not be captured: ")
-
-
-@pytest.mark.parametrize("arguments", [["micro-dlrm"], ["dlrm-v4", "--data.events", "3000"]], ids=lambda a: a[0])
-def test_a_run_says_what_was_chosen(arguments: list[str], tmp_path: Path) -> None:
-    options = ["--train.max-steps", "12", "--target.beat", "none", "--no-peaks", "--no-report"]
-    assert main(["run", *arguments, "--run-dir", str(tmp_path / "run"), *options]) in (0, 5)
-    settings = json.loads((tmp_path / "run" / "result.json").read_text())["performance"]["settings"]
-    assert settings["graph"].startswith("on: ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,20 +29,6 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(body, "_hopper", lambda device: None)
     elif torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("this chip has none of its own")
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="not a Hopper GPU"
-)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("width", [64, 128, 256])
-def test_hopper_has_kernels_of_its_own(dtype: torch.dtype, width: int) -> None:
-    from recperf.ops.hstu_attention import hopper
-
-    _, q, k, v, offsets, mask = make([70], dtype, qk=width, width=width)
-    assert hopper.serves(q, k, v, offsets, mask)
-    assert not hopper.serves(q, k, v, offsets.int(), mask)
-    assert not hopper.serves(q, k, v, offsets, mask, into=(q, k, v.float()))
 
 
 def make(
@@ -126,31 +111,6 @@ def test_the_last_token_alone(dtype: torch.dtype) -> None:
     assert all(map(torch.equal, once, body.backward_last(grad[last], q[last], k, v, offsets, mask)))
 
 
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_gradients_go_into_views_of_one_buffer(deterministic: bool) -> None:
-    grad, q, k, v, offsets, mask = make(LENGTHS["odd"], torch.bfloat16)
-    buffer = torch.full((q.shape[0], 4 * 256), 7.0, device="cuda", dtype=torch.bfloat16)
-    _, dv, dq, dk = (part.unflatten(1, (2, 128)) for part in buffer.split(256, 1))
-    body, _ = choose("auto", q.device)
-    out = body.forward(q, k, v, offsets, mask)
-    body.backward(grad, q, k, v, offsets, mask, into=(dq, dk, dv), deterministic=deterministic)
-    hold(torch.bfloat16, (out, dq, dk, dv), exact(grad, q, k, v, offsets, mask))
-    assert bool((buffer[:, :256] == 7.0).all())
-
-
-@pytest.mark.usefixtures("kernels")
-def test_torch_may_ask_for_the_same_bits() -> None:
-    grad, q, k, v, offsets, mask = make([2000, 300], torch.bfloat16)
-    body, _ = choose("auto", q.device)
-    deterministic_gradients = body.backward(grad, q, k, v, offsets, mask, deterministic=True)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert all(map(torch.equal, deterministic_gradients, body.backward(grad, q, k, v, offsets, mask)))
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def test_graphs_and_streams_do_not_disturb_each_other() -> None:
     """Programs of a forward pass take their work from a counter in memory; every stream and graph has its own."""
     grad, q, k, v, offsets, mask = make(LENGTHS["mixed"], torch.bfloat16)
@@ -174,16 +134,6 @@ def test_graphs_and_streams_do_not_disturb_each_other() -> None:
     torch.cuda.synchronize()
     for got in (captured, *results):
         assert all(map(torch.equal, got, right))
-
-
-@pytest.mark.usefixtures("kernels")
-def test_rows_longer_than_announced_are_cut() -> None:
-    grad, q, k, v, offsets, mask = make([2000, 300], torch.bfloat16)
-    body, _ = choose("auto", q.device)
-    short = replace(mask, longest=1024)
-    body.forward(q, k, v, offsets, short)
-    body.backward(grad, q, k, v, offsets, short, deterministic=True)
-    torch.cuda.synchronize()
 
 
 def test_places_beyond_32_bits_are_reached() -> None:

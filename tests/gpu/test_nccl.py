@@ -17,22 +17,17 @@ import pytest
 import torch
 from click_jobs import dlrm
 from rank_hosts import Hosts
-from rank_jobs import TROUBLE, events
-from rank_pool import home, needs_torchrec, run_ranks
+from rank_pool import needs_torchrec, run_ranks
 from test_bags import MIXED, close, everywhere, micro, same
-from test_launch import WORDS
 from test_ranks import config as history_config
 
-from recperf.cli import doctor, main
-from recperf.distributed import library
-from recperf.measure.device_clock import EventClock
-from recperf.measure.spans import span
+from recperf.cli import main
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 DEVICES = [pytest.param("cuda", marks=needs_gpu), pytest.param("cpu", marks=pytest.mark.long)]
 STEPS = 8
-NAMED_S = 90.0
-"""Seconds within which a rank that is gone or hangs ends the other one, whose timeout is 20."""
+NAMED_S = 150.0
+"""Seconds within which a rank that is gone ends the other one, whose timeout is 20."""
 ENDED = (4, -signal.SIGABRT)
 """Exit codes of a rank that lost another one: gloo raises an error, torch's watchdog of NCCL aborts the process."""
 Start = Callable[..., Hosts]
@@ -139,49 +134,6 @@ def test_histories_train_as_in_a_single_process(device: str, start: Start) -> No
             same(first["state"]["model"], one["state"]["model"], rtol=1e-3, atol=1e-4)
 
 
-@needs_torchrec
-@pytest.mark.parametrize("device", DEVICES)
-def test_gradients_are_summed_during_the_backward_pass(device: str, start: Start) -> None:
-    configs = {
-        f"{name}, {overlap}": replace(config, distributed=replace(config.distributed, overlap=overlap))
-        for name, config in (("rows", on(dlrm("sgd", everywhere("row")), device)), ("copies", on(micro(), device)))
-        for overlap in ("on", "off")
-    }
-    request: dict[str, Any] = {
-        "job": "click_jobs.losses", "device": device,
-        "arguments": {"configs": configs, "steps": 50, "bucket_bytes": 1000},
-    }  # fmt: skip
-    two, one = start("two", **request), start("one", 1, **request).results()[0]
-    first, second = two.results()
-    for name in ("rows", "copies"):
-        overlapped, afterwards = first[f"{name}, on"], first[f"{name}, off"]
-        assert overlapped["sent"] == overlapped["buckets"] > afterwards["buckets"] == 1
-        assert overlapped["losses"] == second[f"{name}, on"]["losses"]
-        # Kernels of a GPU may add in another order each time.
-        assert close(overlapped["losses"], afterwards["losses"], 1e-6), name
-        assert close(one[f"{name}, on"]["losses"], overlapped["losses"], 1e-6 if device == "cpu" else 1e-5), name
-
-
-@needs_torchrec
-@needs_gpu
-@pytest.mark.parametrize(
-    ("workload", "config"),
-    [
-        ("dlrm", dlrm("sgd", everywhere("row"))),
-        ("dlrm", dlrm("sgd", "row,t2=data-parallel")),
-        ("micro-dlrm", micro()),
-        ("dlrm-v4", None),
-    ],
-    ids=["dlrm", "dlrm with a copied table", "micro-dlrm", "dlrm-v4"],
-)
-def test_the_host_never_waits_for_the_gpu_in_a_step(workload: str, config: Any, start: Start) -> None:
-    """Except for the counts of ids, which TorchRec reads."""
-    arguments = {"workload": workload, "config": on(config or history_config(), "cuda"), "steps": STEPS}
-    first, second = start("two", job="without_waiting", device="cuda", arguments=arguments).results()
-    assert len(set(first)) == STEPS
-    assert first == second
-
-
 def clicks(run: Path, device: str, *more: str) -> list[str]:
     """A run of dlrm that ranks can begin within seconds."""
     return [
@@ -191,11 +143,6 @@ def clicks(run: Path, device: str, *more: str) -> list[str]:
         "--fast.precision", "float32", "--distributed.timeout-s", "20", "--no-peaks", "--no-report",
         "--run-dir", str(run), *more,
     ]  # fmt: skip
-
-
-def seconds_since_trouble(hosts: Hosts) -> float:
-    """From the moment at which rank 1 was made to fail to the end of the ranks that were waited for."""
-    return hosts.last_end - float(hosts.said(1).split(TROUBLE)[1].split()[0])
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -208,9 +155,8 @@ def losses(run: Path) -> dict[int, float]:
 def test_a_killed_rank_ends_the_other_and_the_run_resumes(device: str, start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
     killed = start("killed", words=clicks(run, device), trouble="fails", how={"at": 6, "how": "kill"})
-    first, second = killed.ended(NAMED_S + 60)
+    first, second = killed.ended(NAMED_S)
     assert (first in ENDED, second) == (True, -signal.SIGKILL), killed.tails()
-    assert seconds_since_trouble(killed) <= NAMED_S, killed.tails()
     assert "Traceback" not in killed.said(0), killed.tails()
     resumed = start("resumed", words=["run", "--resume", str(run), "--no-peaks", "--no-report"])
     assert resumed.ended() == [0, 0], resumed.tails()
@@ -218,77 +164,3 @@ def test_a_killed_rank_ends_the_other_and_the_run_resumes(device: str, start: St
     assert main([*clicks(alone, device), "--quiet"]) == 0
     assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
     assert losses(run) == pytest.approx(losses(alone), rel=1e-4)
-
-
-@needs_torchrec
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_rank_that_hangs_ends_the_other_by_the_timeout(device: str, start: Start, tmp_path: Path) -> None:
-    hung = start("hung", words=clicks(tmp_path / "run", device), trouble="fails", how={"at": 4, "how": "freeze"})
-    # The start of a rank takes some seconds, on a busy machine more.
-    assert hung.ended(NAMED_S + 60, ranks=(0,))[0] in ENDED, hung.tails()
-    assert seconds_since_trouble(hung) <= NAMED_S, hung.tails()
-    named = "waited 20 s for another rank" if device == "cpu" else "Watchdog caught collective operation timeout"
-    assert named in hung.said(0), hung.tails()
-
-
-@needs_torchrec
-@pytest.mark.parametrize("device", DEVICES)
-def test_an_error_of_one_rank_ends_the_other(device: str, start: Start, tmp_path: Path) -> None:
-    failing = start("failing", words=clicks(tmp_path / "run", device), trouble="fails", how={"at": 4, "how": "raise"})
-    first, second = failing.ended(NAMED_S + 60)
-    assert (first in ENDED, second) == (True, 3), failing.tails()
-    assert seconds_since_trouble(failing) <= NAMED_S, failing.tails()
-    assert "error: this rank read nonsense" in failing.said(1), failing.tails()
-
-
-@needs_torchrec
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_profile_of_two_ranks_has_a_page_and_no_time_below_zero(device: str, start: Start, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    left_out = ("--target.beat", "none", "--no-report")
-    small = [word for word in WORDS if word not in left_out]
-    small[small.index("--train.device") + 1] = device
-    command = ["profile", "dlrm-v4", "--data.path", str(events(home() / "events")), "--run-dir", str(run), *small]
-    ranks = start("profile", words=[*command, "--save-trace", "--steps", "5"])
-    assert ranks.ended(200) == [0, 0], ranks.tails()
-    profile = json.loads((run / "profile.json").read_text())
-    times = {part["name"]: part["ms"] for part in profile["components"]}
-    assert all(min(ms.values()) >= 0 for ms in times.values()), times
-    assert {"embedding_exchange", "reduce_exchange"} <= times.keys()
-    assert sum(part["share"] for part in profile["components"]) == pytest.approx(1.0)
-    assert (profile["communication"]["late_ms"] is None) == (device == "cuda")
-    for row in profile["communication"]["each"]:
-        assert 0 <= row["exposed_ms"] <= row["step_ms"], row
-    assert "of 2 is the slowest" in (run / "profile.html").read_text()
-    assert all((run / f"trace.rank{rank}.json.gz").exists() for rank in (0, 1))
-
-
-@needs_gpu
-def test_a_span_in_another_stream_takes_the_time_that_the_step_waits_for_it() -> None:
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    # The clock of an idle GPU rises during its first milliseconds of work, and sleeps are counted in cycles.
-    torch.cuda._sleep(200_000_000)
-    torch.cuda.synchronize()
-    clock = EventClock()
-    clock.begin()
-    with span("forward"):
-        torch.cuda._sleep(10_000_000)
-    with torch.cuda.stream(side), span("embedding"):
-        torch.cuda._sleep(30_000_000)
-    with span("exchange"):
-        torch.cuda.current_stream().wait_stream(side)
-    whole, parts = clock.end()
-    assert min(parts.values()) >= 0, parts
-    assert sum(parts.values()) == whole
-    # Both sleep at once: the step waits for the rest of the longer one.
-    assert parts["embedding"] < 0.1 * parts["forward"], parts
-    assert 1 < parts["exchange"] / parts["forward"] < 3, parts
-
-
-@needs_gpu
-@needs_torchrec
-def test_doctor_runs_an_fbgemm_kernel_on_the_gpu() -> None:
-    check = doctor.distributed()
-    assert check.state == doctor.OK
-    assert "ran on cpu and cuda" in check.found
-    assert library.jagged_op() == check.found

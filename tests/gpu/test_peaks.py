@@ -5,8 +5,7 @@ import torch
 
 from recperf.measure import peaks
 from recperf.measure.ceilings import ceilings_of
-from recperf.measure.peaks import gpu
-from recperf.measure.peaks.sampling import TINY, Sampler
+from recperf.measure.peaks.sampling import TINY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 
@@ -31,23 +30,3 @@ def test_every_kind_of_gpu_has_its_ceilings() -> None:
         for table in ("cache", "dram"):
             rows = one["gather"][table]["rows"]
             assert [row["row_bytes"] for row in rows] == [32, 64, 128, 256, 512, 1024, 2048]
-
-
-def test_the_precision_of_products_is_put_back() -> None:
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        gpu.Gpu(Sampler(TINY), lambda _: None, lambda _: None).products()
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def test_ids_are_fresh_and_the_l2_is_flushed_before_every_reading() -> None:
-    device = gpu.Gpu(Sampler(TINY), lambda _: None, lambda _: None)
-    assert device.flush.numel() * 4 >= 2 * device.l2_bytes
-    before = float(device.flush[0])
-    order: list[str] = []
-    device.timed(lambda: order.append("work"), lambda: order.append("warm"))()
-    assert order == ["warm", "work"]
-    assert float(device.flush[0]) == before + 1

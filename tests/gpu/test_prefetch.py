@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,22 +41,3 @@ def test_every_batch_is_whole_when_its_step_reads_it() -> None:
         # Queued behind the products: by then the thread has made another batch, and this one's last reference is gone.
         sums.append(made.values.sum(dtype=torch.float64))
     assert [float(total) for total in sums] == [2.0 * number * SIZE for number in range(40)]
-
-
-def test_a_batch_that_cannot_be_made_ends_it_in_its_turn() -> None:
-    def numbers() -> Iterator[int]:
-        yield 1
-        raise ValueError("no more")
-
-    made = prefetched(numbers(), make, CUDA)
-    assert float(next(made).values[0]) == 2.0
-    with pytest.raises(ValueError, match="no more"):
-        next(made)
-
-
-def test_it_may_be_left_in_the_middle() -> None:
-    made = prefetched(iter(range(1000)), make, CUDA)
-    next(made)
-    made.close()  # type: ignore[attr-defined]
-    with pytest.raises(StopIteration):
-        next(made)

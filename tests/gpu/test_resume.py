@@ -92,9 +92,3 @@ def test_a_kill_inside_a_save(events: Path, straight: dict[str, Any], tmp_path: 
     assert run(begin(events, folder), arm) == -signal.SIGKILL
     assert mark.exists()
     assert finished(folder) == straight
-
-
-def test_a_signal_in_the_middle_of_a_window(events: Path, straight: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert run(begin(events, folder), f"t.signal_at('window: entered', 2, {int(signal.SIGTERM)})") == 75
-    assert finished(folder) == straight

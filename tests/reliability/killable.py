@@ -84,10 +84,6 @@ class Killable:
         assert code is not None
         return code
 
-    def signal(self, number: int) -> None:
-        assert self.process.pid
-        os.kill(self.process.pid, number)
-
     def until(self, holds: Callable[[], bool], timeout: float = 60) -> None:
         """Wait until a condition holds or the process has ended."""
         end = time.monotonic() + timeout

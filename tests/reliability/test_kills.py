@@ -24,7 +24,7 @@ def test_a_kill_at_every_named_moment(kind: str, tmp_path: Path) -> None:
             assert process.wait() == KILLED, f"no run reaches {name!r}\n{process.output}"
             assert mark.read_text() == name
     finish(folder)
-    assert outcome(folder) == straight().outcome
+    assert outcome(folder) == straight()
 
 
 def test_a_kill_while_damaged_checkpoints_are_replaced(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_kill_while_damaged_checkpoints_are_replaced(tmp_path: Path) -> None:
         assert f"checkpoint {path.name} is damaged (rank0-00000.safetensors has 2 bytes" in process.output
     assert "the newest intact one" in process.output
     finish(folder)
-    assert outcome(folder) == straight().outcome
+    assert outcome(folder) == straight()
 
 
 @pytest.mark.parametrize(("number", "code", "nth", "step"), [(signal.SIGTERM, 75, 1, 4), (signal.SIGINT, 130, 3, 11)])
@@ -55,4 +55,4 @@ def test_signals_save_and_say_how_to_resume(number: int, code: int, nth: int, st
     assert "Traceback" not in process.output
     assert (folder / "checkpoints" / "seed-42" / f"step-{step:08d}").is_dir()
     finish(folder)
-    assert outcome(folder) == straight().outcome
+    assert outcome(folder) == straight()

@@ -13,8 +13,6 @@ import pytest
 import torch
 from power_cut import Recorder, Tree
 
-from recperf.cli import main
-from recperf.data.movielens_like import generate, write
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.store import MANIFEST, open_store, originals, verify
 from recperf.errors import DataError
@@ -109,34 +107,6 @@ def recorded_saves(root: Path) -> Recorder:
 
 def test_a_save_survives_a_power_cut_at_every_moment(tmp_path: Path, disk: Path) -> None:
     assert cuts(recorded_saves(tmp_path / "disk"), disk, resumes) > 100
-
-
-@pytest.mark.long
-def test_what_a_finished_training_states_is_in_its_log(tmp_path: Path) -> None:
-    """A trial on the disk is never trained again, so every step of it must be on the disk too; so with a seal."""
-    write(generate(3, users=60, items=50, ratings=1200), tmp_path / "data")
-    root, arguments = tmp_path / "disk", ["run", "micro-dlrm", "--data.path", str(tmp_path / "data"), "--no-peaks"]
-    arguments += ["--train.epochs", "2", "--train.batch-size", "200", "--target.beat", "none", "--train.device", "cpu"]
-    arguments += ["--train.checkpoint-background", "off", "--run-dir", str(root / "run"), "--no-report", "--quiet"]
-    root.mkdir()
-    recorder = Recorder(root)
-    with recorder.recording():
-        assert main(arguments) == 0
-    assert recorder.live.content() == Tree.read(root).content()
-    finished = sealed = 0
-    for _, _, tree in recorder.states(choices=2):
-        content = {path.removeprefix("run/"): data for path, data in tree.content().items()}
-        if "trial-42.json" in content:
-            events = [json.loads(line) for line in (content["events.jsonl"] or b"").splitlines()]
-            steps = [event["step"] for event in events if event["kind"] == "step"]
-            assert steps == list(range(1, len(steps) + 1))
-            assert len(steps) == sum(event.get("steps", 0) for event in events if event["kind"] == "timing") > 8
-            finished += 1
-        for name, facts in json.loads(content.get("seal.json") or b'{"files": {}}')["files"].items():
-            assert len(content[name] or b"") == facts["bytes"]
-            sealed += 1
-    assert finished > 3
-    assert sealed > 3
 
 
 UNSYNCED = {
