@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +125,9 @@ def test_a_rank_that_hangs_is_named_with_the_collective_that_waits_for_it(tmp_pa
 class Started:
     """A launcher in its own process, and its ranks."""
 
-    def __init__(self, folder: Path, launcher: Sequence[str], *more: str) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         self.folder = folder
-        words = [sys.executable, "-m", *launcher, *command(folder / "run", *more)]
+        words = [sys.executable, "-m", "recperf", *command(folder / "run", *more)]
         self.log = folder / "launcher.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=log)
@@ -192,7 +191,7 @@ SAVING = ("--train.epochs", "1000", "--train.checkpoint-steps", "2")
 @needs_torchrec
 def test_the_launcher_restarts_after_a_kill_and_a_signal_to_it_makes_all_ranks_save(tmp_path: Path) -> None:
     """And nothing listens at another address than loopback's."""
-    started = Started(tmp_path, ["recperf"], "--ranks", "2", "--restarts", "1", *SAVING)
+    started = Started(tmp_path, "--ranks", "2", "--restarts", "1", *SAVING)
     processes = [started.process.pid, *(started.rank(number, steps=5) for number in (0, 1))]
     # gloo's, at 127.0.0.1 as /proc writes it.
     assert {address.partition(":")[0] for address in _listening(processes)} == {"0100007F"}

@@ -14,7 +14,9 @@ from recperf import points
 ASIDE = "save: damaged one set aside"
 
 
-@pytest.mark.parametrize("kind", ["save", "prune", "window", "evaluation"])
+@pytest.mark.parametrize(
+    "kind", ["save", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("prune", "window", "evaluation"))]
+)
 def test_a_kill_at_every_named_moment(kind: str, tmp_path: Path) -> None:
     """One run, killed at each moment of a kind in turn; a moment that is never reached fails the test."""
     folder, mark = tmp_path / "run", tmp_path / "mark"
@@ -27,6 +29,7 @@ def test_a_kill_at_every_named_moment(kind: str, tmp_path: Path) -> None:
     assert outcome(folder) == straight()
 
 
+@pytest.mark.long
 def test_a_kill_while_damaged_checkpoints_are_replaced(tmp_path: Path) -> None:
     folder, mark = tmp_path / "run", tmp_path / "mark"
     first = begin(folder, ("kill_at", {"point": "save: indexed", "nth": 8, "mark": str(mark)}))
