@@ -134,7 +134,7 @@ class Started:
 
     def rank(self, number: int, *, steps: int) -> int:
         """The process of a rank, once that many steps are logged."""
-        end = time.monotonic() + 90
+        end = time.monotonic() + 300
         while time.monotonic() < end and self.process.poll() is None:
             log = self.folder / "run" / "events.jsonl"
             if log.exists() and log.read_text().count('"step"') >= steps:
