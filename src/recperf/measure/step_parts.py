@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns, thread_time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,9 +16,6 @@ from ..ops.operators import fast_range
 from .spans import is_wait
 from .trace.nesting import NONE, Nesting
 from .trace.read import PART, STEP, STEP_OF_TORCH
-
-if TYPE_CHECKING:
-    from .observing import Observer
 
 MODULE = "recperf.module."
 """Begins the ranges of modules."""
@@ -71,7 +68,8 @@ class ThreadClock:
 class SpanRanges:
     """Hears the spans of recperf's own steps."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Any) -> None:
+        # An Observer, whose module imports this one.
         self._observer = observer
         self._open: list[tuple[str, Any, Moment | None]] = []
         self._waiting = False
