@@ -14,7 +14,7 @@ import pytest
 
 from recperf.errors import DataError, MachineError
 from recperf.files import write_atomic
-from recperf.folders import MARK, alone, fresh_folder, temporary_folder
+from recperf.folders import MARK, alone, foreign, fresh_folder, temporary_folder
 
 KILLED = """import os, sys
 from pathlib import Path
@@ -80,3 +80,8 @@ def test_the_folder_of_a_running_process_is_not_removed(tmp_path: Path) -> None:
         assert done.stdout == "2\n", done.stderr
         assert mine.is_dir()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_link_to_itself_is_a_file_of_others(tmp_path: Path) -> None:
+    (tmp_path / "users").symlink_to("users")
+    assert foreign(tmp_path, "users") == ["users"]

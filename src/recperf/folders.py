@@ -49,7 +49,7 @@ def foreign(folder: Path, ours: str) -> list[str]:
     """
     marked, pattern = _is_marked(folder), re.compile(rf"{re.escape(MARK)}|{DRAFT.pattern}|{ours}")
     with os.scandir(folder) as entries:
-        names = {entry.name + "/" * entry.is_dir(): entry.is_symlink() for entry in entries}
+        names = {entry.name + "/" * entry.is_dir(follow_symlinks=False): entry.is_symlink() for entry in entries}
     return sorted(name for name, link in names.items() if not marked or link or not pattern.fullmatch(name))
 
 
