@@ -7,14 +7,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recperf.errors import DataError, MachineError
+from recperf.errors import DataError, MachineError, Stopped
 from recperf.files import write_atomic
 from recperf.folders import MARK, alone, foreign, fresh_folder, temporary_folder
+from recperf.stop import StopFlag
 
 KILLED = """import os, sys
 from pathlib import Path
@@ -85,3 +87,14 @@ def test_the_folder_of_a_running_process_is_not_removed(tmp_path: Path) -> None:
 def test_a_link_to_itself_is_a_file_of_others(tmp_path: Path) -> None:
     (tmp_path / "users").symlink_to("users")
     assert foreign(tmp_path, "users") == ["users"]
+
+
+def test_a_signal_does_not_end_a_save_in_the_background() -> None:
+    flag, errors = StopFlag(), []
+    flag.received = signal.SIGTERM
+    thread = threading.Thread(target=lambda: errors.append(flag.poll()))
+    thread.start()
+    thread.join()
+    assert errors == [None]
+    with pytest.raises(Stopped):
+        flag.poll()

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,8 +113,9 @@ class StopFlag:
             signal.signal(number, signal.SIG_IGN)
 
     def poll(self) -> None:
-        """Raise the error of a received signal, except inside `deferred`."""
-        if self.received is not None and not self._deferred:
+        """Raise the error of a received signal, except inside `deferred`, and in a thread that works for the main one,
+        such as a save in the background: the main thread ends it."""
+        if self.received is not None and not self._deferred and current_thread() is main_thread():
             raise self.error()
 
     @contextmanager
