@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from golden_cases import attention_limit
 from torch import Tensor
 from torch.testing import assert_close
 
-from recperf.ops.hstu_attention import Mask, choose, limits, reference
+from recperf.ops.hstu_attention import Mask, choose, reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -60,7 +61,7 @@ def hold(dtype: torch.dtype, got: Any, right: list[Tensor]) -> None:
         assert mine.dtype == dtype
         assert not mine.isnan().any(), what
         off = float((mine.double() - true).norm() / true.norm())
-        assert off <= limits.limit("triton", dtype), f"{what} is off by {off:.1e}"
+        assert off <= attention_limit("triton", dtype), f"{what} is off by {off:.1e}"
 
 
 def check(dtype: torch.dtype, *case: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recperf.ops import layer_norm, stu_input, stu_output
-from recperf.ops.dropout import Dropout, drop, keep_mask
+from recperf.ops.dropout import Dropout, keep_mask
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
@@ -110,10 +110,7 @@ def test_what_is_dropped_is_the_same_everywhere(kind: torch.dtype, columns: int)
     tokens, dropout = 3000, Dropout(0.2, 99)
     kept = keep_mask(dropout, tokens, 3 * columns, "cuda")
     assert torch.equal(kept.cpu(), keep_mask(dropout, tokens, 3 * columns, "cpu"))
-    ones = torch.ones(tokens, 3 * columns, device="cuda", dtype=kind)
-    assert torch.equal(drop(ones, dropout, "triton"), drop(ones, dropout, "reference"))
-    assert torch.equal(drop(ones, dropout, "triton") != 0, kept)
-    body, _ = stu_output.choose("triton", ones.device)
+    body, _ = stu_output.choose("triton", kept.device)
     rows = [drawn(tokens, columns).abs().add(1.0).to(kind), drawn(tokens, columns, seed=1).abs().add(1.0).to(kind)]
     z, _ = body.gated(*rows, torch.zeros(columns, device="cuda"), torch.ones(columns, device="cuda"), EPS, dropout)
     assert torch.equal(z != 0, kept)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
+from golden_cases import attention_limit
 from torch import Tensor
 
-from recperf.ops.hstu_attention import Mask, limits, reference
+from recperf.ops.hstu_attention import Mask, reference
 
 ALL = ["reference", "native", "triton"]
 NAMES = ("out", "dq", "dk", "dv")
@@ -77,7 +77,7 @@ def off(got: Tensor, right: Tensor) -> float:
 
 def hold(name: str, dtype: torch.dtype, got: Any, right: list[Tensor]) -> None:
     for what, mine, true in zip(NAMES, got, right):
-        assert off(mine, true) <= limits.limit(name, dtype), what
+        assert off(mine, true) <= attention_limit(name, dtype), what
 
 
 LENGTHS = [65, 0, 1, 48]
@@ -155,11 +155,6 @@ def test_rows_without_tokens_give_nothing(name: str, lengths: list[int]) -> None
     grad, q, k, v, offsets, mask = make(lengths)
     assert body(name).forward(q, k, v, offsets, mask).shape == (0, 2, 16)
     assert [actual.shape[0] for actual in body(name).backward(grad, q, k, v, offsets, mask)] == [0, 0, 0]
-
-
-def rows() -> Any:
-    length = st.one_of(st.sampled_from([0, 1, 2, 15, 16, 17, 63, 64, 65]), st.integers(0, 70))
-    return st.lists(length, min_size=1, max_size=3)
 
 
 def test_memory_does_not_grow_with_the_square_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

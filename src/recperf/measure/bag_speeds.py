@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import MachineError, RecperfError
 from ..ops.bag import native, reference
-from ..ops.huge_pages import HUGE_PAGE, ask_for_huge_pages
+from ..ops.bag.native import HUGE_PAGE, ask_for_huge_pages
 from ..stop import poll
 from ..units import size
 from .peaks import store

@@ -22,9 +22,9 @@ from torch import Tensor
 from ..data.batch import JaggedFeatures
 from ..measure.spans import span
 from ..ops.bag import BAG_UPDATE, Bodies, Name, choose_bodies, reference
+from ..ops.bag.native import ask_for_huge_pages
 from ..ops.bag.reference import stacked_rows
 from ..ops.choice import began_with
-from ..ops.huge_pages import ask_for_huge_pages
 from ..ops.lookup import unique
 from .embeddings import Embeddings, require_ids, require_keys
 from .init import InitialRows

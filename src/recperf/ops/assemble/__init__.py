@@ -26,7 +26,7 @@ from ..dropout import Dropout
 from ..dropout.rule import NO_DROPOUT
 from .plan import Plan, plan
 
-__all__ = ["Name", "Plan", "assemble", "backward", "choose", "forward", "plan"]
+__all__ = ["Plan", "assemble", "backward", "choose", "forward", "plan"]
 
 choose = functools.partial(choice.choose, __name__)
 forward: Callable[..., Tensor] = choice.dispatch(__name__, "forward")

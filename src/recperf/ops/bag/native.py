@@ -26,6 +26,11 @@ SMALL = 2048
 MOST_IDS = (1 << 31) - 1
 """The sorted order holds places as int32."""
 
+HUGE_PAGE = 2 << 20
+"""Reading a random row of a large table misses the TLB too, and with 4 KiB pages the page table itself misses the
+caches."""
+MADV_HUGEPAGE = 14
+
 _ALL_KNOWN, _BAD_OFFSETS, _BAD_STARTS = -1, -2, -3
 """What `stack_rows` of native.c returns; otherwise the place of an id that is outside its table."""
 
@@ -223,6 +228,20 @@ def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:
     share(work, grouped.cuts)
     # Added in the order of the rows, not in the order in which the threads finish.
     return float(sum(part for _, part in sorted(parts)))
+
+
+def ask_for_huge_pages(tensor: Tensor) -> bool:
+    """Ask the kernel to back a tensor that was not written yet with 2 MiB pages; return whether it agreed."""
+    if tensor.device.type != "cpu" or tensor.nbytes < 4 * HUGE_PAGE:
+        return False
+    begin = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    length = tensor.data_ptr() + tensor.nbytes - begin
+    try:
+        madvise = ctypes.CDLL(None, use_errno=True).madvise
+    except (OSError, AttributeError):
+        return False
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return bool(madvise(begin, length, MADV_HUGEPAGE) == 0)
 
 
 def self_check() -> None:

@@ -1,22 +1,13 @@
-"""Dropout in a kernel, and its rule for the kernels of other ops.
-
-Shapes: T rows, D columns.
-"""
+"""The rule of dropout for the kernels of other ops."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ..operators import operator
 from .rule import Dropout, signed
-
-ROWS, COLUMNS = 4, 512
-"""The tile of a program."""
 
 
 @triton.jit
@@ -59,33 +50,3 @@ def arguments(dropout: Dropout) -> dict[str, Any]:
         "DROP": dropout.rate > 0.0,
         "LISTED": dropout.rows_T is not None,
     }
-
-
-@triton.jit(do_not_specialize=["T", "first", "second", "threshold"])
-def _forward(
-    x, out, numbers, T, D, x_stride, first, second, threshold, scale,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DROP: tl.constexpr, LISTED: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < T)[:, None] & (column < D)[None, :]
-    value = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    a, b = row_words(row, numbers, row < T, first, second, LISTED)
-    value *= factors(column, a, b, threshold, scale)
-    tl.store(out + row[:, None] * D + column[None, :], value, mask=inside)
-
-
-@operator("dropout")
-def forward(x_TD: Tensor, dropout: Dropout) -> Tensor:
-    """The values that stay, scaled, and 0 elsewhere; the same function is the backward pass."""
-    if dropout.rate == 0.0:
-        return x_TD
-    x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
-    tokens, width = x_TD.shape
-    out_TD = torch.empty(tokens, width, dtype=x_TD.dtype, device=x_TD.device)
-    if tokens and width:
-        _forward[(triton.cdiv(tokens, ROWS), triton.cdiv(width, COLUMNS))](
-            x_TD, out_TD, T=tokens, D=width, x_stride=x_TD.stride(0), ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
-            **arguments(dropout),
-        )  # fmt: skip
-    return out_TD

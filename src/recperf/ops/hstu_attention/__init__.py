@@ -29,7 +29,7 @@ from .. import choice
 from ..choice import Name
 from .reference import Mask
 
-__all__ = ["Mask", "Name", "attention", "backward", "choose", "forward"]
+__all__ = ["Mask", "attention", "backward", "choose", "forward"]
 
 choose = functools.partial(choice.choose, __name__)
 forward: Callable[..., Tensor] = choice.dispatch(__name__, "forward")

@@ -12,8 +12,5 @@ from __future__ import annotations
 import functools
 
 from .. import choice
-from ..choice import Name
-
-__all__ = ["Name", "choose"]
 
 choose = functools.partial(choice.choose, __name__, fix="--fast.mlp plain")

@@ -20,8 +20,6 @@ from torch import Tensor
 from .. import choice
 from ..choice import Name
 
-__all__ = ["Name", "choose", "layer_norm", "swish_layer_norm"]
-
 choose = functools.partial(choice.choose, __name__)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from .. import choice
 from ..choice import Name
 
-__all__ = ["Name", "Unique", "choose", "expand", "gather", "segment_sum", "unique", "update_rows_"]
+__all__ = ["Unique", "choose", "expand", "gather", "segment_sum", "unique", "update_rows_"]
 
 choose = functools.partial(choice.choose, __name__)
 gather: Callable[..., Tensor] = choice.dispatch(__name__, "gather")

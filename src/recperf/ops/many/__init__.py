@@ -14,10 +14,7 @@ from types import ModuleType
 import torch
 
 from .. import choice
-from ..choice import Name
 from . import reference
-
-__all__ = ["Name", "body", "choose"]
 
 choose = functools.partial(choice.choose, __name__, fix="--fast.mlp plain")
 

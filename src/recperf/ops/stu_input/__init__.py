@@ -19,9 +19,6 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .. import choice
-from ..choice import Name
-
-__all__ = ["Name", "backward", "choose", "forward"]
 
 choose = functools.partial(choice.choose, __name__)
 forward: Callable[..., tuple[Tensor, Tensor]] = choice.dispatch(__name__, "forward", float64=False)

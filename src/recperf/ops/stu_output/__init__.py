@@ -20,10 +20,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .. import choice
-from ..choice import Name
 from ..dropout import Dropout
 
-__all__ = ["Dropout", "Name", "backward", "choose", "forward"]
+__all__ = ["Dropout", "backward", "choose", "forward"]
 
 choose = functools.partial(choice.choose, __name__)
 forward: Callable[..., tuple[Tensor, Tensor]] = choice.dispatch(__name__, "forward", float64=False)
