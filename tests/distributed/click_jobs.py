@@ -8,7 +8,7 @@ import torch
 from rank_states import restore, whole_state
 
 from recperf.distributed.config import DistributedConfig
-from recperf.distributed.world import World
+from recperf.distributed.ranks import Ranks
 from recperf.errors import RecperfError
 from recperf.execution.measuring import measure_window
 from recperf.execution.workload import load
@@ -40,7 +40,7 @@ def prepared_of(config: Any) -> Any:
 
 
 def training(
-    world: World, config: Any, steps: int, state: dict[str, Any] | None = None, done: int = 0
+    world: Ranks, config: Any, steps: int, state: dict[str, Any] | None = None, done: int = 0
 ) -> dict[str, Any]:
     """Some steps of a trial from the start or from a state: losses, scores, states before and after."""
     prepared = prepared_of(config)
@@ -66,15 +66,15 @@ def training(
         }  # fmt: skip
 
 
-def trainings(world: World, configs: dict[str, Any], steps: int) -> dict[str, dict[str, Any]]:
+def trainings(world: Ranks, configs: dict[str, Any], steps: int) -> dict[str, dict[str, Any]]:
     return {name: training(world, config, steps) for name, config in configs.items()}
 
 
-def going_on(world: World, configs: dict[str, Any], steps: int, states: dict[str, Any], done: int) -> dict[str, Any]:
+def going_on(world: Ranks, configs: dict[str, Any], steps: int, states: dict[str, Any], done: int) -> dict[str, Any]:
     return {name: training(world, config, steps, states[name], done) for name, config in configs.items()}
 
 
-def window(world: World, config: Any, steps: int) -> dict[str, Any]:
+def window(world: Ranks, config: Any, steps: int) -> dict[str, Any]:
     """The measured window of a trial."""
     prepared = prepared_of(config)
     with applied(prepared.settings):
@@ -90,7 +90,7 @@ def predicted(trial: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return scores
 
 
-def refused(world: World, configs: list[Any]) -> list[list[str]]:
+def refused(world: Ranks, configs: list[Any]) -> list[list[str]]:
     errors = []
     for config in configs:
         try:

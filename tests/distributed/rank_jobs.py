@@ -15,9 +15,9 @@ from rank_states import restore, whole_state
 from torch import Tensor
 
 from recperf.distributed.config import Demand, DistributedConfig, Table
+from recperf.distributed.ranks import Ranks
 from recperf.distributed.step import RankStep
 from recperf.distributed.tables import TorchRecTables
-from recperf.distributed.world import World
 from recperf.errors import DataError
 from recperf.models.dlrm_v4.config import DLRMv4Config, laptop
 from recperf.train.loop import Position, take_step
@@ -31,7 +31,7 @@ def small() -> DLRMv4Config:
     return replace(laptop(), table_dim=16, rows=tuple(range(40, 51)), row_scale=1.0)
 
 
-def make(world: World, sharding: str) -> TorchRecTables:
+def make(world: Ranks, sharding: str) -> TorchRecTables:
     return TorchRecTables(small_demand(16 // world.size), DistributedConfig(sharding=sharding), world, seed=SEED)
 
 
@@ -45,7 +45,7 @@ def small_demand(batch: int) -> Demand:
 
 
 def training(
-    world: World, config: DLRMv4WorkloadConfig, steps: int, state: dict[str, Any] | None = None, done: int = 0
+    world: Ranks, config: DLRMv4WorkloadConfig, steps: int, state: dict[str, Any] | None = None, done: int = 0
 ) -> dict[str, Any]:
     """Some steps of a trial from the start or from a state: losses, scores, the state."""
     trial = find("dlrm-v4").prepare(config).trial(SEED)
@@ -68,7 +68,7 @@ def training(
     }  # fmt: skip
 
 
-def trainings(world: World, configs: dict[str, DLRMv4WorkloadConfig], steps: int) -> dict[str, dict[str, Any]]:
+def trainings(world: Ranks, configs: dict[str, DLRMv4WorkloadConfig], steps: int) -> dict[str, dict[str, Any]]:
     return {name: training(world, config, steps) for name, config in configs.items()}
 
 

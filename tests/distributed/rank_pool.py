@@ -125,12 +125,12 @@ def _command(
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(elastic / "error.json")
     os.environ["RECPERF_HOME"] = str(home_of(more))
     from recperf.cli import main
-    from recperf.distributed.world import World
+    from recperf.distributed.ranks import Ranks
     from recperf.measure import measuring
 
     # A run ends with a measured window; the fewest steps are enough.
     measuring.SECONDS = 0.0
-    World.join = functools.partialmethod(World.join, init_method=f"file://{meeting}")
+    Ranks.join = functools.partialmethod(Ranks.join, init_method=f"file://{meeting}")
     if trouble:
         module, _, name = trouble.rpartition(".")
         getattr(importlib.import_module(module or "rank_jobs"), name)(rank, **more)

@@ -16,6 +16,7 @@ from torch import Tensor
 from recperf.distributed.checkpoint import RankStore
 from recperf.distributed.rank_tables import RankTables
 from recperf.distributed.ranks import Ranks
+from recperf.distributed.shared_run import require_same_config
 from recperf.errors import ConfigError, RecperfError
 from recperf.train.checkpoint import CheckpointStore, read_state
 from recperf.train.checkpoint_folder import name_of
@@ -86,12 +87,12 @@ def unlike(world: Ranks) -> list[tuple[str, str, str, bool]]:
     """What is said where ranks differ: in a path, which is fine; in a number of the config; in the data."""
     config = micro_dlrm.MicroDLRMConfig()
     elsewhere = replace(config, data=replace(config.data, path=Path(f"/host-{world.rank}")))
-    world.require_same_config("micro-dlrm", elsewhere, steps=5)
+    require_same_config(world, "micro-dlrm", elsewhere, steps=5)
     world.require_same_data("digest")
     other = replace(config, train=replace(config.train, batch_size=64 + world.rank))
     found = []
     for label, check in (
-        ("field", lambda: world.require_same_config("micro-dlrm", other)),
+        ("field", lambda: require_same_config(world, "micro-dlrm", other)),
         ("its digest", lambda: world.require_same_data(f"digest {world.rank}")),
     ):
         try:

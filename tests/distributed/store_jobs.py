@@ -12,9 +12,8 @@ from rank_jobs import make
 from rank_states import store_of, whole
 from torch import Tensor
 
-from recperf.distributed.checkpoint import sharded_state
+from recperf.distributed.ranks import Ranks
 from recperf.distributed.tables import TorchRecTables
-from recperf.distributed.world import World
 from recperf.errors import RecperfError
 from recperf.train import checkpoint_state, checkpoint_tensors
 
@@ -25,7 +24,7 @@ def in_small_files() -> None:
     checkpoint_tensors.CHUNK = 256
 
 
-def filled(world: World, sharding: str) -> TorchRecTables:
+def filled(world: Ranks, sharding: str) -> TorchRecTables:
     """Tables whose parts have states of their own."""
     tables = make(world, sharding)
     for part, _, (state_R,) in tables.local():
@@ -34,30 +33,30 @@ def filled(world: World, sharding: str) -> TorchRecTables:
     return tables
 
 
-def save(world: World, root: Path, shardings: list[str]) -> list[dict[str, Tensor]]:
+def save(world: Ranks, root: Path, shardings: list[str]) -> list[dict[str, Tensor]]:
     """Save tables of every sharding and return them whole."""
     in_small_files()
     found = []
     for number, sharding in enumerate(shardings):
         tables = filled(world, sharding)
-        store_of(world, root / str(number)).save(1, {"trial": {"model": dict(sharded_state(tables))}}, best=False)
+        store_of(world, root / str(number)).save(1, {"trial": {"model": tables.sharded_state()}}, best=False)
         found.append(whole(tables))
     return found
 
 
-def load(world: World, roots: list[Path], sharding: str) -> list[dict[str, Tensor]]:
+def load(world: Ranks, roots: list[Path], sharding: str) -> list[dict[str, Tensor]]:
     """Load what was saved by others into tables of one sharding."""
     in_small_files()
     loaded = []
     for root in roots:
         tables = make(world, sharding)
         tables.reset(99)
-        assert store_of(world, root).load(into={"trial": {"model": dict(sharded_state(tables))}}) is not None
+        assert store_of(world, root).load(into={"trial": {"model": tables.sharded_state()}}) is not None
         loaded.append(whole(tables))
     return loaded
 
 
-def damaged(world: World, root: Path, damages: list[list[list[str]]]) -> list[Any]:
+def damaged(world: Ranks, root: Path, damages: list[list[list[str]]]) -> list[Any]:
     """Load after each damage, and say what was said. A damage is a list of (way, file, other file)."""
     found: list[Any] = []
     tables = filled(world, "row")
@@ -72,7 +71,7 @@ def damaged(world: World, root: Path, damages: list[list[list[str]]]) -> list[An
         store = store_of(world, root)
         store.notice = said.append
         try:
-            state = store.load(into={"trial": {"model": dict(sharded_state(tables))}})
+            state = store.load(into={"trial": {"model": tables.sharded_state()}})
             assert state is not None
             found.append((state["position"], said))
         except RecperfError as error:
@@ -99,18 +98,18 @@ def _damage(way: str, path: Path, other: Path) -> None:
         other.write_bytes(content)
 
 
-def save_two(world: World, root: Path) -> None:
+def save_two(world: Ranks, root: Path) -> None:
     tables = filled(world, "row")
     store = store_of(world, root)
     store.keep_last = 2
     for step in (1, 2):
-        store.save(step, {"trial": {"model": dict(sharded_state(tables))}, "position": step}, best=False)
+        store.save(step, {"trial": {"model": tables.sharded_state()}, "position": step}, best=False)
 
 
-def save_fails(world: World, root: Path, how: str) -> tuple[Any, ...]:
+def save_fails(world: Ranks, root: Path, how: str) -> tuple[Any, ...]:
     """A save in which rank 1 cannot do its part."""
     tables = filled(world, "row")
-    state = {"trial": {"model": dict(sharded_state(tables))}, "position": 3}
+    state = {"trial": {"model": tables.sharded_state()}, "position": 3}
     store = store_of(world, root)
     if how == "elsewhere" and world.rank == 1:
         # As on a host that has no such file.

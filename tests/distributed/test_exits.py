@@ -13,7 +13,7 @@ import torch
 from recperf.distributed import exits, job, launch, library
 from recperf.distributed.job import Exit
 from recperf.distributed.launch import Outcome, judge, judge_stop, require_ranks
-from recperf.distributed.world import World
+from recperf.distributed.ranks import Ranks
 from recperf.errors import DataError, Interrupted, MachineError, RecperfError, Stopped, UsageError
 from recperf.machine import out_of_memory
 from recperf.stop import FLAG
@@ -38,7 +38,7 @@ def raising(error: BaseException) -> Callable[..., int]:
 
 def ended(error: BaseException, error_file: Path, rank: int = 1) -> tuple[int, list[str], Exit]:
     reported: list[RecperfError] = []
-    world = World(rank=rank, size=2, local_rank=rank, joined=True, timeout_s=2.0)
+    world = Ranks(rank=rank, size=2, local_rank=rank, joined=True, timeout_s=2.0)
     code = exits.run_as_rank(world, raising(error), reported.append)
     end = job.read_exit(error_file)
     assert end is not None
@@ -139,9 +139,9 @@ def test_all_ranks_are_restarted_as_often_as_allowed(monkeypatch: pytest.MonkeyP
 
 def test_commands_that_cannot_be_several_ranks() -> None:
     with pytest.raises(UsageError, match="single process"):
-        require_ranks(World(), 2, "micro-dlrm", False)
+        require_ranks(Ranks(), 2, "micro-dlrm", False)
     with pytest.raises(UsageError, match="torchrun started 4"):
-        require_ranks(World(size=4), 2, "dlrm-v4", True)
+        require_ranks(Ranks(size=4), 2, "dlrm-v4", True)
     with pytest.raises(UsageError, match="1 to 1024"):
-        require_ranks(World(), -1, "dlrm-v4", True)
-    require_ranks(World(), 0, "micro-dlrm", False)
+        require_ranks(Ranks(), -1, "dlrm-v4", True)
+    require_ranks(Ranks(), 0, "micro-dlrm", False)

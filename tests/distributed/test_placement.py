@@ -13,8 +13,8 @@ from rank_pool import needs_torchrec
 from recperf.config import from_json, to_json
 from recperf.distributed.config import Demand, DistributedConfig, Table
 from recperf.distributed.placement import Placed, place, placed_by, shard_columns
+from recperf.distributed.ranks import Ranks
 from recperf.distributed.sharding import require_possible
-from recperf.distributed.world import World
 from recperf.errors import ConfigError, MachineError
 from recperf.plan.devices import KNOWN
 from recperf.plan.memory import rank_demand
@@ -71,7 +71,7 @@ def test_adam_is_sharded_on_gpus_only() -> None:
     """FBGEMM has none for a CPU; copies are updated by torch."""
     demand = Demand(tables=(table("a", 90), table("b", 90)), batch=8)
     for device, sharding in (("cuda", "row"), ("cpu", "data-parallel"), ("cpu", "row")):
-        options, world = DistributedConfig(sharding=sharding), World(size=2, device=device)
+        options, world = DistributedConfig(sharding=sharding), Ranks(size=2, device=device)
         placed = placed_by(options, demand, world.size)
         if (device, sharding) != ("cpu", "row"):
             require_possible(options, placed, world, optimizer="adam")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from recperf.distributed import step
+from recperf.distributed.ranks import Ranks
 from recperf.distributed.step import Reduction
-from recperf.distributed.world import World
 from recperf.models.mlp import add_gradient
 from recperf.stop import SIGNALS
 
@@ -40,7 +40,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("written_out", [True, False])
 def test_a_bucket_is_sent_when_its_last_gradient_is_there(sent: list[int], written_out: bool) -> None:
     parameters = [nn.Parameter(torch.ones(size)) for size in (1, 2, 3)]
-    reduction = Reduction(named(*parameters), World(), overlap=True)
+    reduction = Reduction(named(*parameters), Ranks(), overlap=True)
 
     def backward(index: int) -> None:
         if written_out:
@@ -75,7 +75,7 @@ def test_a_bucket_is_sent_when_its_last_gradient_is_there(sent: list[int], writt
 @pytest.mark.parametrize("first", [(0, 1), (0,)])
 def test_gradients_that_come_and_go_are_an_error(sent: list[int], overlap: bool, first: tuple[int, ...]) -> None:
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    reduction = Reduction(named(*parameters), World(), overlap=overlap)
+    reduction = Reduction(named(*parameters), Ranks(), overlap=overlap)
 
     def take(indices: tuple[int, ...]) -> None:
         reduction.begin(torch.tensor(0.0))

@@ -9,8 +9,7 @@ import torch
 from rank_pool import needs_torchrec, run_ranks
 from torch import distributed
 
-from recperf.distributed.ranks import Ranks
-from recperf.distributed.world import RendezvousError, World
+from recperf.distributed.ranks import Ranks, RendezvousError
 from recperf.errors import MachineError, UsageError
 from recperf.train.metrics import Tally
 
@@ -18,20 +17,20 @@ from recperf.train.metrics import Tally
 def test_without_torchrun_there_is_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert World.from_environment() == World()
+    assert Ranks.from_environment() == Ranks()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert World.from_environment().size == 1
+    assert Ranks.from_environment().size == 1
 
 
 def test_ranks_are_read_from_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
-    world = World.from_environment()
+    world = Ranks.from_environment()
     assert (world.rank, world.size, world.local_rank, world.local_size, world.is_leader) == (5, 8, 1, 4, False)
     monkeypatch.setenv("RANK", "five")
     with pytest.raises(UsageError, match="not numbers"):
-        World.from_environment()
+        Ranks.from_environment()
 
 
 def test_every_rank_of_a_host_with_too_few_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +53,7 @@ def test_a_single_process_sends_nothing() -> None:
 
 def test_ranks_that_do_not_meet(tmp_path: Path) -> None:
     with pytest.raises(RendezvousError, match=r"the ranks did not meet within 0\.1 s") as caught:
-        World(rank=0, size=2).join("cpu", 0.1, init_method=f"file://{tmp_path / 'meeting'}")
+        Ranks(rank=0, size=2).join("cpu", 0.1, init_method=f"file://{tmp_path / 'meeting'}")
     assert caught.value.where["cause"] == "rank 1 did not come"
     assert "GLOO_SOCKET_IFNAME" in str(caught.value.fix)
     assert "docs/launching.md" in str(caught.value.fix)

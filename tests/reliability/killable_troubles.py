@@ -84,10 +84,10 @@ def signal_in(function: str, nth: int, number: int) -> None:
 
 def meet_in(file: str) -> None:
     """Let ranks meet in a file."""
-    from recperf.distributed.world import World
+    from recperf.distributed.ranks import Ranks
 
     torch.set_num_threads(1)
-    World.join = functools.partialmethod(World.join, init_method=f"file://{file}")  # type: ignore[method-assign]
+    Ranks.join = functools.partialmethod(Ranks.join, init_method=f"file://{file}")  # type: ignore[method-assign]
 
 
 def load_again() -> None:

@@ -12,6 +12,7 @@ from ..config import to_json, with_absolute_paths
 from ..distributed.exits import run_as_rank
 from ..distributed.launch import launch, rank_arguments, require_ranks
 from ..distributed.ranks import Ranks, current, enter
+from ..distributed.shared_run import require_same_config
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
@@ -135,7 +136,7 @@ def follow(choice: Choice, options: Options[Any], world: Ranks) -> int:
 def join(choice: Choice, config: Any, options: Options[Any], world: Ranks) -> None:
     if world.size > 1:
         world.join(config.train.device, config.distributed.timeout_s)
-        world.require_same_config(choice.workload.name, config, steps=options.steps, trace=options.save_trace)
+        require_same_config(world, choice.workload.name, config, steps=options.steps, trace=options.save_trace)
 
 
 def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import to_json, with_absolute_paths
 from ..distributed.job import job, launched, remember_run, remembered_run, restarted, same_job
 from ..distributed.ranks import Ranks, current
+from ..distributed.shared_run import require_same_config, share_run
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import read_regular, require_writable, write_atomic
 from ..folders import refuse_foreign
@@ -70,7 +71,7 @@ def start(arguments: list[str], choice: Choice, options: Options[Any], world: Ra
         if world.size > 1:
             FLAG.poll()
             world.join(options.values.train.device, options.values.distributed.timeout_s)
-            world.require_same_config(choice.workload.name, with_absolute_paths(options.values))
+            require_same_config(world, choice.workload.name, with_absolute_paths(options.values))
             world.report_ranks(terminal.say)
             # Rank 0 may be on a host that has just come.
             remembered = next(filter(None, world.all_gather(remembered)), None)
@@ -135,7 +136,7 @@ def follow(choice: Choice, options: Options[Any], terminal: Terminal) -> int:
     if world.broadcast(False):
         return 0
     allow = world.broadcast(())
-    record = world.share_run(None)
+    record = share_run(None, world)
     remember_run(record.folder)
     execute(choice.workload, with_absolute_paths(options.values), record, FLAG, terminal, allow=allow)
     return 0
@@ -312,7 +313,7 @@ def train(choice: Choice, config: Any, options: Options[Any], record: Run, termi
     world = current()
     world.broadcast(allow)
     try:
-        shared = world.share_run(record)
+        shared = share_run(record, world)
         return execute(choice.workload, config, shared, FLAG, terminal, peaks, allow=allow, curves=curves)
     finally:
         curves.close()

@@ -23,7 +23,7 @@ from ..ops.bag.reference import stacked_rows
 from ..ops.table_rules import RuleName
 from .config import Demand, DistributedConfig
 from .rank_tables import RankTables
-from .world import World
+from .ranks import Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class BagTables(RankTables, Embeddings):
         self,
         demand: Demand,
         options: DistributedConfig,
-        world: World,
+        world: Ranks,
         *,
         optimizer: RuleName,
         eps: float,

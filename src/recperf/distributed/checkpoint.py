@@ -3,12 +3,6 @@
 Rank 0 does what a single process does. Where all ranks have to work it sends them a command: write your shards,
 verify your share of the files, read your shards. The others execute commands until rank 0 is done. Training waits
 meanwhile.
-
-Row-wise Adagrad has one number for each row: the sum over steps of the mean squared gradient over the row's columns.
-Where a table is sharded by columns, each shard has the number of its own columns. The number of the whole row is then
-their mean, weighted by columns, which a single process would have got from the same gradients. In the other direction
-each shard begins with the number of the whole row. Element-wise Adagrad has a state as large as the table, which is
-sharded like it; SGD has none.
 """
 
 from __future__ import annotations
@@ -27,16 +21,14 @@ from ..machine import out_of_memory
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, read_state
 from ..train.checkpoint_state import Content, Written
-from ..train.checkpoint_tensors import Rectangle, Shard, Sharded
-from .rank_tables import RankTables
-from .world import World
+from .ranks import Ranks
 
 
 @dataclass(kw_only=True)
 class RankStore(CheckpointStore):
     """The checkpoints of one training, as one of its ranks uses them."""
 
-    world: World = field(default_factory=World)
+    world: Ranks = field(default_factory=Ranks)
     _content: Content | None = None
     _into: dict[str, Any] | None = None
     _state: dict[str, Any] | None = None
@@ -187,26 +179,3 @@ def _manifest_digest(path: Path) -> str:
         return hashlib.sha256(read_regular(path / folders.MANIFEST)).hexdigest()
     except OSError:
         return ""
-
-
-def sharded_state(tables: RankTables) -> dict[str, Sharded]:
-    """Tables and their optimizer states as this rank has them, under the names a single process saves them by."""
-    state, local = {}, tables.local()
-    for number, name in enumerate(tables.names):
-        weights, states = [], []
-        for part, weight, own_states in (held for held in local if held[0].table == name):
-            place = Rectangle(part.first_row, part.rows, part.first_column, part.columns)
-            # Any rank could write a data-parallel table: they take turns.
-            writes = part.kind != "data-parallel" or number % tables.world.size == tables.world.rank
-            weights.append(Shard(place, weight.detach(), writes))
-            for kind, own in enumerate(own_states):
-                # In one process the states of one kind lie to the right of those of the kind before.
-                right = place._replace(first_column=kind * tables.dim + part.first_column)
-                states.append(Shard(right, own.detach(), writes))
-        shape = (tables.rows[name], tables.dim)
-        state[name] = Sharded(shape=shape, width=tables.dim, shards=weights)
-        state_shape = tables.rule.state_shape(*shape)
-        if state_shape is not None:
-            width = tables.dim * max(1, tables.rule.weight_states)
-            state[f"{name}_state"] = Sharded(shape=state_shape, width=width, shards=states)
-    return state

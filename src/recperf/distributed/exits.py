@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ..errors import ConfigError, GateFailed, Interrupted, MachineError, RecperfError, Stopped, UsageError
 from ..machine import memory_error, out_of_memory
 from .job import Exit, launched, record_exit
-from .world import RendezvousError, World
+from .ranks import Ranks, RendezvousError
 
 _PEER_FAILURE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed out waiting|gloo|nccl|process group|"
@@ -30,7 +30,7 @@ _SAME_ON_ALL = (ConfigError, UsageError, GateFailed, Stopped, Interrupted)
 Report = Callable[[RecperfError], None]
 
 
-def run_as_rank(world: World, work: Callable[[], int], report: Report) -> int:
+def run_as_rank(world: Ranks, work: Callable[[], int], report: Report) -> int:
     """Be one rank: do the work and return its exit code; `report` prints an error."""
     # Torch prints a native stack for every request to a store that is gone.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -57,7 +57,7 @@ def is_peer_failure(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and not out_of_memory(error) and bool(_PEER_FAILURE.search(str(error)))
 
 
-def _failure(world: World, error: BaseException, report: Report) -> Exit:
+def _failure(world: Ranks, error: BaseException, report: Report) -> Exit:
     text = " ".join(error.lines()) if isinstance(error, RecperfError) else f"{type(error).__name__}: {error}"
     if not (world.joined and is_peer_failure(error)):
         code = _report_own(world, error, text, report)
@@ -82,7 +82,7 @@ def _collective(error: BaseException) -> str:
     return next((name for name in reversed(frames) if _COLLECTIVE.search(name)), frames[-1] if frames else "")
 
 
-def _report_own(world: World, error: BaseException, text: str, report: Report) -> int:
+def _report_own(world: Ranks, error: BaseException, text: str, report: Report) -> int:
     """Report this rank's own failure, unless rank 0 reports the same one."""
     if out_of_memory(error):
         report(memory_error(error, rank=world.rank))

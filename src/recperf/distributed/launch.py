@@ -19,7 +19,7 @@ from ..folders import temporary_folder
 from ..machine import usable_cores
 from ..stop import FLAG, child, name_of
 from .job import LAUNCHER, Exit, read_exit
-from .world import World
+from .ranks import Ranks
 
 MOST_RANKS = 1024
 LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -28,7 +28,7 @@ SAVE_S = 600
 """Seconds that ranks get to save after a signal before they are killed (torch 2.11 gives them 30)."""
 
 
-def require_ranks(world: World, requested: int, workload: str, has_ranks: bool) -> None:
+def require_ranks(world: Ranks, requested: int, workload: str, has_ranks: bool) -> None:
     """Fail if this command cannot be started as several ranks."""
     if requested and world.size > 1 and requested != world.size:
         raise UsageError(f"--ranks {requested}, but torchrun started {world.size}", fix="leave --ranks out")

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.table_rules import RULES, RuleName, TableRule
+from ..train.checkpoint_tensors import Rectangle, Shard, Sharded
 from .config import Demand, DistributedConfig
 from .library import require_torchrec
 from .placement import placed_by
+from .ranks import Ranks
 from .sharding import ShardedTables, TableShard, require_possible
-from .world import World
 
 CHUNK = 1 << 22
 """Initial values copied at a time."""
@@ -33,7 +34,7 @@ class CopiedTables:
     """
 
     def __init__(
-        self, rows: Mapping[str, int], dim: int, world: World, device: torch.device, *, rule: TableRule, eps: float
+        self, rows: Mapping[str, int], dim: int, world: Ranks, device: torch.device, *, rule: TableRule, eps: float
     ) -> None:
         self.names, self.rows, self.dim, self.world, self.eps = tuple(rows), rows, dim, world, eps
         self.rule, total = rule, sum(rows.values())
@@ -81,7 +82,7 @@ def _by_kind(state: Tensor, dim: int) -> Sequence[Tensor]:
     return [state] if state.dim() == 1 else torch.split(state, dim, 1)
 
 
-def copy_parts(name: str, rows: int, dim: int, world: World, why: str, *, state_width: int) -> list[TableShard]:
+def copy_parts(name: str, rows: int, dim: int, world: Ranks, why: str, *, state_width: int) -> list[TableShard]:
     """The copies of a data-parallel table, one per rank."""
     return [
         TableShard(
@@ -99,7 +100,7 @@ class RankTables(nn.Module):
         self,
         demand: Demand,
         options: DistributedConfig,
-        world: World,
+        world: Ranks,
         *,
         optimizer: RuleName,
         eps: float,
@@ -152,3 +153,32 @@ class RankTables(nn.Module):
                 weight_RD[start : start + whole.shape[0]] = whole[:, columns]
             for state in states:
                 state.zero_()
+
+    def sharded_state(self) -> dict[str, Sharded]:
+        """Tables and their optimizer states as this rank has them, under the names a single process saves them by.
+
+        Row-wise Adagrad has one number for each row: the sum over steps of the mean squared gradient over the row's
+        columns. Where a table is sharded by columns, each shard has the number of its own columns. The number of the
+        whole row is then their mean, weighted by columns, which a single process would have got from the same
+        gradients. In the other direction each shard begins with the number of the whole row. Element-wise Adagrad has a
+        state as large as the table, which is sharded like it; SGD has none.
+        """
+        state, local = {}, self.local()
+        for number, name in enumerate(self.names):
+            weights, states = [], []
+            for part, weight, own_states in (held for held in local if held[0].table == name):
+                place = Rectangle(part.first_row, part.rows, part.first_column, part.columns)
+                # Any rank could write a data-parallel table: they take turns.
+                writes = part.kind != "data-parallel" or number % self.world.size == self.world.rank
+                weights.append(Shard(place, weight.detach(), writes))
+                for kind, own in enumerate(own_states):
+                    # In one process the states of one kind lie to the right of those of the kind before.
+                    right = place._replace(first_column=kind * self.dim + part.first_column)
+                    states.append(Shard(right, own.detach(), writes))
+            shape = (self.rows[name], self.dim)
+            state[name] = Sharded(shape=shape, width=self.dim, shards=weights)
+            state_shape = self.rule.state_shape(*shape)
+            if state_shape is not None:
+                width = self.dim * max(1, self.rule.weight_states)
+                state[f"{name}_state"] = Sharded(shape=state_shape, width=width, shards=states)
+        return state

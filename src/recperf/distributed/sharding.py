@@ -22,7 +22,7 @@ from ..units import size
 from .config import Demand, DistributedConfig, Table
 from .exchange import Prefetch
 from .placement import LEAST_COLUMNS, Placed
-from .world import World
+from .ranks import Ranks
 
 KINDS = {"row": "row_wise", "column": "column_wise", "table": "table_wise"}
 """The names of the option, and TorchRec's."""
@@ -54,7 +54,7 @@ class TableShard:
 def require_possible(
     options: DistributedConfig,
     placed: Sequence[Placed],
-    world: World,
+    world: Ranks,
     *,
     optimizer: RuleName = "rowwise-adagrad",
     field: str = "model.table_dim",
@@ -209,7 +209,7 @@ def parts_of(plan: Any, placed: Sequence[Placed], options: DistributedConfig) ->
     return parts
 
 
-def free_memory(world: World) -> dict[str, int]:
+def free_memory(world: Ranks) -> dict[str, int]:
     """Free bytes per rank for the plan, on its host and on its GPU: the smallest of all ranks."""
     from ..machine import available_bytes
 
@@ -247,7 +247,7 @@ class ShardedTables:
         placed: Sequence[Placed],
         demand: Demand,
         options: DistributedConfig,
-        world: World,
+        world: Ranks,
         *,
         rule: TableRule,
         eps: float,

@@ -6,17 +6,17 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
-from ..errors import ConfigError, DataError, RecperfError
+from ..errors import ConfigError, RecperfError
 from ..runs.record import Run
 from ..runs.resume import changes, fields_of
 from ..stop import StopFlag
-from .world import World
+from .ranks import Ranks
 
 HOST_FIELDS = ("data.path",)
 """Fields that may differ between hosts: the digest of the data is compared instead."""
 
 
-def require_same_config(world: World, workload: str, config: Any, **options: Any) -> None:
+def require_same_config(world: Ranks, workload: str, config: Any, **options: Any) -> None:
     """Fail on every rank if one was started with another command than rank 0: ranks would wait for each other forever,
     or train another model than requested."""
     own = {"workload": workload, **fields_of(config), **options}
@@ -35,23 +35,10 @@ def require_same_config(world: World, workload: str, config: Any, **options: Any
             )
 
 
-def require_same_data(world: World, digest: str) -> None:
-    """Fail on every rank if one reads data other than rank 0's."""
-    digests = world.all_gather(digest)
-    for rank, other in enumerate(digests):
-        if other != digests[0]:
-            world.shared_error = error = DataError(
-                f"rank {rank} has other data than rank 0",
-                where={"rank": rank, "its digest": other, "digest of rank 0": digests[0]},
-                fix="put the same data on every host",
-            )
-            raise error
-
-
 class _LeaderRun:
     """Rank 0's run: what it reads is sent to the other ranks."""
 
-    def __init__(self, run: Run, world: World) -> None:
+    def __init__(self, run: Run, world: Ranks) -> None:
         self._run, self._world = run, world
 
     def __getattr__(self, name: str) -> Any:
@@ -69,7 +56,7 @@ class _FollowerRun:
 
     event_bytes = 0
 
-    def __init__(self, folder: Path, world: World) -> None:
+    def __init__(self, folder: Path, world: Ranks) -> None:
         self.folder, self._world = folder, world
 
     def read(self, name: str, *needs: str) -> Any:
@@ -87,16 +74,23 @@ class _FollowerRun:
     event = write = sync_events = rewind_events = forget_events = log_fault = note_progress = remove = _ignore
 
 
-def share_run(run: Run | None, world: World) -> Run:
-    """The run as this rank sees it; rank 0 passes it, the others pass None."""
+def share_run(run: Run | None, world: Ranks) -> Run:
+    """The run as this rank sees it: rank 0 passes it and writes it, the others pass None."""
+    if world.size == 1:
+        return cast(Run, run)
     folder = world.broadcast(run.folder if run else Path())
     return cast(Run, _FollowerRun(folder, world) if run is None else _LeaderRun(run, world))
+
+
+def share_stop(stop: StopFlag, world: Ranks) -> StopFlag:
+    """A stop flag that is set on all ranks in the same step."""
+    return stop if world.size == 1 else cast(StopFlag, SharedStop(stop, world))
 
 
 class SharedStop:
     """Stops all ranks in the same step, on which they agree once a step: a signal may reach them steps apart."""
 
-    def __init__(self, own: StopFlag, world: World) -> None:
+    def __init__(self, own: StopFlag, world: Ranks) -> None:
         self._own, self._world = own, world
         world.stop_flag = own
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .world import World
+from .ranks import Ranks
 
 P = TypeVar("P")
 
@@ -64,7 +64,7 @@ def announced(batches: Iterator[SharedBatch[P]], *, ahead: bool, last: int) -> I
 class Scores:
     """Logits and labels of an evaluation, each row scored by one rank."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Ranks) -> None:
         self.world = world
         self._batches: list[Tensor] = []
         self._counts_R = np.zeros(world.size, np.int64)

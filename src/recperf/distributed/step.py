@@ -20,7 +20,6 @@ from ..stop import SIGNALS
 from ..train.loop import Model, Optimizer, RecordNorm
 from .config import BUCKET_BYTES, DistributedConfig
 from .ranks import Ranks
-from .world import World
 
 if TYPE_CHECKING:
     from ..train.device import Settings
@@ -34,7 +33,7 @@ class Agreement:
     for everything queued there.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Ranks) -> None:
         self.world = world
         self._flags = torch.zeros(len(SIGNALS) + 1, dtype=torch.int32)
         self._work: Any = None
@@ -95,7 +94,7 @@ class Reduction:
     ranks the order of a sum depends on the place in a message, and a resumed run begins with such a step.
     """
 
-    def __init__(self, named: Mapping[str, nn.Parameter], world: World, *, overlap: bool) -> None:
+    def __init__(self, named: Mapping[str, nn.Parameter], world: Ranks, *, overlap: bool) -> None:
         """`named` are all dense parameters; an error says which of them it is about."""
         self.named, self.parameters, self.world, self.overlap = named, list(named.values()), world, overlap
         self.agreement = Agreement(world)

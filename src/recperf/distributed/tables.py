@@ -21,7 +21,7 @@ from ..models.init import fill_uniform_
 from ..ops import lookup as ops
 from .config import Demand, DistributedConfig
 from .rank_tables import RankTables
-from .world import World
+from .ranks import Ranks
 
 EPS = 1e-8
 """Epsilon of row-wise Adagrad; fbgemm needs it when tables are made."""
@@ -34,7 +34,7 @@ class TorchRecTables(RankTables):
         self,
         demand: Demand,
         options: DistributedConfig,
-        world: World,
+        world: Ranks,
         *,
         seed: int = 0,
         device: torch.device | str = "cpu",

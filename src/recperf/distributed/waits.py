@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ import torch
 from torch import Tensor, distributed
 
 from ..measure import spans
-from .world import World
+from .ranks import Ranks, host
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "reduce_scatter",
@@ -163,15 +161,7 @@ class Clock:
     """The largest error of that."""
 
 
-def host() -> str:
-    """An id of this boot of this machine: processes that share it read one monotonic clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()
-
-
-def compare_clocks(world: World, *, here: str | None = None, now: Callable[[], int] = monotonic_ns) -> Clock:
+def compare_clocks(world: Ranks, *, here: str | None = None, now: Callable[[], int] = monotonic_ns) -> Clock:
     """Measure this rank's clock against rank 0's. Every rank calls it."""
     here = here if here is not None else host()
     hosts = world.all_gather(here)

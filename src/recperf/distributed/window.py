@@ -18,8 +18,8 @@ from typing import Any
 from ..machine import usable_cores
 from ..measure.profile import Reading, overhead, spread
 from ..measure.spans import EXCHANGE
+from .ranks import Ranks
 from .waits import Clock, Wait, WaitLog, compare_clocks
-from .world import World
 
 Profile = dict[str, Any]
 OUTER = 0.2
@@ -60,7 +60,7 @@ class SingleWindow:
 class SharedWindow:
     """The window of several ranks; each of them creates one."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Ranks) -> None:
         self.world, self.log, self.clock = world, WaitLog(), compare_clocks(world)
         self.watch, self.step = self.log.installed, self.log.step
 
@@ -92,6 +92,11 @@ class SharedWindow:
             "overhead": overhead(walls, plain),
             "communication": {**communication, "sharing": sharing},
         }
+
+
+def window_of(world: Ranks) -> SharedWindow | SingleWindow:
+    """What measuring a window of steps needs beside the steps themselves."""
+    return SingleWindow() if world.size == 1 else SharedWindow(world)
 
 
 def ceiling_shares(ranks: int, threads: int, cores: int) -> int:

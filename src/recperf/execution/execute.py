@@ -12,6 +12,7 @@ import torch
 
 from ..config import to_json
 from ..distributed.ranks import current
+from ..distributed.shared_run import share_stop
 from ..errors import ConfigError, DataError
 from ..machine import machine_facts
 from ..ops import choice
@@ -61,7 +62,7 @@ def execute(
     `allow` names config fields that may differ from those the run was started with.
     """
     world = current()
-    stop = world.share_stop(stop)
+    stop = share_stop(stop, world)
     poll()
     choice.forget_used()
     curves = curves or Curves()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..distributed.ranks import current
+from ..distributed.window import window_of
 from ..measure import measuring
 from ..measure.ceilings import hot_bytes
 from ..measure.cost import Cost
@@ -67,7 +68,7 @@ class TrainingSteps(Subject):
         self.device, self.precision = prepared.settings.device_name, prepared.settings.precision
         self.row_bytes, self.table_bytes = prepared.table_bytes()
         self.sync, self.cost = prepared.settings.sync, prepared.step_cost
-        self.trial, self.world, self.ranks = trial, current(), current().window()
+        self.trial, self.world, self.ranks = trial, current(), window_of(current())
         self.alone = current().choose(True, several=False)
         # With the last learning rate of the schedule the update does its full work and hardly changes the weights.
         whole, rate = recipe.whole_step, recipe.learning_rate(recipe.steps - 1)

@@ -76,5 +76,13 @@ def require_room(run: Path, trial: Trial, config: TrainConfig, notice: Callable[
 
 
 def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:
-    """The checkpoints of a trial, as its config wants them kept."""
-    return current().checkpoint_store(folder, config, notice, lambda: in_background(config, trial.state(), notice))
+    """The checkpoints of a trial, as its config wants them kept. Only a single process writes in the background."""
+    world = current()
+    if world.size == 1:
+        background = in_background(config, trial.state(), notice)
+        return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last, background=background)
+    from ..distributed.checkpoint import RankStore
+
+    if config.checkpoint_background == "on":
+        notice("training waits while a checkpoint is written: several ranks write it together")
+    return RankStore(folder=folder, notice=notice, keep_last=config.keep_last, world=world)

@@ -24,7 +24,6 @@ from ..data.batch import ClickBatch
 from ..data.order import RankPart, cut_part
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.balance import stride
-from ..distributed.checkpoint import sharded_state
 from ..distributed.config import Demand, DistributedConfig
 from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by
@@ -216,7 +215,7 @@ class RankTrialState(DLRMTrialState):
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
         state = super().state()
         if self.rank_tables:
-            names, parts = self.rank_tables.names, sharded_state(self.rank_tables)
+            names, parts = self.rank_tables.names, self.rank_tables.sharded_state()
             state["model"] = {TABLE: stacked([parts[name] for name in names]), **state["model"]}
             if f"{names[0]}_state" in parts:
                 state["optimizer"]["rows"] = stacked([parts[f"{name}_state"] for name in names])

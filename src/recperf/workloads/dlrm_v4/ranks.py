@@ -24,7 +24,6 @@ from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
 from ...data.yambda.order import StreamOrder
 from ...distributed.balance import deal, stride
-from ...distributed.checkpoint import sharded_state
 from ...distributed.exchange import made_event
 from ...distributed.ranks import Ranks, current
 from ...distributed.sharding import plan_text
@@ -223,7 +222,7 @@ class RankTrial(HistoryTrial):
 
     def state(self) -> dict[str, Any]:
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
-        tables = sharded_state(self.rank_tables)
+        tables = self.rank_tables.sharded_state()
         recent = self.world.merge_tally(self.stepped.recent)
         dense = {name: value.detach() for name, value in self.model.state_dict().items()}
         tallies = {name: tally.state() for name, tally in {**self._tallies(), "recent": recent}.items()}
