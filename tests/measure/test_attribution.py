@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from recperf.measure.attribution import LIMITS, attribute, classify, kind_of_call
+from recperf.measure.attribution import LIMITS, attribute, classify
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.limits import TEXTS, decide
+from recperf.measure.operators import kind_of_call
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11, "bfloat16": 2e11}, copy=1e10, cached=1e11,

@@ -16,6 +16,7 @@ from recperf.measure import attribution, limits
 from recperf.measure.attribution import attribute, classify
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.limits import decide
+from recperf.measure.operators import kind_of_call
 
 MIB = 1 << 20
 KINDS = (
@@ -41,7 +42,7 @@ CEILINGS = Ceilings(
 
 def row(ms: float, name: str = "aten::op", **figures: Any) -> dict[str, Any]:
     empty = {"flops": 0, "bytes": 0, "beyond": 0, "fresh": 0, "rows": 0, "missed": 0, "row_bytes": 0, "precision": ""}
-    kind = attribution.kind_of_call(name)
+    kind = kind_of_call(name)
     return {"name": name, "part": None, "kind": kind, "calls": 1, "python_calls": 1, "ms": ms, **empty, **figures}
 
 

@@ -9,7 +9,6 @@ the ceiling than it took means that the ceiling does not apply, and is not belie
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import Any
 
@@ -31,45 +30,6 @@ CALLS = 4.0
 """Such an operator may take this many times the cost of the simplest call of its kind and still be only a call."""
 INSIDE = 0.65
 """Part of a call's cost that is inside the operator; the rest is Python's way to it. Used where it was not measured."""
-_KINDS = {
-    "view": "view t transpose permute reshape expand slice select squeeze unsqueeze as_strided detach alias unbind "
-    "split chunk narrow flatten lift_fresh _unsafe_view expand_as unflatten numpy_T",
-    "allocate": "empty empty_like empty_strided new_empty resize_ set_ new_empty_strided empty_permuted",
-    "copy": "copy_ to _to_copy clone contiguous zeros zero_ fill_ ones zeros_like ones_like full",
-    "product": "mm addmm _addmm_activation bmm baddbmm linear matmul convolution _convolution conv1d conv2d "
-    "mkldnn_convolution einsum convolution_backward dot mv",
-    "reduction": "sum mean amax amin max min norm any all argmax linalg_vector_norm var std",
-    "index": "index_select index gather embedding take index_put_ _index_put_impl_ index_add_ scatter_add_ sort topk "
-    "embedding_dense_backward nonzero unique cumsum cat stack",
-    "embedding_bag": "_embedding_bag embedding_bag _embedding_bag_forward_only _embedding_bag_backward "
-    "_embedding_bag_dense_backward",
-}
-_FUNCTION = re.compile(r"[A-Z_]\w*(?<!Backward\d)(?<!CompiledFxGraph)$")
-_KIND_OF = {f"aten::{name}": kind for kind, names in _KINDS.items() for name in names.split()}
-
-
-_KERNELS = {
-    "compute": r"gemm|nvjet|cutlass|xmma|wgmma|conv|flash|fmha|mma",
-    "latency": r"embedding|gather|scatter|index",
-    "bandwidth": r"elementwise|reduce|copy|fill|memset|softmax|norm|multi_tensor|adam|cat",
-}
-
-
-def limit_of_kernel(name: str) -> str:
-    """What usually limits a kernel of this name: all that is known about the kernels of a CUDA graph."""
-    return next((limit for limit, names in _KERNELS.items() if re.search(names, name, re.IGNORECASE)), "operator")
-
-
-def kind_of_call(name: str) -> str:
-    """The kind of call whose measured cost stands for the cost of calling this operator.
-
-    "function" is an autograd.Function written in Python, whose own time is that of the interpreter.
-    """
-    if _FUNCTION.match(name):
-        return "function"
-    if name.startswith("autograd::") or name.endswith(("Backward", "Backward0", "AccumulateGrad")):
-        return "node"
-    return _KIND_OF.get(name, "elementwise")
 
 
 def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, Any]:

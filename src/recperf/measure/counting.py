@@ -10,34 +10,28 @@ from __future__ import annotations
 import math
 import resource
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from ..ops.operators import NativeCall
-from .operators import (
-    address_of,
-    flops_of,
-    is_view,
-    overwrites,
-    precision_of,
-    random_rows,
-    size_of,
-    special_of,
-    tensors_in,
-    updates_rows,
-    written_by,
-)
-from .trace.work import CallWork
+from .operators import RESULT, ROW_ACCESS, CallWork, is_special, overwrites
 
 PAGE = resource.getpagesize()
 MOST_IDS = 1 << 22
 """Ids of one call that are looked at; a longer list is counted by its first part."""
+_FUSED_PRODUCT = "aten::_addmm_activation"
+"""A product with bias and activation, which torch's counter leaves out."""
+_CPU_ATTENTION = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": 1.0,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 2.5,
+}
+"""Attention on a CPU, which torch's counter leaves out, with its FLOPs relative to the forward pass."""
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -118,12 +112,13 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         work = CallWork(func._schema.name)
         inputs, outputs = list(tensors_in((args, kwargs.values()))), list(tensors_in(result))
         work.flops, work.precision = flops_of(func, args, kwargs, result, inputs)
-        work.special = special_of(work.name, outputs)
+        if is_special(work.name):
+            work.special = max((tensor.numel() for tensor in outputs), default=0)
         if is_view(func, outputs):
             return work
         rows = random_rows(work.name, args, result)
         if rows is not None:
-            self._count_rows(work, *rows, updates=updates_rows(work.name))
+            self._count_rows(work, *rows, updates=ROW_ACCESS[work.name].updates)
         table = rows[0] if rows is not None else None
         written = written_by(func, args, kwargs)
         overwritten = overwrites(work.name)
@@ -152,7 +147,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         work.row_bytes = max(1, table.numel() // table.shape[0] if table.dim() > 1 else 1) * table.element_size()
         work.rows = ids.numel() * (1 + updates)
         work.table_rows = table.shape[0] if table.dim() else 1
-        if work.name in ("aten::gather", "aten::scatter_add_", "aten::scatter_add", "aten::scatter_"):
+        if work.name in ROW_ACCESS and ROW_ACCESS[work.name].unit == "element":
             work.row_bytes = table.element_size()
             work.table_rows = table.numel()
         work.bytes += work.rows * work.row_bytes
@@ -257,3 +252,90 @@ def _distinct(calls: list[CallWork]) -> int:
     """Bytes of the different rows of one table that some calls use."""
     ids = [work.ids[1] for work in calls if work.ids is not None]
     return torch.unique(torch.cat(ids)).numel() * calls[-1].row_bytes if ids else 0
+
+
+def random_rows(name: str, args: Any, result: Any) -> tuple[Tensor, Tensor] | None:
+    """The table and the ids of an operator that accesses random rows."""
+    access = ROW_ACCESS.get(name)
+    if access is None or len(args) <= access.ids:
+        return None
+    table = result if access.table == RESULT else args[access.table]
+    ids = args[access.ids]
+    if isinstance(ids, (list, tuple)):
+        present = [item for item in ids if isinstance(item, Tensor)]
+        ids = present[0] if len(present) == 1 else None
+    if not isinstance(table, Tensor) or not isinstance(ids, Tensor) or ids.dtype.is_floating_point:
+        return None
+    return table, ids
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, result: Any, inputs: list[Tensor]) -> tuple[int, str]:
+    name = func._schema.name
+    count = flop_registry.get(torch.ops.aten.addmm if name == _FUSED_PRODUCT else func._overloadpacket)
+    if name == _FUSED_PRODUCT:
+        kwargs = {}
+    try:
+        if count is not None:
+            flops = int(count(*args, **kwargs, out_val=result))
+        elif name in _CPU_ATTENTION:
+            first = 1 if "backward" in name else 0
+            query, key, value = (tensor.shape for tensor in inputs[first : first + 3])
+            flops = int(_CPU_ATTENTION[name] * sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+        else:
+            return 0, ""
+    except (RuntimeError, TypeError, ValueError, AssertionError, IndexError):
+        return 0, ""
+    return flops, precision_of(inputs)
+
+
+def precision_of(inputs: list[Tensor]) -> str:
+    tensor = next((tensor for tensor in inputs if tensor.dtype.is_floating_point), None)
+    if tensor is None:
+        return "float32"
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name == "float32" and tensor.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        return "tf32"
+    return name
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)) or (
+        hasattr(values, "__iter__") and not isinstance(values, (str, bytes, dict))
+    ):
+        for value in values:
+            yield from tensors_in(value)
+
+
+def size_of(tensor: Tensor) -> int:
+    """Bytes of the different elements: expanded dimensions repeat them. 0 for sparse tensors, which have no strides."""
+    if tensor.layout != torch.strided:
+        return 0
+    sizes: Iterable[int] = (n for n, stride in zip(tensor.shape, tensor.stride()) if stride or n == 0)
+    return math.prod(sizes) * tensor.element_size()
+
+
+def address_of(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return id(tensor)
+
+
+def is_view(func: Any, outputs: list[Tensor]) -> bool:
+    """Whether the operator returns another view of an input without touching its data."""
+    aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
+    if not outputs or not aliases or any(alias.is_write for alias in aliases):
+        return func._schema.name in ("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty")
+    return True
+
+
+def written_by(func: Any, args: Any, kwargs: Any) -> set[int]:
+    """The identities of the tensors that the operator changes in place."""
+    written: set[int] = set()
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            written |= {id(tensor) for tensor in tensors_in(value)}
+    return written

@@ -11,16 +11,15 @@ from typing import Any
 import torch
 
 from ..machine import usable_cores
-from .device_times import device_times
 from .observing import Observer
-from .operator_rows import clip, operator_rows
+from .operators import CallWork
 from .step_parts import Parts, part_rows
-from .timeline import COUNTED, CountedInOrder, StepTimes, nearest_call, step_times
+from .timeline import COUNTED, CountedInOrder, StepTimes, clip, nearest_call, operator_rows, step_times
 from .trace.analyse import steps_of
+from .trace.idle import device_times
 from .trace.nesting import Nesting
 from .trace.record import Recording
 from .trace.window import TracedSteps, spread
-from .trace.work import CallWork
 
 _CALIBRATION = 400
 

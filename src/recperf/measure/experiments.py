@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .operators import row_arguments
+from .operators import ids_argument
 
 SECONDS = 10.0
 """All experiments together may take this long unless more is allowed."""
@@ -186,7 +186,7 @@ def _optimizer_share(attribution: dict[str, Any], observed: dict[str, Any]) -> f
 def _of_lookups(attribution: dict[str, Any]) -> float:
     """The part of the random rows from memory that is in operators whose ids can be replaced."""
     operators = attribution["operators"]
-    known = sum(row["random_ms"] for row in operators if row_arguments(row["name"]) is not None)
+    known = sum(row["random_ms"] for row in operators if ids_argument(row["name"]) is not None)
     return float(known / max(1e-12, sum(row["random_ms"] for row in operators)))
 
 
@@ -249,7 +249,7 @@ class _HotIds(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ids: dict[tuple[Any, ...], Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        place = row_arguments(func._schema.name)
+        place = ids_argument(func._schema.name)
         if place is not None and len(args) > place and isinstance(args[place], Tensor):
             ids = args[place]
             if not ids.dtype.is_floating_point and ids.dtype != torch.bool:

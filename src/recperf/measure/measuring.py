@@ -16,11 +16,11 @@ from .evidence import kernel_works, observed
 from .experiments import confirm, hot_ids
 from .limits import verdict_of
 from .observing import UNKNOWN_KNEE, Counts, Observer
-from .operator_rows import compact
+from .operators import CallWork
 from .peaks.other_work import DISTURBED, OtherWork, not_judged
 from .profile import ClockedSteps, Subject, endless
 from .sections import part_ms
-from .trace.work import CallWork
+from .timeline import compact
 
 STEPS = 48
 SECONDS = 12.0

@@ -1,165 +1,175 @@
-"""What an operator of torch reads, writes and computes, by its name, its schema and its tensors."""
+"""What the operators of torch do, by name, in one place: which table and ids they access, what they read and write, and
+what calling them costs. Torch-free.
+
+`counting` counts the work of observed steps from their tensors, `trace.work` that of traced steps from recorded sizes;
+both look operators up here and return a `CallWork`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from math import prod
-from typing import Any
+import re
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+RESULT = -1
 
-_READS_ROWS = {
-    "aten::embedding": (0, 1),
-    "aten::index_select": (0, 2),
-    "aten::index": (0, 1),
-    "aten::gather": (0, 2),
-    "aten::take": (0, 1),
-    "aten::_embedding_bag": (0, 1),
-    "aten::_embedding_bag_forward_only": (0, 1),
-    "aten::embedding_bag": (0, 1),
+
+class RowAccess(NamedTuple):
+    """Where an operator that accesses random rows has its table and its ids."""
+
+    table: int
+    """Position among the arguments; RESULT: the operator returns the table."""
+    ids: int
+    updates: bool = False
+    """Whether it updates the rows, which memory reads first."""
+    unit: str = "row"
+    """What an id selects: a `row`; an `element`; `listed`: the ids are a list with one tensor per dimension."""
+
+
+ROW_ACCESS = {
+    "aten::embedding": RowAccess(0, 1),
+    "aten::_embedding_bag": RowAccess(0, 1),
+    "aten::_embedding_bag_forward_only": RowAccess(0, 1),
+    "aten::embedding_bag": RowAccess(0, 1),
+    "aten::index_select": RowAccess(0, 2),
+    "aten::index": RowAccess(0, 1, unit="listed"),
+    "aten::gather": RowAccess(0, 2, unit="element"),
+    "aten::take": RowAccess(0, 1, unit="element"),
+    "aten::embedding_dense_backward": RowAccess(RESULT, 1, updates=True),
+    "aten::embedding_sparse_backward": RowAccess(RESULT, 1, updates=True),
+    "aten::index_add_": RowAccess(0, 2, updates=True),
+    "aten::index_add": RowAccess(0, 2, updates=True),
+    "aten::index_copy_": RowAccess(0, 2, updates=True),
+    "aten::index_put_": RowAccess(0, 1, updates=True, unit="listed"),
+    "aten::_index_put_impl_": RowAccess(0, 1, updates=True, unit="listed"),
+    "aten::index_put": RowAccess(0, 1, updates=True, unit="listed"),
+    "aten::scatter_add_": RowAccess(0, 2, updates=True, unit="element"),
+    "aten::scatter_add": RowAccess(0, 2, updates=True, unit="element"),
+    "aten::scatter_": RowAccess(0, 2, updates=True, unit="element"),
 }
-"""Operators that read random rows: the positions of the table and of the ids among their arguments."""
-_WRITES_ROWS = {
-    "aten::index_add_": (0, 2),
-    "aten::index_add": (0, 2),
-    "aten::index_put_": (0, 1),
-    "aten::_index_put_impl_": (0, 1),
-    "aten::index_put": (0, 1),
-    "aten::index_copy_": (0, 2),
-    "aten::scatter_add_": (0, 2),
-    "aten::scatter_add": (0, 2),
-    "aten::scatter_": (0, 2),
-    "aten::embedding_dense_backward": (-1, 1),
+"""Operators that access random rows."""
+
+_TRAFFIC = {
+    "pointwise": "add sub rsub mul div pow where lerp addcmul addcdiv clone neg abs exp exp2 expm1 log log1p log2 sqrt "
+    "rsqrt square reciprocal sign clamp clamp_min clamp_max minimum maximum relu relu6 leaky_relu elu sigmoid tanh "
+    "gelu silu softplus hardtanh hardswish mish log_sigmoid_forward sin cos erf floor round trunc remainder fmod "
+    "eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or isnan masked_fill nan_to_num "
+    "flip roll tril triu mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data threshold_backward sigmoid_backward "
+    "tanh_backward gelu_backward silu_backward elu_backward leaky_relu_backward hardtanh_backward softplus_backward "
+    "log_sigmoid_backward "
+    "mse_loss_backward smooth_l1_loss_backward binary_cross_entropy_backward native_layer_norm "
+    "native_layer_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm native_group_norm "
+    "_fused_rms_norm native_dropout native_dropout_backward cumsum cumprod logcumsumexp",
+    "reducing": "sum mean amax amin max min norm linalg_vector_norm var std var_mean argmax argmin prod any all "
+    "count_nonzero logsumexp nansum",
+    "writing": "fill_ zero_ uniform_ normal_ random_ bernoulli_ exponential_",
+    "copying": "copy_",
+    "sorting": "sort topk argsort msort unique _unique2",
 }
-"""Operators that update random rows: the positions of the table and of the ids; -1: the table is the result."""
-_ONLY_WRITTEN = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"}
-"""In-place operators that do not read what they overwrite."""
-_FUSED_PRODUCT = "aten::_addmm_activation"
-"""A product with bias and activation, which torch's counter leaves out."""
+"""Pointwise operators read their inputs once and write a result as large as the largest of them. Those that write or
+copy do not read what they overwrite."""
+_TRAFFIC_OF = {name: kind for kind, names in _TRAFFIC.items() for name in names.split()}
+
 _SPECIAL = {
     *("exp", "log", "log1p", "expm1", "sigmoid", "tanh", "gelu", "silu", "softplus", "erf", "sin", "cos", "pow"),
     *("mish", "_softmax", "_log_softmax", "elu", "log_sigmoid", "log_sigmoid_forward"),
     "binary_cross_entropy_with_logits",
 }
-"""Operators that evaluate a function such as exp for every element."""
-_CPU_ATTENTION = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": 1.0,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 2.5,
+
+_CALLS = {
+    "view": "view t transpose permute reshape expand slice select squeeze unsqueeze as_strided detach alias unbind "
+    "split chunk narrow flatten lift_fresh _unsafe_view expand_as unflatten numpy_T",
+    "allocate": "empty empty_like empty_strided new_empty resize_ set_ new_empty_strided empty_permuted",
+    "copy": "copy_ to _to_copy clone contiguous zeros zero_ fill_ ones zeros_like ones_like full",
+    "product": "mm addmm _addmm_activation bmm baddbmm linear matmul convolution _convolution conv1d conv2d "
+    "mkldnn_convolution einsum convolution_backward dot mv",
+    "reduction": "sum mean amax amin max min norm any all argmax linalg_vector_norm var std",
+    "index": "index_select index gather embedding take index_put_ _index_put_impl_ index_add_ scatter_add_ sort topk "
+    "embedding_dense_backward nonzero unique cumsum cat stack",
+    "embedding_bag": "_embedding_bag embedding_bag _embedding_bag_forward_only _embedding_bag_backward "
+    "_embedding_bag_dense_backward",
 }
-"""Attention on a CPU, which torch's counter leaves out, with its FLOPs relative to the forward pass."""
+_CALL_OF = {f"aten::{name}": kind for kind, names in _CALLS.items() for name in names.split()}
+_FUNCTION = re.compile(r"[A-Z_]\w*(?<!Backward\d)(?<!CompiledFxGraph)$")
+
+_KERNELS = {
+    "compute": r"gemm|nvjet|cutlass|xmma|wgmma|conv|flash|fmha|mma",
+    "latency": r"embedding|gather|scatter|index",
+    "bandwidth": r"elementwise|reduce|copy|fill|memset|softmax|norm|multi_tensor|adam|cat",
+}
 
 
-def row_arguments(name: str) -> int | None:
+@dataclass(slots=True)
+class CallWork:
+    """The counted work of one call of an operator."""
+
+    name: str
+    flops: int = 0
+    precision: str = ""
+    """Precision of the product: float32, tf32, bfloat16, ..."""
+    special: int = 0
+    """Evaluations of functions such as exp, which cost many FLOPs that nobody counts."""
+    bytes: int = 0
+    """Bytes read and written; of a table only the rows that are used."""
+    beyond: int = 0
+    """Bytes among them that come from memory: no cache holds them until they are used again."""
+    fresh: int = 0
+    """Bytes written to memory that the process did not have before, so that the system maps and clears it."""
+    rows: int = 0
+    """Random rows read or written; one that is updated is both."""
+    row_bytes: int = 0
+    missed: float = 0
+    """Rows among them that come from memory."""
+    table_rows: int = 0
+    distinct: int = 0
+    """Different rows among them."""
+    off_ns: int = 0
+    """Time inside the call in which its thread did not run: it waited for other threads."""
+    position: int = 0
+    """Bytes that all steps had touched before this call."""
+    ids: tuple[int, Any] | None = field(default=None, repr=False)
+    """The table's address and the ids, until `missed` is known."""
+    written: int = 0
+    """Bytes written, where the work follows from sizes in a trace."""
+    largest: tuple[int, ...] = ()
+    """Sizes of the largest tensor, in the same case."""
+
+
+def ids_argument(name: str) -> int | None:
     """The position of the ids among the arguments of an operator that accesses random rows."""
-    places = _READS_ROWS.get(name) or _WRITES_ROWS.get(name)
-    return None if places is None else places[1]
+    access = ROW_ACCESS.get(name)
+    return None if access is None else access.ids
 
 
-def updates_rows(name: str) -> bool:
-    """Whether the random rows of an operator are written, which memory reads first."""
-    return name in _WRITES_ROWS
-
-
-def random_rows(name: str, args: Any, result: Any) -> tuple[Tensor, Tensor] | None:
-    """The table and the ids of an operator that accesses random rows."""
-    places = _READS_ROWS.get(name) or _WRITES_ROWS.get(name)
-    if places is None or len(args) <= places[1]:
-        return None
-    table = result if places[0] < 0 else args[places[0]]
-    ids = args[places[1]]
-    if isinstance(ids, (list, tuple)):
-        present = [item for item in ids if isinstance(item, Tensor)]
-        ids = present[0] if len(present) == 1 else None
-    if not isinstance(table, Tensor) or not isinstance(ids, Tensor) or ids.dtype.is_floating_point:
-        return None
-    return table, ids
-
-
-def flops_of(func: Any, args: Any, kwargs: Any, result: Any, inputs: list[Tensor]) -> tuple[int, str]:
-    name = func._schema.name
-    count = flop_registry.get(torch.ops.aten.addmm if name == _FUSED_PRODUCT else func._overloadpacket)
-    if name == _FUSED_PRODUCT:
-        kwargs = {}
-    try:
-        if count is not None:
-            flops = int(count(*args, **kwargs, out_val=result))
-        elif name in _CPU_ATTENTION:
-            first = 1 if "backward" in name else 0
-            query, key, value = (tensor.shape for tensor in inputs[first : first + 3])
-            flops = int(_CPU_ATTENTION[name] * sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-        else:
-            return 0, ""
-    except (RuntimeError, TypeError, ValueError, AssertionError, IndexError):
-        return 0, ""
-    return flops, precision_of(inputs)
-
-
-def special_of(name: str, outputs: list[Tensor]) -> int:
-    """Evaluations of a function such as exp."""
-    if base_name(name).removesuffix("_").removesuffix("_backward") not in _SPECIAL:
-        return 0
-    return max((tensor.numel() for tensor in outputs), default=0)
+def traffic_kind(name: str) -> str | None:
+    """How the bytes that an operator moves follow from the sizes of its inputs; None where they do not."""
+    base = name.rpartition("::")[2]
+    return _TRAFFIC_OF.get(base) or _TRAFFIC_OF.get(base.rstrip("_"))
 
 
 def overwrites(name: str) -> bool:
     """Whether the operator does not read what it changes in place."""
-    return base_name(name) in _ONLY_WRITTEN
+    return traffic_kind(name) in ("writing", "copying")
 
 
-def precision_of(inputs: list[Tensor]) -> str:
-    tensor = next((tensor for tensor in inputs if tensor.dtype.is_floating_point), None)
-    if tensor is None:
-        return "float32"
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name == "float32" and tensor.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-        return "tf32"
-    return name
+def is_special(name: str) -> bool:
+    """Whether the operator evaluates a function such as exp for every element."""
+    return name.rpartition("::")[2].removesuffix("_").removesuffix("_backward") in _SPECIAL
 
 
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)) or (
-        hasattr(values, "__iter__") and not isinstance(values, (str, bytes, dict))
-    ):
-        for value in values:
-            yield from tensors_in(value)
+def kind_of_call(name: str) -> str:
+    """The kind of call whose measured cost stands for the cost of calling this operator.
+
+    "function" is an autograd.Function written in Python, whose own time is that of the interpreter.
+    """
+    if _FUNCTION.match(name):
+        return "function"
+    if name.startswith("autograd::") or name.endswith(("Backward", "Backward0", "AccumulateGrad")):
+        return "node"
+    return _CALL_OF.get(name, "elementwise")
 
 
-def size_of(tensor: Tensor) -> int:
-    """Bytes of the different elements: expanded dimensions repeat them. 0 for sparse tensors, which have no strides."""
-    if tensor.layout != torch.strided:
-        return 0
-    sizes: Iterable[int] = (n for n, stride in zip(tensor.shape, tensor.stride()) if stride or n == 0)
-    return prod(sizes) * tensor.element_size()
-
-
-def address_of(tensor: Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:
-        return id(tensor)
-
-
-def is_view(func: Any, outputs: list[Tensor]) -> bool:
-    """Whether the operator returns another view of an input without touching its data."""
-    aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
-    if not outputs or not aliases or any(alias.is_write for alias in aliases):
-        return func._schema.name in ("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty")
-    return True
-
-
-def written_by(func: Any, args: Any, kwargs: Any) -> set[int]:
-    """The identities of the tensors that the operator changes in place."""
-    written: set[int] = set()
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            written |= {id(tensor) for tensor in tensors_in(value)}
-    return written
-
-
-def base_name(name: str) -> str:
-    return name.rpartition("::")[2]
+def limit_of_kernel(name: str) -> str:
+    """What usually limits a kernel of this name: all that is known about the kernels of a CUDA graph."""
+    return next((limit for limit, names in _KERNELS.items() if re.search(names, name, re.IGNORECASE)), "operator")

@@ -1,4 +1,5 @@
-"""Where the time of traced steps goes: to each operator without the operators inside it, and to no operator at all.
+"""Where the time of traced steps goes: to each operator without the operators inside it, and to no operator at all; and
+rows of figures about these operators, as attribution.py divides and profile.json keeps them.
 
 The trace of a CPU step is divided by the thread that runs the steps. Its waits for other threads of the program count
 for the operators that those threads run meanwhile. The trace of a GPU step is divided by what the device does.
@@ -12,18 +13,27 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
 
-from .device_times import DeviceTimes
+from .operators import CallWork, kind_of_call, limit_of_kernel
 from .spans import EXCHANGE
 from .trace.collectives import collectives
+from .trace.idle import DeviceTimes
 from .trace.nesting import NONE, Cover, Nesting, merged
 from .trace.read import OWN_RANGES, Trace
 from .trace.window import TracedSteps
-from .trace.work import CallWork, work_of
+from .trace.work import work_of
 
 GRAPH = "CUDA graph"
 COUNTED = ("flops", "special", "bytes", "beyond", "fresh", "rows", "missed", "distinct")
 """The counted work of an operator."""
+FUSED = ("CompiledFxGraph", "Torch-Compiled Region", "triton_")
+"""Parts of the names under which the work of fused operators appears."""
+OUTLIER = 4.0
+"""A call that took this many times the median of its like was interrupted."""
+MOST_ROWS = 60
+"""Operators of a stored profile; the rest are joined."""
 _NODE = "autograd::engine::evaluate_function"
 _WAITING = re.compile(r"<built-in.*(?:sleep|acquire|select|poll|epoll|\bwait\b|\brecv|\bread\b|fsync)")
 """Built-in functions in which a thread is off the processor."""
@@ -229,3 +239,100 @@ class CountedInOrder:
         place = self._next[event.name]
         self._next[event.name] += 1
         return works[min(place, len(works) - 1)]
+
+
+def operator_rows(times: StepTimes, works: list[CallWork]) -> list[dict[str, Any]]:
+    """Operators per step, those of equal name, part and size of work together; `works` are the counted calls of a
+    step."""
+    fused = _fused(times, works)
+    table = []
+    for (name, part, *_), members in _groups(times, fused).items():
+        counted = [work for _, work in members if work is not None]
+        row: dict[str, Any] = {
+            "name": name,
+            "part": part,
+            "kind": kind_of_call(name),
+            "calls": len(members) / times.steps,
+            "python_calls": sum(call.python for call, _ in members) / times.steps,
+            "ms": sum(call.us for call, _ in members) / 1e3 / times.steps,
+            "kernels": sum(call.kernels for call, _ in members) / times.steps,
+        }
+        if part == GRAPH:
+            row["by_name"] = limit_of_kernel(name)
+        for figure in COUNTED:
+            row[figure] = sum(getattr(work, figure) for work in counted) / times.steps
+        for fact in ("precision", "row_bytes", "table_rows"):
+            row[fact] = next((getattr(work, fact) for work in counted if getattr(work, fact)), None)
+        row["parallel"] = max(call.parallel for call, _ in members)
+        row["counted"] = len(counted) == len(members)
+        if any(id(call) in fused for call, _ in members):
+            row["fused"] = True
+        if counted and counted[0].largest:
+            row["largest"] = list(counted[0].largest)
+        table.append(row)
+    return sorted(table, key=lambda row: -row["ms"])
+
+
+def clip(times: StepTimes) -> float:
+    """Cut calls that took many times as long as others of the same work: other work had their core meanwhile. Returns
+    the us that were cut."""
+    cut = 0.0
+    for members in _groups(times, {}).values():
+        if len(members) >= 3:
+            most = OUTLIER * median(call.us for call, _ in members)
+            for call, _ in members:
+                cut += max(0.0, call.us - most)
+                call.us = min(call.us, most)
+    return cut
+
+
+def compact(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures with at most `MOST_ROWS` operators; the smaller ones are joined by their kind."""
+    operators = figures["operators"]
+    rest: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in operators[MOST_ROWS:]:
+        kind = row["kind"], bool(row["kernels"]), row.get("by_name"), bool(row.get("communication"))
+        rest[*kind, row["precision"], row["row_bytes"]].append(row)
+    joined = [{**group[0], **_joined(group)} for group in rest.values()]
+    return {**figures, "operators": [*operators[:MOST_ROWS], *joined]}
+
+
+def _joined(group: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(group) == 1:
+        return {}
+    summed = ("calls", "python_calls", "ms", "kernels", *COUNTED)
+    return {
+        "name": f"{len(group)} smaller operators ({group[0]['kind']})",
+        "part": None,
+        **{name: sum(row[name] for row in group) for name in summed},
+        "counted": all(row["counted"] for row in group),
+    }
+
+
+def _groups(times: StepTimes, fused: dict[int, CallWork]) -> dict[tuple[Any, ...], list[tuple[Call, Any]]]:
+    """Calls of equal name, part and size of work."""
+    groups: defaultdict[tuple[Any, ...], list[tuple[Call, Any]]] = defaultdict(list)
+    for call in times.calls:
+        work = call.work or fused.get(id(call))
+        sizes = (int(getattr(work, name, 0)).bit_length() for name in ("flops", "bytes", "beyond", "rows"))
+        groups[call.name, call.part, getattr(work, "largest", ()), *sizes].append((call, work))
+    return groups
+
+
+def _fused(times: StepTimes, works: list[CallWork]) -> dict[int, CallWork]:
+    """The work of operators that were counted but that the trace does not show: a compiler fused them."""
+    regions = [call for call in times.calls if any(mark in call.name for mark in FUSED)]
+    if not regions:
+        return {}
+    shown = {call.name for call in times.calls}
+    hidden = [work for work in works if work.name not in shown]
+    whole = sum(call.us for call in regions) or 1.0
+    result = {}
+    for call in regions:
+        share = call.us / whole * times.steps
+        work = CallWork(call.name)
+        for figure in ("flops", "special", "bytes", "beyond", "rows", "missed"):
+            setattr(work, figure, round(share * sum(getattr(item, figure) for item in hidden)))
+        work.row_bytes = max((item.row_bytes for item in hidden), default=0)
+        result[id(call)] = work
+    return result

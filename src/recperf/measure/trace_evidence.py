@@ -17,15 +17,15 @@ from typing import Any
 from ..units import number
 from .attribution import EXPLAINED, attribute
 from .ceilings import Ceilings, ceilings_of
-from .device_times import device_times
 from .limits import UNCLEAR, Verdict, decide
-from .operator_rows import operator_rows
-from .timeline import Call, step_times
+from .operators import CallWork
+from .timeline import Call, operator_rows, step_times
 from .trace.analyse import analyse_steps, counted, device_name, facts_of, read_one, steps_of
+from .trace.idle import device_times
 from .trace.nesting import NONE, Nesting
 from .trace.read import Trace
 from .trace.window import TracedSteps, spread
-from .trace.work import CallWork, creates
+from .trace.work import creates
 
 Json = dict[str, Any]
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
+from ..operators import CallWork
 from .collectives import communication
 from .idle import idle, transfers
 from .nesting import NONE, Nesting, merged
 from .read import MERGED, Device, Shapes, Trace, facts_in, read
 from .regions import modules, parts, timings
 from .window import SMALL_US, TracedSteps, per_step
-from .work import CallWork, work_of
+from .work import work_of
 
 NO_DEVICE = "no device in this trace"
 NO_WORK = "the steps launched no device work"

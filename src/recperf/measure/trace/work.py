@@ -6,11 +6,11 @@ Shapes: M, K, N are rows, inner size and columns of a product; B its batch.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..operators import RESULT, ROW_ACCESS, CallWork, traffic_kind
 from .read import ELEMENT_BYTES, Shapes
 
 LISTED_BYTES = 4
@@ -19,25 +19,6 @@ CACHED = 1 << 14
 """Operators of equal names and sizes whose work is remembered: a trace repeats its steps."""
 LARGEST = 10**18
 """More work than this in one call is damage."""
-_KINDS = {
-    "pointwise": "add sub rsub mul div pow where lerp addcmul addcdiv clone neg abs exp exp2 expm1 log log1p log2 sqrt "
-    "rsqrt square reciprocal sign clamp clamp_min clamp_max minimum maximum relu relu6 leaky_relu elu sigmoid tanh "
-    "gelu silu softplus hardtanh hardswish mish log_sigmoid_forward sin cos erf floor round trunc remainder fmod "
-    "eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or isnan masked_fill nan_to_num "
-    "flip roll tril triu mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
-    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data threshold_backward sigmoid_backward "
-    "tanh_backward gelu_backward silu_backward elu_backward leaky_relu_backward hardtanh_backward softplus_backward "
-    "log_sigmoid_backward "
-    "mse_loss_backward smooth_l1_loss_backward binary_cross_entropy_backward native_layer_norm "
-    "native_layer_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm native_group_norm "
-    "_fused_rms_norm native_dropout native_dropout_backward cumsum cumprod logcumsumexp",
-    "reducing": "sum mean amax amin max min norm linalg_vector_norm var std var_mean argmax argmin prod any all "
-    "count_nonzero logsumexp nansum",
-    "writing": "fill_ zero_ uniform_ normal_ random_ bernoulli_ exponential_",
-    "sorting": "sort topk argsort msort unique _unique2",
-}
-"""Pointwise operators read their inputs once and write a result as large as the largest of them."""
-_KIND = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::_scaled_mm", "aten::_int_mm"}
 _BATCHED = {"aten::bmm", "aten::baddbmm"}
 _ADDING = {"aten::addmm", "aten::_addmm_activation", "aten::baddbmm"}
@@ -47,42 +28,6 @@ _RECURRENT = re.compile(r"aten::(?:mkldnn_rnn_layer|_cudnn_rnn|miopen_rnn)(_back
 _CONVOLUTION = re.compile(r"aten::_?convolution$")
 _CREATING = re.compile(r"aten::(?:new_)?(?:zeros|ones|full)(?:_like)?$")
 _PRECISION = {"float": "float32", "double": "float64", "c10::half": "float16", "c10::bfloat16": "bfloat16"}
-
-
-@dataclass(slots=True)
-class CallWork:
-    """The counted work of one call of an operator."""
-
-    name: str
-    flops: int = 0
-    precision: str = ""
-    """Precision of the product: float32, tf32, bfloat16, ..."""
-    special: int = 0
-    """Evaluations of functions such as exp, which cost many FLOPs that nobody counts."""
-    bytes: int = 0
-    """Bytes read and written; of a table only the rows that are used."""
-    beyond: int = 0
-    """Bytes among them that come from memory: no cache holds them until they are used again."""
-    fresh: int = 0
-    """Bytes written to memory that the process did not have before, so that the system maps and clears it."""
-    rows: int = 0
-    """Random rows read or written; one that is updated is both."""
-    row_bytes: int = 0
-    missed: float = 0
-    """Rows among them that come from memory."""
-    table_rows: int = 0
-    distinct: int = 0
-    """Different rows among them."""
-    off_ns: int = 0
-    """Time inside the call in which its thread did not run: it waited for other threads."""
-    position: int = 0
-    """Bytes that all steps had touched before this call."""
-    ids: tuple[int, Any] | None = field(default=None, repr=False)
-    """The table's address and the ids, until `missed` is known."""
-    written: int = 0
-    """Bytes written, where the work follows from sizes in a trace."""
-    largest: tuple[int, ...] = ()
-    """Sizes of the largest tensor, in the same case."""
 
 
 class Rows(NamedTuple):
@@ -152,10 +97,10 @@ def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
     largest = max(count for count, _ in tensors)
     if _ATTENTION.match(name):
         return read, tensors[0][0] * width
-    kind = _KIND.get(op) or _KIND.get(op.rstrip("_"))
+    kind = traffic_kind(name)
     if kind == "writing":
         return 0, tensors[0][0] * width
-    if op == "copy_":
+    if kind == "copying":
         return sum(count * size for count, size in tensors[1:]), tensors[0][0] * width
     if kind == "sorting":
         return read, largest * (width + 8)
@@ -166,29 +111,27 @@ def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
 
 def random_rows(name: str, shapes: Shapes | None) -> Rows | None:
     """The rows of a table that an operator reads or writes in any order."""
-    if shapes is None or len(shapes.dims) < 2:
+    access = ROW_ACCESS.get(name)
+    if access is None or shapes is None or len(shapes.dims) <= access.ids or not shapes.types or not shapes.dims[0]:
         return None
-    dims, widths = shapes.dims, [ELEMENT_BYTES.get(kind.lower(), 0) for kind in shapes.types]
-    op, width = name.removeprefix("aten::"), widths[0] if widths else 0
-    if not dims[0] or not width:
+    table, ids, numbers = shapes.dims[0], shapes.dims[access.ids], shapes.numbers
+    width = ELEMENT_BYTES.get(shapes.types[0].lower(), 0)
+    if not width:
         return None
-    if op in ("embedding", "_embedding_bag", "_embedding_bag_forward_only") and len(dims[0]) == 2:
-        return Rows(prod(dims[1]), dims[0][1] * width, dims[0][0])
-    if op in ("embedding_dense_backward", "embedding_sparse_backward"):
-        table = shapes.numbers[2][0] if len(shapes.numbers) > 2 and shapes.numbers[2] else 0
-        return Rows(prod(dims[1]), dims[0][-1] * width, table) if table else None
-    if op in ("index_select", "index_add_", "index_add", "index_copy_") and len(dims) > 2:
-        along = shapes.numbers[1][0] if len(shapes.numbers) > 1 and shapes.numbers[1] else 0
-        table_rows = dims[0][along] if -len(dims[0]) <= along < len(dims[0]) else 0
-        return Rows(prod(dims[2]), prod(dims[0]) // table_rows * width, table_rows) if table_rows else None
-    if op in ("gather", "scatter_add_", "scatter_add", "scatter_") and len(dims) > 2 and dims[2]:
-        return Rows(prod(dims[2]), width, prod(dims[0]))
-    if op in ("index", "index_put_", "_index_put_impl_") and shapes.lists:
-        indexed = max(1, min(len(shapes.lists[0]), len(dims[0])))
-        table_rows = prod(dims[0][:indexed])
-        rows = max(prod(dim) for dim in shapes.lists[0])
-        return Rows(rows, prod(dims[0][indexed:]) * width, table_rows)
-    return None
+    if access.table == RESULT:
+        # The first input is the gradient; the number of rows is an argument.
+        table_rows = numbers[2][0] if len(numbers) > 2 and numbers[2] else 0
+        return Rows(prod(ids), table[-1] * width, table_rows) if table_rows else None
+    if access.unit == "element":
+        return Rows(prod(ids), width, prod(table)) if ids else None
+    if access.unit == "listed":
+        if not shapes.lists:
+            return None
+        indexed = max(1, min(len(shapes.lists[0]), len(table)))
+        return Rows(max(prod(dim) for dim in shapes.lists[0]), prod(table[indexed:]) * width, prod(table[:indexed]))
+    along = numbers[1][0] if access.ids == 2 and len(numbers) > 1 and numbers[1] else 0
+    table_rows = table[along] if -len(table) <= along < len(table) else 0
+    return Rows(prod(ids), prod(table) // table_rows * width, table_rows) if table_rows else None
 
 
 def creates(name: str) -> bool:
