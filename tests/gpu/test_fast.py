@@ -162,12 +162,16 @@ def test_all_shapes_give_the_plain_paths_numbers(shape: str, precision: Any, los
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_graph_takes_the_same_steps_by_bits(optimizer: str, precision: Any) -> None:
+def test_a_graph_takes_the_same_steps(optimizer: str, precision: Any) -> None:
+    """By bits, but for Adam: in a graph its bias corrections are computed on the GPU, in float32."""
     fast = FastConfig(precision=precision)
     graph, eager = (run(made(replace(fast, graph=on), optimizer=optimizer)) for on in ("on", "off"))
     assert is_on("graph", graph)
     assert not is_on("graph", eager)
-    same_bits(graph, eager)
+    if RULES[optimizer].counts:
+        close(graph, eager, weights=1e-5)
+    else:
+        same_bits(graph, eager)
 
 
 @pytest.mark.parametrize(
