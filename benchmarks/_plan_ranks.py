@@ -61,8 +61,8 @@ def rank_points(steps: int) -> list[Point]:
         rates = calibrate.measure(workload.work(), made.train.batch_size // 2, print, on_cpu=True)
         device, network = rates.applied(from_peaks(ceilings), "float32"), rates.network() or NETWORKS["loopback"]
         for ranks in counts:
-            size, options = made.train.batch_size // ranks, made.distributed
-            ids = counted(_ids(made, ranks, steps), workload.work(), size, ranks)
+            options = made.distributed
+            ids = counted(_ids(made, ranks, steps), workload.work(), ranks)
             parallelism = Parallelism(
                 sharding="row",
                 wire="fp32",
@@ -72,11 +72,10 @@ def rank_points(steps: int) -> list[Point]:
             )
             plan = predict(workload, ranks, device, network, parallelism, skew=ids, history=ids.histories)
             taken = measured(ranks, made, steps)
-            facts = {"load_before": load, "measured_ms": _ms(taken.parts), "exposed_ms": _ms(plan.exposed)}
+            facts = {"load_before": load, "measured_ms": _ms(taken.parts), "exposed_ms": _ms(plan.step.exposed)}
             known, label = 1e3 * median(taken.seconds), f"{name}{ranks} gloo ranks"
-            points.append(
-                Point("gloo ranks", label, 1e3 * plan.seconds, known, "measured", "partly", plan.band, "ms", facts)
-            )
+            ms, factors = 1e3 * plan.step.value, plan.step.factors
+            points.append(Point("gloo ranks", label, ms, known, "measured", "partly", factors, "ms", facts))
     return points
 
 

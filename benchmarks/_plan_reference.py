@@ -90,7 +90,7 @@ def reference_plan() -> PlannedWorkload:
             step = dict(work.parts(samples))
             return step | {"stu_input_backward": step["stu_input_backward"] + Cost(step["stu_input"].flops, 0)}
 
-        return replace(work, parts=parts, prepare_s=0.0)
+        return replace(work, parts=parts, prepare_s=0.0, input_bytes=lambda samples: INPUT_BYTES)
 
     return replace(plan, count=count)
 
@@ -105,7 +105,6 @@ def reference_on(device: Device, ranks: int = 8, *, dedup: bool = True, rows: bo
         overlapped=True,
         balanced=False,
         dedup=dedup,
-        input_bytes=INPUT_BYTES,
     )
     return predict(reference_plan(), ranks, device, parallelism=parallelism)
 
@@ -115,7 +114,7 @@ def reference_points() -> list[Point]:
     points = []
     for name, trace in TRACES.items():
         plan = plans[name]
-        exposed = {part: round(1e3 * seconds, 1) for part, seconds in plan.exposed.items() if seconds > 1e-4}
+        exposed = {part: round(1e3 * seconds, 1) for part, seconds in plan.step.exposed.items() if seconds > 1e-4}
         label = f"8 {name}, traced"
         points.append(_step("reference, steps", label, plan, sum(trace.values()), fitted="partly", exposed_ms=exposed))
         points += _trace_points(name, plan, trace)
@@ -129,7 +128,7 @@ def reference_points() -> list[Point]:
         label, factor = f"{ranks} mi355x, with stalls", PUBLISHED_STALLS.mean
         points.append(_step("reference, logged", label, plan, 1024e3 * ranks / samples, factor=factor))
     for ranks, before, after in ((8, 941.6, 805.7), (16, 1108.0, 818.0)):
-        with_, without = (reference_on(MI350X, ranks, dedup=on, rows=True).seconds for on in (True, False))
+        with_, without = (reference_on(MI350X, ranks, dedup=on, rows=True).step.value for on in (True, False))
         name = f"dedup, {ranks // 8} x 8 mi350x, time with over without"
         ratio = Point("reference, scaling", name, with_ / without, after / before, "published", unit="x")
         points.append(ratio)
@@ -153,8 +152,8 @@ def target_points() -> list[Point]:
         ):
             training = target.training(
                 samples,
-                target.Band(plan.seconds, plan.low, plan.high),
-                target.forward_seconds(plan),
+                plan.step,
+                target.forward_seconds(plan.step),
                 plan.global_batch,
                 evaluations=evaluations,
                 startup=startup,
@@ -163,11 +162,8 @@ def target_points() -> list[Point]:
             hours = training.seconds.times(1 / 3600)
             each = training.evaluations_seconds / training.evaluations
             facts = {"known_range": [low, high], "evaluation_s": round(each, 1), "published_evaluation_s": evaluation_s}
-            label, band = (
-                f"{ranks} mi355x, hours to the target, {name}",
-                (hours.low / hours.value, hours.high / hours.value),
-            )
-            points.append(Point(kind, label, hours.value, mean, "published logs", "partly", band, "h", facts))
+            label = f"{ranks} mi355x, hours to the target, {name}"
+            points.append(Point(kind, label, hours.value, mean, "published logs", "partly", hours.factors, "h", facts))
     return points
 
 
@@ -177,10 +173,10 @@ def _trace_points(name: str, plan: Prediction, trace: Mapping[str, float]) -> li
     flops = sum(part.flops for label, part in plan.work.parts(1024).items() if not label.startswith("attention"))
     planned_s = {
         "GEMM": flops / device.product_rate("bfloat16"),
-        "idle": plan.exposed["transfer"],
-        "exposed messages": sum(seconds for part, seconds in plan.exposed.items() if "all-" in part),
+        "idle": plan.step.exposed["transfer"],
+        "exposed messages": sum(seconds for part, seconds in plan.step.exposed.items() if "all-" in part),
     }
-    planned_s["other kernels"] = plan.seconds - sum(planned_s.values())
+    planned_s["other kernels"] = plan.step.value - sum(planned_s.values())
     shaped = {"b200": ("GEMM", "idle"), "mi350x": ("GEMM",)}[name]
     return [
         Point(
@@ -205,4 +201,6 @@ def _step(
     fitted: Literal["", "partly"] = "",
     **conditions: Any,
 ) -> Point:
-    return Point(kind, name, 1e3 * factor * plan.seconds, ms, "published", fitted, plan.band, conditions=conditions)
+    return Point(
+        kind, name, 1e3 * factor * plan.step.value, ms, "published", fitted, plan.step.factors, conditions=conditions
+    )

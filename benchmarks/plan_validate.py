@@ -140,7 +140,8 @@ def called_points() -> list[Point]:
             plan = predict(one, 1, KNOWN["h200"])
             known = 1e3 * plan.global_batch / latest[f"{workload.name}, cuda {way}"]["p50"]
             label, source = f"H200, {workload.name}, {name}", "measured, default_speed"
-            points.append(Point("own steps, calls", label, 1e3 * plan.seconds, known, source, "wholly", plan.band))
+            ms, factors = 1e3 * plan.step.value, plan.step.factors
+            points.append(Point("own steps, calls", label, ms, known, source, "wholly", factors))
     return points
 
 

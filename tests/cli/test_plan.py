@@ -102,8 +102,8 @@ def test_json_holds_every_point(call: Call) -> None:
     value = as_json(call, *MLPERF, "--ranks", "8,16", "--gpu", "mi350x", "--price", "3")
     eight, sixteen = value["points"]
     assert (eight["scaling"], eight["ranks"], sixteen["global_batch"]) == (1.0, 8, 16_384)
-    assert len(sixteen["memory"]["by_rank"]) == 16
-    assert value["schema"] == 2
+    assert len(sixteen["memory"]["parts"]["tables"]) == 16
+    assert value["schema"] == 3
     assert sum(eight["step"]["exposed"].values()) == pytest.approx(eight["step"]["value"])
     reached = eight["target"]
     for bound in ("low", "value", "high"):

@@ -121,7 +121,7 @@ def test_a_rank_holds_the_bytes_that_the_plan_prints(name: str, ranks: int) -> N
         placed = placed_by(options, demand, ranks)
         assert kinds(placed) == kinds(list(predicted.placed))
         held_R = [sum(int(one.weight_R[rank] + one.state_R()[rank]) for one in placed) for rank in range(ranks)]
-        tables = predicted.memory.parts_R["tables"] + predicted.memory.parts_R["optimizer"]
+        tables = sum(np.array(predicted.memory.parts[name]) for name in ("tables", "optimizer"))
         dense = 4 * predicted.work.dense_states * predicted.work.dense_parameters
         assert held_R == (tables - dense).astype(int).tolist()
         if all(one.kind == "data-parallel" for one in placed):

@@ -17,7 +17,7 @@ from recperf.plan.devices import (
     Network,
     Rates,
 )
-from recperf.plan.predict import EXCHANGE_CALLS, predict
+from recperf.plan.predict import EXCHANGE_CALLS, Band, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import Spread
 from recperf.workloads.dlrm.config import DLRM
@@ -67,7 +67,9 @@ def test_a_hot_rank_slows_everyone_and_dedup_helps() -> None:
 
     def seconds(*, even: bool, dedup: bool) -> float:
         parallelism = Parallelism(rank_batch=256, sharding="row", dedup=dedup)
-        return predict(planned(config), 16, KNOWN["h200"], parallelism=parallelism, skew=None if even else ids).seconds
+        return predict(
+            planned(config), 16, KNOWN["h200"], parallelism=parallelism, skew=None if even else ids
+        ).step.value
 
     assert seconds(even=False, dedup=False) > 1.5 * seconds(even=True, dedup=False)
     assert seconds(even=False, dedup=True) < 0.5 * seconds(even=False, dedup=False)
@@ -77,8 +79,8 @@ def test_a_hot_rank_slows_everyone_and_dedup_helps() -> None:
 def test_every_preset_has_a_plan(workload) -> None:  # type: ignore[no-untyped-def]
     for preset in workload.presets.values():
         plan = predict(workload.planned(preset()), 4, KNOWN["h200"])
-        assert 0 < plan.seconds < 10
-        assert plan.memory.peak > 0
+        assert 0 < plan.step.value < 10
+        assert plan.memory.bytes > 0
         assert {"work", "device", "efficiency", "network", "ids", "overlap"} <= plan.origins.keys()
 
 
@@ -91,39 +93,39 @@ def test_a_step_is_never_shorter_than_its_calls() -> None:
     work = planned(laptop()).work()
     calls = work.calls * 1e-3
     gpu = predict(planned(laptop()), 2, replace(PLAIN, call_s=1e-3))
-    assert gpu.seconds == pytest.approx(calls + EXCHANGE_CALLS * 1e-3, rel=0.01)
+    assert gpu.step.value == pytest.approx(calls + EXCHANGE_CALLS * 1e-3, rel=0.01)
     graph = predict(planned(laptop()), 1, replace(PLAIN, call_s=1e-3, kernel_s=1e-4))
-    assert graph.seconds == pytest.approx(work.kernels(graph.global_batch, PLAIN.threads) * 1e-4, rel=0.01)
+    assert graph.step.value == pytest.approx(work.kernels(graph.global_batch, PLAIN.threads) * 1e-4, rel=0.01)
     assert "CUDA graph" in graph.origins["calls"]
     large = predict(planned(laptop()), 1, PLAIN, parallelism=Parallelism(rank_batch=1 << 14))
     assert "one by one" in large.origins["calls"], "a graph is for the planned batch"
     assert "one by one" in predict(planned(laptop()), 1, replace(PLAIN, threads=1000)).origins["calls"]
     plain, slow = (predict(planned(laptop()), 4, device) for device in (CORES, replace(CORES, call_s=1e-3)))
     on_cpu = (work.calls + work.calls_on_cpu + EXCHANGE_CALLS) * 1e-3
-    assert slow.parts["calls"] == pytest.approx(2 * on_cpu), "twice, since four ranks share two cores"
-    assert slow.seconds == pytest.approx(plain.seconds + 2 * on_cpu, rel=0.01)
-    assert slow.shares["dispatch"] > 0.5
+    assert slow.step.parts["calls"] == pytest.approx(2 * on_cpu), "twice, since four ranks share two cores"
+    assert slow.step.value == pytest.approx(plain.step.value + 2 * on_cpu, rel=0.01)
+    assert slow.step.shares["dispatch"] > 0.5
 
 
 def test_samples_to_the_target() -> None:
     published = planned(mlperf()).published_samples
     samples = {batch: target.samples_to_target(published, batch) for batch in (8192, 16384, 32768, 12000, 65536)}
-    counts = {batch: one.count.value / 1e6 for batch, one in samples.items() if one}
+    counts = {batch: one.value / 1e6 for batch, one in samples.items() if one}
     assert (counts[8192], counts[16384], counts[32768]) == (69.3, 87.7, 113.0)
     assert counts[12000] == pytest.approx(69.3 * (87.7 / 69.3) ** np.log2(12000 / 8192))
     assert counts[65536] == pytest.approx(113.0**2 / 87.7)
     origin = {batch: one.origin for batch, one in samples.items() if one}
     exact, beyond = samples[8192], samples[65536]
     assert exact is not None
-    assert exact.count == target.Band(69.3e6, 61.9e6, 80.3e6), "the spread of the published runs"
+    assert (exact.value, exact.low, exact.high) == (69.3e6, 61.9e6, 80.3e6), "the spread of the published runs"
     assert beyond is not None
-    assert (beyond.extrapolated, beyond.count.low, beyond.count.high) == (True, 98.6e6, 2 * 128.5e6)
+    assert (beyond.extrapolated, beyond.low, beyond.high) == (True, 98.6e6, 2 * 128.5e6)
     assert "interpolated" in origin[12000]
     assert "polated" not in origin[8192]
     assert target.samples_to_target(planned(laptop()).published_samples, 8192) is None
     requested = target.samples_to_target({}, 64, 5e6)
     assert requested is not None
-    assert requested.count == target.Band(5e6, 5e6, 5e6)
+    assert (requested.value, requested.low, requested.high) == (5e6, 5e6, 5e6)
 
 
 def test_the_published_hours_follow_from_published_steps() -> None:
@@ -139,12 +141,12 @@ def test_the_published_hours_follow_from_published_steps() -> None:
     ):
         samples = target.samples_to_target(planned(mlperf()).published_samples, batch)
         assert samples is not None
-        step = target.Band(batch / rate, batch / rate, batch / rate)
+        step = Band(batch / rate, batch / rate, batch / rate)
         forward = evaluation / np.ceil(evaluations.samples / batch)
         training = target.training(samples, step, forward, batch, evaluations=evaluations, startup=startup)
         assert training.seconds.value / 3600 == pytest.approx(hours, rel=0.04)
         assert training.seconds.low < 3600 * hours < training.seconds.high
-        slower = target.Band(step.value, 0.8 * step.value, 1.25 * step.value)
+        slower = Band(step.value, 0.8 * step.value, 1.25 * step.value)
         wide = target.training(samples, slower, forward, batch, evaluations=evaluations, startup=startup)
         assert wide.seconds.low < training.seconds.low
         assert wide.seconds.high > training.seconds.high
@@ -153,3 +155,17 @@ def test_the_published_hours_follow_from_published_steps() -> None:
         assert own.seconds.value == pytest.approx(1.1 * (training.seconds.value - 825) + 25)
         assert own.seconds.high > own.seconds.value + 800, "a longer start is in the range"
         assert own.seconds.low < training.seconds.value - 825
+
+
+@pytest.mark.parametrize(("mtbf_s", "checkpoint_s", "restart_s"), [(4 * 3600, 60, 300), (3600, 540, 600)])
+def test_the_goodput_is_that_of_a_cluster_that_fails(mtbf_s: float, checkpoint_s: float, restart_s: float) -> None:
+    """Failure by failure: each piece is repeated until it ends before the next failure."""
+    failures = target.failures(mtbf_s, checkpoint_s, restart_s)
+    draw, piece, pieces = np.random.default_rng(3), failures.interval_s + checkpoint_s, 20_000
+    elapsed = 0.0
+    for _ in range(pieces):
+        starting = 0.0
+        while (failure := draw.exponential(mtbf_s)) < starting + piece:
+            elapsed, starting = elapsed + failure, restart_s
+        elapsed += starting + piece
+    assert failures.goodput == pytest.approx(pieces * failures.interval_s / elapsed, rel=0.02)

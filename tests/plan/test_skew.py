@@ -11,10 +11,10 @@ import pytest
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.synthesize.config import YambdaLike
+from recperf.distributed.config import Kind
 from recperf.models.dlrm_v4.config import PUBLISHED_ROWS
 from recperf.plan import skew
-from recperf.plan.advice import Arrivals, arrivals
-from recperf.plan.sharding import Parallelism
+from recperf.plan.sharding import Parallelism, place
 from recperf.plan.work import Table, Work
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
@@ -32,25 +32,21 @@ def published() -> Work:
     return planned(replace(made, model=replace(made.model, row_scale=0.01))).work()
 
 
-def by_way(
-    work: Work, result: skew.Skew, *, width: int = 16, ranks: int = RANKS
-) -> dict[tuple[str, str, bool], Arrivals]:
-    return {
-        (one.table, one.kind, dedup): one
-        for dedup in (False, True)
-        for one in arrivals(work, result, BATCH, ranks, Parallelism(column_width=width, dedup=dedup))
-    }
+def test_row_wise_sharding_has_a_hot_rank(published: Work) -> None:
+    ids = skew.zipf(published, BATCH, RANKS, 1.2)
 
+    def worst_and_ratio(name: str, kind: Kind, *, dedup: bool = False) -> tuple[float, float]:
+        placed = place(published.tables, RANKS, BATCH, Parallelism(sharding=kind))
+        (table,) = (one for one in placed if one.table.name == name)
+        sent_R = table.sent_R(ids.traffic[name].batch(0), BATCH, dedup=dedup)
+        return sent_R.max(), sent_R.max() / sent_R.mean()
 
-@pytest.mark.parametrize("hashed", [False, True])
-def test_row_wise_sharding_has_a_hot_rank(published: Work, hashed: bool) -> None:
-    result = by_way(published, skew.zipf(published, BATCH, RANKS, 1.2, hashed=hashed))
     for name in ("album_id", "artist_id"):
-        row, even = result[name, "row", False], result[name, "column", False]
-        assert row.ratio > 4, "row-wise sharding gathers popular ids on one rank"
-        assert even.ratio == pytest.approx(1.0), "columns are the same for all ids"
-        assert result[name, "row", True].worst < 0.1 * row.worst, "dedup removes most of it"
-        assert result[name, "table", False].ratio == pytest.approx(RANKS)
+        worst, ratio = worst_and_ratio(name, "row")
+        assert ratio > 4, "row-wise sharding gathers popular ids on one rank"
+        assert worst_and_ratio(name, "row", dedup=True)[0] < 0.1 * worst, "dedup removes most of it"
+        assert worst_and_ratio(name, "column")[1] == pytest.approx(RANKS / 4), "four ranks have all ids alike"
+        assert worst_and_ratio(name, "table")[1] == pytest.approx(RANKS)
 
 
 def test_expected_counts_match_drawn_ids() -> None:
@@ -82,17 +78,13 @@ def config_for(store: EventStore) -> DLRMv4WorkloadConfig:
     return replace(made, data=data, model=replace(made.model, rows=tuple(rows.values())))
 
 
-def counted(store: EventStore, config: DLRMv4WorkloadConfig, batch: int, ranks: int, batches: int) -> skew.Skew:
-    workload = planned(config)
-    return skew.counted(workload.ids(Path(store.folder), batch, ranks, batches), workload.work(), batch, ranks)
-
-
 def test_ids_of_a_dataset_are_counted(store: EventStore) -> None:
     from recperf.data.yambda.history import Histories
     from recperf.data.yambda.windows import WindowIndex
 
     config, ranks, batch = config_for(store), 4, 16
-    result = counted(store, config, batch, ranks, 2)
+    workload = planned(config)
+    result = skew.counted(workload.ids(Path(store.folder), batch, ranks, 2), workload.work(), ranks)
     assert result.batches == 2
     index = WindowIndex.open(store, config.data.windows)
     anchors = np.concatenate([index.order(window, "train") for window in range(index.windows - 1)])
@@ -109,4 +101,4 @@ def test_ids_of_a_dataset_are_counted(store: EventStore) -> None:
     assert result.traffic["uid"].raw_NR[-1].sum() == batch * ranks
     items = result.traffic["item_id"].unique_NR.sum() / (2 * ranks * batch)
     assert result.distinct_per_sample(batch)["item_id"] == pytest.approx(items)
-    assert skew.even(planned(config).work(), batch, ranks).distinct_per_sample(batch) == {}, "not counted"
+    assert skew.even(workload.work(), batch, ranks).distinct_per_sample(batch) == {}, "not counted"

@@ -11,7 +11,6 @@ from recperf.data.reuse import Reuse
 from recperf.plan import tiers
 from recperf.plan.devices import KNOWN
 from recperf.plan.predict import Prediction, predict
-from recperf.plan.target import Band
 from recperf.workloads import find
 
 
@@ -42,15 +41,15 @@ def published() -> Prediction:
 
 
 def test_a_step_takes_as_long_as_the_slowest_of_device_link_and_store(published: Prediction) -> None:
-    device, step = KNOWN["h200"], Band(published.seconds, 0.9 * published.seconds, 1.1 * published.seconds)
-    priced = tiers.price(published, device, step, served=0.9)
+    device, step = KNOWN["h200"], published.step
+    priced = tiers.price(published, device, served=0.9)
     assert priced.table_bytes == 4 * 513 * sum(table.rows for table in published.work.tables)
     host, file = priced.stores["host"], priced.stores["file"]
     assert host.limit == "the device"
-    assert host.step == step
+    assert (host.step.value, host.step.low, host.step.high) == (step.value, step.low, step.high)
     assert host.bytes_each_way == pytest.approx(0.1 * priced.rows_per_step * 4 * 513)
-    slow = tiers.price(published, replace(device, host_bytes_per_s=1e7), step, served=0.9).stores["host"]
+    slow = tiers.price(published, replace(device, host_bytes_per_s=1e7), served=0.9).stores["host"]
     assert (slow.limit, slow.step.low) == ("the link", slow.bytes_each_way / 1e7)
-    none = tiers.price(published, device, step, served=0.0).stores["file"]
+    none = tiers.price(published, device, served=0.0).stores["file"]
     assert none.limit == "the disk"
     assert none.step.value > file.step.value

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import to_builtins
 
@@ -60,8 +60,6 @@ class PlanOptions(SourceOptions, Question):
     skew: str | None = None
     """Popularity of ids: zipf:1.05, even, or the folder of a dataset (dlrm-v4). Default: as published for the data of
     dlrm-v4, else even."""
-    ids: Literal["as-they-are", "hashed"] = "as-they-are"
-    """Whether ids are hashed before rows are assigned to ranks."""
     price: str | None = None
     """Price of one device for an hour: 2.5, 2.5EUR or 2.5USD."""
     out: Path | None = None
@@ -111,7 +109,6 @@ def command(arguments: list[str]) -> int:
         cache_bytes=byte_count(tables.device_bytes) if tables else None,
         tiered=tables is not None and tables.placement in ("host", "file"),
         worse_skew=_independent_ids(options, workload),
-        detailed_skew=options.skew not in (None, "even"),
     )
     advised, points = plan(setting, counts)
     result = Plan(
@@ -167,16 +164,14 @@ def _skew(options: Options[Any], workload: PlannedWorkload, batch: int, ranks: i
     """The ids of `batch` samples on each rank."""
     if options.skew == "even" or (options.skew is None and workload.popularity is None):
         return None
-    work, hashed = workload.work(history=options.history), options.ids == "hashed"
+    work = workload.work(history=options.history)
     if options.skew is None and workload.popularity is not None:
         law = workload.popularity
-        return skews.zipf(
-            work, batch, ranks, law.exponent, hashed=hashed, repeated=law.repeated, source=f" ({law.origin})"
-        )
+        return skews.zipf(work, batch, ranks, law.exponent, repeated=law.repeated, source=f" ({law.origin})")
     source = skews.parse(options.skew or "")
     if isinstance(source, float):
-        return skews.zipf(work, batch, ranks, source, hashed=hashed)
-    return skews.counted(workload.ids(source, batch, ranks, SKEW_BATCHES), work, batch, ranks, hashed=hashed)
+        return skews.zipf(work, batch, ranks, source)
+    return skews.counted(workload.ids(source, batch, ranks, SKEW_BATCHES), work, ranks)
 
 
 def _independent_ids(

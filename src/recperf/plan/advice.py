@@ -1,4 +1,4 @@
-"""What makes a plan fit, what makes its step shorter, and what a skew costs under each kind of sharding.
+"""What makes a plan fit, and what makes its step shorter.
 
 Every change is an option of `recperf run`.
 """
@@ -6,21 +6,15 @@ Every change is an option of `recperf run`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from ..distributed.config import Kind, KindOrAuto
 from ..distributed.placement import rows_for_all
 from .devices import Device
-from .memory import largest_tables, memory_of
+from .memory import memory_of
 from .predict import Prediction
 from .sharding import Parallelism, place
-from .skew import Skew
-from .work import Work
 
-SHARDED: tuple[Kind, ...] = ("row", "column", "table")
-"""Kinds that divide a table."""
 REMEDIES: tuple[Kind, ...] = ("row", "table", "column")
 """In the order they are tried. Columns come last: each shard has its own row-wise Adagrad state, so that the training
 differs."""
@@ -28,51 +22,6 @@ MOST_OVERRIDES = 4
 """Tables whose sharding a remedy changes at most."""
 NOTICEABLE = 0.02
 """Changes that shorten a step by a smaller share are not mentioned."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arrivals:
-    """Bytes of one table that each rank sends in the forward pass, and receives in the backward pass."""
-
-    table: str
-    kind: Kind
-    mean: float
-    """Over all batches and ranks."""
-    worst: float
-    """The worst rank in the worst batch."""
-    batch: int
-    rank: int
-
-    @property
-    def ratio(self) -> float:
-        return self.worst / self.mean if self.mean else 1.0
-
-
-def arrivals(work: Work, skew: Skew, batch: int, ranks: int, parallelism: Parallelism) -> list[Arrivals]:
-    """For each table with skewed ids, under each kind of sharding."""
-    number = parallelism.number_bytes
-    rows = []
-    for table in work.tables:
-        if not table.skewed or table.copied:
-            continue
-        traffic = skew.traffic[table.name]
-        for kind in SHARDED:
-            (one,) = place((table,), ranks, batch, replace(parallelism, sharding=kind, overrides={}))
-            bytes_NR = number * np.stack(
-                [one.sent_R(traffic.batch(n), batch, dedup=parallelism.dedup) for n in range(traffic.batches)]
-            )
-            at, rank = np.unravel_index(int(np.argmax(bytes_NR)), bytes_NR.shape)
-            rows.append(
-                Arrivals(
-                    table=table.name,
-                    kind=kind,
-                    mean=float(bytes_NR.mean()),
-                    worst=float(bytes_NR.max()),
-                    batch=int(at),
-                    rank=int(rank),
-                )
-            )
-    return rows
 
 
 def largest_batch(fits: Callable[[int], bool], too_large: int) -> int:
@@ -107,8 +56,8 @@ def improvements(
     and all options that were tried. On one rank there are none."""
     changes = [] if plan.ranks == 1 else _faster(plan, parallelism, on_cpu)
     tried = [(options, predicted(changed)) for options, changed in changes]
-    better = [one for one in tried if one[1].memory.fits and one[1].seconds <= (1 - NOTICEABLE) * plan.seconds]
-    return sorted(better, key=lambda one: one[1].seconds)[:most], [options for options, _ in tried]
+    better = [one for one in tried if one[1].memory.fits and one[1].step.value <= (1 - NOTICEABLE) * plan.step.value]
+    return sorted(better, key=lambda one: one[1].step.value)[:most], [options for options, _ in tried]
 
 
 def sharding_option(parallelism: Parallelism) -> str:
@@ -124,8 +73,7 @@ def _smaller(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, 
     if parallelism.wire == "fp32":
         yield "--distributed.all-to-all fp16", replace(parallelism, wire="fp16")
     yield from _shardings(parallelism, ("auto", "row"))
-    memory, rows = plan.memory, {table.name: table.rows for table in plan.work.tables}
-    tables = largest_tables(plan.placed, plan.skew, memory.batch, plan.rank_batch, parallelism.dedup, memory.fullest)
+    tables, rows = plan.memory.largest_tables, {table.name: table.rows for table in plan.work.tables}
     for count in range(1, min(len(tables), MOST_OVERRIDES) + 1):
         for kind in REMEDIES:
             overrides = {**parallelism.overrides, **dict.fromkeys(tables[:count], kind)}

@@ -14,9 +14,9 @@ total does, and is tight when only the first does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..distributed.config import Demand, DistributedConfig
@@ -29,49 +29,40 @@ from .work import PlannedWorkload, Work
 
 RESERVE = 0.05
 """Share of a device's memory for the context, the collective library and fragmentation: an assumption."""
-PARTS = ("tables", "optimizer", "dense", "input", "activations", "all-to-all", "temporary")
+PARTS = ("tables", "optimizer", "dense", "input", "activations", "all-to-all")
 
 Bytes = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
-class Memory:
+class Memory(Struct, kw_only=True):
     """Memory of the ranks in the worst batch."""
 
-    parts_R: dict[str, Bytes]
-    """Bytes by purpose, in the phase in which the fullest rank holds most."""
+    verdict: str
+    """fits; tight: only if memory is reused well; does not fit."""
+    fullest_rank: int
     phase: str
-    batch: int
-    """Number of that batch."""
-    limit: float
+    """The phase of a step in which that rank holds most."""
+    largest_tables: list[str]
+    """Tables by their bytes on that rank, weights and vectors in flight together, the largest first."""
+    bytes: float
+    """Its peak with perfect reuse."""
+    without_reuse_bytes: float
+    """Its bytes if no phase reused memory of another."""
+    limit_bytes: float
     """Bytes that a rank may hold: the memory of its device less a reserve."""
     device_bytes: int
-    without_reuse: float
-    """Bytes of the fullest rank if no phase reused memory of another."""
-    largest_table: str
-    """The table with most bytes on the fullest rank, weights and vectors in flight together."""
-
-    @property
-    def total_R(self) -> Bytes:
-        return _total_R(self.parts_R)
-
-    @property
-    def fullest(self) -> int:
-        return int(np.argmax(self.total_R))
-
-    @property
-    def peak(self) -> float:
-        return float(self.total_R.max())
+    parts: dict[str, list[float]]
+    """Bytes of each rank in that phase, by purpose."""
+    largest_global_batch: int | None = None
+    """The largest that would fit, where the planned one does not."""
 
     @property
     def fits(self) -> bool:
-        return self.without_reuse <= self.limit
+        return self.verdict == "fits"
 
     @property
-    def verdict(self) -> str:
-        if self.fits:
-            return "fits"
-        return "tight" if self.peak <= self.limit else "does not fit"
+    def missing_bytes(self) -> float:
+        return max(0.0, self.without_reuse_bytes - self.limit_bytes)
 
 
 def memory_of(
@@ -95,16 +86,18 @@ def memory_of(
         for phase, moving_R in phases.items():
             parts_R = constant_R | moving_R
             candidates.append((float(_total_R(parts_R).max()), number, phase, parts_R))
-    _, number, phase, parts_R = max(candidates, key=lambda entry: entry[0])
-    fullest = int(np.argmax(_total_R(parts_R)))
+    peak, number, phase, parts_R = max(candidates, key=lambda entry: entry[0])
+    fullest, limit = int(np.argmax(_total_R(parts_R))), (1 - RESERVE) * device.memory_bytes
     return Memory(
-        parts_R={name: parts_R[name] for name in PARTS},
+        verdict="fits" if without_reuse <= limit else "tight" if peak <= limit else "does not fit",
+        fullest_rank=fullest,
         phase=phase,
-        batch=number,
-        limit=(1 - RESERVE) * device.memory_bytes,
+        largest_tables=_largest_tables(placed, skew, number, batch, parallelism.dedup, fullest),
+        bytes=peak,
+        without_reuse_bytes=without_reuse,
+        limit_bytes=limit,
         device_bytes=device.memory_bytes,
-        without_reuse=without_reuse,
-        largest_table=largest_tables(placed, skew, number, batch, parallelism.dedup, fullest)[0],
+        parts={name: parts_R[name].tolist() for name in PARTS},
     )
 
 
@@ -169,27 +162,17 @@ def _phases(
     sent_R, received_R, ids_R = moved_R(placed, skew, number, batch, parallelism.dedup)
     zero_R = np.zeros_like(sent_R)
     coded = 0 if parallelism.wire == "fp32" else HALF
-    # Bytes of a number in the copy that the codec makes before sending.
-    copied = FLOAT if coded and parallelism.codec == "clamp-copy" else 0
     # Float32 at both ends, and encoded at both ends in between.
     both_R = FLOAT * (sent_R + received_R) + coded * (sent_R + received_R) + INDEX * ids_R
     return {
-        "lookup": {"activations": zero_R, "all-to-all": both_R, "temporary": copied * sent_R},
-        "layers": {
-            "activations": zero_R + activations,
-            "all-to-all": FLOAT * received_R + INDEX * ids_R,
-            "temporary": zero_R,
-        },
-        "gradients": {
-            "activations": zero_R,
-            # The received rows are still held next to their gradients.
-            "all-to-all": both_R + FLOAT * received_R,
-            "temporary": copied * received_R,
-        },
+        "lookup": {"activations": zero_R, "all-to-all": both_R},
+        "layers": {"activations": zero_R + activations, "all-to-all": FLOAT * received_R + INDEX * ids_R},
+        # The received rows are still held next to their gradients.
+        "gradients": {"activations": zero_R, "all-to-all": both_R + FLOAT * received_R},
     }
 
 
-def largest_tables(
+def _largest_tables(
     placed: Sequence[PlacedTable], skew: Skew, number: int, batch: int, dedup: bool, rank: int
 ) -> list[str]:
     """Tables by their bytes on a rank, weights and vectors in flight together, the largest first."""

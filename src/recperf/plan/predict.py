@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from ..config import require, within
 from ..measure.attribution import LIMITS
@@ -58,45 +59,47 @@ BAND_OF_RANKS, BAND_OF_NODES = 1.05, 1.05
 of published steps are 1, 5 and 10 % too low on one, two and four nodes."""
 
 
+class Band(Struct):
+    """A figure and the range that should contain the truth."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Band:
+        return Band(factor * self.value, factor * self.low, factor * self.high)
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Both ends of the range over the figure."""
+        return self.low / self.value, self.high / self.value
+
+
+class Step(Band, kw_only=True):
+    """Seconds of a step, with their range by the errors of past predictions."""
+
+    samples_per_s: float
+    parts: dict[str, float]
+    """Seconds of each part alone."""
+    exposed: dict[str, float]
+    """Seconds of each part that overlap with no other; their sum is the step."""
+    limit: str
+    shares: dict[str, float]
+    """Share of the step by limit, with the names that profiles use; they sum to 1."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prediction:
     ranks: int
     rank_batch: int
     """Samples of the largest rank."""
     global_batch: int
-    parts: dict[str, float]
-    """Seconds of each part alone."""
-    exposed: dict[str, float]
-    """Seconds of each part that overlap with no other; their sum is the step."""
+    step: Step
     memory: Memory
     placed: tuple[PlacedTable, ...]
     skew: Skew
     work: Work
     origins: dict[str, str]
-    shares: dict[str, float]
-    """Share of the step by limit, with the names that profiles use; they sum to 1."""
-    imbalance: float
-    """Dense work of the slowest rank over the mean of all ranks."""
-    band: tuple[float, float]
-    """Error band of the step, as factors of its seconds."""
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.exposed.values())
-
-    @property
-    def low(self) -> float:
-        """Seconds of a step at least, by the errors of past predictions."""
-        return self.band[0] * self.seconds
-
-    @property
-    def high(self) -> float:
-        """Seconds of a step at most, by the errors of past predictions."""
-        return self.band[1] * self.seconds
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.global_batch / self.seconds
 
 
 def rank_batch_of(workload: PlannedWorkload, ranks: int, parallelism: Parallelism) -> int:
@@ -131,24 +134,31 @@ def predict(
     uneven = largest_share(work, batch, ranks, balanced=parallelism.balanced).work
     parts = _seconds(work, placed, skew, batch, share, slowed, parallelism, uneven)
     left = exposed(parts, parallelism, synchronous=device.shared)
+    seconds, samples = sum(left.values()), workload.batch_size if parallelism.rank_batch is None else ranks * batch
     by_host = left["input"] + (parts["calls"] if left["calls"] else 0.0)
     nodes = collectives.node_count(ranks, network)
-    band = error_band(device, ranks, min(1.0, by_host / sum(left.values())), nodes=nodes)
+    low, high = error_band(device, ranks, min(1.0, by_host / seconds), nodes=nodes)
+    shares = limit_shares(work, share, batch, left, uneven)
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
-        global_batch=workload.batch_size if parallelism.rank_batch is None else ranks * batch,
-        parts=parts,
-        exposed=left,
-        shares=limit_shares(work, share, batch, left, uneven),
-        imbalance=uneven,
-        band=band,
+        global_batch=samples,
+        step=Step(
+            seconds,
+            low * seconds,
+            high * seconds,
+            samples_per_s=samples / seconds,
+            parts=parts,
+            exposed=left,
+            limit=max(shares, key=lambda limit: shares[limit]),
+            shares=shares,
+        ),
         memory=memory_of(work, placed, skew, batch, share, parallelism),
         placed=tuple(placed),
         skew=skew,
         work=work,
         origins=_origins(work, device, network, skew, parallelism, batch, ranks)
-        | {"error band": _band_text(band, device, ranks)},
+        | {"error band": _band_text((low, high), device, ranks)},
     )
 
 
@@ -204,12 +214,8 @@ def limit_shares(
     return {limit: time / whole for limit, time in seconds.items()}
 
 
-def dense_seconds(work: Work, device: Device, batch: int) -> dict[str, float]:
-    """Seconds of each dense part: its FLOPs, and the passes over memory besides them."""
-    return {name: part_seconds(name, cost, work, device) for name, cost in work.parts(batch).items()}
-
-
 def part_seconds(name: str, cost: Cost, work: Work, device: Device) -> float:
+    """Seconds of a dense part: its FLOPs, and the passes over memory besides them."""
     return sum(_seconds_of(name, cost, work, device))
 
 
@@ -234,7 +240,7 @@ def _seconds(
     parallelism: Parallelism,
     uneven: float,
 ) -> dict[str, float]:
-    dense = dense_seconds(work, device, batch)
+    dense = {name: part_seconds(name, cost, work, device) for name, cost in work.parts(batch).items()}
     backward = sum(part for name, part in dense.items() if phase_of(name) == "backward")
     update = sum(part for name, part in dense.items() if phase_of(name) == "update")
     number = parallelism.number_bytes
@@ -256,13 +262,12 @@ def _seconds(
                 "table update": float((updated_R + FLOAT * sent_R).max()) / rate,
             }
         )
-    inputs = work.input_bytes(batch) if parallelism.input_bytes is None else parallelism.input_bytes
     ranks = len(placed[0].width_R)
     kernels = _graph_kernels(work, device, batch, ranks)
     seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
     seconds |= {
         "input": batch * work.prepare_s,
-        "transfer": inputs / device.host_bytes_per_s,
+        "transfer": work.input_bytes(batch) / device.host_bytes_per_s,
         "dense forward": uneven * (sum(dense.values()) - backward - update),
         "dense backward": uneven * backward,
         "dense update": update,

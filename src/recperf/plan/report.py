@@ -8,16 +8,20 @@ from textwrap import wrap
 
 from ..measure.limits import TEXTS
 from ..runs.report.blocks import Block, Figure, Report, Section, Table, Text, cells, definitions
+from ..runs.report.svg import EXTRA, FAMILIES, Sheet, evenly, round_steps, ticks, tone
 from ..runs.report.text import WIDTH
 from ..units import number, size, time, times
-from .plot import step_figure
-from .predict import PARTS
-from .summary import FullestRank, Plan, Point, Step
-from .target import Band, Training
+from .memory import Memory
+from .predict import PARTS, Band, Step
+from .summary import Plan, Point
+from .target import Training
 from .tiers import Tiers
 
 COMMANDS = ("recperf run", "on each node")
 """How texts begin that are commands."""
+COLOURS = (*FAMILIES, *EXTRA)
+SMALL = 0.01
+"""Parts below this share of every step are drawn as one."""
 
 
 def report_of(plan: Plan) -> Report:
@@ -133,7 +137,7 @@ def _facts(plan: Plan, advised: Point) -> dict[str, str]:
         if reached.cost:
             del facts["cost"]
     if failing := advised.failures:
-        reached_s = failing.target_seconds
+        reached_s = reached.seconds.value / failing.goodput if reached and failing.goodput else None
         facts["failures"] = (
             f"one every {_time(failing.mtbf_s)}: with a checkpoint every {_time(failing.interval_s)} the "
             f"goodput is {failing.goodput:.1%}" + (f", {_time(reached_s)} to the target" if reached_s else "")
@@ -143,7 +147,7 @@ def _facts(plan: Plan, advised: Point) -> dict[str, str]:
     sentence = TEXTS[limit]["sentence"].format(share=f"{step.shares[limit]:.0%}", detail="")
     facts["limit"] = f"{limit}: {sentence} The longest part is {longest}, {_time(exposed[longest])}."
     faster = [
-        f"{one.options}: {one.samples_per_s / step.samples_per_s:.2f} times the samples/s, "
+        f"{one.options}: {one.step.samples_per_s / step.samples_per_s:.2f} times the samples/s, "
         f"{_band_time(one.step)} a step"
         for one in plan.advice.changes
     ]
@@ -207,7 +211,7 @@ def _overview(points: list[Point], currency: str | None) -> list[Block]:
             ]
         rows.append(row)
     shown = [column for column in range(len(head)) if any(row[column] not in ("-", "") for row in rows)]
-    extrapolated = any(point.target and point.target.extrapolated for point in points)
+    extrapolated = any(point.target and point.target.samples.extrapolated for point in points)
     note = "~ samples to the target are extrapolated beyond the published batch sizes" if extrapolated else ""
     visible = [cells(*(row[column] for column in shown)) for row in rows]
     blocks: list[Block] = [
@@ -221,7 +225,7 @@ def _overview(points: list[Point], currency: str | None) -> list[Block]:
     fitting = [point for point in points if point.fits]
     if fitting:
         label = "Predicted time of a step by part, for each number of ranks that fits"
-        blocks.append(Figure("plan-steps", label, label, lambda: step_figure(fitting)))
+        blocks.append(Figure("plan-steps", label, label, lambda: _step_figure(fitting)))
     return blocks
 
 
@@ -242,17 +246,10 @@ def _details(plan: Plan, point: Point) -> list[Section]:
     ]
     head = ("table", "sharding", "ranks", "size", "most on a rank", "why")
     sections.append(Section("tables", "tables", [Table(head, tables, left=(1, 5))]))
-    if point.skew:
-        skewed = [
-            cells(one.table, one.kind, size(one.mean), size(one.worst), f"{one.ratio:.1f} x", one.rank)
-            for one in point.skew
-        ]
-        head = ("table", "sharding", "mean of ranks", "worst rank and batch", "worst / mean", "rank")
-        sections.append(Section("skew", "skew: data received by a rank in a step", [Table(head, skewed, left=(1,))]))
     origins = dict(point.origins)
     if reached := point.target:
         evaluations = _count(round(reached.evaluations), "evaluation")
-        origins["samples"] = f"to the target: {reached.origin}"
+        origins["samples"] = f"to the target: {reached.samples.origin}"
         origins["target"] = (
             f"{_time(reached.steps_seconds)} of steps, {_time(reached.evaluations_seconds)} of {evaluations}, "
             f"{_time(reached.startup_seconds)} of start-up"
@@ -263,27 +260,26 @@ def _details(plan: Plan, point: Point) -> list[Section]:
     return [*sections, Section("sources", "sources of the figures", [sources])]
 
 
-def _memory(memory: FullestRank) -> Table:
+def _memory(memory: Memory) -> Table:
+    total = [sum(by_part) for by_part in zip(*memory.parts.values())]
     rows = [
-        cells(name, size(bytes_), size(memory.parts_mean[name]), size(memory.parts_least[name]))
-        for name, bytes_ in memory.parts.items()
+        cells(name, size(by_rank[memory.fullest_rank]), size(sum(by_rank) / len(by_rank)), size(min(by_rank)))
+        for name, by_rank in {**memory.parts, "total": total}.items()
     ]
-    totals = memory.by_rank
-    rows.append(cells("total", size(memory.bytes), size(sum(totals) / len(totals)), size(min(totals))))
     return Table(("part", f"rank {memory.fullest_rank} (fullest)", "mean", "least"), rows)
 
 
-def _memory_band(memory: FullestRank) -> str:
+def _memory_band(memory: Memory) -> str:
     """With and without reuse of memory."""
     low, high = size(memory.bytes), size(memory.without_reuse_bytes)
     return low if low == high else f"{low} to {high}"
 
 
-def _verdict(memory: FullestRank) -> str:
+def _verdict(memory: Memory) -> str:
     return (
         f"{memory.verdict}; rank {memory.fullest_rank} peaks at {size(memory.bytes)} ({memory.phase}), "
         f"{size(memory.without_reuse_bytes)} if no memory is reused, {size(memory.limit_bytes)} of "
-        f"{size(memory.device_bytes)} can be used; its largest table is {memory.largest_table}"
+        f"{size(memory.device_bytes)} can be used; its largest table is {memory.largest_tables[0]}"
     )
 
 
@@ -308,7 +304,7 @@ def _time(seconds: float) -> str:
     return time(1e3 * seconds)
 
 
-def _band_time(band: Band | Step) -> str:
+def _band_time(band: Band) -> str:
     """A time and its range, as in 632 ms (570 to 700)."""
     (value, low, high), unit = times(*(1e3 * seconds for seconds in (band.value, band.low, band.high)))
     return f"{value} {unit} ({low} to {high})"
@@ -336,8 +332,35 @@ def _reached(reached: Training, currency: str | None) -> str:
 
 
 def _approximately(reached: Training) -> str:
-    return "~" if reached.extrapolated else ""
+    return "~" if reached.samples.extrapolated else ""
 
 
 def _count(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _step_figure(points: list[Point]) -> Sheet:
+    """Exposed parts of a step, stacked, one bar for each number of ranks; the line is the range of the prediction."""
+    steps = [point.step for point in points if point.step is not None]
+    names = [name for name in steps[0].exposed if any(step.exposed[name] >= SMALL * step.value for step in steps)]
+    high = 1e3 * max(step.high for step in steps)
+    sheet = Sheet(260 + 16 * len(names))
+    axes = sheet.axes(56, 12, 12, sheet.height - 240)
+    axes.set_xlim(-0.6, len(points) - 0.4)
+    axes.set_ylim(0, 1.05 * high)
+    for x, step in enumerate(steps):
+        bottom = 0.0
+        for colour, name in zip(COLOURS, names):
+            axes.bar(x, 1e3 * step.exposed[name], bottom=bottom, width=0.6, color=tone(colour))
+            bottom += 1e3 * step.exposed[name]
+        axes.bar(x, 1e3 * step.value - bottom, bottom=bottom, width=0.6, color=tone("other"))
+        axes.plot([x, x], [1e3 * step.low, 1e3 * step.high], color=tone("ink"), lw=1.5)
+    marked = round_steps(0, high, 5)
+    ticks(axes, "y", marked, evenly(marked), grid=True)
+    ticks(axes, "x", list(range(len(points))), lambda x: f"{points[round(x)].ranks:,}")
+    sheet.text(0, 12, "ms", color="muted")
+    sheet.text(0, 250, "ranks", color="muted", va="center")
+    for line, (colour, name) in enumerate(zip((*COLOURS[: len(names)], "other"), (*names, "other"))):
+        sheet.text(56, 272 + 16 * line, "■", color=colour)
+        sheet.text(72, 272 + 16 * line, name, color="ink")
+    return sheet

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..config import require, within
 from ..distributed import balance, placement
 from ..distributed.config import DistributedConfig, KindOrAuto, Place, Table
-from ..distributed.placement import COLUMN_WIDTH, Placed
+from ..distributed.placement import Placed
 from ..measure.cost import FLOAT
 from .skew import Traffic
 from .work import Lengths, Work
@@ -30,8 +30,6 @@ CACHED = 0.2
 """Share of a table in host memory that TorchRec caches on the device by default."""
 DRAWN = 1 << 16
 """Samples drawn to see how unevenly ranks share a batch."""
-Codec = Literal["in-place", "clamp-copy"]
-"""How float32 becomes fp16 before it is sent: written once and clamped there, or clamped into a float32 copy first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +43,10 @@ class Parallelism:
     """Sharding of all tables: row, column, table, data-parallel, or auto."""
     overrides: Mapping[str, KindOrAuto] = field(default_factory=dict)
     """Sharding of single tables."""
-    column_width: int = COLUMN_WIDTH
-    """Minimum number of columns in a column-wise shard."""
     placements: Mapping[str, Place] = field(default_factory=dict)
     """Memory of single tables; that of the device by default."""
     wire: Wire = "fp32"
     """Number format in which rows and their gradients are sent."""
-    codec: Codec = "in-place"
-    """How they are converted to it."""
     dedup: bool = True
     """An id that occurs several times in a rank's batch is requested once."""
     pipelined: bool = True
@@ -61,14 +55,11 @@ class Parallelism:
     """Dense gradients are summed during the backward pass."""
     balanced: bool = True
     """Samples are dealt to ranks by their work; otherwise rank r of n takes every n-th."""
-    input_bytes: int | None = None
-    """Bytes of a rank's batch; None: as counted by the workload."""
 
     def __post_init__(self) -> None:
         if self.rank_batch is not None:
             within(1, self.rank_batch, LARGEST_BATCH, "rank batch")
         require(self.wire in ("fp32", "fp16", "bf16"), "wire", self.wire, "fp32, fp16, bf16")
-        require(self.codec in ("in-place", "clamp-copy"), "codec", self.codec, "in-place, clamp-copy")
 
     @property
     def number_bytes(self) -> int:
@@ -135,9 +126,7 @@ class PlacedTable(Placed):
 
 def place(tables: tuple[Table, ...], ranks: int, batch: int, parallelism: Parallelism) -> list[PlacedTable]:
     """The shards that a run with so many ranks has."""
-    placed = placement.place(
-        tables, ranks, batch, parallelism.sharding, parallelism.overrides, column_width=parallelism.column_width
-    )
+    placed = placement.place(tables, ranks, batch, parallelism.sharding, parallelism.overrides)
     placement.require_sent(placed, parallelism.wire)
     return [
         PlacedTable(one.table, one.kind, one.width_R, one.why, parallelism.placements.get(one.table.name, "device"))

@@ -3,8 +3,8 @@
 Shapes: N global batches, R ranks, K rows of a table.
 
 Row-wise sharding gives rank r the r-th block of ceil(rows / ranks) consecutive rows, as TorchRec does, so popular ids
-with neighbouring numbers share a rank. `hashed` means that ids are hashed before rows are assigned to ranks. With dedup
-an id that occurs several times in a rank's batch is requested once; several ranks may still request the same row.
+with neighbouring numbers share a rank. With dedup an id that occurs several times in a rank's batch is requested once;
+several ranks may still request the same row.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import within
 from ..errors import UsageError
-from ..ops.splitmix import GOLDEN, finalise_numpy_
 from .work import DatasetIds, Table, Work
 
 Counts = NDArray[np.float64]
@@ -94,7 +92,6 @@ def zipf(
     ranks: int,
     exponent: float,
     *,
-    hashed: bool = False,
     repeated: bool = False,
     source: str = "",
     seed: int = 0,
@@ -109,11 +106,10 @@ def zipf(
             ids = round(table.ids * batch)
             drawn = _draws(table, exponent, table.distinct(batch), ids) if repeated else float(ids)
             draws[table.name] = drawn
-            traffic[table.name] = _drawn(table, exponent, ids, drawn, ranks, hashed, seed)
+            traffic[table.name] = _drawn(table, exponent, ids, drawn, ranks, seed)
         else:
             traffic[table.name] = _even(table, batch, ranks)
-    place = "spread by a hash" if hashed else "in the first rows of their tables"
-    origin = f"Zipf with exponent {exponent:g}{source}, popular ids {place}"
+    origin = f"Zipf with exponent {exponent:g}{source}, popular ids in the first rows of their tables"
     return Skew(traffic, origin, DRAWN_BATCHES, exponent=exponent, draws=draws)
 
 
@@ -149,12 +145,9 @@ def parse(text: str) -> float | Path:
     return Path(text)
 
 
-def owners(ids: NDArray[Any], table: Table, ranks: int, *, hashed: bool) -> NDArray[np.int64]:
-    """The rank that holds the row of each id. Each table has its own hash, so hot ids of two tables need not meet."""
-    if not hashed:
-        return np.asarray(ids // -(-table.rows // ranks), dtype=np.int64)
-    seeded = ids.astype(np.uint64) + np.uint64(GOLDEN + crc32(table.name.encode()))
-    return np.asarray(finalise_numpy_(seeded) % np.uint64(ranks), dtype=np.int64)
+def owners(ids: NDArray[np.int64], table: Table, ranks: int) -> NDArray[np.int64]:
+    """The rank that holds the row of each id."""
+    return ids // -(-table.rows // ranks)
 
 
 def _even(table: Table, batch: int, ranks: int) -> Traffic:
@@ -180,18 +173,13 @@ def never(share_K: Counts) -> Counts:
     return np.asarray(np.log1p(-np.minimum(share_K, 1 - 1e-15)))
 
 
-def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int, hashed: bool, seed: int) -> Traffic:
+def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int, seed: int) -> Traffic:
     """Each rank's batch has `ids` ids, with as many different ones as `draws` independent draws."""
-    count_K, share_K, first_K = kinds(table.rows, exponent, 1 if hashed else ranks)
-    single_K = count_K == 1
-    owner_K = owners(first_K, table, ranks, hashed=hashed)
+    count_K, share_K, first_K = kinds(table.rows, exponent, ranks)
+    owner_K = owners(first_K, table, ranks)
 
     def by_rank(values_K: Counts) -> Counts:
-        if not hashed:
-            return np.asarray(np.bincount(owner_K, values_K, minlength=ranks), np.float64)
-        # A hash spreads the many rows of a kind evenly.
-        spread = float(values_K[~single_K].sum()) / ranks
-        return np.asarray(np.bincount(owner_K[single_K], values_K[single_K], minlength=ranks) + spread, np.float64)
+        return np.asarray(np.bincount(owner_K, values_K, minlength=ranks), np.float64)
 
     # Rounding must not make the probabilities add up to more than one.
     mass_R = by_rank(count_K * share_K)
@@ -204,7 +192,7 @@ def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int, ha
     return Traffic(raw_NR, np.minimum(raw_NR, np.broadcast_to(unique_R, shape)), np.broadcast_to(touched_R, shape))
 
 
-def counted(dataset: DatasetIds, work: Work, rank_batch: int, ranks: int, *, hashed: bool = False) -> Skew:
+def counted(dataset: DatasetIds, work: Work, ranks: int) -> Skew:
     """The ids in global batches of a dataset."""
     tables = {table.name: table for table in work.tables}
     counts = {name: np.zeros((3, dataset.count, ranks)) for name in tables}
@@ -216,18 +204,18 @@ def counted(dataset: DatasetIds, work: Work, rank_batch: int, ranks: int, *, has
             events.append(one.events_B)
             for name, ids in one.by_table.items():
                 distinct, times = counted_ids(ids)
-                owner = owners(distinct, tables[name], ranks, hashed=hashed)
+                owner = owners(distinct, tables[name], ranks)
                 counts[name][0, number] += np.bincount(owner, times, minlength=ranks)
                 counts[name][1, number] += np.bincount(owner, minlength=ranks)
                 requested[name].append(distinct)
                 largest[name] = max(largest[name], int(distinct[-1]))
         for name, table in tables.items():
             distinct, _ = counted_ids(np.concatenate(requested[name]))
-            owner = owners(distinct, table, ranks, hashed=hashed)
+            owner = owners(distinct, table, ranks)
             counts[name][2, number] = np.bincount(owner, minlength=ranks)
-    origin = f"counted: {dataset.count} batches of {dataset.name}, ids {'hashed' if hashed else 'not hashed'}"
+    origin = f"counted: {dataset.count} batches of {dataset.name}"
     low = [name for name, table in tables.items() if table.skewed and largest[name] < table.rows // ranks]
-    if low and not hashed:
+    if low:
         origin += f"; all ids of {', '.join(low)} belong to the first rank: the data is smaller than the tables"
     traffic = {name: Traffic(*of_table) for name, of_table in counts.items()}
     return Skew(traffic, origin, dataset.count, quantiles(np.concatenate(events)))

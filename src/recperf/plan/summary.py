@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from . import advice, failures, target, tiers
+from ..config import within
+from . import advice, target, tiers
 from .devices import Device, Network
+from .memory import Memory
 from .network import node_count, ranks_on_node
-from .predict import Prediction, predict, rank_batch_of
+from .predict import Band, Prediction, Step, predict, rank_batch_of
 from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
-from .target import Band, Training
+from .target import Failures, Training
 from .work import History, PlannedWorkload, Spread
 
 MOST_RANKS = 1024
@@ -68,8 +70,6 @@ class Setting:
     """Device memory for a cache of rows, where tables are in tiers; None: what the rest leaves free."""
     tiered: bool = False
     """Tables are in tiers even if they fit into the device."""
-    detailed_skew: bool = False
-    """Add what each rank receives under each kind of sharding."""
 
     def parallelisms(self, ranks: int) -> Iterator[Parallelism]:
         """The usual batch of a rank, then smaller ones."""
@@ -109,44 +109,6 @@ class Candidate:
         return self.plan.memory.fits
 
 
-class Step(Struct, kw_only=True):
-    """Seconds of a step, with its range."""
-
-    value: float
-    low: float
-    high: float
-    samples_per_s: float
-    parts: dict[str, float]
-    exposed: dict[str, float]
-    limit: str
-    shares: dict[str, float]
-    imbalance: float
-
-    @property
-    def band(self) -> Band:
-        return Band(self.value, self.low, self.high)
-
-
-class FullestRank(Struct, kw_only=True):
-    """Memory of the rank that holds most, and of the others."""
-
-    verdict: str
-    fullest_rank: int
-    phase: str
-    largest_table: str
-    bytes: float
-    without_reuse_bytes: float
-    limit_bytes: float
-    device_bytes: int
-    missing_bytes: float
-    parts: dict[str, float]
-    parts_least: dict[str, float]
-    parts_mean: dict[str, float]
-    by_rank: list[float]
-    largest_global_batch: int | None = None
-    """The largest that would fit, where the planned one does not."""
-
-
 class TablePlace(Struct, kw_only=True):
     name: str
     kind: str
@@ -154,27 +116,6 @@ class TablePlace(Struct, kw_only=True):
     bytes: int
     most_bytes_a_rank: int
     why: str
-
-
-class Failures(Struct, kw_only=True):
-    mtbf_s: float
-    checkpoint_s: float
-    restart_s: float
-    interval_s: float
-    goodput: float
-    target_seconds: float | None
-
-
-class Arrival(Struct, kw_only=True):
-    """Bytes of a table that ranks receive under a kind of sharding."""
-
-    table: str
-    kind: str
-    mean: float
-    worst: float
-    ratio: float
-    batch: int
-    rank: int
 
 
 class Point(Struct, kw_only=True):
@@ -186,22 +127,20 @@ class Point(Struct, kw_only=True):
     global_batch: int
     fits: bool
     options: str
-    memory: FullestRank
+    memory: Memory
     tables: list[TablePlace]
     origins: dict[str, str]
     step: Step | None = None
     scaling: float | None = None
     target: Training | None = None
     failures: Failures | None = None
-    skew: list[Arrival] | None = None
 
 
 class Faster(Struct, kw_only=True):
     """Options of `recperf run` that make a step faster."""
 
     options: str
-    step: Band
-    samples_per_s: float
+    step: Step
 
 
 class Advice(Struct, kw_only=True):
@@ -219,7 +158,7 @@ class Advice(Struct, kw_only=True):
 
 
 class Plan(Struct, kw_only=True):
-    schema: int = 2
+    schema: int = 3
     workload: str
     preset: str | None
     command: str
@@ -294,10 +233,9 @@ def _changes(setting: Setting, smallest: Candidate | None) -> tuple[list[Faster]
         # How many samples the target takes depends on the batch; where that is unknown, larger ones are an offer.
         larger = replace(smallest.parallelism, rank_batch=LARGER_BATCH * plan.rank_batch)
         one = setting.predictor(ranks, LARGER_BATCH * plan.rank_batch)(larger)
-        if one.memory.fits and one.samples_per_s > NOTABLY * plan.samples_per_s:
+        if one.memory.fits and one.step.samples_per_s > NOTABLY * plan.step.samples_per_s:
             better.insert(0, (f"--train.batch-size {one.global_batch}", one))
-    changes = [Faster(options=options, step=_band(one), samples_per_s=one.samples_per_s) for options, one in better]
-    return changes, tried
+    return [Faster(options=options, step=one.step) for options, one in better], tried
 
 
 def _worse_ids(setting: Setting, smallest: Candidate | None) -> tuple[bool | None, int | None]:
@@ -318,17 +256,15 @@ def _tiers(setting: Setting, smallest: Candidate | None) -> tiers.Tiers | None:
     if any(table.copied for table in plan.work.tables):
         # AdamW changes every row in every step: a run refuses tiers.
         return None
-    priced = tiers.price(
-        plan, setting.share(1), _band(plan), cache_bytes=setting.cache_bytes, served=setting.question.served
-    )
+    priced = tiers.price(plan, setting.share(1), cache_bytes=setting.cache_bytes, served=setting.question.served)
     for store in priced.stores.values():
-        forward = target.forward_seconds(plan) * store.step.value / plan.seconds
+        forward = target.forward_seconds(plan.step) * store.step.value / plan.step.value
         store.target = _target(setting, plan, store.step, forward)
     return priced
 
 
 def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -> Point:
-    plan, parallelism, ranks = candidate.plan, candidate.parallelism, candidate.plan.ranks
+    plan, ranks, question = candidate.plan, candidate.plan.ranks, setting.question
     point = Point(
         ranks=ranks,
         nodes=node_count(ranks, setting.network),
@@ -336,30 +272,21 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
         global_batch=plan.global_batch,
         fits=candidate.fits,
         options=candidate.options,
-        memory=_memory(plan),
+        memory=plan.memory,
         tables=_tables(plan),
         origins=plan.origins,
     )
     if not candidate.fits or smallest is None:
         point.memory.largest_global_batch = ranks * _largest_batch(setting, candidate)
         return point
-    point.step = Step(
-        value=plan.seconds,
-        low=plan.low,
-        high=plan.high,
-        samples_per_s=plan.samples_per_s,
-        parts=plan.parts,
-        exposed=plan.exposed,
-        limit=max(plan.shares, key=lambda limit: plan.shares[limit]),
-        shares=plan.shares,
-        imbalance=plan.imbalance,
-    )
-    point.scaling = plan.samples_per_s / ranks / (smallest.plan.samples_per_s / smallest.plan.ranks)
-    point.target = _target(setting, plan, point.step.band, target.forward_seconds(plan))
-    point.failures = _failures(ranks, point.target, setting.question)
-    if setting.detailed_skew:
-        rows = advice.arrivals(plan.work, plan.skew, plan.rank_batch, ranks, parallelism)
-        point.skew = [Arrival(**vars(one), ratio=one.ratio) for one in rows]
+    step = point.step = plan.step
+    point.scaling = step.samples_per_s / ranks / (smallest.plan.step.samples_per_s / smallest.plan.ranks)
+    point.target = _target(setting, plan, step, target.forward_seconds(step))
+    if question.mtbf_hours is not None:
+        within(1e-6, question.mtbf_hours, 1e9, "mtbf hours")
+        # Devices fail independently, and one failure stops all.
+        mtbf_s = 3600 * question.mtbf_hours / ranks
+        point.failures = target.failures(mtbf_s, question.checkpoint_seconds, question.restart_seconds)
     return point
 
 
@@ -372,30 +299,6 @@ def _largest_batch(setting: Setting, candidate: Candidate) -> int:
         return setting.predictor(ranks, batch)(smaller).memory.fits
 
     return advice.largest_batch(fits, candidate.plan.rank_batch)
-
-
-def _band(plan: Prediction) -> Band:
-    return Band(plan.seconds, plan.low, plan.high)
-
-
-def _memory(plan: Prediction) -> FullestRank:
-    memory = plan.memory
-    rank = memory.fullest
-    return FullestRank(
-        verdict=memory.verdict,
-        fullest_rank=rank,
-        phase=memory.phase,
-        largest_table=memory.largest_table,
-        bytes=memory.peak,
-        without_reuse_bytes=memory.without_reuse,
-        limit_bytes=memory.limit,
-        device_bytes=memory.device_bytes,
-        missing_bytes=max(0.0, memory.without_reuse - memory.limit),
-        parts={name: float(bytes_R[rank]) for name, bytes_R in memory.parts_R.items()},
-        parts_least={name: float(bytes_R.min()) for name, bytes_R in memory.parts_R.items()},
-        parts_mean={name: float(bytes_R.mean()) for name, bytes_R in memory.parts_R.items()},
-        by_rank=[float(bytes_) for bytes_ in memory.total_R],
-    )
 
 
 def _tables(plan: Prediction) -> list[TablePlace]:
@@ -417,7 +320,7 @@ def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> T
     samples = target.samples_to_target(workload.published_samples, plan.global_batch, question.samples_to_target)
     if samples is None:
         return None
-    training = target.training(
+    return target.training(
         samples,
         step,
         forward,
@@ -425,20 +328,5 @@ def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> T
         evaluations=workload.evaluations,
         startup=workload.startup_s if (startup := question.startup_seconds) is None else Spread(*3 * [startup]),
         stalls=workload.stalls,
-    )
-    if setting.price is None:
-        return training
-    return structs.replace(training, cost=target.cost(training.seconds, plan.ranks, setting.price))
-
-
-def _failures(ranks: int, reached: Training | None, question: Question) -> Failures | None:
-    if question.mtbf_hours is None:
-        return None
-    goodput = failures.of_devices(question.mtbf_hours, ranks, question.checkpoint_seconds, question.restart_seconds)
-    share = goodput.share()
-    return Failures(
-        **vars(goodput),
-        interval_s=goodput.interval_s,
-        goodput=share,
-        target_seconds=reached.seconds.value / share if reached and share else None,
+        hourly=None if setting.price is None else plan.ranks * setting.price,
     )

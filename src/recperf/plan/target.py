@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from msgspec import Struct
 
 from ..config import within
-from .predict import Prediction
+from .predict import Band, Step
 from .work import NO_STALLS, Evaluations, Spread
 
 EVALUATED = ("input", "transfer", "ids all-to-all", "lookup", "rows all-to-all", "dense forward")
 """Parts of a step that an evaluation has too."""
+OVERFLOW = 700.0
+"""Largest argument of `exp`: beyond it a cluster that fails makes no progress."""
 
 
-class Band(Struct, frozen=True):
-    """A figure and the range that should contain the truth."""
-
-    value: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Band:
-        return Band(factor * self.value, factor * self.low, factor * self.high)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Samples:
+class Samples(Band, kw_only=True):
     """Samples to the quality target."""
 
-    count: Band
     origin: str
+    """Where the number comes from."""
     extrapolated: bool = False
 
 
 class Training(Struct, frozen=True, kw_only=True):
     """A training to the target, its evaluations and its start included."""
 
-    samples: Band
-    origin: str
-    """Where the number of samples comes from."""
-    extrapolated: bool
+    samples: Samples
     seconds: Band
     steps_seconds: float
     """Seconds of its steps, with stalls."""
@@ -56,28 +42,39 @@ class Training(Struct, frozen=True, kw_only=True):
     """Price of it, where that of a device is known."""
 
 
+class Failures(Struct, kw_only=True):
+    """A cluster whose devices fail: its goodput, and how often it should write a checkpoint."""
+
+    mtbf_s: float
+    """Mean seconds between two failures of the whole cluster."""
+    interval_s: float
+    """Seconds of training between two checkpoints with the best goodput, nearly: sqrt(2 C M), by Young and Daly."""
+    goodput: float
+    """Share of the elapsed time that is training and is not lost."""
+
+
 def samples_to_target(
     published: Mapping[int, Spread], global_batch: int, requested: float | None = None
 ) -> Samples | None:
     """The requested number, or one from the published numbers by global batch size; None where nothing is known."""
     if requested is not None:
         within(1.0, requested, 1e18, "samples to target")
-        return Samples(count=Band(requested, requested, requested), origin="--samples-to-target")
+        return Samples(requested, requested, requested, origin="--samples-to-target")
     if not published:
         return None
     points = ", ".join(f"{runs.mean / 1e6:.1f} M at {batch:,}" for batch, runs in sorted(published.items()))
     origin = f"published means by global batch: {points}; the range is that of the runs"
     least, mean, most = (_interpolated({b: runs[n] for b, runs in published.items()}, global_batch) for n in range(3))
     if global_batch in published:
-        return Samples(count=Band(mean, least, most), origin=origin)
+        return Samples(mean, least, most, origin=origin)
     if min(published) <= global_batch <= max(published):
-        return Samples(count=Band(mean, least, most), origin=f"{origin}, interpolated in the logarithm of the batch")
+        return Samples(mean, least, most, origin=f"{origin}, interpolated in the logarithm of the batch")
     # A larger batch never needs fewer samples, nor more steps.
     nearest = min(published) if global_batch < min(published) else max(published)
     steps = global_batch / nearest
     low, high = (published[nearest].least * min(1.0, steps), published[nearest].most * max(1.0, steps))
     origin += "; extrapolated beyond them: the range reaches from as many samples to as many steps as at the nearest"
-    return Samples(count=Band(mean, low, high), origin=origin, extrapolated=True)
+    return Samples(mean, low, high, origin=origin, extrapolated=True)
 
 
 def _interpolated(published: Mapping[int, float], global_batch: int) -> float:
@@ -91,9 +88,9 @@ def _interpolated(published: Mapping[int, float], global_batch: int) -> float:
     return float(low_count * (high_count / low_count) ** share)
 
 
-def forward_seconds(plan: Prediction) -> float:
-    """Seconds of a step of an evaluation."""
-    return sum(plan.exposed[part] for part in EVALUATED)
+def forward_seconds(step: Step) -> float:
+    """Seconds of the parts of a step that an evaluation has too."""
+    return sum(step.exposed[part] for part in EVALUATED)
 
 
 def training(
@@ -105,10 +102,13 @@ def training(
     evaluations: Evaluations | None,
     startup: Spread,
     stalls: Spread = NO_STALLS,
+    hourly: float | None = None,
 ) -> Training:
-    """`step` and `forward` are the seconds of a step and of its forward pass. The spread of the convergence, the error
-    of the step and that of the stalls are independent: their logarithms are added as squares. A longer start, and
-    evaluations from the beginning instead of the first one that the rules ask for, are added to the upper end."""
+    """`step` and `forward` are the seconds of a step and of its forward pass, `hourly` is the price of all devices.
+
+    The spread of the convergence, the error of the step and that of the stalls are independent: their logarithms are
+    added as squares. A longer start, and evaluations from the beginning instead of the first one that the rules ask
+    for, are added to the upper end."""
 
     def evaluated(count: float, *, from_start: bool = False) -> float:
         if evaluations is None:
@@ -125,25 +125,25 @@ def training(
         worked = count / global_batch * step.value + evaluated(count) * evaluation
         return slower * stalled * worked + startup.mean
 
-    count, value = samples.count, seconds(samples.count.value)
+    value = seconds(samples.value)
     low, high = (
-        _combined(value, seconds(counted), seconds(count.value, slower), seconds(count.value, stalled=stalled))
+        _combined(value, seconds(counted), seconds(samples.value, slower), seconds(samples.value, stalled=stalled))
         for counted, slower, stalled in (
-            (count.low, step.low / step.value, stalls.least),
-            (count.high, step.high / step.value, stalls.most),
+            (samples.low, step.low / step.value, stalls.least),
+            (samples.high, step.high / step.value, stalls.most),
         )
     )
-    earlier = max(0.0, evaluated(count.value, from_start=True) - evaluated(count.value))
+    earlier = max(0.0, evaluated(samples.value, from_start=True) - evaluated(samples.value))
     later = startup.most - startup.mean + stalls.mean * earlier * evaluation
+    whole = Band(value, value / low - (startup.mean - startup.least), value * high + later)
     return Training(
-        samples=count,
-        origin=samples.origin,
-        extrapolated=samples.extrapolated,
-        seconds=Band(value, value / low - (startup.mean - startup.least), value * high + later),
-        steps_seconds=stalls.mean * count.value / global_batch * step.value,
-        evaluations=evaluated(count.value),
-        evaluations_seconds=stalls.mean * evaluated(count.value) * evaluation,
+        samples=samples,
+        seconds=whole,
+        steps_seconds=stalls.mean * samples.value / global_batch * step.value,
+        evaluations=evaluated(samples.value),
+        evaluations_seconds=stalls.mean * evaluated(samples.value) * evaluation,
         startup_seconds=startup.mean,
+        cost=None if hourly is None else whole.times(hourly / 3600),
     )
 
 
@@ -152,7 +152,16 @@ def _combined(value: float, *others: float) -> float:
     return math.exp(math.hypot(*(math.log(other / value) for other in others)))
 
 
-def cost(seconds: Band, ranks: int, price: float) -> Band:
-    """Price of a training at a price for one device and hour."""
-    within(0.0, price, 1e9, "price")
-    return seconds.times(ranks * price / 3600)
+def failures(mtbf_s: float, checkpoint_s: float, restart_s: float) -> Failures:
+    """The expected goodput by Daly's complete model: training runs for `interval_s`, then a checkpoint blocks it for
+    `checkpoint_s`. Failures are a Poisson process; each loses everything since the last complete checkpoint, and
+    training resumes `restart_s` later, unless another failure comes first."""
+    within(1e-3, mtbf_s, 1e12, "mtbf")
+    within(0.0, checkpoint_s, 1e9, "checkpoint seconds")
+    within(0.0, restart_s, 1e9, "restart seconds")
+    interval_s = max(1e-3, math.sqrt(2 * checkpoint_s * mtbf_s))
+    restart, segment = restart_s / mtbf_s, (interval_s + checkpoint_s) / mtbf_s
+    goodput = 0.0
+    if restart + segment <= OVERFLOW:
+        goodput = interval_s / (math.exp(restart) * mtbf_s * math.expm1(segment))
+    return Failures(mtbf_s=mtbf_s, interval_s=interval_s, goodput=goodput)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ..measure.cost import FLOAT
 from .devices import STORES, Device, Store
-from .predict import Prediction
+from .predict import Band, Prediction
 from .skew import kinds, never
-from .target import Band, Training
+from .target import Training
 from .work import Table
 
 ERROR = 0.01
@@ -56,14 +56,11 @@ class Tiers(Struct):
     stores: dict[str, StoredTables]
 
 
-def price(
-    plan: Prediction, device: Device, step: Band, *, cache_bytes: int | None = None, served: float | None = None
-) -> Tiers:
-    """Both tiers for the step of one rank, which takes `step` seconds with tables on the device; `cache_bytes` is by
-    default what tables leave free when they are away."""
+def price(plan: Prediction, device: Device, *, cache_bytes: int | None = None, served: float | None = None) -> Tiers:
+    """Both tiers for the step of one rank; `cache_bytes` is by default what tables leave free when they are away."""
     tables = plan.work.tables
     whole = sum(_record(table) * table.rows for table in tables)
-    free = plan.memory.limit - (plan.memory.without_reuse - whole)
+    free = plan.memory.limit_bytes - (plan.memory.without_reuse_bytes - whole)
     cache = min(whole, free if cache_bytes is None else cache_bytes)
     by_table = [_kinds(table, plan) for table in tables]
     used_T = np.array([float(count_K @ use_K) for count_K, use_K in by_table])
@@ -88,7 +85,7 @@ def price(
         served=share,
         origin=origin,
         stores={
-            name: _stored(plan.global_batch, device, store, step, fetched, record)
+            name: _stored(plan.global_batch, device, store, plan.step, fetched, record)
             for name, store in STORES.items()
             if cache >= moved
         },
