@@ -15,12 +15,12 @@ from torch import Tensor
 from recperf.distributed.ranks import Ranks
 from recperf.distributed.tables import TorchRecTables
 from recperf.errors import RecperfError
-from recperf.train import checkpoint_state, checkpoint_tensors
+from recperf.train import checkpoint_tensors
 
 
 def in_small_files() -> None:
     """Tables of tests are small: spread them over several files and copy them in several chunks all the same."""
-    checkpoint_state.FILE_BYTES = 1024
+    checkpoint_tensors.FILE_BYTES = 1024
     checkpoint_tensors.CHUNK = 256
 
 

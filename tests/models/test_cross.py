@@ -7,8 +7,8 @@ import torch
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.models.config import DLRMConfig
-from recperf.models.cross import LowRankCross
 from recperf.models.dlrm import DLRM
+from recperf.models.interaction import LowRankCross
 from recperf.models.losses import make
 
 CONFIG = DLRMConfig(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from recperf.train.cadence import Minutes, either, every, never
 from recperf.train.loop import Position
 from recperf.train.stream import Evaluations
+from recperf.train.watch import Minutes, either, every, never
 
 
 def at(step: int) -> Position:

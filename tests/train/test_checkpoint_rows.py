@@ -13,7 +13,7 @@ from tiered_states import STACKED, UNIFORM, D, R, Table, draws
 from torch import Tensor
 
 from recperf.train import checkpoint_tensors
-from recperf.train.checkpoint_state import shape_mismatch
+from recperf.train.checkpoint import shape_mismatch
 from recperf.train.checkpoint_tensors import Rectangle, Shard, Sharded
 
 

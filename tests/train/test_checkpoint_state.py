@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from recperf.train import checkpoint_state, checkpoint_tensors
+from recperf.train import checkpoint_tensors
 from recperf.train.checkpoint import CheckpointStore
 
 
@@ -68,7 +68,7 @@ def test_odd_tensors_are_restored_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_file_is_full_at_a_size_and_copies_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 1 << 14)
+    monkeypatch.setattr(checkpoint_tensors, "FILE_BYTES", 1 << 14)
     monkeypatch.setattr(checkpoint_tensors, "CHUNK", 1 << 10)
     state = odd_tensors()
     loaded = round_trip(tmp_path, state)

@@ -11,8 +11,7 @@ from example_runs import quality_of
 from sklearn.metrics import roc_auc_score
 
 from recperf.runs.quality import best_of, combined, interval
-from recperf.train.intervals import Resampling
-from recperf.train.metrics import auc
+from recperf.train.metrics import Resampling, auc
 
 
 def rows(count: int, users: int, ties: int | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -24,8 +24,7 @@ from ..runs.record import Run
 from ..runs.result import Baselines
 from ..runs.schemas import Scores
 from ..stop import poll
-from ..train.intervals import Resampling
-from ..train.metrics import auc, binary_metrics, reliability
+from ..train.metrics import Resampling, auc, binary_metrics, reliability
 from ..train.ranking import COUNTS, Scorer, drawn, first_positives, gains, joint, positions, within_users
 from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, RankingConfig, ScoredRows, Trial
 

@@ -14,8 +14,7 @@ from ..folders import require_own_folders
 from ..machine import available_bytes
 from ..models.tiers.columns import table_columns
 from ..train import checkpoint_folder as folders
-from ..train.checkpoint import CheckpointStore
-from ..train.checkpoint_state import tensor_bytes
+from ..train.checkpoint import CheckpointStore, tensor_bytes
 from ..train.config import TrainConfig
 from ..units import size
 from .workload import Trial

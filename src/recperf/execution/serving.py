@@ -24,8 +24,7 @@ from ..runs.checkpoints import trainings
 from ..runs.result import Data
 from ..stop import poll
 from ..train import checkpoint_folder as folders
-from ..train.checkpoint import read_state
-from ..train.checkpoint_state import shape_mismatch
+from ..train.checkpoint import read_state, shape_mismatch
 from ..train.device import Settings, applied
 from .workload import Workload, load
 

@@ -21,12 +21,10 @@ from ..runs.resume import OPERATORS, RANKS, Change, changes, is_free, operator_c
 from ..runs.schemas import SavedState
 from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
-from ..train.cadence import Minutes, either, every
-from ..train.checkpoint import CheckpointStore
-from ..train.checkpoint_state import shape_mismatch
+from ..train.checkpoint import CheckpointStore, shape_mismatch
 from ..train.loop import Position, train
 from ..train.timing import StepTimer
-from ..train.watch import Evaluator, LossLog, TargetMet, Watchers
+from ..train.watch import Evaluator, LossLog, Minutes, TargetMet, Watchers, either, every
 from .saving import checkpoint_folder, open_store, require_room
 from .workload import Predictions, Prepared, Trial, Workload, load
 

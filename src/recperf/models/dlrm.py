@@ -15,9 +15,8 @@ from ..measure.spans import span
 from ..ops.last_layer.reference import End
 from .arithmetic import Arithmetic
 from .config import DLRMConfig
-from .cross import LowRankCross
 from .embeddings import Embeddings, StackedTables
-from .interaction import Concat, Dot, Interaction
+from .interaction import Concat, Dot, Interaction, LowRankCross
 from .losses import BCE, Loss
 from .mlp import MLP
 

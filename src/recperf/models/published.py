@@ -55,7 +55,7 @@ def jagged(keys: tuple[str, ...], indices: list[Tensor], offsets: list[Tensor]) 
 def public_parameters(model: DLRM) -> dict[str, Tensor]:
     """Our parameters under the public DLRM's names (`emb_l.0.weight`, `bot_l.0.weight`, ...), as views."""
     if model.config.interaction == "dcn":
-        raise ConfigError("the public DLRM has no counterpart of interaction dcn", fix="use models/torchrec_weights.py")
+        raise ConfigError("the public DLRM has no counterpart of interaction dcn", fix="--model.interaction dot")
     assert isinstance(model.embeddings, StackedTables | SparseTables), "the public model has a table per feature"
     parameters = {f"emb_l.{i}.weight": model.embeddings.table(key) for i, key in enumerate(model.config.features)}
     for prefix, mlp in (("bot_l", model.bottom), ("top_l", model.top)):
@@ -71,8 +71,9 @@ def load_public_parameters(model: DLRM, values: dict[str, Tensor]) -> None:
     copy_weights(public_parameters(model), values, fix="use the sizes of the saved model in the config")
 
 
-def require_same(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor], *, fix: str) -> None:
-    """Fail unless both have the same parameters, each with the same shape."""
+@torch.no_grad()
+def copy_weights(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor], *, fix: str) -> None:
+    """Copy values into tensors of the same names; all names and shapes are checked before anything is copied."""
     if ours.keys() != loaded.keys():
         missing, unknown = sorted(ours.keys() - loaded.keys()), sorted(loaded.keys() - ours.keys())
         raise DataError(
@@ -83,12 +84,6 @@ def require_same(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor], *, fi
     for name, tensor in ours.items():
         if tensor.shape != loaded[name].shape:
             raise DataError(f"{name} has shape {tuple(loaded[name].shape)}, the model {tuple(tensor.shape)}", fix=fix)
-
-
-@torch.no_grad()
-def copy_weights(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor], *, fix: str) -> None:
-    """Copy values into tensors of the same names."""
-    require_same(ours, loaded, fix=fix)
     for name, tensor in ours.items():
         tensor.copy_(loaded[name])
 

@@ -13,15 +13,17 @@ from types import TracebackType
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..errors import DataError, MachineError
 from ..files import make_folder, sync_folder, writing
 from ..machine import available_bytes, out_of_memory
+from ..models.tiers.columns import TableColumns
 from ..points import reached
 from ..units import size
 from . import checkpoint_folder as folders
 from .checkpoint_state import Content, StateReader, Written
-from .checkpoint_tensors import write_file
+from .checkpoint_tensors import Sharded, write_file
 
 
 @dataclass(kw_only=True)
@@ -275,3 +277,25 @@ def read_state(path: Path, into: dict[str, Any] | None = None, *, part: tuple[st
     if not isinstance(state, dict):
         raise folders.Damaged("its state is not a JSON object")
     return state
+
+
+def tensor_bytes(value: Any) -> int:
+    """The bytes of all tensors in a tree; of one in tiers those of the rows that were written, and their numbers."""
+    return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor | Sharded | TableColumns))
+
+
+def shape_mismatch(ours: Any, saved: Any, path: str = "") -> str | None:
+    """The first tensor that has another shape in a saved tree, in a line; none where all that are in both agree."""
+    kinds = Tensor | Sharded | TableColumns
+    if isinstance(ours, kinds) and isinstance(saved, kinds):
+        if tuple(ours.shape) == tuple(saved.shape):
+            return None
+        return f"{path} is {tuple(ours.shape)}, the checkpoint's {tuple(saved.shape)}"
+    if isinstance(ours, dict) and isinstance(saved, dict):
+        pairs = [(key, ours[key], saved[key]) for key in ours if key in saved]
+    elif isinstance(ours, list | tuple) and isinstance(saved, list | tuple):
+        pairs = [(index, *pair) for index, pair in enumerate(zip(ours, saved))]
+    else:
+        return None
+    mismatches = (shape_mismatch(one, other, f"{path}/{key}" if path else str(key)) for key, one, other in pairs)
+    return next((text for text in mismatches if text), None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,31 +29,17 @@ from .checkpoint_tensors import (
     DTYPE_NAMES,
     DTYPES,
     ChunkedTensor,
+    Piece,
     Rectangle,
     Sharded,
     StoredShard,
     TensorFile,
+    by_file,
     fill,
     write_tensors,
 )
 
-FILE_BYTES = 1 << 30
-"""A file takes further tensors until it has this size."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
-
-class Piece(NamedTuple):
-    """A tensor, or a rectangle of one, as this process writes it."""
-
-    path: str
-    place: Rectangle
-    key: str
-    tensor: Tensor | ChunkedTensor
-    sharded: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.nbytes
 
 
 class Written(NamedTuple):
@@ -142,7 +128,7 @@ class Content:
         """Write the tensors into synced files of this rank; those that are not sharded are rank 0's."""
         written = Written({}, {})
         own = [piece for piece in self.pieces if piece.sharded or not rank]
-        for number, pieces in enumerate(_by_file(own)):
+        for number, pieces in enumerate(by_file(own)):
             name = f"rank{rank}-{number:05d}.safetensors"
             written.files[name] = write_tensors(folder / name, {piece.key: piece.tensor for piece in pieces})
             for piece in pieces:
@@ -174,19 +160,6 @@ def _written_rows(path: str, columns: TableColumns, width: int) -> Iterator[Piec
         yield Piece(path, Rectangle(0, len(rows_N), 0, width), f"{path}@values", values)
 
 
-def _by_file(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    together: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        if together and size + piece.nbytes > FILE_BYTES:
-            yield together
-            together, size = [], 0
-        together.append(piece)
-        size += piece.nbytes
-    if together:
-        yield together
-
-
 def _whole(shape: tuple[int, ...]) -> Rectangle:
     return Rectangle(0, shape[0] if shape else 1, 0, math.prod(shape[1:]))
 
@@ -210,10 +183,6 @@ def _copied(pieces: list[Piece], copies: dict[str, Tensor]) -> list[Piece]:
 
 def _shown(path: tuple[Any, ...]) -> str:
     return "/".join(map(str, path)) or "the state"
-
-
-def _stored(about: dict[str, Any]) -> list[StoredShard]:
-    return [StoredShard(Rectangle(*each["place"]), each["file"], each["key"]) for each in about["shards"]]
 
 
 @dataclass(frozen=True)
@@ -290,17 +259,42 @@ def _fill_rectangle_(out: Tensor, place: Rectangle, fill: Fill, shape: tuple[int
         part.copy_(scratch if out.dim() == 1 else scratch[:, columns])
 
 
-def _load_plain(into: TableColumns, read: Callable[[int, Tensor], None]) -> None:
-    """Load all rows of a plain tensor, which `read` gives from a row on; those with their initial bits are skipped."""
-    fill, size = initial_rows(into.initial, into.shape), _rows_at_a_time(into.shape, into.dtype)
-    for start in range(0, into.shape[0], size):
-        values = torch.empty(min(size, into.shape[0] - start), *into.shape[1:], dtype=into.dtype)
-        initial = torch.empty_like(values)
-        read(start, values)
-        fill(initial, start)
-        differs_n = (_bits(values) != _bits(initial)).any(dim=1)
-        if differs_n.any():
-            into.load(differs_n.nonzero().flatten() + start, values[differs_n])
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that a checkpoint holds in rectangles, which cover it."""
+
+    shape: tuple[int, ...]
+    width: int
+    shards: list[StoredShard]
+    open_file: Callable[[str], TensorFile]
+
+    def load(self, into: TableColumns) -> None:
+        """Load all rows into a table in tiers; those with their initial bits are skipped."""
+        fill, size = initial_rows(into.initial, into.shape), _rows_at_a_time(into.shape, into.dtype)
+        for start in range(0, into.shape[0], size):
+            values = torch.empty(min(size, into.shape[0] - start), *into.shape[1:], dtype=into.dtype)
+            initial = torch.empty_like(values)
+            self.fill_(values, Rectangle(start, len(values), 0, self.width))
+            fill(initial, start)
+            differs_n = (_bits(values) != _bits(initial)).any(dim=1)
+            if differs_n.any():
+                into.load(differs_n.nonzero().flatten() + start, values[differs_n])
+
+    def fill_(self, out: Tensor, place: Rectangle) -> None:
+        """Fill a plain tensor, the rectangle of this one at `place`."""
+        shards = self.shards
+        if len(shards) == 1 and shards[0].place == place:
+            self.open_file(shards[0].file).read(shards[0].key, self.shape, out)
+            return
+        if len(self.shape) == 1 and self.width == 1:
+            # One process wrote the numbers of rows without knowing how wide those are.
+            columns = place.first_column + place.columns
+            shards = [shard._replace(place=shard.place._replace(columns=columns)) for shard in shards]
+        fill(place, out, shards, self._read)
+
+    def _read(self, shard: StoredShard, into: Tensor, row: int, column: int) -> None:
+        shape = (shard.place.rows, shard.place.columns)[: into.dim()]
+        self.open_file(shard.file).read(shard.key, shape, into, row, column)
 
 
 def _bits(rows: Tensor) -> Tensor:
@@ -339,70 +333,47 @@ class StateReader:
             if path in self._read:
                 raise ValueError(f"the state has {path!r} twice")
             self._read.add(path)
-            about = self.manifest["tensors"][path]
-            return self._rows(path, about, into) if "initial" in about else self._tensor(about, into)
+            return self._tensor(path, into)
         if "$float" in value:
             return _NOT_FINITE[value["$float"]]
         into = into if isinstance(into, dict) else {}
         pairs = value["$pairs"] if "$pairs" in value else value.items()
         return {key: self._value(inner, into.get(key)) for key, inner in pairs}
 
-    def _rows(self, path: str, about: dict[str, Any], into: Any) -> Tensor | Sharded | TableColumns:
-        """A table of which some rows are stored."""
+    def _tensor(self, path: str, into: Any) -> Tensor | Sharded | TableColumns:
+        about = self.manifest["tensors"][path]
         shape, dtype = tuple(about["shape"]), DTYPES[about["dtype"]]
-        stored = StoredRows(shape, dtype, about["initial"], _stored(about), self._file)
-        target: Tensor | Sharded | TableColumns = into
-        if not isinstance(into, Tensor | Sharded | TableColumns) or (isinstance(into, Tensor) and not _separate(into)):
-            nbytes = math.prod(shape) * dtype.itemsize
-            if nbytes > available_bytes():
-                raise MemoryError(f"{path} of {size(nbytes)} does not fit into memory")
-            target = torch.empty(shape, dtype=dtype)
-        if tuple(target.shape) != shape or target.dtype != dtype:
+        stored = self._stored(about, shape, dtype)
+        some_rows = isinstance(stored, StoredRows)
+        in_place = isinstance(into, Sharded | TableColumns) or (some_rows and isinstance(into, Tensor))
+        if in_place and (tuple(into.shape) != shape or into.dtype != dtype):
+            # Nothing fits: a tensor that only has a shape says so to whoever compares.
             return torch.empty(shape, dtype=dtype, device="meta")
-        if isinstance(target, Sharded):
-            for shard in target.shards:
-                stored.fill_(shard.tensor, shard.place)
-        elif isinstance(target, Tensor):
-            target = target.detach()
-            stored.fill_(target, _whole(shape))
-        else:
-            stored.load(target)
-        return target
-
-    def _tensor(self, about: dict[str, Any], into: Any) -> Tensor | Sharded | TableColumns:
-        shape, dtype, width = tuple(about["shape"]), DTYPES[about["dtype"]], about["width"]
-        stored = _stored(about)
-        if isinstance(into, Sharded):
-            if into.shape != shape or into.dtype != dtype:
-                # Nothing fits: a tensor that only has a shape says so to whoever compares.
-                return torch.empty(shape, dtype=dtype, device="meta")
-            if len(shape) == 1 and width == 1:
-                # One process wrote the numbers of rows without knowing how wide those are.
-                widened = [shard.place._replace(columns=into.width) for shard in stored]
-                stored = [shard._replace(place=place) for shard, place in zip(stored, widened)]
-            for shard in into.shards:
-                fill(shard.place, shard.tensor, stored, self._fill_from)
-            return into
-        if math.prod(shape) * dtype.itemsize > sum(file["bytes"] for file in self.manifest["files"].values()):
-            raise ValueError(f"a tensor of shape {shape} is larger than the files of this checkpoint")
         if isinstance(into, TableColumns):
-            if into.shape != shape or into.dtype != dtype:
-                return torch.empty(shape, dtype=dtype, device="meta")
-            _load_plain(
-                into, lambda row, rows: fill(Rectangle(row, len(rows), 0, width), rows, stored, self._fill_from)
-            )
+            stored.load(into)
             return into
-        tensor = into.detach() if _fits(into, shape, dtype) else torch.empty(shape, dtype=dtype)
-        if len(stored) == 1 and stored[0].place == Rectangle(*_whole(shape)[:3], width):
-            self._file(stored[0].file).read(stored[0].key, shape, tensor)
+        if isinstance(into, Sharded):
+            for shard in into.shards:
+                stored.fill_(shard.tensor, shard.place)
+            return into
+        tensor: Tensor
+        if _fits(into, shape, dtype):
+            tensor = into.detach()
         else:
-            # Several ranks wrote what one process now reads.
-            fill(Rectangle(0, shape[0], 0, width), tensor, stored, self._fill_from)
+            nbytes = math.prod(shape) * dtype.itemsize
+            if some_rows and nbytes > available_bytes():
+                raise MemoryError(f"{path} of {size(nbytes)} does not fit into memory")
+            tensor = torch.empty(shape, dtype=dtype)
+        stored.fill_(tensor, _whole(shape)._replace(columns=about["width"]))
         return tensor
 
-    def _fill_from(self, shard: StoredShard, into: Tensor, row: int, column: int) -> None:
-        shape = (shard.place.rows, shard.place.columns)[: into.dim()]
-        self._file(shard.file).read(shard.key, shape, into, row, column)
+    def _stored(self, about: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> StoredRows | StoredTensor:
+        shards = [StoredShard(Rectangle(*each["place"]), each["file"], each["key"]) for each in about["shards"]]
+        if "initial" in about:
+            return StoredRows(shape, dtype, about["initial"], shards, self._file)
+        if math.prod(shape) * dtype.itemsize > sum(file["bytes"] for file in self.manifest["files"].values()):
+            raise ValueError(f"a tensor of shape {shape} is larger than the files of this checkpoint")
+        return StoredTensor(shape, about["width"], shards, self._file)
 
     def _file(self, name: str) -> TensorFile:
         if name not in self.manifest["files"]:
@@ -421,30 +392,3 @@ def _separate(tensor: Tensor) -> bool:
     """Whether each element has a place of its own: those of an expanded tensor share one."""
     separate = all(stride or size < 2 for size, stride in zip(tensor.shape, tensor.stride()))
     return separate and tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg()
-
-
-def tensor_bytes(value: Any) -> int:
-    """The bytes of all tensors in a tree; of one in tiers those of the rows that were written, and their numbers."""
-    if isinstance(value, Tensor | Sharded):
-        return value.nbytes
-    if isinstance(value, TableColumns):
-        return value.written() * (math.prod(value.shape[1:]) * value.dtype.itemsize + torch.int64.itemsize)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return sum(map(tensor_bytes, inner))
-
-
-def shape_mismatch(ours: Any, saved: Any, path: str = "") -> str | None:
-    """The first tensor that has another shape in a saved tree, in a line; none where all that are in both agree."""
-    kinds = Tensor | Sharded | TableColumns
-    if isinstance(ours, kinds) and isinstance(saved, kinds):
-        if tuple(ours.shape) == tuple(saved.shape):
-            return None
-        return f"{path} is {tuple(ours.shape)}, the checkpoint's {tuple(saved.shape)}"
-    if isinstance(ours, dict) and isinstance(saved, dict):
-        pairs = [(key, ours[key], saved[key]) for key in ours if key in saved]
-    elif isinstance(ours, list | tuple) and isinstance(saved, list | tuple):
-        pairs = [(index, *pair) for index, pair in enumerate(zip(ours, saved))]
-    else:
-        return None
-    mismatches = (shape_mismatch(one, other, f"{path}/{key}" if path else str(key)) for key, one, other in pairs)
-    return next((text for text in mismatches if text), None)

@@ -31,6 +31,8 @@ from ..jsonfile import decode
 
 CHUNK = 1 << 24
 """Bytes that are copied at a time where a tensor cannot be written or read in place."""
+FILE_BYTES = 1 << 30
+"""A file takes further tensors until it has this size."""
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -279,6 +281,34 @@ def stacked(tensors: Sequence[Sharded]) -> Sharded:
         rows += tensor.shape[0]
     first = tensors[0]
     return Sharded(shape=(rows, *first.shape[1:]), width=first.width, dtype=first.dtype, shards=shards)
+
+
+class Piece(NamedTuple):
+    """A tensor, or a rectangle of one, as this process writes it."""
+
+    path: str
+    place: Rectangle
+    key: str
+    tensor: Tensor | ChunkedTensor
+    sharded: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+
+def by_file(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """What goes into each file, in order."""
+    together: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if together and size + piece.nbytes > FILE_BYTES:
+            yield together
+            together, size = [], 0
+        together.append(piece)
+        size += piece.nbytes
+    if together:
+        yield together
 
 
 class StoredShard(NamedTuple):

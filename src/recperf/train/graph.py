@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..errors import MachineError
 from ..machine import out_of_memory
@@ -252,8 +253,4 @@ class GraphStep:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors of nested dictionaries and lists."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

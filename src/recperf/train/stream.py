@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..data.yambda.order import StreamOrder
-from .cadence import Due
 from .loop import Position
+from .watch import Due
 
 
 def after_windows(order: StreamOrder, windows: int) -> Due:

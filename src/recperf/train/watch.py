@@ -1,10 +1,13 @@
-"""Logging, evaluating and saving a training: small objects that `Watchers` calls after every step."""
+"""Logging, evaluating and saving a training: small objects that `Watchers` calls after every step, and when each of
+them is due."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +16,6 @@ from torch import Tensor
 from ..errors import GateFailed, Interrupted, Stopped
 from ..ops.arguments import raise_if_any
 from ..points import reached
-from .cadence import Due, never
 from .loop import Position, Recipe, RecordNorm
 from .timing import Emit, StepTimer
 
@@ -21,6 +23,63 @@ NORM_EVERY = (10, 50)
 """Steps between two logged gradient norms, at least and at most; a training of few steps has more of them. On a CPU the
 norm of a small model takes up to a tenth of its step."""
 DIVERGED = "lower --train.learning-rate; the last checkpoint is from before it"
+
+
+Due = Callable[[Position], bool]
+"""Whether something is due at a position; called once after every step."""
+
+
+def never(_: Position) -> bool:
+    return False
+
+
+def every(steps: int) -> Due:
+    """Due every `steps` steps; 0 means never."""
+    return (lambda at: at.step % steps == 0) if steps else never
+
+
+def either(*dues: Due) -> Due:
+    """Due when any is; each is called, since one may measure time."""
+    return lambda at: max([due(at) for due in dues])
+
+
+SAVE_SHARE = 0.05
+"""Share of the time that saves every some minutes may take."""
+
+
+class Minutes:
+    """Due every `minutes` minutes since the last save; 0 means never. Less often if saves would take more than
+    SAVE_SHARE of the time, which `notice` says once."""
+
+    def __init__(
+        self,
+        minutes: float,
+        *,
+        notice: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.seconds = self._interval = 60 * minutes
+        self.clock, self.notice = clock, notice
+        self._last = clock()
+        self._announced = False
+
+    def __call__(self, _: Position | None = None) -> bool:
+        return bool(self.seconds) and self.clock() - self._last >= self._interval
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Time a save, after which the minutes count anew."""
+        began = self.clock()
+        yield
+        self._last = self.clock()
+        cost = self._last - began
+        self._interval = max(self.seconds, cost / SAVE_SHARE)
+        if 0 < self.seconds < self._interval and not self._announced:
+            self._announced = True
+            self.notice(
+                f"a save takes {cost:.1f} s: the next is due after {self._interval:.0f} s, so that saves take at most "
+                f"{100 * SAVE_SHARE:.0f} % of the time"
+            )
 
 
 @dataclass

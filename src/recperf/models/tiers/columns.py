@@ -5,7 +5,7 @@ Shapes: R rows of the table, N rows among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from .cache import TieredRows
@@ -49,6 +50,11 @@ class TableColumns:
         """How many rows `rows` has."""
         return int(np.count_nonzero(self._own(self.tiers.trained())))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these rows and of their numbers."""
+        return self.written() * (math.prod(self.shape[1:]) * self.dtype.itemsize + torch.int64.itemsize)
+
     def rows(self) -> Tensor:
         """The rows that were ever trained or loaded, ascending; a row of a batch in flight counts as one."""
         return torch.from_numpy(np.flatnonzero(self._own(self.tiers.trained())))
@@ -79,13 +85,9 @@ class TableColumns:
         return trained_R[start : None if self.stacked else start + self.tiers.tables[self.table]]
 
 
-def table_columns(value: Any) -> Iterator[TableColumns]:
+def table_columns(value: Any) -> list[TableColumns]:
     """The columns of tables in tiers among the leaves of a tree."""
-    if isinstance(value, TableColumns):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from table_columns(inner)
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, TableColumns)]
 
 
 def require_read(leaf: Any) -> None:
