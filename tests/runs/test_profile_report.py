@@ -22,10 +22,16 @@ from recperf.runs.report.step_sections import ABSENT, TOP
 from recperf.runs.report.text import WIDTH
 
 EXAMPLES = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
-TITLES = [
-    "Verdict", "Step budget", "Operators", "Kernels", "Roofline", "Device idle", "Transfers", "Embeddings",
-    "Communication", "Fixes ranked", "Trust",
-]  # fmt: skip
+OF_STEP = ["Verdict", "Step budget", "Operators"]
+OF_TRACE = ["Kernels", "Roofline", "Device idle", "Transfers", "Embeddings"]
+TITLES = {
+    "cpu": [*OF_STEP, "Roofline", "Embeddings", "Fixes ranked", "Trust"],
+    "eager": [*OF_STEP, *OF_TRACE, "Fixes ranked", "Trust"],
+    "graph": [*OF_STEP, *OF_TRACE, "Fixes ranked", "Trust"],
+    "budget": [*OF_STEP, "Embeddings", "Fixes ranked", "Trust"],
+    "ranks": [*OF_STEP, "Roofline", "Embeddings", "Communication", "Trust"],
+}
+"""The sections of each example: those that were measured."""
 
 
 def read(profile: dict[str, Any], **more: Any) -> Reader:
@@ -50,7 +56,7 @@ def eager() -> str:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_text_has_every_section_within_the_width(name: str) -> None:
     printed = text(EXAMPLES[name]())
-    assert list(sections(printed)) == TITLES
+    assert list(sections(printed)) == TITLES[name]
     assert max(map(len, printed.splitlines())) <= WIDTH
     assert "None" not in printed
     assert "nan" not in printed
@@ -72,7 +78,7 @@ def test_verdict_with_confidence_shares_experiments_and_operators() -> None:
     assert "What usually helps: Larger operators." in verdict
     assert re.search(r"launch +60% +2.94 ms +the device is idle", verdict)
     assert re.search(r"half the batch +0.90 to 0.98 +0.95 times +agrees", verdict)
-    assert re.search(r"aten::addmm +top +83", verdict)
+    assert any(re.search(r"aten::addmm +top +83", line) for line in sections(printed)["Operators"])
     assert text(profiles.budget()).splitlines()[1] == "  unclear (high confidence): Unclear."
 
 
@@ -107,26 +113,20 @@ def test_long_tables_show_the_heaviest_rows_and_summarise_the_rest() -> None:
     assert sum("reduce_kernel" in line for line in kernels) == TOP - 3
     assert "  5 more kernels take 44.0 µs." in kernels
     assert any("long scoreboard 60%, barrier 10%" in line for line in kernels)
-    assert "  5 more operators take 250 µs on the host and 50.0 µs on the device." in lines["Operators"]
     assert "<summary>5 more kernels take 44.0 µs.</summary>" in html(profiles.eager(), None, None)
 
 
 def test_a_section_that_was_not_measured_says_why() -> None:
-    lines = sections(text(profiles.cpu()))
-    for title in ("Kernels", "Device idle", "Transfers"):
-        assert lines[title] == ["  Not measured: no device in this trace."]
-    assert lines["Communication"] == ["  Not measured: one rank."]
+    lines = sections(text(profiles.cpu()))["Trust"]
+    assert any(
+        re.search("not measured: kernels, device idle, transfers +no device in this trace", line) for line in lines
+    )
+    assert any(re.search("not measured: communication +one rank", line) for line in lines)
     assert sections(text(profiles.graph()))["Transfers"] == ["  Nothing was copied or set."]
-    assert read(profiles.cpu()).text.count("Not measured: no device in this trace.") == 3
-
-
-def test_the_profile_of_a_run_has_fewer_sections() -> None:
     own = profiles.base(profiles.CPU, "cpu")
-    lines = sections(text(own))
-    for title in TITLES[2:-1]:
-        assert lines[title] == [f"  Not measured: {ABSENT}."]
-    assert any("3.1% of a step, less than the spread of the steps: a step takes" in line for line in lines["Trust"])
-    assert read(own).text.count("Not measured: this profile has no such section") == 8
+    assert ABSENT in read(own).text
+    trust = sections(text(own))["Trust"]
+    assert any("3.1% of a step, less than the spread of the steps: a step takes" in line for line in trust)
 
 
 def test_idle_causes_and_synchronisations() -> None:
@@ -162,7 +162,7 @@ def test_control_characters_and_markup_stay_text(eager: str) -> None:
     printed = text(hostile)
     assert "\x1b" not in printed
     assert "\x07" not in printed
-    assert list(sections(printed)) == TITLES
+    assert list(sections(printed)) == TITLES["eager"]
     reader = Reader(eager)
     assert "script" not in reader.tags
     assert any("<script>alert('kernel')</script>" in title for title in reader.titles)

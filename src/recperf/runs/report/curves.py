@@ -1,192 +1,79 @@
-"""Line charts: lookup time against table size, training loss and metrics over the steps, and the roofline."""
+"""Line charts: training loss and metrics over the steps, calibration, the roofline, and sweeps."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...measure.sections import swept_ms
 from ...units import digits
 from .blocks import Figure
-from .formats import byte_rate, component, flop_rate, scaled, size
+from .formats import byte_rate, component, flop_rate, scaled
 from .svg import Sheet, decades, evenly, family, require_matplotlib, round_steps, svg_text, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BUCKETS = 160
-"""Points of a loss curve; more would not be visible."""
+GROUPS = 160
+"""Points of a curve over the steps; more would not be visible."""
+FEW_POINTS = 40
+"""A curve with at most so many points shows each of them and is not smoothed."""
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A size of this workload, marked on the curve."""
-
-    label: str
-    bytes: float
-    tone: str
+Series = dict[int, list[tuple[int, float]]]
+"""Pairs of step and value by seed."""
 
 
-def knee(points: list[dict[str, Any]], caches: dict[str, int], marks: list[Mark]) -> Sheet:
-    """Nanoseconds per lookup against table size, with the sizes of the caches and of the workload."""
-    sheet, (left, right, top, bottom) = Sheet(340), (44, 16, 34, 42)
-    axes = sheet.axes(left, top, right, bottom)
-    sizes, middle = [point["table_bytes"] for point in points], [point["p50"] for point in points]
-    low = min([*sizes, *(mark.bytes for mark in marks)]) / 1.6
-    high = max([*sizes, *(mark.bytes for mark in marks)]) * 1.6
-    axes.set_xlim(math.log2(low), math.log2(high))
-    highest = max(point["p80"] for point in points) * 1.12
-    axes.set_ylim(0, highest)
-    octaves = [float(v) for v in range(0, 60, 3)]
-    ticks(axes, "x", octaves, lambda v: size(2**v))
-    ticks(axes, "y", round_steps(0, highest, 5), lambda v: f"{v:g}", grid=True)
-    sheet.text(0, 10, "ns per lookup", va="center")
-    sheet.text(sheet.width - right, sheet.height - 8, "table size", ha="right", va="center")
-    x = [math.log2(value) for value in sizes]
-    axes.fill_between(x, [p["p20"] for p in points], [p["p80"] for p in points], color=tone("accent"), alpha=0.18, lw=0)
-    axes.plot(x, middle, color=tone("accent"), lw=2.2, marker="o", ms=4)
-    across = (sheet.width - left - right) / math.log2(high / low)
-    for level, count in caches.items():
-        if low < count < high:
-            axes.axvline(math.log2(count), color=tone("muted"), lw=1, ls=(0, (2, 3)))
-            at = left + math.log2(count / low) * across
-            sheet.text(at, top - 8, f"{level} {size(count)}", ha="center", va="center", size=10.5)
-    _marks(sheet, axes, marks, (x, middle), (left, top, low, across), (sheet.height - top - bottom) / highest)
-    return sheet
-
-
-def _marks(
-    sheet: Sheet,
-    axes: Axes,
-    marks: list[Mark],
-    curve: tuple[list[float], list[float]],
-    frame: tuple[float, float, float, float],
-    upward: float,
-) -> None:
-    """A line and a dot on the curve for each size, with its name."""
-    import numpy
-
-    left, top, low, across = frame
-    highest = axes.get_ylim()[1]
-    ends = {mark.label: left + math.log2(mark.bytes / low) * across for mark in marks}
-    # There is room above the curve on the left, and below it on the right.
-    rightmost = min((x for x in ends.values() if x >= sheet.width / 2), default=0.0)
-    for index, mark in enumerate(sorted(marks, key=lambda mark: mark.bytes)):
-        at, x = math.log2(mark.bytes), ends[mark.label]
-        height = float(numpy.interp(at, *curve))
-        axes.plot([at, at], [0, height], color=tone(mark.tone), lw=1.6)
-        axes.plot(at, height, "o", ms=9, mfc=tone(mark.tone), mec=tone("surface"), mew=1.5, zorder=5)
-        if x < sheet.width / 2:
-            x, aside = x - 4, "left"
-            y = max(top + 14 + 16 * index, top + (highest - height) * upward - 24 - 16 * (len(marks) - 1 - index))
-        else:
-            x, aside = rightmost - 9, "right"
-            y = top + (highest - height / 2) * upward + 16 * index
-        text = f"{mark.label} {size(mark.bytes)}"
-        sheet.text(x, y, text, color=mark.tone, size=11.5, ha=aside, weight="bold")
-
-
-@dataclass(frozen=True)
-class Thinned:
-    """A series in buckets: the mean step, mean, minimum and maximum of each."""
-
-    step: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-
-
-def thin(series: list[tuple[int, float]], buckets: int = BUCKETS) -> Thinned:
-    ordered = sorted(series)
-    each = max(1, math.ceil(len(ordered) / buckets))
-    pieces = [ordered[start : start + each] for start in range(0, len(ordered), each)]
-    losses = [[loss for _, loss in piece] for piece in pieces]
-    return Thinned(
-        [sum(step for step, _ in piece) / len(piece) for piece in pieces],
-        [math.fsum(values) / len(values) for values in losses],
-        [min(values) for values in losses],
-        [max(values) for values in losses],
-    )
-
-
-def smooth(values: list[float], weight: float = 0.15) -> list[float]:
-    """An exponential moving average, started at the first value."""
-    averages: list[float] = []
-    for value in values:
-        averages.append(value if not averages else averages[-1] + weight * (value - averages[-1]))
-    return averages
-
-
-def training(
-    losses: dict[int, list[tuple[int, float]]],
-    norms: dict[int, list[tuple[int, float]]],
-    history: dict[int, list[tuple[int, float]]],
-    metric: str,
-    target: float | None,
-) -> Sheet:
-    """Loss, gradient norm and a validation metric side by side."""
-    series = {"training loss": losses, "gradient norm": norms, f"validation {metric}": history}
-    panels = [title for title, by_seed in series.items() if by_seed]
+def training(panels: dict[str, Series], targets: dict[str, float]) -> Sheet:
+    """Curves over the steps side by side; `targets` are drawn as dashed lines."""
     sheet = Sheet(250)
     each = (sheet.width - 56 * (len(panels) - 1)) / len(panels)
-    for index, title in enumerate(panels):
+    for index, (title, series) in enumerate(panels.items()):
         left = index * (each + 56)
         axes = sheet.axes(left + 40, 34, sheet.width - left - each + 6, 34)
         sheet.text(left, 12, title, color="ink", size=12, weight="bold", va="center")
-        if series[title] is history:
-            _history(axes, history, target)
-        else:
-            _losses(axes, series[title])
+        _curve(axes, series, targets.get(title))
         sheet.text(left + each - 6, 242, "steps", ha="right", va="center")
     return sheet
 
 
-def _band(axes: Axes, series: list[list[tuple[float, float]]], marker: str = "") -> tuple[float, float]:
-    """The mean of several seeds, with a band from the lowest to the highest; of the steps that most of them have."""
-    by_step: dict[float, list[float]] = {}
-    for one in series:
-        for step, value in one:
-            by_step.setdefault(step, []).append(value)
-    most = max(map(len, by_step.values()))
-    steps = sorted(step for step, values in by_step.items() if len(values) == most)
-    low, high = ([ends(by_step[step]) for step in steps] for ends in (min, max))
+class Group(NamedTuple):
+    """Neighbouring steps of all seeds: their mean step, and the mean, smallest and largest value."""
+
+    step: float
+    mean: float
+    low: float
+    high: float
+
+
+def grouped(series: Series) -> list[Group]:
+    """A curve in at most `GROUPS` groups of steps."""
+    points = sorted(point for by_step in series.values() for point in by_step)
+    width = max(1.0, (points[-1][0] + 1) / GROUPS)
+    groups = []
+    for _, members in itertools.groupby(points, key=lambda point: int(point[0] / width)):
+        steps, values = zip(*members)
+        groups.append(Group(fmean(steps), fmean(values), min(values), max(values)))
+    return groups
+
+
+def _curve(axes: Axes, series: Series, target: float | None) -> None:
+    """The mean of all seeds, smoothed where it has many points, with a band from the smallest to the largest value."""
+    groups = grouped(series)
+    steps, low, high = ([getattr(group, name) for group in groups] for name in ("step", "low", "high"))
+    weight, means = 0.15 if len(groups) > FEW_POINTS else 1.0, [groups[0].mean]
+    for group in groups[1:]:
+        means.append(means[-1] + weight * (group.mean - means[-1]))
     axes.fill_between(steps, low, high, color=tone("accent"), alpha=0.25, lw=0)
-    means = [math.fsum(by_step[step]) / most for step in steps]
-    axes.plot(steps, means, color=tone("accent"), lw=1.8, marker=marker or None, ms=4)
-    return min(low), max(high)
-
-
-def _losses(axes: Axes, losses: dict[int, list[tuple[int, float]]]) -> None:
-    drawn = {seed: thin(series) for seed, series in losses.items()}
-    if len(drawn) > 1:
-        smoothed = [list(zip(thinned.step, smooth(thinned.mean))) for thinned in drawn.values()]
-        ends = _band(axes, smoothed)
-        _frame(axes, max(thinned.step[-1] for thinned in drawn.values()), *ends)
-        return
-    for thinned in drawn.values():
-        axes.fill_between(thinned.step, thinned.low, thinned.high, color=tone("muted"), alpha=0.25, lw=0)
-    for thinned in drawn.values():
-        axes.plot(thinned.step, smooth(thinned.mean), color=tone("accent"), lw=1.8)
-    low = min(min(thinned.low) for thinned in drawn.values())
-    high = max(max(thinned.high) for thinned in drawn.values())
-    _frame(axes, max(thinned.step[-1] for thinned in drawn.values()), low, high)
-
-
-def _history(axes: Axes, history: dict[int, list[tuple[int, float]]], target: float | None) -> None:
-    if len(history) > 1:
-        _band(axes, [[(float(step), value) for step, value in series] for series in history.values()], "o")
-    else:
-        x, y = zip(*sorted(*history.values()))
-        axes.plot(x, y, color=tone("accent"), lw=1.8, marker="o", ms=4)
-    values = [value for series in history.values() for _, value in series] + ([target] if target is not None else [])
-    _frame(axes, max(step for series in history.values() for step, _ in series), min(values), max(values))
+    axes.plot(steps, means, color=tone("accent"), lw=1.8, marker="o" if weight == 1.0 else None, ms=4)
+    bounds = [*low, *high, *([target] if target is not None else [])]
+    _frame(axes, steps[-1], min(bounds), max(bounds))
     if target is not None:
         axes.axhline(target, color=tone("ink"), lw=1, ls=(0, (4, 3)))
-        axes.annotate(
-            "target", (1, target), (0, 4), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
-            fontsize=10.5, color=tone("ink"),
-        )  # fmt: skip
+        _note(axes, "target", (steps[-1], target), (0, 4), "right")
 
 
 def _frame(axes: Axes, last: float, low: float, high: float) -> None:

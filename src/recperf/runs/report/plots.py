@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...measure.spans import PHASES
 from ..result import Interval
 from .blocks import Figure
-from .formats import component, percent, time
+from .formats import component, percent
 from .svg import Sheet, evenly, family, round_steps, ticks, tone
 
 if TYPE_CHECKING:
@@ -80,8 +80,11 @@ def _scores(axes: Axes, bars: list[Bar], metric: str, target: float | None) -> N
 @dataclass(frozen=True)
 class BarPart:
     name: str
-    phase: str
     value: float
+    phase: str = ""
+    """Parts of one phase get a bracket under a single bar."""
+    tone: str = ""
+    """Colour; empty: the one that the name has in every figure."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +109,17 @@ def in_order(parts: Iterable[StepPart]) -> list[StepPart]:
 def budget_figure(key: str, parts: Sequence[StepPart], of: str) -> Figure:
     """The share of each part in one step."""
     listed = ", ".join(f"{component(part.name)} {percent(part.share, 1)}" for part in parts)
-    bar = [("", [BarPart(part.name, part.phase, part.share) for part in parts])]
+    bar = [("", [BarPart(part.name, part.share, part.phase) for part in parts])]
     backward = any(part.name.endswith("_backward") for part in parts)
     caption = "Backward passes have the lighter shade of their forward pass." if backward else ""
     return Figure(key, f"Share of each part in {of}: {listed}", caption, lambda: stacked(bar, "share"))
 
 
 def stacked(bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
-    """One stacked bar per row: shares of a step, or milliseconds. A single bar shows its phases below."""
+    """One stacked bar per row: shares of a step, or milliseconds. A single bar shows its phases below.
+
+    A part too thin for its label is named in the table below the figure.
+    """
     single = len(bars) == 1
     names = 0.0 if single else min(220, 18 + CHARACTER * max(len(label) for label, _ in bars))
     foot, inset = 26 if single else 30 if unit == "share" else 42, 0 if single else 16
@@ -140,7 +146,7 @@ def stacked(bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
 def _segments(axes: Axes, parts: Sequence[BarPart], top: float, height: float, pixels: float) -> None:
     start = 0.0
     for part in parts:
-        hue, faint = family(part.name)
+        hue, faint = (part.tone, False) if part.tone else family(part.name)
         color = tone(hue)
         axes.barh(
             top + height / 2, part.value, left=start, height=height, color=color, alpha=0.45 if faint else 1.0,
@@ -171,32 +177,3 @@ def _phases(axes: Axes, parts: Sequence[BarPart], y: float, pixels: float) -> No
                 label, ((begin + end) / 2, y), (0, -7), textcoords="offset points", ha="center", va="top",
                 fontsize=11, color=tone("muted"), annotation_clip=False,
             )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Slice:
-    label: str
-    value: float
-    tone: str
-
-
-def split(slices: Sequence[Slice]) -> Sheet:
-    """One bar that sums to the wall time; a slice too thin for its label is named in the table below."""
-    sheet = Sheet(62)
-    axes = sheet.axes(0, 0, 0, 22)
-    whole = sum(part.value for part in slices) or 1.0
-    axes.set_xlim(0, whole)
-    axes.set_ylim(40, 0)
-    start = 0.0
-    for part in slices:
-        axes.barh(
-            20, part.value, left=start, height=40, color=tone(part.tone), edgecolor=tone("surface"), linewidth=1.5
-        )
-        if part.value / whole * sheet.width > CHARACTER * len(part.label) + 10:
-            ink = tone("ink" if part.tone == "other" else "on-fill")
-            axes.text(start + part.value / 2, 20, part.label, ha="center", va="center", fontsize=11, color=ink)
-        start += part.value
-    axes.spines["bottom"].set_visible(False)
-    sheet.text(0, 54, "0", va="center")
-    sheet.text(sheet.width, 54, f"wall {time(whole)}", ha="right", va="center")
-    return sheet

@@ -1,9 +1,8 @@
-"""The sections of a profile about the device: operators, kernels, roofline, idle time, transfers, embedding tables."""
+"""The sections of a profile about the device: kernels, roofline, idle time, transfers, embedding tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from ...units import digits
@@ -11,49 +10,14 @@ from . import curves, plots
 from . import formats as fmt
 from .blocks import Block, Cell, Figure, Table, Text, Tile, cells
 from .formats import NONE, component
-from .step_sections import TOP, keyed, why_missing
+from .step_sections import TOP, keyed, last_name, why_missing
 
 Profile = dict[str, Any]
 
 IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
 
 
-def operators(profile: Profile, top: int = TOP, part_name: Callable[[str], str] = component) -> list[Block]:
-    operators = sorted(
-        profile["operator_table"]["rows"],
-        key=lambda row: (row["cpu_self_ms"] or 0) + (row.get("device_self_ms") or 0),
-        reverse=True,
-    )
-    on_device = any(row.get("device_self_ms") is not None for row in operators)
-    rows = [
-        cells(
-            Cell(row["name"], width=36),
-            _part(row, part_name),
-            fmt.count(row["calls"]),
-            fmt.time(row["cpu_self_ms"]),
-            *((fmt.time(row.get("device_self_ms")),) if on_device else ()),
-            fmt.scaled(row.get("flops")),
-            fmt.size(row.get("bytes")),
-            Cell(row.get("shapes") or NONE, "muted", width=22),
-        )
-        for row in operators
-    ]
-    rest = operators[top:]
-    device = math.fsum(row["device_self_ms"] or 0 for row in rest if on_device)
-    also = f" and {fmt.time(device)} on the device" if on_device else ""
-    host = fmt.time(math.fsum(row["cpu_self_ms"] or 0 for row in rest))
-    columns = ("calls", "CPU self", *(("device self",) if on_device else ()), "FLOPs", "bytes")
-    head = ("operator", "part", *columns, "shapes")
-    more = f"{len(rest)} more operators take {host} on the host{also}."
-    note = "Per step of the trace, which slows operators down; self time only."
-    return [Table(head, rows, note, left=(1, len(head) - 1), top=top, rest=more)]
-
-
-def _part(row: dict[str, Any], part_name: Callable[[str], str]) -> Cell:
-    return Cell(part_name(row["part"]) if row.get("part") else NONE, "muted", width=24)
-
-
-def kernels(profile: Profile, top: int = TOP, part_name: Callable[[str], str] = component) -> list[Block]:
+def kernels(profile: Profile, top: int = TOP) -> list[Block]:
     kernels, step = profile["kernels"], profile["step_ms"]["p50"]
     small = kernels["small"]
     share = f" ({fmt.percent(kernels['busy_ms'] / step, 0)} of the {fmt.time(step)} step)" if step else ""
@@ -66,7 +30,7 @@ def kernels(profile: Profile, top: int = TOP, part_name: Callable[[str], str] = 
     rows = [
         cells(
             Cell(row["name"], width=44),
-            _part(row, part_name),
+            Cell(last_name(row["part"]) or NONE, "muted", width=24),
             fmt.count(row["count"]),
             fmt.time(row["total_ms"]),
             fmt.time(row["mean_us"] / 1e3),
@@ -99,7 +63,7 @@ def _stalls(profile: Profile) -> list[Block]:
     return [Table(("why warps stall", "samples", "reasons"), rows, note, left=(2,))]
 
 
-def roofline_blocks(profile: Profile, peaks: Profile | None, key: str = "profile") -> list[Block]:
+def roofline_blocks(profile: Profile, peaks: Profile | None, key: str) -> list[Block]:
     points = profile["roofline"]
     rows = [
         cells(
@@ -144,15 +108,13 @@ def idle_tiles(idle: dict[str, Any]) -> list[Tile]:
 def idle(idle: dict[str, Any]) -> list[Block]:
     wall = idle["wall_ms"]
     states = [("busy", idle["busy_ms"]), *idle["causes"].items()]
-    slices = [plots.Slice(name, max(0.0, ms), IDLE_COLOURS.get(name, "other")) for name, ms in states]
+    slices = [plots.BarPart(name, max(0.0, ms), tone=IDLE_COLOURS.get(name, "other")) for name, ms in states]
 
     def shares(ms: float) -> tuple[str, str]:
         return fmt.time(ms), fmt.percent(ms / wall if wall else None, 1)
 
     rows = [
-        cells(
-            Cell(part.label if part.label == "busy" else f"idle: {part.label}", swatch=part.tone), *shares(part.value)
-        )
+        cells(Cell(part.name if part.name == "busy" else f"idle: {part.name}", swatch=part.tone), *shares(part.value))
         for part in slices
     ]
     rows.append(tuple(Cell(text, "strong") for text in ("sum", *shares(math.fsum(part.value for part in slices)))))
@@ -162,12 +124,12 @@ def idle(idle: dict[str, Any]) -> list[Block]:
         f"In a traced step of {fmt.time(wall)} the device is busy for {fmt.time(idle['busy_ms'])} and idle for "
         f"{fmt.time(idle['idle_ms'])}{share}."
     )
-    listed = ", ".join(f"{part.label} {fmt.time(part.value)}" for part in slices)
+    listed = ", ".join(f"{part.name} {fmt.time(part.value)}" for part in slices)
     figure = Figure(
         "profile-idle",
         f"The device in a step: {listed}",
         "The device during a traced step: busy, and idle by cause.",
-        lambda: plots.split(slices),
+        lambda: plots.stacked([("", slices)], "ms"),
     )
     blocks: list[Block] = [Text(sentence, "lead"), figure, Table(("device", "per step", "share"), rows, _IDLE_NOTE)]
     syncs = [

@@ -1,9 +1,8 @@
-"""The report of a profile of a workload: eleven sections, as text and as a page. One that was not measured says why."""
+"""The report of a profile of a workload, as text and as a page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,15 @@ from . import profile_device as device
 from .blocks import Block, Cell, Report, Section, Table, Text, Tile, cells, definitions
 from .formats import NONE
 from .plots import from_profile
-from .step_sections import badges, headline, keyed, why_missing, workload_blocks
+from .step_sections import (
+    badges,
+    headline,
+    keyed,
+    measured_sections,
+    why_missing,
+    workload_blocks,
+    workload_operators,
+)
 from .text import render
 
 Profile = dict[str, Any]
@@ -90,34 +97,31 @@ def _tiles(profile: Profile) -> list[Tile]:
 
 
 def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> list[Section]:
-    """Every section in its order."""
-    listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
-        ("evidence", "Verdict", "", lambda: _verdict(profile, peaks)),
-        ("budget", "Step budget", "", lambda: budget_blocks(profile)),
-        ("operators", "Operators", "operator_table", lambda: device.operators(profile)),
-        ("kernels", "Kernels", "kernels", lambda: device.kernels(profile)),
-        ("roofline", "Roofline", "roofline", lambda: device.roofline_blocks(profile, peaks)),
-        ("idle", "Device idle", "idle", lambda: device.idle(profile["idle"])),
-        ("transfers", "Transfers", "transfers", lambda: device.transfers(profile["transfers"])),
-        ("embeddings", "Embeddings", "embeddings", lambda: device.embeddings(profile["embeddings"])),
-        ("communication", "Communication", "communication", lambda: ranks.blocks("profile", profile)),
-        ("fixes", "Fixes ranked", "fixes", lambda: _fixes(profile["fixes"])),
-        ("trust", "Trust", "", lambda: _trust(profile, machine or {})),
+    """Every section that was measured, and which were not."""
+    measured, missing = step_sections_of(profile, peaks, "profile")
+    return [*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))]
+
+
+def step_sections_of(profile: Profile, peaks: Profile | None, key: str) -> tuple[list[Section], dict[str, list[str]]]:
+    """The sections about a step of a workload, and the titles of those that were not measured, by reason."""
+    return measured_sections(
+        profile,
+        (
+            ("evidence", "Verdict", "verdict", lambda: workload_blocks(profile)),
+            ("budget", "Step budget", "components", lambda: budget_blocks(profile, key)),
+            ("operators", "Operators", "observed", lambda: workload_operators(profile, peaks)),
+            ("kernels", "Kernels", "kernels", lambda: device.kernels(profile)),
+            ("roofline", "Roofline", "roofline", lambda: device.roofline_blocks(profile, peaks, key)),
+            ("idle", "Device idle", "idle", lambda: device.idle(profile["idle"])),
+            ("transfers", "Transfers", "transfers", lambda: device.transfers(profile["transfers"])),
+            ("embeddings", "Embeddings", "embeddings", lambda: device.embeddings(profile["embeddings"])),
+            ("communication", "Communication", "communication", lambda: ranks.blocks(key, profile)),
+            ("fixes", "Fixes ranked", "fixes", lambda: _fixes(profile["fixes"])),
+        ),
     )
-    built = []
-    for key, title, needs, build in listed:
-        reason = why_missing(profile, needs) if needs else None
-        built.append(Section(key, title, [Text(f"Not measured: {reason}.", "missing")] if reason else build()))
-    return built
 
 
-def _verdict(profile: Profile, peaks: Profile | None) -> list[Block]:
-    if not profile.get("verdict"):
-        return [Text("Not measured: the profile has no verdict.", "missing")]
-    return workload_blocks(profile, peaks)
-
-
-def budget_blocks(profile: Profile, key: str = "profile") -> list[Block]:
+def budget_blocks(profile: Profile, key: str) -> list[Block]:
     """The parts of a step as a bar and a table."""
     step, parts = profile["step_ms"], from_profile(profile)
     total = math.fsum(part.share for part in parts)
@@ -172,7 +176,7 @@ def _same_numbers(fix: dict[str, Any]) -> str:
     return fmt.yes_or_no(same) + (f" ({difference:.1e})" if difference and not same else "")
 
 
-def _trust(profile: Profile, machine: Profile) -> list[Block]:
+def _trust(profile: Profile, machine: Profile, missing: dict[str, list[str]]) -> list[Block]:
     """What a reader must know to believe the other sections."""
     trust = profile.get("trust") or {}
     steps = f"{profile['steps']} measured after {profile['warmup']} of warm-up, batch {profile['batch_size']:,}"
@@ -195,8 +199,8 @@ def _trust(profile: Profile, machine: Profile) -> list[Block]:
     trace = profile.get("trace")
     if trace:
         rows.append(("trace", f"{trace['file']}, {fmt.size(trace['bytes'])}, {trace['steps']} steps"))
-    missing = trust.get("not_measured") or []
-    rows.append(("not measured", "; ".join(missing) or "nothing that was requested"))
+    rows += [(f"not measured: {', '.join(titles)}", reason) for reason, titles in missing.items()]
+    rows += [("not measured", reason) for reason in trust.get("not_measured") or ()]
     for name in ("cpu", "cores", "memory_gib", "system", "fingerprint"):
         if machine.get(name) is not None:
             rows.append((f"machine: {name.replace('_gib', ' (GiB)')}", str(machine[name])))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...train.config import ORACLES, STARTS, baseline_to_beat
+from ...train.config import baseline_to_beat
 from ..quality import best_of, start_difference
-from ..result import Difference, Interval, Quality, Ranking, RankingDifference, Result, WithinUsers
+from ..result import Difference, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import curves
 from .blocks import Block, Cell, Figure, Table, Text, cells
 from .formats import NONE, baseline, count, metric, percent, sentence
@@ -110,7 +110,6 @@ def warnings(result: Result) -> list[Block]:
 def details(result: Result, key: str) -> list[Block]:
     """Everything that scores.json adds to a result, for its page."""
     return [
-        *_certainty_table(result),
         *_within_users(result),
         *_ranking(result),
         *_segments(result),
@@ -118,43 +117,9 @@ def details(result: Result, key: str) -> list[Block]:
     ]
 
 
-def _certainty_table(result: Result) -> list[Block]:
-    part = result.quality
-    bounds, differences = part.interval, part.differences
-    if not bounds:
-        return []
-    intervals = part.baseline_intervals or {}
-    rows = [cells(Cell(result.workload, "strong", "accent"), _score(part.metrics["auc"], bounds), NONE, NONE)]
-    for row in differences:
-        name = row.baseline
-        own = part.baselines[name]["auc"]
-        rows.append(cells(Cell(baseline(name), swatch="other"), _score(own, intervals.get(name)), *_difference(row)))
-    units = f"{count(bounds.units)} {bounds.by}"
-    note = (
-        f"95 % intervals from {bounds.replicates} bootstrap samples: {units} drawn with replacement, the same "
-        "ones for the model and every baseline"
-    )
-    seeds = len(part.seeds)
-    note += f", and with them the {seeds} seeds." if seeds > 1 else "."
-    if any(row.baseline in ORACLES for row in differences):
-        note += " The true model of the synthetic data is no baseline to beat."
-    if any(row.baseline in STARTS for row in differences):
-        note += (
-            " The logistic regression on running rates is what the model computes before its first step: the "
-            "difference to it is what training adds, and the target counts only the other baselines."
-        )
-    head = ("", "AUC, 95 % interval", "model less baseline", "baseline is better in")
-    return [Table(head, rows, note)]
-
-
-def _score(value: float, bounds: Interval | None) -> Cell:
-    return Cell(f"{value:.4f}", second_line=f"{bounds.low:.4f} to {bounds.high:.4f}" if bounds else "")
-
-
-def _difference(row: Difference | RankingDifference) -> tuple[Cell, Cell]:
+def _difference(row: Difference | RankingDifference) -> Cell:
     tone = "good" if row.low > 0 else "bad" if row.high < 0 else ""
-    text = f"{row.low:+.4f} to {row.high:+.4f}"
-    return Cell(f"{_value(row):+.4f}", tone, second_line=text), Cell(f"{percent(row.below_zero, 1)} of samples")
+    return Cell(f"{_value(row):+.4f}", tone, second_line=f"{row.low:+.4f} to {row.high:+.4f}")
 
 
 def _within_users(result: Result) -> list[Block]:
@@ -192,7 +157,7 @@ def _ranking_table(workload: str, ranking: Ranking | WithinUsers, note: str) -> 
     by_name = {row.baseline: row for row in ranking.differences}
     for name, row in by_name.items():
         values = [f"{ranking.baselines[name][one]:.4f}" for one in names]
-        rows.append(cells(Cell(baseline(name), swatch="other"), *values, _difference(row)[0]))
+        rows.append(cells(Cell(baseline(name), swatch="other"), *values, _difference(row)))
     return Table(("", *(metric(name) for name in names), "NDCG@10, model less baseline"), rows, note)
 
 

@@ -104,7 +104,7 @@ def _figure(key: str, section: dict[str, Any]) -> Figure:
     for row in sorted(shown, key=lambda row: int(row["rank"])):
         separated = row["late_ms"] is not None
         waits = [(LATE, row["late_ms"]), (BYTES, row["moving_ms"])] if separated else [(WAITS, row["exposed_ms"])]
-        parts = [plots.BarPart(name, "", max(0.0, ms)) for name, ms in [(OWN, row["own_ms"]), *waits]]
+        parts = [plots.BarPart(name, max(0.0, ms)) for name, ms in [(OWN, row["own_ms"]), *waits]]
         bars.append((f"rank {row['rank']}", parts))
     listed = "; ".join(
         f"rank {row['rank']} {fmt.time(row['own_ms'])} own, {fmt.time(row['exposed_ms'])} waiting" for row in shown

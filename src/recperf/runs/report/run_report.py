@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...units import digits
 from . import formats as fmt
-from . import limits, page, plots, sections
+from . import page, plots, sections
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
 from .plots import from_profile
@@ -50,12 +50,11 @@ def report(run: Reading, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
     verdict = run.profile["verdict"] if run.profile else None
     performance = run.result.performance
-    first = [sections.quality(run, key), sections.budget(run, key)]
-    rest = [sections.reproduce(run)]
-    if not short:
-        first += [*limits.between_ranks(run, key), limits.against_ceilings(run, key), limits.knee(run, key)]
-        first += [limits.pair(run, key), sections.training(run, key), limits.evidence(run)]
-        rest = [sections.provenance(run), sections.config(run), *rest]
+    listed = [sections.quality(run, key), *sections.step_sections(run, key)]
+    if short:
+        listed = [section for section in listed if section.key in ("quality", "budget")]
+    else:
+        listed += [*sections.pair(run), sections.training(run, key), sections.provenance(run), sections.config(run)]
     return Report(
         key=key,
         title=run.workload,
@@ -66,7 +65,7 @@ def report(run: Reading, key: str, *, short: bool = False) -> Report:
         command="" if verdict else run.profile_command,
         badges=_badges(run),
         tiles=_tiles(run),
-        sections=[*first, *rest],
+        sections=[*listed, sections.reproduce(run)],
     )
 
 
@@ -138,7 +137,7 @@ def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[
         return [Text(f"The step budget was {NOT_MEASURED} in every run.", "note")]
     blocks: list[Block] = []
     bars = [
-        (name, [plots.BarPart(part.name, part.phase, part.share) for part in shares])
+        (name, [plots.BarPart(part.name, part.share, part.phase) for part in shares])
         for name, shares in zip(comparison.runs, parts or [])
         if shares
     ]

@@ -1,12 +1,14 @@
-"""The sections of a run that come from its training: quality, step budget, curves, provenance, config, reproduction."""
+"""The sections of a run: quality, its steps, hot and cold ids, curves, provenance, config, reproduction."""
 
 from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from ...config import flatten
+from ...measure.sections import roofline
 from ...train.config import baseline_to_beat
 from ..result import Performance, Quality, Result
 from ..resume import change_text, is_free, repeatable
@@ -14,8 +16,10 @@ from . import curves, plots, quality_sections
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Missing, Section, Table, Text, cells, definitions
 from .formats import NONE, NOT_MEASURED, baseline, count, metric
-from .profile_report import budget_blocks
+from .plots import from_profile
+from .profile_report import step_sections_of
 from .reading import Reading
+from .step_sections import keyed
 
 UNSTEADY = 1.25
 """Ratio of the step times of training and profile above which the page warns."""
@@ -117,30 +121,38 @@ def _own_bar(run: Reading) -> plots.Bar:
     return plots.Bar(run.workload, part.metrics, own=True, spread=part.spread, seeds=each, interval=interval)
 
 
-def budget(run: Reading, key: str) -> Section:
-    title, performance = "Where a step spends its time", run.result.performance
+def step_sections(run: Reading, key: str) -> list[Section]:
+    """What limits a step and where it spends its time, or how to measure that."""
     if run.profile is None:
-        return Section("budget", title, [Missing("The step budget", run.profile_command)])
-    blocks: list[Block] = [Text(_step_sentence(run), "lead")]
+        what = "What limits this run, and where a step spends its time"
+        return [Section("evidence", "Verdict", [Missing(what, run.profile_command)])]
+    profile = {**run.profile, "roofline": roofline(run.profile, run.peaks) if run.peaks else None}
+    measured, _ = step_sections_of(profile, run.peaks, key)
+    return [
+        replace(section, blocks=[*_training_steps(run, run.profile), *section.blocks])
+        if section.key == "budget"
+        else section
+        for section in measured
+    ]
+
+
+def _training_steps(run: Reading, profile: dict[str, Any]) -> list[Block]:
+    """The steps of the training beside those of the profile."""
+    performance, step = run.result.performance, run.result.performance.step_ms
+    lead = f"Step time: {NOT_MEASURED}, too few steps."
+    if step:
+        samples, times = (
+            f"{count(profile['batch_size'])} samples",
+            f"{fmt.time(step.p50)} (p20 – p80: {fmt.spread(step)})",
+        )
+        lead = f"A training step of {samples} takes {times}. Measured after it: {measured_steps(profile)}."
+    blocks: list[Block] = [Text(lead, "lead")]
     if performance.overall:
         blocks.append(Text(f"The whole training took {fmt.whole_time(performance.overall)}."))
     if performance.difference:
         blocks.append(Text(f"Steady throughput is {performance.difference}.", "warning"))
-    unsteady = unsteady_steps(performance, run.profile)
-    if unsteady:
-        blocks.append(Text(unsteady, "warning"))
-    return Section(
-        "budget", title, [*blocks, *budget_blocks(run.profile, key), Text(_measuring_note(run.profile), "note")]
-    )
-
-
-def _step_sentence(run: Reading) -> str:
-    step = run.result.performance.step_ms
-    if not step:
-        return f"Step time: {NOT_MEASURED}, too few steps."
-    profile = run.profile or {}
-    samples, after = f" of {count(profile['batch_size'])} samples", f" Measured after it: {measured_steps(profile)}."
-    return f"A training step{samples} takes {fmt.time(step.p50)} (p20 – p80: {fmt.spread(step)}).{after}"
+    unsteady = unsteady_steps(performance, profile)
+    return [*blocks, *([Text(unsteady, "warning")] if unsteady else [])]
 
 
 def measured_steps(profile: dict[str, Any]) -> str:
@@ -169,18 +181,26 @@ def unsteady_steps(performance: Performance, profile: dict[str, Any]) -> str | N
     )
 
 
-def _measuring_note(profile: dict[str, Any]) -> str:
+def pair(run: Reading) -> list[Section]:
+    """The same step with hot and with cold ids; no section for a run without this comparison."""
+    if run.pair is None:
+        return []
+    arms = {name: run.pair[name] for name in ("hot", "cold")}
+    times = {name: {part.name: part.ms["p50"] for part in from_profile(arm) if part.ms} for name, arm in arms.items()}
+    rows = [(Cell("whole step", "strong"), *_pair_cells(*(arm["step_ms"]["p50"] for arm in arms.values())))]
+    for name in dict.fromkeys([*times["hot"], *times["cold"]]):
+        rows.append((keyed(name), *_pair_cells(times["hot"].get(name), times["cold"].get(name))))
+    ids = run.pair["ids"]
     note = (
-        f"Measured after training on {profile['device']} over {count(profile['steps'])} steps after "
-        f"{count(profile['warmup'])} steps of warm-up. Time outside every span is “other”, so the shares sum to 1."
+        f"Median times of the same model and shapes, with new ids every step: hot ids of {count(ids['hot'])} rows, "
+        f"cold ids of {count(ids['cold'])}."
     )
-    cost = profile["overhead"]
-    if not cost:
-        return note
-    return (
-        f"{note} Measuring costs {fmt.measuring_cost(cost['share'], profile['step_ms'])}: a step took "
-        f"{fmt.time(cost['plain_ms'])} without timers, {fmt.time(cost['clocked_ms'])} with them."
-    )
+    table = Table(("part", "cold / hot", "hot", "cold"), rows, note)
+    return [Section("pair", "Hot and cold ids", [Text(run.pair["verdict"], "lead"), table])]
+
+
+def _pair_cells(hot: float | None, cold: float | None) -> tuple[Cell, ...]:
+    return cells(fmt.gain(cold / hot if hot and cold else None), fmt.time(hot), fmt.time(cold))
 
 
 def training(run: Reading, key: str) -> Section:
@@ -188,25 +208,19 @@ def training(run: Reading, key: str) -> Section:
     if not events.losses and not events.metrics:
         return Section("training", "Training", [Text("events.jsonl holds neither losses nor metrics.", "note")])
     name = next((name for name in ("auc", "accuracy", "log_loss") if _history(run, name)), "auc")
-    history, bound = _history(run, name), lowest(run.result.quality).get(name)
+    title, bound = f"validation {metric(name)}", lowest(run.result.quality).get(name)
+    curves_by_title = {"training loss": events.losses, "gradient norm": events.norms, title: _history(run, name)}
+    panels = {panel: series for panel, series in curves_by_title.items() if series}
     steps = sum(len(series) for series in events.losses.values())
     ends = [f"seed {seed}: {series[-1][1]:.3f} after step {series[-1][0]:,}" for seed, series in events.losses.items()]
-    several = len(events.losses) > 1
-    caption = f"Loss of {count(steps)} steps; the line is an exponential moving average."
-    if any(len(series) > curves.BUCKETS for series in events.losses.values()):
-        caption = (
-            f"Loss of {count(steps)} steps in at most {curves.BUCKETS} groups per seed: the band spans the smallest "
-            "and largest loss of a group, the line is an exponential moving average of the group means."
-        )
-    if several:
-        caption = (
-            f"{len(events.losses)} seeds: lines are their mean, bands reach from the lowest to the highest seed. The "
-            f"loss of {count(steps)} steps is smoothed by an exponential moving average."
-        )
+    caption = (
+        f"Loss of {count(steps)} steps, {len(events.losses)} seeds. Lines are smoothed means of at most "
+        f"{curves.GROUPS} groups of steps, bands reach from the smallest to the largest value in a group."
+    )
     if events.norms:
         caption += " The gradient norm is that of the dense parameters, over all ranks and before clipping."
-    label = f"Training loss ({'; '.join(ends)}), gradient norm and validation {metric(name)} over the steps"
-    draw = lambda: curves.training(events.losses, events.norms, history, metric(name), bound)  # noqa: E731
+    label = f"Training loss ({'; '.join(ends)}), gradient norm and {title} over the steps"
+    draw = lambda: curves.training(panels, {} if bound is None else {title: bound})  # noqa: E731
     blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
     names = [name for name in run.result.quality.metrics if any(name in event for event in events.metrics)]
     if events.metrics and names:

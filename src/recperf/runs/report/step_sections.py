@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...measure.attribution import attribute, divided_ms
@@ -34,6 +36,29 @@ def why_missing(profile: Json, key: str) -> str | None:
     if isinstance(part, dict) and "missing" in part:
         return fmt.printable(part["missing"])
     return None
+
+
+def measured_sections(
+    profile: Json, listed: Iterable[tuple[str, str, str, Callable[[], list[Block]]]]
+) -> tuple[list[Section], dict[str, list[str]]]:
+    """The sections that were measured, and the titles of the others by the reason why they were not.
+
+    Each is listed as its key, its title, the field of the profile that it shows, and the function that builds it.
+    """
+    built: list[Section] = []
+    missing: dict[str, list[str]] = {}
+    for key, title, field, build in listed:
+        reason = why_missing(profile, field)
+        if reason:
+            missing.setdefault(reason, []).append(title.lower())
+        else:
+            built.append(Section(key, title, build()))
+    return built, missing
+
+
+def last_name(path: str | None) -> str:
+    """The last name of the path of a part, such as `embedding` of `forward/embedding`."""
+    return (path or "").rpartition("/")[2]
 
 
 def keyed(name: str, text: str = "") -> Cell:
@@ -107,18 +132,21 @@ def limit_blocks(profile: Json) -> list[Block]:
     return blocks
 
 
-def workload_blocks(profile: Json, peaks: Json | None) -> list[Block]:
-    """What limits the step of a workload: sentences, shares, experiments, and operators with their limits."""
+def workload_blocks(profile: Json) -> list[Block]:
+    """What limits the step of a workload: sentences, shares and experiments."""
     observed = profile["observed"]
-    operators = attribute(observed, ceilings_of_profile(profile, peaks))["operators"]
     return [
         *limit_blocks(profile),
         Text(_observed_steps(observed), "note"),
         *share_blocks(profile, divided_ms(observed)),
         *experiment_blocks(profile["experiments"]),
-        *operator_blocks(operators),
         *(Text(fmt.sentence(note), "note") for note in observed.get("notes") or () if note),
     ]
+
+
+def workload_operators(profile: Json, peaks: Json | None) -> list[Block]:
+    """The operators of the step of a workload with their limits."""
+    return operator_blocks(attribute(profile["observed"], ceilings_of_profile(profile, peaks))["operators"])
 
 
 def _observed_steps(observed: Json) -> str:
@@ -131,7 +159,7 @@ def share_blocks(profile: Json, whole: float) -> list[Block]:
     """The shares as a bar and a table; they sum to the `whole`, in ms."""
     shares = {limit: share for limit, share in profile["shares"].items() if limit in TEXTS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
-    slices = [plots.Slice(limit, shares[limit] * whole, TONES[limit]) for limit in ordered]
+    bar = [plots.BarPart(limit, shares[limit], tone=TONES[limit]) for limit in ordered]
     rows = [
         cells(
             Cell(limit, swatch=TONES[limit]),
@@ -147,27 +175,29 @@ def share_blocks(profile: Json, whole: float) -> list[Block]:
             "limits",
             label,
             "Every moment of the step belongs to exactly one limit.",
-            lambda: plots.split(slices),
+            lambda: plots.stacked([("", bar)], "share"),
         ),
         Table(("limit", "share", "time", "meaning"), rows, left=(3,)),
     ]
 
 
-def operator_blocks(operators: list[Json]) -> list[Block]:
+def operator_blocks(operators: list[Json], top: int = TOP) -> list[Block]:
     if not operators:
         return [Text("No operator was seen.", "missing")]
     rows = [
         cells(
-            Cell(row["name"], width=52), Cell(row["part"] or "", width=24), fmt.count(round(row["calls"], 1)),
+            Cell(row["name"], width=52), Cell(last_name(row["part"]), width=24), fmt.count(round(row["calls"], 1)),
             fmt.time(row["ms"]), _limits(row["limits"]),
             fmt.scaled(row["flops"]) if row["flops"] else "", fmt.size(row["bytes"]) if row["bytes"] else "",
         )
         for row in operators
     ]  # fmt: skip
     head = ("operator", "part", "calls", "time", "limit", "FLOP", "bytes")
-    rest = f"{max(0, len(rows) - TOP):,} more operators."
-    blocks: list[Block] = [Table(head, rows, left=(1, 4), top=TOP, rest=rest)]
-    noted = [row for row in operators[:TOP] if row.get("note")]
+    rest = (
+        f"{max(0, len(rows) - top):,} more operators take {fmt.time(math.fsum(row['ms'] for row in operators[top:]))}."
+    )
+    blocks: list[Block] = [Table(head, rows, left=(1, 4), top=top, rest=rest)]
+    noted = [row for row in operators[:top] if row.get("note")]
     blocks += [Text(f"{row['name']}: {row['note']}.", "note") for row in noted[:3]]
     return blocks
 
@@ -230,10 +260,12 @@ def _tiles(profile: Json) -> list[Tile]:
     if verdict["second"]:
         second = verdict["second"]
         tiles.append(Tile(second, fmt.percent(profile["shares"][second], 0), "second limit"))
+    return tiles + busiest_tiles(profile["operators"])
+
+
+def busiest_tiles(operators: list[Json]) -> list[Tile]:
     by_name: defaultdict[str, float] = defaultdict(float)
-    for row in profile["operators"]:
+    for row in operators:
         by_name[row["name"]] += row["ms"]
-    if by_name:
-        name = max(by_name, key=lambda name: by_name[name])
-        tiles.append(Tile("busiest operator", fmt.time(by_name[name]), fmt.short(name, 28)))
-    return tiles
+    name = max(by_name, key=lambda name: by_name[name], default="")
+    return [Tile("busiest operator", fmt.time(by_name[name]), fmt.short(name, 28))] if name else []

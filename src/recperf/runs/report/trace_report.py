@@ -16,7 +16,7 @@ from . import page, plots, ranks, step_sections
 from . import profile_device as device
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, cells, definitions
 from .plots import StepPart
-from .step_sections import TOP, why_missing
+from .step_sections import TOP, last_name
 from .text import render
 
 Analysis = dict[str, Any]
@@ -88,21 +88,13 @@ def _sections(analysis: Analysis, top: int, viewer: Viewer | None) -> list[Secti
         ("shares", "Where the time goes", "limit", lambda: _shares(analysis["limit"])),
         ("parts", "Regions", "parts", lambda: _parts(analysis, top)),
         ("modules", "Modules", "modules", lambda: _modules(analysis, top)),
-        ("operators", "Operators", "operator_table", lambda: device.operators(analysis, top, _last)),
-        ("kernels", "Kernels", "kernels", lambda: device.kernels(_with_step(analysis), top, _last)),
+        ("operators", "Operators", "limit", lambda: step_sections.operator_blocks(analysis["limit"]["operators"], top)),
+        ("kernels", "Kernels", "kernels", lambda: device.kernels(_with_step(analysis), top)),
         ("idle", "Device idle", "idle", lambda: device.idle(analysis["idle"])),
         ("transfers", "Copies", "transfers", lambda: device.transfers(analysis["transfers"])),
         ("communication", "Communication", "communication", lambda: _communication(analysis)),
     )
-    built: list[Section] = []
-    missing: dict[str, list[str]] = {}
-    for key, title, needs, build in listed:
-        if needs in analysis:
-            reason = why_missing(analysis, needs)
-            if reason:
-                missing.setdefault(reason, []).append(title.lower())
-            else:
-                built.append(Section(key, title, build()))
+    built, missing = step_sections.measured_sections(analysis, (row for row in listed if row[2] in analysis))
     return [*built, Section("file", "The trace", _file(analysis, missing, viewer))]
 
 
@@ -131,13 +123,9 @@ def _tiles(analysis: Analysis) -> list[Tile]:
     if rows and window["host_ms"]:
         largest = max(rows, key=lambda row: row["host_ms"])
         tiles.append(
-            Tile("largest region", fmt.percent(largest["host_ms"] / window["host_ms"], 0), _last(largest["name"]))
+            Tile("largest region", fmt.percent(largest["host_ms"] / window["host_ms"], 0), last_name(largest["name"]))
         )
-    operators = analysis["operator_table"].get("rows") or []
-    busiest = max(operators, key=lambda row: row["device_self_ms"] or row["cpu_self_ms"], default=None)
-    if busiest:
-        time = fmt.time(busiest["device_self_ms"] or busiest["cpu_self_ms"])
-        tiles.append(Tile("busiest operator", time, fmt.short(busiest["name"], 40)))
+    tiles += step_sections.busiest_tiles(analysis["limit"]["operators"])
     tiles += device.idle_tiles(analysis["idle"])
     communication = analysis["communication"]
     if "missing" not in communication and window["wall_ms"]:
@@ -166,11 +154,7 @@ def _shares(limit: Analysis) -> list[Block]:
 
 def _tree_name(name: str) -> Cell:
     """The last name of a path, with a mark for every name before it."""
-    return Cell("› " * name.count("/") + _last(name), width=48)
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2] or name
+    return Cell("› " * name.count("/") + last_name(name), width=48)
 
 
 def _parts(analysis: Analysis, top: int) -> list[Block]:
@@ -201,7 +185,7 @@ def _parts(analysis: Analysis, top: int) -> list[Block]:
 
 def _bar(rows: list[dict[str, Any]], step: float) -> list[Block]:
     """The step as one bar of its regions, each without its inner ones."""
-    shares = [(_last(row["name"]), max(0.0, row["host_ms"]) / step) for row in rows if row["name"] != OTHER]
+    shares = [(last_name(row["name"]), max(0.0, row["host_ms"]) / step) for row in rows if row["name"] != OTHER]
     large = [(name, share) for name, share in shares if share >= SMALLEST]
     if not large:
         return []
