@@ -255,17 +255,11 @@ def labelled(path: Path, run: Path) -> None:
     path.write_text("\n".join(["city,ad,age,price,ts,clicked", *rows]) + "\n")
 
 
-def books(path: Path, run: Path) -> None:
-    rows = [f"{at},r{at % 40},b{at * 7 % 25},{at * at % 7 % 5 + 1}" for at in range(2_000)]
-    path.write_text("\n".join(["finished,reader,book,stars", *rows]) + "\n")
-
-
 PRESUPPOSED: dict[str, dict[str, Maker]] = {
     "README.md": {
         "runs/NAME": copy_of_run, "runs/A": copy_of_run, "runs/B": copy_of_run,
         "train.py": program, "FILE": trace, "LOG": mlperf_log, "ratings.csv": events,
     },
-    "add-a-workload.md": {"books.csv": books},
     "checkpoints.md": {"RUN": copy_of_run},
     "contracts.md": {"runs/<name>": copy_of_run},
     "distributed.md": {
@@ -292,8 +286,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
 
 @pytest.fixture(autouse=True)
 def a_moment(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder, ceilings of a moment, short profiles, and the workloads of the examples."""
-    from recperf import workloads
+    """An empty folder, ceilings of a moment, and short profiles."""
     from recperf.measure import observing
 
     monkeypatch.chdir(tmp_path)
@@ -301,8 +294,6 @@ def a_moment(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -
     tiny_ceilings(monkeypatch)
     shutil.copytree(small_run.parent / "machines", Path(os.environ["RECPERF_HOME"], "machines"))
     monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    monkeypatch.setitem(workloads.WORKLOADS, "books", "books.config:BOOKS")
 
 
 def rule(table: dict[str, str], command: Command) -> str | None:

@@ -22,7 +22,6 @@ from ..stop import poll
 from . import clicks, movielens, movielens_like
 from .config import MovieLensConfig
 from .movielens import MovieLens
-from .ratings import Ratings
 
 Say = Callable[[str], None]
 
@@ -40,7 +39,7 @@ DEFAULT_SEED = 7
 _TIMEOUT_S = 30
 
 
-def load(config: MovieLensConfig) -> Ratings:
+def load(config: MovieLensConfig) -> MovieLens:
     """Load the dataset of a config. A folder in the config is never replaced by synthetic ratings."""
     if config.source != "embedded":
         if config.path is not None:
@@ -146,7 +145,7 @@ def info(name: str, *, path: Path | None = None, seed: int = DEFAULT_SEED) -> di
         "licence": LICENCE.get(data.name, "that of the files"),
         "digest": data.digest,
         **_counts(data),
-        "positive_share": float(np.mean(data.rating >= data.liked_from)),
+        "positive_share": float(np.mean(data.liked)),
         "ratings_per_user": _spread(np.bincount(data.user)),
         "ratings_per_item": _spread(np.bincount(data.item)),
         "first_rating": str(np.datetime64(first, "s")),

@@ -1,6 +1,6 @@
 """Ratings as a click-prediction task: the split into training and validation rows, and the features of every row.
 
-A row is a click when its rating is high enough, on MovieLens 4 or 5. Nothing a model sees may depend on a validation
+A row is a click when its rating is 4 or 5. Nothing a model sees may depend on a validation
 label, and no training row may see its own: a user's mean label and count are taken over that user's other training
 rows, and every scaling is a constant written here.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .config import SplitConfig
-from .ratings import Ratings
+from .movielens import MovieLens
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -48,10 +48,10 @@ class Clicks:
     dense_names: tuple[str, ...]
 
 
-def build(data: Ratings, config: SplitConfig) -> Clicks:
+def build(data: MovieLens, config: SplitConfig) -> Clicks:
     """Split the ratings and turn both sides into arrays."""
     valid = split_rows(data, config)
-    labels = data.rating >= data.liked_from
+    labels = data.liked
     sparse = data.id_features()
     ids = np.stack([_known_in_training(ids, valid) for ids, _ in sparse.values()])
     mean, count = user_history(data.user, labels, valid)
@@ -77,7 +77,7 @@ def build(data: Ratings, config: SplitConfig) -> Clicks:
     )
 
 
-def dense_features(data: Ratings, mean: Floats, count: Ints) -> dict[str, NDArray[Any]]:
+def dense_features(data: MovieLens, mean: Floats, count: Ints) -> dict[str, NDArray[Any]]:
     """Numbers about every rating, by name; `mean` and `count` are those of its user's training rows."""
     return {
         **data.user_features(),
@@ -87,7 +87,7 @@ def dense_features(data: Ratings, mean: Floats, count: Ints) -> dict[str, NDArra
     }
 
 
-def split_rows(data: Ratings, config: SplitConfig) -> Rows:
+def split_rows(data: MovieLens, config: SplitConfig) -> Rows:
     """Mark the validation rows; the answer never depends on a rating's value."""
     return mark_validation(config, name=data.name, rows=len(data.user), users=data.user, times=data.timestamp)
 

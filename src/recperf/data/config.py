@@ -32,30 +32,6 @@ class SplitConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatingsConfig(SplitConfig):
-    """A CSV file of ratings with a header."""
-
-    path: Path
-    """The file."""
-    user: str = "user"
-    """Column of the user's id, any text."""
-    item: str = "item"
-    """Column of the item's id, any text."""
-    rating: str = "rating"
-    """Column of the rating, a number."""
-    time: str | None = None
-    """Column of the time in whole seconds; none means that the file is in the order of time."""
-    delimiter: str = ","
-    """Character between columns."""
-    liked_from: float = 4.0
-    """Least rating that counts as a click."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(len(self.delimiter) == 1, "data.delimiter", self.delimiter, "one character")
-
-
-@dataclass(frozen=True, kw_only=True)
 class MovieLensConfig(SplitConfig):
     source: Literal["auto", "files", "embedded", "clicks"] = "auto"
     """Source of the ratings: files (a folder or the downloaded copy), embedded (synthetic), clicks that `recperf data

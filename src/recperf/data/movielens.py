@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .ratings import Ints, Ratings
 
 NAME = "movielens-100k"
 FILES = ("u.data", "u.item", "u.user")
@@ -40,20 +39,30 @@ LARGEST_FILE = 1 << 28
 OLDEST = 150
 _MOST_DIGITS = 18
 _GENRES_USED = 12
+_LIKED_FROM = 4
 _CUT_OFF = f"the file looks cut off; fetch it again: recperf data get {NAME}"
 
+Ints = NDArray[np.int64]
 Columns = tuple[Callable[[str], Any], ...]
 """How the text in each column of a file is parsed; a parser raises ValueError with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MovieLens(Ratings):
-    """Ratings of 1 to 5, and tables indexed by the ids in the files (1-based, so row 0 is unused).
+class MovieLens:
+    """Ratings of 1 to 5, and tables indexed by the ids in the files. Ids count from 1: row 0 of a table serves ids that
+    no training row has."""
 
-    `name` is movielens-100k for the published files, movielens (local files) for others, movielens-like for synthetic
-    ones. `digest` is over u.data, u.item and u.user one after the other, or over the arrays of synthetic ratings.
-    """
-
+    name: str
+    """movielens-100k for the published files, movielens (local files) for others, movielens-like for synthetic ones."""
+    synthetic: bool
+    digest: str
+    """SHA-256 of u.data, u.item and u.user one after the other, or of the arrays of synthetic ratings."""
+    user: Ints
+    """The user of each rating."""
+    item: Ints
+    rating: Ints
+    timestamp: Ints
+    """Unix seconds."""
     age: Ints
     gender: Ints
     """1 is F, 0 is M."""
@@ -64,7 +73,13 @@ class MovieLens(Ratings):
     """[largest item id + 1, 19], 1 where the item is of the genre."""
     genre_names: tuple[str, ...]
 
+    @property
+    def liked(self) -> NDArray[np.bool_]:
+        """Whether each rating is a click: 4 or 5."""
+        return np.asarray(self.rating >= _LIKED_FROM)
+
     def id_features(self) -> dict[str, tuple[Ints, int]]:
+        """For each sparse feature the id of every rating, and the rows of its table: its largest id + 1."""
         return {
             "user": (self.user, len(self.age)),
             "item": (self.item, len(self.genres)),
@@ -72,9 +87,11 @@ class MovieLens(Ratings):
         }
 
     def user_features(self) -> dict[str, NDArray[Any]]:
+        """Numbers about the user of every rating, by name."""
         return {"age": (self.age[self.user] - 36.0) / 12.0, "gender": self.gender[self.user]}
 
     def item_features(self) -> dict[str, NDArray[Any]]:
+        """Numbers about the item of every rating, by name."""
         return {self.genre_names[index]: self.genres[self.item, index] for index in self.common_genres()}
 
     def common_genres(self) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...data.batch import ClickBatch
 from ...data.clicks import ClickArrays, Clicks
-from ...data.config import MovieLensConfig, RatingsConfig
+from ...data.config import MovieLensConfig
 from ...data.order import Samples, ShuffledOrder, cut
 from ...distributed.ranks import current
 from ...execution.workload import Predictions
@@ -123,7 +123,7 @@ class ClickTrial(DLRMTrialState):
 
 
 def movielens_samples(
-    config: MovieLensConfig | RatingsConfig, model: DLRMConfig | None = None
+    config: MovieLensConfig, model: DLRMConfig | None = None
 ) -> tuple[Samples, Samples, dict[str, Any]]:
     """Training rows, validation rows, and the facts about them that a result records."""
     ratings, clicks = read(config)

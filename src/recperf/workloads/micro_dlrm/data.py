@@ -1,4 +1,4 @@
-"""Ratings as micro-dlrm reads them: MovieLens or another file as click rows, checked against the model's tables."""
+"""Ratings as micro-dlrm reads them: MovieLens as click rows, checked against the model's tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ...data.catalogue import load
 from ...data.clicks import Clicks, build
-from ...data.config import MovieLensConfig, RatingsConfig
-from ...data.ratings import Ratings, read_ratings
+from ...data.config import MovieLensConfig
+from ...data.movielens import MovieLens
 from ...errors import ConfigError
 from ...models.config import DLRMConfig
 from .config import MicroDLRMConfig, require_room
@@ -40,12 +40,12 @@ def imported(config: MovieLensConfig) -> ImportedClicks:
     return clicks
 
 
-def read(config: MovieLensConfig | RatingsConfig) -> tuple[Ratings, Clicks]:
-    ratings = read_ratings(config) if isinstance(config, RatingsConfig) else load(config)
+def read(config: MovieLensConfig) -> tuple[MovieLens, Clicks]:
+    ratings = load(config)
     return ratings, build(ratings, config)
 
 
-def describe(ratings: Ratings) -> str:
+def describe(ratings: MovieLens) -> str:
     synthetic = " (synthetic)" if ratings.synthetic else ""
     return f"{ratings.name}, {len(ratings.rating):,} ratings{synthetic}"
 

@@ -53,8 +53,8 @@ class ServedRatings(ServedClicks):
 
     def _ids(self, role: str, numbers_N: Any) -> Ids:
         """Own ids of the users or items that have ratings."""
-        numbers, own = np.unique(numbers_N), self.ratings.own_ids
-        return Ids.of(role, [own[role][number - 1] for number in numbers] if own else numbers.tolist(), numbers)
+        numbers = np.unique(numbers_N)
+        return Ids.of(role, numbers.tolist(), numbers)
 
     @cached_property
     def _trained(self) -> tuple[list[Any], Any, Any]:
@@ -64,7 +64,7 @@ class ServedRatings(ServedClicks):
         for ids, _ in data.id_features().values():
             known.append(np.zeros(int(ids.max()) + 1, np.bool_))
             known[-1][ids[training]] = True
-        labels = (data.rating >= data.liked_from)[training]
+        labels = data.liked[training]
         size = int(data.user.max()) + 1
         count_U = np.bincount(data.user[training], minlength=size)
         clicks_U = np.bincount(data.user[training], weights=labels, minlength=size)
