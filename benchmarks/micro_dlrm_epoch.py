@@ -134,7 +134,7 @@ def compare(epochs: int, path: Path | None) -> float:
         ours_rate.append(rows / ours_seconds)
         usual_rate.append(rows / usual_seconds)
         ratios.append(usual_seconds / ours_seconds)
-    ours_score, usual_score = trial.score(), usual.score(prepared.valid)
+    ours_score, usual_score = trial.metrics(trial.predictions()), usual.score(prepared.valid)
     conditions = {
         "batch": config.train.batch_size,
         "rows": rows,

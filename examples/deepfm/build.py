@@ -7,15 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recperf.data.batch import ClickBatch
-from recperf.data.order import ShuffledOrder, cut
-from recperf.execution.workload import Predictions
+from recperf.data.order import ShuffledOrder
 from recperf.measure.cost import FLOAT, Cost
 from recperf.measure.spans import span
 from recperf.models.embeddings import StackedTables
 from recperf.train.device import choose
-from recperf.train.loop import Position
 from recperf.train.optim import AdamW
-from recperf.workloads.clicks import SCORING_BATCH, DLRMTrialState, PreparedSamples, one_cycle_recipe
+from recperf.workloads.clicks import DLRMTrialState, PreparedSamples, one_cycle_recipe
 from recperf.workloads.micro_dlrm.build import movielens_samples
 
 from .config import DeepFMConfig, estimate, sizes
@@ -63,8 +61,8 @@ class PreparedDeepFM(PreparedSamples):
 
 class DeepFMTrial(DLRMTrialState):
     def __init__(self, prepared: PreparedDeepFM, seed: int) -> None:
-        self.prepared, train, device = prepared, prepared.config.train, prepared.settings.device
-        self.valid = prepared.valid.to(device)
+        self.prepared, self.seed = prepared, seed
+        train, device = prepared.config.train, prepared.settings.device
         self.model = DeepFM(prepared.config, prepared.train.keys, seed).to(device)
         self.optimizer = AdamW([(list(self.model.parameters()), train.weight_decay)])
         order = ShuffledOrder(samples=prepared.train.to(device), batch_size=train.batch_size, seed=seed)
@@ -72,10 +70,6 @@ class DeepFMTrial(DLRMTrialState):
 
     def logits_of(self, batch: ClickBatch) -> Tensor:
         return self.model(batch)
-
-    def predictions(self, at: Position | None = None) -> Predictions:
-        logits = [self.model(batch) for batch in cut(self.valid, SCORING_BATCH)]
-        return self.prepared.predictions(torch.cat(logits))
 
     def rows_of(self, batch: ClickBatch) -> Tensor:
         return self.model.embeddings.rows_of(batch.features)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from rank_states import restore, whole_state
 
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.ranks import Ranks
+from recperf.distributed.shares import own_part
 from recperf.errors import RecperfError
 from recperf.execution.measuring import measure_window
 from recperf.execution.workload import load
@@ -56,13 +56,12 @@ def training(
             losses.append(float(loss))
             samples.append(count)
         batch = next(batches)
-        with torch.no_grad():
-            trial.model.eval()
-            logits, labels = predicted(trial)
+        predictions = trial.predictions()
         return {
-            "losses": losses, "samples": samples, "first": first, "state": whole_state(world, trial), "logits": logits,
-            "labels": labels, "metrics": trial.score(), "plan": trial.plan() if world.size > 1 else "",
-            "rows": trial.rows_of(batch), "dense": [p.detach().clone() for p in trial.model.dense_parameters()],
+            "losses": losses, "samples": samples, "first": first, "state": whole_state(world, trial),
+            "logits": predictions.logits_N, "labels": predictions.labels_N, "metrics": trial.metrics(predictions),
+            "plan": trial.plan() if world.size > 1 else "", "rows": trial.rows_of(own_part(batch)),
+            "dense": [parameter.detach().clone() for parameter in trial.model.dense_parameters()],
         }  # fmt: skip
 
 
@@ -81,13 +80,6 @@ def window(world: Ranks, config: Any, steps: int) -> dict[str, Any]:
         trial = prepared.trial(SEED)
         trial.recipe.model.train()
         return measure_window(prepared, trial, None, steps=steps)[0]
-
-
-def predicted(trial: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the validation rows, in their order."""
-    scores: tuple[torch.Tensor, torch.Tensor]
-    scores = trial.predicted() if hasattr(trial, "predicted") else (trial.logits(), trial.valid.labels_N)
-    return scores
 
 
 def refused(world: Ranks, configs: list[Any]) -> list[list[str]]:

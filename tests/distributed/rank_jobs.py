@@ -59,7 +59,7 @@ def training(
         samples.append(count)
     saved = whole_state(world, trial)
     logits, labels = _predicted(trial)
-    metrics = trial.score(Position(0, done + steps, done + steps))
+    metrics = trial.metrics(trial.predictions(Position(0, done + steps, done + steps)))
     seen = trial.recipe.training_metrics()
     dense = [parameter.detach().clone() for parameter in trial.model.dense_parameters()]
     return {

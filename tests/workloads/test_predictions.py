@@ -68,7 +68,7 @@ def test_predictions_and_baselines_are_of_the_same_rows(make: Callable[[], Any],
         assert (ours is None) == (theirs is None) == (column != "labels_N" and not has_users)
         assert ours is None or torch.equal(ours, theirs)
     assert {name: len(logits_N) for name, logits_N in logits.items()} == dict.fromkeys(logits, len(rows.labels_N))
-    scored = trial.score()
+    scored = trial.metrics(trial.predictions())
     assert scored.items() >= binary_metrics(predictions.logits_N, predictions.labels_N).items()
     if has_users:
         assert len(rows.users_N.unique()) > 1

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.batch import JaggedFeatures
+from ..data.batch import ClickBatch, JaggedFeatures
 from ..models.embeddings import Embeddings, pool, pool_backward, require_ids
 from ..models.init import InitialRows
 from ..ops.bag.reference import stacked_rows
@@ -119,10 +119,8 @@ class BagTables(RankTables, Embeddings):
                 pooled_FBD[self.names.index(name)] = pooled_BD
         return pooled_FBD, _Saved(output_MW, order, rows_V, copied)
 
-    def follow(self, features: JaggedFeatures | None, ready: Any = None) -> None:
-        """Announce the bags after the next ones, and the event after which they are there: their ids are sent while the
-        next ones are computed."""
-        self.sharded.follow(features, ready)
+    def follow(self, part: ClickBatch | None, ready: Any = None) -> None:
+        self.sharded.follow(None if part is None else part.features, ready)
 
     def _lookup_shards(self, features: JaggedFeatures) -> tuple[Tensor, tuple[int, ...]]:
         output = self.sharded.lookup(features)

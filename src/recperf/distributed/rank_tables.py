@@ -130,6 +130,11 @@ class RankTables(nn.Module):
     def _keyed(self, batch: Any) -> Any:
         """A batch as TorchRec's KeyedJaggedTensor."""
 
+    @abstractmethod
+    def follow(self, part: Any, ready: Any = None) -> None:
+        """Announce this rank's part of the batch after the next one, and the event after which it is there: its ids are
+        sent while the next one is computed. None: there is none."""
+
     def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
         """This rank's shards and copies: their place, their rows, and the optimizer's states of those."""
         return self.sharded.local() + self.copies.local()

@@ -19,9 +19,14 @@ from .ranks import Ranks
 P = TypeVar("P")
 
 
+def own_part(batch: Any) -> Any:
+    """What this process works on: its part of a batch that ranks share, else the whole batch."""
+    return batch.part if isinstance(batch, SharedBatch) else batch
+
+
 @dataclass(frozen=True, eq=False)
 class SharedBatch(Generic[P]):
-    """A rank's part of a batch, in the form that its model reads."""
+    """A rank's part of a batch, as the model of a single process reads a batch."""
 
     part: P
     step: int
@@ -81,7 +86,8 @@ class Scores:
             self._batches.append(torch.stack(columns, 1))
 
     def gather(self, rows: int | None = None) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all ranks in row order, on the host; `rows` is their number, where it is known."""
+        """Logits and labels of all ranks in row order, on the host; `rows` is their number, where it is known. Each row
+        must have been scored once."""
         total, most = int(self._counts_R.sum()), int(self._counts_R.max())
         # The bits of a logit and of a label, and the row. One message, from the device that scored.
         own_M3 = torch.zeros(most, 3, dtype=torch.int32, device=self.world.device)
@@ -91,7 +97,9 @@ class Scores:
         parts = [part_M3[:count] for part_M3, count in zip(self.world.stack(own_M3).cpu(), self._counts_R.tolist())]
         logits_N, labels_N, rows_N = torch.cat(parts).unbind(1)
         order_N = rows_N.long()
-        if rows not in (None, total) or not torch.equal(order_N.sort().values, torch.arange(total)):
+        scored_N = torch.zeros(total, dtype=torch.bool)
+        scored_N[order_N] = True
+        if rows not in (None, total) or not scored_N.all():
             raise RuntimeError("a row was scored by no rank, or by two")
         gathered_2N = torch.empty(2, total)
         gathered_2N[0, order_N] = logits_N.contiguous().view(torch.float32)

@@ -19,7 +19,8 @@ from ..measure.spans import span
 from ..stop import SIGNALS
 from ..train.loop import Model, Optimizer, RecordNorm
 from .config import BUCKET_BYTES, DistributedConfig
-from .ranks import Ranks
+from .ranks import Ranks, current
+from .shares import SharedBatch
 
 if TYPE_CHECKING:
     from ..train.device import Settings
@@ -209,12 +210,6 @@ class Reduction:
         )
 
 
-def named_in(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Parameters by their names in a model."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    return {names[parameter]: parameter for parameter in parameters}
-
-
 def cut(sizes: list[int], least: int) -> list[tuple[int, int]]:
     """Consecutive runs of at least so many bytes, as (start, stop); only the last may have fewer."""
     runs, start, held = [], 0, 0
@@ -227,36 +222,37 @@ def cut(sizes: list[int], least: int) -> list[tuple[int, int]]:
 
 
 class RankStep:
-    """A whole training step, which the training loop calls instead of its own."""
+    """A whole training step of a rank, which the training loop calls instead of its own."""
 
     def __init__(
         self,
         model: Model,
         optimizer: Optimizer,
         reduction: Reduction,
+        tables: RankTables | None,
         *,
-        before: Callable[[float], None],
-        send_ahead: Callable[[], None],
+        table_rate: float,
         sync: Callable[[], None] | None,
     ) -> None:
         self.model, self.optimizer, self.reduction, self.sync = model, optimizer, reduction, sync
-        self.before = before
-        """Receives the learning rate before anything is looked up."""
-        self.send_ahead = send_ahead
-        """Sends the ids of the next batch, once the backward pass is queued."""
+        self.tables, self.table_rate = tables, table_rate
 
     def __call__(
         self, batches: Iterator[Any], rate: float, record_norm: RecordNorm | None = None
     ) -> tuple[Tensor, int]:
         with span("data"):
-            batch = next(batches)
-        self.before(rate)
-        loss = self.model.loss(batch)
+            batch: SharedBatch[Any] = next(batches)
+        if self.tables:
+            self.tables.set_rate(float(rate) * self.table_rate)
+            self.tables.follow(batch.following, batch.following_ready)
+        # The losses of all ranks add up to that of the whole batch.
+        loss = self.model.loss(batch.part) * batch.weight
         self.reduction.begin(loss.detach())
         with span("backward"):
             loss.backward()
         with span("embedding"):
-            self.send_ahead()
+            if self.tables:
+                self.tables.sharded.send_ahead()
         with span("reduce"):
             value = self.reduction()
         with span("update"):
@@ -278,7 +274,6 @@ def shared_step(
     module: nn.Module,
     parameters: Iterable[nn.Parameter],
     tables: RankTables | None,
-    world: Ranks,
     options: DistributedConfig,
     settings: Settings,
     *,
@@ -286,12 +281,7 @@ def shared_step(
 ) -> RankStep:
     """The step of a rank. The gradients of `parameters`, which are the module's, are summed; tables are updated by
     TorchRec, with `table_rate` times the learning rate."""
+    world, names = current(), {parameter: name for name, parameter in module.named_parameters()}
     overlap, settings.reasons["overlap"] = world.overlaps(options, settings.threads)
-    return RankStep(
-        model,
-        optimizer,
-        Reduction(named_in(module, parameters), world, overlap=overlap),
-        before=(lambda rate: tables.set_rate(float(rate) * table_rate)) if tables else lambda rate: None,
-        send_ahead=tables.sharded.send_ahead if tables else lambda: None,
-        sync=settings.sync,
-    )
+    reduction = Reduction({names[parameter]: parameter for parameter in parameters}, world, overlap=overlap)
+    return RankStep(model, optimizer, reduction, tables, table_rate=table_rate, sync=settings.sync)

@@ -72,10 +72,8 @@ class TorchRecTables(RankTables):
             self._leaves = {name: leaf.requires_grad_() for name, leaf in rows.items()}
         return rows
 
-    def follow(self, inputs: Inputs | None, ready: Any = None) -> None:
-        """Announce the batch after the next one, and the event after which it is there: its ids are sent while the next
-        one is computed."""
-        self.sharded.follow(None if inputs is None else inputs.rows, ready)
+    def follow(self, part: Any, ready: Any = None) -> None:
+        self.sharded.follow(None if part is None else part.inputs.rows, ready)
 
     def _lookup_shards(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         output = self.sharded.lookup(rows) if self.sharded else {}

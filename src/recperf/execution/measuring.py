@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..distributed.ranks import current
+from ..distributed.shares import own_part
 from ..distributed.window import window_of
 from ..measure import measuring
 from ..measure.ceilings import hot_bytes
@@ -87,10 +88,10 @@ class TrainingSteps(Subject):
         return take_step(self.recipe, batches, self.recipe.steps - 1)
 
     def rows_of(self, batch: Any) -> Tensor:
-        return self.trial.rows_of(batch)
+        return self.trial.rows_of(own_part(batch))
 
     def cost_of(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        return self.cost(batch, ids, unique)
+        return self.cost(own_part(batch), ids, unique)
 
     def tiers(self) -> Any:
         return self.trial.tiers()

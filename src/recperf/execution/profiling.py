@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..distributed.ranks import current
+from ..distributed.shares import own_part
 from ..measure import fixes, sections
 from ..measure.experiments import SECONDS
 from ..measure.measuring import STEPS
@@ -112,7 +113,7 @@ def _save_trace(observer: Observer | None, path: Path | None) -> dict[str, Any] 
 def _touched(trial: Trial) -> list[torch.Tensor]:
     """The rows that four batches look up."""
     batches = endless(trial.recipe.order, trial.recipe.epochs + TABLES_LATER)
-    return [trial.rows_of(batch).cpu() for batch in islice(batches, 4)]
+    return [trial.rows_of(own_part(batch)).cpu() for batch in islice(batches, 4)]
 
 
 def _trust(result: dict[str, Any], config: Any, cost: dict[str, float] | None) -> dict[str, Any]:

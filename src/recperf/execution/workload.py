@@ -168,10 +168,6 @@ class Trial(Protocol):
         """What an evaluation records of its predictions; each evaluation calls it once."""
         ...
 
-    def score(self, at: Position | None = None) -> dict[str, float]:
-        """The metrics of the predictions."""
-        return self.metrics(self.predictions(at))
-
     def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         """Logits of scored rows, given by their number, if their item were another; asked for where the workload has a
         catalogue."""

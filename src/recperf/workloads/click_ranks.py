@@ -13,7 +13,7 @@ Shapes: B samples of a batch, F features, V ids.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -21,20 +21,18 @@ import torch
 from torch import Tensor
 
 from ..data.batch import ClickBatch
-from ..data.order import RankPart, cut_part
+from ..data.order import RankPart
 from ..distributed.bags import BagTables, SharedFeatures
-from ..distributed.balance import stride
 from ..distributed.config import Demand, DistributedConfig
 from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by
 from ..distributed.rank_tables import copy_parts
 from ..distributed.ranks import Ranks, current
 from ..distributed.sharding import plan_text
-from ..distributed.shares import Scores, SharedBatch, announced
+from ..distributed.shares import SharedBatch, announced
 from ..distributed.step import shared_step
 from ..errors import ConfigError
 from ..measure.spans import span
-from ..models.dlrm import DLRM, WrittenOutLoss
 from ..models.embeddings import Embeddings
 from ..models.streams import SideStreams
 from ..plan.memory import rank_demand
@@ -43,7 +41,7 @@ from ..train.checkpoint_tensors import stacked
 from ..train.loop import Optimizer, Order, Recipe
 from ..train.optim import DenseOptimizer, make_dense
 from ..train.prefetch import prefetched
-from .clicks import SCORING_BATCH, DLRMTrialState
+from .clicks import DLRMTrialState
 from .dlrm.build import DLRMTrial, PreparedDLRM
 from .dlrm.config import planned as dlrm_planned
 from .micro_dlrm.build import ClickTrial, PreparedClicks
@@ -103,23 +101,6 @@ class SharedOrder:
         return announced(prepared, ahead=self.ahead, last=self.last)
 
 
-class RankModel:
-    """Its loss is this rank's part of the whole batch's: those of all ranks add up to it."""
-
-    def __init__(self, model: DLRM) -> None:
-        self.model = model
-        self.tables = model.embeddings if isinstance(model.embeddings, BagTables) else None
-
-    def train(self, mode: bool = True) -> RankModel:
-        self.model.train(mode)
-        return self
-
-    def loss(self, batch: SharedBatch[ClickBatch]) -> WrittenOutLoss:
-        if self.tables:
-            self.tables.follow(batch.following.features if batch.following else None, batch.following_ready)
-        return self.model.loss(batch.part) * batch.weight
-
-
 class DenseAndBags:
     """The dense optimizer, and the one that fbgemm has for the tables."""
 
@@ -161,12 +142,12 @@ class RankTrialState(DLRMTrialState):
         tables, parameters = self.rank_tables, self.model.dense_parameters()
         if tables is None:
             parameters = [*parameters, *self.model.embeddings.parameters()]
-        model, settings = RankModel(self.model), prepared.settings
-        step = shared_step(model, self.optimizer, self.model, parameters, tables, self.world, options, settings)
+        settings = prepared.settings
+        step = shared_step(self.model, self.optimizer, self.model, parameters, tables, options, settings)
         ahead = tables is not None and options.pipeline
         own = cast(DividedOrder, self.recipe.order).share(self.part)
         order = SharedOrder(own, self.part, ahead, self.recipe.max_steps, settings.device)
-        self.recipe = replace(self.recipe, model=model, order=order, whole_step=step)
+        self.recipe = replace(self.recipe, order=order, whole_step=step)
 
     @property
     def rank_tables(self) -> BagTables | None:
@@ -176,10 +157,9 @@ class RankTrialState(DLRMTrialState):
 
     def rows_of(self, batch: Any) -> Tensor:
         """The table rows that this rank's part of a batch looks up."""
-        part = batch.part
         if self.rank_tables:
-            return self.rank_tables.rows_of(part.features)
-        return cast(Tensor, super().rows_of(part))  # type: ignore[misc]
+            return self.rank_tables.rows_of(batch.features)
+        return cast(Tensor, super().rows_of(batch))  # type: ignore[misc]
 
     def tables(self) -> list[tuple[str, int]]:
         return list(zip(self.model.config.features, self.model.config.rows))
@@ -200,16 +180,9 @@ class RankTrialState(DLRMTrialState):
         """The samples of every batch that this rank makes."""
         return RankPart(self.world.rank, self.world.size)
 
-    @torch.no_grad()
-    def scored(self, batches: Iterable[ClickBatch], samples: Callable[[int], int], rows: int) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all `rows` in their order, each made and scored by one rank; `samples` says how many all
-        ranks have of a batch."""
-        scores = Scores(self.world)
-        for number, batch in enumerate(batches):
-            own = share(batch, samples(number), self.part).part
-            logits_B = self.model(own.dense_BD, own.features)
-            scores.add(logits_B, own.labels_B, stride(samples(number), self.world.size))
-        return scores.gather(rows)
+    def held_out(self) -> Iterator[tuple[ClickBatch, int]]:
+        for batch, samples in super().held_out():
+            yield share(batch, samples, self.part).part, samples
 
     def state(self) -> dict[str, Any]:
         """This rank's parts of the tables, and the rest as all ranks have it: what one process saves, in parts."""
@@ -276,22 +249,11 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
         groups = [(self.model.dense_parameters(), 0.0)]
         return DenseAndBags(make_dense(train.optimizer, groups, eps=train.eps, plain=plain), self.rank_tables)
 
-    def predicted(self) -> tuple[Tensor, Tensor]:
-        source, device = self.prepared.source, self.prepared.settings.device
-        rows = self.prepared.data["valid_rows"]
-        return self.scored(source.held_out(self.seed, device, self.part), source.held_out_samples, rows)
-
 
 class RankClickTrial(RankTrialState, ClickTrial):
     """One rank of a trial of micro-dlrm. Its optimizer is AdamW, so each rank holds a copy of every table."""
 
     planned = staticmethod(micro_planned)
-
-    def logits(self) -> Tensor:
-        self.model.eval()
-        rows = len(self.valid)
-        batches = cut_part(self.valid, SCORING_BATCH, self.part)
-        return self.scored(batches, lambda number: min(SCORING_BATCH, rows - number * SCORING_BATCH), rows)[0]
 
 
 class PreparedDLRMOnRanks(PreparedDLRM):

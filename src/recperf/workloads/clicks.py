@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.batch import ClickBatch, JaggedFeatures
-from ..data.order import Samples
+from ..data.order import WHOLE, RankPart, Samples, cut, cut_part
+from ..distributed.balance import stride
+from ..distributed.ranks import current
+from ..distributed.shares import Scores
 from ..errors import ConfigError
 from ..execution.tables import Lookups, planned_steps
 from ..execution.workload import Predictions, Prepared, ScoredRows
@@ -22,6 +25,7 @@ from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
 from ..models.tables import SHARED, HashedTable, PlacedFeatures, SparseTables
+from ..stop import poll
 from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_rules
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Position, Recipe
@@ -44,6 +48,12 @@ class PreparedSamples(Prepared):
 
     train: Samples | None
     valid: Samples
+    scoring_batch = SCORING_BATCH
+
+    @property
+    def valid_rows(self) -> ScoredRows | None:
+        """The validation rows with their users and items; None where each seed draws rows of its own."""
+        return None if self.train is None else self.scored_rows()
 
     def scored_rows(self) -> ScoredRows:
         return ScoredRows(self.valid.labels_N, self.valid.users_N, self.valid.items_N, self.valid.times_N)
@@ -65,9 +75,14 @@ class PreparedSamples(Prepared):
     def strongest_feature(self) -> tuple[str, float] | None:
         return None if self.train is None else strongest_feature(self.train, self.valid)
 
-    def predictions(self, logits_N: Tensor) -> Predictions:
-        """Logits of the validation rows, with what these rows are."""
-        return Predictions(logits_N.cpu(), self.valid.labels_N, self.valid.users_N, self.valid.items_N)
+    @cached_property
+    def _valid_on_device(self) -> Samples:
+        return self.valid.to(self.settings.device)
+
+    def held_out(self, seed: int, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
+        """The validation rows on the device that trains, or a part of each batch of them."""
+        valid = self._valid_on_device
+        return cut(valid, SCORING_BATCH) if part == WHOLE else cut_part(valid, SCORING_BATCH, part)
 
 
 def imported_rows(clicks: ImportedClicks) -> ScoredRows:
@@ -172,6 +187,7 @@ class DLRMTrialState:
     """The tables of a DLRM trial, the metrics of its predictions, and the state that a checkpoint saves."""
 
     prepared: Any
+    seed: int
     model: DLRM
     optimizer: Optimizer
 
@@ -188,14 +204,27 @@ class DLRMTrialState:
         batches = self.prepared.catalogue().batches(rows_P, items_P)
         return torch.cat([self.logits_of(batch.to(device)) for batch in batches])
 
+    def held_out(self) -> Iterator[tuple[ClickBatch, int]]:
+        """This process's part of each batch of validation rows, and the samples of the whole batch."""
+        prepared, world = self.prepared, current()
+        rows, size = prepared.data["valid_rows"], prepared.scoring_batch
+        batches = prepared.held_out(self.seed, RankPart(world.rank, world.size))
+        for number, batch in enumerate(batches):
+            yield batch, min(size, rows - number * size)
+
+    @torch.no_grad()
     def predictions(self, at: Position | None = None) -> Predictions:
-        raise NotImplementedError
+        """Of the validation rows in their order; of several ranks each scores its part of a batch."""
+        scores = Scores(current())
+        for batch, samples in self.held_out():
+            poll()
+            scores.add(self.logits_of(batch), batch.labels_B, stride(samples, scores.world.size))
+        logits_N, labels_N = scores.gather(self.prepared.data["valid_rows"])
+        rows = self.prepared.valid_rows
+        return Predictions(logits_N, labels_N, rows and rows.users_N, rows and rows.items_N)
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         return binary_metrics(predictions.logits_N, predictions.labels_N)
-
-    def score(self, at: Position | None = None) -> dict[str, float]:
-        return self.metrics(self.predictions(at))
 
     def tables(self) -> list[tuple[str, int]]:
         """Name and rows of each table."""
@@ -214,11 +243,6 @@ class DLRMTrialState:
         if isinstance(tables := self.model.embeddings, SparseTables | HashedTable):
             # A run that is resumed may use other implementations than a new one.
             self.prepared.settings.reasons["bag"] = tables.why
-
-
-def own_samples(batch: Any) -> int:
-    """Samples of a batch that this process works on: all of them, or its part where ranks share a batch."""
-    return len(getattr(batch, "part", batch))
 
 
 @dataclass(frozen=True)

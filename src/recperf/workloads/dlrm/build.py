@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ...data.batch import ClickBatch, JaggedFeatures
+from ...data.order import WHOLE, RankPart
 from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
 from ...execution.tables import placed_tables
-from ...execution.workload import Predictions, Prepared, ScoredRows, cpu_fixes, table_share
+from ...execution.workload import Prepared, ScoredRows, cpu_fixes, table_share
 from ...machine import bfloat16_instructions
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
@@ -29,18 +30,17 @@ from ...models.tables import SparseTables
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...ops import dot, last_layer, relu
-from ...stop import poll
 from ...train.device import Settings, choose, free_gpu_bytes
 from ...train.fast import SWITCH, resolve
 from ...train.feeds import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed
 from ...train.graph import BETWEEN_RANKS, SLOTS_ON_HOST, GraphStep
-from ...train.loop import Optimizer, Order, Position, Recipe
+from ...train.loop import Optimizer, Order, Recipe
 from ...train.optim import make_dense, make_schedule
 from ...train.ranking import Scorer
 from ...train.sparse import SparseRows, SplitOptimizer
 from ...units import size
 from ..click_candidates import ClickCatalogue
-from ..clicks import DLRMTrialState, PlacedOrder, largest_product, own_samples
+from ..clicks import SCORING_BATCH, DLRMTrialState, PlacedOrder, largest_product
 from .config import (
     LESS,
     DLRMWorkloadConfig,
@@ -125,14 +125,15 @@ class PreparedDLRM(ConfiguredDLRM, Prepared):
         super().__init__(config)
         self.source = ClickSource(config)
         self.data = self.source.facts()
-        self.rows = self.scored_rows() if config.data.source == "clicks" else None
+        self.valid_rows = self.scored_rows() if config.data.source == "clicks" else None
+        self.scoring_batch = config.train.batch_size if self.drawn else SCORING_BATCH
         self.target = bounds(config)
 
     def order(self, seed: int) -> Order:
         return self.source.order(seed, self.settings.device, self.switches.input)
 
-    def held_out(self, seed: int) -> Iterable[ClickBatch]:
-        return self.source.held_out(seed, self.settings.device)
+    def held_out(self, seed: int, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
+        return self.source.held_out(seed, self.settings.device, part)
 
     def scored_rows(self) -> ScoredRows:
         return self.source.scored_rows(self.config.seed, self.settings.device)
@@ -156,7 +157,7 @@ class PreparedDLRM(ConfiguredDLRM, Prepared):
         return DLRMTrial(self, seed)
 
     def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        samples, optimizer = own_samples(batch), self.config.train.optimizer
+        samples, optimizer = len(batch), self.config.train.optimizer
         if optimizer == "adamw":
             return dlrm_step(self.model, samples, ids=ids, unique=unique)
         return sparse_dlrm_step(self.model, samples, ids=ids, unique=unique, optimizer=optimizer)
@@ -360,24 +361,6 @@ class DLRMTrial(DLRMBuilder, DLRMTrialState):
             JaggedFeatures(keys, values_V, offsets, one, padded=not one),
             torch.zeros(batch, device=device),
         )
-
-    @torch.no_grad()
-    def predictions(self, at: Position | None = None) -> Predictions:
-        self.model.eval()
-        logits_N, labels_N = self.predicted()
-        self.model.train()
-        rows = self.prepared.rows
-        users_N, items_N = (rows.users_N, rows.items_N) if rows is not None else (None, None)
-        return Predictions(logits_N.cpu(), labels_N.cpu(), users_N, items_N)
-
-    def predicted(self) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the validation rows, in order."""
-        logits, labels = [], []
-        for batch in self.prepared.held_out(self.seed):
-            poll()
-            logits.append(self.model(batch.dense_BD, batch.features))
-            labels.append(batch.labels_B)
-        return torch.cat(logits), torch.cat(labels)
 
     def rows_of(self, batch: ClickBatch | DrawnBatch) -> Tensor:
         """The table rows a batch looks up."""

@@ -132,16 +132,8 @@ class ClickSource:
     def held_out(self, seed: int, device: torch.device, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
         if self._store is None:
             return self.bags(seed, device).share(part).held_out(self.config.data.held_out_batches)
-        return (batch.to(device) for batch in self._scoring_order(seed, self._store).share(part).cut())
-
-    def held_out_samples(self, number: int) -> int:
-        """Samples of a held-out batch, those of all ranks together."""
-        if self._store is None:
-            return self.config.train.batch_size
-        return self._scoring_order(0, self._store).whole_samples(number)
-
-    def _scoring_order(self, seed: int, store: ImportedClicks) -> ClickOrder:
-        return ClickOrder(store=store, batch_size=SCORING_BATCH, seed=seed, split="valid")
+        order = ClickOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split="valid")
+        return (batch.to(device) for batch in order.share(part).cut())
 
     @cached_property
     def catalogue(self) -> ClickCatalogue | None:

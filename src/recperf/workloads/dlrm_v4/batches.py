@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +30,14 @@ class Numbered:
 
     inputs: Inputs
     step: int
+    counted: bool = True
+    """Whether predictions of it count; not those of a sample that stands in where a rank has none."""
 
     def __len__(self) -> int:
         return len(self.inputs)
 
-    @property
-    def own(self) -> int:
-        """Samples of this process: all of them."""
-        return len(self)
+    def record_stream(self, stream: Any) -> None:
+        self.inputs.record_stream(stream)
 
 
 @dataclass(frozen=True, eq=False)

@@ -160,7 +160,7 @@ class HistoryTrial:
         if self.model.rates is not None:
             self.model.rates.start(*prepared.rates_start)
         self.optimizer = AdamAndRows(self.model, config.train)
-        self.stepped = self._stepped(seed, device)
+        self.stepped = SteppedModel(self.model, seed, device)
         self.order = prepared.train_order()
         self.evaluations, self.due = Evaluations(self), self._evaluations()
         inputs, train = self._training_inputs(), config.train
@@ -186,9 +186,6 @@ class HistoryTrial:
 
     def _model(self, seed: int) -> DLRMv4:
         return make_model(self.prepared.config, self.prepared.tiers, self.prepared.settings.device, seed=seed)
-
-    def _stepped(self, seed: int, device: torch.device) -> SteppedModel:
-        return SteppedModel(self.model, seed, device)
 
     def _training_inputs(self) -> InputOrder:
         inputs = self.inputs(self.order)
@@ -276,9 +273,6 @@ class HistoryTrial:
         positions_P = prepared.events.positions_N[rows_P.numpy()]
         batch_size = prepared.config.evaluate.batch_size or prepared.config.train.batch_size
         return candidate_logits(self.model, inputs, prepared.histories, positions_P, items_P.numpy(), batch_size)
-
-    def score(self, at: Position | None = None) -> dict[str, float]:
-        return self.metrics(self.predictions(at))
 
     def rows_of(self, batch: Numbered | PackedBatch) -> Tensor:
         """Rows of all tables that a batch looks up, without repeats; the tables are numbered through."""

@@ -34,15 +34,13 @@ from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.cost import sample_flops
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
-from ...models.dlrm_v4.stages import StagedLoss
 from ...models.dlrm_v4.tables import DLRMv4Tables
 from ...plan.memory import rank_demand
 from ...points import reached
 from ...train.prefetch import prefetched
-from .batches import InputOrder
+from .batches import InputOrder, Numbered
 from .build import HistoryTrial, PreparedHistories
 from .plan import planned
-from .steps import SteppedModel
 
 TABLES = "tables."
 """What the names of tables begin with in a state."""
@@ -108,14 +106,6 @@ class Share:
         return sample_flops(self.model)
 
 
-class SharedInputs(SharedBatch[Inputs]):
-    """A rank's part of a batch, as code for a single process reads it."""
-
-    @property
-    def inputs(self) -> Inputs:
-        return self.part
-
-
 @dataclass(frozen=True, eq=False)
 class SharedOrder(InputOrder):
     """The batches of a stream, as one rank sees them."""
@@ -142,7 +132,7 @@ class SharedOrder(InputOrder):
         assert isinstance(batch, DealtBatch)
         return batch.parts
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[SharedBatch[Inputs]]:  # type: ignore[override]
+    def batches(self, epoch: int, start: int = 0) -> Iterator[SharedBatch[Numbered]]:  # type: ignore[override]
         with self.loader(start) as loader:
             numbers = itertools.count(epoch * len(self) + start)
             gathered = prefetched(iter(loader), lambda batch: self.shared(batch, next(numbers)), self.device)
@@ -151,31 +141,11 @@ class SharedOrder(InputOrder):
                     reached("window: entered")
                 yield batch
 
-    def shared(self, batch: HistoryBatch, step: int) -> SharedBatch[Inputs]:
+    def shared(self, batch: HistoryBatch, step: int) -> SharedBatch[Numbered]:
         assert isinstance(batch, DealtBatch)
         own = len(batch.parts[self.world.rank])
-        return SharedInputs(self.inputs(batch), step, batch.samples, own, made_event(self.device))
-
-
-class RankModel(SteppedModel):
-    """Its loss is this rank's part of the whole batch's: those of all ranks add up to it."""
-
-    def __init__(self, model: DLRMv4, seed: int, device: torch.device, world: Ranks) -> None:
-        super().__init__(model, seed, device)
-        self.world = world
-
-    def loss(self, batch: Any) -> StagedLoss:
-        cast(TorchRecTables, self.model.tables).follow(batch.following, batch.following_ready)
-        loss: StagedLoss = super().loss(batch) * batch.weight
-        return loss
-
-    def seen(self) -> dict[str, float] | None:
-        """Of all ranks; the lifetime tally is theirs together too."""
-        recent, self.recent = self.recent, self.world.merge_tally(self.recent)
-        metrics = super().seen()
-        recent.clear()
-        self.recent = recent
-        return metrics
+        part = Numbered(self.inputs(batch), step, counted=own > 0)
+        return SharedBatch(part, step, batch.samples, own, made_event(self.device))
 
 
 class RankTrial(HistoryTrial):
@@ -195,14 +165,11 @@ class RankTrial(HistoryTrial):
         tables = TorchRecTables(demand, config.distributed, self.world, seed=seed, device=device)
         return DLRMv4(config.model, seed=seed, device=device, tables=cast(DLRMv4Tables, tables))
 
-    def _stepped(self, seed: int, device: torch.device) -> SteppedModel:
-        return RankModel(self.model, seed, device, self.world)
-
     def _whole_step(self, inputs: InputOrder) -> RankStep:
         config, dense = self.prepared.config, self.model.dense_parameters()
         ratio = config.train.table_learning_rate / config.train.learning_rate
         return shared_step(
-            self.stepped, self.optimizer, self.model, dense, self.rank_tables, self.world, config.distributed,
+            self.stepped, self.optimizer, self.model, dense, self.rank_tables, config.distributed,
             self.prepared.settings, table_rate=ratio,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...distributed.ranks import current
 from ...measure.spans import span
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.stages import StagedLoss
@@ -41,7 +42,7 @@ class SteppedModel:
     def loss(self, batch: Numbered) -> StagedLoss:
         self.model.set_step(self.seed, batch.step)
         loss = self.model.loss(batch.inputs)
-        if batch.own:
+        if batch.counted:
             with span("metrics"):
                 self.recent.add(loss.logits_B, batch.inputs.labels_B)
         return loss
@@ -50,10 +51,12 @@ class SteppedModel:
         self.model.forget_gradients()
 
     def seen(self) -> dict[str, float] | None:
-        metrics = self.recent.metrics()
+        """Of all ranks; the lifetime tally is theirs together too."""
+        recent = current().merge_tally(self.recent)
+        metrics = recent.metrics()
         if metrics is None:
             return None
-        self.lifetime.merge(self.recent)
+        self.lifetime.merge(recent)
         self.recent.clear()
         return {**metrics, "lifetime_auc": self.lifetime.auc()}
 

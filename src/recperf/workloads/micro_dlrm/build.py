@@ -11,9 +11,8 @@ from torch import Tensor
 from ...data.batch import ClickBatch
 from ...data.clicks import ClickArrays, Clicks
 from ...data.config import MovieLensConfig
-from ...data.order import Samples, ShuffledOrder, cut
+from ...data.order import Samples, ShuffledOrder
 from ...distributed.ranks import current
-from ...execution.workload import Predictions
 from ...measure.cost import FLOAT, Cost
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_step
@@ -22,10 +21,8 @@ from ...models.embeddings import StackedTables
 from ...train.device import choose
 from ...train.feeds import IndexedBatch, IndexedFeed, IndexedOrder
 from ...train.graph import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, GraphStep, choose_graph
-from ...train.loop import Position
 from ...train.optim import AdamW
 from ..clicks import (
-    SCORING_BATCH,
     DLRMTrialState,
     PreparedSamples,
     imported_facts,
@@ -33,7 +30,6 @@ from ..clicks import (
     imported_samples,
     largest_product,
     one_cycle_recipe,
-    own_samples,
     require_tables,
 )
 from .config import MicroDLRMConfig, bounds, require_room
@@ -72,7 +68,7 @@ class PreparedClicks(PreparedSamples):
         return ClickTrial(self, seed)
 
     def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        return dlrm_step(self.config.model, own_samples(batch), unique=unique)
+        return dlrm_step(self.config.model, len(batch), unique=unique)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -85,14 +81,13 @@ class ClickTrial(DLRMTrialState):
     prepared: PreparedClicks
 
     def __init__(self, prepared: PreparedClicks, seed: int) -> None:
-        self.prepared, config, device = prepared, prepared.config, prepared.settings.device
-        settings = config.train
+        self.prepared, self.seed = prepared, seed
+        config, settings, device = prepared.config, prepared.config.train, prepared.settings.device
         self.model = DLRM(config.model, seed=seed).to(device)
         tables = list(self.model.embeddings.parameters())
         self.optimizer = AdamW(
             [(self.model.dense_parameters(), settings.weight_decay), (tables, settings.table_weight_decay)]
         )
-        self.valid = prepared.valid.to(device)
         order = ShuffledOrder(samples=prepared.train.to(device), batch_size=settings.batch_size, seed=seed)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, settings)
         if prepared.graph:
@@ -105,15 +100,6 @@ class ClickTrial(DLRMTrialState):
                 requested_by=SWITCH if settings.graph == "on" else None,
             )
             self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
-
-    @torch.no_grad()
-    def logits(self) -> Tensor:
-        """Logits of the validation rows, in their order."""
-        self.model.eval()
-        return torch.cat([self.model(b.dense_BD, b.features) for b in cut(self.valid, SCORING_BATCH)])
-
-    def predictions(self, at: Position | None = None) -> Predictions:
-        return self.prepared.predictions(self.logits())
 
     def rows_of(self, batch: ClickBatch | IndexedBatch) -> Tensor:
         """The table rows a batch looks up."""

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ...config import to_json
 from ...data.batch import ClickBatch, JaggedFeatures
-from ...data.order import Samples, ShuffledOrder, cut
+from ...data.order import WHOLE, RankPart, Samples, ShuffledOrder
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
 from ...execution.tables import Lookups, placed_tables
-from ...execution.workload import Arm, Predictions, ScoredRows, Trial, cpu_fixes, describe_synthetic
+from ...execution.workload import Arm, ScoredRows, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
 from ...models.cost import hashed_dlrm_step
@@ -24,14 +24,12 @@ from ...models.dlrm import DLRM
 from ...models.tables import SHARED, HashedTable
 from ...models.tiers.opening import open_tiers
 from ...ops.bag.reference import hash_rows
-from ...stop import poll
 from ...train.baselines import synthetic_logits
 from ...train.device import Settings, choose
-from ...train.loop import Order, Position
+from ...train.loop import Order
 from ...train.optim import AdamW
 from ...train.sparse import SparseRows, SplitOptimizer
 from ..clicks import (
-    SCORING_BATCH,
     DLRMTrialState,
     PlacedOrder,
     PreparedSamples,
@@ -62,7 +60,7 @@ class PreparedDram(PreparedSamples):
         if config.data.ids == "movielens":
             self.train, self.valid, self.data = movielens_samples(config.data)
         else:
-            self.data = self._describe()
+            self.data, self.scoring_batch = self._describe(), config.train.batch_size
         self.target = bounds(config)
 
     def _describe(self) -> dict[str, Any]:
@@ -95,9 +93,9 @@ class PreparedDram(PreparedSamples):
             ),
         )
 
-    def held_out(self, seed: int) -> Iterable[ClickBatch]:
+    def held_out(self, seed: int, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
         if self.train is not None:
-            return cut(self.valid.to(self.settings.device), SCORING_BATCH)
+            return super().held_out(seed)
         return self.bags(seed).held_out(self.config.data.held_out_batches)
 
     def scored_rows(self) -> ScoredRows:
@@ -183,18 +181,6 @@ class DramTrial(DLRMTrialState):
         if tiers is not None:
             order = PlacedOrder(order, self.table, device)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, settings)
-
-    @torch.no_grad()
-    def predictions(self, at: Position | None = None) -> Predictions:
-        self.model.eval()
-        logits, labels = [], []
-        for batch in self.prepared.held_out(self.seed):
-            poll()
-            logits.append(self.model(batch.dense_BD, batch.features))
-            labels.append(batch.labels_B)
-        if self.prepared.train is not None:
-            return self.prepared.predictions(torch.cat(logits))
-        return Predictions(torch.cat(logits).cpu(), torch.cat(labels).cpu())
 
     def rows_of(self, batch: ClickBatch) -> Tensor:
         """The table rows a batch looks up."""
