@@ -30,6 +30,7 @@ names: movielens-100k (real), movielens-like (synthetic), yambda-50m, yambda-500
        (synthetic), or the name of a dataset you imported
   recperf data import FILE --name NAME             your own events: who took what, and when
   recperf data import FILE --clicks --name NAME    your own clicks: rows with a label
+  recperf data check FOLDER --sums FILE            files against a list of SHA-256 sums
   recperf data ACTION NAME --help    options of an action"""
 
 MODULES = {"events": "yambda"}
@@ -80,6 +81,10 @@ def command(arguments: list[str]) -> int:
         from .reuse import reuse
 
         return reuse(arguments[1:])
+    if action == "check" and any(argument.partition("=")[0] == "--sums" for argument in arguments):
+        from .sums import check
+
+        return check(arguments[1:])
     if action in NAMED_BY and _named(arguments[1:]) is None:
         names = ", ".join(NAMED_BY[action])
         if not {"-h", "--help"} & set(arguments):

@@ -78,7 +78,8 @@ def open_reference(cache_folder: Path) -> EventStore:
     folder = cache_folder.expanduser()
     events, users = _counts(folder)
     notice_once(
-        f"{folder} has no digests: training does not notice damage; sha256sum --check compares it with a list of sums"
+        f"{folder} has no digests: training does not notice damage; recperf data check FOLDER --sums FILE compares it "
+        "with a list of SHA-256 sums"
     )
     flat = {name: Column(_column(folder, name, kind, events)) for name, kind in FLAT_COLUMNS.items()}
     user_ids_U, user_first_U1 = _users(folder, flat["flat_uid"], users)
