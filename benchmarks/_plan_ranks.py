@@ -17,7 +17,8 @@ from recperf.distributed.config import DistributedConfig
 from recperf.measure.spans import phase_of
 from recperf.models.dlrm_v4.config import HSTUConfig
 from recperf.models.dlrm_v4.config import laptop as small_model
-from recperf.plan.devices import NETWORKS, from_peaks
+from recperf.plan.devices import from_peaks
+from recperf.plan.network import NETWORKS
 from recperf.plan.predict import predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import DatasetIds, RankIds

@@ -70,8 +70,7 @@ def test_rates_are_measured_at_the_shapes_of_the_model() -> None:
         (MICRO_DLRM.planned(MICRO_DLRM.presets["default"]()).work(), 0),
     ):
         model = calibrate.Model.of(work)
-        figures = calibrate._rates(model, 8, "cpu", ns_of)
-        rates = calibrate._calibration("cpu", figures, model, 1 << 30)
+        rates = calibrate._rates(model, 8, "cpu", ns_of, name="cpu", memory=1 << 30)
         assert min(rates.product, rates.copy) > 0
         assert len(rates.attention.lengths if rates.attention else ()) == lengths
         if rates.attention:

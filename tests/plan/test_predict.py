@@ -14,9 +14,9 @@ from recperf.plan.devices import (
     Attention,
     Device,
     Efficiency,
-    Network,
     Rates,
 )
+from recperf.plan.network import Network
 from recperf.plan.predict import EXCHANGE_CALLS, Band, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import Spread

@@ -18,7 +18,8 @@ from ..distributed.config import DistributedConfig
 from ..errors import UsageError
 from ..plan import calibrate
 from ..plan import skew as skews
-from ..plan.devices import Device, Network, device_of, from_peaks, network_of
+from ..plan.devices import Device, device_of, from_peaks
+from ..plan.network import Network, network_of
 from ..plan.report import advice_lines, report_of
 from ..plan.sharding import LARGEST_BATCH, Parallelism, parallelism_of
 from ..plan.summary import Plan, Question, Setting, plan

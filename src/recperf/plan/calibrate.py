@@ -11,7 +11,7 @@ import math
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,11 +28,12 @@ from ..errors import MachineError, RecperfError
 from ..files import make_folder, write_json
 from ..folders import temporary_folder
 from ..jsonfile import read, read_sealed, sealed
-from ..machine import fingerprint, host_facts
+from ..machine import available_bytes, fingerprint, host_facts
 from ..measure.peaks import quiet_now
 from ..measure.peaks.other_work import DISTURBED, OtherWork
 from ..stop import end_with_parent
-from .devices import KNOWN, Attention, Device, Network, Rates
+from .devices import KNOWN, Attention, Device, Rates
+from .network import Network
 from .work import Lengths, Shapes, Work
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ COPIED = {"cpu": 256 << 20, "cuda": 2 << 30}
 TIMEOUT = 300
 """Seconds that the two processes may take."""
 Say = Callable[[str], None]
+Timer = Callable[[Callable[[], object]], float]
+"""Nanoseconds of a call."""
 
 
 class _Stored(TypedDict):
@@ -117,7 +120,7 @@ class Calibration:
         if own_link is None:
             return measured
         efficiency = replace(measured.efficiency, link=1.0)
-        return replace(measured, link_bytes_per_s=own_link, link="gloo", efficiency=efficiency)
+        return replace(measured, link_bytes_per_s=own_link, efficiency=efficiency)
 
     @property
     def disturbance(self) -> str:
@@ -221,13 +224,16 @@ def _store(calibration: Calibration, model: Model, say: Say) -> None:
         entries = _entries()
     except RecperfError:
         entries = {}
-    entry = {name: value for name, value in asdict(calibration).items() if value is not None}
     try:
         make_folder(path.parent)
-        entries[_key(calibration.device, model)] = entry
+        entries[_key(calibration.device, model)] = _entry(calibration)
         write_json(path, sealed({"format": FORM[0], "version": FORM[1], "entries": entries}))
     except MachineError as error:
         say(f"the calibration is not stored: {error.what}")
+
+
+def _entry(calibration: Calibration) -> dict[str, Any]:
+    return {name: value for name, value in asdict(calibration).items() if value is not None}
 
 
 def _of_gpu(model: Model, batch: int) -> Calibration:
@@ -238,30 +244,16 @@ def _of_gpu(model: Model, batch: int) -> Calibration:
 
     sampler = Sampler(QUICK)
     gpu = Gpu(sampler, lambda _: None, lambda _: None)
-    figures = _rates(model, min(batch, MOST_SEQUENCES), "cuda", lambda once: median(sampler.readings(gpu.timed(once))))
     memory = int(torch.cuda.get_device_properties(0).total_memory)
-    return _calibration(card_name(torch.cuda.get_device_name(), memory), figures, model, memory)
+    name = card_name(torch.cuda.get_device_name(), memory)
+
+    def ns_of(once: Callable[[], object]) -> float:
+        return median(sampler.readings(gpu.timed(once)))
+
+    return _rates(model, min(batch, MOST_SEQUENCES), "cuda", ns_of, name=name, memory=memory)
 
 
-def _calibration(device: str, figures: Mapping[str, Any], model: Model, memory: int, **messages: float) -> Calibration:
-    attention = None
-    if figures["attention"]:
-        lengths, forward, backward = zip(*figures["attention"])
-        attention = Attention(
-            lengths=lengths, forward=forward, backward=backward, precision=model.precision, origin="measured here"
-        )
-    return Calibration(
-        device=device,
-        product=figures["product"],
-        copy=figures["copy"],
-        memory_bytes=memory,
-        attention=attention,
-        measured=datetime.now(UTC).isoformat(timespec="minutes"),
-        **messages,
-    )
-
-
-def _rates(model: Model, batch: int, device: str, ns_of: Callable[[Callable[[], object]], float]) -> dict[str, Any]:
+def _rates(model: Model, batch: int, device: str, ns_of: Timer, *, name: str, memory: int) -> Calibration:
     """FLOP/s of the product and of both passes of attention by length, and bytes per second of a copy."""
     import torch
 
@@ -281,27 +273,32 @@ def _rates(model: Model, batch: int, device: str, ns_of: Callable[[Callable[[], 
             torch.mm(grad, weight.t())
             torch.mm(x.t(), grad)
 
-        figures: dict[str, Any] = {"product": 6e9 * rows * shapes.inputs * shapes.outputs / ns_of(products)}
+        product = 6e9 * rows * shapes.inputs * shapes.outputs / ns_of(products)
     finally:
         torch.set_float32_matmul_precision(before)
     # Very short rows have the same length at two scales.
     scales = {max(1, round(scale * model.attention_length)): scale for scale in SCALES if shapes.heads}
-    figures["attention"] = [
-        (length, *_attention_rates(model, scale, batch, device, dtype, ns_of)) for length, scale in scales.items()
-    ]
+    rates = [(length, *_attention_rates(model, scale, batch, device, dtype, ns_of)) for length, scale in scales.items()]
+    attention = None
+    if rates:
+        lengths, forward, backward = zip(*rates)
+        attention = Attention(
+            lengths=lengths, forward=forward, backward=backward, precision=model.precision, origin="measured here"
+        )
     buffer = torch.ones(COPIED[device] // 4, device=device)
     half = buffer.numel() // 2
-    figures["copy"] = 2e9 * 4 * half / ns_of(lambda: buffer[:half].copy_(buffer[half : 2 * half]))
-    return figures
+    return Calibration(
+        device=name,
+        product=product,
+        copy=2e9 * 4 * half / ns_of(lambda: buffer[:half].copy_(buffer[half : 2 * half])),
+        memory_bytes=memory,
+        attention=attention,
+        measured=datetime.now(UTC).isoformat(timespec="minutes"),
+    )
 
 
 def _attention_rates(
-    model: Model,
-    scale: float,
-    batch: int,
-    device: str,
-    dtype: torch.dtype,
-    ns_of: Callable[[Callable[[], object]], float],
+    model: Model, scale: float, batch: int, device: str, dtype: torch.dtype, ns_of: Timer
 ) -> tuple[float, float]:
     """FLOP/s of both passes over rows `scale` times as long as the model's."""
     import torch
@@ -326,12 +323,10 @@ def _attention_rates(
 
 
 def _of_processes(model: Model, batch: int) -> Calibration:
-    from ..machine import available_bytes
-
     context, others = multiprocessing.get_context("spawn"), OtherWork()
     with temporary_folder() as folder:
         samples = min(batch, _timed_batch(model))
-        arguments = (os.getpid(), str(folder / "meeting"), folder / "figures.json", model, samples)
+        arguments = (os.getpid(), str(folder / "meeting"), folder / "rates.json", model, samples)
         processes = [context.Process(target=_process, args=(rank, *arguments)) for rank in range(2)]
         for process in processes:
             process.start()
@@ -339,15 +334,13 @@ def _of_processes(model: Model, batch: int) -> Calibration:
             process.join(TIMEOUT)
             if process.is_alive():
                 process.kill()
-        if any(process.exitcode for process in processes) or not (folder / "figures.json").exists():
+        if any(process.exitcode for process in processes) or not (folder / "rates.json").exists():
             raise MachineError(
                 "two processes of this machine could not be timed beside each other",
                 fix="recperf doctor; or a device file: docs/planning.md",
             )
-        figures = read(folder / "figures.json")
-    share = others.share()
-    messages = {name: figures.pop(name) for name in ("latency_s", "link_bytes_per_s")}
-    return replace(_calibration("cpu", figures, model, available_bytes(), **messages), other_work=share)
+        rates = from_json(Calibration, read(folder / "rates.json"), field="calibration")
+    return replace(rates, other_work=others.share())
 
 
 def _timed_batch(model: Model) -> int:
@@ -370,15 +363,16 @@ def _process(rank: int, parent: int, meeting: str, file: Path, model: Model, bat
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     sampler = Sampler(QUICK)
-    figures = _messages(distributed)
+    latency_s, link_bytes_per_s = _messages(distributed)
 
     def ns_of(once: Callable[[], object]) -> float:
         # Two processes and whatever else runs share the cores: the fastest reading is the least disturbed one.
         return float(min(sampler.readings(partial(_timed, once))))
 
-    figures |= _rates(model, batch, "cpu", ns_of)
+    rates = _rates(model, batch, "cpu", ns_of, name="cpu", memory=available_bytes())
     if rank == 0:
-        file.write_text(json.dumps(figures))
+        rates = replace(rates, latency_s=latency_s, link_bytes_per_s=link_bytes_per_s)
+        file.write_text(json.dumps(_entry(rates)))
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -389,7 +383,7 @@ def _timed(once: Callable[[], object]) -> float:
     return perf_counter_ns() - began
 
 
-def _messages(distributed: Any) -> dict[str, float]:
+def _messages(distributed: Any) -> tuple[float, float]:
     """Seconds of a small all-to-all and the bandwidth of a large one: the fastest of some, as for every ceiling."""
     import torch
 
@@ -403,4 +397,4 @@ def _messages(distributed: Any) -> dict[str, float]:
 
     small, large = fastest(SMALL, 100), fastest(LARGE, 8)
     # Half of the bytes stay in the process.
-    return {"latency_s": small, "link_bytes_per_s": (LARGE - SMALL) / 2 / max(1e-9, large - small)}
+    return small, (LARGE - SMALL) / 2 / max(1e-9, large - small)

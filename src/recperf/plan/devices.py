@@ -1,4 +1,4 @@
-"""Devices and networks for plans: published figures, measured ones, and JSON files of the user."""
+"""Devices for plans: published figures, measured ones, and JSON files of the user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ..config import from_json, require, within
 from ..errors import ConfigError, UsageError, did_you_mean
 from ..jsonfile import read
 
+T = TypeVar("T")
 GB, TERA = 10**9, 10**12
 PRECISIONS = ("float32", "tf32", "bfloat16")
 NEAREST = "h200"
@@ -131,8 +132,6 @@ class Device:
     """Threads that it holds at once: small steps, compared with these, are replayed as a CUDA graph."""
     link_bytes_per_s: float
     """Bandwidth to the other devices of a node, one direction, all links together."""
-    link: str = "link"
-    """Name of those links."""
     host_bytes_per_s: float = 50 * GB
     """Bandwidth from host memory, one direction."""
     shared: bool = False
@@ -173,7 +172,9 @@ class Device:
         gemm = self.gemm_rates
         own, there = self.attention, gemm
         if own is None:
-            own, there = KERNELS["recperf"][NEAREST], KNOWN[NEAREST].gemm_rates
+            nearest = KNOWN[NEAREST]
+            assert nearest.attention is not None
+            own, there = nearest.attention, nearest.gemm_rates
         ratio = gemm.of(precision) / there.of(own.precision)
         # A kernel written for one device is not faster on the next one than it was: only slower devices scale.
         return min(1.0, ratio) * own.rate(length, backward=backward)
@@ -205,45 +206,9 @@ class Device:
         )
 
 
-TIME_SLICE = 3e-3
-"""Seconds that Linux lets a process compute before another one gets its core: its default, which a kernel may change
-by a factor of two."""
 CALL_FACTOR = 2.8
 """Time of a call in a step over that of a call in a loop: Python, autograd and cold caches around it. From steps of
 micro-dlrm and dlrm-v4 with 4 samples on one ARM core, divided by their calls: 2.75 and 2.9."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """The network between nodes, for each rank; inside a node the links of the device are used."""
-
-    name: str = "ib400"
-    """Name in plans."""
-    bytes_per_s: float = 50 * GB
-    """Bandwidth of one rank to other nodes, one direction."""
-    latency_s: float = 10e-6
-    """Latency of a message to another node."""
-    link_latency_s: float = 5e-6
-    """Latency of a message inside a node."""
-    ranks_per_node: int = 8
-    """Ranks on a node."""
-    origin: str = "stated in the file"
-    """Source of the figures."""
-
-    def of_processes(self, per_core: float) -> Network:
-        """The network between processes of one host, `per_core` of which share a core: a message takes as much longer
-        in a step than in a loop as a call does, and waits until its rank is scheduled."""
-        waiting = (per_core - 1) * TIME_SLICE
-        latency_s, link_latency_s = (
-            per_core * CALL_FACTOR * seconds + waiting for seconds in (self.latency_s, self.link_latency_s)
-        )
-        return replace(self, latency_s=latency_s, link_latency_s=link_latency_s)
-
-    def __post_init__(self) -> None:
-        within(1e3, self.bytes_per_s, 1e16, "network.bytes_per_s")
-        for name in ("latency_s", "link_latency_s"):
-            within(0.0, getattr(self, name), 60.0, f"network.{name}")
-        within(1, self.ranks_per_node, 1 << 16, "network.ranks_per_node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,25 +229,9 @@ class Store:
     """Source of the figures."""
 
 
-_FILE = tomllib.loads(files(__package__).joinpath("devices.toml").read_text(encoding="utf-8"))
-KERNELS = {
-    implementation: {name: from_json(Attention, fields, field="attention") for name, fields in by_device.items()}
-    for implementation, by_device in _FILE["attention"].items()
-}
-"""Measured attention rates of recperf's kernels and of the MLPerf reference's, by device."""
-KNOWN = {
-    name: replace(
-        from_json(Device, {"name": name, **fields}, field="device"),
-        attention=KERNELS["recperf"].get(name),
-        calibrated=name in KERNELS["recperf"],
-    )
-    for name, fields in _FILE["device"].items()
-}
-NETWORKS = {
-    name: from_json(Network, {"name": name, **fields}, field="network") for name, fields in _FILE["network"].items()
-}
-
-STORES = {name: from_json(Store, {"name": name, **fields}, field="store") for name, fields in _FILE["store"].items()}
+FILE = tomllib.loads(files(__package__).joinpath("devices.toml").read_text(encoding="utf-8"))
+KNOWN = {name: from_json(Device, {"name": name, **fields}, field="device") for name, fields in FILE["device"].items()}
+STORES = {name: from_json(Store, {"name": name, **fields}, field="store") for name, fields in FILE["store"].items()}
 
 
 def from_peaks(peaks: dict[str, Any]) -> Device:
@@ -308,7 +257,6 @@ def from_peaks(peaks: dict[str, Any]) -> Device:
         call_s=CALL_FACTOR * 1e-9 * sum(call_ns) / len(call_ns),
         # A message between processes of one host is copied in and copied out.
         link_bytes_per_s=copy / 4,
-        link="memory",
         host_bytes_per_s=copy,
         shared=True,
         cores=usable_cores(),
@@ -324,17 +272,11 @@ def from_peaks(peaks: dict[str, Any]) -> Device:
 
 def device_of(name: str) -> Device:
     """A known device, or the one that a JSON file describes."""
-    device: Device = KNOWN[name] if name in KNOWN else _read(Device, name, {*KNOWN, "cpu"}, "device")
-    return device
+    return KNOWN[name] if name in KNOWN else read_file(Device, name, {*KNOWN, "cpu"}, "device")
 
 
-def network_of(name: str, *, ranks_per_node: int | None = None) -> Network:
-    """A known network, or the one that a JSON file describes."""
-    network: Network = NETWORKS[name] if name in NETWORKS else _read(Network, name, set(NETWORKS), "network")
-    return network if ranks_per_node is None else replace(network, ranks_per_node=ranks_per_node)
-
-
-def _read(kind: type[Device] | type[Network], name: str, known: set[str], what: str) -> Any:
+def read_file(kind: type[T], name: str, known: set[str], what: str) -> T:
+    """The device or network that a JSON file describes; `name` is none of the known ones."""
     if not name.endswith(".json"):
         raise UsageError(
             f"unknown {what} {name!r}{did_you_mean(name, known)}",

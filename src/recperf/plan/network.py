@@ -1,4 +1,4 @@
-"""Seconds of collective calls, from bytes, links and the shape of the cluster.
+"""Networks between nodes, and seconds of collective calls from bytes, links and the shape of the cluster.
 
 Ranks on one node use the links of the device, ranks on different nodes use the network; both carry data at the same
 time. An all-to-all sends to one node after the other, so latencies add up over nodes. An all-reduce first sums inside
@@ -10,11 +10,61 @@ Shapes: R ranks.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .devices import Device, Network
+from ..config import from_json, within
+from .devices import CALL_FACTOR, FILE, GB, Device, read_file
+
+TIME_SLICE = 3e-3
+"""Seconds that Linux lets a process compute before another one gets its core: its default, which a kernel may change
+by a factor of two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The network between nodes, for each rank; inside a node the links of the device are used."""
+
+    name: str = "ib400"
+    """Name in plans."""
+    bytes_per_s: float = 50 * GB
+    """Bandwidth of one rank to other nodes, one direction."""
+    latency_s: float = 10e-6
+    """Latency of a message to another node."""
+    link_latency_s: float = 5e-6
+    """Latency of a message inside a node."""
+    ranks_per_node: int = 8
+    """Ranks on a node."""
+    origin: str = "stated in the file"
+    """Source of the figures."""
+
+    def of_processes(self, per_core: float) -> Network:
+        """The network between processes of one host, `per_core` of which share a core: a message takes as much longer
+        in a step than in a loop as a call does, and waits until its rank is scheduled."""
+        waiting = (per_core - 1) * TIME_SLICE
+        latency_s, link_latency_s = (
+            per_core * CALL_FACTOR * seconds + waiting for seconds in (self.latency_s, self.link_latency_s)
+        )
+        return replace(self, latency_s=latency_s, link_latency_s=link_latency_s)
+
+    def __post_init__(self) -> None:
+        within(1e3, self.bytes_per_s, 1e16, "network.bytes_per_s")
+        for name in ("latency_s", "link_latency_s"):
+            within(0.0, getattr(self, name), 60.0, f"network.{name}")
+        within(1, self.ranks_per_node, 1 << 16, "network.ranks_per_node")
+
+
+NETWORKS = {
+    name: from_json(Network, {"name": name, **fields}, field="network") for name, fields in FILE["network"].items()
+}
+
+
+def network_of(name: str, *, ranks_per_node: int | None = None) -> Network:
+    """A known network, or the one that a JSON file describes."""
+    network = NETWORKS[name] if name in NETWORKS else read_file(Network, name, set(NETWORKS), "network")
+    return network if ranks_per_node is None else replace(network, ranks_per_node=ranks_per_node)
 
 
 def ranks_on_node(ranks: int, network: Network) -> int:

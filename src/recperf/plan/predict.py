@@ -19,8 +19,9 @@ from ..measure.attribution import LIMITS
 from ..measure.cost import FLOAT, INDEX, Cost
 from ..measure.spans import phase_of
 from . import network as collectives
-from .devices import NEAREST, NETWORKS, TERA, Device, Network
+from .devices import NEAREST, TERA, Device
 from .memory import Memory, memory_of, moved_R
+from .network import NETWORKS, Network
 from .sharding import Parallelism, PlacedTable, copied_numbers, largest_share, place
 from .skew import Skew, even
 from .work import History, PlannedWorkload, Work

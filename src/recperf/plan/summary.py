@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from ..config import within
 from . import advice, target, tiers
-from .devices import Device, Network
+from .devices import Device
 from .memory import Memory
-from .network import node_count, ranks_on_node
+from .network import Network, node_count, ranks_on_node
 from .predict import Band, Prediction, Step, predict, rank_batch_of
 from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
