@@ -40,7 +40,7 @@ from recperf.models.dlrm_v4.tables import TieredDLRMv4Tables
 from recperf.models.tiers.cache import Placed, TieredRows
 from recperf.models.tiers.config import TablesConfig, Tiers
 from recperf.models.tiers.opening import open_tiers
-from recperf.models.tiers.traffic import Traffic
+from recperf.models.tiers.slots import Traffic
 from recperf.train.prefetch import prefetched
 
 NAME, SEED, GIB = "table_tiers", 3, 1 << 30

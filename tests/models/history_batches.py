@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-
 import torch
-from torch import Tensor
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
@@ -39,15 +36,3 @@ def batch_of(lengths: tuple[int, ...] = LENGTHS, *, items: int = 1000, seed: int
         query,
         torch.randint(2, (size,), generator=draw).float(),
     )
-
-
-def every_tensor(value: object) -> list[Tensor]:
-    """Every tensor in a structure of dataclasses and dicts, in a fixed order."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts: list[object] = []
-    if isinstance(value, dict):
-        parts = list(value.values())
-    elif is_dataclass(value):
-        parts = [getattr(value, field.name) for field in fields(value)]
-    return [tensor for part in parts for tensor in every_tensor(part)]

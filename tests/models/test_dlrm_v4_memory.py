@@ -13,7 +13,6 @@ import torch
 from history_batches import batch_of
 from torch import Tensor
 
-from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
 from recperf.models.dlrm_v4 import memory
 from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop
 from recperf.models.dlrm_v4.cost import load_of, model_flops, step
@@ -55,10 +54,8 @@ def test_a_forward_pass_saves_about_the_counted_bytes(shared: bool, candidate_on
     hstu = replace(config.hstu, max_length=600, candidate_only=candidate_only, recompute=recompute)
     config = replace(config, hstu=hstu, shared_encoders=shared, rows=(500,) * 11, row_scale=1.0, positions=700)
     inputs = prepare(batch_of((380, 580, 550), items=60), config)
-    input_tensors: list[Tensor] = []
-    dlrm_v4_inputs.mapped(inputs, lambda tensor: input_tensors.append(tensor) or tensor)
     model = DLRMv4(config).train()
-    saved = SavedBytes([*model.parameters(), *input_tensors])
+    saved = SavedBytes([*model.parameters(), *inputs.tensors()])
     with saved.hooks():
         loss = model.loss(inputs)
     for stage in loss._stages._stages:

@@ -9,7 +9,7 @@ import torch
 from scipy.sparse import csr_matrix, hstack
 from sklearn.linear_model import LogisticRegression
 
-from recperf.train.baselines import FeatureRows, additive_logits, click_rules, majority
+from recperf.train.baselines import FeatureRows, click_rules, fit_additive, majority
 from recperf.train.metrics import auc
 
 
@@ -20,7 +20,7 @@ def test_bias_model_is_penalised_logistic_regression() -> None:
     logit = draw.normal(size=users)[user] + draw.normal(size=items)[item] + 0.3
     labels = (draw.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
     ids = [torch.from_numpy(user), torch.from_numpy(item)]
-    ours = additive_logits(ids, torch.from_numpy(labels), ids, ridge=ridge)
+    ours = fit_additive(ids, torch.from_numpy(labels), ridge=ridge)(ids)
 
     def one_hot(which: np.ndarray, count: int) -> csr_matrix:
         return csr_matrix((np.ones(rows), (np.arange(rows), which)), shape=(rows, count))

@@ -1,13 +1,15 @@
 """Embedding tables behind one signature, `forward(features) -> {key: pooled rows}`, and the plain ones.
 
-Shapes: B samples, F features, D width, V ids in the batch, R rows of all tables.
+Shapes: B samples, F features, D width, V ids in the batch, R rows of all tables, U distinct
+rows of a batch.
 """
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,9 @@ from ..errors import DataError
 from ..ops.bag import native, reference
 from .init import normal_
 from .mlp import add_gradient
+
+if TYPE_CHECKING:
+    from .tiers.cache import Placed
 
 
 class Embeddings(nn.Module, ABC):
@@ -50,6 +55,19 @@ class Embeddings(nn.Module, ABC):
     @abstractmethod
     def backward(self, saved: Any, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
         """Store the gradient where the optimizer of these tables reads it."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedFeatures(JaggedFeatures):
+    """Features of a batch whose rows are in the cache; the values are places among its distinct rows, ascending."""
+
+    rows_U: Tensor = field(kw_only=True)
+    slots_U: Tensor = field(kw_only=True)
+    placed: Placed = field(kw_only=True)
+
+    def slice(self, start: int, stop: int) -> PlacedFeatures:
+        part = super().slice(start, stop)
+        return replace(self, values_V=part.values_V, offsets_FB1=part.offsets_FB1)
 
 
 class StackedTables(Embeddings):

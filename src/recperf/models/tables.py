@@ -12,7 +12,7 @@ Shapes: V ids, F features, B samples, N = F * B bags, R rows of all tables, D wi
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,12 @@ from ..ops.bag.native import ask_for_huge_pages
 from ..ops.bag.reference import stacked_rows
 from ..ops.choice import began_with
 from ..ops.lookup import unique
-from .embeddings import Embeddings, require_ids, require_keys
+from .embeddings import Embeddings, PlacedFeatures, require_ids, require_keys
 from .init import InitialRows
 from .streams import SideStreams
 
 if TYPE_CHECKING:
-    from .tiers.cache import Placed, TieredRows
+    from .tiers.cache import TieredRows
     from .tiers.columns import TableColumns
 
 SHARED = "shared"
@@ -47,19 +47,6 @@ class Used:
     gradient_ND: Tensor
     slots_U: Tensor | None = None
     """In tiers ids are places among the distinct rows of the batch, which lie in these slots."""
-
-
-@dataclass(frozen=True, eq=False)
-class PlacedFeatures(JaggedFeatures):
-    """Features of a batch whose rows are in the cache; the values are places among its distinct rows, ascending."""
-
-    rows_U: Tensor = field(kw_only=True)
-    slots_U: Tensor = field(kw_only=True)
-    placed: Placed = field(kw_only=True)
-
-    def slice(self, start: int, stop: int) -> PlacedFeatures:
-        part = super().slice(start, stop)
-        return replace(self, values_V=part.values_V, offsets_FB1=part.offsets_FB1)
 
 
 class SparseGradients(Embeddings):
@@ -97,24 +84,23 @@ class SparseGradients(Embeddings):
         """Sort the ids in the backward pass already; an update that needs no sorting turns it off."""
         self.streams = SideStreams()
         self._grouped: Any = None
-        self._requested = bag
-        from ..measure.bag_speeds import comparison
-
-        self._chosen = choose_bodies(bag, table_RD, comparison)
-        self._chosen_for = self._basis()
+        self._requested, self._chosen_for = bag, self._basis()
+        self._chosen = self._choose()
 
     def _basis(self) -> tuple[Any, ...]:
         return self.table_RD.dtype, self.table_RD.device, began_with(BAG_UPDATE)
+
+    def _choose(self) -> Bodies:
+        from ..measure.bag_speeds import comparison
+
+        name: Name = self._requested if self.table_RD.dtype == torch.float32 else "auto"
+        return choose_bodies(name, self.table_RD, comparison)
 
     @property
     def bodies(self) -> Bodies:
         """The implementations, chosen anew after the table changed its type or device, or the run was resumed."""
         if self._chosen_for != self._basis():
-            name: Name = self._requested if self.table_RD.dtype == torch.float32 else "auto"
-            from ..measure.bag_speeds import comparison
-
-            self._chosen = choose_bodies(name, self.table_RD, comparison)
-            self._chosen_for = self._basis()
+            self._chosen, self._chosen_for = self._choose(), self._basis()
         return self._chosen
 
     @property

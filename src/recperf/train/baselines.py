@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 
 def bias_logits(train: Samples, valid: Samples) -> dict[str, Tensor]:
     """Logits of the validation rows by majority class, item bias, and user + item bias logistic regression."""
-    user, item = train.keys.index("user"), train.keys.index("item")
-    return {
-        "majority": majority(float(train.labels_N.double().mean()), len(valid)),
-        "item_bias": additive_logits([train.ids_FN[item]], train.labels_N, [valid.ids_FN[item]]),
-        "user_item_bias": additive_logits(
-            [train.ids_FN[user], train.ids_FN[item]], train.labels_N, [valid.ids_FN[user], valid.ids_FN[item]]
-        ),
-    }
+    logits = {"majority": majority(float(train.labels_N.double().mean()), len(valid))}
+    for name, keys in (("item_bias", ["item"]), ("user_item_bias", ["user", "item"])):
+        places = [train.keys.index(key) for key in keys]
+        fitted = fit_additive([train.ids_FN[place] for place in places], train.labels_N)
+        logits[name] = fitted([valid.ids_FN[place] for place in places])
+    return logits
 
 
 def popularity(train: Samples, valid: Samples) -> Tensor:
@@ -75,13 +73,6 @@ def majority(rate: float, count: int) -> Tensor:
     """The log odds of the share of training labels that are 1, `count` times."""
     rate = min(max(rate, 1e-6), 1 - 1e-6)
     return torch.full((count,), math.log(rate / (1 - rate)), dtype=torch.float64)
-
-
-def additive_logits(
-    train_ids: list[Tensor], labels_N: Tensor, valid_ids: list[Tensor], *, ridge: float = 2.0
-) -> Tensor:
-    """Logits of validation rows by a regression on the ids of training rows."""
-    return fit_additive(train_ids, labels_N, ridge=ridge)(valid_ids)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -27,7 +27,6 @@ class Prepared(Protocol):
 
 
 Batch = TypeVar("Batch")
-Result = TypeVar("Result")
 Input = TypeVar("Input", bound=Prepared)
 
 
@@ -125,16 +124,9 @@ class _Stream:
             self.waited(asked.elapsed_time(after) / 1e3)
 
 
-def prepared_on_host(batches: Iterator[Batch], prepare: Callable[[Batch], Result]) -> Iterator[Result]:
+def prepared_on_host(batches: Iterator[Batch], prepare: Callable[[Batch], Input]) -> Iterator[Input]:
     """Each batch prepared by a thread of the host, in order and ahead of the running step.
 
     More threads would be slower: small operators spend their time where Python's lock lets only one of them run.
     """
-    ready: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="recperf-prepare") as thread:
-        for batch in batches:
-            ready.append(thread.submit(prepare, batch))
-            if len(ready) > AHEAD:
-                yield ready.popleft().result()
-        while ready:
-            yield ready.popleft().result()
+    return prefetched(batches, prepare, torch.device("cpu"), depth=AHEAD, finished=lambda prepared: None)

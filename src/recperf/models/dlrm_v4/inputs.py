@@ -8,8 +8,8 @@ album) in the batch, N picks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_dataclass, tree_leaves, tree_map_only
 
 from ...data.batch import HistoryBatch
 from ...data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
@@ -104,43 +105,29 @@ class Inputs:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Inputs:
         """Move to a device."""
-        moved: Inputs = mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        moved: Inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
         return moved
 
     def pin_memory(self) -> Inputs:
-        pinned: Inputs = mapped(self, lambda tensor: tensor.pin_memory())
+        pinned: Inputs = tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), self)
         return pinned
 
     def record_stream(self, stream: Any) -> None:
         """Keep the memory of all tensors until the stream has finished its current work."""
-
-        def record(tensor: Tensor) -> Tensor:
+        for tensor in self.tensors():
             tensor.record_stream(stream)
-            return tensor
-
-        mapped(self, record)
 
     @property
     def nbytes(self) -> int:
-        sizes: list[int] = []
+        return sum(tensor.nbytes for tensor in self.tensors())
 
-        def count(tensor: Tensor) -> Tensor:
-            sizes.append(tensor.nbytes)
-            return tensor
-
-        mapped(self, count)
-        return sum(sizes)
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in a fixed order."""
+        return [leaf for leaf in tree_leaves(self) if isinstance(leaf, Tensor)]
 
 
-def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor of a structure."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {name: mapped(part, function) for name, part in value.items()}
-    if isinstance(value, (Inputs, Pick, Plan)):
-        return type(value)(**{part.name: mapped(getattr(value, part.name), function) for part in fields(value)})
-    return value
+for _struct in (Inputs, Pick, Plan):
+    register_dataclass(_struct)
 
 
 def prepare(batch: HistoryBatch, config: DLRMv4Config) -> Inputs:

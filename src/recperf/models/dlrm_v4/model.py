@@ -161,12 +161,9 @@ class DLRMv4(nn.Module):
         """Compute the logits, one per sample."""
         return self.logits(inputs, spanned)
 
-    def plain_loss(self, inputs: Inputs) -> Tensor:
-        """The scaled mean binary cross entropy, for autograd."""
-        return self.criterion(self(inputs), inputs)
-
     def loss(self, inputs: Inputs) -> StagedLoss:
-        """The same loss with its backward pass split like the forward pass, so that each part has a span."""
+        """The scaled mean binary cross entropy. Its backward pass is split like the forward pass, so that each part has
+        a span."""
         stages = Stages()
         logits_B = self.logits(inputs, stages.run)
         value = stages.run("loss", lambda logits_B: self.criterion(logits_B, inputs), logits_B)

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ...data.batch import HistoryBatch, JaggedFeatures
 from ...data.yambda.schema import CONTEXT, HISTORY, RATES
 from ...ops.arrange import native
 from .config import DLRMv4Config
-from .inputs import KEYS, Inputs, Pick, form_of, mapped, not_in_c, plain, prepare, too_long
+from .inputs import KEYS, Inputs, Pick, form_of, not_in_c, plain, prepare, too_long
 
 ALIGNED = 16
 """Bytes that the parts of a buffer begin at multiples of."""
@@ -145,7 +146,7 @@ class Packed:
 
     def __init__(self, template: Inputs) -> None:
         self.template = template
-        tensors, self._groups, end = _tensors(template), [], 0
+        tensors, self._groups, end = template.tensors(), [], 0
         self.starts = np.zeros(len(tensors) + (template.rates_BF is None), np.int64)
         """Where each tensor begins, in bytes."""
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -158,20 +159,20 @@ class Packed:
         self.nbytes = end
 
     def pack(self, inputs: Inputs, *, pinned: bool) -> Tensor:
-        buffer, tensors = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=pinned), _tensors(inputs)
+        buffer, tensors = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=pinned), inputs.tensors()
         for part, dtype, members in self._groups:
             torch.cat([tensors[number].flatten() for number in members], out=buffer[part].view(dtype))
         return buffer
 
     def unpacked(self, buffer: Tensor) -> Inputs:
         """The inputs as views of a buffer."""
-        shapes = [tensor.shape for tensor in _tensors(self.template)]
+        shapes = [tensor.shape for tensor in self.template.tensors()]
         views: dict[int, Tensor] = {}
         for part, dtype, members in self._groups:
             parts = torch.split(buffer[part].view(dtype), [shapes[number].numel() for number in members])
             views |= {number: piece.view(shapes[number]) for number, piece in zip(members, parts)}
         ordered = iter(range(len(shapes)))
-        inputs: Inputs = mapped(self.template, lambda _: views[next(ordered)])
+        inputs: Inputs = tree_map_only(Tensor, lambda _: views[next(ordered)], self.template)
         return inputs
 
 
@@ -199,15 +200,3 @@ def _with_unused(rows_U: Tensor, count: int) -> Tensor:
     all_U[: used.size] = used
     all_U[used.size :] = np.flatnonzero(unused)[: count - used.size]
     return torch.from_numpy(all_U)
-
-
-def _tensors(inputs: Inputs) -> list[Tensor]:
-    """All tensors, in a fixed order."""
-    tensors: list[Tensor] = []
-
-    def collect(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    mapped(inputs, collect)
-    return tensors

@@ -32,9 +32,8 @@ from ...errors import MachineError
 from ...machine import process_memory
 from ...units import size
 from .config import TablesConfig
-from .slots import Longs, Slots
+from .slots import Longs, Slots, Traffic
 from .store import RowStore
-from .traffic import Traffic
 
 POLL_S = 1e-3
 """How often a batch that waits for room looks whether another one is finished."""
