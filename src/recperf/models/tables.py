@@ -375,10 +375,6 @@ class HashedTable(SparseGradients):
     def check(self, features: JaggedFeatures) -> None:
         """Accept any id: all of them hash to a row."""
 
-    def working_set_bytes(self) -> int:
-        """All that is allocated: every row."""
-        return self.table_RD.nbytes
-
     def rows_of(self, features: JaggedFeatures) -> Tensor:
         """The row that each id of a batch hashes to."""
         require_keys(features, self.keys)

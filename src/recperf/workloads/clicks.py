@@ -23,8 +23,8 @@ from ..execution.workload import Predictions, Prepared, ScoredRows
 from ..measure.cost import FLOAT
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
-from ..models.embeddings import StackedTables
-from ..models.tables import SHARED, HashedTable, PlacedFeatures, SparseTables
+from ..models.embeddings import PlacedFeatures, StackedTables
+from ..models.tables import SHARED, HashedTable, SparseTables
 from ..stop import poll
 from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_rules
 from ..train.config import TrainConfig
