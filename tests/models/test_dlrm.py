@@ -9,10 +9,12 @@ from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import ConfigError, DataError
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
+from recperf.models.interaction import LowRankCross
+from recperf.models.losses import make
 from recperf.models.published import PUBLISHED, MicroDLRM
 from recperf.workloads.micro_dlrm.config import default
 
-SMALL = DLRMConfig(features=("a", "b"), rows=(5, 7), dim=4, bottom=(3, 4), top=(6, 1))
+SMALL = DLRMConfig(features=("a", "b"), rows=(5, 7), dim=4, bottom=(3, 4), top=(6, 1), cross_layers=3, cross_rank=2)
 
 
 def test_the_micro_model_has_the_published_sizes() -> None:
@@ -53,11 +55,17 @@ def test_an_invalid_size_is_reported_with_its_field(field: str, value: object, m
         replace(SMALL, **{field: value})
 
 
-@pytest.mark.parametrize("interaction", ["concat", "dot", "diagonal"])
-@pytest.mark.parametrize("single", [True, False])
-def test_the_written_out_step_equals_autograd(interaction: str, single: bool) -> None:
-    kind = "concat" if interaction == "concat" else "dot"
-    model = DLRM(replace(SMALL, interaction=kind, diagonal=interaction == "diagonal", table_init_std=0.5), seed=1)
+STEPS = [
+    *((interaction, "bce", single) for interaction in ("concat", "dot", "diagonal", "dcn") for single in (True, False)),
+    *((interaction, loss, True) for interaction in ("dot", "dcn") for loss in ("wbce", "mse")),
+]
+
+
+@pytest.mark.parametrize(("interaction", "loss", "single"), STEPS)
+def test_the_written_out_step_equals_autograd(interaction: str, loss: str, single: bool) -> None:
+    diagonal = interaction == "diagonal"
+    config = replace(SMALL, interaction="dot" if diagonal else interaction, diagonal=diagonal, table_init_std=0.5)
+    model = DLRM(config, seed=1, loss=make(loss, (0.5, 3.0)))
     draw = torch.Generator().manual_seed(2)
     if single:
         features = JaggedFeatures.from_ids(("a", "b"), torch.tensor([[1, 4, 0, 4], [6, 0, 2, 2]]))
@@ -66,9 +74,25 @@ def test_the_written_out_step_equals_autograd(interaction: str, single: bool) ->
     labels = torch.tensor([1.0, 0.0, 1.0, 1.0])
     batch = ClickBatch(torch.randn(4, 3, generator=draw), features, labels)
     gradients = []
-    for loss in (model.criterion.value(model(batch.dense_BD, batch.features), batch.labels_B), model.loss(batch)):
+    for value in (model.criterion.value(model(batch.dense_BD, batch.features), batch.labels_B), model.loss(batch)):
         model.zero_grad()
-        loss.backward()
-        gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+        value.backward()
+        gradients.append([value.detach(), *(p.grad.clone() for p in model.parameters())])
     for plain, written in zip(*gradients):
         torch.testing.assert_close(written, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cross_layer_is_the_papers_formula_sample_by_sample() -> None:
+    cross = LowRankCross(12, layers=2, rank=5)
+    cross.reset(1)
+    draw = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for bias in cross.bias_N:
+            bias.normal_(generator=draw)
+    dense, sparse = torch.randn(3, 4, generator=draw), torch.randn(2, 3, 4, generator=draw)
+    output = cross(dense, [*sparse])
+    for sample in range(3):
+        first = x = torch.cat([dense[sample], sparse[0, sample], sparse[1, sample]])
+        for down, up, bias in cross.layers:
+            x = first * (up @ (down @ x) + bias) + x
+        torch.testing.assert_close(output[sample], x)

@@ -12,8 +12,9 @@ from golden_cases import INTERPRETED, interpret
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import DataError
 from recperf.models.embeddings import StackedTables
-from recperf.models.tables import SparseTables
+from recperf.models.tables import HashedTable, SparseTables
 from recperf.ops.bag import native
+from recperf.ops.hashing import rows_torch
 
 interpret("bag")
 needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
@@ -91,3 +92,22 @@ def test_ids_outside_their_table_are_refused(feature: int, index: int) -> None:
     bags[feature][0].append(index)
     with pytest.raises(DataError, match=f"ids of feature '{KEYS[feature]}'"):
         made().check(JaggedFeatures.from_bags(KEYS, bags))
+
+
+@pytest.mark.parametrize("bag", ALL)
+def test_ids_of_a_shared_table_are_hashed_with_a_seed_per_feature(bag: Any) -> None:
+    table = HashedTable(KEYS, 97, DIM, seed=3, bag=bag)
+    table.reset(0.5, seed=1)
+    features = JaggedFeatures.from_bags(KEYS, [[[7, -1], []], [[7], [10**12, 7]], [[], []]])
+    rows = [*rows_torch(torch.tensor([7, -1]), 3, 97), *rows_torch(torch.tensor([7, 10**12, 7]), 4, 97)]
+    assert table.rows_of(features).tolist() == rows
+    weight = table.table_RD.clone().requires_grad_()
+    expected = torch.nn.functional.embedding_bag(
+        torch.stack(rows), weight, features.offsets_FB1, mode="sum", include_last_offset=True
+    ).view(len(KEYS), 2, DIM)
+    pooled, saved = table.record(features)
+    torch.testing.assert_close(pooled, expected.detach())
+    gradient = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(1))
+    table.backward(saved, features, gradient)
+    expected.backward(gradient)
+    torch.testing.assert_close(table.dense_gradient(), weight.grad)

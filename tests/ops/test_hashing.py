@@ -1,12 +1,16 @@
+"""The seeded hash by every implementation, and the vectorised xxh64 against the xxhash package."""
+
 from __future__ import annotations
 
 import numpy as np
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recperf.ops import hashing
 from recperf.ops.bag import native
+from recperf.ops.xxh64 import xxh64
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 EXTREMES = [0, 1, -1, 2, -2, 2**31, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]
@@ -39,3 +43,20 @@ def test_all_implementations_agree(values: list[int], seed: int, rows: int) -> N
     if not isinstance(native.library(), str):
         assert native.hash_rows(tensor, seed % 2**64, rows).tolist() == expected_rows
     assert array.tolist() == tensor.tolist() == values, "the ids themselves were changed"
+
+
+@given(
+    st.integers(1, 13).flatmap(lambda words: st.lists(st.lists(INT64, min_size=words, max_size=words), min_size=1)),
+    st.sampled_from([0, 1, (1 << 64) - 1, 0x9E3779B185EBCA87]),
+)
+def test_every_key_has_the_hash_of_the_package(keys: list[list[int]], seed: int) -> None:
+    keys_BW = np.array(keys, np.int64)
+    expected = [xxhash.xxh64_intdigest(key.astype("<i8").tobytes(), seed) for key in keys_BW]
+    assert xxh64(list(keys_BW.T), seed).tolist() == expected
+
+
+def test_words_the_package_once_gave() -> None:
+    """Fixed numbers, so that they do not move together with the package."""
+    assert int(xxh64([np.array([1])])[0]) == 0x9F29CB17A2A49995
+    assert int(xxh64([np.array([1]), np.array([0])])[0]) != 0x9F29CB17A2A49995
+    assert int(xxh64([np.array([1])], seed=1)[0]) != 0x9F29CB17A2A49995

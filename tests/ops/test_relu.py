@@ -43,28 +43,17 @@ def test_gradients_are_autograds(implementation: str, samples: int, outputs: int
     torch.testing.assert_close(stripes.sum(0), bias, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("samples", "outputs"), [(1, 1), (63, 65), (65, 7), (130, 64)])
-@pytest.mark.parametrize("implementation", ALL)
-def test_below_a_layer_of_one_output_the_gradient_is_an_outer_product(
-    implementation: str, samples: int, outputs: int
-) -> None:
-    draw = torch.Generator().manual_seed(samples)
-    slope, weight = torch.randn(samples, 1, generator=draw), torch.randn(1, outputs, generator=draw)
-    before = torch.randn(samples, outputs, generator=draw, requires_grad=True)
-    after = before.relu()
-    (after @ weight.t()).backward(slope)
-    assert before.grad is not None
-    got, stripes = body(implementation).outer_backward(slope, weight, after.detach())
-    torch.testing.assert_close(got, before.grad)
-    torch.testing.assert_close(stripes.sum(0), before.grad.sum(0), rtol=1e-5, atol=1e-5)
+BELOW = [
+    *(("outer_backward", samples, 1, outputs) for samples, outputs in ((1, 1), (63, 65), (65, 7), (130, 64))),
+    *(("product_backward", *shape) for shape in ((1, 2, 1), (63, 65, 130), (130, 7, 64), (200, 128, 129))),
+]
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("samples", "above", "outputs"), [(1, 2, 1), (63, 65, 130), (130, 7, 64), (200, 128, 129)])
+@pytest.mark.parametrize(("function", "samples", "above", "outputs"), BELOW)
 @pytest.mark.parametrize("implementation", ALL)
-def test_below_a_layer_of_several_outputs_the_gradient_is_a_product(
-    implementation: str, samples: int, above: int, outputs: int
+def test_below_another_layer_the_gradient_is_a_product(
+    implementation: str, function: str, samples: int, above: int, outputs: int
 ) -> None:
     draw = torch.Generator().manual_seed(samples)
     slope, weight = torch.randn(samples, above, generator=draw), torch.randn(above, outputs, generator=draw)
@@ -72,7 +61,7 @@ def test_below_a_layer_of_several_outputs_the_gradient_is_a_product(
     after = before.relu()
     (after @ weight.t()).backward(slope)
     assert before.grad is not None
-    got, stripes = body(implementation).product_backward(slope, weight, after.detach())
+    got, stripes = getattr(body(implementation), function)(slope, weight, after.detach())
     torch.testing.assert_close(got, before.grad, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(stripes.sum(0), before.grad.sum(0), rtol=1e-5, atol=1e-4)
 

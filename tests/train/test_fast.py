@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from recperf.data.batch import ClickBatch
 from recperf.errors import MachineError
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.fast import Switches, resolve
@@ -121,13 +120,3 @@ def test_only_fused_sgd_on_a_gpu_uses_atomics() -> None:
         assert not torchs.scatter
         assert "atomics" in torchs.reasons["deterministic"]
         assert torchs.reasons["deterministic"].startswith("no: ")
-
-
-def same(one: ClickBatch, other: ClickBatch) -> bool:
-    used = int(other.features.offsets_FB1[-1])
-    return (
-        torch.equal(one.dense_BD, other.dense_BD)
-        and torch.equal(one.labels_B, other.labels_B)
-        and torch.equal(one.features.offsets_FB1, other.features.offsets_FB1)
-        and torch.equal(one.features.values_V[:used], other.features.values_V[:used])
-    )

@@ -1,4 +1,4 @@
-"""Losses are logged in groups; one that is not a number names its step."""
+"""Losses are logged in groups; one that is not a number names its step. When an evaluation or a save is due."""
 
 from __future__ import annotations
 
@@ -10,31 +10,76 @@ import torch
 
 from recperf.errors import GateFailed
 from recperf.train.loop import Position
-from recperf.train.watch import LossLog
-
-
-class Emitted:
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def __call__(self, kind: str, **fields: Any) -> None:
-        self.events.append({"kind": kind, **fields})
+from recperf.train.stream import Evaluations
+from recperf.train.watch import LossLog, Minutes, either, every, never
 
 
 def test_losses_are_logged_in_groups_and_none_is_lost() -> None:
-    emitted = Emitted()
-    log = LossLog(emit=emitted, seed=1, group=4)
+    emitted: list[dict[str, Any]] = []
+    log = LossLog(emit=lambda kind, **fields: emitted.append({"kind": kind, **fields}), seed=1, group=4)
     for step in range(1, 8):
         log.after_step(Position(step=step), torch.tensor(float(step)))
-    assert [event["step"] for event in emitted.events] == [1, 2, 3, 4]
+    assert [event["step"] for event in emitted] == [1, 2, 3, 4]
     log.flush()
-    assert [event["loss"] for event in emitted.events] == [1, 2, 3, 4, 5, 6, 7]
+    assert [event["loss"] for event in emitted] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_nan_loss_names_its_step(bad: float) -> None:
-    log = LossLog(emit=Emitted(), seed=1)
+    log = LossLog(emit=lambda kind, **fields: None, seed=1)
     log.after_step(Position(step=6), torch.tensor(0.5))
     log.after_step(Position(step=7), torch.tensor(bad))
     with pytest.raises(GateFailed, match="at step 7"):
         log.flush()
+
+
+def at(step: int) -> Position:
+    return Position(0, step, step)
+
+
+def test_either_calls_all() -> None:
+    """One that measures time must be called even if another is due."""
+    now = 0.0
+    minutes = Minutes(1, clock=lambda: now)
+    due = either(every(5), never, minutes)
+    assert [due(at(step)) for step in range(1, 6)] == [False] * 4 + [True]
+    now = 60.0
+    assert due(at(11))
+    with minutes.saving():
+        now = 61.0
+    assert not due(at(12))
+    now = 121.0
+    assert due(at(13))
+
+
+def test_a_save_that_costs_much_is_done_less_often() -> None:
+    now, notices = 0.0, list[str]()
+    minutes = Minutes(10, clock=lambda: now, notice=notices.append)
+    for _ in range(2):
+        with minutes.saving():
+            now += 60.0
+    assert notices == ["a save takes 60.0 s: the next is due after 1200 s, so that saves take at most 5 % of the time"]
+    now += 20 * 60 - 1
+    assert not minutes()
+    now += 1
+    assert minutes()
+
+
+@pytest.mark.parametrize(
+    "due",
+    [
+        Evaluations(batches=20, steps=6),
+        Evaluations(batches=20, steps=6, first_step=7),
+        Evaluations(batches=20, steps=6, first_step=12),
+        Evaluations(batches=20, seams=(3, 9, 20)),
+        Evaluations(batches=20, seams=(3, 9, 20), first_step=4),
+        Evaluations(batches=20, seams=(3, 9), first_step=24),
+        Evaluations(batches=20),
+    ],
+)
+def test_next_is_the_next_position_that_is_due(due: Evaluations) -> None:
+    for epoch in (0, 1):
+        places = [Position(epoch, batch, 20 * epoch + batch) for batch in range(20)]
+        for place in places:
+            later = [other for other in places if other.batch > place.batch and due(other)]
+            assert due.next(place) == (later[0] if later else None)
