@@ -87,9 +87,9 @@ def test_columns_are_equally_wide_and_at_most_one_shard_a_rank() -> None:
 
 
 def torchrec_plan(demand: Demand, placed: list[Placed], options: DistributedConfig, **machine: Any) -> list[Any]:
-    """The shards that TorchRec's planner returns; no process group, no rows are allocated."""
+    """The shards of a placement, which TorchRec's planner returns too; no process group, no rows are allocated."""
     from recperf.distributed.library import require_torchrec
-    from recperf.distributed.sharding import collection, make_plan, parts_of
+    from recperf.distributed.sharding import collection, make_plan, shards_of
 
     require_torchrec()
     sharded = [one for one in placed if one.kind != "data-parallel"]
@@ -97,7 +97,16 @@ def torchrec_plan(demand: Demand, placed: list[Placed], options: DistributedConf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = make_plan(module, sharder, sharded, demand, options, **machine)
-    return parts_of(plan, sharded, options)
+    shards = shards_of(sharded, options)
+    ours = [(one.table, one.rank, [one.first_row, one.first_column], [one.rows, one.columns]) for one in shards]
+    theirs = [
+        (table, shard.placement.rank(), shard.shard_offsets, shard.shard_sizes)
+        for module in plan.plan.values()
+        for table, part in module.items()
+        for shard in part.sharding_spec.shards
+    ]
+    assert sorted(ours) == sorted(theirs)
+    return shards
 
 
 CONFIGS = {

@@ -6,7 +6,7 @@ Shapes: R rows of all copied tables one after the other, D width.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from ..ops.table_rules import RULES, RuleName, TableRule
 from ..train.checkpoint_tensors import Rectangle, Shard, Sharded
 from .config import Demand, DistributedConfig
 from .library import require_torchrec
-from .placement import placed_by
+from .placement import Placed, placed_by
 from .ranks import Ranks
-from .sharding import ShardedTables, TableShard, require_possible
+from .sharding import ShardedTables, TableShard, require_possible, shards_of
 
 CHUNK = 1 << 22
 """Initial values copied at a time."""
@@ -34,31 +34,32 @@ class CopiedTables:
     """
 
     def __init__(
-        self, rows: Mapping[str, int], dim: int, world: Ranks, device: torch.device, *, rule: TableRule, eps: float
+        self,
+        placed: Sequence[Placed],
+        dim: int,
+        options: DistributedConfig,
+        world: Ranks,
+        device: torch.device,
+        *,
+        rule: TableRule,
+        eps: float,
     ) -> None:
-        self.names, self.rows, self.dim, self.world, self.eps = tuple(rows), rows, dim, world, eps
-        self.rule, total = rule, sum(rows.values())
+        self.rows = {one.table.name: one.table.rows for one in placed}
+        self.names, self.dim, self.world, self.rule, self.eps = tuple(self.rows), dim, world, rule, eps
+        self.parts, total = shards_of(placed, options), sum(self.rows.values())
         self.table_RD = torch.zeros(total, dim, device=device)
         shape = rule.state_shape(total, dim)
         self.state = None if shape is None else torch.zeros(shape, device=device)
-        ends = torch.tensor([0, *rows.values()]).cumsum(0).tolist()
-        self.starts = dict(zip(rows, ends))
+        ends = torch.tensor([0, *self.rows.values()]).cumsum(0).tolist()
+        self.starts = dict(zip(self.rows, ends))
 
     def place(self, name: str) -> slice:
         """The rows of a table."""
         return slice(self.starts[name], self.starts[name] + self.rows[name])
 
-    def parts(self, why: str = "--distributed.sharding") -> list[TableShard]:
-        """One copy per table and rank."""
-        return [
-            part
-            for name, rows in self.rows.items()
-            for part in copy_parts(name, rows, self.dim, self.world, why, state_width=self.rule.state_width(self.dim))
-        ]
-
     def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
         """This rank's copies, and the optimizer's states of them."""
-        own = [part for part in self.parts() if part.rank == self.world.rank]
+        own = [part for part in self.parts if part.rank == self.world.rank]
         places = [self.place(part.table) for part in own]
         states = [[] if self.state is None else [*_by_kind(self.state[place], self.dim)] for place in places]
         return [(part, self.table_RD[place], state) for part, place, state in zip(own, places, states)]
@@ -80,17 +81,6 @@ class CopiedTables:
 def _by_kind(state: Tensor, dim: int) -> Sequence[Tensor]:
     """The states of one kind after the other, as FBGEMM has them: each with a number for every row or weight."""
     return [state] if state.dim() == 1 else torch.split(state, dim, 1)
-
-
-def copy_parts(name: str, rows: int, dim: int, world: Ranks, why: str, *, state_width: int) -> list[TableShard]:
-    """The copies of a data-parallel table, one per rank."""
-    return [
-        TableShard(
-            table=name, rank=rank, kind="data-parallel", kernel="copy", first_row=0, rows=rows, first_column=0,
-            columns=dim, why=why, state_width=state_width,
-        )
-        for rank in range(world.size)
-    ]  # fmt: skip
 
 
 class RankTables(nn.Module):
@@ -115,13 +105,13 @@ class RankTables(nn.Module):
         self.rows = {table.name: table.rows for table in demand.tables}
         self.names, self.dim, self.rule = tuple(self.rows), demand.tables[0].dim, RULES[optimizer]
         self.world, self.device = world, torch.device(device)
-        copied = {one.table.name: one.table.rows for one in placed if one.kind == "data-parallel"}
-        self.copies = CopiedTables(copied, self.dim, world, self.device, rule=self.rule, eps=eps)
+        copied = [one for one in placed if one.kind == "data-parallel"]
+        self.copies = CopiedTables(copied, self.dim, options, world, self.device, rule=self.rule, eps=eps)
         self.sharded = ShardedTables(
             [one for one in placed if one.kind != "data-parallel"], demand, options, world,
             rule=self.rule, eps=eps, device=self.device, keyed=self._keyed,
         )  # fmt: skip
-        self.parts = self.copies.parts() + self.sharded.parts
+        self.parts = self.copies.parts + self.sharded.parts
         self._rate = 0.0
         self.updates = 0
         """The number of updates so far."""

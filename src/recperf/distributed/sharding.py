@@ -81,7 +81,7 @@ def require_possible(
                 where={"field": "distributed.placement"},
             )
     dim = placed[0].table.dim
-    if dim % LEAST_COLUMNS:
+    if sharded and dim % LEAST_COLUMNS:
         raise ConfigError(
             f"{field} is {dim}: sharded tables need a multiple of {LEAST_COLUMNS}",
             where={"field": field},
@@ -180,33 +180,26 @@ def _partitioner(placed: Sequence[Placed], demand: Demand, device: str) -> Any:
     return PlacedPartitioner()
 
 
-def parts_of(plan: Any, placed: Sequence[Placed], options: DistributedConfig) -> list[TableShard]:
-    """A plan as shards, in an order that is the same on every rank."""
-    names = {kind: name for name, kind in KINDS.items()}
-    reasons = {one.table.name: [one.why] for one in placed}
-    state_widths = {one.table.name: one.state_width_R.tolist() for one in placed}
-    for table in options.placements:
-        reasons.get(table, []).append("--distributed.placement")
-    parts = []
-    for module in plan.plan.values():
-        for table, placement in module.items():
-            for shard in placement.sharding_spec.shards:
-                rank = shard.placement.rank()
-                parts.append(
-                    TableShard(
-                        table=table,
-                        rank=rank,
-                        kind=names[placement.sharding_type],
-                        kernel=placement.compute_kernel,
-                        first_row=shard.shard_offsets[0],
-                        rows=shard.shard_sizes[0],
-                        first_column=shard.shard_offsets[1],
-                        columns=shard.shard_sizes[1],
-                        why=" and ".join(reasons[table]),
-                        state_width=state_widths[table][rank],
-                    )
+def shards_of(placed: Sequence[Placed], options: DistributedConfig) -> list[TableShard]:
+    """The shards of tables, by table and rank. TorchRec's plan has the same; of a data-parallel table each rank has a
+    copy."""
+    shards = []
+    for one in placed:
+        table, row, column = one.table.name, 0, 0
+        kernel = "copy" if one.kind == "data-parallel" else KERNELS[options.placements.get(table, "device")]
+        why = f"{one.why} and --distributed.placement" if table in options.placements else one.why
+        rows_R, state_width_R = one.rows_R.tolist(), one.state_width_R.tolist()
+        for rank in np.flatnonzero(one.width_R).tolist():
+            rows, columns = rows_R[rank], int(one.width_R[rank])
+            shards.append(
+                TableShard(
+                    table=table, rank=rank, kind=one.kind, kernel=kernel, first_row=row, rows=rows,
+                    first_column=column, columns=columns, why=why, state_width=state_width_R[rank],
                 )
-    return parts
+            )  # fmt: skip
+            row += rows if one.kind == "row" else 0
+            column += columns if one.kind == "column" else 0
+    return shards
 
 
 def free_memory(world: Ranks) -> dict[str, int]:
@@ -255,12 +248,8 @@ class ShardedTables:
         keyed: Callable[[Any], Any],
     ) -> None:
         """`keyed` makes a KeyedJaggedTensor of a batch."""
-        self.rule, self.names, self.world, self.parts = (
-            rule,
-            tuple(one.table.name for one in placed),
-            world,
-            list[TableShard](),
-        )
+        self.rule, self.world, self.names = rule, world, tuple(one.table.name for one in placed)
+        self.parts = shards_of(placed, options)
         self._model: Any = None
         if not placed:
             return
@@ -276,7 +265,6 @@ class ShardedTables:
                 local_size=world.local_size, device=world.device, memory=free_memory(world),
             )  # fmt: skip
             self._model = _shard(module, sharder, plan, device)
-        self.parts = parts_of(plan, placed, options)
         self._prefetch = Prefetch(self._model.module, keyed, device)
 
     def __bool__(self) -> bool:

@@ -161,33 +161,33 @@ class Clock:
     """The largest error of that."""
 
 
-def compare_clocks(world: Ranks, *, here: str | None = None, now: Callable[[], int] = monotonic_ns) -> Clock:
+def compare_clocks(world: Ranks) -> Clock:
     """Measure this rank's clock against rank 0's. Every rank calls it."""
-    here = here if here is not None else host()
+    here = host()
     hosts = world.all_gather(here)
     clock = Clock(here)
     # One rank after the other: rank 0 answers at once only while it talks to a single one.
     for rank in (rank for rank, other in enumerate(hosts) if other != hosts[0]):
         if world.rank == rank:
-            clock = _measure_offset(here, now)
+            clock = _measure_offset(here)
         elif world.is_leader:
-            _answer(rank, now)
+            _answer(rank)
     return clock
 
 
-def _measure_offset(here: str, now: Callable[[], int]) -> Clock:
+def _measure_offset(here: str) -> Clock:
     leader_time, best = torch.zeros(1, dtype=torch.int64), Clock(here, 0, 1 << 62)
     for _ in range(ROUNDS):
-        sent = now()
+        sent = monotonic_ns()
         distributed.send(leader_time, 0)
         distributed.recv(leader_time, 0)
-        error = (now() - sent) // 2
+        error = (monotonic_ns() - sent) // 2
         if error < best.error_ns:
             best = Clock(here, sent + error - int(leader_time), error)
     return best
 
 
-def _answer(rank: int, now: Callable[[], int]) -> None:
+def _answer(rank: int) -> None:
     for _ in range(ROUNDS):
         distributed.recv(torch.zeros(1, dtype=torch.int64), rank)
-        distributed.send(torch.tensor([now()]), rank)
+        distributed.send(torch.tensor([monotonic_ns()]), rank)

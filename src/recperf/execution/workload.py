@@ -324,11 +324,6 @@ def table_share(planned: PlannedWorkload, options: DistributedConfig, *, on_host
     return float(held / sum(one.table.bytes for one in placed))
 
 
-def summed_bytes(parameters: int) -> int:
-    """Bytes of the buffer in which several ranks add up gradients of `parameters` numbers; one process has none."""
-    return current().reduction_bytes(parameters)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One name a user types. Its torch-free facts are here; what needs torch is named and loaded when it is used."""

@@ -177,6 +177,11 @@ def add_training_rows(clicks: ImportedClicks, *columns: tuple[Tensor, ItemColumn
             of_owner.add(owners_N[first : first + AT_ONCE], dense_ND, ids_NS)
 
 
+def part_of(rows: Rows, first: int, last: int) -> Rows:
+    here = slice(first, last)
+    return Rows(rows.dense_ND[here], rows.ids_NS[here], rows.labels_N[here])
+
+
 @dataclass(frozen=True, eq=False)
 class MemoryRows:
     """Rows in memory, as an order of batches reads them."""
@@ -189,8 +194,7 @@ class MemoryRows:
         return len(self.rows)
 
     def rows_of(self, split: Split, first: int, last: int) -> Rows:
-        rows = self.rows
-        return Rows(rows.dense_ND[first:last], rows.ids_NS[first:last], rows.labels_N[first:last])
+        return part_of(self.rows, first, last)
 
     def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
         return self.rows.take(places)

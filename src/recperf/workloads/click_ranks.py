@@ -23,12 +23,10 @@ from torch import Tensor
 from ..data.batch import ClickBatch
 from ..data.order import RankPart
 from ..distributed.bags import BagTables, SharedFeatures
-from ..distributed.config import Demand, DistributedConfig
 from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by
-from ..distributed.rank_tables import copy_parts
-from ..distributed.ranks import Ranks, current
-from ..distributed.sharding import plan_text
+from ..distributed.ranks import current
+from ..distributed.sharding import plan_text, require_possible, shards_of
 from ..distributed.shares import SharedBatch, announced
 from ..distributed.step import shared_step
 from ..errors import ConfigError
@@ -136,8 +134,8 @@ class RankTrialState(DLRMTrialState):
         config, self.world = prepared.config, current()
         options, on_cpu = config.distributed, self.world.device == "cpu"
         self.demand = rank_demand(type(self).planned(config), self.world.size, options, on_cpu=on_cpu)
-        if any(table.copied for table in self.demand.tables):
-            require_copies(options, self.demand, self.world)
+        self.placed = placed_by(options, self.demand, self.world.size)
+        require_possible(options, self.placed, self.world, field="model.dim")
         super().__init__(prepared, seed)  # type: ignore[call-arg]  # that of a single process
         tables, parameters = self.rank_tables, self.model.dense_parameters()
         if tables is None:
@@ -166,14 +164,7 @@ class RankTrialState(DLRMTrialState):
 
     def plan(self) -> str:
         """Which rank holds what, as a table to read."""
-        if self.rank_tables:
-            return plan_text(self.rank_tables.parts)
-        parts = []
-        for table in self.demand.tables:
-            parts += copy_parts(
-                table.name, table.rows, table.dim, self.world, why=table.copied, state_width=table.state
-            )
-        return plan_text(parts)
+        return plan_text(shards_of(self.placed, self.prepared.config.distributed))
 
     @property
     def part(self) -> RankPart:
@@ -199,19 +190,6 @@ class RankTrialState(DLRMTrialState):
         if self.rank_tables:
             state = {**state, "model": {name: part for name, part in state["model"].items() if name != TABLE}}
         super().restore(state)
-
-
-def require_copies(options: DistributedConfig, demand: Demand, world: Ranks) -> None:
-    """Refuse to divide tables that AdamW updates, alike on every rank."""
-    placed_by(options, demand, world.size)
-    for table, place in options.placements.items():
-        if place != "device":
-            raise ConfigError(
-                f"distributed.placement {table}={place}: every device has a copy of the table, since AdamW changes "
-                "every row in every step",
-                where={"field": "distributed.placement"},
-                fix=f"{table}=device",
-            )
 
 
 class RankDLRMTrial(RankTrialState, DLRMTrial):

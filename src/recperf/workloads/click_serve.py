@@ -26,7 +26,7 @@ from ..models.tables import SparseTables
 from ..stop import poll
 from ..train.device import Settings
 from ..train.ranking import log_shares
-from .click_candidates import SHOWN, ItemColumns, MemoryRows, add_training_rows
+from .click_candidates import SHOWN, ItemColumns, MemoryRows, add_training_rows, part_of
 from .clicks import SCORING_BATCH
 
 Longs = NDArray[np.int64]
@@ -45,11 +45,6 @@ class DensePart(nn.Module):
         """The logits of B x dense features and B x F x D embeddings."""
         logits: Tensor = self.top(self.interaction(self.bottom(dense), list(embeddings.unbind(1)))).squeeze(1)
         return logits
-
-
-def part_of(rows: Rows, first: int, last: int) -> Rows:
-    here = slice(first, last)
-    return Rows(rows.dense_ND[here], rows.ids_NS[here], rows.labels_N[here])
 
 
 class ServedClicks(Served):

@@ -85,10 +85,10 @@ class PreparedSamples(Prepared):
         return cut(valid, SCORING_BATCH) if part == WHOLE else cut_part(valid, SCORING_BATCH, part)
 
 
-def imported_rows(clicks: ImportedClicks) -> ScoredRows:
-    """The validation rows of imported clicks."""
-    labels_N = torch.from_numpy(clicks.labels("valid")).float()
-    columns = (clicks.role_ids("user", "valid"), clicks.role_ids("item", "valid"), clicks.times("valid"))
+def imported_rows(clicks: ImportedClicks, split: Split = "valid") -> ScoredRows:
+    """The labels, users, items and times of imported clicks."""
+    labels_N = torch.from_numpy(clicks.labels(split)).float()
+    columns = (clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split))
     return ScoredRows(labels_N, *(None if column is None else torch.from_numpy(column) for column in columns))
 
 
@@ -151,16 +151,12 @@ def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
 
     def samples(split: Split) -> Samples:
         rows = clicks.rows_of(split, 0, clicks.count(split))
-        users, items, times = clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split)
         return Samples(
             keys=clicks.keys,
             dense_ND=torch.from_numpy(rows.dense_ND),
             ids_FN=torch.from_numpy(rows.ids_NS.astype(np.int64)).t(),
-            labels_N=torch.from_numpy(rows.labels_N).float(),
-            users_N=None if users is None else torch.from_numpy(users),
-            items_N=None if items is None else torch.from_numpy(items),
-            times_N=None if times is None else torch.from_numpy(times),
             dense_names=clicks.dense_names,
+            **vars(imported_rows(clicks, split)),
         )
 
     return samples("train"), samples("valid")

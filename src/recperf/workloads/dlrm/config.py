@@ -10,9 +10,10 @@ from ...config import require, within
 from ...data.config import SplitConfig
 from ...data.random_config import RandomBagsConfig
 from ...distributed.config import DistributedConfig
+from ...distributed.ranks import current
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory
-from ...execution.workload import Estimate, TrialsConfig, Workload, summed_bytes, table_share
+from ...execution.workload import Estimate, TrialsConfig, Workload, table_share
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
@@ -301,7 +302,9 @@ def estimate(config: DLRMWorkloadConfig) -> Estimate:
 def reduction_bytes(config: DLRMWorkloadConfig) -> int:
     """Bytes of the all-reduce buffer; AdamW's table gradients are part of it."""
     model = config.dlrm
-    return summed_bytes(model.mlp_parameters + (model.table_parameters if config.train.optimizer == "adamw" else 0))
+    return current().reduction_bytes(
+        model.mlp_parameters + (model.table_parameters if config.train.optimizer == "adamw" else 0)
+    )
 
 
 def table_state(config: DLRMWorkloadConfig) -> int:

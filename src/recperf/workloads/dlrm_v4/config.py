@@ -11,9 +11,10 @@ from ...config import require, within
 from ...data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from ...data.yambda.schema import DAY_S
 from ...distributed.config import DistributedConfig
+from ...distributed.ranks import current
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory
-from ...execution.workload import Estimate, TrialsConfig, Workload, summed_bytes, table_share
+from ...execution.workload import Estimate, TrialsConfig, Workload, table_share
 from ...measure.cost import FLOAT
 from ...models.dlrm_v4 import config as models
 from ...models.dlrm_v4.config import DLRMv4Config
@@ -294,7 +295,7 @@ def estimate(config: DLRMv4WorkloadConfig) -> Estimate:
 
 def require_room(config: DLRMv4WorkloadConfig) -> None:
     share = table_share(DLRM_V4.planned(config), config.distributed, on_host=True)
-    more = summed_bytes(config.model.dense_parameters)
+    more = current().reduction_bytes(config.model.dense_parameters)
     require_table_memory(config.tables, estimate(config), share=share, more=more, fix=SMALLER)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ...data.config import MovieLensConfig
 from ...distributed.config import DistributedConfig
-from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory, summed_bytes
+from ...distributed.ranks import current
+from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
@@ -95,7 +96,7 @@ def estimate(config: MicroDLRMConfig) -> Estimate:
 def require_room(config: MicroDLRMConfig) -> None:
     """Refuse tables that memory cannot hold. Each of several ranks has all tables and all-reduces their gradient."""
     needed = estimate(config)
-    require_memory(needed, more=summed_bytes(sum(needed.parameters.values())))
+    require_memory(needed, more=current().reduction_bytes(sum(needed.parameters.values())))
 
 
 def planned(config: MicroDLRMConfig) -> PlannedWorkload:

@@ -19,7 +19,8 @@ from ...data.rows import Ids, Table, Unknown, pyarrow
 from ...execution.serving import Encoded, Served
 from ...models.dlrm import DLRM
 from ...train.device import Settings, choose
-from ..click_serve import Longs, SeenItems, ServedClicks, ServedImported, item_shares, part_of
+from ..click_candidates import part_of
+from ..click_serve import Longs, SeenItems, ServedClicks, ServedImported, item_shares
 from ..clicks import largest_product
 from .config import MicroDLRMConfig
 from .data import check_sizes, imported, read

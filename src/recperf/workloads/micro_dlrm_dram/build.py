@@ -38,8 +38,7 @@ from ..clicks import (
     one_cycle_recipe,
 )
 from ..micro_dlrm.build import movielens_samples
-from .config import MicroDLRMDramConfig, bounds, estimate, hot_ids, resolved_rows, table_state
-from .data import check
+from .config import MicroDLRMDramConfig, bounds, check, estimate, hot_ids, resolved_rows, table_state
 
 
 class PreparedDram(PreparedSamples):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.config import DramDataConfig
 from ...errors import MachineError
+from ...execution.tables import require_table_memory
 from ...execution.workload import Estimate, TrialsConfig, Workload
 from ...machine import available_bytes, caches
 from ...measure.cost import FLOAT
@@ -141,6 +142,17 @@ def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
     return (*common, *(in_cpu_memory(claim) for claim in of_memory))
 
 
+def check(config: MicroDLRMDramConfig) -> str:
+    """Check memory and data without training; the line names the data."""
+    from ...data.catalogue import load
+    from ..micro_dlrm.data import describe
+
+    require_table_memory(config.tables, estimate(config))
+    if config.data.ids == "movielens":
+        return describe(load(config.data))
+    return f"{config.data.ids} ids from a space of {config.data.id_space:,} (synthetic)"
+
+
 MICRO_DLRM_DRAM = Workload(
     name="micro-dlrm-dram",
     summary="the same model with a hashed 2 GB table that fits no cache: limited by a CPU's memory",
@@ -149,7 +161,7 @@ MICRO_DLRM_DRAM = Workload(
     estimate=estimate,
     resolve=resolve,
     claims=claims,
-    checks="recperf.workloads.micro_dlrm_dram.data:check",
+    checks="recperf.workloads.micro_dlrm_dram.config:check",
     build="recperf.workloads.micro_dlrm_dram.build:PreparedDram",
     plan="recperf.workloads.micro_dlrm_dram.config:planned",
     lookups="recperf.workloads.micro_dlrm_dram.build:lookups",
