@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .spans import OTHER, Listener, StepClock, listen
+from .spans import StepClock
 
 
 class StepMarks:
@@ -70,62 +70,35 @@ def timing_event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-class EventClock:
+class EventClock(StepClock):
     """Divides the device time of a step among its spans, with events in the stream that is current when it begins.
 
     With `captured` the events become part of a CUDA graph during its capture, and `read` returns the times of the last
-    replay.
+    replay. Reading waits for the device.
     """
 
     def __init__(self, *, captured: bool = False) -> None:
-        self._captured = captured
-        self._stack: list[str] = []
-        self._marks: list[tuple[str, Any]] = []
+        super().__init__()
+        self._kinds = {"external": True} if captured else {}
         self._stream: Any = None
-        self._before: Listener | None = None
 
     def begin(self) -> None:
-        self._stack, self._marks = [OTHER], []
         self._stream = torch.cuda.current_stream()
-        self._before = listen(self)
-        self._mark()
-
-    def end(self) -> tuple[int, dict[str, int]]:
-        """Device time of the step and of its parts in ns; waits for the device."""
-        self.close()
-        return self.read()
-
-    def close(self) -> None:
-        self._mark()
-        listen(self._before)
+        super().begin()
 
     def read(self) -> tuple[int, dict[str, int]]:
         self._marks[-1][1].synchronize()
-        parts: dict[str, int] = {}
-        for (name, begin), (_, end) in zip(self._marks, self._marks[1:]):
-            parts[name] = parts.get(name, 0) + round(begin.elapsed_time(end) * 1e6)
-        return sum(parts.values()), parts
+        return super().read()
 
-    @property
-    def inside(self) -> str:
-        return self._stack[-1]
-
-    def enter(self, name: str) -> None:
-        self._stack.append(name)
-        self._mark()
-
-    def leave(self) -> None:
-        self._stack.pop()
-        self._mark()
-
-    def _mark(self) -> None:
-        """Record an event; the work after it belongs to the innermost open span."""
-        kinds = {"external": True} if self._captured else {}
-        event = torch.cuda.Event(enable_timing=True, **kinds)  # type: ignore[no-untyped-call]
+    def _now(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True, **self._kinds)  # type: ignore[no-untyped-call]
         event.record(self._stream)
-        self._marks.append((self._stack[-1], event))
+        return event
+
+    def _between(self, begin: Any, end: Any) -> int:
+        return round(begin.elapsed_time(end) * 1e6)
 
 
-def step_clock(sync: Callable[[], None] | None) -> StepClock | EventClock:
+def step_clock(sync: Callable[[], None] | None) -> StepClock:
     """A clock for the device: by events where it works asynchronously."""
     return StepClock() if sync is None else EventClock()

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import pairwise
 from time import perf_counter_ns
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import ConfigError
 
@@ -143,42 +144,55 @@ def inside() -> str:
 
 
 class StepClock:
-    """Divides the wall time of a step among its spans; `device_clock` does the same for a GPU."""
+    """Divides the wall time of a step among its spans, from marks at their boundaries; `device_clock.EventClock` does
+    the same for a GPU."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []
-        self._parts: dict[str, int] = {}
-        self._mark = 0
-        self._began = 0
+        self._marks: list[tuple[str, Any]] = []
+        """The innermost span from each mark on, and the mark."""
         self._before: Listener | None = None
 
     def begin(self) -> None:
-        self._stack, self._parts = [OTHER], {}
+        self._stack, self._marks = [OTHER], []
         self._before = listen(self)
-        self._began = self._mark = perf_counter_ns()
+        self._mark()
 
     def end(self) -> tuple[int, dict[str, int]]:
-        """The step's wall time and its parts, in ns; the parts sum to the wall time."""
-        self._add()
+        """The step's time and its parts, in ns; the parts sum to the whole."""
+        self.close()
+        return self.read()
+
+    def close(self) -> None:
+        self._mark()
         listen(self._before)
-        return self._mark - self._began, self._parts
+
+    def read(self) -> tuple[int, dict[str, int]]:
+        parts: dict[str, int] = {}
+        for (name, begin), (_, end) in pairwise(self._marks):
+            parts[name] = parts.get(name, 0) + self._between(begin, end)
+        return sum(parts.values()), parts
 
     @property
     def inside(self) -> str:
         return self._stack[-1]
 
     def enter(self, name: str) -> None:
-        self._add()
         self._stack.append(name)
+        self._mark()
 
     def leave(self) -> None:
-        self._add()
         self._stack.pop()
+        self._mark()
 
-    def _add(self) -> None:
-        now, name = perf_counter_ns(), self._stack[-1]
-        self._parts[name] = self._parts.get(name, 0) + now - self._mark
-        self._mark = now
+    def _mark(self) -> None:
+        self._marks.append((self._stack[-1], self._now()))
+
+    def _now(self) -> Any:
+        return perf_counter_ns()
+
+    def _between(self, begin: Any, end: Any) -> int:
+        return int(end - begin)
 
 
 class LimitSoFar:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,13 @@ class Figure(Struct):
     p50: Number
     p80: Number
     n: Count
+
+    def __post_init__(self) -> None:
+        readings = (self.p20, self.p50, self.p80, self.n)
+        if min(readings) <= 0:
+            raise ValueError(f"p20, p50, p80 and n are {readings}, not four positive numbers")
+        if not self.p20 <= self.p50 <= self.p80:
+            raise ValueError("p20, p50 and p80 are out of order")
 
 
 NOT_MEASURED = cast(Figure, None)
@@ -278,20 +284,4 @@ def faults(peaks: Any) -> list[str]:
     problem = misfit(peaks, Peaks)
     if problem:
         return [str(problem)]
-    lacking = [] if "elementwise" in peaks["calls"] else ["calls.elementwise is missing"]
-    return lacking + _figure_faults(peaks, "")
-
-
-def _figure_faults(value: Any, path: str) -> list[str]:
-    if isinstance(value, list):
-        return [fault for index, item in enumerate(value) for fault in _figure_faults(item, f"{path}.{index}")]
-    if not isinstance(value, dict):
-        return []
-    if "p50" not in value:
-        return [fault for key, item in value.items() for fault in _figure_faults(item, f"{path}.{key}".lstrip("."))]
-    readings: list[Any] = [value.get(key) for key in ("p20", "p50", "p80", "n")]
-    if not all(
-        isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) and x > 0 for x in readings
-    ):
-        return [f"{path} is {readings}, not four positive numbers"]
-    return [] if sorted(readings[:3]) == readings[:3] else [f"{path}: p20, p50 and p80 are out of order"]
+    return [] if "elementwise" in peaks["calls"] else ["calls.elementwise is missing"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -52,7 +51,6 @@ MERGED = "merged"
 
 MOST = 3_000_000
 """Events held in memory, for which the analysis needs about 2 GB; of a longer trace the first steps are read."""
-SAMPLES = 1 << 18
 TEXT = 256
 """Characters of names and shapes that take as much memory as an event."""
 LARGEST_NUMBER = 1 << 62
@@ -151,27 +149,8 @@ class _Texts(dict[str, str]):
         return text
 
 
-class _Sample:
-    """The start of every n-th event, from which the number of events before a time is estimated."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.seen, self.every = 0, 1
-
-    def add(self, time: float) -> None:
-        self.seen += 1
-        if self.seen % self.every == 0:
-            self.times.append(time)
-            if len(self.times) > SAMPLES:
-                self.times, self.every = self.times[1::2], 2 * self.every
-
-    def before(self, times: list[float]) -> list[int]:
-        ordered = sorted(self.times)
-        return [self.every * bisect_right(ordered, time) for time in times]
-
-
 class _Reading:
-    """Collects events. If there are more than `most`, only those that tell where steps end, and a sample of the times.
+    """Collects events. If there are more than `most`, only those that tell where steps end.
 
     With `end` only what the host began before that time and what the device did for it; with `late` device work is
     looked for until then.
@@ -182,11 +161,15 @@ class _Reading:
     ) -> None:
         self.trace, self.most, self.end, self.late, self.frames = Trace(path=path), most, end, late, frames
         self.whole = True
-        self.work, self.python = _Sample(), _Sample()
+        self.work = self.python = 0
+        """Numbers of Python frames and of other events."""
         self._texts = _Texts()
 
     def add(self, event: dict[str, Any], kind: str, start: float, end: float) -> None:
-        (self.python if kind == "python" else self.work).add(start)
+        if kind == "python":
+            self.python += 1
+        else:
+            self.work += 1
         if start >= (self.late if kind in DEVICE else self.end) or (kind == "python" and not self.frames):
             return
         if not self.whole and (kind not in ("op", "range") or not _STEP.match(str(event.get("name", "")))):
@@ -206,14 +189,14 @@ class _Reading:
         trace = self.trace
         steps = find_steps(trace.host) or optimizer_steps(trace.host)
         ends = [step.end for step in steps]
-        work = self.work.before(ends)
-        for python in (self.python.before(ends), [0] * len(ends)):
-            count = sum(one + other <= 0.9 * self.most for one, other in zip(work, python))
+        for frames in (True, False):
+            # Steps are taken for equally long; reading them allows for twice the events.
+            count = int(0.9 * self.most * len(steps) / (self.work + frames * self.python))
             if count:
                 break
         else:
             raise _too_many(trace.path, "events in a step" if steps else "events and no steps", self.most)
-        frames = not self.python.seen or any(python)
+        frames = frames or not self.python
         # The device may be behind the host by as many steps again.
         late = ends[min(2 * count, len(ends)) - 1]
         text = f"the first {count:,} of {len(ends):,} steps were read, since the trace has {trace.events:,} events"
