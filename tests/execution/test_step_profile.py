@@ -16,6 +16,7 @@ import recperf
 from recperf.errors import DataError, UsageError
 from recperf.measure import observing
 from recperf.measure.peaks.other_work import DISTURBED
+from recperf.measure.step_parts import TRACED
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +110,7 @@ def test_a_loop_that_stays_as_it_is() -> None:
             if number == 40:
                 break
     assert profiler.report.as_json()["steps"]["seen"] == 41
-    assert profiler.report.as_json()["steps"]["traced"] == observing.TRACED
+    assert profiler.report.as_json()["steps"]["traced"] == TRACED
     with pytest.raises(UsageError):
         _ = recperf.Profiler().report
 

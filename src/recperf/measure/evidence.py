@@ -13,15 +13,18 @@ import torch
 from ..machine import usable_cores
 from .observing import Observer
 from .operators import CallWork
-from .step_parts import Parts, part_rows
+from .step_parts import MODULE
 from .timeline import COUNTED, CountedInOrder, StepTimes, clip, nearest_call, operator_rows, step_times
 from .trace.analyse import steps_of
 from .trace.idle import device_times
-from .trace.nesting import Nesting
+from .trace.nesting import NONE, Nesting
+from .trace.read import PART, STEP, STEP_OF_TORCH
 from .trace.record import Recording
 from .trace.window import TracedSteps, spread
 
 _CALIBRATION = 400
+_LOADER = "enumerate(DataLoader)"
+"""Begins the region that torch records around the next batch."""
 
 
 @lru_cache(maxsize=1)
@@ -50,13 +53,15 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
 
     `kernels` is the work of a launch by the name of the kernel, for kernels of CUDA graphs, which no operator launched.
     """
-    plain, inputs = observer.plain, observer.plain_input
+    plain = [step.whole for step in observer.plain]
     count = max(1, len(plain))
     walls = [(moment.wall - moment.waiting) / 1e6 for moment in plain]
     step_ms = sum(walls) / count
-    input_ms = sum(moment.wall - moment.waiting for moment in inputs) / count / 1e6
-    ranks_ms = sum(moment.wall - moment.waiting for moment in observer.plain_ranks) / count / 1e6
-    off_ms = sum(max(0, m.off - i.off - r.off) for m, i, r in zip(plain, inputs, observer.plain_ranks)) / count / 1e6
+    input_ms = sum(step.input.wall - step.input.waiting for step in observer.plain) / count / 1e6
+    ranks_ms = sum(step.ranks.wall - step.ranks.waiting for step in observer.plain) / count / 1e6
+    off_ms = sum(max(0, step.whole.off - step.input.off - step.ranks.off) for step in observer.plain) / count / 1e6
+    # A thread that loses its core while it reads its clocks may see a longer wait than step.
+    own_ms = max(0.0, step_ms - input_ms - ranks_ms)
     overhead_ns = observer.cost_per_step()
     result: dict[str, Any] = {
         "device": "cpu",
@@ -74,7 +79,7 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     if observer.trace is None or not observer.traced:
         result["notes"].append("no step was traced: operators are not known")
         # A thread that is off its core may wait inside an operator.
-        result["waits"]["unknown"] = max(0.0, step_ms - input_ms - ranks_ms)
+        result["waits"]["unknown"] = own_ms
         return result
     works = observer.counter.result() if observer.counter else []
     result["steps"]["counted"] = len(observer.counter.steps) if observer.counter else 0
@@ -83,7 +88,7 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     if window.work:
         _on_device(result, observer, nesting, window, times, off_ms, kernels or {})
     else:
-        _on_host(result, observer, times, works, step_ms - input_ms - ranks_ms, off_ms)
+        _on_host(result, observer, times, works, own_ms, off_ms)
     result["operators"] = operator_rows(times, works)
     result["parts"] = part_rows(result["operators"])
     return result
@@ -192,3 +197,67 @@ def _mean_work(name: str, shares: list[Any]) -> CallWork:
     for fact in ("precision", "row_bytes", "table_rows"):
         setattr(mean, fact, max((getattr(work, fact) for work, _ in counted), default=getattr(mean, fact)))
     return mean
+
+
+class Parts:
+    """The part of the program that every event belongs to: a span, a named region or a module.
+
+    A node of the backward pass belongs to the part whose forward pass created it.
+    """
+
+    def __init__(self, nesting: Nesting) -> None:
+        self.nesting = nesting
+        self._names = [self._range(index) for index in range(len(nesting.events))]
+        self._forward: dict[int, str] = {}
+        for index, event in enumerate(nesting.events):
+            if event.kind == "op" and event.sequence is not None and not _is_node(event.name):
+                name = self._names[index]
+                if name not in (None, "data") and not name.startswith(_LOADER) and self._node(index) == NONE:
+                    self._forward[event.sequence] = name
+
+    def of(self, index: int) -> str | None:
+        node = self._node(index)
+        if node != NONE:
+            sequence = self.nesting.events[node].sequence
+            forward = self._forward.get(sequence) if sequence is not None else None
+            if forward is not None:
+                return f"{forward}, backward"
+        return self._names[index]
+
+    def _node(self, index: int) -> int:
+        while index != NONE and not _is_node(self.nesting.events[index].name):
+            index = self.nesting.parent[index]
+        return index
+
+    def _range(self, index: int) -> str | None:
+        while index != NONE:
+            event = self.nesting.events[index]
+            if event.kind == "range" and not event.name.startswith((STEP, STEP_OF_TORCH)):
+                return region_name(event.name)
+            index = self.nesting.parent[index]
+        return None
+
+
+def _is_node(name: str) -> bool:
+    return name.startswith("autograd::engine::evaluate_function")
+
+
+def region_name(name: str) -> str:
+    """The name of a region as its author knows it."""
+    for prefix in (PART, MODULE, "Optimizer.step#", "Optimizer.zero_grad#"):
+        if name.startswith(prefix):
+            short = name.removeprefix(prefix)
+            return {"Optimizer.step#": f"optimizer {short}", "Optimizer.zero_grad#": f"optimizer {short}"}.get(
+                prefix, short
+            )
+    return name
+
+
+def part_rows(operators: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Time of each part, largest first."""
+    parts: defaultdict[str, float] = defaultdict(float)
+    for row in operators:
+        parts[row["part"] or "(no part)"] += row["ms"]
+    whole = sum(parts.values()) or 1.0
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return [{"name": name, "ms": ms, "share_of_operators": ms / whole} for name, ms in ordered]

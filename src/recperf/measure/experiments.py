@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .operators import ids_argument
+from .step_parts import cuda_used
 
 SECONDS = 10.0
 """All experiments together may take this long unless more is allowed."""
@@ -169,7 +170,7 @@ def _time(run: Callable[[], object], count: int) -> float:
 
 
 def synchronize() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if cuda_used():
         torch.cuda.synchronize()
 
 

@@ -15,11 +15,12 @@ from .ceilings import ColdOverHot, ceilings_of, ceilings_of_profile, cold_over_h
 from .evidence import kernel_works, observed
 from .experiments import confirm, hot_ids
 from .limits import verdict_of
-from .observing import UNKNOWN_KNEE, Counts, Observer
+from .observing import UNKNOWN_KNEE, Observer
 from .operators import CallWork
 from .peaks.other_work import DISTURBED, OtherWork, not_judged
 from .profile import ClockedSteps, Subject, endless
 from .sections import part_ms
+from .step_parts import Counts
 from .timeline import compact
 
 STEPS = 48

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from threading import get_ident
 from time import perf_counter_ns
@@ -24,14 +23,13 @@ from ..ops.operators import fast_range, hear_calls, recorded
 from .counting import Counter
 from .peaks.other_work import OtherWork
 from .spans import listen
-from .step_parts import Moment, SpanRanges, ThreadClock, module_ranges
+from .step_parts import MOST_PLAIN, TRACED, Counts, Moment, SpanRanges, ThreadClock, TimedStep, cuda_used, module_ranges
 from .trace.read import MARK, PART, STEP, Trace
 from .trace.record import Recording
 
 WARM_UPS = 3
-TRACED = 4
 COUNTED = 3
-PLAIN_SECONDS, FEWEST_PLAIN, MOST_PLAIN = 1.0, 6, 200
+PLAIN_SECONDS, FEWEST_PLAIN = 1.0, 6
 FEW_WARM_UPS, FEW_PLAIN, FEW_TRACED, FEW_COUNTED = 2, 2, 1, 2
 """Numbers of steps where the loop may end soon: eight steps are enough to see something of everything."""
 FEW = 12
@@ -53,22 +51,6 @@ MARKS = 9
 
 Knees = Callable[[str], tuple[int, int]]
 """The bytes beyond which random rows, and streams, come from memory; by device."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How many steps to observe, where ranks must take the same number or time is short."""
-
-    warm: int
-    plain: int
-    traced: int
-    counted: int
-
-    @classmethod
-    def within(cls, step_ms: float, seconds: float) -> Counts:
-        """So many that small steps take about this time together; long steps are observed the fewest times."""
-        fitting = max(1, int(seconds * 1e3 / max(step_ms, 1e-3)))
-        return cls(1, max(2, min(MOST_PLAIN, fitting // 2)), max(1, min(TRACED, fitting // 3)), 2 + (fitting >= 16))
 
 
 class Observer:
@@ -103,11 +85,8 @@ class Observer:
         """Steps seen in all."""
         self.clock = ThreadClock()
         self._thread = get_ident()
-        self.cuda = _cuda_used()
-        self.plain: list[Moment] = []
-        self.plain_input: list[Moment] = []
-        self.plain_ranks: list[Moment] = []
-        """Waits for other ranks."""
+        self.cuda = cuda_used()
+        self.plain: list[TimedStep] = []
         self.blocks: list[tuple[int, int]] = []
         """GPU: (steps, ns) of stretches between two synchronised moments."""
         self.traced: list[Moment] = []
@@ -128,7 +107,7 @@ class Observer:
         self._unnamed = 1
         self._left_out = False
         self._plain_ns = 0
-        self._first: tuple[list[Any], ...] = ([], [], [], [])
+        self._before_trace: tuple[list[TimedStep], list[tuple[int, int]]] = ([], [])
         self._block_steps = 1
         self._block_began: tuple[int, int] = (0, 0)
         self._began = self.clock.now()
@@ -187,21 +166,17 @@ class Observer:
         """End whatever is active; may be called at any time, also where the loop ended early."""
         if self.state == "traced":
             self._stop_trace()
-        if self.state == "counted":
-            self._stop_counting()
+        self._stack.close()
         if self.state == "plain":
             self._close_block()
         if self.others is None:
             self._end_others()
         if len(self.plain) <= FEW_PLAIN:
-            late: tuple[list[Any], ...] = (self.plain, self.plain_input, self.plain_ranks, self.blocks)
-            joined = (before + after for before, after in zip(self._first, late))
-            self.plain, self.plain_input, self.plain_ranks, self.blocks = joined
+            self.plain, self.blocks = self._before_trace[0] + self.plain, self._before_trace[1] + self.blocks
         if self._spans:
             listen(self._heard)
             self._spans = None
         self.state = "done"
-        self._stack.close()
 
     def cost_per_step(self) -> float:
         """ns that timing one step and one wait for input costs, measured on an observer of its own."""
@@ -224,13 +199,16 @@ class Observer:
         if self._in_state < (self.counts.warm if self.counts else usual):
             return
         self.threads = torch.get_num_threads()
-        self.cuda = _cuda_used()
+        self.cuda = cuda_used()
+        self._start_plain()
+
+    def _start_plain(self) -> None:
         self._enter("plain")
         self.other_work = OtherWork()
         self._open_block()
 
     def _after_plain(self, spent: Moment) -> None:
-        self._note(spent)
+        self.plain.append(TimedStep(spent, self._input, self._ranks))
         count = len(self.plain)
         if not self.cuda:
             self._plain_ns += spent.wall
@@ -271,7 +249,7 @@ class Observer:
         enough = self._in_state >= (FEW_COUNTED if self.few else COUNTED)
         enough = enough or (self._in_state >= 2 and spent.wall > 5e9)
         if enough if self.counts is None else self._in_state >= self.counts.counted:
-            self._stop_counting()
+            self._stack.close()
             if self.light:
                 self._enter("watching")
             elif self.hurries:
@@ -283,14 +261,9 @@ class Observer:
 
     def _after_watching(self, spent: Moment) -> None:
         """Clocks only, to the end of the loop; the latest steps count."""
-        self._note(spent)
+        self.plain.append(TimedStep(spent, self._input, self._ranks))
         if len(self.plain) > 2 * MOST_PLAIN:
-            del self.plain[:MOST_PLAIN], self.plain_input[:MOST_PLAIN], self.plain_ranks[:MOST_PLAIN]
-
-    def _note(self, spent: Moment) -> None:
-        self.plain.append(spent)
-        self.plain_input.append(self._input)
-        self.plain_ranks.append(self._ranks)
+            del self.plain[:MOST_PLAIN]
 
     def _end_others(self) -> None:
         self.others, self.workers = self.other_work.share(), self.other_work.workers()
@@ -327,11 +300,9 @@ class Observer:
 
     def _plain_again(self) -> None:
         """Time more steps, because few were timed before the trace."""
-        self._first = (self.plain, self.plain_input, self.plain_ranks, self.blocks)
-        self.plain, self.plain_input, self.plain_ranks, self.blocks, self._plain_ns = [], [], [], [], 0
-        self._enter("plain")
-        self.other_work = OtherWork()
-        self._open_block()
+        self._before_trace = (self.plain, self.blocks)
+        self.plain, self.blocks, self._plain_ns = [], [], 0
+        self._start_plain()
 
     def _follow_thread(self) -> None:
         """From now on observe the thread that ends steps, unless another one is being traced or counted."""
@@ -369,7 +340,7 @@ class Observer:
         self.recording = Recording(cuda=self.cuda, about=self._about)
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
-        waits = sum(moment.wall for moment in self.plain_input) > WAITS * sum(moment.wall for moment in self.plain)
+        waits = sum(step.input.wall for step in self.plain) > WAITS * sum(step.whole.wall for step in self.plain)
         self._unnamed = 1 + (self.buffered if waits and not self.hurries else 0)
         if self.model is not None and not self.light:
             self._stack.enter_context(module_ranges(self.model))
@@ -394,7 +365,6 @@ class Observer:
         assert self.recording is not None
         self.recording.stop()
         self._stack.close()
-        self._stack = ExitStack()
 
     @cached_property
     def trace(self) -> Trace | None:
@@ -418,10 +388,6 @@ class Observer:
         self._stack.callback(hear_calls, None)
         self.counter.begin_step()
 
-    def _stop_counting(self) -> None:
-        self._stack.close()
-        self._stack = ExitStack()
-
     def _end_counter(self, counter: Counter) -> None:
         """Leave the mode. Its own thread may have ended, or another one closes the observer: then it stays active there
         and does nothing, and what torch knows about modes in general is restored by leaving it here."""
@@ -432,7 +398,3 @@ class Observer:
 
 
 _ZERO = Moment(0, 0, 0)
-
-
-def _cuda_used() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
