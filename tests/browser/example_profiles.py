@@ -154,13 +154,6 @@ def roof(name: str, flops: float, moved: float, ms: float, bound: str) -> dict[s
     }
 
 
-def operator(
-    name: str, calls: float, host: float, device: float | None, shapes: str = "", **more: Any
-) -> dict[str, Any]:
-    row = {"name": name, "part": "top", "calls": calls, "cpu_self_ms": host, "device_self_ms": device, "shapes": shapes}
-    return {**row, "flops": None, "bytes": None, **more}
-
-
 def kernel(name: str, count: float, mean_us: float, busy: float, delay: float | None = 6.0) -> dict[str, Any]:
     total = count * mean_us / 1e3
     return {"name": name, "part": "top", "count": count, "total_ms": total, "mean_us": mean_us, "share": total / busy,
@@ -173,8 +166,6 @@ def cpu() -> dict[str, Any]:
     gone = {"missing": "no device in this trace"}
     return full(
         CPU, "cpu", "compute", "Arithmetic dominates: the counted FLOPs alone take 78 % of the step.",
-        operator_table={"rows": [operator("aten::mm", 8, 280.0, None, "[2048, 1024] [1024, 1024]", flops=2.5e10),
-                                 operator("aten::addmm", 6, 150.0, None, flops=9.7e9)], "steps": 8},
         kernels=gone, idle=gone, transfers=gone,
         roofline=[{**roof("top", 8.4e9, 4e7, 110.0, "compute"), "ceiling_flops_per_s": 9e10,
                    "ceiling_bytes_per_s": 2.1e10, "share_of_roof": 0.85}],
@@ -193,12 +184,8 @@ def eager() -> dict[str, Any]:
     busy = sum(count * mean / 1e3 for _, count, mean in names)
     causes = {"input wait": 0.82, "host wait": 2.4, "kernel gap": 0.21, "sync": 0.45}
     idle = sum(causes.values())
-    rows = [operator("aten::mm", 8, 0.21, 0.25, "[2048, 1024] [1024, 1024]", flops=2.5e10, bytes=6e7),
-            operator(HOSTILE, 1, 0.1, 0.1)]  # fmt: skip
-    rows += [operator(f"aten::op_{index}", 4, 0.05, 0.01) for index in range(15)]
     return full(
         EAGER, "NVIDIA H200", "launch", "The device waits for launches: it works 21 % of the step.",
-        operator_table={"rows": rows, "steps": 8},
         kernels={"rows": [kernel(*one, busy=busy) for one in names], "count": sum(n[1] for n in names), "busy_ms": busy,
                  "small": {"count": 140, "share_of_count": 0.92, "total_ms": 0.31}, "steps": 8},
         roofline=[roof("bottom", 1.3e9, 2e7, 0.25, "neither"), roof("top", 8.4e9, 4e7, 0.4, "neither"),
@@ -234,7 +221,6 @@ def graph() -> dict[str, Any]:
     return full(
         GRAPH, "NVIDIA H200", "compute", "Arithmetic dominates.",
         switches={"graph": "on: a CUDA device, shapes fixed", "tf32": "on: a CUDA device"},
-        operator_table={"missing": "a graph replays kernels without operators"},
         kernels={"rows": [kernel(*one, busy=busy, delay=None) for one in names], "count": 20, "busy_ms": busy,
                  "small": {"count": 7, "share_of_count": 0.35, "total_ms": 0.021}, "steps": 8},
         roofline=[roof("step_graph", 2.9e10, 2e8, 0.26, "neither")],
@@ -246,7 +232,7 @@ def graph() -> dict[str, Any]:
 
 def budget() -> dict[str, Any]:
     """Spans only: what needs a trace was not asked for."""
-    lacking = {key: {"missing": "no step was traced"} for key in ("operator_table", "kernels", "idle", "transfers")}
+    lacking = {key: {"missing": "no step was traced"} for key in ("kernels", "idle", "transfers")}
     return full(CPU, "cpu", "unclear", "Unclear.", roofline={"missing": "no ceilings"}, **lacking)
 
 

@@ -23,7 +23,7 @@ SMALL += ["--train.batch-size", "128", "--train.device", "cpu", "--data.held-out
 OPTIONS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"], "micro-dlrm-dram": SMALL}
 FILES = {".recperf", "config.json", "events.jsonl", "machine.json", "peaks.json", "profile.html", "profile.json"}
 FILES |= {".lock", ".profile"}
-TABLES = ("operator_table", "kernels", "idle", "transfers")
+TABLES = ("kernels", "idle", "transfers")
 QUICKLY = ["--steps", "5", "--no-report", "--quiet"]
 Call = Callable[..., tuple[int, str, str]]
 
@@ -64,9 +64,9 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
         profile["overhead"]["clocked_ms"] / profile["overhead"]["plain_ms"] - 1
     )
     assert re.search(r"cost of measuring \(budget\) .+: a step takes .+ without, .+ with it", " ".join(out.split()))
-    assert profile["operator_table"]["steps"] == TRACED
-    assert profile["operator_table"]["rows"]
-    for name in TABLES[1:]:
+    assert profile["observed"]["steps"]["traced"] == TRACED
+    assert profile["observed"]["operators"]
+    for name in TABLES:
         assert profile[name] == {"missing": "no device in this trace"}
     # How busy this machine is decides which.
     assert {fix["status"] for fix in profile["fixes"]} <= {"suggested", "not judged"}

@@ -32,7 +32,7 @@ def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     found = json.loads((run / "profile.json").read_text())
     assert found["communication"]["slowest"] == 1
     assert found["trace"]["file"] == "trace.rank1.json.gz"
-    assert found["operator_table"]["rows"]
+    assert found["observed"]["operators"]
     assert found["fixes"] == {"missing": "fixes are predicted and tried in a single process only"}
     assert "Rank 1 of 2 is the slowest" in said(tmp_path, 0)
     assert "Rank 1 of 2 is the slowest" in (run / "profile.html").read_text()

@@ -28,7 +28,7 @@ from .workload import Trial, Workload
 
 TABLES_LATER = 3000
 """Epochs after training whose batches nothing else in a profile uses."""
-FROM_TRACE = ("operator_table", "kernels", "idle", "transfers")
+FROM_TRACE = ("kernels", "idle", "transfers")
 SINGLE_PROCESS = "fixes are predicted and tried in a single process only"
 
 

@@ -96,7 +96,8 @@ class EventClock(StepClock):
         return event
 
     def _between(self, begin: Any, end: Any) -> int:
-        return round(begin.elapsed_time(end) * 1e6)
+        ms: float = begin.elapsed_time(end)
+        return round(ms * 1e6)
 
 
 def step_clock(sync: Callable[[], None] | None) -> StepClock:

@@ -7,8 +7,9 @@ import example_traces as made
 import pytest
 
 from recperf.errors import DataError
-from recperf.measure.trace.analyse import analyse
+from recperf.measure.trace.analyse import analyse, steps_of
 from recperf.measure.trace.read import collect, read
+from recperf.measure.trace_evidence import observed
 
 NAMELESS = Path("made")
 
@@ -17,12 +18,21 @@ def analysed(events: list[dict[str, Any]]) -> dict[str, Any]:
     return analyse(collect(events, NAMELESS))
 
 
-@pytest.fixture
-def two_steps() -> dict[str, Any]:
+def operators(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    trace = collect(events, NAMELESS)
+    return by_name(observed(trace, *steps_of(trace), None)["operators"])
+
+
+def of_two_steps() -> list[dict[str, Any]]:
     """Two equal steps, and around them work that belongs to none."""
     before = [made.call("cudaLaunchKernel", -60, 5, 1), made.kernel("early", -50, 30, 1)]
     after = [made.call("cudaLaunchKernel", 2010, 5, 2), made.kernel("late", 2020, 500, 2)]
-    return analysed([*before, *made.gpu_step(0, 0.0, 10), *made.gpu_step(1, 1000.0, 20), *after])
+    return [*before, *made.gpu_step(0, 0.0, 10), *made.gpu_step(1, 1000.0, 20), *after]
+
+
+@pytest.fixture
+def two_steps() -> dict[str, Any]:
+    return analysed(of_two_steps())
 
 
 def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -81,24 +91,12 @@ def test_parts_sum_to_the_step(two_steps: dict[str, Any]) -> None:
     assert list(parts)[-1] == "other"
 
 
-def test_operators_have_self_time_and_no_work_counts_twice(two_steps: dict[str, Any]) -> None:
-    rows = by_name(two_steps["operator_table"]["rows"])
-    assert rows["aten::linear"]["cpu_self_ms"] == pytest.approx(0.005)
-    assert rows["aten::linear"]["flops"] is None
-    assert rows["aten::mm"] == pytest.approx(
-        {
-            "name": "aten::mm",
-            "part": "forward",
-            "calls": 1,
-            "cpu_self_ms": 0.015,
-            "device_self_ms": 0.1,
-            "shapes": "64x32, 32x16",
-            "flops": 2 * 64 * 32 * 16,
-            "bytes": 4 * (64 * 32 + 32 * 16 + 64 * 16),
-        }
-    )
-    engine = rows["autograd::engine::evaluate_function: X"]
-    assert (engine["part"], engine["device_self_ms"]) == ("backward", pytest.approx(0.2))
+def test_operators_have_the_time_of_their_kernels_and_no_work_counts_twice() -> None:
+    rows = operators(of_two_steps())
+    assert "aten::linear" not in rows
+    product = rows["aten::mm"]
+    assert (product["part"], product["calls"], product["ms"]) == ("forward", 1, pytest.approx(0.1))
+    assert (product["flops"], product["bytes"]) == (2 * 64 * 32 * 16, 4 * (64 * 32 + 32 * 16 + 64 * 16))
 
 
 def test_copies_overlap_kernels_and_block_without_pinned_memory() -> None:
@@ -157,21 +155,23 @@ def test_steps_and_loader_of_torch_are_recognised() -> None:
 def test_without_a_device_sections_are_missing() -> None:
     analysis = analysed([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 0, 30)])
     assert analysis["kernels"] == analysis["idle"] == analysis["transfers"] == {"missing": "no device in this trace"}
-    assert analysis["operator_table"]["rows"][0]["device_self_ms"] is None
 
 
 def test_kernels_without_launch_calls_are_found_through_their_operator() -> None:
     tagged = made.kernel("k", 150, 10, 0)
     tagged["args"] = {"device": 0, "stream": 7, "External id": 5}
-    analysis = analysed([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 10, 30, external=5), tagged])
-    assert analysis["operator_table"]["rows"][0]["device_self_ms"] == pytest.approx(0.01)
+    rows = operators([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 10, 30, external=5), tagged])
+    assert rows["aten::mm"]["ms"] == pytest.approx(0.01)
 
 
 def test_whole_microseconds_of_older_profilers_still_nest() -> None:
     """The inner operator seems to end 1 us after the outer one, because both were cut to whole microseconds."""
-    analysis = analysed([made.op("aten::linear", 0, 10), made.op("aten::mm", 2, 9), made.op("aten::relu", 11, 1)])
-    own = {row["name"]: round(1e3 * row["cpu_self_ms"], 6) for row in analysis["operator_table"]["rows"]}
-    assert own == {"aten::mm": 9, "aten::linear": 1, "aten::relu": 1}
+    rows = operators([made.op("aten::linear", 0, 10), made.op("aten::mm", 2, 9), made.op("aten::relu", 11, 1)])
+    assert {name: round(1e3 * row["ms"], 6) for name, row in rows.items()} == {
+        "aten::mm": 9,
+        "aten::linear": 1,
+        "aten::relu": 1,
+    }
 
 
 def test_adjacent_ranges_do_not_nest() -> None:
@@ -192,7 +192,7 @@ def test_regions_of_a_program_nest_and_its_optimizer_ends_the_steps() -> None:
     assert list(parts) == ["forward", "forward/encode", "update", "update/Optimizer.step#Adam.step", "other"]
     assert parts["forward"]["host_ms"] == pytest.approx(0.020)
     assert parts["forward"]["total_ms"] == pytest.approx(0.040)
-    assert analysis["operator_table"]["rows"][0]["part"] == "forward/encode"
+    assert operators(events)["aten::mm"]["part"] == "forward/encode"
 
 
 def test_the_backward_pass_belongs_to_the_region_that_waits_and_to_its_module() -> None:

@@ -9,8 +9,9 @@ from example_traces import record
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.measure import spans
 from recperf.measure.spans import span
-from recperf.measure.trace.analyse import analyse
+from recperf.measure.trace.analyse import analyse, steps_of
 from recperf.measure.trace.read import read
+from recperf.measure.trace_evidence import observed
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 
@@ -50,7 +51,8 @@ def test_a_recorded_step_of_a_model_is_explained_part_by_part(
     assert sum(parts.values()) == pytest.approx(analysis["window"]["host_ms"])
     assert parts["other"] < 0.5 * analysis["window"]["host_ms"]
     assert min(parts.values()) >= 0
-    products = [row for row in analysis["operator_table"]["rows"] if row["part"] == "bottom" and row["flops"]]
+    rows = observed(trace, *steps_of(trace), None)["operators"]
+    products = [row for row in rows if row["part"] == "bottom" and row["flops"]]
     assert sum(row["flops"] for row in products) == 2 * BATCH * (8 * 64 + 64 * 16)
     assert analysis["idle"] == {"missing": "no device in this trace"}
 

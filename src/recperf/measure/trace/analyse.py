@@ -1,4 +1,4 @@
-"""Analyses a trace per step: operators, kernels, parts, idle time of the device by cause, transfers.
+"""Analyses a trace per step: kernels, parts, idle time of the device by cause, transfers.
 
 All figures are sums over whole steps divided by the number of steps. A host event belongs to the step in which it
 begins, device work to the step that launched it, however late it ran.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..operators import CallWork
 from .collectives import communication
 from .idle import idle, transfers
 from .nesting import NONE, Nesting, merged
-from .read import MERGED, Device, Shapes, Trace, facts_in, read
+from .read import MERGED, Device, Trace, facts_in, read
 from .regions import modules, parts, timings
 from .window import SMALL_US, TracedSteps, per_step
 from .work import work_of
@@ -27,7 +26,7 @@ NO_WORK = "the steps launched no device work"
 
 
 def analyse(trace: Trace) -> dict[str, Any]:
-    """The sections operator_table, kernels, idle, transfers and parts, and the window they cover.
+    """The sections kernels, idle, transfers and parts, and the window they cover.
 
     Steps are the ranges `recperf.step#N`, or torch's own `ProfilerStep#N`, or end with the optimizer's step; a trace
     with none of these counts as one step.
@@ -38,7 +37,6 @@ def analyse(trace: Trace) -> dict[str, Any]:
 def analyse_steps(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
     sections: dict[str, Any] = {
         "window": window.as_json(),
-        "operator_table": _operators(nesting, window),
         "parts": parts(nesting, window),
         "modules": modules(trace, nesting, window),
         "communication": communication(trace, nesting, window),
@@ -135,39 +133,6 @@ def _plain(value: Any) -> str | int | None:
     return value if isinstance(value, str | int) else None
 
 
-def _operators(nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
-    events = nesting.events
-    own = self_times(nesting, window)
-    inside = list(own)
-    if not inside:
-        return {"missing": "no operator in this trace"}
-    device: defaultdict[int, float] = defaultdict(float)
-    for work in window.work:
-        device[nesting.above(nesting.origin(work), "op")] += work.end - work.start
-    works = counted(nesting, inside)
-    groups: defaultdict[tuple[str, str | None, Shapes | None], list[int]] = defaultdict(list)
-    for i in inside:
-        groups[events[i].name, nesting.part[i], events[i].shapes].append(i)
-    rows: list[dict[str, Any]] = []
-    for (name, part, shapes), members in groups.items():
-        known = [one for i in members if (one := works[i]) is not None]
-        arithmetic, moved = (sum(getattr(one, figure) for one in known) for figure in ("flops", "bytes"))
-        rows.append(
-            {
-                "name": name,
-                "part": part,
-                "calls": per_step(len(members), window.count),
-                "cpu_self_ms": max(0.0, sum(own[i] for i in members)) / 1e3 / window.count,
-                "device_self_ms": sum(device[i] for i in members) / 1e3 / window.count if window.work else None,
-                "shapes": _shape_text(shapes),
-                "flops": per_step(arithmetic, window.count) or None,
-                "bytes": per_step(moved, window.count) or None,
-            }
-        )
-    rows.sort(key=lambda row: (-(row["device_self_ms"] or 0.0) - row["cpu_self_ms"], row["name"], row["shapes"]))
-    return {"rows": rows, "steps": window.count}
-
-
 def self_times(nesting: Nesting, window: TracedSteps) -> dict[int, float]:
     """The time of every operator inside the steps without the operators inside it, by index."""
     events = nesting.events
@@ -224,15 +189,6 @@ def _above_any(nesting: Nesting, indices: Iterable[int]) -> set[int]:
             ancestors.add(above)
             above = nesting.parent[above]
     return ancestors
-
-
-def _shape_text(shapes: Shapes | None) -> str:
-    """The sizes of tensor inputs: `2048x512, 512x64`."""
-    if shapes is None:
-        return ""
-    # Of a list of tensors the largest.
-    listed = (max(tensors, key=prod) for tensors in shapes.lists[:1] if tensors)
-    return ", ".join("x".join(map(str, dim)) for dim in (*shapes.dims, *listed) if dim)
 
 
 def _kernels(nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
