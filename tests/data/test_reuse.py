@@ -45,21 +45,20 @@ def zipf(rows: int, batches: int, batch: int, *, exponent: float, seed: int = 3)
 
 
 def test_a_curve_of_all_rows_is_that_of_the_simulated_cache() -> None:
-    """Of every size that is counted, for all tables and for each."""
+    """Of every size that is counted."""
     batches = zipf(900, 60, 150, exponent=0.8)
     reuse = Reuse([200, 700], followed=900)
     for rows_N in batches:
         reuse.add([rows_N[rows_N < 200], rows_N[rows_N >= 200] - 200])
     assert reuse.rate == 1.0
-    tables = [[rows_N[rows_N < 200] for rows_N in batches], [rows_N[rows_N >= 200] for rows_N in batches]]
-    assert reuse.uses_T.tolist() == [sum(len(set(rows_N.tolist())) for rows_N in table) for table in tables]
+    assert reuse.uses == sum(len(np.unique(rows_N)) for rows_N in batches)
     for slots in (150, 160, 256, 300, 508, 900, 5000):
         assert slots in SIZES_D or slots >= 900
         uses, misses = simulated(batches, slots)
-        assert int(reuse.misses_T(slots).sum()) == misses
+        assert reuse.misses(slots) == misses
         assert reuse.served(slots) == pytest.approx(1 - misses / uses)
         assert reuse.error(slots) == 0.0
-    assert int(reuse.first_T.sum()) == len(set(np.concatenate(batches).tolist()))
+    assert reuse.first == len(set(np.concatenate(batches).tolist()))
     slots = reuse.slots_for(0.5)
     assert slots is not None
     smaller = max(size for size in SIZES_D.tolist() if size < slots)
@@ -77,7 +76,7 @@ def test_a_sampled_curve_is_within_its_stated_error_and_its_memory_bounded() -> 
         assert sampled.nbytes <= before + 4_096 * 16
     assert exact.rate == 1.0
     assert sampled.rate < 0.1
-    assert sampled.uses_T.tolist() == exact.uses_T.tolist()
+    assert sampled.uses == exact.uses
     for slots in (8_000, 16_000, 32_000, 64_000, 128_000):
         error = sampled.error(slots)
         assert 0 < error < 0.02
@@ -97,8 +96,8 @@ def test_the_cache_of_a_training_serves_and_moves_as_much_as_the_curve_says(slot
     for rows_N in batches:
         reuse.add([rows_N])
         rows.finish(rows.place({"t": torch.from_numpy(np.unique(rows_N))}, "test"))
-    moved, misses = rows.traffic, int(reuse.misses_T(slots).sum())
-    assert moved.rows == int(reuse.uses_T.sum())
+    moved, misses = rows.traffic, reuse.misses(slots)
+    assert moved.rows == reuse.uses
     assert moved.hits / moved.rows == pytest.approx(reuse.served(slots), abs=0.02)
-    assert moved.fetched == pytest.approx(misses - int(reuse.first_T.sum()), abs=0.02 * moved.rows)
+    assert moved.fetched == pytest.approx(misses - reuse.first, abs=0.02 * moved.rows)
     assert moved.written_back == pytest.approx(misses - slots, abs=0.02 * moved.rows)

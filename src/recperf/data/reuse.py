@@ -6,8 +6,8 @@ a distance below C. Only rows whose hash lies below a threshold are followed (SH
 the threshold is halved whenever more than a fixed number of rows would be followed, so memory does not grow with the
 tables.
 
-Shapes: U distinct rows of a batch, S of them that are followed, K rows followed in all, T tables, G groups of rows,
-D classes of distances.
+Shapes: U distinct rows of a batch, S of them that are followed, K rows followed in all, G groups of rows, D classes of
+distances.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ class Reuse:
         self.batches = 0
         self.most_in_batch = 0
         """Distinct rows of the largest batch."""
-        self.uses_T: Words = np.zeros(len(rows), np.int64)
-        """Uses of each table's rows; all are counted, whether a row is followed or not."""
-        self.counts_TD: Words = np.zeros((len(rows), len(SIZES_D)), np.int64)
-        """Uses of each table's rows by distance; a use of a followed row stands for all that it was sampled from."""
+        self.uses = 0
+        """All uses, whether a row is followed or not."""
         self._counts_GD: Words = np.zeros((GROUPS, len(SIZES_D)), np.int64)
+        """Uses by distance; a use of a followed row stands for all that it was sampled from."""
         self._halvings = 0
         self._rows_K: Words = np.zeros(0, np.int64)
         """The followed rows, ascending."""
@@ -80,7 +79,7 @@ class Reuse:
         rows_U = np.concatenate([start + rows_N for start, rows_N in zip(starts_T, distinct)])
         self.batches += 1
         self.most_in_batch = max(self.most_in_batch, len(rows_U))
-        self.uses_T += [len(rows_N) for rows_N in distinct]
+        self.uses += len(rows_U)
         rows_S = rows_U[self._follows(rows_U)]
         while len(rows_S) > self._most:
             self._follow_half()
@@ -96,33 +95,31 @@ class Reuse:
         while len(self._rows_K) > self._most:
             self._follow_half()
 
-    def misses_T(self, slots: int) -> Words:
-        """Uses of each table's rows that a cache of so many rows, shared by all tables, does not serve."""
-        return np.asarray(self.counts_TD[:, _class_of(slots) :].sum(1))
+    def misses(self, slots: int) -> int:
+        """Returns the number of uses that a cache of `slots` rows, shared by all tables, does not serve."""
+        return int(self._counts_GD[:, _class_of(slots) :].sum())
 
     @property
-    def first_T(self) -> Words:
-        """First uses of each table's rows: how many rows of it are used at all."""
-        return self.counts_TD[:, -1]
+    def first(self) -> int:
+        """First uses: how many rows are used at all."""
+        return int(self._counts_GD[:, -1].sum())
 
-    def served(self, slots: int, table: int | None = None) -> float:
-        """The share of the uses, of one table or of all, that a cache of so many rows serves."""
-        misses_T, which = self.misses_T(slots), slice(None) if table is None else slice(table, table + 1)
-        uses = int(self.uses_T[which].sum())
+    def served(self, slots: int) -> float:
+        """Returns the share of the uses that a cache of `slots` rows serves."""
         # Not by the sampled uses: whether one of the few hottest rows is followed or not would change them.
-        return max(0.0, 1.0 - float(misses_T[which].sum()) / uses) if uses else 1.0
+        return max(0.0, 1.0 - self.misses(slots) / self.uses) if self.uses else 1.0
 
     def slots_for(self, share: float) -> int | None:
         """The smallest cache that serves this share of all uses; None where first uses alone are more than the rest."""
-        misses_D = self.counts_TD.sum(0)[::-1].cumsum()[::-1]
-        enough = np.flatnonzero(misses_D <= (1.0 - share) * float(self.uses_T.sum()) + 1e-9)
+        misses_D = self._counts_GD.sum(0)[::-1].cumsum()[::-1]
+        enough = np.flatnonzero(misses_D <= (1.0 - share) * self.uses + 1e-9)
         return int(SIZES_D[enough[0]]) if len(enough) and enough[0] < len(SIZES_D) - 1 else None
 
     def error(self, slots: int) -> float:
-        """Standard error of `served` for all tables: 0 where every row was followed."""
-        if not self._halvings or not self.uses_T.sum():
+        """Returns the standard error of `served`: 0 where every row was followed."""
+        if not self._halvings or not self.uses:
             return 0.0
-        misses_G = self._counts_GD[:, _class_of(slots) :].sum(1) * (GROUPS / float(self.uses_T.sum()))
+        misses_G = self._counts_GD[:, _class_of(slots) :].sum(1) * (GROUPS / self.uses)
         of_uses = float(misses_G.std(ddof=1)) / GROUPS**0.5
         # So many followed rows are in a cache of this size only on average.
         spread = (slots / self.rate) ** 0.5
@@ -153,8 +150,6 @@ class Reuse:
         until_N = np.cumsum(self._last[: self._now], dtype=np.int64)
         later = len(self._rows_K) - until_N[self._times_K[places_S[known_S]]]
         classes_S[known_S] = _class_of(later << self._halvings)
-        tables_S = np.searchsorted(self._starts_T1, rows_S, side="right") - 1
-        np.add.at(self.counts_TD, (tables_S, classes_S), 1 << self._halvings)
         groups_S = (xxh64([rows_S]) % np.uint64(GROUPS)).astype(np.int64)
         np.add.at(self._counts_GD, (groups_S, classes_S), 1 << self._halvings)
 
@@ -173,7 +168,7 @@ class Reuse:
 
 
 def _distinct(rows_N: NDArray[Any], rows: int) -> Words:
-    """The distinct ones of rows of a table with so many, ascending."""
+    """Returns the sorted unique row numbers of a table with `rows` rows."""
     if rows <= _SPARSE * len(rows_N):
         used_R = np.zeros(rows, np.bool_)
         used_R[rows_N] = True

@@ -25,7 +25,6 @@ DESCRIPTION = """Tell how large a cache of table rows serves which share of the 
 
 The batches of the training are read, no table is allocated. A row counts once in a step. Of large tables a sample of
 rows is followed; the standard error is printed."""
-SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 GOAL = 0.99
 """The recommended cache serves this share of the lookups of rows that were used before."""
 MOST_SIZES = 8
@@ -114,55 +113,38 @@ def _count(lookups: Lookups, options: Options[Any], terminal: Terminal) -> Reuse
 
 def describe(counted: Reuse, lookups: Lookups, memory: list[int], depth: int) -> dict[str, Any]:
     """The curve with everything that is printed; `depth` batches are fetched ahead of the current one."""
-    record, uses, first = lookups.record_bytes, int(counted.uses_T.sum()), int(counted.first_T.sum())
-    least = min((depth + 1) * counted.most_in_batch, sum(lookups.tables.values()))
+    record, steps, table_rows = lookups.record_bytes, max(1, counted.batches), sum(lookups.tables.values())
+    least = min((depth + 1) * counted.most_in_batch, table_rows)
 
     def point(slots: int) -> dict[str, Any]:
-        misses = int(counted.misses_T(slots).sum())
+        misses = counted.misses(slots)
         return {
             "rows": slots,
             "bytes": slots * record,
             "served": counted.served(slots),
             "error": counted.error(slots),
             # A row that was never used before has its initial value, which is computed and not copied.
-            "in_bytes_per_step": (misses - first) * record / max(1, counted.batches),
-            "out_bytes_per_step": max(0, misses - slots) * record / max(1, counted.batches),
+            "in_bytes_per_step": (misses - counted.first) * record / steps,
+            "out_bytes_per_step": max(0, misses - slots) * record / steps,
         }
 
-    def smallest(share: float) -> dict[str, Any] | None:
-        slots = counted.slots_for(share)
-        return None if slots is None else point(max(slots, least))
-
-    repeated = GOAL * (uses - first) / max(1, uses)
-    best = smallest(repeated) or point(least)
-    sizes = {bytes_ // record for bytes_ in memory} | set(_sizes(least, first, record))
+    first_use_share = counted.first / max(1, counted.uses)
+    best = point(max(least, counted.slots_for(GOAL * (1 - first_use_share)) or 0))
+    sizes = {bytes_ // record for bytes_ in memory} | set(_sizes(least, counted.first, record))
     return {
         "data": lookups.data,
         "steps": {"read": counted.batches, "of": lookups.steps},
-        "rows": sum(lookups.tables.values()),
+        "rows": table_rows,
         "record_bytes": record,
-        "table_bytes": record * sum(lookups.tables.values()),
-        "used_rows": first,
-        "rows_per_step": uses / max(1, counted.batches),
-        "first_use_share": first / max(1, uses),
+        "table_bytes": record * table_rows,
+        "used_rows": counted.first,
+        "rows_per_step": counted.uses / steps,
+        "first_use_share": first_use_share,
         "followed_share": counted.rate,
         "batches_in_cache": depth + 1,
         "least_bytes": least * record,
         "curve": [point(slots) for slots in sorted(sizes)],
-        "smallest": {f"{share:g}": smallest(share) for share in SHARES},
         "recommended": best | {"option": f"--tables.device-bytes {_rounded_up(best['bytes'])}"},
-        "tables": [
-            {
-                "name": name,
-                "rows": rows,
-                "used_rows": min(rows, int(counted.first_T[place])),
-                "rows_per_step": int(counted.uses_T[place]) / max(1, counted.batches),
-                "first_use_share": int(counted.first_T[place]) / max(1, int(counted.uses_T[place])),
-                "served": {str(slots * record): counted.served(slots, place) for slots in sorted(sizes)},
-                "served_recommended": counted.served(best["rows"], place),
-            }
-            for place, (name, rows) in enumerate(lookups.tables.items())
-        ],
     }
 
 
@@ -181,7 +163,7 @@ def _rounded_up(count: int) -> str:
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    steps, best, record = facts["steps"], facts["recommended"], facts["record_bytes"]
+    steps, record = facts["steps"], facts["record_bytes"]
     read = "" if steps["read"] == steps["of"] else f"the first {steps['read']:,} of "
     all_followed = facts["followed_share"] == 1
     followed = "" if all_followed else f"; 1 of {1 / facts['followed_share']:,.0f} rows was followed"
@@ -194,18 +176,7 @@ def as_text(facts: dict[str, Any]) -> str:
         "",
         table([["cache", "rows", "serves", "in per step", "out per step"], *map(_row, facts["curve"])]),
         "",
-        "smallest cache that serves",
-    ]
-    for share, point in facts["smallest"].items():
-        none = f"none: {facts['first_use_share']:.1%} are first uses"
-        text = none if point is None else f"{size(point['bytes'])}, {point['rows']:,} rows"
-        lines.append(f"  {float(share):>4.0%}  {text}")
-    lines += [
-        f"  at least {size(facts['least_bytes'])}: the rows of {facts['batches_in_cache']} batches have to fit",
-        "",
-        f"by table, in one cache of {size(best['bytes'])}",
-        table([["table", "rows", "used", "per step", "first uses", "served"], *map(_table, facts["tables"])]),
-        "",
+        f"at least {size(facts['least_bytes'])}: the rows of {facts['batches_in_cache']} batches have to fit",
         _recommendation(facts),
     ]
     return "\n".join(lines)
@@ -215,11 +186,6 @@ def _row(point: dict[str, Any]) -> list[str]:
     error = f" ± {100 * point['error']:.1f}" if point["error"] else ""
     moved = (size(point[f"{way}_bytes_per_step"]) for way in ("in", "out"))
     return [size(point["bytes"]), f"{point['rows']:,}", f"{100 * point['served']:.1f}{error} %", *moved]
-
-
-def _table(one: dict[str, Any]) -> list[str]:
-    shares = (f"{one[name]:.1%}" for name in ("first_use_share", "served_recommended"))
-    return [one["name"], f"{one['rows']:,}", f"{one['used_rows']:,}", f"{one['rows_per_step']:,.0f}", *shares]
 
 
 def _recommendation(facts: dict[str, Any]) -> str:
@@ -232,6 +198,5 @@ def _recommendation(facts: dict[str, Any]) -> str:
     moved = (size(best["in_bytes_per_step"]), size(best["out_bytes_per_step"]))
     return (
         f"recommended: {best['option']} (on a CPU --tables.resident): it serves {GOAL:.0%} of the lookups of rows that "
-        f"were used before; "
-        f"{moved[0]} a step come from host memory or files, {moved[1]} go back"
+        f"were used before; {moved[0]} a step come from host memory or files, {moved[1]} go back"
     )
