@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from recperf.data.click_store.columns import EMPTY, Rows, Split
 from recperf.data.click_store.order import ClickOrder
-from recperf.data.click_store.rows import EMPTY, Rows, Split
 from recperf.data.order import WHOLE, RankPart, Samples, ShuffledOrder, cut_part, permutation
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.batch import ClickBatch
-from ..data.click_store.rows import Rows, Split
+from ..data.click_store.columns import Rows, Split
 from ..data.order import Samples, cut
 from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share

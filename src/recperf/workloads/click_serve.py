@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..data.click_store.columns import EMPTY, Rows
 from ..data.click_store.imported import ImportedClicks
 from ..data.click_store.order import ClickOrder
-from ..data.click_store.rows import EMPTY, Rows
 from ..data.rows import Ids, Table, pyarrow
 from ..execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ..models.dlrm import DLRM, make_interaction

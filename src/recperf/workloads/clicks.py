@@ -36,8 +36,8 @@ from ..train.ranking import Scorer
 from .click_candidates import AT_ONCE, ClickCatalogue, of_samples, strongest_feature
 
 if TYPE_CHECKING:
+    from ..data.click_store.columns import Rows, Split
     from ..data.click_store.imported import ImportedClicks
-    from ..data.click_store.rows import Rows, Split
     from ..models.tiers.cache import TieredRows
 
 SCORING_BATCH = 8192

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from recperf.data.batch import ClickBatch
+from recperf.data.click_store.columns import Rows, Split
 from recperf.data.click_store.order import ClickOrder
-from recperf.data.click_store.rows import Rows, Split
 
 
 class Numbered:

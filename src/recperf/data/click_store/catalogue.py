@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from ...config import from_json
-from .columns import open_columns, require_arrays
+from .columns import open_columns
 from .encode import ColumnFacts, layout_of
 from .imports import MANIFEST, Progress, import_clicks, read_manifest
 from .options import ClickOptions
@@ -60,8 +60,7 @@ def check(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     facts = [from_json(ColumnFacts, one) for one in manifest["columns"]]
     layout = layout_of(facts, times=manifest["times"] is not None)
-    require_arrays(folder, manifest["parts"], layout)
-    for column in open_columns(folder, 0, manifest["parts"][0], layout).values():
+    for column in open_columns(folder, manifest["parts"][0], layout).values():
         column.require(0, len(column))
     for one in facts:
         if one.vocabulary:

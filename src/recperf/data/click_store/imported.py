@@ -25,10 +25,9 @@ from ..clicks import mark_validation
 from ..config import SplitConfig
 from ..rows import Unknown, pyarrow
 from ..user_files.values import MISSING as MISSING_TEXTS
-from .columns import open_columns, require_arrays
+from .columns import EMPTY, Rows, Split, open_columns
 from .encode import ColumnFacts, StoredColumns, encode_table, layout_of
 from .imports import read_manifest
-from .rows import EMPTY, Rows, Split
 from .vocabulary import UNSEEN, read_vocabulary
 
 RARE, MISSING, FIRST = 0, 1, 2
@@ -117,8 +116,7 @@ class ImportedClicks:
             separator=self.manifest["separator"],
         )
         layout = layout_of(facts, times=self.manifest["times"] is not None)
-        require_arrays(self.folder, self.manifest["parts"], layout)
-        self.arrays = open_columns(self.folder, 0, self.manifest["parts"][0], layout, self._damaged)
+        self.arrays = open_columns(self.folder, self.manifest["parts"][0], layout)
         self.rows: int = self.manifest["rows"]
         if not self.columns.sparse:
             raise DataError(
@@ -133,10 +131,6 @@ class ImportedClicks:
         }
         self._tables = self._fit_tables()
         self._scales, self._indicators = self._fit_numbers()
-
-    def _damaged(self, path: Path, how: str) -> DataError:
-        fix = f"remove {self.folder} and import again"
-        return DataError(f"the imported clicks are damaged: {path.name} {how}", where={"file": path}, fix=fix)
 
     @property
     def keys(self) -> tuple[str, ...]:

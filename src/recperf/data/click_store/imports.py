@@ -25,7 +25,7 @@ from ...folders import fresh_folder
 from ...jsonfile import Count, read_sealed, sealed
 from ..datasets import KINDS
 from ..rows import in_blocks
-from ..user_files.database import column_types, fetch_row, open_database, optional_package
+from ..user_files.database import RESTART, column_types, fetch_row, open_database, optional_package
 from ..user_files.load import load_file
 from ..user_files.source import Source
 from ..user_files.text_rows import BadRows
@@ -53,7 +53,6 @@ from .vocabulary import read_vocabulary, write_vocabulary
 
 FORMAT, VERSION = KINDS["clicks"].form
 MANIFEST = "clicks.json"
-RESTART = "the same command starts again from the beginning"
 RATING_SHARE = 0.8
 """A rating of at least this share of the largest one is a click."""
 
@@ -357,7 +356,7 @@ class _Build:
         part: StoredPart = {"rows": 0, "piece": PIECE, "chain": ""}
         # Wide tables have fewer rows at once, so that their text stays within the memory limit.
         at_once = min(PIECE, 1 << (_VALUES_AT_ONCE // (1 + len(stored.facts))).bit_length() - 1)
-        with ColumnWriter(self.folder, 0, part, layout, again=RESTART) as writer:
+        with ColumnWriter(self.folder, layout) as writer:
             batches = self.connection.sql(query).to_arrow_reader(min(at_once, 1 << 16))
             table = optional_package("pyarrow").Table
             for batch in in_blocks((table.from_batches([batch]) for batch in batches), at_once):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +21,10 @@ from torch import Tensor, nn
 from ...ops.hashing import hash_int
 from ..batch import ClickBatch, JaggedFeatures
 from ..order import WHOLE, RankPart, permutation
-from .rows import EMPTY, ClickRows, Rows, Split
+from .columns import EMPTY, Rows, Split
+
+if TYPE_CHECKING:
+    from .imported import ImportedClicks
 
 BLOCK_ROWS = 4096
 GROUP_BLOCKS = 64
@@ -32,7 +36,7 @@ twice."""
 class ClickOrder:
     """Every row of a split once per epoch, shuffled by blocks; the last batch may be smaller."""
 
-    store: ClickRows
+    store: ImportedClicks
     batch_size: int
     seed: int
     split: Split = "train"

@@ -20,7 +20,7 @@ from ...errors import DataError
 from ...files import read_linked, sha256
 from ..user_files.database import optional_package
 from ..user_files.values import Values, is_value, key
-from .rows import EMPTY
+from .columns import EMPTY
 
 UNSEEN = -2
 """Code of a category that is not in the vocabulary; `EMPTY` is a slot without one."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...data.click_store.rows import Rows
+from ...data.click_store.columns import Rows
 from ...data.clicks import dense_features, split_rows
 from ...data.rows import Ids, Table, Unknown, pyarrow
 from ...execution.serving import Encoded, Served
