@@ -49,7 +49,7 @@ def command(arguments: list[str]) -> int:
     from ..execution.recommending import recommend, unknown_users
     from ..execution.scoring import format_of, write_rows
     from ..execution.serving import require_known, unknown_text
-    from .data.progress import Bar
+    from .data.output import Bar
 
     if options.output is not None:
         format_of(options.output)

@@ -61,7 +61,7 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     run = open_run(options, terminal)
     from ..execution.scoring import score_file
-    from .data.progress import Bar
+    from .data.output import Bar
 
     bar = Bar(terminal, "scoring", "rows")
     try:

@@ -112,6 +112,14 @@ def imported() -> Iterator[Dataset]:
             yield dataset
 
 
+def present() -> Iterator[Dataset]:
+    """Built-in datasets as far as they are on this machine, then imported ones."""
+    for name in BUILT_IN:
+        with suppress(DataError):
+            yield find(name)
+    yield from imported()
+
+
 def _imported(folder: Path) -> Dataset | None:
     for kind, stored in KINDS.items():
         manifest = folder / stored.manifest

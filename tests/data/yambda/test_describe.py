@@ -45,7 +45,6 @@ def described(store: EventStore, least: int = 2) -> dict[str, Any]:
 def test_a_store_too_small_for_anchors_is_described_without(make: Make) -> None:
     statistics = described(make([[0, 5, 2 * DAY], [7]]), least=100)
     assert (statistics["events"], statistics["users"], statistics["days"]) == (4, 2, 2.0)
-    assert statistics["user_lengths"] == {"1 to 1": 1, "2 to 3": 1}
     assert statistics["windows"] == {"seconds": DAY, "count": 0, "first_anchor": None, "last_anchor": None}
     assert statistics["anchors"] == {
         "min_history": 100,

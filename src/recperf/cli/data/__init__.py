@@ -6,10 +6,12 @@ import shlex
 from importlib import import_module
 from typing import Any
 
+from ... import workloads
 from ...data import datasets
-from ...errors import UsageError, closest
-from ..parse import choose_action, parse
-from ..terminal import Terminal, conclude, print_json, print_text
+from ...errors import DataError, UsageError, closest
+from ...units import size
+from ..parse import OutputOptions, choose_action, parse
+from ..terminal import Terminal, print_json, print_text
 
 ACTIONS = {
     "list": "list the datasets on this machine, with the command that trains on each",
@@ -33,14 +35,8 @@ names: movielens-100k (real), movielens-like (synthetic), yambda-50m, yambda-500
   recperf data check FOLDER --sums FILE            files against a list of SHA-256 sums
   recperf data ACTION NAME --help    options of an action"""
 
-MODULES = {"events": "yambda"}
-"""The module of each kind of dataset, where it does not have the name of the kind."""
-FAMILY = {name: MODULES.get(kind, kind) for name, (kind, _) in datasets.BUILT_IN.items()}
-"""The module of every dataset that recperf knows."""
-ONLY = {
-    "prepare": ("yambda-50m", "is not raw listening events; only those are prepared", "--path FOLDER"),
-}
-"""Actions of one family only: an example, why others are refused, and the options of the example."""
+FAMILY = {name: kind for name, (kind, _) in datasets.BUILT_IN.items()}
+"""The kind of every dataset that recperf knows, which is the name of the module with its actions."""
 NAMED_BY = {
     "get": ("movielens-100k", "yambda-50m", "yambda-500m", "yambda-5b"),
     "check": tuple(FAMILY),
@@ -74,8 +70,6 @@ def command(arguments: list[str]) -> int:
     if action is None:
         return 0
     if action == "list":
-        from .list import list_datasets
-
         return list_datasets(arguments[1:])
     if action == "reuse":
         from .reuse import reuse
@@ -92,11 +86,10 @@ def command(arguments: list[str]) -> int:
         own = "" if action in ("get", "make") else ",\n       or the name of a dataset you imported"
         print_text(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
         return 0
-    family_name = _family(action, arguments[1:])
+    kind = _kind(action, arguments[1:])
     if action == "import":
         arguments = ["import", *_with_file(arguments[1:])]
-    family = import_module(f".{family_name}", __name__)
-    kind = "clicks" if family_name == "clicks" else "events"
+    family = import_module(f".{kind}", __name__)
     if action not in family.OPTIONS:
         name = _named(arguments[1:])
         raise UsageError(f"{name} was imported: there is nothing to {action}", fix=f"recperf data info {name}")
@@ -117,9 +110,36 @@ def command(arguments: list[str]) -> int:
         print_json(facts)
     else:
         family.say(facts, terminal)
-    if action == "check" and not facts["intact"]:
-        return conclude(family.not_intact(options.name, facts))
     return 0
+
+
+def list_datasets(arguments: list[str]) -> int:
+    description = "List the datasets on this machine, with the command that trains on each."
+    options = parse(OutputOptions, arguments, prog="recperf data list", description=description)
+    rows = [_describe(dataset) for dataset in datasets.present()]
+    if options.json:
+        print_json({"datasets": rows})
+    elif not options.quiet:
+        width = max(len(row["name"]) for row in rows)
+        print_text(f"{'name':<{width}}  {'kind':<9}  {'rows':>13}  {'size':>9}  train on it with")
+        for row in rows:
+            counts = "-" if row["rows"] is None else f"{row['rows']:,}"
+            bytes_ = size(row["bytes"]) if row["bytes"] else "-"
+            print_text(f"{row['name']:<{width}}  {row['kind']:<9}  {counts:>13}  {bytes_:>9}  {row['train']}")
+        print_text("\nrecperf data import FILE --name NAME adds your own; recperf data get NAME downloads one.")
+    return 0
+
+
+def _describe(dataset: datasets.Dataset) -> dict[str, Any]:
+    able = workloads.able(dataset.kind)
+    train = f"recperf run {able[0]} --data {dataset.name}" if able else "-"
+    try:
+        rows = dataset.rows
+    except DataError as error:
+        # The others are listed all the same.
+        rows, able, train = None, [], error.what
+    facts = {"name": dataset.name, "kind": dataset.kind, "rows": rows, "bytes": dataset.bytes, "train": train}
+    return facts | {"workloads": able, "folder": str(dataset.folder) if dataset.folder else None}
 
 
 def _with_file(arguments: list[str]) -> list[str]:
@@ -142,26 +162,26 @@ def _with_file(arguments: list[str]) -> list[str]:
     raise UsageError("data import needs a file, right after import", fix=fix)
 
 
-def _family(action: str, arguments: list[str]) -> str:
-    """The module of the dataset named on the command line."""
+def _kind(action: str, arguments: list[str]) -> str:
+    """The kind of the dataset named on the command line."""
     if action == "import":
-        return "clicks" if any(argument.partition("=")[0] == "--clicks" for argument in arguments) else "yambda"
+        return "clicks" if any(argument.partition("=")[0] == "--clicks" for argument in arguments) else "events"
     name = _named(arguments)
-    example, refusal, call = ONLY.get(action, ("", "", ""))
     if name is None:
-        return FAMILY[example]
-    imported = {dataset.name: MODULES.get(dataset.kind, dataset.kind) for dataset in datasets.imported()}
-    family = FAMILY.get(name) or imported.get(name)
-    if family is None:
+        return "events"
+    imported = {dataset.name: dataset.kind for dataset in datasets.imported()}
+    kind = FAMILY.get(name) or imported.get(name)
+    if kind is None:
         known = [*FAMILY, *imported]
         guess = closest(name, known)
         raise UsageError(
             f"unknown dataset {name!r}; " + (f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"),
             fix=f"one of: {', '.join(known)}",
         )
-    if refusal and family != FAMILY[example]:
-        raise UsageError(f"{name} {refusal}", fix=f"recperf data {action} {example} {call}")
-    return family
+    if action == "prepare" and kind != "events":
+        what = f"{name} is not raw listening events; only those are prepared"
+        raise UsageError(what, fix="recperf data prepare yambda-50m --path FOLDER")
+    return kind
 
 
 def _named(arguments: list[str]) -> str | None:

@@ -11,11 +11,9 @@ import tyro
 from ... import places
 from ...data import datasets
 from ...data.click_store.options import ClickOptions
-from ...errors import DataError
 from ..parse import OutputOptions
 from ..terminal import Terminal
-from .output import print_facts, print_import
-from .progress import progress_bars
+from .output import print_facts, print_import, progress_bars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +45,6 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
             )
     place: Any = options.path or datasets.find(options.name).folder
     return catalogue.info(place) if action == "info" else catalogue.check(place)
-
-
-def not_intact(name: str, facts: dict[str, Any]) -> DataError:
-    return DataError(f"{name} is damaged", where={"folder": facts["folder"]})
 
 
 def say(facts: dict[str, Any], terminal: Terminal) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import tyro
 
-from ...errors import DataError, UsageError
+from ...errors import UsageError
 from ..parse import OutputOptions
 from ..terminal import Terminal
 from .output import print_facts as say
 
-__all__ = ["OPTIONS", "not_intact", "perform", "say"]
+__all__ = ["OPTIONS", "perform", "say"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,3 @@ def perform(action: str, options: Options, terminal: Terminal) -> dict[str, Any]
             "data make needs --path, the folder to write", fix=f"recperf data make {options.name} --path DIR"
         )
     return catalogue.make(options.name, path=options.path, seed=options.seed)
-
-
-def not_intact(name: str, facts: dict[str, Any]) -> DataError:
-    return DataError(f"these are not the files of {name}", where={"folder": facts.get("folder", "-")})

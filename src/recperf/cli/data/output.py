@@ -1,13 +1,20 @@
-"""Facts about a dataset as text: one line per fact, and how every import ends."""
+"""What `recperf data` prints: facts about a dataset, the end of an import, and progress bars."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
 
-from ...units import size
-from ..terminal import Terminal
+from ...stop import FLAG
+from ...units import number, size
+from ..terminal import Terminal, progress_bar
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Unit = Literal["events", "rows", "users", "steps", "bytes", "share"]
 _SHOWN = 5
 """Bad rows that the end of an import shows."""
 
@@ -51,8 +58,8 @@ def print_import(
     terminal.say(f"next: {facts['next']}")
 
 
-def count_of(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def count_of(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def as_text(value: Any) -> str:
@@ -63,3 +70,77 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Bar:
+    """A live progress bar on a terminal, elsewhere a line every five seconds."""
+
+    def __init__(self, terminal: Terminal, label: str, unit: Unit) -> None:
+        self.terminal, self.label, self.unit = terminal, label, unit
+        self.began = self.last = monotonic()
+        self.first: int | None = None
+        self.latest = 0
+        self.bar: Progress | None = None
+
+    def __call__(self, done: int, total: int, rows: int = 0) -> None:
+        now = monotonic()
+        if self.first is None or done < self.latest:
+            # Work of several parts counts each from its start, where no rate is known yet.
+            self.first, self.began, self.latest = done, now, done
+            return
+        self.latest = done
+        if self.terminal.quiet or now - self.last < (0.1 if self.terminal.live else 5.0):
+            return
+        self.last = now
+        rate = max(1, done - self.first) / max(1e-9, now - self.began)
+        left = f"  {(total - done) / rate:,.0f} s left" if total else ""
+        line = f"{self.label}  {self._amount(done, total, rows, rate)}{left}"
+        if not self.terminal.live:
+            self.terminal.say(line)
+            return
+        if self.bar is None:
+            self.bar = progress_bar(self.terminal.screen)
+            self.bar.add_task(self.label, total=total or None)
+            self.bar.start()
+        self.bar.update(self.bar.task_ids[0], completed=done, total=total or None, description=line, refresh=True)
+
+    def _amount(self, done: int, total: int, rows: int, rate: float) -> str:
+        if self.unit in ("events", "rows", "users", "steps"):
+            of = f" of {number(total)}" if total else ""
+            return f"{number(done)}{of} {self.unit}  {number(rate)} {self.unit}/s"
+        if self.unit == "share":
+            return f"{100 * done / max(1, total):.0f} %"
+        return f"{size(done)} of {size(total)}" + (f"  {number(rows)} rows" if rows else "")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+@contextmanager
+def progress_bars(terminal: Terminal, *, resumable: bool) -> Iterator[Callable[..., Callable[..., None]]]:
+    """A function that makes progress bars, which are removed at the end. Each progress polls for signals."""
+    bars: list[Bar] = []
+
+    def make(label: str, unit: Unit = "events") -> Callable[..., None]:
+        bar = Bar(terminal, label, unit)
+        bars.append(bar)
+
+        def show(*progress: int) -> None:
+            FLAG.poll()
+            # A terminal shows one bar at a time.
+            for other in bars:
+                if other is not bar:
+                    other.close()
+            bar(*progress)
+
+        return show
+
+    text, fix = ("; finished work is saved", "run the same command again; it resumes") if resumable else ("", None)
+    try:
+        with FLAG.explained(text, fix):
+            yield make
+    finally:
+        for bar in bars:
+            bar.close()

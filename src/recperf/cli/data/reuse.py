@@ -19,7 +19,7 @@ from ...execution.workload import load
 from ...units import byte_count, size
 from ..options import C, WorkloadOptions, choose, read_options
 from ..terminal import Terminal, print_json, table
-from .progress import progress_bars
+from .output import progress_bars
 
 DESCRIPTION = """Tell how large a cache of table rows serves which share of the lookups of a training, before it runs.
 

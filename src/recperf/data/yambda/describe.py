@@ -67,7 +67,6 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
         "events_per_user": _spread(lengths_U),
         "events_per_item": _spread(seen),
         "top_items_share": float(seen[: max(1, len(seen) // 100)].sum() / store.events),
-        "user_lengths": _powers(lengths_U),
         "windows": _windows(index, windows.seconds),
         "anchors": {
             "min_history": windows.min_history,
@@ -126,12 +125,6 @@ def _distinct(ids_I: NDArray[np.uint32]) -> int:
 def _spread(counts: NDArray[np.int64]) -> dict[str, float]:
     p20, p50, p80 = (float(value) for value in np.percentile(counts, [20, 50, 80]))
     return {"p20": p20, "p50": p50, "p80": p80, "mean": float(counts.mean()), "max": float(counts.max())}
-
-
-def _powers(lengths_U: NDArray[np.int64]) -> dict[str, int]:
-    """Number of users by number of events, in powers of two."""
-    powers = np.bincount(np.int64(np.log2(lengths_U)))
-    return {f"{1 << power:,} to {(2 << power) - 1:,}": int(users) for power, users in enumerate(powers) if users}
 
 
 def _histories(store: EventStore, index: WindowIndex, config: HistoryConfig) -> dict[str, Any] | None:

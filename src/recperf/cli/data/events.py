@@ -12,11 +12,10 @@ import tyro
 
 from ...data.yambda.config import Strategy
 from ...data.yambda.imports.options import ImportOptions
-from ...errors import DataError, UsageError
+from ...errors import UsageError
 from ..parse import OutputOptions
 from ..terminal import Terminal
-from .output import count_of, print_facts, print_import
-from .progress import progress_bars
+from .output import count_of, print_facts, print_import, progress_bars
 
 SYNTHETIC = "yambda-like"
 TIME_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "iso": "dates"}
@@ -151,15 +150,10 @@ def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, Any]
     return catalogue.make(config, path=options.path, form=options.form, progress=progress)
 
 
-def not_intact(name: str, facts: dict[str, Any]) -> DataError:
-    return DataError(f"{name} is damaged", where={"folder": facts.get("folder", "-")})
-
-
 def say(facts: dict[str, Any], terminal: Terminal) -> None:
     if "imported" in facts:
         _say_import(facts, terminal)
         return
-    lengths = facts.pop("user_lengths", None)
     if "days_of_events" in facts:
         facts = {name: value for name, value in facts.items() if name not in ("first_time", "last_time")}
         facts["windows"] = {
@@ -170,11 +164,6 @@ def say(facts: dict[str, Any], terminal: Terminal) -> None:
         if isinstance(facts.get(part), dict):
             facts |= {f"{part}_{name}": value for name, value in facts.pop(part).items()}
     print_facts(facts, terminal)
-    if lengths:
-        terminal.say("users by number of events")
-        widest = max(lengths.values())
-        for label, users in lengths.items():
-            terminal.say(f"  {label:>22} {'█' * max(1, round(40 * users / widest))} {users:,}")
 
 
 def day(seconds: int) -> str:
