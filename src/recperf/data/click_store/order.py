@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,20 +23,39 @@ from ..batch import ClickBatch, JaggedFeatures
 from ..order import WHOLE, RankPart, permutation
 from .columns import EMPTY, Rows, Split
 
-if TYPE_CHECKING:
-    from .imported import ImportedClicks
-
 BLOCK_ROWS = 4096
 GROUP_BLOCKS = 64
 """64 blocks of 4,096 rows of Criteo are 39 MiB; at most three groups are in memory: the current one, and the next
 twice."""
 
 
+class ClickRows(Protocol):
+    """What an order reads: click rows by their position within the training or the validation rows."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the sparse features."""
+        ...
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Most ids a row has of each of them."""
+        ...
+
+    def count(self, split: Split) -> int: ...
+
+    def rows_of(self, split: Split, first: int, last: int) -> Rows: ...
+
+    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
+        """Single rows, in any order; only these are read."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClickOrder:
     """Every row of a split once per epoch, shuffled by blocks; the last batch may be smaller."""
 
-    store: ImportedClicks
+    store: ClickRows
     batch_size: int
     seed: int
     split: Split = "train"
