@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from recperf.data.rows import pyarrow
 from recperf.data.yambda.prepare import prepare
-from recperf.data.yambda.raw import locate, need_pyarrow
+from recperf.data.yambda.raw import locate
 from recperf.data.yambda.schema import EVENT_TYPES, LEAST_PLAYED, split_of
 from recperf.data.yambda.store import open_store
 from recperf.data.yambda.synthesize import of_size, write_raw
@@ -54,7 +55,7 @@ def raw_files(raw: Path, events: int) -> dict[str, Any]:
     """Write made-up raw files, and say how they are packed."""
     answer = write_raw(of_size(events), raw)
     file = locate(raw).events
-    facts = need_pyarrow().parquet.read_metadata(file)
+    facts = pyarrow(".parquet").read_metadata(file)
     return answer | {
         "codec": facts.row_group(0).column(0).compression,
         "row_group_rows": facts.row_group(0).num_rows,

@@ -19,7 +19,7 @@ from .. import places
 from ..errors import DataError, MachineError, UsageError
 from ..folders import fresh_folder, refuse_occupied
 from ..stop import poll
-from . import clicks, movielens, movielens_like
+from . import movielens, movielens_like
 from .config import MovieLensConfig
 from .movielens import MovieLens
 
@@ -142,7 +142,6 @@ def info(name: str, *, path: Path | None = None, seed: int = DEFAULT_SEED) -> di
         "days": round((last - first) / 86_400, 1),
         "occupations": len(data.occupations),
         "genres": {data.genre_names[index]: int(data.genres[:, index].sum()) for index in data.common_genres()},
-        "splits": _split_sizes(data),
     }
 
 
@@ -172,17 +171,6 @@ def _spread(counts: NDArray[np.int64]) -> dict[str, float]:
     rated = counts[counts > 0]
     p20, p50, p80 = (float(value) for value in np.percentile(rated, [20, 50, 80]))
     return {"p20": p20, "p50": p50, "p80": p80, "max": float(rated.max())}
-
-
-def _split_sizes(data: MovieLens) -> dict[str, dict[str, int] | None]:
-    sizes: dict[str, dict[str, int] | None] = {}
-    for config in (MovieLensConfig(), MovieLensConfig(split="last"), MovieLensConfig(split="cold")):
-        try:
-            valid = int(clicks.split_rows(data, config).sum())
-            sizes[config.split] = {"train": len(data.user) - valid, "valid": valid}
-        except DataError:
-            sizes[config.split] = None
-    return sizes
 
 
 def _digests(folder: Path) -> dict[str, str]:

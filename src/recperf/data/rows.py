@@ -19,14 +19,18 @@ Table = Any
 MOST_EXAMPLES = 3
 
 
-def pyarrow(part: str = "") -> Any:
-    """Import pyarrow or a part of it; without it, name the extra to install."""
+def optional_package(name: str) -> Any:
+    """Import a package of the extra `yambda`; without it, name the extra to install."""
     try:
-        return import_module(f"pyarrow{part}")
+        return import_module(name)
     except ImportError:
-        raise MachineError(
-            "rows are read and written by the package pyarrow", fix="pip install 'recperf[yambda]'"
-        ) from None
+        what = f"reading and writing data needs the package {name.partition('.')[0]}"
+        raise MachineError(what, fix="pip install 'recperf[yambda]'") from None
+
+
+def pyarrow(part: str = "") -> Any:
+    """Import pyarrow or a part of it."""
+    return optional_package(f"pyarrow{part}")
 
 
 class BadRow(DataError):

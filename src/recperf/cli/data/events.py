@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import tyro
 
+from ...data.user_files.values import TIME_UNITS
 from ...data.yambda.config import Strategy
 from ...data.yambda.imports.options import ImportOptions
 from ...errors import UsageError
@@ -18,8 +19,6 @@ from ..terminal import Terminal
 from .output import count_of, print_facts, print_import, progress_bars
 
 SYNTHETIC = "yambda-like"
-TIME_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "iso": "dates"}
-
 MOST_UNUSED = 20
 """Columns without a use that the end of an import shows."""
 
@@ -198,7 +197,7 @@ def _columns(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     texts = {
         "user": f"user, {facts['users']:,} different",
         "item": f"item, {facts['items']:,} different",
-        "time": f"time, in {TIME_UNITS.get(options['time_unit'], 'seconds')}",
+        "time": f"time, in {'dates' if options['time_unit'] == 'iso' else TIME_UNITS[options['time_unit']][0]}",
         "rating": f"rating, positive from {options['positive_from'] or 0:g} on",
         "ratio": "share played, positive from 50 % on",
         "label": f"label, positive: {', '.join(options['positives'] or ('1', 'true'))}",

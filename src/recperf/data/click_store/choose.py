@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
-from ...errors import DataError, UsageError, closest
+from ...errors import DataError, UsageError
 from ..user_files.database import column_types, fetch_row, literal
-from ..user_files.source import Source, inspect, repeated_name, shown_names
+from ..user_files.source import Source, inspect, position_of, require_distinct, shown_names
 from ..user_files.values import (
     COLUMNS,
     category,
@@ -89,7 +89,7 @@ def choose_columns(options: ClickOptions) -> tuple[Source, Columns]:
         is_ratings = by_name and len(names) == len(RATINGS) and float(names[2]) <= MOST_RATING
         names = RATINGS if is_ratings else [f"column_{number}" for number in range(1, len(names) + 1)]
     source = replace(source, has_header=has_header)
-    _require_distinct(source, names)
+    require_distinct(source.path, names)
     columns = _assign(source, names, options)
     count = len(columns.features) + len(columns.undecided)
     if count > MOST_FEATURES:
@@ -102,16 +102,9 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"[+-]?[0-9]+([.][0-9]+)?", text) is not None
 
 
-def _require_distinct(source: Source, names: list[str]) -> None:
-    twice = repeated_name(names)
-    if twice is not None:
-        what = f"the file has {names.count(twice)} columns named {twice!r}"
-        raise DataError(what, where={"file": source.path}, fix="rename one of them in the first line")
-
-
 def _assign(source: Source, names: list[str], options: ClickOptions) -> Columns:
     def position(column: str, role: str) -> int:
-        return _position(source, names, column, role)
+        return position_of(source.path, role, column, names)
 
     roles: dict[str, int | None] = {}
     for role in ("time", "user", "item"):
@@ -159,7 +152,7 @@ def _label(source: Source, names: list[str], options: ClickOptions) -> tuple[int
     for role in ("label", "rating"):
         requested = getattr(options, role)
         if requested:
-            return _position(source, names, requested, role), role == "rating"
+            return position_of(source.path, role, requested, names), role == "rating"
     for role in ("label", "rating"):
         at = _recognised(names, role)
         if at is not None and (role == "rating" or options.positive_from is None):
@@ -174,18 +167,6 @@ def _label(source: Source, names: list[str], options: ClickOptions) -> tuple[int
 def _recognised(names: list[str], role: str) -> int | None:
     plain_names = [plain(name) for name in names]
     return next((plain_names.index(name) for name in COLUMNS[role] if name in plain_names), None)
-
-
-def _position(source: Source, names: list[str], column: str, role: str) -> int:
-    if column in names:
-        return names.index(column)
-    if column.isdecimal() and 1 <= int(column) <= len(names):
-        return int(column) - 1
-    guess = closest(column, names)
-    what = f"there is no column {column!r} for the {role}"
-    what += f"; did you mean {guess!r}?" if guess else f"; known: {shown_names(names)}"
-    fix = f"--{role.split()[0]} {guess}" if guess else f"give the {role} one of those"
-    raise DataError(what, where={"file": source.path, "columns": shown_names(names)}, fix=fix)
 
 
 def decide_types(connection: Any, columns: Columns, separator: str) -> Columns:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, closest
-from ..user_files.database import NOT_USED, column_types, fetch_row, optional_package
+from ..rows import optional_package, pyarrow
+from ..user_files.database import NOT_USED, column_types, fetch_row
 from ..user_files.values import (
     Values,
     categories,
@@ -143,7 +144,7 @@ def encode_table(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]:
             what = f"the rows have {'no' if name not in names else 'several'} column {name!r}{hint}"
             raise DataError(what, where={"columns": ", ".join(names[:20])}, fix="name the columns as at the import")
     renamed = {name: f"c{index}" for index, name in enumerate(needed)}
-    arrow = optional_package("pyarrow")
+    arrow = pyarrow()
     plain = arrow.table({renamed[name]: _decoded(table[name]) for name in needed})
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
@@ -165,7 +166,7 @@ def encode_table(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]:
 
 
 def _decoded(column: Any) -> Any:
-    arrow, column = optional_package("pyarrow"), column.combine_chunks()
+    arrow, column = pyarrow(), column.combine_chunks()
     column = column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
     return column.cast(arrow.float32()) if arrow.types.is_float16(column.type) else column
 

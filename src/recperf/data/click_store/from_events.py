@@ -12,7 +12,7 @@ from ...errors import notice_once
 from ...files import make_folder, writing
 from ...folders import one_at_a_time, temporary_folder
 from ..datasets import Dataset, legal_name
-from ..user_files.database import optional_package
+from ..rows import pyarrow
 from ..user_files.load import LIST_MARK, LIST_ROLE
 from ..yambda.reference import open_events
 from ..yambda.schema import ANCHORS, LISTEN_PLUS
@@ -53,7 +53,7 @@ def _convert(store: EventStore, folder: Path) -> None:
         parquet: Any = None
         for start in range(0, store.events, _CHUNK):
             table = columns.table(slice(start, min(store.events, start + _CHUNK)))
-            parquet = parquet or optional_package("pyarrow.parquet").ParquetWriter(path, table.schema)
+            parquet = parquet or pyarrow(".parquet").ParquetWriter(path, table.schema)
             parquet.write_table(table)
         parquet.close()
         options = ClickOptions(
@@ -74,7 +74,7 @@ class _Columns:
     """The columns of the rows, with the user's own ids: user, item, groups of the item, label and time."""
 
     def __init__(self, store: EventStore) -> None:
-        self.store, self.arrow = store, optional_package("pyarrow")
+        self.store, self.arrow = store, pyarrow()
         self.own = {role: self.arrow.array(own_ids(store, role)) for role in ("user", "item")}
         self.by_item: dict[str, Any] = {}
         options = store.manifest.get("import", {})

@@ -24,8 +24,8 @@ from ...files import sha256, write_json
 from ...folders import fresh_folder
 from ...jsonfile import Count, read_sealed, sealed
 from ..datasets import KINDS
-from ..rows import in_blocks
-from ..user_files.database import RESTART, column_types, fetch_row, open_database, optional_package
+from ..rows import in_blocks, pyarrow
+from ..user_files.database import RESTART, column_types, fetch_row, open_database
 from ..user_files.load import load_file
 from ..user_files.source import Source
 from ..user_files.text_rows import BadRows
@@ -358,7 +358,7 @@ class _Build:
         at_once = min(PIECE, 1 << (_VALUES_AT_ONCE // (1 + len(stored.facts))).bit_length() - 1)
         with ColumnWriter(self.folder, layout) as writer:
             batches = self.connection.sql(query).to_arrow_reader(min(at_once, 1 << 16))
-            table = optional_package("pyarrow").Table
+            table = pyarrow().Table
             for batch in in_blocks((table.from_batches([batch]) for batch in batches), at_once):
                 arrays = stored_arrays(stored, batch)
                 arrays["labels"] = batch["label"].to_numpy().astype(np.uint8)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import read_linked, sha256
-from ..user_files.database import optional_package
+from ..rows import optional_package, pyarrow
 from ..user_files.values import Values, is_value, key
 from .columns import EMPTY
 
@@ -48,7 +48,7 @@ class Vocabulary:
 
     def codes(self, keys: Any) -> NDArray[np.int32]:
         """The code of each key of a pyarrow array."""
-        compute = optional_package("pyarrow.compute")
+        compute = pyarrow(".compute")
         missing = np.asarray(compute.is_null(keys))
         if self.buckets:
             encoded = keys.dictionary_encode()
@@ -91,20 +91,20 @@ def as_text(column: str) -> str:
 def denoted(vocabulary: Vocabulary, values: Values, column: str) -> Vocabulary:
     """The vocabulary of a column of text for a lookup by numbers or booleans: each means the one text that denotes
     it."""
-    arrow = optional_package("pyarrow")
+    arrow = pyarrow()
     with optional_package("duckdb").connect() as connection:
         connection.register("texts", arrow.table({"value": vocabulary.values}))
         sql = f"CASE WHEN {is_value('value', values)} THEN {key('value', values)} END"
         keys = connection.sql(f"SELECT {sql} AS key FROM texts").to_arrow_table()["key"].combine_chunks()
     counts = keys.drop_null().value_counts()
-    repeated = counts.field("values").filter(optional_package("pyarrow.compute").greater(counts.field("counts"), 1))
+    repeated = counts.field("values").filter(pyarrow(".compute").greater(counts.field("counts"), 1))
     return Vocabulary(values=vocabulary.values, keys=keys, repeated=repeated, seed=column)
 
 
 def write_vocabulary(connection: Any, query: str, path: Path) -> dict[str, Any]:
     """Write the rows of a query (value, key, count) as Parquet in their order, and describe the file. A key that equals
     its value is NULL."""
-    arrow, parquet = optional_package("pyarrow"), optional_package("pyarrow.parquet")
+    arrow, parquet = pyarrow(), pyarrow(".parquet")
     schema = arrow.schema([("value", arrow.string()), ("key", arrow.string()), ("count", arrow.int64())])
     entries = 0
     with parquet.ParquetWriter(str(path), schema) as writer:
@@ -118,7 +118,7 @@ def write_vocabulary(connection: Any, query: str, path: Path) -> dict[str, Any]:
 
 def read_vocabulary(folder: Path, facts: dict[str, Any]) -> Vocabulary:
     """Open a vocabulary, compared with its digest."""
-    arrow, parquet = optional_package("pyarrow"), optional_package("pyarrow.parquet")
+    arrow, parquet = pyarrow(), pyarrow(".parquet")
     path = folder / Path(facts["file"]).name
     again = f"remove {folder} and import again"
     try:
@@ -131,6 +131,4 @@ def read_vocabulary(folder: Path, facts: dict[str, Any]) -> Vocabulary:
     table = parquet.read_table(arrow.BufferReader(content), columns=["value", "key"])
     values, keys = (table[name].combine_chunks() for name in ("value", "key"))
     differ = keys.null_count < len(keys)
-    return Vocabulary(
-        values=values, keys=optional_package("pyarrow.compute").coalesce(keys, values) if differ else values
-    )
+    return Vocabulary(values=values, keys=pyarrow(".compute").coalesce(keys, values) if differ else values)

@@ -7,28 +7,19 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...errors import DataError, MachineError
+from ...errors import DataError
 from ...files import writing
 from ...stop import FLAG
+from ..rows import optional_package
 
 RESTART = "the same command starts again from the beginning"
 NOT_USED = "'in_clause,common_subexpressions'"
 """Optimizers of DuckDB that wide files do without: with them 100 columns of text do not fit into 1,024 MiB."""
 _MAX_THREADS = 4
 _BYTES_PER_THREAD = 128 << 20
-
-
-def optional_package(name: str) -> Any:
-    """Import a package of the extra `yambda`; without it, name the extra to install."""
-    try:
-        return import_module(name)
-    except ImportError:
-        what = f"reading your own files needs the package {name.partition('.')[0]}"
-        raise MachineError(what, fix="pip install 'recperf[yambda]'") from None
 
 
 def literal(text: str) -> str:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...files import sha256
-from ..rows import Table, in_blocks, pyarrow
-from .database import column_types, fetch_row, literal, open_database, optional_package
-from .source import BOM, LONGEST_LINE, HashedFile, Source, bad_file, inspect, repeated_name, unreadable
+from ..rows import Table, in_blocks, optional_package, pyarrow
+from .database import column_types, fetch_row, literal, open_database
+from .source import BOM, LONGEST_LINE, HashedFile, Source, bad_file, inspect, require_distinct, unreadable
 from .text_rows import NOT_UTF8, BadRows, Block, read_blocks
 from .values import MISSING, stripped
 
@@ -92,11 +92,7 @@ class RowFile:
 
     def __init__(self, path: Path) -> None:
         source = inspect(path, {}, header="yes")
-        repeated = repeated_name(source.names)
-        if repeated is not None:
-            raise bad_file(
-                source.path, f"the file has {source.names.count(repeated)} columns named {repeated!r}", "rename one"
-            )
+        require_distinct(source.path, source.names)
         self.source: Source = replace(source, columns={name: at for at, name in enumerate(source.names)})
 
     @property
@@ -156,7 +152,7 @@ def _csv_part(connection: Any, source: Source, block: Block, bad: BadRows, numbe
 
 def _json_part(connection: Any, source: Source, block: Block, bad: BadRows, number: int) -> str:
     """Values of objects as text; an array of the list role is joined."""
-    arrow = optional_package("pyarrow")
+    arrow = pyarrow()
     offsets = np.append(0, block.ends_N).astype(np.int32)
     lines = arrow.Array.from_buffers(
         arrow.string(), len(block.ends_N), [None, arrow.py_buffer(offsets), arrow.py_buffer(block.content)]
@@ -192,17 +188,17 @@ def _sequence_part(connection: Any, source: Source, block: Block, bad: BadRows, 
             bad.add(row, what, "write a user and at least one item on each line")
             continue
         pairs += [(fields[0], item) for item in fields[1:]]
-    arrow = optional_package("pyarrow")
+    arrow = pyarrow()
     columns = zip(*pairs) if pairs else ((), ())
     connection.register("batch", arrow.table([arrow.array(one, arrow.string()) for one in columns], ["f0", "f1"]))
     return "batch"
 
 
 def _parquet_batches(source: Source) -> Iterator[tuple[Any, int]]:
-    arrow, first_row = optional_package("pyarrow"), 1
+    arrow, first_row = pyarrow(), 1
     names = {role: source.names[position] for role, position in source.columns.items()}
     try:
-        parquet = optional_package("pyarrow.parquet")
+        parquet = pyarrow(".parquet")
         with parquet.ParquetFile(str(source.path), buffer_size=1 << 20, page_checksum_verification=True) as file:
             # An empty batch first: a file without rows has columns too.
             empty = arrow.RecordBatch.from_pylist([], schema=file.schema_arrow)
@@ -219,16 +215,16 @@ def _parquet_batches(source: Source) -> Iterator[tuple[Any, int]]:
 
 def _text(column: Any, role: str) -> Any:
     """A column of lists as text, for the role that may have several values."""
-    arrow = optional_package("pyarrow")
+    arrow = pyarrow()
     is_list = arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)
     if role != LIST_ROLE or not is_list:
         return column
-    return optional_package("pyarrow.compute").binary_join(column.cast(arrow.list_(arrow.string())), LIST_MARK)
+    return pyarrow(".compute").binary_join(column.cast(arrow.list_(arrow.string())), LIST_MARK)
 
 
 def _plain(column: Any, source: Source, first_row: int) -> Any:
     """Convert the types that DuckDB does not read as they are meant; other columns stay as they are."""
-    arrow = optional_package("pyarrow")
+    arrow = pyarrow()
     types = arrow.types
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Literal
 
 from ...errors import DataError, UsageError, closest
 from ...files import open_linked
-from .database import optional_package
+from ..rows import pyarrow
 from .values import plain
 
 Format = Literal["csv", "json", "parquet", "sequences"]
@@ -210,9 +210,9 @@ def _first_record(path: Path, sample: bytes, delimiter: str) -> list[str]:
 
 
 def _parquet_names(path: Path) -> list[str]:
-    arrow = optional_package("pyarrow")
+    arrow = pyarrow()
     try:
-        with optional_package("pyarrow.parquet").ParquetFile(str(path)) as file:
+        with pyarrow(".parquet").ParquetFile(str(path)) as file:
             return [str(name) for name in file.schema_arrow.names]
     except (arrow.ArrowException, OSError) as error:
         raise unreadable(path, error) from None
@@ -223,7 +223,7 @@ def _positions(
 ) -> dict[str, int]:
     roles: dict[int, str] = {}
     for role, column in columns.items():
-        position = _position(path, role, column, names)
+        position = position_of(path, role, column, names)
         if position in roles:
             what = f"column {column!r} is given as {roles[position]} and as {role}"
             raise UsageError(what, where={"file": path}, fix="give each column once")
@@ -256,6 +256,14 @@ def require_role(source: Source, role: str) -> None:
     raise DataError(what, where={"file": source.path, "columns": shown}, fix=fix)
 
 
+def require_distinct(path: Path, names: list[str]) -> None:
+    """Refuse a file with several columns of one name."""
+    repeated = repeated_name(names)
+    if repeated is not None:
+        what = f"the file has {names.count(repeated)} columns named {repeated!r}"
+        raise bad_file(path, what, "rename one of them in the first line")
+
+
 def repeated_name(names: Iterable[str]) -> str | None:
     """The first name that several columns have."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
@@ -267,7 +275,8 @@ def shown_names(names: list[str]) -> str:
     return ", ".join(names[:_MOST_SHOWN]) + more if any(names) else f"1 to {len(names)}"
 
 
-def _position(path: Path, role: str, column: str, names: list[str]) -> int:
+def position_of(path: Path, role: str, column: str, names: list[str]) -> int:
+    """Returns the position of the column that a user gave for a role by its name or number."""
     if names.count(column) == 1:
         return names.index(column)
     if column in names and column:
@@ -280,7 +289,7 @@ def _position(path: Path, role: str, column: str, names: list[str]) -> int:
     what = f"there is no column {column!r} for the {role}; " + (
         f"did you mean {guess!r}?" if guess else f"known: {known}"
     )
-    fix = f"--{role} {guess}" if guess else f"give the {role} one of those"
+    fix = f"--{role.split()[0]} {guess}" if guess else f"give the {role} one of those"
     raise DataError(what, where={"file": path, "columns": known}, fix=fix)
 
 

@@ -19,6 +19,13 @@ MISSING: Final = (
 )  # fmt: skip
 """How programs write a missing value; taken for an id, all users without one would become one user."""
 NUMBER: Final = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+TIME_UNITS: Final = {
+    "s": ("seconds", 1),
+    "ms": ("milliseconds", 1_000),
+    "us": ("microseconds", 1_000_000),
+    "ns": ("nanoseconds", 1_000_000_000),
+}
+"""Name of each unit in which a file may have times, and how many of them a second has."""
 COLUMNS: Final = {
     "user": (
         *("user", "userid", "uid", "visitorid", "visitor", "customerid", "customer", "memberid", "reviewerid"),

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .raw import AGAIN, need_pyarrow, nulls, parquet_file, reading
+from ..rows import pyarrow
+from .raw import AGAIN, nulls, parquet_file, reading
 from .schema import MOST_ID
 
 MAP_ROWS = 1 << 20
@@ -56,7 +57,7 @@ def _largest_item(path: Path) -> tuple[int, int, int]:
 
 def _map_rows(path: Path, name: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Items and one column of a map, in chunks."""
-    arrow = need_pyarrow()
+    arrow = pyarrow()
     row = 0
     with reading(path), parquet_file(path) as file:
         types = dict(zip(file.schema_arrow.names, file.schema_arrow.types))

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..rows import BadRow, Ids, Unknown, as_text, is_text, one_array, pyarrow
-from .schema import ANCHORS, ORGANIC
+from ..user_files.values import TIME_UNITS
+from .schema import ANCHORS, LAST_SECOND, ORGANIC
 from .store import EventStore, Queries, own_ids
 
-UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "iso": "ISO text"}
-LAST_SECOND = 0xFFFFFFFF
+UNITS = {**TIME_UNITS, "iso": ("ISO text", 1)}
 AT_ONCE = 1 << 20
 """Events whose items are read at a time."""
 
@@ -120,7 +119,7 @@ class Moments:
     def _unit(self) -> str:
         unit = str(self.imported.get("time_unit"))
         # An import without times leaves the unit open: its times are numbers of rows.
-        return unit if unit in NAMES else "s"
+        return unit if unit in UNITS else "s"
 
     def seconds(self, column: Any) -> Longs:
         """Times as whole seconds of the store, in the unit they were imported with; -1 where missing."""
@@ -133,7 +132,7 @@ class Moments:
                 try:
                     _seconds(column.slice(row, 1), self._unit)
                 except wrong:
-                    what = f"time {column[row].as_py()!r} is not a time in {NAMES[self._unit]}"
+                    what = f"time {column[row].as_py()!r} is not a time in {UNITS[self._unit][0]}"
                     raise BadRow(row, what, "write times as the imported file has them") from None
             raise
 
@@ -142,7 +141,7 @@ class Moments:
         arrow = pyarrow()
         if self._unit == "iso":
             return arrow.array(seconds_N).cast(arrow.timestamp("s"))
-        return arrow.array(seconds_N * UNITS[self._unit])
+        return arrow.array(seconds_N * UNITS[self._unit][1])
 
 
 def _seconds(column: Any, unit: str) -> Longs:
@@ -156,10 +155,10 @@ def _seconds(column: Any, unit: str) -> Longs:
         column, unit = column.cast(arrow.timestamp("us", zone), safe=False).cast(arrow.int64()), "us"
     if types.is_floating(column.type):
         column = compute.if_else(compute.is_nan(column), arrow.scalar(None, column.type), column)
-        column = compute.floor(compute.divide(column, float(UNITS.get(unit, 1)))).cast(arrow.int64())
+        column = compute.floor(compute.divide(column, float(UNITS[unit][1]))).cast(arrow.int64())
     else:
         # There are no events before 1970: rounding towards zero is rounding down.
-        column = compute.divide(column.cast(arrow.int64()), UNITS.get(unit, 1))
+        column = compute.divide(column.cast(arrow.int64()), UNITS[unit][1])
     seconds = np.asarray(compute.fill_null(column, -1))
     if len(seconds) and seconds.max() > LAST_SECOND:
         raise OverflowError

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError, UsageError
 from ...files import open_linked
+from ..rows import pyarrow
 from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, IDS, MOST_ID
 
 READ_AHEAD = 1 << 20
@@ -53,19 +54,6 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.uids)
-
-
-def need_pyarrow() -> Any:
-    """Import pyarrow with its compute and parquet modules; the error names the extra to install."""
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MachineError(
-            f"reading parquet files needs pyarrow: {error}", fix="pip install 'recperf[yambda]'"
-        ) from error
-    return pyarrow
 
 
 def locate(path: Path, size: str | None = None) -> RawFiles:
@@ -181,7 +169,7 @@ class RawEvents:
         return [*range(first, groups)], int(ends[first - 1]) if first else 0
 
     def _check_columns(self) -> None:
-        types = need_pyarrow().types
+        types = pyarrow().types
         kinds = dict(zip(self._arrow_schema.names, self._arrow_schema.types))
         missing = [name for name in COLUMNS if name not in kinds]
         twice = [f"there are two columns {name}" for name in COLUMNS if self._arrow_schema.names.count(name) > 1]
@@ -214,8 +202,10 @@ class RawEvents:
         """The values of a column, 0 for null where it is allowed; a value that is not allowed is an error."""
         original, is_type = column, name == "event_type"
         if is_type:
-            arrow = need_pyarrow()
-            column = arrow.compute.index_in(column.dictionary, value_set=arrow.array(EVENT_TYPES)).take(column.indices)
+            arrow = pyarrow()
+            column = (
+                pyarrow(".compute").index_in(column.dictionary, value_set=arrow.array(EVENT_TYPES)).take(column.indices)
+            )
         kind = np.dtype(np.uint8 if is_type else COLUMNS[name])
         most = _MOST.get(name, int(np.iinfo(kind).max))
         wrong = np.zeros(0, np.bool_) if name == "played_ratio_pct" or not column.null_count else nulls(column)
@@ -278,7 +268,7 @@ def identity_of(path: Path) -> dict[str, Any]:
 
 def parquet_file(path: Path, **options: Any) -> Any:
     """Open a parquet file that is read through small buffers, with page checksums verified."""
-    return need_pyarrow().parquet.ParquetFile(
+    return pyarrow(".parquet").ParquetFile(
         path, buffer_size=READ_AHEAD, pre_buffer=False, page_checksum_verification=True, **options
     )
 
@@ -290,7 +280,7 @@ def nulls(column: Any) -> NDArray[np.bool_]:
 
 
 def _is_text(kind: Any) -> bool:
-    types = need_pyarrow().types
+    types = pyarrow().types
     if types.is_dictionary(kind):
         kind = kind.value_type
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
@@ -299,7 +289,7 @@ def _is_text(kind: Any) -> bool:
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn errors of pyarrow and of the operating system into a one-line error that names the file."""
-    arrow = need_pyarrow()
+    arrow = pyarrow()
     try:
         yield
     except FileNotFoundError:

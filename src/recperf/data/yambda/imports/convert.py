@@ -14,23 +14,27 @@ from ...user_files.database import column_types, fetch_row
 from ...user_files.load import LIST_MARK
 from ...user_files.source import Source
 from ...user_files.text_rows import BadRows
-from ...user_files.values import MISSING, is_integer, is_text, is_time, label, microseconds, names, number, present
-from ..schema import EVENT_TYPES, MOST_ID
+from ...user_files.values import (
+    MISSING,
+    TIME_UNITS,
+    is_integer,
+    is_text,
+    is_time,
+    label,
+    microseconds,
+    names,
+    number,
+    present,
+)
+from ..schema import EVENT_TYPES, LAST_SECOND, MOST_ID
 from .options import ImportOptions, TimeUnit
 
 OPTIONAL_ROLES = ("artist", "album")
 ID_ROLES = ("user", "item", *OPTIONAL_ROLES)
-LAST_SECOND = 0xFFFFFFFF
 LARGEST_RATIO = 0xFFFF
 FULLY_PLAYED = 100
 POSITIVE_SHARE = 0.8
 """A rating of at least this share of the largest one is positive: 4 of 5."""
-_UNITS = {
-    "s": ("seconds", 1),
-    "ms": ("milliseconds", 1_000),
-    "us": ("microseconds", 1_000_000),
-    "ns": ("nanoseconds", 1_000_000_000),
-}
 _VALUES_SHOWN = 5
 """Values of a label in a message."""
 _INTEGER_ID = r"0|-?[1-9][0-9]{0,17}"
@@ -158,7 +162,7 @@ def _unit(connection: Any, column: Column) -> TimeUnit:
     if largest is None:
         return "iso" if is_text(column.type) else "s"
     # Both small and large numbers are two units in one column: the first large one will be named.
-    fitting = (unit for unit, (_, per_second) in _UNITS.items() if largest <= LAST_SECOND * per_second)
+    fitting = (unit for unit, (_, per_second) in TIME_UNITS.items() if largest <= LAST_SECOND * per_second)
     return "s" if least <= LAST_SECOND else cast(TimeUnit, next(fitting, "s"))
 
 
@@ -228,7 +232,7 @@ def _number(column: Column) -> str:
 
 def _seconds(column: Column, options: ImportOptions) -> str:
     """SQL for a time in whole seconds, NULL where it cannot be read or is negative."""
-    per_second = _UNITS.get(options.time_unit, ("", 0))[1]
+    per_second = TIME_UNITS.get(options.time_unit, ("", 0))[1]
     if is_integer(column.type) and per_second:
         return f"whole_seconds(TRY_CAST({column.name} AS BIGINT), {per_second})"
     return f"whole_seconds({microseconds(column.name, column.type, per_second)}, 1000000)"
@@ -260,7 +264,7 @@ def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple
         allowed = "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00"
         fix = "check --time-unit: s, ms, us, ns or iso"
     elif role == "time":
-        unit, per_second = _UNITS[options.time_unit]
+        unit, per_second = TIME_UNITS[options.time_unit]
         allowed, fix = f"a time of 0 to {LAST_SECOND * per_second:,} {unit}", "check --time-unit: s, ms, us, ns or iso"
     elif role == "type":
         allowed = f"one of {', '.join(EVENT_TYPES)}"

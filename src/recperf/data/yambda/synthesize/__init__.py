@@ -17,7 +17,7 @@ from ....errors import DataError
 from ....files import atomic_file, writing
 from ....folders import alone
 from ....stop import poll
-from ..raw import need_pyarrow
+from ...rows import pyarrow
 from ..schema import (
     ALBUMS_FILE,
     ARTISTS_FILE,
@@ -93,7 +93,7 @@ def write_raw(
 
     The event file gets its name last. Returns counts of what was written.
     """
-    parquet = need_pyarrow().parquet
+    parquet = pyarrow(".parquet")
     folder = folder.expanduser()
     target = folder / "flat" / size / EVENTS_FILE
     if target.exists():
@@ -154,14 +154,14 @@ def _joined(blocks: list[Block]) -> Block:
 
 
 def _schema() -> Any:
-    arrow = need_pyarrow()
+    arrow = pyarrow()
     types: dict[str, Any] = {name: getattr(arrow, kind)() for name, kind in COLUMNS.items()}
     types["event_type"] = arrow.dictionary(arrow.int8(), arrow.string())
     return arrow.schema(list(types.items()), metadata={SYNTHETIC_KEY: NAME.encode()})
 
 
 def _table(block: Block) -> Any:
-    arrow = need_pyarrow()
+    arrow = pyarrow()
     no_listen_E = block.types_E != 0
     arrays: dict[str, Any] = {
         "uid": block.uids_E,
@@ -179,5 +179,5 @@ def _table(block: Block) -> Any:
 
 def _map_table(name: str, values_I: NDArray[np.uint32]) -> Any:
     items_I = np.arange(1, len(values_I) + 1, dtype=np.uint32)
-    table = need_pyarrow().table({name: values_I, "item_id": items_I})
+    table = pyarrow().table({name: values_I, "item_id": items_I})
     return table.replace_schema_metadata({SYNTHETIC_KEY: NAME.encode()})
