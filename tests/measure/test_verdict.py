@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,3 +217,63 @@ def test_no_limit_stands_out() -> None:
 def test_row_times_lie_on_the_line_between_sizes() -> None:
     ceilings = replace(CEILINGS, rows_memory=((256, 60.0), (1024, 150.0)))
     assert [ceilings.row_ns(size) for size in (32, 256, 640, 2048)] == pytest.approx([60.0, 60.0, 105.0, 300.0])
+
+
+ROWS = {"rows": 100_000, "row_bytes": 64, "bytes": 6_400_000}
+SLOW_ROWS = replace(CEILINGS, rows_memory=((64, 100.0), (1024, 200.0)), rows_cache=((64, 10.0), (1024, 40.0)))
+
+
+@pytest.mark.parametrize(
+    ("operator", "limit"),
+    [
+        (row(5.0, "aten::embedding", missed=100_000, **ROWS), "latency"),  # prefetched
+        (row(1.4, "aten::embedding", missed=100_000, **ROWS), "cache"),
+        (row(1.4, "recperf::bag_sum", missed=100_000, **ROWS), "latency"),  # by C code, slower than a stream
+        (row(0.3, "recperf::bag_sum", missed=100_000, **ROWS), "cache"),
+        # Counted as cached, of a table beyond the knee: lost by then, if it took nearer to memory than to the cache.
+        (row(5.0, "aten::embedding", table_rows=1 << 20, **ROWS), "latency"),
+        (row(2.0, "aten::embedding", table_rows=1 << 20, **ROWS), "cache"),
+        (row(5.0, "aten::embedding", table_rows=1 << 17, **ROWS), "operator"),
+        (row(5.0, "aten::embedding", table_rows=1 << 20, flops=5e8, **ROWS), "compute"),
+        (row(10.0, "aten::sort", bytes=1e6), "operator"),
+        (row(1.0, "_Attention"), "python"),
+        (row(10.0, "nccl::all_reduce", communication=True), "communication"),
+    ],
+)
+def test_each_operator_goes_to_the_ceiling_that_explains_it(operator: dict[str, Any], limit: str) -> None:
+    divided = classify(operator, SLOW_ROWS, 0.5)["limits"]
+    assert max(divided, key=lambda name: divided[name]) == limit
+    assert sum(divided.values()) == pytest.approx(operator["ms"])
+
+
+def test_a_ceiling_that_cannot_apply_is_not_believed() -> None:
+    divided = classify(row(1.0, "aten::mm", flops=1e9), CEILINGS, 0.5)
+    assert "compute" not in divided["limits"]
+    assert "the ceiling does not apply: its arithmetic would take 10" in divided["note"]
+
+
+def test_random_rows_are_latency_or_bandwidth_by_the_measured_widths() -> None:
+    """100 ns a row whatever its width and 0.1 ns a byte: half of the time of rows of 1,000 bytes follows the bytes."""
+    widths = replace(CEILINGS, rows_memory=tuple((size, 100 + 0.1 * size) for size in (64, 256, 1000, 4000)))
+    assert [widths.latency_share(size) for size in (64, 1000, 4000)] == pytest.approx([100 / 106.4, 0.5, 0.2])
+    call = 0.5 * CEILINGS.calls["index"] / 1e6
+    rows = row(20.0 + call, "aten::embedding", rows=100_000, missed=100_000, row_bytes=1000, bytes=1e8)
+    # 14 ms: prefetched; an implementation can hide latency, but it moves all bytes.
+    for ms, latency, bandwidth in ((20.0, 10, 10), (30.0, 15, 15), (14.0, 4, 10)):
+        divided = classify({**rows, "ms": ms + call}, widths, 0.5)["limits"]
+        assert (divided["latency"], divided["bandwidth"]) == (pytest.approx(latency), pytest.approx(bandwidth))
+    step = {"waits": {}, "operators": [{**rows, "row_bytes": 4000, "ms": 50.0}], "inside": 0.5}
+    step["step_ms"] = dict.fromkeys(("p20", "p50", "p80"), 50.0)
+    result = attribute(step, widths)
+    assert result["random"] == pytest.approx(result["shares"]["latency"] + result["shares"]["bandwidth"])
+    assert replace(CEILINGS, rows_memory=((64, 50.0),)).latency_share(1024) == 1.0
+    verdict = decide(result, step, widths)
+    assert verdict.limit == "bandwidth"
+    assert "(memory: 500, of which 100 ns whatever the width and 400 for the bytes)" in verdict.because[0]
+
+
+def test_the_page_shows_every_limit() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+    assert tuple(limits.TEXTS) == attribution.LIMITS
+    for limit, texts in limits.TEXTS.items():
+        assert f"| `{limit}` | {texts['meaning']} |" in page

@@ -29,11 +29,11 @@ from ..errors import UsageError
 from ..machine import machine_facts
 from ..measure import peaks as machine_peaks
 from ..measure.attribution import attribute
-from ..measure.ceilings import Ceilings, ceilings_of
+from ..measure.ceilings import Ceilings, ceilings_of, knees_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.limits import decide
-from ..measure.observing import UNKNOWN_KNEE, Observer
+from ..measure.observing import Observer
 from ..runs.step_report import KIND, SCHEMA, Report
 
 Experiment = Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]]
@@ -72,7 +72,9 @@ class Profiler:
         """Forget what was observed so far."""
         if self._observer is not None:
             self._observer.close()
-        self._observer = Observer(knees=self._knees, model=self._model, light=self._light)
+        self._observer = Observer(
+            knees=lambda device: knees_of(self._peaks, device), model=self._model, light=self._light
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -158,10 +160,6 @@ class Profiler:
             return None
         say = (lambda text: None) if self._quiet else (lambda text: print(f"recperf: {text}", file=sys.stderr))
         return machine_peaks.require(threads, say)
-
-    def _knees(self, device: str) -> tuple[int, int]:
-        ceilings = ceilings_of(self._peaks, device=device)
-        return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
 
     def _ceilings(self, device: str, threads: int) -> Ceilings | None:
         if self._peaks is not None and device == "cpu" and not machine_peaks.has_threads(self._peaks, threads):

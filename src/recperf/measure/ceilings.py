@@ -8,6 +8,8 @@ from typing import Any
 
 LINE = 64
 """Bytes of a cache line: a narrower row moves as many."""
+UNKNOWN_KNEE = 16 << 20
+"""Bytes taken for cached where the caches of this machine were not measured."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,14 @@ def ceilings_of(
     several = peaks["threads"] if ranks > 1 or threads is None or device != "cpu" else threads
     ceilings = _ceilings(device, several, figures, common)
     return ceilings.shared(ranks) if device == "cpu" else ceilings
+
+
+def knees_of(
+    peaks: dict[str, Any] | None, device: str, *, threads: int | None = None, ranks: int = 1
+) -> tuple[int, int]:
+    """The bytes beyond which random rows, and streams, come from the memory of a device."""
+    ceilings = ceilings_of(peaks, device=device, threads=threads, ranks=ranks)
+    return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
 
 
 def _figures(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .operators import ids_argument
 from .step_parts import cuda_used
@@ -115,11 +116,13 @@ def _variants(
         yield Variant("half the batch", lambda: step(halved), low, 1 - 0.5 * falls)
     threads = torch.get_num_threads()
     if on_cpu and threads > 1:
+        from .peaks.cpu import using_threads
+
         sure, open_ = own["compute"] + own["latency"], own["bandwidth"] + own["cache"] + own["operator"]
         factor = threads / (threads // 2) - 1
         yield Variant(
             "half the threads", plain, 1 + 0.5 * sure * factor, 1 + (sure + open_) * factor * 1.2,
-            lambda: _with_threads(threads // 2),
+            lambda: using_threads(threads // 2),
         )  # fmt: skip
     random_rows = attribution["random"] / whole
     if random_rows * _of_lookups(attribution) >= 0.2:
@@ -198,12 +201,6 @@ def hot_ids(hot_ms: float, cold_ms: float, random_rows: float) -> dict[str, Any]
     return _row("ids of a few hot rows", expected, f"{ratio:.2f} times", ratio <= high + TOLERANCE)
 
 
-def _with_threads(threads: int) -> AbstractContextManager[None]:
-    from .peaks.cpu import using_threads
-
-    return using_threads(threads)
-
-
 def _halved(batch: Any) -> Any | None:
     """The first half of a batch that knows how to be cut."""
     if not hasattr(batch, "slice") or not hasattr(batch, "__len__") or len(batch) < 2:
@@ -213,33 +210,10 @@ def _halved(batch: Any) -> Any | None:
 
 def _doubled(batch: Any) -> Any | None:
     """The batch joined with itself along its first dimension; None where it is not made of tensors of one length."""
-    lengths = {tensor.shape[0] for tensor in _leaves(batch) if tensor.dim()}
-    if len(lengths) != 1 or any(not tensor.dim() for tensor in _leaves(batch)):
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if any(not tensor.dim() for tensor in tensors) or len({tensor.shape[0] for tensor in tensors}) != 1:
         return None
-    return _map(batch, lambda tensor: torch.cat((tensor, tensor)))
-
-
-def _leaves(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-
-
-def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return type(value)((key, _map(item, change)) for key, item in value.items())
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(item, change) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(item, change) for item in value)
-    return value
+    return tree_map_only(Tensor, lambda tensor: torch.cat((tensor, tensor)), batch)
 
 
 class _HotIds(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from .attribution import attribute
-from .ceilings import ColdOverHot, ceilings_of, ceilings_of_profile, cold_over_hot
+from .ceilings import ColdOverHot, ceilings_of_profile, cold_over_hot, knees_of
 from .evidence import kernel_works, observed
 from .experiments import confirm, hot_ids
 from .limits import verdict_of
-from .observing import UNKNOWN_KNEE, Observer
+from .observing import Observer
 from .operators import CallWork
 from .peaks.other_work import DISTURBED, OtherWork, not_judged
 from .profile import ClockedSteps, Subject, endless
@@ -120,8 +120,7 @@ def _observe(
     notes, observer = [], None
 
     def knees(device: str) -> tuple[int, int]:
-        ceilings = ceilings_of(peaks, device=device, threads=torch.get_num_threads(), ranks=sharing)
-        return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
+        return knees_of(peaks, device, threads=torch.get_num_threads(), ranks=sharing)
 
     if subject.eager is not None:
         try:

@@ -43,8 +43,6 @@ WAITS = 0.05
 """Share of a step from which waiting for input matters."""
 BLOCK_NS = 10_000_000
 """GPU: ns of steps between two synchronised moments."""
-UNKNOWN_KNEE = 16 << 20
-"""Bytes taken for cached where the caches of this machine were not measured."""
 MARKS = 9
 """Barriers that ranks mark in their traces: enough for the median not to be a slow one."""
 

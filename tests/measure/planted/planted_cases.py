@@ -112,6 +112,14 @@ def trivial(machine: Machine, count: int = 3000) -> Callable[[], object]:
     return calls
 
 
+def repeated(count: int, work: Callable[[], object]) -> Step:
+    def step() -> None:
+        for _ in range(count):
+            work()
+
+    return step
+
+
 def endless(make: Callable[[], Any]) -> Iterable[Any]:
     while True:
         yield make()
@@ -297,12 +305,7 @@ def addition_in_place(machine: Machine) -> Built:
 @planted("additions over 0.3 MB", "cache", "dispatch", on_gpu=("launch", "dispatch"))
 def cached_addition(machine: Machine) -> Built:
     x, y = machine.rand(75_000), machine.rand(75_000)
-
-    def step() -> None:
-        for _ in range(200):
-            y.add_(x)
-
-    return step, None
+    return repeated(200, lambda: y.add_(x)), None
 
 
 @planted("AdamW over 20 M parameters", "bandwidth")
@@ -473,23 +476,13 @@ def gpu_loader(machine: Machine) -> Built:
 @planted_on_gpu(".item() after every operator", "sync")
 def item(machine: Machine) -> Built:
     x = machine.rand(1024, 1024)
-
-    def step() -> None:
-        for _ in range(50):
-            x.sum().item()
-
-    return step, None
+    return repeated(50, lambda: x.sum().item()), None
 
 
 @planted_on_gpu("nonzero in the model", "sync", "launch")
 def nonzero(machine: Machine) -> Built:
     x = machine.rand(200_000) - 0.5
-
-    def step() -> None:
-        for _ in range(30):
-            x[(x > 0).nonzero().squeeze(1)].sum()
-
-    return step, None
+    return repeated(30, lambda: x[(x > 0).nonzero().squeeze(1)].sum()), None
 
 
 @planted_on_gpu("unpinned copies of 50 MB", "transfer", "sync")
@@ -511,12 +504,7 @@ def pinned(machine: Machine) -> Built:
 @planted_on_gpu("a host that queues kernels of 2 us", "launch")
 def queues(machine: Machine) -> Built:
     x = machine.rand(1024)
-
-    def step() -> None:
-        for _ in range(500):
-            x.mul_(1.0001)
-
-    return step, None
+    return repeated(500, lambda: x.mul_(1.0001)), None
 
 
 @planted_on_gpu("one large product in TF32", "compute")
@@ -577,21 +565,11 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
 @planted_on_gpu("a CUDA graph of small kernels", "dispatch")
 def graph_small(machine: Machine) -> Built:
     x = machine.rand(1024)
-
-    def step() -> None:
-        for _ in range(500):
-            x.mul_(1.0001)
-
-    return captured(step), None
+    return captured(repeated(500, lambda: x.mul_(1.0001))), None
 
 
 @planted_on_gpu("a CUDA graph of large products", "compute")
 def graph_large(machine: Machine) -> Built:
     a, b = machine.rand(8192, 8192, dtype=torch.bfloat16), machine.rand(8192, 8192, dtype=torch.bfloat16)
     out = torch.empty_like(a)
-
-    def step() -> None:
-        for _ in range(4):
-            torch.mm(a, b, out=out)
-
-    return captured(step), None
+    return captured(repeated(4, lambda: torch.mm(a, b, out=out))), None

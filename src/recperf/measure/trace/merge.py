@@ -19,6 +19,9 @@ from ...errors import DataError, UsageError
 from .file import Event, Scan, write_trace
 from .read import ABOUT, MARK, MERGED, facts_in, number_of, rank_in, whole_of
 
+FlowIds = dict[tuple[int, str, str], int]
+"""Ids that are unique in the whole file by rank, category and id: viewers connect flows with equal ids."""
+
 
 @dataclass(kw_only=True)
 class Source:
@@ -172,7 +175,7 @@ def _late(source: Source, first: Source, mark: str) -> int:
 def _write(sources: list[Source], target: Path, clock: str) -> int:
     """Write the merged file and return its size."""
     first = min(source.moment(source.begin_us) for source in sources)
-    ids = _FlowIds()
+    ids: FlowIds = {}
     header = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
@@ -183,20 +186,10 @@ def _write(sources: list[Source], target: Path, clock: str) -> int:
     return write_trace(target, events, header, fix="make the folder writable")
 
 
-class _FlowIds:
-    """Ids of flows that are unique in the whole file: viewers connect flows with equal ids across processes."""
-
-    def __init__(self) -> None:
-        self._ids: dict[tuple[int, str, str], int] = {}
-
-    def of(self, rank: int, category: Any, own_id: Any) -> int:
-        return self._ids.setdefault((rank, str(category), str(own_id)), len(self._ids) + 1)
-
-
 class _Track:
     """The events of a rank as one process; processes of its trace (host, devices) become groups of threads."""
 
-    def __init__(self, source: Source, first: int, ids: _FlowIds) -> None:
+    def __init__(self, source: Source, first: int, ids: FlowIds) -> None:
         self.source, self.first, self.ids = source, first, ids
         # Some viewers reserve process 0 for the kernel.
         self.pid = source.rank + 1
@@ -241,5 +234,6 @@ class _Track:
             moved["ts"] = (self.source.moment(time) - self.first) / 1e3
         for name in ("id", "bind_id"):
             if name in event:
-                moved[name] = self.ids.of(self.source.rank, event.get("cat"), event[name])
+                key = self.source.rank, str(event.get("cat")), str(event[name])
+                moved[name] = self.ids.setdefault(key, len(self.ids) + 1)
         return moved
