@@ -11,8 +11,7 @@ from ...data.sums import check_sums
 from ...errors import DataError
 from ..parse import OutputOptions, parse
 from ..terminal import Terminal, conclude
-from .output import count_of
-from .progress import progress_bars
+from .output import count_of, progress_bars
 
 
 @dataclass(frozen=True, kw_only=True)
