@@ -18,11 +18,11 @@ from golden_cases import close
 from torch import Tensor
 
 from recperf.data.batch import ClickBatch
-from recperf.models.arithmetic import Arithmetic, FastArithmetic
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM, WrittenOutLoss, make_interaction
 from recperf.models.embeddings import Embeddings, StackedTables
 from recperf.models.interaction import Dot
+from recperf.models.mlp import Arithmetic, FastArithmetic
 from recperf.models.published import jagged, load_public_parameters
 from recperf.models.streams import SideStreams
 from recperf.models.tables import SparseTables

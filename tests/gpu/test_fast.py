@@ -17,7 +17,7 @@ from golden_cases import cases
 from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
 from recperf.data.random_bags import RandomBags
-from recperf.models.arithmetic import FastArithmetic
+from recperf.models.mlp import FastArithmetic
 from recperf.ops.table_rules import RULES
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.device import applied

@@ -17,9 +17,9 @@ from recperf.data.config import MovieLensConfig
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
-from recperf.models.arithmetic import FastArithmetic
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
+from recperf.models.mlp import FastArithmetic
 from recperf.models.streams import SideStreams
 from recperf.models.tables import SparseTables
 from recperf.ops.relu import reference as relu

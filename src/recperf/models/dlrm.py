@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..measure.spans import span
 from ..ops.last_layer.reference import End
-from .arithmetic import Arithmetic
 from .config import DLRMConfig
 from .embeddings import Embeddings, StackedTables
 from .interaction import Concat, Dot, Interaction, LowRankCross
 from .losses import BCE, Loss
-from .mlp import MLP
+from .mlp import MLP, Arithmetic
 
 
 class DLRM(nn.Module):

@@ -19,12 +19,12 @@ from ...execution.workload import Prepared, ScoredRows, cpu_fixes, table_share
 from ...machine import bfloat16_instructions
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
-from ...models.arithmetic import Arithmetic, FastArithmetic
 from ...models.cost import dlrm_step, sparse_dlrm_step
 from ...models.dlrm import DLRM, make_interaction
 from ...models.embeddings import Embeddings, StackedTables
 from ...models.interaction import Dot, Interaction
 from ...models.losses import make as make_loss
+from ...models.mlp import Arithmetic, FastArithmetic
 from ...models.streams import SideStreams
 from ...models.tables import SparseTables
 from ...models.tiers.config import Tiers
