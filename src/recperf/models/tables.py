@@ -148,8 +148,7 @@ class SparseGradients(Embeddings):
         """The pooled rows of a batch that was placed, or else of one to score, whose rows are read where they lie."""
         assert self.tiers is not None
         if isinstance(features, PlacedFeatures):
-            if not self.tiers.in_flight(features.placed):
-                raise RuntimeError("the rows of this batch may have left the cache: use batches one after the other")
+            self.tiers.require_in_flight(features.placed)
             rows_XD, places_V = self.table_RD, features.slots_U[features.values_V]
             saved_V = features.values_V
         else:

@@ -62,20 +62,14 @@ def ours_by_reference(config: DLRMv4Config) -> dict[str, str]:
     return names
 
 
-def reference_state(model: DLRMv4, *, tables: bool = True) -> dict[str, Tensor]:
+def reference_state(model: DLRMv4) -> dict[str, Tensor]:
     """The model's values under the published names, as views."""
-    names = ours_by_reference(model.config)
-    return {theirs: _tensor(model, ours) for theirs, ours in names.items() if tables or not ours.startswith("tables.")}
+    return {theirs: _tensor(model, ours) for theirs, ours in ours_by_reference(model.config).items()}
 
 
-def load_reference(model: DLRMv4, state: dict[str, Tensor], *, tables: bool = True) -> None:
-    """Copy values under published names into the model; everything is checked before anything is copied.
-
-    With `tables` false only dense weights are read, and the tables stay as they are.
-    """
-    ours = reference_state(model, tables=tables)
-    loaded = state if tables else {name: v for name, v in state.items() if not name.startswith(TABLE.split("{")[0])}
-    copy_weights(ours, loaded, fix="use the number of layers and the sizes of the saved model; tables can be left out")
+def load_reference(model: DLRMv4, state: dict[str, Tensor]) -> None:
+    """Copy values under published names into the model; everything is checked before anything is copied."""
+    copy_weights(reference_state(model), state, fix="use the number of layers and the sizes of the saved model")
 
 
 def _tensor(model: DLRMv4, name: str) -> Tensor:

@@ -134,7 +134,8 @@ class TieredDLRMv4Tables(DLRMv4Tables):
 
     def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
         if inputs.placed is None:
-            return {name: self.tiers.peek(name, rows_U) for name, rows_U in inputs.rows.items()}
+            dim = self.config.table_dim
+            return {name: self.tiers.records({name: rows_U})[:, :dim] for name, rows_U in inputs.rows.items()}
         return super().lookup(inputs)
 
     def columns(self) -> dict[str, TableColumns]:
@@ -156,8 +157,7 @@ class TieredDLRMv4Tables(DLRMv4Tables):
             require_read(state_dict.get(prefix + name))
 
     def places(self, inputs: Inputs) -> dict[str, Tensor]:
-        if not self.tiers.in_flight(inputs.placed):
-            raise RuntimeError("the rows of this batch may have left the cache: use batches one after the other")
+        self.tiers.require_in_flight(inputs.placed)
         return inputs.slots
 
 

@@ -213,15 +213,13 @@ class TieredRows:
         facts = {"placement": self.store.kind, "cache_bytes": self.cache_bytes, "process": process_memory()}
         return {**facts, **traffic.of_a_batch()}
 
-    def in_flight(self, placed: Placed | None) -> bool:
-        return placed is not None and not placed.finished
-
-    def peek(self, name: str, rows_U: Tensor) -> Tensor:
-        """The weights of rows, of which those outside the cache stay outside."""
-        return self.records({name: rows_U})[:, : self.dim]
+    def require_in_flight(self, placed: Placed | None) -> None:
+        """Fail unless the rows of a batch are still in the cache."""
+        if placed is None or placed.finished:
+            raise RuntimeError("the rows of this batch may have left the cache: use batches one after the other")
 
     def records(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Weights and state of rows, on the device."""
+        """Weights and state of rows, on the device; those outside the cache stay outside."""
         rows_N = self._numbered(rows)
         with self._guarded():
             self._write_back()
