@@ -10,7 +10,7 @@ from recperf.errors import ConfigError, DataError
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.interaction import LowRankCross
-from recperf.models.losses import make
+from recperf.models.mlp import make_loss
 from recperf.models.published import PUBLISHED, MicroDLRM
 from recperf.workloads.micro_dlrm.config import default
 
@@ -65,7 +65,7 @@ STEPS = [
 def test_the_written_out_step_equals_autograd(interaction: str, loss: str, single: bool) -> None:
     diagonal = interaction == "diagonal"
     config = replace(SMALL, interaction="dot" if diagonal else interaction, diagonal=diagonal, table_init_std=0.5)
-    model = DLRM(config, seed=1, loss=make(loss, (0.5, 3.0)))
+    model = DLRM(config, seed=1, loss=make_loss(loss, (0.5, 3.0)))
     draw = torch.Generator().manual_seed(2)
     if single:
         features = JaggedFeatures.from_ids(("a", "b"), torch.tensor([[1, 4, 0, 4], [6, 0, 2, 2]]))

@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 
-from recperf.models import losses
+from recperf.models.mlp import make_loss
 from recperf.ops.many import reference as many
 
 LOSSES = {"bce": (1.0, 1.0), "wbce": (0.5, 2.0), "mse": (1.0, 1.0)}
@@ -23,7 +23,7 @@ def test_loss_and_gradients_are_autograds(implementation: str, name: str, sample
     weight, bias = torch.randn(1, inputs, generator=draw) / inputs**0.5, torch.randn(1, generator=draw)
     labels = (torch.rand(samples, generator=draw) < 0.5).float()
     leaves = [tensor.requires_grad_() for tensor in (before, weight, bias)]
-    criterion = losses.make(name, LOSSES[name])
+    criterion = make_loss(name, LOSSES[name])
     logits = (before.relu() @ weight.t() + bias).squeeze(1)
     value = criterion.value(logits, labels)
     value.backward()  # type: ignore[no-untyped-call]

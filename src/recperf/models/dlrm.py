@@ -16,8 +16,7 @@ from ..ops.last_layer.reference import End
 from .config import DLRMConfig
 from .embeddings import Embeddings, StackedTables
 from .interaction import Concat, Dot, Interaction, LowRankCross
-from .losses import BCE, Loss
-from .mlp import MLP, Arithmetic
+from .mlp import MLP, Arithmetic, Loss
 
 
 class DLRM(nn.Module):
@@ -39,7 +38,7 @@ class DLRM(nn.Module):
         self.embeddings: Embeddings = embeddings or StackedTables(config.features, config.rows, config.dim)
         self.interaction: Interaction = interaction or make_interaction(config)
         self.top = MLP(config.top_widths, last_relu=False)
-        self.criterion: Loss = loss or BCE()
+        self.criterion = loss or Loss()
         self.arithmetic = arithmetic or Arithmetic()
         if isinstance(self.interaction, Dot):
             self.interaction.width = self.arithmetic.width(config.interaction_width)

@@ -1,5 +1,5 @@
-"""A stack of linear layers, and its forward and backward pass in a written-out training step: plain, or with fewer and
-faster kernels.
+"""A stack of linear layers and the loss of its output, with the forward and backward pass of a written-out training
+step: plain, or with fewer and faster kernels.
 
 The fast variant fuses bias and ReLU into the matrix product, computes the bias gradient together with the ReLU's, may
 work in bfloat16 with float32 weights and weight gradients, and may compute weight gradients on another stream.
@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,10 @@ from ..ops import many
 from ..ops.last_layer.reference import WIDEST, End
 from ..ops.products import weight_gradient
 from .init import normal_
-from .losses import Loss
 from .streams import SideStreams
 
+EQUAL = (1.0, 1.0)
+"""Weights of negatives and positives that change nothing."""
 EVEN = 8
 """On a GPU, products whose width is not a multiple of this take slow kernels."""
 
@@ -85,6 +87,40 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
     if (hooks := parameter._post_accumulate_grad_hooks) is not None:
         for hook in hooks.values():
             hook(parameter)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The mean over samples of the binary cross entropy of logits, which keeps the gradient of large ones, or of the
+    squared error of the probability, the default of the public DLRM. A kernel that computes it too reads both fields."""
+
+    kind: Literal["bce", "mse"] = "bce"
+    weights: tuple[float, float] = EQUAL
+    """Of negatives and of positives, with bce; the mean is over samples, not over weights."""
+
+    def value(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
+        if self.kind == "mse":
+            return F.mse_loss(logits_B.sigmoid(), labels_B)
+        return F.binary_cross_entropy_with_logits(logits_B, labels_B, weight=self._weights_of(labels_B))
+
+    def slope(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
+        """The gradient of `value` with respect to the logits, written out."""
+        p_B = logits_B.sigmoid()
+        if self.kind == "mse":
+            return (p_B - labels_B).mul_(p_B).mul_(1 - p_B).mul_(2 / labels_B.shape[0])
+        slope_B, weights_B = p_B.sub_(labels_B).div_(labels_B.shape[0]), self._weights_of(labels_B)
+        return slope_B if weights_B is None else slope_B.mul_(weights_B)
+
+    def _weights_of(self, labels_B: Tensor) -> Tensor | None:
+        if self.weights == EQUAL:
+            return None
+        negative, positive = self.weights
+        return torch.where(labels_B > 0.5, positive, negative).to(labels_B.dtype)
+
+
+def make_loss(name: str, weights: tuple[float, float] = EQUAL) -> Loss:
+    """Create a loss by name; `weights` of negatives and positives apply to wbce."""
+    return Loss("mse" if name == "mse" else "bce", weights if name == "wbce" else EQUAL)
 
 
 class Arithmetic:

@@ -19,7 +19,7 @@ from ...measure.spans import span
 from ...ops.assemble import assemble
 from ...ops.layer_norm import layer_norm, swish_layer_norm
 from ..init import normal_, uniform_, xavier_normal_, xavier_uniform_
-from ..losses import BCE
+from ..mlp import Loss
 from .config import ACTIONS, CANDIDATE_CODE, DLRMv4Config
 from .hstu import HSTU, Moment, Rows
 from .inputs import Inputs
@@ -170,7 +170,7 @@ class DLRMv4(nn.Module):
         return StagedLoss(stages, value, logits_B.detach())
 
     def criterion(self, logits_B: Tensor, inputs: Inputs) -> Tensor:
-        return self.config.loss_scale * BCE().value(logits_B, inputs.labels_B.to(logits_B.dtype))
+        return self.config.loss_scale * Loss().value(logits_B, inputs.labels_B.to(logits_B.dtype))
 
     def logits(self, inputs: Inputs, run: Run) -> Tensor:
         """Compute the whole model; `run` calls each part with the name of its span."""

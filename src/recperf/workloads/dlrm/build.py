@@ -23,8 +23,7 @@ from ...models.cost import dlrm_step, sparse_dlrm_step
 from ...models.dlrm import DLRM, make_interaction
 from ...models.embeddings import Embeddings, StackedTables
 from ...models.interaction import Dot, Interaction
-from ...models.losses import make as make_loss
-from ...models.mlp import Arithmetic, FastArithmetic
+from ...models.mlp import Arithmetic, FastArithmetic, make_loss
 from ...models.streams import SideStreams
 from ...models.tables import SparseTables
 from ...models.tiers.config import Tiers
