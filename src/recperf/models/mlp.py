@@ -92,7 +92,7 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
 @dataclass(frozen=True)
 class Loss:
     """The mean over samples of the binary cross entropy of logits, which keeps the gradient of large ones, or of the
-    squared error of the probability, the default of the public DLRM. A kernel that computes it too reads both fields."""
+    squared error of the probability, the default of the public DLRM. A kernel that computes it too reads the fields."""
 
     kind: Literal["bce", "mse"] = "bce"
     weights: tuple[float, float] = EQUAL
