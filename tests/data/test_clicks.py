@@ -105,18 +105,6 @@ def test_no_training_row_sees_its_own_label(data: MovieLens, config: MovieLensCo
     assert before.train.labels[place] != after.train.labels[place]
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_no_leak_at_full_size(split: Split) -> None:
-    data, config = generate(7), MovieLensConfig(split=split)
-    before = build(data, config)
-    valid = split_rows(data, config)
-    after = build(flipped(data, valid), config)
-    assert same_features(before.train, after.train)
-    assert same_features(before.valid, after.valid)
-    everything = build(flipped(data, ~valid), config)
-    assert not same_features(before.valid, everything.valid), "training labels must matter, or this test proves nothing"
-
-
 def slow_history(data: MovieLens, valid: NDArray[np.bool_]) -> list[tuple[float, int]]:
     answers = []
     for row in range(len(data.user)):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from recperf.data.batch import ClickBatch
 from recperf.data.click_store.columns import EMPTY, Rows, Split
 from recperf.data.click_store.order import ClickOrder
 from recperf.data.order import WHOLE, RankPart, Samples, ShuffledOrder, cut_part, permutation
@@ -57,11 +58,14 @@ class Store:
 
     keys, slots = ("a", "b"), (1, 2)
 
+    def __init__(self, rows: int = 100) -> None:
+        self.rows = rows
+
     def count(self, split: Split) -> int:
-        return 100
+        return self.rows
 
     def rows_of(self, split: Split, first: int, last: int) -> Rows:
-        return self.take(split, np.arange(first, min(last, 100)))
+        return self.take(split, np.arange(first, min(last, self.rows)))
 
     def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
         second = np.where(places % 3, places + 1000, EMPTY)
@@ -69,16 +73,61 @@ class Store:
         return Rows(places[:, None].astype(np.float32), ids_NS, (places % 2).astype(np.uint8))
 
 
+def stored(**more: Any) -> ClickOrder:
+    settings = {"batch_size": 32, "seed": 5, "block_rows": 16, "group_blocks": 4, **more}
+    return ClickOrder(store=Store(settings.pop("rows", 330)), **settings)
+
+
+def rows_in(batch: ClickBatch) -> list[int]:
+    rows = batch.dense_BD[:, 0].to(torch.int64)
+    assert torch.equal(batch.features["a"][0], rows)
+    assert torch.equal(batch.labels_B, (rows % 2).float())
+    return [int(row) for row in rows]
+
+
+@pytest.mark.parametrize(("batch", "block", "group"), [(32, 16, 4), (7, 16, 4), (500, 16, 2), (1, 1, 1), (64, 1000, 3)])
+def test_an_epoch_has_every_row_once(batch: int, block: int, group: int) -> None:
+    made = stored(batch_size=batch, block_rows=block, group_blocks=group)
+    batches = list(made.batches(0))
+    assert len(batches) == len(made)
+    assert {len(one) for one in batches[:-1]} <= {batch}
+    seen = [row for one in batches for row in rows_in(one)]
+    assert sorted(seen) == list(range(330)) != seen
+
+
+def test_an_epoch_can_be_entered_at_any_batch() -> None:
+    made = stored()
+    whole = [rows_in(batch) for batch in made.batches(2)]
+    for start in range(len(made) + 2):
+        assert [rows_in(batch) for batch in made.batches(2, start)] == whole[start:]
+    assert [rows_in(batch) for batch in made.batches(1)] != whole
+    assert [rows_in(batch) for batch in stored(seed=6).batches(2)] != whole
+
+
+@pytest.mark.parametrize("batch", [32, 7, 500])
+def test_validation_rows_come_in_their_order(batch: int) -> None:
+    made = stored(split="valid", batch_size=batch)
+    assert len(made) == -(-330 // batch)
+    assert [row for one in made.cut() for row in rows_in(one)] == list(range(330))
+    assert [row for one in made.cut(start=1) for row in rows_in(one)] == list(range(batch, 330))
+
+
+def test_order_is_pinned() -> None:
+    """A change of the order changes every training on imported clicks: it must be meant."""
+    made = stored(rows=30, batch_size=10, block_rows=4, group_blocks=2)
+    assert rows_in(next(made.batches(0))) == [8, 23, 10, 21, 9, 20, 11, 22, 13, 27]
+
+
 def orders() -> dict[str, Any]:
     ids_FN = torch.arange(200).view(2, 100)
     samples = Samples(keys=("a", "b"), dense_ND=torch.rand(100, 3), ids_FN=ids_FN, labels_N=torch.rand(100))
-    stored = ClickOrder(store=Store(), batch_size=14, seed=5, block_rows=8, group_blocks=3)
+    in_blocks = stored(rows=100, batch_size=14, block_rows=8, group_blocks=3)
     shuffled = ShuffledOrder(samples=samples, batch_size=14, seed=5)
     config = RandomBagsConfig(batches=8)
     drawn = RandomBags(keys=("a", "b"), rows=(9, 50), dense=2, batch_size=14, seed=5, config=config)
     return {
-        "stored": lambda part=WHOLE: stored.share(part).batches(1, 2),
-        "stored, in turn": lambda part=WHOLE: stored.share(part).cut(1),
+        "stored": lambda part=WHOLE: in_blocks.share(part).batches(1, 2),
+        "stored, in turn": lambda part=WHOLE: in_blocks.share(part).cut(1),
         "shuffled": lambda part=WHOLE: shuffled.share(part).batches(1, 2),
         "in turn": lambda part=WHOLE: cut_part(samples, 14, part, 3),
         "drawn": lambda part=WHOLE: drawn.share(part).batches(1, 2),

@@ -1,4 +1,4 @@
-"""A reference cache has the same events as the packed store; damage is an error that names the file."""
+"""A reference cache has the same events as the packed store; damage is an error that names the file or the event."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recperf.data.yambda.check import check_raw, check_store
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.reference import open_events, open_reference
-from recperf.data.yambda.store import EventStore, open_store
+from recperf.data.yambda.store import COLUMNS, EventStore, file_of, open_store
 from recperf.errors import DataError
 
 pytest.importorskip("pyarrow")
@@ -70,6 +71,7 @@ def test_the_reference_s_own_cache_holds_the_events_of_the_store(yambda_case: Pa
             assert opened.layout == "reference"
             same_events(opened, packed)
             assert opened.manifest["events"] == np.load(folder / "flat_uid.npy").size
+            assert check_store(opened, lambda *_: None)["verified_by_digest"] == []
 
 
 def test_a_folder_is_opened_by_what_is_in_it(cache: Path, tmp_path: Path) -> None:
@@ -153,3 +155,47 @@ def test_tables_of_users_that_contradict_each_other(cache: Path) -> None:
             open_reference(cache)
         path.write_bytes(whole)
     open_reference(cache)
+
+
+def checked(path: Path) -> dict[str, Any]:
+    progress: list[tuple[int, int]] = []
+    answer = check_store(open_events(path), lambda *now: progress.append(now))
+    assert len({total for _, total in progress}) == 1
+    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+    assert progress[-1][0] == progress[-1][1]
+    return answer
+
+
+def test_raw_files_and_a_store_that_are_whole(cache: Path) -> None:
+    place = _written[0].parent
+    facts = check_raw(locate(place / "hub"), lambda *_: None)
+    answer = checked(place / "store")
+    assert (facts["events"], facts["users"]) == (800, 20)
+    assert 0 < answer["events"] < 800
+    assert answer["verified_by_digest"] == sorted(file_of(Path(), name).name for name in COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("flat_uid", 9),
+        ("flat_event_types", 5),
+        ("flat_event_types", -1),
+        ("flat_item_ids", -1),
+        ("flat_item_ids", 1 << 20),
+        ("flat_timestamps", -1),
+        ("flat_is_like", True),
+        ("flat_is_skip", True),
+        ("flat_played_ratio", 50.0),
+    ],
+)
+def test_columns_of_a_cache_that_contradict_each_other(name: str, value: Any, cache: Path) -> None:
+    path = cache / f"{name}.npy"
+    values, flags = np.load(path), np.load(path.with_name("flat_is_listen_plus.npy"))
+    # A listen-plus that is no like, and below with a ratio of a listen-plus, a skip.
+    at = int(np.flatnonzero(~flags & (np.load(path.with_name("flat_event_types.npy")) == 0))[5])
+    at = at if name == "flat_played_ratio" else int(np.flatnonzero(flags)[5])
+    values[at] = value
+    np.save(path, values)
+    with pytest.raises(DataError, match=f"first at event {at}"):
+        checked(cache.parent)
