@@ -45,14 +45,13 @@ def test_made_prepared_checked_and_described(call: Call, raw: Path) -> None:
     checked = answer(call, "check", "yambda-like", "--path", str(raw))["raw"]
     assert sum(checked["by_type"].values()) == checked["events"] == prepared["split"]["raw_events"]
 
-    arguments = ("--min-history", "10", "--history-length", "30", "--window-seconds", "864000")
+    arguments = ("--min-history", "10", "--window-seconds", "864000")
     described = answer(call, "info", "yambda-like", "--path", "prepared", *arguments)
     assert described["synthetic"] is True
     assert described["events"] == made["events"] == sum(described["by_type"].values())
     assert sum(described["shares"].values()) == pytest.approx(1)
     assert described["windows"]["count"] in (30, 31)
     assert 0 < described["anchors"]["total"] < described["by_type"]["listen"]
-    assert 0 < described["history"]["mean"] <= 30
 
 
 def test_an_imported_dataset_is_found_by_its_name(call: Call) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recperf.data.yambda import store as store_module
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.data.yambda.config import WindowConfig
 from recperf.data.yambda.describe import describe
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import (
@@ -144,12 +144,11 @@ def test_a_changed_manifest_is_refused(change: Make, says: str, folder: Path) ->
 
 
 def test_a_store_too_small_for_anchors_is_described_without(folder: Path) -> None:
-    statistics = describe(open_store(folder), WindowConfig(min_history=600), HistoryConfig(length=4))
+    statistics = describe(open_store(folder), WindowConfig(min_history=600))
     assert (statistics["events"], statistics["items_with_events"]) == (500, 50)
     assert statistics["windows"] == {"seconds": 86_400, "count": 0, "first_anchor": None, "last_anchor": None}
     anchors = {"min_history": 600, "total": 0, "in_the_last_window": 0, "a_window": None, "users_with_enough": 0}
     assert statistics["anchors"] == anchors
-    assert statistics["history"] is None
 
 
 def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import tyro
 
 from ...data.user_files.values import TIME_UNITS
-from ...data.yambda.config import Strategy
 from ...data.yambda.imports.options import ImportOptions
 from ...errors import UsageError
 from ..parse import OutputOptions
@@ -19,6 +18,7 @@ from ..terminal import Terminal
 from .output import count_of, print_facts, print_import, progress_bars
 
 SYNTHETIC = "yambda-like"
+TIME_NAMES = {"iso": "dates", **{unit: name for unit, (name, _) in TIME_UNITS.items()}}
 MOST_UNUSED = 20
 """Columns without a use that the end of an import shows."""
 
@@ -54,12 +54,7 @@ class Check(OutputOptions):
 @dataclass(frozen=True, kw_only=True)
 class Info(Check):
     min_history: int | None = None
-    """Minimum number of a user's events before an anchor; default: the history length."""
-    history_length: int | None = None
-    """Length of a history; default: 4086, or 100 if most users have fewer events."""
-    strategy: Strategy | None = None
-    """Which events make a history. interleaved: a third each of listen-plus, like and skip; last-n: the last events.
-    Default: interleaved, or last-n if there are no events of one of these kinds."""
+    """Minimum number of a user's events before an anchor; default: 4086, or 100 if most users have fewer events."""
     window_seconds: int = 86_400
     """Length of a time window in seconds."""
 
@@ -99,7 +94,7 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
 
     with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
         if action == "get":
-            return catalogue.get(options.name, offline=options.offline, bars=terminal.live, say=terminal.say)
+            return _get(options, terminal)
         if action == "prepare":
             return catalogue.prepare(
                 options.name,
@@ -119,17 +114,25 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
         return catalogue.import_events(ImportOptions(**values), store=options.store, progress=bar)
 
 
+def _get(options: Get, terminal: Terminal) -> dict[str, Any]:
+    from ...data.yambda import download
+
+    if options.name == SYNTHETIC:
+        what = f"{SYNTHETIC} is generated locally: there is nothing to download"
+        raise UsageError(what, fix=f"recperf data make {SYNTHETIC} --path FOLDER writes it as files")
+    size = options.name.removeprefix("yambda-")
+    facts = download.get(size, say=terminal.say, offline=options.offline, bars=terminal.live)
+    return {"name": options.name, **facts}
+
+
 def _info(options: Info, terminal: Terminal) -> dict[str, Any]:
     from ...data.yambda import catalogue
-    from ...data.yambda.config import HistoryConfig, WindowConfig
-    from ...data.yambda.describe import describe
+    from ...data.yambda.config import WindowConfig
+    from ...data.yambda.describe import describe, usual_history
 
     store = catalogue.find(options.name, path=options.path, say=terminal.say)
-    length = catalogue.usual_length(store) if options.history_length is None else options.history_length
-    least = length if options.min_history is None else options.min_history
-    strategy = options.strategy or catalogue.usual_strategy(store)
-    windows = WindowConfig(seconds=options.window_seconds, min_history=least)
-    return describe(store, windows, HistoryConfig(length=length, strategy=strategy))
+    least = usual_history(store) if options.min_history is None else options.min_history
+    return describe(store, WindowConfig(seconds=options.window_seconds, min_history=least))
 
 
 def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, Any]:
@@ -197,7 +200,7 @@ def _columns(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     texts = {
         "user": f"user, {facts['users']:,} different",
         "item": f"item, {facts['items']:,} different",
-        "time": f"time, in {'dates' if options['time_unit'] == 'iso' else TIME_UNITS[options['time_unit']][0]}",
+        "time": f"time, in {TIME_NAMES.get(options['time_unit'], 'seconds')}",
         "rating": f"rating, positive from {options['positive_from'] or 0:g} on",
         "ratio": "share played, positive from 50 % on",
         "label": f"label, positive: {', '.join(options['positives'] or ('1', 'true'))}",

@@ -1,4 +1,4 @@
-"""`recperf data get | prepare | check | info | make | import` for listening events; each returns plain values."""
+"""`recperf data prepare | check | info | make | import` for listening events; each returns plain values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
-
 from ... import places
 from ...errors import DataError, UsageError
 from ...folders import one_at_a_time
 from . import raw
-from .config import HistoryConfig, Strategy
 from .reference import CACHE_META, READY, open_events
 from .schema import EVENTS_FILE, LICENCE
 from .store import EVENT_BYTES, MANIFEST, EventStore, is_store_folder, open_store
@@ -40,21 +37,8 @@ def size_of(name: str) -> str:
     return name.removeprefix("yambda-")
 
 
-def raw_folder(name: str) -> Path:
-    return places.dataset_folder(name) / "raw"
-
-
 def store_folder(name: str) -> Path:
     return places.dataset_folder(name) / "store"
-
-
-def get(name: str, *, offline: bool, bars: bool, say: Say) -> dict[str, Any]:
-    if name == SYNTHETIC:
-        what = f"{SYNTHETIC} is generated locally: there is nothing to download"
-        raise UsageError(what, fix=f"recperf data make {SYNTHETIC} --path FOLDER writes it as files")
-    from . import download
-
-    return {"name": name, **download.get(size_of(name), say=say, offline=offline, bars=bars)}
 
 
 def prepare(
@@ -141,19 +125,6 @@ def find(name: str, *, path: Path | None, say: Say) -> EventStore:
             fix=f"recperf data prepare {name}{where}",
         )
     raise _missing(name, path)
-
-
-def usual_length(store: EventStore) -> int:
-    """The default history length: the benchmark's, or 100 if fewer than a tenth of the users have so many events."""
-    full = HistoryConfig().length
-    enough = int((np.diff(store.user_first_U1) > full).sum())
-    return full if enough * 10 >= store.users else 100
-
-
-def usual_strategy(store: EventStore) -> Strategy:
-    """The default of which events make a history: of any kind where an imported log lacks a kind of action."""
-    lacks_one = "import" in store.manifest and not all(store.manifest["by_pool"].values())
-    return "last-n" if lacks_one else "interleaved"
 
 
 def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
@@ -268,7 +239,7 @@ def _size_in(name: str) -> str | None:
 def _places(name: str, path: Path | None) -> dict[str, Path]:
     """The folders of a dataset: `raw` and `store`, as far as they exist."""
     if path is None:
-        folders = {"raw": raw_folder(name), "store": store_folder(name)}
+        folders = {"raw": places.dataset_folder(name) / "raw", "store": store_folder(name)}
         return {kind: folder for kind, folder in folders.items() if folder.is_dir()}
     # Absolute, so that the current folder has a name too.
     path = path.expanduser().absolute()
@@ -289,7 +260,7 @@ def _looks_like_a_store(path: Path) -> bool:
 
 
 def _downloaded(name: str) -> Path:
-    folder = raw_folder(name)
+    folder = places.dataset_folder(name) / "raw"
     if not folder.is_dir():
         raise _missing(name, None)
     return folder

@@ -22,11 +22,16 @@ _STRIDE = 1 << 22
 _FLAT_BYTES = sum(np.dtype(kind).itemsize for kind in FLAT_COLUMNS.values())
 """Columns of the reference's cache, without its files of anchors."""
 ROLES = ("user", "item", "time", "rating", "ratio", "label", "genres", "artist", "album", "type")
-_SAMPLED = 512
-"""Number of anchors whose history lengths are measured."""
 
 
-def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -> dict[str, Any]:
+def usual_history(store: EventStore) -> int:
+    """The default history length: the benchmark's, or 100 if fewer than a tenth of the users have so many events."""
+    full = HistoryConfig().length
+    enough = int((np.diff(store.user_first_U1) > full).sum())
+    return full if enough * 10 >= store.users else 100
+
+
+def describe(store: EventStore, windows: WindowConfig) -> dict[str, Any]:
     """Everything that `data info` prints."""
     events_I, by_kind = _tallies(store)
     lengths_U = np.diff(store.user_first_U1)
@@ -75,7 +80,6 @@ def describe(store: EventStore, windows: WindowConfig, history: HistoryConfig) -
             "a_window": _spread(anchors_W) if len(anchors_W) else None,
             "users_with_enough": int((lengths_U > windows.min_history).sum()),
         },
-        "history": _histories(store, index, history) if index else None,
     }
 
 
@@ -125,21 +129,3 @@ def _distinct(ids_I: NDArray[np.uint32]) -> int:
 def _spread(counts: NDArray[np.int64]) -> dict[str, float]:
     p20, p50, p80 = (float(value) for value in np.percentile(counts, [20, 50, 80]))
     return {"p20": p20, "p50": p50, "p80": p80, "mean": float(counts.mean()), "max": float(counts.max())}
-
-
-def _histories(store: EventStore, index: WindowIndex, config: HistoryConfig) -> dict[str, Any] | None:
-    """Lengths of the histories of evenly spaced anchors."""
-    counts_W = index.counts()
-    total = int(counts_W.sum())
-    if not total:
-        return None
-    from .history import Histories
-
-    sample = np.linspace(0, total - 1, min(total, _SAMPLED)).astype(np.int64)
-    edges_W1 = np.concatenate([[0], np.cumsum(counts_W)])
-    window_of = np.searchsorted(edges_W1, sample, side="right") - 1
-    positions = np.concatenate(
-        [index.anchors(int(window))[sample[window_of == window] - edges_W1[window]] for window in np.unique(window_of)]
-    )
-    lengths = np.diff(Histories(store, config).batch(positions).history_offsets_B1.numpy())
-    return {"length": config.length, "strategy": config.strategy, "sampled": len(positions), **_spread(lengths)}
