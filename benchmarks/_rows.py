@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from recperf.machine import machine_facts
-from recperf.runs.provenance import checkout, packages
+from recperf.runs.record import checkout, packages
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -6,27 +6,20 @@ import errno
 import hashlib
 import json
 import math
-import mmap
 import os
 import platform
 import re
 import resource
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from .errors import MachineError
-from .stop import end_with_parent, poll
 
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|can't start new thread",
     re.IGNORECASE,
 )
-RESERVED_BYTES = 32 << 20
-"""More than printing an error needs, with all that it imports."""
 _CGROUP_FILES = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -231,72 +224,8 @@ def _fails_to_map(error: BaseException) -> bool:
     return "failed to map segment" in text and "not permitted" not in text and bool(address_space())
 
 
-def lacks_address_space(error: BaseException) -> bool:
-    """Whether an error may come of too little address space: C code or a module that could not be loaded whole."""
-    if isinstance(error, (ImportError, SystemError)):
-        return not isinstance(error, ModuleNotFoundError) and "not permitted" not in str(error)
-    if isinstance(error, AttributeError) and "partially initialized module" in str(error):
-        return True
-    cause = error.__cause__ or error.__context__
-    return cause is not None and (out_of_memory(cause) or lacks_address_space(cause))
-
-
 def address_space() -> dict[str, object]:
     """The limit of this process's address space for a message; empty if there is none."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     unlimited = limit == resource.RLIM_INFINITY
     return {} if unlimited else {"address space": f"limited to {limit >> 20:,} MiB (ulimit -v)"}
-
-
-@contextmanager
-def reserved_memory() -> Iterator[None]:
-    """Where the address space is limited, keep a part of it for reporting that the rest ran out."""
-    reserve = mmap.mmap(-1, RESERVED_BYTES) if address_space() else None
-    try:
-        yield
-    finally:
-        if reserve is not None:
-            reserve.close()
-
-
-def require_address_space(*, torch: bool) -> None:
-    """Where the address space is limited, test in a child whether numpy, and torch, can be loaded and can multiply.
-
-    OpenBLAS, which both may use, ends the process where memory is short, without an error that could be reported.
-    """
-    limit = address_space()
-    if not limit:
-        return
-    parent, child = os.getpid(), os.fork()
-    if child == 0:
-        code = 1
-        with suppress(BaseException):
-            end_with_parent(parent)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            # What is not installed is no matter of memory.
-            with suppress(ModuleNotFoundError):
-                _load_libraries(torch)
-            code = 0
-        os._exit(code)
-    failed = os.waitpid(child, 0)[1] != 0
-    # Ctrl-C ends the child too.
-    poll()
-    if failed:
-        names = "numpy and torch" if torch else "numpy"
-        raise MachineError(
-            f"out of memory: {names} cannot be loaded",
-            where=limit,
-            fix="ulimit -v unlimited, or a larger limit",
-        )
-    _load_libraries(torch)
-
-
-def _load_libraries(torch: bool) -> None:
-    """Load the libraries and let them allocate their buffers, which they do at the first large product."""
-    import numpy as np
-
-    square = np.ones((512, 512))
-    np.dot(square, square)
-    if torch:
-        ones = import_module("torch").ones(512, 512)
-        ones.mm(ones)

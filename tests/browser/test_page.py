@@ -116,4 +116,4 @@ def test_the_page_of_a_trace(tmp_path: Path) -> None:
     page = trace_report.write_page(analyse_file(path), tmp_path / "trace.html")
     measured = chromium.measure(page, tmp_path, width=390, dark=False)
     sound(measured, 390)
-    assert measured["svgs"] == 3
+    assert measured["svgs"] == 2

@@ -14,7 +14,7 @@ import pytest
 
 from recperf.cli import check, main
 from recperf.runs import contract
-from recperf.runs.seal import present, seal
+from recperf.runs.evidence import present, seal
 
 Call = Callable[..., tuple[int, str, str]]
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none", "--quiet"]

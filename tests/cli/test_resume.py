@@ -14,8 +14,8 @@ import pytest
 from recperf.cli import main
 from recperf.data.movielens_like import generate, write
 from recperf.runs.contract import check_run
+from recperf.runs.evidence import seal
 from recperf.runs.resume import FREE
-from recperf.runs.seal import seal
 
 QUIETLY = ["--no-peaks", "--no-report"]
 Call = Callable[..., tuple[int, str]]

@@ -23,7 +23,7 @@ from recperf import points
 from recperf.files import write_json
 from recperf.jsonfile import sealed
 from recperf.machine import machine_facts
-from recperf.runs.seal import is_evidence
+from recperf.runs.evidence import is_evidence
 from recperf.train.checkpoint import CheckpointStore
 
 KINDS: dict[str, tuple[Kind, int]] = {}

@@ -16,8 +16,8 @@ from power_cut import Recorder, Tree
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.store import MANIFEST, open_store, originals, verify
 from recperf.errors import DataError
+from recperf.runs.evidence import broken, seal
 from recperf.runs.record import Run
-from recperf.runs.seal import broken, seal
 from recperf.train.checkpoint import CheckpointStore
 
 SEED = 42

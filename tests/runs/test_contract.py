@@ -20,8 +20,8 @@ from recperf.machine import fingerprint
 from recperf.runs import contract
 from recperf.runs.contract import Claim, Evidence, Finding, check_run, judge
 from recperf.runs.derive import Stated, result_of
+from recperf.runs.evidence import present, seal
 from recperf.runs.result import checked
-from recperf.runs.seal import present, seal
 
 QUICK = [
     "run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "auto", "--seeds", "2",

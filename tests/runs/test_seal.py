@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from recperf.errors import DataError
-from recperf.runs.evidence import Evidence, NoEvidence
-from recperf.runs.seal import broken, seal
+from recperf.runs.evidence import Evidence, NoEvidence, broken, seal
 
 
 @pytest.fixture

@@ -8,14 +8,7 @@ import sys
 import traceback
 
 from ..errors import MachineError, RecperfError, UsageError, closest
-from ..machine import (
-    address_space,
-    lacks_address_space,
-    memory_error,
-    out_of_memory,
-    require_address_space,
-    reserved_memory,
-)
+from ..machine import memory_error, out_of_memory
 from ..stop import FLAG
 from ..version import __version__
 from .terminal import outputs, print_error, print_text
@@ -40,9 +33,6 @@ COMMANDS = {
 }
 FORMER = {"list": "show", "diff": "compare", "trace": "profile", "checkpoint": "check"}
 """Commands of earlier versions, and those that do their work now."""
-
-WITHOUT_NUMPY = ("show",)
-WITH_TORCH = ("run", "score", "recommend", "export", "profile", "sweep", "pair", "peaks", "doctor")
 
 STOP_CLEANLY = ("run", "score", "profile", "sweep", "data")
 """Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""
@@ -80,7 +70,7 @@ def _run(arguments: list[str]) -> int:
     # What follows -- is for a program of the user.
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
-        with FLAG.listening(), reserved_memory():
+        with FLAG.listening():
             return dispatch(arguments)
     except RecperfError as error:
         print_error(error, as_json=as_json)
@@ -95,12 +85,6 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             place: dict[str, object] = {"path": str(error.filename)}
             print_error(MachineError("the path is too long", where=place, fix="choose a shorter one"), as_json=as_json)
-            return MachineError.exit_code
-        limit = address_space()
-        if limit and lacks_address_space(error):
-            what = "failed, probably for lack of address space"
-            facts = {**limit, "failure": f"{type(error).__name__}: {error}"}
-            print_error(MachineError(what, where=facts, fix="ulimit -v unlimited"), as_json=as_json)
             return MachineError.exit_code
         print_text(traceback.format_exc(), end="", stderr=True)
         what = f"internal error: {type(error).__name__}: {error}"
@@ -127,8 +111,6 @@ def dispatch(arguments: list[str]) -> int:
             f"unknown {kind} {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
             fix=f"recperf {guess} --help" if guess else "recperf --help",
         )
-    if name not in WITHOUT_NUMPY:
-        require_address_space(torch=name in WITH_TORCH)
     module = importlib.import_module(f".{name}", __name__)
     if name not in STOP_CLEANLY:
         FLAG.ends_at_once = True

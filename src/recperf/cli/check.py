@@ -13,9 +13,9 @@ from ..config import from_json
 from ..errors import DataError, GateFailed, RecperfError, UsageError
 from ..runs.checkpoints import listed, prune
 from ..runs.contract import ALWAYS, Claim, Evidence, Finding, NoEvidence, check_run
+from ..runs.evidence import SEAL
 from ..runs.record import PROFILE_MARK, hold, read_config
 from ..runs.report.formats import printable
-from ..runs.seal import NAME as SEAL
 from ..units import size
 from ..workloads import find, names
 from .parse import OutputOptions, parse

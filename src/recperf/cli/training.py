@@ -18,6 +18,7 @@ from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageErro
 from ..files import read_regular, require_writable, write_atomic
 from ..folders import refuse_foreign
 from ..jsonfile import as_json, require
+from ..runs.evidence import differences
 from ..runs.record import JOB, Busy, Run, read_config
 from ..runs.result import Result, fault
 from ..runs.resume import (
@@ -31,7 +32,6 @@ from ..runs.resume import (
     require_allowed,
 )
 from ..runs.schemas import Progress
-from ..runs.seal import differences
 from ..stop import FLAG
 from .terminal import Terminal, conclude, page_optional, print_error, print_json
 

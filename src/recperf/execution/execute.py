@@ -17,10 +17,9 @@ from ..errors import ConfigError, DataError
 from ..machine import machine_facts
 from ..ops import choice
 from ..runs.derive import Stated, meets, result_of
-from ..runs.evidence import Evidence
+from ..runs.evidence import Evidence, seal
 from ..runs.loggers import Curves
-from ..runs.provenance import checkout, packages
-from ..runs.record import Run, now, read_saved_config
+from ..runs.record import Run, checkout, now, packages, read_saved_config
 from ..runs.result import Data, Result, Target, Verified, checked
 from ..runs.result import Trial as TrialFile
 from ..runs.resume import (
@@ -32,7 +31,6 @@ from ..runs.resume import (
     since_start,
 )
 from ..runs.schemas import Machine, Profile, Progress
-from ..runs.seal import seal
 from ..stop import StopFlag, poll
 from ..train.device import applied
 from .measuring import MEASURED, measure_run

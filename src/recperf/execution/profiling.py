@@ -20,7 +20,7 @@ from ..measure.measuring import STEPS
 from ..measure.observing import Observer
 from ..measure.profile import endless
 from ..measure.trace.analyse import analyse
-from ..runs.provenance import packages
+from ..runs.record import packages
 from ..train.device import applied
 from .fixes import try_fixes
 from .measuring import measure_window, require_threads

@@ -42,13 +42,6 @@ class Submission:
         goes_on = not enough and at.step < self.recipe.steps
         self.log.evaluation_ends(self.samples(at.step), metrics["auc"], goes_on)
 
-    def standing(self, at: Position, metrics: dict[str, float]) -> str:
-        """Where the training stands beside the published reference runs."""
-        facts = self.facts
-        from ..runs.mlperf.reference import standing
-
-        return standing(self.samples(at.step), metrics["auc"], facts.global_batch_size, facts.train_samples)
-
     def stop(self, step: int, metrics: dict[str, float]) -> None:
         """A run without a target has reached none."""
         self.log.stop(self.samples(step), self.target is not None and metrics["auc"] >= self.target)

@@ -186,7 +186,6 @@ class SeedTraining:
         def ends(at: Position, metrics: dict[str, float]) -> None:
             if submission:
                 submission.ends(at, metrics, reached(metrics))
-                self.report.notice(submission.standing(at, metrics))
 
         return Evaluator(
             recipe=self.trial.recipe,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -279,11 +279,6 @@ def compare(old: Side, new: Side) -> Comparison:
     )
 
 
-def change(name: str, old: Mapping[str, float], new: Mapping[str, float], share: float) -> TimeChange:
-    """The change of one time, each given as p20, p50 and p80."""
-    return _change(name, TimedPart(time=Time(**old), share=share), TimedPart(time=Time(**new), share=share))
-
-
 def _changes(old: dict[str, TimedPart], new: dict[str, TimedPart]) -> list[TimeChange]:
     rows = [_change(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
     return sorted(rows, key=lambda row: -abs(row.difference_ms))
@@ -369,22 +364,6 @@ def parse_gate(text: str) -> float:
     if not match:
         raise UsageError(f"--gate takes a percentage such as 5%, not {printable(text)[:40]!r}", fix="--gate 5%")
     return float(match[1]) / 100
-
-
-def pooled(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One spread from several rounds of the same measurement: the median of the medians, and the whole range."""
-    return {
-        "p20": min(ms["p20"] for ms in rounds),
-        "p50": statistics.median(ms["p50"] for ms in rounds),
-        "p80": max(ms["p80"] for ms in rounds),
-    }
-
-
-def variation(rounds: Sequence[Mapping[str, float]]) -> float:
-    """How far the medians of several rounds lie apart, as a share of their median."""
-    medians = [ms["p50"] for ms in rounds]
-    middle = statistics.median(medians)
-    return (max(medians) - min(medians)) / middle if middle else 0.0
 
 
 def _about(folder: Path) -> tuple[str | None, dict[str, Any], str | None]:

@@ -18,11 +18,10 @@ from ..measure.ceilings import cache_holds, cold_over_hot, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
 from ..units import size
 from .derive import Stated, bounds, quality_of, result_of
-from .evidence import Evidence, NoEvidence, own_fingerprint
+from .evidence import Evidence, NoEvidence, broken, own_fingerprint, present
 from .report.formats import printable
 from .result import Percentiles, fault
 from .schemas import Component, PairArm, Profile
-from .seal import broken, present
 
 __all__ = ["Claim", "Evidence", "Finding", "NoEvidence", "check_run"]
 

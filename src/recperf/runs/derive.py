@@ -1,26 +1,51 @@
-"""Computes result.json from the other files of a run: a run does so once, `recperf check` does it again. Torch-free."""
+"""Computes result.json from the other files of a run: a run does so once, `recperf check` does it again. Torch-free.
+
+Steady throughput is the samples of all stretches of training after the warm-up over their wall time, each measured
+between two moments at which the device was idle. Overall throughput is all samples over all time. Both come from the
+timing events of the log, those of every process that a resumed run had.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ..jsonfile import fit
 from ..measure.ceilings import ceilings_of_profile
+from ..measure.peaks.other_work import DISTURBED
+from ..measure.spans import budget_part
 from ..train.config import baseline_to_beat
 from .evidence import Evidence
-from .quality import add_detail
-from .result import SCHEMA, Metrics, Performance, Provenance, Quality, Ranks, Result, Target, Throughput
+from .quality import add_detail, percentile
+from .result import (
+    SCHEMA,
+    Metrics,
+    Overall,
+    Percentiles,
+    Performance,
+    Provenance,
+    Quality,
+    Ranks,
+    Result,
+    Target,
+    Throughput,
+)  # fmt: skip
 from .resume import reported_changes
 from .schemas import Scores
-from .speed import budget_of, speed_of
 
 Json = dict[str, Any]
 
 FINISHER = ("commit", "dirty", "packages", "command", "ended", "data_verified")
 """The fields of a provenance that only the process that finishes a run knows."""
+FEWEST = 5
+"""Timed steps below which no percentiles are reported."""
+CLOSE = 0.1
+"""Steady throughput and batch / p50 may differ by this share without a reason being stated."""
+MINOR = 0.02
+"""Causes of a smaller difference are not mentioned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +150,70 @@ def mfu(profile: Json, peaks: Json | None, steady: Throughput | None) -> float |
         return None
     per_sample = sum(part["flops"] or 0 for part in profile["components"]) / profile["batch_size"]
     return float(per_sample * steady.samples_per_s / peak)
+
+
+def speed_of(events: Iterable[Json]) -> Json:
+    """The fields of a result's performance that follow from the log."""
+    timed = [event for event in events if event["kind"] == "timing"]
+    steady = [event for event in timed if event["part"] == "steady"]
+    times = [ms for event in steady for ms in event["step_ms"]]
+    step_ms = None
+    if len(times) >= FEWEST:
+        step_ms = Percentiles(*(percentile(times, share) for share in (20, 50, 80)))
+    rate = _rate(steady)
+    return {
+        "steady": Throughput(**rate) if rate else None,
+        "overall": _overall(timed),
+        "step_ms": step_ms,
+        "steps_timed": len(times),
+        "difference": difference(Throughput(**rate), steady, times, step_ms.p50) if rate and step_ms else None,
+    }
+
+
+def _rate(stretches: list[Json]) -> Json | None:
+    total = {name: sum(event.get(name, 0) for event in stretches) for name in ("samples", "steps", "seconds")}
+    return {"samples_per_s": total["samples"] / total["seconds"], **total} if total["steps"] else None
+
+
+def _overall(timed: list[Json]) -> Overall | None:
+    rate = _rate(timed)
+    if rate is None:
+        return None
+    parts: Json = {
+        f"{part}_s": math.fsum(event["seconds"] for event in timed if event["part"] == part)
+        for part in ("steady", "warmup", "evaluation", "save")
+    }
+    return Overall(**rate, **parts, shuffle_s=math.fsum(event.get("shuffle_s", 0.0) for event in timed))
+
+
+def difference(rate: Throughput, steady: list[Json], times: list[float], p50: float) -> str | None:
+    """Why steady throughput is not a batch per median step; None where the two are close."""
+    batch, mean = max(event["batch"] for event in steady), sum(times) / len(times)
+    ratio = rate.samples_per_s / (batch / p50 * 1e3)
+    if abs(ratio - 1) <= CLOSE:
+        return None
+    seconds, shuffle = rate.seconds, sum(event["shuffle_s"] for event in steady)
+    between = max(0.0, seconds - shuffle - sum(times) / 1e3)
+    causes = {
+        f"the mean step takes {mean / p50:.2f} times the median": abs(math.log(mean / p50)),
+        f"batches have {rate.samples / rate.steps:,.0f} samples on average": math.log(
+            batch * rate.steps / rate.samples
+        ),
+        f"shuffling takes {shuffle / seconds:.0%} of the time": shuffle / seconds,
+        f"the time between steps is {between / seconds:.0%}": between / seconds,
+    }
+    stated = [text for text, size in sorted(causes.items(), key=lambda item: -item[1]) if size >= MINOR]
+    others = sum((event.get("other_work") or 0.0) * event["seconds"] for event in steady) / seconds
+    stated += [f"other work took {others:.0%} of the cores"] if others > DISTURBED else []
+    sense = "below" if ratio < 1 else "above"
+    return f"{abs(ratio - 1):.0%} {sense} {batch:,} samples per median step: {'; '.join(stated)}"
+
+
+def budget_of(profile: Json | None) -> dict[str, float] | None:
+    """The share of each part of a step, from the steps measured after training: the one source for every report."""
+    budget: dict[str, float] = {}
+    for row in (profile or {}).get("components", ()):
+        # The spans of a model are declared only where its workload is loaded.
+        part = budget_part(row["name"], default="backward" if row["phase"] == "backward" else row["name"])
+        budget[part] = budget.get(part, 0.0) + row["share"]
+    return budget or None

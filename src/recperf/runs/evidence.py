@@ -1,23 +1,35 @@
-"""The files of a run as evidence: read when first needed, and validated as a whole."""
+"""The files of a run as evidence: read when first needed and validated as a whole, and sealed.
+
+seal.json holds the size and digest of every evidence file, so that a later change is noticed.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import DataError
-from ..files import open_regular
-from ..jsonfile import Problem, fit, load
+from ..files import digest_of, open_regular, write_json
+from ..jsonfile import Problem, Struct, as_json, fit, load
 from ..machine import fingerprint
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from .events import BadEvent, metrics_of, parse_events
 from .result import Data, Evaluation, Metrics, Result, Trial
 from .schemas import Pair, Profile, Progress, SavedConfig
-from .seal import present
 
 T = TypeVar("T")
 Json = dict[str, Any]
+
+SEAL_SCHEMA = 1
+SEAL = "seal.json"
+EVIDENCE = (
+    "result.json", "events.jsonl", "config.json", "machine.json", "data.json", "baselines.json", "scores.json",
+    "progress.json", "profile.json", "pair.json", "peaks.json",
+)  # fmt: skip
+"""The evidence files, together with every trial-<seed>.json."""
 
 HOW_TO_MEASURE = {
     "profile.json": "recperf run",
@@ -175,3 +187,86 @@ def own_fingerprint(place: str, machine: Any) -> str:
     if machine.get("fingerprint") != derived:
         raise NoEvidence(f"{place} states {machine.get('fingerprint')!r}, its facts give {derived}")
     return derived
+
+
+class SealedFile(Struct):
+    bytes: int
+    sha256: str
+
+
+class Seal(Struct):
+    """seal.json."""
+
+    schema: int
+    files: dict[str, SealedFile]
+
+
+def seal(folder: Path) -> None:
+    """Write seal.json over the evidence files in the folder; the last thing that a run does."""
+    try:
+        files = {name: _facts(folder / name, sync=True) for name in present(folder)}
+    except OSError as error:
+        where = {"file": error.filename or folder}
+        raise DataError(f"cannot seal the run: {error.strerror or error}", where=where) from error
+    write_json(folder / SEAL, as_json(Seal(schema=SEAL_SCHEMA, files=files)))
+
+
+def _facts(path: Path, *, sync: bool = False) -> SealedFile:
+    with open(open_regular(path), "rb") as file:
+        if sync:
+            # After a power cut there must be no seal of a log that is shorter than it says.
+            os.fsync(file.fileno())
+        return SealedFile(bytes=os.fstat(file.fileno()).st_size, sha256=digest_of(file))
+
+
+def present(folder: Path) -> list[str]:
+    """Names of the evidence files in a run's folder."""
+    return [name for name in sorted(path.name for path in folder.iterdir()) if is_evidence(name)]
+
+
+def is_evidence(name: str) -> bool:
+    return name in EVIDENCE or re.fullmatch(r"trial-\d+\.json", name) is not None
+
+
+def broken(folder: Path) -> list[str]:
+    """Every difference between the evidence files and their seal; empty if there is none."""
+    return list(differences(folder).values())
+
+
+def differences(folder: Path) -> dict[str, str]:
+    """The differences by the name of the file; one of seal.json means that no file could be compared."""
+    try:
+        value = load(folder / SEAL)
+        names = present(folder)
+    except FileNotFoundError:
+        return {SEAL: f"{SEAL} is missing"}
+    except OSError as error:
+        return {SEAL: f"{SEAL} cannot be read: {error.strerror or error}"}
+    except ValueError as error:
+        return {SEAL: f"{SEAL} is not JSON: {error}"}
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if schema != SEAL_SCHEMA or isinstance(schema, bool):
+        return {SEAL: f"{SEAL} has schema {schema!r}; this recperf reads {SEAL_SCHEMA}"}
+    sealed = fit(value, Seal)
+    if isinstance(sealed, Problem):
+        return {SEAL: f"{SEAL} is damaged: {sealed}"}
+    if not sealed.files:
+        return {SEAL: f"{SEAL} lists no files"}
+    texts = {name: _difference(folder, name, facts) for name, facts in sealed.files.items()}
+    texts |= {name: f"{name} is not in {SEAL}" for name in names if name not in sealed.files}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _difference(folder: Path, name: str, sealed: SealedFile) -> str:
+    # Names are checked before they are opened: a seal must not point to files outside the folder.
+    if not is_evidence(name):
+        return f"{SEAL} lists {name!r}, which is not an evidence file"
+    try:
+        facts = _facts(folder / name)
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror or error}"
+    if facts.bytes != sealed.bytes:
+        return f"{name} has {facts.bytes:,} bytes, the seal says {sealed.bytes:,}"
+    return "" if facts.sha256 == sealed.sha256 else f"{name} was changed: its digest differs from the seal"

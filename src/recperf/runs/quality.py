@@ -5,6 +5,7 @@ Computed from scores.json without torch, so that `recperf check` can compute it 
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Sequence
@@ -24,12 +25,20 @@ from .result import (
     WithinUsers,
 )
 from .schemas import SampledRanking, SampledScores, SampledUsers, Scores, SegmentFacts
-from .speed import percentile
 
 FEW_ROWS = 1000
 LEAKED_AUC = 0.99
 
 D = TypeVar("D", Difference, RankingDifference)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """With linear interpolation between the two nearest values."""
+    ordered = sorted(values)
+    place = share / 100 * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def interval(replicates: Sequence[float]) -> Interval:

@@ -1,4 +1,4 @@
-"""The folder of a run: everything about one execution, written as it happens.
+"""The folder of a run: everything about one execution, written as it happens, and the code that it ran.
 
 runs/micro-dlrm-20261115-031500-a1b2c3/
   config.json  machine.json  events.jsonl  trial-42.json  checkpoints/  result.json
@@ -11,9 +11,12 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import secrets
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -53,6 +56,8 @@ OWN_FILES = (
     MARK,
 )
 """The files that a run writes before it trains."""
+PACKAGES = ("recperf", "torch", "numpy", "triton", "tyro", "rich", "pooch")
+"""Packages whose versions a result states."""
 _FIRST = b'{"kind": '
 """How every event begins."""
 
@@ -328,3 +333,37 @@ def read_saved_config(path: Path, *, named: bool = False) -> SavedConfig:
     value = jsonfile.read(path, named=named)
     require_schema(path, value, CONFIG_SCHEMA)
     return jsonfile.require(value, SavedConfig, path, what="is not a config that recperf saved")
+
+
+def checkout(besides: str = "") -> dict[str, Any]:
+    """Commit of the checkout and whether it has uncommitted changes, in other places than one; None if recperf does not
+    run from its checkout."""
+    source = Path(__file__).resolve().parents[3]
+    unknown = {"commit": None, "dirty": None}
+    if not (source / ".git").exists() or not (source / "src" / "recperf").is_dir():
+        return unknown
+    commit = _git(source, "rev-parse", "HEAD")
+    if commit is None:
+        return unknown
+    places = [".", f":(exclude){besides}"] if besides else ["."]
+    status = _git(source, "status", "--porcelain", "--", *places)
+    return {"commit": commit, "dirty": status is None or bool(status)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def packages() -> dict[str, str]:
+    """Installed versions of the packages that a result may depend on."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

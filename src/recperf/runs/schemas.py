@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..jsonfile import Count, Number, Struct
+from ..measure.limits import Verdict
 from .result import CalibrationBin, Evaluation, Metrics, Percentiles, Rank, TableTraffic
 
 
@@ -160,16 +161,6 @@ class Overhead(Struct):
     plain_ms: Number
     clocked_ms: Number
     share: Number
-
-
-class Verdict(Struct):
-    limit: str
-    share: Number
-    confidence: str
-    because: list[str]
-    doubts: list[str]
-    second: str | None
-    advice: str
 
 
 class Experiment(Struct):

@@ -14,7 +14,6 @@ import pytest
 
 from recperf.errors import DataError
 from recperf.runs.mlperf.check import convergence, verdict
-from recperf.runs.mlperf.reference import TRAIN_SAMPLES, reference, standing
 from recperf.runs.record import CONFIG_SCHEMA
 
 pytestmark = pytest.mark.usefixtures("made")
@@ -214,19 +213,3 @@ def test_layers_and_history_length_are_checked_in_the_config_beside_the_log(
     assert damaged.startswith("model.hstu.layers, data.history.length: ")
     assert "there is no" not in damaged
     assert "config.json" in damaged
-
-
-def test_the_standing_lies_between_the_published_points() -> None:
-    assert round(reference(8192).mean) == 69_067_662  # type: ignore[union-attr]
-    for samples, place in (
-        (31_000_000, ": 50% of the way to the fastest"), (65_000_000, ": between the fastest and their mean"),
-        (70_000_000, ": between their mean and the slowest"), (90_000_000, ": beyond the slowest"),
-    ):  # fmt: skip
-        assert standing(samples, 0.7, 8192, TRAIN_SAMPLES).endswith(place)
-    low, middle, high = (reference(batch) for batch in (8192, 12288, 16384))
-    assert low is not None
-    assert middle is not None
-    assert high is not None
-    assert middle.mean == pytest.approx((low.mean + high.mean) / 2)
-    assert "no reference runs have a batch of 64 (published: 8,192, 16,384, 32,768)" in standing(640, 0.5, 64, 1000)
-    assert ", which had other data: " in standing(640, 0.5, 8192, 1000)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +11,18 @@ from typing import Any
 
 from ...measure.limits import ranks_sentence
 from . import formats as fmt
-from . import page, plots, ranks, step_sections
+from . import page, ranks, step_sections
 from . import profile_device as device
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, cells, definitions
-from .plots import StepPart
 from .step_sections import TOP, last_name
 from .text import render
 
 Analysis = dict[str, Any]
+Columns = dict[str, Callable[[dict[str, Any]], str]]
+"""The columns of a table: what each shows of a row."""
 
 EMBEDDED = 5_000_000
 """A larger gzipped trace does not become part of a page."""
-SMALLEST = 0.02
-"""Regions with a smaller share of the step are drawn together."""
 OTHER = "other"
 STEPS = {
     "names": "the ranges that name them",
@@ -152,64 +150,50 @@ def _shares(limit: Analysis) -> list[Block]:
     return [figure, table]
 
 
-def _tree_name(name: str) -> Cell:
-    """The last name of a path, with a mark for every name before it."""
-    return Cell("› " * name.count("/") + last_name(name), width=48)
-
-
 def _parts(analysis: Analysis, top: int) -> list[Block]:
     rows, step = analysis["parts"], analysis["window"]["host_ms"] or 1.0
     if len(rows) < 2:
         return [
             Text("The trace has no regions: torch.profiler.record_function(name) around a piece of code makes one.")
         ]
-    on_device = rows[0]["device_ms"] is not None
-    table = [
-        cells(
-            _tree_name(row["name"]),
-            fmt.count(row["calls"]) if row["calls"] else fmt.NONE,
-            fmt.time(row["total_ms"]),
-            fmt.percent(row["total_ms"] / step, 1),
-            fmt.time(row["host_ms"]),
-            *((fmt.time(row["device_ms"]), fmt.count(row["kernels"])) if on_device else ()),
-        )
-        for row in rows
-    ]
-    head = ("region", "calls", "host", "of the step", "without inner", *(("device", "kernels") if on_device else ()))
+    columns: Columns = {
+        "calls": lambda row: fmt.count(row["calls"]) if row["calls"] else fmt.NONE,
+        "host": lambda row: fmt.time(row["total_ms"]),
+        "of the step": lambda row: fmt.percent(row["total_ms"] / step, 1),
+        "without inner": lambda row: fmt.time(row["host_ms"]),
+    }
+    if rows[0]["device_ms"] is not None:
+        columns["device"] = lambda row: fmt.time(row["device_ms"])
+        columns["kernels"] = lambda row: fmt.count(row["kernels"])
     note = (
         "Per step, in the thread of the steps. Device work belongs to the region that launched it; the backward pass "
         "to the region that waits for it."
     )
-    return [*_bar(rows, step), Table(head, table, note, top=max(top, 24))]
-
-
-def _bar(rows: list[dict[str, Any]], step: float) -> list[Block]:
-    """The step as one bar of its regions, each without its inner ones."""
-    shares = [(last_name(row["name"]), max(0.0, row["host_ms"]) / step) for row in rows if row["name"] != OTHER]
-    large = [(name, share) for name, share in shares if share >= SMALLEST]
-    if not large:
-        return []
-    rest = max(0.0, 1 - math.fsum(share for _, share in large))
-    parts = [StepPart(fmt.short(name, 28), "", share, None) for name, share in [*large, (OTHER, rest)]]
-    return [plots.budget_figure("trace-parts", parts, "the step")]
+    return [_tree("region", rows, columns, note, top)]
 
 
 def _modules(analysis: Analysis, top: int) -> list[Block]:
-    rows = analysis["modules"]
-    on_device = any(row["device_ms"] is not None for row in rows)
+    columns: Columns = {
+        "forward, host": lambda row: fmt.time(row["total_ms"]),
+        "without inner": lambda row: fmt.time(row["host_ms"]),
+        "backward, host": lambda row: fmt.time(row["backward_ms"]),
+    }
+    if any(row["device_ms"] is not None for row in analysis["modules"]):
+        columns["device"] = lambda row: fmt.time(row["device_ms"])
+    note = "Per step. The backward pass belongs to the module whose forward operator it differentiates."
+    return [_tree("module", analysis["modules"], columns, note, top)]
+
+
+def _tree(kind: str, rows: list[dict[str, Any]], columns: Columns, note: str, top: int) -> Table:
+    """A table of nested names: each is its last name, with a mark for every name around it."""
     table = [
         cells(
-            _tree_name(row["name"]),
-            fmt.time(row["total_ms"]),
-            fmt.time(row["host_ms"]),
-            fmt.time(row["backward_ms"]),
-            *((fmt.time(row["device_ms"]),) if on_device else ()),
+            Cell("› " * row["name"].count("/") + last_name(row["name"]), width=48),
+            *(show(row) for show in columns.values()),
         )
         for row in rows
     ]
-    head = ("module", "forward, host", "without inner", "backward, host", *(("device",) if on_device else ()))
-    note = "Per step. The backward pass belongs to the module whose forward operator it differentiates."
-    return [Table(head, table, note, top=max(top, 24))]
+    return Table((kind, *columns), table, note, top=max(top, 24))
 
 
 def _communication(analysis: Analysis) -> list[Block]:
