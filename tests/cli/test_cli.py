@@ -54,7 +54,7 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
 RUNNING = f"""
 import sys
-import recperf.cli.run, recperf.cli.training, recperf.cli.summary, recperf.cli.peaks, recperf.execution.execute
+import recperf.cli.run, recperf.cli.training, recperf.cli.summary, recperf.execution.execute
 import recperf.workloads.micro_dlrm.build, recperf.runs.report.run_report
 {COUNT}
 """
@@ -87,6 +87,7 @@ def test_version_and_help(call) -> None:
         (["run", "--data.split", "newest"], 2, "'random', 'last', 'time', 'cold'"),
         (["run", "--preset", "defualt"], 2, "did you mean 'default'?"),
         (["run", "--preset"], 2, "--preset needs a value"),
+        (["run", "--quiet", "dlrm"], 2, "the workload comes before all options"),
         (["run", "--resume", "a", "--config", "b"], 2, "exclude each other"),
         (["run", "--train.batch-size", "0"], 3, "train.batch_size is 0; allowed: 1 to 16,777,216"),
         (["run", "--model.dim", "9", "--model.interaction", "dot"], 3, "a last width equal to model.dim"),

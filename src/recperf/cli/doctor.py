@@ -30,7 +30,7 @@ class Finding:
     name: str
     state: str
     """ok; missing: recperf cannot work fully; optional: only one feature is unavailable."""
-    found: str
+    detail: str
     fix: str | None = None
 
 
@@ -42,7 +42,7 @@ def command(arguments: list[str]) -> int:
         print_json({"healthy": not broken, "findings": [vars(finding) for finding in findings]})
         return MachineError.exit_code if broken else 0
     for finding in findings:
-        print_text(f"{finding.state:<9} {finding.name:<15} {finding.found}")
+        print_text(f"{finding.state:<9} {finding.name:<15} {finding.detail}")
         if finding.fix and finding.state != "ok":
             print_text(f"{'':<25} fix: {finding.fix}")
     print_text(f"\n{'needs attention: ' + ', '.join(broken) if broken else 'recperf works here'}")
@@ -63,10 +63,8 @@ def examine() -> list[Finding]:
 
 
 def python() -> Finding:
-    fine = sys.version_info >= (3, 11)
-    return Finding(
-        "python", OK if fine else MISSING, platform.python_version(), None if fine else "install Python 3.11 or newer"
-    )
+    state = OK if sys.version_info >= (3, 11) else MISSING
+    return Finding("python", state, platform.python_version(), "install Python 3.11 or newer")
 
 
 def torch() -> Finding:
@@ -75,16 +73,13 @@ def torch() -> Finding:
         module = importlib.import_module("torch")
     except ImportError as error:
         return Finding("torch", MISSING, str(error), "pip install torch==2.13.0")
-    product = module.ones(4, 4) @ module.ones(4, 4)
-    if float(product[0, 0]) != 4.0:
-        return Finding(
-            "torch", MISSING, "a matrix product came out wrong", "pip install --force-reinstall torch==2.13.0"
-        )
+    if float((module.ones(4, 4) @ module.ones(4, 4))[0, 0]) != 4.0:
+        fix = "pip install --force-reinstall torch==2.13.0"
+        return Finding("torch", MISSING, "a matrix product came out wrong", fix)
     version = tuple(int(part) for part in module.__version__.split("+")[0].split(".")[:2])
     if not (2, 11) <= version < (2, 14):
-        return Finding(
-            "torch", MISSING, f"{module.__version__}; recperf knows 2.11 to 2.13", "pip install torch==2.13.0"
-        )
+        text = f"{module.__version__}; recperf knows 2.11 to 2.13"
+        return Finding("torch", MISSING, text, "pip install torch==2.13.0")
     return Finding("torch", OK, f"{module.__version__}, {module.get_num_threads()} threads")
 
 
@@ -151,23 +146,11 @@ def movielens() -> Finding:
     folder = dataset_folder("movielens-100k")
     if (folder / "u.data").is_file():
         return Finding("movielens-100k", OK, str(folder))
-    return Finding(
-        "movielens-100k",
-        OPTIONAL,
-        "not downloaded; runs use embedded synthetic data",
-        "recperf data get movielens-100k",
-    )
+    text = "not downloaded; runs use embedded synthetic data"
+    return Finding("movielens-100k", OPTIONAL, text, "recperf data get movielens-100k")
 
 
-def cache_folder() -> Finding:
-    return _writable("cache folder", home(), "set RECPERF_HOME to a folder you may write")
-
-
-def run_folder() -> Finding:
-    return _writable("run folder", Path("runs"), "cd to a folder you may write, or use recperf run --run-dir")
-
-
-def _writable(name: str, folder: Path, fix: str) -> Finding:
+def writable(name: str, folder: Path, fix: str) -> Finding:
     """The folder, or the nearest parent that exists, must be a folder one may write, with some space left."""
     place = folder.absolute()
     while not place.exists():
@@ -200,6 +183,6 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "torchrec": distributed,
     "ceilings": ceilings,
     "movielens-100k": movielens,
-    "cache folder": cache_folder,
-    "run folder": run_folder,
+    "cache folder": lambda: writable("cache folder", home(), "set RECPERF_HOME to a folder you may write"),
+    "run folder": lambda: writable("run folder", Path("runs"), "cd to a folder you may write, or use --run-dir"),
 }

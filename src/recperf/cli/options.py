@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 import tyro
 
 from ..errors import DataError, UsageError, closest, did_you_mean
-from ..workloads import able, find, is_known
+from ..workloads import able, find
 from .parse import OutputOptions, parse
 
 if TYPE_CHECKING:
@@ -20,10 +20,8 @@ C = TypeVar("C")
 """The config class of a workload; subclasses use this same variable, so that its flags can be listed."""
 T = TypeVar("T", bound="WorkloadOptions[Any]")
 DEFAULT = "micro-dlrm"
-FLAGS = ("json", "quiet", "dry-run", "peaks", "report", "quick", "try-fixes", "save-trace", "stalls", "mlperf")
 SHORT = {"--mlperf": "--mlperf.log", "--no-mlperf": "--mlperf.no-log"}
 """Switches with a shorter name than their field."""
-SWITCHES = {"-h", "--help", *(f"--{no}{name}" for name in FLAGS for no in ("", "no-")), *SHORT.values()}
 SOURCES = ("--preset", "--config", "--resume", "--data")
 
 
@@ -190,29 +188,17 @@ def _preset(workload: Workload, name: str) -> Any:
 
 
 def _split(arguments: list[str]) -> tuple[str | None, dict[str, str], list[str]]:
-    """The workload's name, the options that name a config, and the rest."""
-    name: str | None = None
+    """The workload's name, which comes first, the options that name a config, and the rest."""
+    remaining, rest = list(arguments), []
+    name = remaining.pop(0) if remaining and not remaining[0].startswith("-") else None
     sources: dict[str, str] = {}
-    rest: list[str] = []
-    remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
         flag, equals, value = argument.partition("=")
-        if flag in SOURCES:
-            if not equals:
-                if not remaining:
-                    raise UsageError(f"{flag} needs a value", fix="recperf run --help")
-                value = remaining.pop(0)
-            sources[flag] = value
-        elif name is None and not _expects_value(rest) and is_known(argument):
-            name = argument
-        elif not rest and not sources and name is None and not argument.startswith("-"):
-            find(argument)
-        else:
+        if flag not in SOURCES:
             rest.append(argument)
-    return name, sources, rest
-
-
-def _expects_value(before: list[str]) -> bool:
-    """Whether the next argument is the value of the flag before it."""
-    return bool(before) and before[-1].startswith("-") and "=" not in before[-1] and before[-1] not in SWITCHES
+            continue
+        if not equals and not remaining:
+            raise UsageError(f"{flag} needs a value", fix="recperf run --help")
+        sources[flag] = value if equals else remaining.pop(0)
+    return name and find(name).name, sources, rest

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UsageError
+from ..measure import peaks as ceilings
 from ..runs.report.formats import measuring_cost
 from ..units import size
 from .options import WorkloadOptions, choose, read_options
-from .peaks import stored_or_measured
 from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure the same model with hot and with cold ids. All shapes are equal; only the range of ids differs.
@@ -26,7 +26,7 @@ def command(arguments: list[str]) -> int:
 
     prepared = choice.workload.prepare(options.values)
     with applied(prepared.settings):
-        peaks = stored_or_measured(terminal, prepared.settings.threads)
+        peaks = ceilings.require(prepared.settings.threads, terminal.notice)
         pair = measure_pair(prepared, prepared.trial(options.values.seed), peaks)
     if pair is None:
         raise UsageError(

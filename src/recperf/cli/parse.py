@@ -70,7 +70,10 @@ def parse(kind: type[T], arguments: list[str], *, prog: str, description: str, d
 def _unknown(arguments: list[str], known: list[str], prog: str) -> UsageError:
     flag = next((argument for argument in arguments if argument.startswith("-")), None)
     if flag is None:
-        return UsageError(f"unexpected argument {arguments[0]!r}", fix=f"{prog} --help")
+        from ..workloads import WORKLOADS
+
+        late = "; the workload comes before all options" if arguments[0] in WORKLOADS else ""
+        return UsageError(f"unexpected argument {arguments[0]!r}{late}", fix=f"{prog} --help")
     name = flag.split("=")[0].replace("_", "-")
     guess = closest(name, known) or closest(name.rsplit(".", 1)[-1].lstrip("-"), [k.rsplit(".", 1)[-1] for k in known])
     guess = next((k for k in known if k == guess or k.endswith(f".{guess}")), guess)

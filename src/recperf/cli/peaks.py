@@ -54,11 +54,6 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def stored_or_measured(terminal: Terminal, threads: int | None = None) -> dict[str, Any]:
-    """The ceilings of this machine with this number of threads; what is not stored is measured quickly and stored."""
-    return peaks.require(threads, terminal.notice)
-
-
 def replaced(measured: dict[str, Any]) -> str | None:
     """A description of the ceilings that were stored before."""
     if not peaks.path_of(measured["machine"]).exists():

@@ -16,6 +16,7 @@ from msgspec import to_builtins
 from ..config import within
 from ..distributed.config import DistributedConfig
 from ..errors import UsageError
+from ..measure import peaks
 from ..plan import calibrate
 from ..plan import skew as skews
 from ..plan.devices import Device, device_of, from_peaks
@@ -28,7 +29,6 @@ from ..runs.report import page, text
 from ..units import byte_count
 from .options import C, Choice, SourceOptions, WorkloadOptions, choose, read_options
 from .parse import parse
-from .peaks import stored_or_measured
 from .terminal import Terminal, print_json
 
 DESCRIPTION = """Say how many devices a workload needs, how long it trains to its quality target and what that costs.
@@ -198,7 +198,7 @@ def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Termina
         of_cpu = calibrate.of_cpu(work, workload.batch_size, terminal.notice) if name == "cpu" else None
         rates = of_cpu or calibrate.stored(name, work)
     if name == "cpu":
-        device = from_peaks(stored_or_measured(terminal))
+        device = from_peaks(peaks.require(None, terminal.notice))
     else:
         device = calibrate.measured_device(rates) if rates else device_of(name)
     messages = None

@@ -170,10 +170,10 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
     try:
         from ..execution.profiling import profile
         from ..machine import machine_facts
-        from .peaks import stored_or_measured
+        from ..measure.peaks import require as require_peaks
 
         FLAG.poll()
-        peaks = stored_or_measured(terminal) if options.peaks else None
+        peaks = require_peaks(None, terminal.notice) if options.peaks else None
         run.write("machine.json", machine_facts())
         world.broadcast(folder.resolve())
         measured = profile(choice.workload, config, peaks, request(options, folder, world), terminal.notice)

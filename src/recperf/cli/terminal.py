@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,11 +18,18 @@ from typing import IO, TYPE_CHECKING, Any
 from .. import errors
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, escape_controls
 from ..machine import out_of_memory
-from .live import DRAW_S, LINE_S, SHARE, LiveView, Training
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+LINE_S = 30.0
+"""Seconds between two lines of a training where there is no terminal."""
+DRAW_S = 0.5
+"""Seconds between two drawings on a terminal, at least."""
+SHARE = 200
+"""Drawing takes at most one part in so many of the time."""
+BAR_WIDTH = 24
 
 
 def console(stream: IO[str]) -> Console:
@@ -124,18 +132,56 @@ def conclude(error: RecperfError | None, report: dict[str, Any] | None = None) -
 
 def table(rows: list[list[str]]) -> str:
     """Aligned columns, the first to the left and the others to the right; the first row is the header."""
-    from rich.console import Console
-    from rich.table import Table
+    from ..runs.report.text import columns
 
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for index, head in enumerate(rows[0]):
-        drawn.add_column(head, justify="right" if index else "left", no_wrap=True)
-    for row in rows[1:]:
-        drawn.add_row(*(escape_controls(cell).replace("\n", "\\n") for cell in row))
-    plain = Console(width=1000, color_system=None)
-    with plain.capture() as captured:
-        plain.print(drawn)
-    return "\n".join("  " + line.rstrip() for line in captured.get().splitlines())
+    return "\n".join(columns([[escape_controls(cell).replace("\n", "\\n") for cell in row] for row in rows]))
+
+
+class Training:
+    """How far one training is; updated after every step."""
+
+    def __init__(self, label: str, total: int, done: int) -> None:
+        self.label, self.total, self.first, self.step = label, total, done, done
+        self.began = self.marked = monotonic()
+        self.samples = self._marked_samples = 0
+        self.loss = math.nan
+        self.score = self.limit = ""
+        self.rate = 0.0
+        """Samples per second since the last mark."""
+
+    def mark(self, now: float, step: int, loss: float) -> None:
+        """Remember where training is; the rate is that since the last mark."""
+        self.rate = (self.samples - self._marked_samples) / max(1e-9, now - self.marked)
+        self.marked, self._marked_samples, self.step, self.loss = now, self.samples, step, loss
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step over the whole training so far, evaluations and saves included."""
+        return (self.marked - self.began) / max(1, self.step - self.first)
+
+    @property
+    def place(self) -> str:
+        return f"step {self.step:,}/{self.total:,} ({math.floor(100 * self.step / max(1, self.total))}%)"
+
+    @property
+    def left(self) -> str:
+        return f"{duration(self.step_s * (self.total - self.step))} left"
+
+    @property
+    def line(self) -> str:
+        loss = f"  loss {self.loss:.4f}" if math.isfinite(self.loss) else ""
+        return f"{self.label}  {self.place}{loss}  {self.rate:,.0f} samples/s  {self.left}"
+
+    @property
+    def lines(self) -> list[str]:
+        """What a terminal shows beside the bar."""
+        return [
+            f"{self.label}  {self.place}  {self.left}",
+            f"loss   {f'{self.loss:.4f}' if math.isfinite(self.loss) else 'not logged yet'}",
+            f"speed  {self.rate:,.0f} samples/s, {1000 * self.step_s:,.3g} ms a step",
+            f"limit  {self.limit or 'not measured yet'}",
+            f"score  {self.score or 'not evaluated yet'}",
+        ]
 
 
 class Terminal:
@@ -146,7 +192,7 @@ class Terminal:
         self.screen = console(sys.stderr if as_json else sys.stdout)
         self.live = not quiet and self.screen.is_terminal and not self.screen.is_dumb_terminal
         self._training: Training | None = None
-        self._view: LiveView | None = None
+        self._bar: Progress | None = None
         self._next = 0.0
         """When to draw or print again."""
         self._unchecked = 0
@@ -164,10 +210,14 @@ class Terminal:
         self._training = Training(f"seed {seed}", total_steps, done)
         self._unchecked, self._next = 1, self._training.began + (DRAW_S if self.live else LINE_S)
         if self.live:
-            self._view = LiveView(self.screen, self._training)
+            self._bar = progress_bar(self.screen)
+            self._bar.add_task("", total=total_steps)
+            self._bar.start()
+            # A process that is killed leaves the terminal as it was.
+            self.screen.show_cursor(True)
 
     def step(self, step: int, loss: float, samples: int) -> None:
-        """Draw the view, or print a line, where it is time to."""
+        """Draw the progress, or print a line, where it is time to."""
         training = self._training
         if training is None or self.quiet:
             return
@@ -181,9 +231,12 @@ class Terminal:
         if now < self._next and not (self.live and step == training.total):
             return
         training.mark(now, step, loss)
-        if self._view:
+        if self._bar:
             worked = thread_time()
-            self._view.draw()
+            # Room for the ^C that a terminal writes behind the last line, which must not make it two.
+            room = max(0, self.screen.width - BAR_WIDTH - 4)
+            text = "\n".join(line[:room] for line in training.lines)
+            self._bar.update(self._bar.task_ids[0], completed=step, description=text, refresh=True)
             self._next = now + max(DRAW_S, SHARE * (thread_time() - worked))
         else:
             self.screen.print(training.line)
@@ -202,10 +255,10 @@ class Terminal:
         self.say(f"{self._training.label}  step {step:,}  epoch {epoch}  {shown}")
 
     def close(self) -> None:
-        """Remove the live view."""
-        if self._view:
-            self._view.close()
-            self._view = None
+        """Remove the progress from the terminal."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
 
 
 @contextmanager
@@ -225,5 +278,15 @@ def page_optional(terminal: Terminal) -> Iterator[None]:
 def progress_bar(screen: Console) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+    columns = (BarColumn(bar_width=BAR_WIDTH), TextColumn("{task.description}", markup=False))
     return Progress(*columns, console=screen, auto_refresh=False, transient=True)
+
+
+def duration(seconds: float) -> str:
+    """A time in the two largest units that say something: `12 s`, `3 min 20 s`, `2 h 5 min`, `4 d 1 h`."""
+    whole = max(0, round(seconds))
+    for unit, larger, smaller in ((86_400, "d", "h"), (3_600, "h", "min"), (60, "min", "s")):
+        if whole >= unit:
+            rest = whole % unit // {"h": 3_600, "min": 60, "s": 1}[smaller]
+            return f"{whole // unit} {larger}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"

@@ -302,10 +302,10 @@ def train(choice: Choice, config: Any, options: Options[Any], record: Run, termi
 
     FLAG.poll()
     from ..execution.execute import execute
+    from ..measure.peaks import require as require_peaks
     from ..runs.loggers import open_curves
-    from .peaks import stored_or_measured
 
-    peaks = (lambda: stored_or_measured(terminal)) if options.peaks else None
+    peaks = (lambda: require_peaks(None, terminal.notice)) if options.peaks else None
     # A field that config.json already has with its new value was edited there by hand.
     allow = (*changed_before(record.folder), *allowed_fields(options.allow_change, config)) if choice.resume else ()
     names = options.log or (record.read("progress.json", Progress) or {}).get("log", ())

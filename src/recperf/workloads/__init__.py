@@ -28,11 +28,6 @@ def names() -> tuple[str, ...]:
     return (*WORKLOADS, *(name for name in _installed() if name not in WORKLOADS))
 
 
-def is_known(name: str) -> bool:
-    """Whether a workload has this name; only for other names the installed packages are searched."""
-    return name in WORKLOADS or (not name.startswith("-") and name in _installed())
-
-
 def find(name: str) -> Workload:
     place = WORKLOADS.get(name) or _installed().get(name)
     if place is not None:

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from recperf.cli import live
 from recperf.cli import terminal as terminal_room
 from recperf.cli.terminal import Terminal
 
@@ -15,7 +14,6 @@ from recperf.cli.terminal import Terminal
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, which only moves when a test changes it."""
     time = [1000.0]
-    monkeypatch.setattr(live, "monotonic", lambda: time[0])
     monkeypatch.setattr(terminal_room, "monotonic", lambda: time[0])
     return time
 
