@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from click_jobs import dlrm
+from rank_jobs import dlrm
 from rank_pool import needs_torchrec, run_ranks
 
 from recperf.data.config import MovieLensConfig
@@ -55,7 +55,7 @@ def configs() -> dict[str, Any]:
 
 @functools.cache
 def trained(ranks: int) -> list[dict[str, dict[str, Any]]]:
-    return run_ranks(ranks, "click_jobs.trainings", configs=configs(), steps=STEPS)
+    return run_ranks(ranks, "trainings", configs=configs(), steps=STEPS)
 
 
 def close(ours: list[float], theirs: list[float], tolerance: float = TOLERANCE) -> bool:
@@ -121,7 +121,7 @@ def test_impossible_options_fail_on_every_rank() -> None:
         "in one piece": dlrm("sgd", micro_batches=2),
         "model.dim is 6": replace(dlrm("sgd"), model=replace(dlrm("sgd").model, dim=6, bottom=(6, 6))),
     }
-    results = run_ranks(2, "click_jobs.refused", configs=list(cases.values()))
+    results = run_ranks(2, "refused", configs=list(cases.values()))
     for told in results:
         for what, (kind, text) in zip(cases, told):
             assert kind == "ConfigError", what
@@ -132,7 +132,7 @@ def test_impossible_options_fail_on_every_rank() -> None:
 @needs_torchrec
 def test_fewer_samples_than_ranks() -> None:
     cases = {"sgd": dlrm("sgd", MIXED, batch=1), "adamw": dlrm("adamw", batch=1)}
-    (one,), results = (run_ranks(n, "click_jobs.trainings", configs=cases, steps=STEPS) for n in (1, 2))
+    (one,), results = (run_ranks(n, "trainings", configs=cases, steps=STEPS) for n in (1, 2))
     for name in cases:
         assert close(one[name]["losses"], results[0][name]["losses"], 1e-3), name
         assert torch.equal(results[1][name]["labels"], one[name]["labels"])
@@ -143,7 +143,7 @@ def test_fewer_samples_than_ranks() -> None:
 def test_messages_in_half_precision() -> None:
     cases = ("row", "table", "column")
     half = {kind: dlrm("sgd", everywhere(kind), all_to_all="fp16") for kind in cases}
-    results, one = run_ranks(2, "click_jobs.trainings", configs=half, steps=STEPS)[0], trained(1)[0]["sgd"]
+    results, one = run_ranks(2, "trainings", configs=half, steps=STEPS)[0], trained(1)[0]["sgd"]
     for kind in cases:
         table = results[kind]["state"]["model"]["embeddings.table_RD"]
         exact = one["state"]["model"]["embeddings.table_RD"]
@@ -156,7 +156,7 @@ def test_messages_in_half_precision() -> None:
 def test_ids_that_are_sent_ahead_change_no_bit() -> None:
     ahead = dlrm("rowwise-adagrad", "t1=row,t2=column,t3=table,t4=data-parallel")
     cases = {"ahead": ahead, "in turn": replace(ahead, distributed=replace(ahead.distributed, pipeline=False))}
-    for told in run_ranks(2, "click_jobs.trainings", configs=cases, steps=STEPS):
+    for told in run_ranks(2, "trainings", configs=cases, steps=STEPS):
         assert told["ahead"]["losses"] == told["in turn"]["losses"]
         same(told["ahead"]["state"], told["in turn"]["state"])
 

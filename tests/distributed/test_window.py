@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from click_jobs import dlrm
+from rank_jobs import dlrm
 from rank_pool import needs_torchrec, run_ranks
 
 from recperf.distributed.waits import Clock, Wait
@@ -79,7 +79,7 @@ def test_a_rank_gets_the_share_of_its_threads(ranks: int, threads: int, cores: i
 @needs_torchrec
 def test_a_window_of_dlrm_lists_its_collectives() -> None:
     config = dlrm("sgd", "t1=row,t2=table,t3=data-parallel")
-    first, second = run_ranks(2, "click_jobs.window", config=config, steps=5)
+    first, second = run_ranks(2, "window", config=config, steps=5)
     found = first["communication"]
     assert found == second["communication"]
     assert (found["ranks"], found["not_told_apart"], len(found["each"])) == (2, None, 2)

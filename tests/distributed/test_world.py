@@ -1,17 +1,24 @@
-"""Ranks: who this process is, how ranks meet, and that a single process sends nothing."""
+"""Ranks: who this process is, how ranks meet, their options and their library; a single process sends nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rank_pool import needs_torchrec, run_ranks
 from torch import distributed
 
+from recperf.cli import doctor
+from recperf.distributed import library, ranks
+from recperf.distributed.config import DistributedConfig
 from recperf.distributed.ranks import Ranks, RendezvousError
-from recperf.errors import MachineError, UsageError
+from recperf.errors import ConfigError, MachineError, UsageError
+from recperf.runs.resume import fixed_fields
 from recperf.train.metrics import Tally
+from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
 
 
 def test_without_torchrun_there_is_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,3 +74,66 @@ def test_a_different_config_or_other_data_is_an_error_on_all_ranks() -> None:
     assert error == ("ConfigError", "rank 1 has train.batch_size 65, rank 0 has 64", "train.batch_size", True)
     (error,) = set(data)
     assert error == ("DataError", "rank 1 has other data than rank 0", "digest 1", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("item_id=diagonal", "data-parallel"), ("item_id", "table=value"), ("=row", "table=value"),
+     ("uid=row,uid=table", "listed twice"), ("uid=table-row", "row, column, table"), ("uid=row,table", "list it first"),
+     ("row,table", "list it first")],
+)  # fmt: skip
+def test_an_unknown_sharding_names_the_known_ones(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DistributedConfig(sharding=text)
+
+
+def test_an_unknown_table_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'item_id'") as caught:
+        DLRMv4WorkloadConfig(distributed=DistributedConfig(sharding="item_ids=row"))
+    assert "album_id" in caught.value.where["known"]
+
+
+@pytest.mark.parametrize(
+    ("option", "device", "threads", "reason"),
+    [("auto", "cuda", 4, "on: a GPU sends while it computes"),
+     ("auto", "cpu", 1, "on: the ranks of this host use 2 of 4"),
+     ("auto", "cpu", 2, "off: the ranks of this host use 4 of 4"), ("on", "cpu", 2, "on: requested"),
+     ("off", "cuda", 1, "off: requested")],
+)  # fmt: skip
+def test_gradients_are_summed_beside_the_backward_pass_where_something_is_free_to(
+    monkeypatch: pytest.MonkeyPatch, option: Any, device: str, threads: int, reason: str
+) -> None:
+    monkeypatch.setattr(ranks, "usable_cores", lambda: 4)
+    world = Ranks(local_size=2, device=device)
+    overlap, why = world.overlaps(DistributedConfig(overlap=option), threads)
+    assert why.startswith(reason)
+    assert overlap == why.startswith("on")
+
+
+def test_a_resumed_run_may_be_sharded_differently() -> None:
+    other = replace(
+        laptop(),
+        distributed=DistributedConfig(sharding="uid=row", timeout_s=9, pipeline=False, overlap="off", balance=False),
+    )
+    assert fixed_fields(other) == fixed_fields(laptop())
+    # The precision of messages changes results.
+    half = replace(laptop(), distributed=DistributedConfig(all_to_all="fp16"))
+    assert fixed_fields(half) != fixed_fields(laptop())
+
+
+def test_a_missing_torchrec_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(library.importlib, "import_module", missing)
+    with pytest.raises(MachineError, match="No module named 'fbgemm_gpu'") as caught:
+        library.require_torchrec()
+    assert "make setup-distributed" in str(caught.value.fix)
+
+
+@needs_torchrec
+def test_doctor_runs_an_fbgemm_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.distributed().state == doctor.OK
+    monkeypatch.setattr(torch.ops.fbgemm, "asynchronous_complete_cumsum", lambda lengths: lengths)
+    with pytest.raises(MachineError, match="wrong numbers"):
+        doctor.distributed()

@@ -39,9 +39,6 @@ class Weights:
     seen: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     recipe: Any = field(default_factory=lambda: RECIPE)
 
-    def score(self, at: Position) -> dict[str, float]:
-        return {}
-
     def state(self) -> dict[str, Any]:
         return {"model": {"weights": self.weights}, "seen": self.seen}
 

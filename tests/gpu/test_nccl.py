@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from click_jobs import dlrm
 from rank_hosts import Hosts
+from rank_jobs import dlrm
 from rank_pool import needs_torchrec, run_ranks
 from test_bags import MIXED, close, everywhere, micro, same
 from test_ranks import config as history_config
@@ -70,7 +70,7 @@ def cases(device: str) -> dict[str, Any]:
 def test_losses_of_every_sharding_are_those_of_a_single_process(device: str, start: Start) -> None:
     """And states move between ranks on GPUs and on CPUs: what one side saved the other resumes, to the bit."""
     configs = cases(device)
-    told: dict[str, Any] = {"job": "click_jobs.trainings", "device": device}
+    told: dict[str, Any] = {"job": "trainings", "device": device}
     two = start("two", **told, arguments={"configs": configs, "steps": STEPS})
     one = start("one", 1, **told, arguments={"configs": configs, "steps": STEPS}).results()[0]
     ranks = two.results()
@@ -95,9 +95,9 @@ def test_losses_of_every_sharding_are_those_of_a_single_process(device: str, sta
         divided = {name: on(dlrm(configs[name].train.optimizer, moved[name]), place) for name in moved}
         arguments: dict[str, Any] = {"configs": divided, "steps": 1, "states": states, "done": STEPS}
         if place == "cpu" and device != "cpu":
-            resumed = run_ranks(2, "click_jobs.going_on", **arguments)
+            resumed = run_ranks(2, "going_on", **arguments)
         else:
-            resumed = start(f"resumed-{place}", job="click_jobs.going_on", device=place, arguments=arguments).results()
+            resumed = start(f"resumed-{place}", job="going_on", device=place, arguments=arguments).results()
         for name in moved:
             same(resumed[0][name]["first"], states[name])
         states = {name: resumed[0][name]["state"] for name in moved}

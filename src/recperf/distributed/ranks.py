@@ -91,13 +91,12 @@ class Ranks:
         """Meet the other ranks: gloo between CPUs, NCCL between GPUs, with gloo for tensors in host memory."""
         if self.size == 1 or self.joined:
             return
-        from .rendezvous import connect, meet
+        from .rendezvous import connect
 
         self.device, self.timeout_s = self._device(device), timeout_s
         self.backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
         try:
-            store = meet(self.rank, self.size, timeout_s, init_method or meeting())
-            connect(self.backend, store, self.rank, self.size, timeout_s)
+            connect(self.backend, init_method or meeting(), self.rank, self.size, timeout_s)
         except (RuntimeError, TimeoutError) as error:
             if out_of_memory(error):
                 raise

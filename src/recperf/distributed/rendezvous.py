@@ -21,16 +21,12 @@ MOST_HOSTS = 8
 _POLL_S = 0.02
 
 
-def meet(rank: int, size: int, timeout_s: float, init_method: str) -> Any:
-    """The store of the ranks that run now."""
-    store, _, _ = next(rendezvous(init_method, rank, size, timeout=timedelta(seconds=timeout_s)))
-    prefix = f"recperf/{agree_on_round(store, rank, size, timeout_s)}"
-    return distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
-
-
-def connect(backend: str, store: Any, rank: int, size: int, timeout_s: float) -> None:
-    """Create the process group of all ranks."""
+def connect(backend: str, init_method: str, rank: int, size: int, timeout_s: float) -> None:
+    """Create the process group of all ranks that run now."""
     timeout = timedelta(seconds=timeout_s)
+    shared, _, _ = next(rendezvous(init_method, rank, size, timeout=timeout))
+    prefix = f"recperf/{agree_on_round(shared, rank, size, timeout_s)}"
+    store = distributed.PrefixStore(prefix, shared)  # type: ignore[attr-defined]
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 

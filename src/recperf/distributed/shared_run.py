@@ -1,4 +1,4 @@
-"""A run folder and a stop flag that several ranks share: rank 0 has the folder, the others learn what it reads."""
+"""What the ranks of a run share: its folder, which rank 0 writes, a stop flag, and a measured window."""
 
 from __future__ import annotations
 
@@ -110,3 +110,27 @@ class SharedStop:
 
     def error(self, what: str, fix: str | None) -> RecperfError:
         return StopFlag.error(cast(StopFlag, self), what, fix)
+
+
+class SingleWindow:
+    """The window of a single process: there is nobody to wait for."""
+
+    watch = None
+
+    def meet(self) -> None:
+        pass
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def join(self, profile: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        return profile
+
+
+def window_of(world: Ranks) -> Any:
+    """What measuring a window of steps needs beside the steps themselves."""
+    if world.size == 1:
+        return SingleWindow()
+    from .window import SharedWindow
+
+    return SharedWindow(world)

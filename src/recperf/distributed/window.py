@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic_ns, sleep
 from typing import Any
@@ -38,23 +37,6 @@ class RankReadings:
     plain: list[int]
     waits: list[list[Wait]]
     clock: Clock
-
-
-class SingleWindow:
-    """The window of a single process: there is nobody to wait for."""
-
-    watch = None
-
-    def meet(self) -> None:
-        pass
-
-    def step(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def join(
-        self, profile: dict[str, Any], clocked: list[Reading], plain: list[int], *, queued: bool
-    ) -> dict[str, Any]:
-        return profile
 
 
 class SharedWindow:
@@ -92,11 +74,6 @@ class SharedWindow:
             "overhead": overhead(walls, plain),
             "communication": {**communication, "sharing": sharing},
         }
-
-
-def window_of(world: Ranks) -> SharedWindow | SingleWindow:
-    """What measuring a window of steps needs beside the steps themselves."""
-    return SingleWindow() if world.size == 1 else SharedWindow(world)
 
 
 def ceiling_shares(ranks: int, threads: int, cores: int) -> int:

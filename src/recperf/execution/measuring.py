@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..distributed.ranks import current
+from ..distributed.shared_run import window_of
 from ..distributed.shares import own_part
-from ..distributed.window import window_of
 from ..measure import measuring
 from ..measure.ceilings import hot_bytes
 from ..measure.cost import Cost

@@ -61,7 +61,7 @@ def recommend(model: TrainedModel, users: Any, k: int, *, exclude_seen: bool = F
         if exclude_seen:
             for row, user in enumerate(places[first : first + step].tolist()):
                 if user >= 0:
-                    ranked_UI[row, torch.as_tensor(model.served.seen(user), dtype=torch.int64)] = -torch.inf
+                    ranked_UI[row, model.served.seen(user)] = -torch.inf
         ranked, items_N, ranks, rows = highest(ranked_UI, k)
         columns = {
             free_name("user", names - {known_users.role}): chunk.take(arrow.array(rows.numpy())),

@@ -151,9 +151,9 @@ class Served(Protocol):
         which items users meet."""
         return None
 
-    def seen(self, user: int) -> Sequence[int]:
+    def seen(self, user: int) -> Tensor:
         """Places in `items` of what a user, given as a place in `users`, has in the training rows or in the store."""
-        return ()
+        return torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

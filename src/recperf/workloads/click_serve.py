@@ -6,7 +6,7 @@ Shapes: N rows, B samples, F sparse features, D width, S slots of ids.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..models.embeddings import StackedTables
 from ..models.tables import SparseTables
 from ..stop import poll
 from ..train.device import Settings
-from ..train.ranking import log_shares
+from ..train.ranking import grouped_items, log_shares
 from .click_candidates import SHOWN, ItemColumns, MemoryRows, add_training_rows, part_of
 from .clicks import SCORING_BATCH
 
@@ -73,6 +73,24 @@ class ServedClicks(Served):
         for first in range(0, rows, size):
             yield first, min(first + size, rows)
 
+    @property
+    def train_places(self) -> tuple[Tensor, Tensor]:
+        """The places in `users` and `items` of the user and the item of every training row; -1 for a missing one."""
+        raise NotImplementedError
+
+    def meeting(self) -> tuple[Tensor, str] | None:
+        assert self.items is not None
+        items_N = self.train_places[1]
+        return log_shares(torch.bincount(items_N[items_N >= 0], minlength=len(self.items))), SHOWN
+
+    @cached_property
+    def _items_of(self) -> Callable[[int], Tensor]:
+        return grouped_items(*self.train_places)
+
+    def seen(self, user: int) -> Tensor:
+        items_N = self._items_of(user)
+        return items_N[items_N >= 0]
+
     def own_ids(self, feature: str) -> tuple[Any, Any] | None:
         """Own ids of a sparse feature as an array of pyarrow, and the table row of each; None where it has none."""
         return None
@@ -119,24 +137,6 @@ class ServedClicks(Served):
         return {}
 
 
-def item_shares(items_N: Longs, items: int) -> tuple[Tensor, str]:
-    """How likely users meet items, from the places of those of the training rows; negative ones are no item."""
-    return log_shares(torch.from_numpy(np.bincount(items_N[items_N >= 0], minlength=items))), SHOWN
-
-
-class SeenItems:
-    """The items of each user, both as places."""
-
-    def __init__(self, users_N: Longs, items_N: Longs) -> None:
-        order = np.argsort(users_N, kind="stable")
-        self._users_N, self._items_N = users_N[order], items_N[order]
-
-    def __call__(self, user: int) -> list[int]:
-        first, stop = np.searchsorted(self._users_N, [user, user + 1])
-        items: list[int] = np.unique(self._items_N[first:stop]).tolist()
-        return items
-
-
 class CategoryIds(Ids):
     """Users or items of imported clicks, compared as in rows to be scored. Their role is the name of their column."""
 
@@ -176,12 +176,11 @@ class ServedImported(ServedClicks):
             yield pyarrow().table({**own, free_name("label", self.names()): rows.labels_N}), rows
 
     @cached_property
-    def _role_ids(self) -> tuple[Longs, Longs]:
-        """The user and the item of every training row: 1 + the place in `users` or `items`, 0 for a missing one."""
+    def train_places(self) -> tuple[Tensor, Tensor]:
         users_N, items_N = (self.clicks.role_ids(role, "train") for role in ("user", "item"))
         assert users_N is not None
         assert items_N is not None
-        return users_N, items_N
+        return torch.from_numpy(users_N) - 1, torch.from_numpy(items_N) - 1
 
     @cached_property
     def _owned(self) -> tuple[ItemColumns, ItemColumns]:
@@ -190,8 +189,8 @@ class ServedImported(ServedClicks):
         assert self.items is not None
         sizes = len(self.users) + 1, len(self.items) + 1
         user, item = (ItemColumns(size, len(self.dense_names), sum(self.slots)) for size in sizes)
-        users_N, items_N = map(torch.from_numpy, self._role_ids)
-        add_training_rows(self.clicks, (users_N, user), (items_N, item))
+        users_N, items_N = self.train_places
+        add_training_rows(self.clicks, (users_N + 1, user), (items_N + 1, item))
         return user, item
 
     def why_no_ranking(self) -> str | None:
@@ -218,19 +217,6 @@ class ServedImported(ServedClicks):
         dense_PD, ids_PS = item.replaced(items_P, *user.replaced(users_P, dense_PD, ids_PS))
         rows = Rows(dense_PD.numpy(), ids_PS.int().numpy(), np.zeros(len(users_P), np.uint8))
         return self.logits(rows).view(len(users_U), len(items_I))
-
-    def meeting(self) -> tuple[Tensor, str] | None:
-        assert self.items is not None
-        return item_shares(self._role_ids[1] - 1, len(self.items))
-
-    @cached_property
-    def _seen(self) -> SeenItems:
-        users_N, items_N = self._role_ids
-        known_N = (users_N > 0) & (items_N > 0)
-        return SeenItems(users_N[known_N] - 1, items_N[known_N] - 1)
-
-    def seen(self, user: int) -> Sequence[int]:
-        return self._seen(user)
 
     def own_ids(self, feature: str) -> tuple[Any, Any] | None:
         """Categories that enough training rows have; null for those of row 0 and for the missing one of row 1."""

@@ -106,50 +106,6 @@ class PreparedHistories(EventWindows, Prepared):
         return row, row * sum(self.config.model.table_rows.values())
 
 
-class Evaluations:
-    """Scores windows of the future. What the next one needs is gathered while training goes on."""
-
-    def __init__(self, trial: HistoryTrial) -> None:
-        self.trial, self.prepared = trial, trial.prepared
-        self.lifetime = Tally()
-        """Counts of the predictions of all evaluations so far."""
-        self._ahead: tuple[range, InputOrder, Iterator[HistoryBatch]] | None = None
-
-    def gather(self, windows: range) -> None:
-        """Begin to gather; a few batches are made and wait."""
-        inputs = self.trial.inputs(self.prepared.valid_order(windows))
-        self._ahead = windows, inputs, iter(inputs.loader())
-
-    def predictions(self, at: Position | None) -> Predictions:
-        windows = self.prepared.windows_at(at)
-        if self._ahead is None or self._ahead[0] != windows:
-            self.gather(windows)
-        assert self._ahead is not None
-        _, inputs, batches = self._ahead
-        self._ahead = None
-        logits_N, labels_N = self.predicted(inputs, batches)
-        rows = self.prepared.rows_of(windows)
-        return Predictions(logits_N, labels_N, rows.users_N, rows.items_N)
-
-    def metrics(self, predictions: Predictions) -> dict[str, float]:
-        logits_N, labels_N = predictions.logits_N, predictions.labels_N
-        self.lifetime.add(logits_N, labels_N)
-        metrics = binary_metrics(logits_N, labels_N)
-        entropy = normalized_entropy(metrics["log_loss"], float(labels_N.double().mean()))
-        return {**metrics, "normalized_entropy": entropy, "lifetime_auc": self.lifetime.auc()}
-
-    def predicted(self, inputs: InputOrder, batches: Iterator[HistoryBatch]) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all that is scored, on the host. Of several ranks each scores its part of a batch."""
-        scores = Scores(current())
-        for number, batch in enumerate(batches):
-            poll()
-            own = inputs.inputs(batch)
-            scores.add(self.trial.model(own), own.labels_B, inputs.parts(batch))
-            if number == 0:
-                reached("evaluation: first batch scored")
-        return scores.gather(inputs.order.samples)
-
-
 class HistoryTrial:
     """One model, its optimizer and the order of its batches."""
 
@@ -162,7 +118,10 @@ class HistoryTrial:
         self.optimizer = AdamAndRows(self.model, config.train)
         self.stepped = SteppedModel(self.model, seed, device)
         self.order = prepared.train_order()
-        self.evaluations, self.due = Evaluations(self), self._evaluations()
+        self.scored, self.due = Tally(), self._evaluations()
+        """Counts of the predictions of all evaluations so far, and when there is one."""
+        self._ahead: tuple[range, InputOrder, Iterator[HistoryBatch]] | None = None
+        """What the next evaluation scores, gathered while training goes on."""
         inputs, train = self._training_inputs(), config.train
         self.rise = rise = train.warmup_steps or max(1, round(train.rise * train.epochs * len(inputs)))
         self.recipe = Recipe(
@@ -255,17 +214,38 @@ class HistoryTrial:
     def prepare_evaluation(self, at: Position) -> None:
         """Begin to gather what the next evaluation scores."""
         if at.step < self.recipe.steps:
-            self.evaluations.gather(self.prepared.windows_at(self.due.next(at)))
+            self._gather(self.prepared.windows_at(self.due.next(at)))
+
+    def _gather(self, windows: range) -> tuple[range, InputOrder, Iterator[HistoryBatch]]:
+        """Begin to gather what an evaluation scores; a few batches are made and wait."""
+        inputs = self.inputs(self.prepared.valid_order(windows))
+        self._ahead = windows, inputs, iter(inputs.loader())
+        return self._ahead
 
     @torch.no_grad()
     def predictions(self, at: Position | None = None) -> Predictions:
-        """Predictions for every anchor of the windows that are due."""
+        """Predictions for every anchor of the windows that are due; a rank scores its part of each batch."""
         self.model.eval()
-        return self.evaluations.predictions(at)
+        windows, ahead, scores = self.prepared.windows_at(at), self._ahead, Scores(current())
+        _, inputs, batches = ahead if ahead and ahead[0] == windows else self._gather(windows)
+        self._ahead = None
+        for number, batch in enumerate(batches):
+            poll()
+            own = inputs.inputs(batch)
+            scores.add(self.model(own), own.labels_B, inputs.parts(batch))
+            if number == 0:
+                reached("evaluation: first batch scored")
+        logits_N, labels_N = scores.gather(inputs.order.samples)
+        rows = self.prepared.rows_of(windows)
+        return Predictions(logits_N, labels_N, rows.users_N, rows.items_N)
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """Counts the predictions towards the lifetime AUC."""
-        return self.evaluations.metrics(predictions)
+        logits_N, labels_N = predictions.logits_N, predictions.labels_N
+        self.scored.add(logits_N, labels_N)
+        metrics = binary_metrics(logits_N, labels_N)
+        entropy = normalized_entropy(metrics["log_loss"], float(labels_N.double().mean()))
+        return {**metrics, "normalized_entropy": entropy, "lifetime_auc": self.scored.auc()}
 
     def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         self.model.eval()
@@ -302,7 +282,7 @@ class HistoryTrial:
             tally.load(state["tallies"][name])
 
     def _tallies(self) -> dict[str, Tally]:
-        return {"train": self.stepped.lifetime, "recent": self.stepped.recent, "valid": self.evaluations.lifetime}
+        return {"train": self.stepped.lifetime, "recent": self.stepped.recent, "valid": self.scored}
 
 
 def submission(trial: HistoryTrial, seed: int, log: MLPerfLog) -> Submission:

@@ -197,14 +197,14 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
         prepare_s=PREPARE_S,
         shapes=_shapes(model, mean),
         lengths=tokens,
-        sample_work=_sample_work(model),
+        sample_work=sample_work(model),
         activations=activations,
         input_bytes=input_bytes,
         origins=_origins(events, origin),
     )
 
 
-def _sample_work(model: DLRMv4Config) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+def sample_work(model: DLRMv4Config) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
     """FLOPs of samples by their tokens, by which a run deals them to ranks."""
     constant, linear, square = cost.sample_flops(model)
     return lambda tokens_B: np.asarray(constant + (linear + square * tokens_B) * tokens_B)

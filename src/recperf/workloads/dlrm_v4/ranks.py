@@ -10,7 +10,7 @@ Shapes: B samples of a batch, T tokens of a rank's samples, R ranks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -31,7 +31,6 @@ from ...distributed.shares import SharedBatch, announced
 from ...distributed.step import RankStep, shared_step
 from ...distributed.tables import TorchRecTables
 from ...models.dlrm_v4.config import DLRMv4Config
-from ...models.dlrm_v4.cost import sample_flops
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.tables import DLRMv4Tables
@@ -40,7 +39,7 @@ from ...points import reached
 from ...train.prefetch import prefetched
 from .batches import InputOrder, Numbered
 from .build import HistoryTrial, PreparedHistories
-from .plan import planned
+from .plan import planned, sample_work
 
 TABLES = "tables."
 """What the names of tables begin with in a state."""
@@ -97,13 +96,11 @@ class Share:
         """The samples of each rank."""
         if not self.balance:
             return stride(len(tokens_B), self.size)
-        constant, linear, square = self.flops
-        length_B = tokens_B.astype(np.float64)
-        return deal(constant + (linear + square * length_B) * length_B, self.size)
+        return deal(self.work(tokens_B.astype(np.float64)), self.size)
 
     @cached_property
-    def flops(self) -> tuple[float, float, float]:
-        return sample_flops(self.model)
+    def work(self) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+        return sample_work(self.model)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ Shapes: N rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -184,9 +184,8 @@ class ServedHistories(Served):
         shares = replace(shares, catalogue=len(items_I))
         return shares(items_I, torch.full_like(items_I, self.moments.now + 1)), recent(self.store, shares)
 
-    def seen(self, user: int) -> Sequence[int]:
+    def seen(self, user: int) -> Tensor:
         first, stop = self.store.user_first_U1[user : user + 2].tolist()
         happened = (self.store.kinds(slice(first, stop)) & DRAWN) == 0
         items = np.unique(self.store.items_at(slice(first, stop))[happened])
-        places: list[int] = np.searchsorted(self.items.numbers_V, items).tolist()
-        return places
+        return torch.from_numpy(np.searchsorted(self.items.numbers_V, items))

@@ -5,12 +5,13 @@ Shapes: N rows, U users of the data, I items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...data.click_store.columns import Rows
@@ -20,7 +21,7 @@ from ...execution.serving import Encoded, Served
 from ...models.dlrm import DLRM
 from ...train.device import Settings, choose
 from ..click_candidates import part_of
-from ..click_serve import Longs, SeenItems, ServedClicks, ServedImported, item_shares
+from ..click_serve import Longs, ServedClicks, ServedImported
 from ..clicks import largest_product
 from .config import MicroDLRMConfig
 from .data import check_sizes, imported, read
@@ -117,20 +118,13 @@ class ServedRatings(ServedClicks):
         for first, last in self.blocks(len(rows)):
             yield rows.slice(first, last - first), part_of(inputs, first, last)
 
-    def meeting(self) -> tuple[Tensor, str] | None:
-        places_N = np.searchsorted(self.items.numbers_V, self.ratings.item[~self.valid_N])
-        return item_shares(places_N, len(self.items))
-
     @cached_property
-    def _seen(self) -> SeenItems:
-        places = [
-            np.searchsorted(ids.numbers_V, numbers[~self.valid_N])
-            for ids, numbers in ((self.users, self.ratings.user), (self.items, self.ratings.item))
-        ]
-        return SeenItems(*places)
-
-    def seen(self, user: int) -> Sequence[int]:
-        return self._seen(user)
+    def train_places(self) -> tuple[Tensor, Tensor]:
+        users_N, items_N = (
+            torch.from_numpy(np.searchsorted(ids.numbers_V, numbers_N[~self.valid_N]))
+            for ids, numbers_N in ((self.users, self.ratings.user), (self.items, self.ratings.item))
+        )
+        return users_N, items_N
 
     def own_ids(self, feature: str) -> tuple[Any, Any] | None:
         """Ids that training rows have, and none for row 0."""
