@@ -1,8 +1,9 @@
-"""The workload dlrm built and trained in this process, on sizes of a moment."""
+"""The workloads dlrm and micro-dlrm built and trained in this process, on sizes of a moment."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from recperf.config import from_json, to_json
+from recperf.data.config import MovieLensConfig
 from recperf.ops.table_rules import RULES
 from recperf.train.config import PLAIN, FastConfig
 from recperf.train.device import applied
@@ -26,6 +28,8 @@ from recperf.workloads.dlrm.config import (
     expected_ids,
     expected_unique,
 )
+from recperf.workloads.micro_dlrm.build import PreparedClicks
+from recperf.workloads.micro_dlrm.config import MicroDLRMConfig, default, dot
 
 # A CPU without bfloat16 takes its products another way, and torch says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -79,7 +83,7 @@ def test_a_preset_goes_through_json_and_is_estimated(name: str) -> None:
 )
 def test_expected_ids_are_those_of_drawn_batches(data: dict[str, Any]) -> None:
     config = made(data=data | {"batches": 40}, batch_size=400)
-    drawn = PreparedDLRM(config).source.bags(1, "cpu")
+    drawn = PreparedDLRM(config).bags(1)
     counts = [batch.features.values_V for batch in drawn.batches(0)]
     mean = sum(ids.numel() for ids in counts) / len(counts)
     assert mean == pytest.approx(expected_ids(config), rel=0.01)
@@ -158,3 +162,28 @@ def test_the_planted_answer_is_a_baseline_above_guessing_and_scores_are_repeatab
     assert torch.equal(first, second)
     held_out = {tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.held_out(1)}
     assert held_out.isdisjoint(tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.order(1).batches(0))
+
+
+@pytest.mark.parametrize("preset", [default, dot])
+def test_the_first_losses_are_those_of_autograd_in_float64(preset: Callable[[], MicroDLRMConfig]) -> None:
+    config = replace(preset(), data=MovieLensConfig(source="embedded"))
+    config = replace(config, train=replace(config.train, device="cpu"))
+    prepared = PreparedClicks(config)
+    trial, exact = prepared.trial(config.seed), prepared.trial(config.seed)
+    model = exact.model.double()
+    decays = [(model.dense_parameters(), config.train.weight_decay)]
+    decays.append((list(model.embeddings.parameters()), config.train.table_weight_decay))
+    optimizer = torch.optim.AdamW([{"params": params, "weight_decay": decay} for params, decay in decays])
+    batches, worst = trial.recipe.order.batches(0), 0.0
+    with applied(prepared.settings):
+        for step, batch in zip(range(50), exact.recipe.order.batches(0)):
+            loss, _ = take_step(trial.recipe, batches, step)
+            for group in optimizer.param_groups:
+                group["lr"] = trial.recipe.learning_rate(step)
+            batch = replace(batch, dense_BD=batch.dense_BD.double(), labels_B=batch.labels_B.double())
+            expected = model.criterion.value(model(batch.dense_BD, batch.features), batch.labels_B)
+            optimizer.zero_grad()
+            expected.backward()
+            optimizer.step()
+            worst = max(worst, abs(float(loss) / float(expected.detach()) - 1))
+    assert worst < 5e-6

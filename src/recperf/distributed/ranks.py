@@ -225,10 +225,6 @@ class Ranks:
         """The first for a single process, the second for each of several ranks."""
         return single if self.size == 1 else several
 
-    def leader_only(self, work: Callable[[], T]) -> T | None:
-        """Rank 0 does the work and has the result; the others get None."""
-        return work() if self.is_leader else None
-
     def leader_first(self, work: Callable[[], T]) -> T:
         """Every rank does the work, rank 0 before the others, so that files it leaves on disk are made once."""
         if self.is_leader:

@@ -65,7 +65,7 @@ def execute(
     choice.forget_used()
     curves = curves or Curves()
     started = _start(run, curves.names)
-    log = world.leader_only(lambda: open_log(config, run.folder))
+    log = open_log(config, run.folder) if world.is_leader else None
     require_same_ranks(config, log, run.folder)
     if log:
         log.begin()
@@ -104,7 +104,8 @@ def _conclude(job: Job, started: dict[str, Any]) -> Result:
     profile = run.read("profile.json", Profile)  # On every rank: rank 0 sends what it reads.
     if curves.loggers:
         curves.finish(run, result, profile, to_json(job.config))
-    world.leader_only(lambda: seal(run.folder))
+    if world.is_leader:
+        seal(run.folder)
     return result
 
 

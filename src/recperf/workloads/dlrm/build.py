@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ...data.batch import ClickBatch, JaggedFeatures
-from ...data.order import WHOLE, RankPart
 from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
 from ...execution.tables import placed_tables
-from ...execution.workload import Prepared, ScoredRows, cpu_fixes, table_share
+from ...execution.workload import Prepared, cpu_fixes, table_share
 from ...machine import bfloat16_instructions
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
@@ -35,11 +33,9 @@ from ...train.feeds import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed
 from ...train.graph import BETWEEN_RANKS, SLOTS_ON_HOST, GraphStep
 from ...train.loop import Optimizer, Order, Recipe
 from ...train.optim import make_dense, make_schedule
-from ...train.ranking import Scorer
 from ...train.sparse import SparseRows, SplitOptimizer
 from ...units import size
-from ..click_candidates import ClickCatalogue
-from ..clicks import SCORING_BATCH, DLRMTrialState, PlacedOrder, largest_product
+from ..clicks import DLRMTrialState, PlacedOrder, largest_product
 from .config import (
     LESS,
     DLRMWorkloadConfig,
@@ -117,40 +113,21 @@ def _onednn_of_bfloat16(requested: str) -> tuple[bool, str]:
     return False, f"off: it warns of every bfloat16 product without instructions for it, and this CPU {lack}"
 
 
-class PreparedDLRM(ConfiguredDLRM, Prepared):
+class PreparedDLRM(ConfiguredDLRM, ClickSource, Prepared):
     """Data opened, device and switches chosen; a trial allocates the tables."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
-        super().__init__(config)
-        self.source = ClickSource(config)
-        self.data = self.source.facts()
-        self.valid_rows = self.scored_rows() if config.data.source == "clicks" else None
-        self.scoring_batch = config.train.batch_size if self.drawn else SCORING_BATCH
+        ConfiguredDLRM.__init__(self, config)
+        ClickSource.__init__(self, config, self.settings.device)
         self.target = bounds(config)
 
     def order(self, seed: int) -> Order:
-        return self.source.order(seed, self.settings.device, self.switches.input)
-
-    def held_out(self, seed: int, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
-        return self.source.held_out(seed, self.settings.device, part)
-
-    def scored_rows(self) -> ScoredRows:
-        return self.source.scored_rows(self.config.seed, self.settings.device)
-
-    def baseline_logits(self) -> dict[str, Tensor]:
-        return self.source.baseline_logits(self.config.seed, self.settings.device)
-
-    def catalogue(self) -> ClickCatalogue | None:
-        return self.source.catalogue
-
-    def baseline_scorers(self) -> dict[str, Scorer]:
-        return {} if self.source.catalogue is None else self.source.catalogue.rules()
-
-    def strongest_feature(self) -> tuple[str, float] | None:
-        return self.source.strongest_feature()
-
-    def verified(self) -> dict[str, int] | None:
-        return self.source.verified()
+        """Batches on the device that trains: drawn there, or made on the host and copied."""
+        if self.device.type == "cpu":
+            return self.host_order(seed)
+        if self.drawn and self.switches.input == "device":
+            return self.bags(seed)
+        return CopiedOrder(self.host_order(seed), self.device, self.switches.input == "pinned")
 
     def trial(self, seed: int) -> DLRMTrial:
         return DLRMTrial(self, seed)
@@ -287,7 +264,7 @@ class DLRMTrial(DLRMBuilder, DLRMTrialState):
         streams = SideStreams(enabled=switches.graph and switches.mlp)
         self.model = self._model(seed, streams)
         self.optimizer = self._optimizer(streams)
-        self.bags = prepared.source.bags(seed, device) if prepared.drawn else None
+        self.bags = prepared.bags(seed) if prepared.drawn else None
         order, whole = prepared.order(seed), None
         tables = self.model.embeddings
         if isinstance(tables, SparseTables) and tables.tiers is not None:

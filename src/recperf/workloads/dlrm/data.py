@@ -23,7 +23,7 @@ from ...errors import ConfigError
 from ...execution.tables import Lookups
 from ...execution.workload import ScoredRows, describe_synthetic
 from ...train.baselines import synthetic_logits
-from ...train.loop import Order
+from ...train.ranking import Scorer
 from ..click_candidates import ClickCatalogue, of_imported
 from ..clicks import (
     SCORING_BATCH,
@@ -84,18 +84,17 @@ class CopiedOrder:
 
 
 class ClickSource:
-    """Random batches or imported clicks, opened."""
+    """Random batches or imported clicks, opened for a device."""
 
-    def __init__(self, config: DLRMWorkloadConfig) -> None:
+    def __init__(self, config: DLRMWorkloadConfig, device: torch.device | str = "cpu") -> None:
         _require_readable(config)
-        self.config, self.model = config, config.dlrm
-        self.drawn = config.data.source == "random"
-        self._store = None if self.drawn else imported(config)
-
-    def facts(self) -> dict[str, Any]:
+        self.config, self.model, self.device = config, config.dlrm, torch.device(device)
+        self._store = None if config.data.source == "random" else imported(config)
+        self.scoring_batch = config.train.batch_size if self._store is None else SCORING_BATCH
+        self.data = self._drawn_facts() if self._store is None else imported_facts(self._store)
         """What a result records about the data."""
-        if self._store is not None:
-            return imported_facts(self._store)
+
+    def _drawn_facts(self) -> dict[str, Any]:
         data, batch = self.config.data, self.config.train.batch_size
         parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch, "rows": self.model.rows}
         if data.profile is not None:
@@ -105,14 +104,14 @@ class ClickSource:
     def verified(self) -> dict[str, int] | None:
         return None if self._store is None else self._store.verified()
 
-    def bags(self, seed: int, device: torch.device | str) -> RandomBags:
+    def bags(self, seed: int, device: torch.device | str | None = None) -> RandomBags:
         return RandomBags(
             keys=self.model.features,
             rows=self.model.rows,
             dense=self.model.dense,
             batch_size=self.config.train.batch_size,
             seed=seed,
-            device=str(device),
+            device=str(device or self.device),
             config=self.config.data,
         )
 
@@ -121,38 +120,41 @@ class ClickSource:
             return self.bags(seed, "cpu")
         return ClickOrder(store=self._store, batch_size=self.config.train.batch_size, seed=seed)
 
-    def order(self, seed: int, device: torch.device, input: str) -> Order:
-        """Batches on the device that trains: drawn there, or made on the host and copied."""
-        if device.type == "cpu":
-            return self.host_order(seed)
-        if self.drawn and input == "device":
-            return self.bags(seed, device)
-        return CopiedOrder(self.host_order(seed), device, input == "pinned")
-
-    def held_out(self, seed: int, device: torch.device, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
+    def held_out(self, seed: int, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
         if self._store is None:
-            return self.bags(seed, device).share(part).held_out(self.config.data.held_out_batches)
+            return self.bags(seed).share(part).held_out(self.config.data.held_out_batches)
         order = ClickOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split="valid")
-        return (batch.to(device) for batch in order.share(part).cut())
+        return (batch.to(self.device) for batch in order.share(part).cut())
 
     @cached_property
+    def valid_rows(self) -> ScoredRows | None:
+        """The validation rows with their users and items; None where each seed draws rows of its own."""
+        return None if self._store is None else imported_rows(self._store)
+
+    @cached_property
+    def _catalogue(self) -> ClickCatalogue | None:
+        return None if self._store is None else of_imported(self._store, SCORING_BATCH)
+
     def catalogue(self) -> ClickCatalogue | None:
         """The items that imported rows can be ranked among."""
-        return None if self._store is None else of_imported(self._store, SCORING_BATCH)
+        return self._catalogue
+
+    def baseline_scorers(self) -> dict[str, Scorer]:
+        return {} if self._catalogue is None else self._catalogue.rules()
 
     def strongest_feature(self) -> tuple[str, float] | None:
         return None if self._store is None else imported_strongest(self._store)
 
-    def scored_rows(self, seed: int, device: torch.device) -> ScoredRows:
-        if self._store is not None:
-            return imported_rows(self._store)
-        return ScoredRows(torch.cat([batch.labels_B for batch in self.held_out(seed, device)]).cpu())
+    def scored_rows(self) -> ScoredRows:
+        if self.valid_rows is not None:
+            return self.valid_rows
+        return ScoredRows(torch.cat([batch.labels_B for batch in self.held_out(self.config.seed)]).cpu())
 
-    def baseline_logits(self, seed: int, device: torch.device) -> dict[str, Tensor]:
+    def baseline_logits(self) -> dict[str, Tensor]:
         """The majority class of the training rows; for random batches also the logits that labels were drawn from, for
         imported clicks models of the same features."""
         if self._store is None:
-            return synthetic_logits(self.bags(seed, device), self.config.data.held_out_batches)
+            return synthetic_logits(self.bags(self.config.seed), self.config.data.held_out_batches)
         return imported_logits(self._store)
 
 
@@ -170,7 +172,7 @@ def lookups(config: DLRMWorkloadConfig) -> Lookups:
     return click_lookups(
         config,
         source.host_order(config.seed),
-        data=source.facts()["name"],
+        data=source.data["name"],
         tables=tables,
         numbers=model.dim + table_state(config),
         rows_of=lambda features: [features[key][0] for key in features.keys],

@@ -45,7 +45,7 @@ class ServedDrawn(Served):
         self.config, self.settings = configured.config, configured.settings
         self.model, self.roles = Builder(configured).model, {}
         self.batch_size = configured.config.train.batch_size
-        self.data_digest = ClickSource(configured.config).facts()["digest"]
+        self.data_digest = ClickSource(configured.config).data["digest"]
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         raise UsageError("random rows have no columns", fix="recperf score RUN --held-out scores the held-out rows")
@@ -56,6 +56,6 @@ class ServedDrawn(Served):
         return logits.cpu()
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, ClickBatch]]:
-        for number, batch in enumerate(ClickSource(self.config).held_out(seed, self.settings.device)):
+        for number, batch in enumerate(ClickSource(self.config, self.settings.device).held_out(seed)):
             rows = np.arange(number * len(batch), (number + 1) * len(batch))
             yield pyarrow().table({"row": rows, "label": batch.labels_B.cpu().numpy().astype(np.int8)}), batch
