@@ -85,8 +85,6 @@ def command(arguments: list[str]) -> int:
             raise UsageError(f"workload {choice.workload.name!r} runs in a single process", fix="leave --ranks out")
         counts = [1]
     price, currency = _price(options.price)
-    within(0.0, options.served or 0.0, 1.0, "served")
-    within(0.0, options.startup_seconds or 0.0, 1e9, "startup seconds")
     if options.out is not None and options.out.suffix != ".html":
         raise UsageError(f"--out {options.out.name!r} does not end in .html", fix="--out plan.html")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
@@ -94,34 +92,17 @@ def command(arguments: list[str]) -> int:
     if options.global_batch is not None:
         within(1, options.global_batch, LARGEST_BATCH, "global batch")
         workload = replace(workload, batch_size=options.global_batch)
-    device, network = _machine(options, workload, terminal)
-    parallelism = _parallelism(options, workload, device)
-    tables = getattr(options.values, "tables", None)
-    setting = Setting(
-        workload=workload,
-        device=device,
-        network=network,
-        parallelism=parallelism,
-        question=options,
-        skew=partial(_skew, options, workload),
-        global_batches=() if options.rank_batch or options.global_batch else tuple(workload.published_samples),
-        history=options.history,
-        price=price,
-        cache_bytes=byte_count(tables.device_bytes) if tables else None,
-        tiered=tables is not None and tables.placement in ("host", "file"),
-        worse_skew=_independent_ids(options, workload),
-    )
+    setting = _setting(options, workload, price, terminal)
+    device = setting.device
     advised, points = plan(setting, counts)
     result = Plan(
         workload=choice.workload.name,
         preset=choice.preset,
         command=_run_command(choice, "" if "--data" in choice.sources else workload.published_data),
         device=device.name,
-        network=network.name,
-        ranks_per_node=network.ranks_per_node,
+        network=setting.network.name,
         currency=currency,
         published_data=workload.published_data or None,
-        popularity=workload.popularity.exponent if workload.popularity else None,
         advice=advised,
         points=points,
     )
@@ -135,6 +116,28 @@ def command(arguments: list[str]) -> int:
     if options.json:
         print_json(to_builtins(result))
     return 0
+
+
+def _setting(options: Options[Any], workload: PlannedWorkload, price: float | None, terminal: Terminal) -> Setting:
+    """Everything that the options say, except the number of ranks."""
+    within(0.0, options.served or 0.0, 1.0, "served")
+    within(0.0, options.startup_seconds or 0.0, 1e9, "startup seconds")
+    device, network = _machine(options, workload, terminal)
+    tables = getattr(options.values, "tables", None)
+    return Setting(
+        workload=workload,
+        device=device,
+        network=network,
+        parallelism=_parallelism(options, workload, device),
+        question=options,
+        skew=partial(_skew, options, workload),
+        global_batches=() if options.rank_batch or options.global_batch else tuple(workload.published_samples),
+        history=options.history,
+        price=price,
+        cache_bytes=byte_count(tables.device_bytes) if tables else None,
+        tiered=tables is not None and tables.placement in ("host", "file"),
+        worse_skew=_independent_ids(options, workload),
+    )
 
 
 def _run_command(choice: Choice, data: str) -> str:

@@ -61,10 +61,10 @@ class Options(WorkloadOptions[C]):
 
 
 def command(arguments: list[str]) -> int:
-    given = {argument.partition("=")[0] for argument in profile_script.own_arguments(arguments)}
-    if "--script" in given:
+    flags = {argument.partition("=")[0] for argument in profile_script.own_arguments(arguments)}
+    if "--script" in flags:
         return profile_script.command(arguments)
-    if "--trace" in given:
+    if "--trace" in flags:
         return profile_trace.command(arguments)
     world = enter(Ranks.from_environment())
     if world.size == 1:

@@ -163,17 +163,7 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal, remembered: P
         result = finished_result(record)
         current().broadcast(result is not None)
         if result is not None:
-            terminal.notice("this run is already finished")
-            if options.log:
-                from ..runs.loggers import open_curves
-
-                curves = open_curves(options.log, record.folder, terminal.notice)
-                curves.finish(record, result, record.read("profile.json"), to_json(config), replay=True)
-            from ..runs.checkpoints import listed
-
-            for one in listed(record.folder, hashed=False):
-                if one["fault"]:
-                    terminal.notice(f"checkpoint {one['name']} of seed {one['seed']} is damaged: {one['fault']}")
+            report_finished(record, result, config, options, terminal)
         else:
             if before is not None:
                 terminal.notice("the ranks were restarted and resume their run")
@@ -191,13 +181,36 @@ def run(choice: Choice, options: Options[Any], terminal: Terminal, remembered: P
     finally:
         terminal.close()
         record.close()
+    return conclude_run(record, result, options, terminal)
+
+
+def report_finished(record: Run, result: Result, config: Any, options: Options[Any], terminal: Terminal) -> None:
+    """Say that a run needs no training, send its curves where --log asks for it, and name damaged checkpoints."""
+    terminal.notice("this run is already finished")
+    if options.log:
+        from ..runs.loggers import open_curves
+
+        curves = open_curves(options.log, record.folder, terminal.notice)
+        curves.finish(record, result, record.read("profile.json"), to_json(config), replay=True)
+    from ..runs.checkpoints import listed
+
+    for one in listed(record.folder, hashed=False):
+        if one["fault"]:
+            terminal.notice(f"checkpoint {one['name']} of seed {one['seed']} is damaged: {one['fault']}")
+
+
+def conclude_run(record: Run, result: Result, options: Options[Any], terminal: Terminal) -> int:
+    """Print the result, write the page, and return the exit code."""
     from .summary import summary
 
     terminal.say(summary(result, record.folder, record.read("profile.json")))
     if options.report:
         with FLAG.explained("; the run is complete, only its page is missing", f"recperf report {record.folder}"):
             FLAG.poll()
-            write_page(record.folder, terminal)
+            from ..runs.report.run_report import write
+
+            with page_optional(terminal):
+                terminal.say(f"  page    {write([record.folder], record.folder / 'report.html')}")
     if options.json:
         print_json(as_json(result))
     if not result.quality.met:
@@ -286,14 +299,6 @@ def changed(choice: Choice, options: Options[Any], config: Any, record: Run, ter
     except ConfigError:
         write_atomic(record.folder / "config.json", before)
         raise
-
-
-def write_page(folder: Path, terminal: Terminal) -> None:
-    """Write the page; a failure here must not fail a finished run."""
-    from ..runs.report.run_report import write
-
-    with page_optional(terminal):
-        terminal.say(f"  page    {write([folder], folder / 'report.html')}")
 
 
 def train(choice: Choice, config: Any, options: Options[Any], record: Run, terminal: Terminal) -> Result:

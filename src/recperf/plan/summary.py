@@ -165,10 +165,8 @@ class Plan(Struct, kw_only=True):
     """The `recperf run` of the config, without what the plan decides."""
     device: str
     network: str
-    ranks_per_node: int
     currency: str | None
     published_data: str | None
-    popularity: float | None
     advice: Advice
     points: list[Point]
 
