@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -104,32 +104,22 @@ def read_profile(path: Path, rows: Mapping[str, int]) -> dict[str, dict[int, int
 
     Other features of the file are only checked for their format.
     """
+    stored = require_kind(read(path, named=True), _Profile, path, what="is not a profile of ids", fix=_FIX)
     profile: dict[str, dict[int, int]] = {}
-    for where, name, index, count in _entries(path):
+    for name, pairs in stored.features.items():
         counts, table = profile.setdefault(name, {}), rows.get(name)
-        _check(index not in counts, f"id {index} of feature {name!r} occurs twice", where)
-        _check(0 <= count <= MAX_COUNT, f"count {count} of id {index} of feature {name!r} is outside 0 to 2^53", where)
-        _check(
-            table is None or 0 <= index < table,
-            f"id {index} of feature {name!r} is outside its table of {table} rows",
-            where,
-        )
-        counts[index] = count
+        for place, (index, count) in enumerate(pairs):
+            where = {"file": path, "feature": name, "entry": place}
+            entry = f"id {index} of feature {name!r}"
+            _check(index not in counts, f"{entry} occurs twice", where)
+            _check(0 <= count <= MAX_COUNT, f"count {count} of {entry} is outside 0 to 2^53", where)
+            _check(table is None or 0 <= index < table, f"{entry} is outside its table of {table} rows", where)
+            counts[index] = count
     for name in rows:
         _check(any(profile.get(name, {}).values()), f"feature {name!r} has no id that occurs", {"file": path})
     return {name: profile[name] for name in rows}
 
 
-Entry = tuple[dict[str, object], str, int, int]
-
-
 def _check(holds: bool, problem: str, where: dict[str, object]) -> None:
     if not holds:
         raise DataError(problem, where=where, fix=_FIX)
-
-
-def _entries(path: Path) -> Iterator[Entry]:
-    profile = require_kind(read(path, named=True), _Profile, path, what="is not a profile of ids", fix=_FIX)
-    for name, pairs in profile.features.items():
-        for place, (index, count) in enumerate(pairs):
-            yield {"file": path, "feature": name, "entry": place}, name, index, count

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recperf.data.yambda import catalogue
-from recperf.data.yambda.check import check_store
+from recperf.data.yambda.catalogue import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.imports import ImportOptions, import_events

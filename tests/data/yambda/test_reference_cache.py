@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf.data.yambda.check import check_raw, check_store
+from recperf.data.yambda.catalogue import check_raw, check_store
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.reference import open_events, open_reference

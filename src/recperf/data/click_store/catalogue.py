@@ -9,8 +9,8 @@ from typing import Any
 
 from ...config import from_json
 from .columns import open_columns
-from .encode import ColumnFacts, layout_of
-from .imports import MANIFEST, Progress, import_clicks, read_manifest
+from .encode import MANIFEST, ColumnFacts, layout_of, read_manifest
+from .imports import Progress, import_clicks
 from .options import ClickOptions
 from .vocabulary import read_vocabulary
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, closest
+from ...jsonfile import Count, read_sealed
+from ..datasets import KINDS
 from ..rows import optional_package, pyarrow
 from ..user_files.database import NOT_USED, column_types, fetch_row
 from ..user_files.values import (
@@ -28,9 +31,11 @@ from ..user_files.values import (
     number,
     values_of,
 )
-from .columns import Layout
+from .columns import Layout, StoredPart
 from .vocabulary import Vocabulary, as_text, denoted
 
+FORMAT, VERSION = KINDS["clicks"].form
+MANIFEST = "clicks.json"
 LARGEST = 3e38
 """Numbers are stored as float32, larger ones as this."""
 
@@ -58,6 +63,45 @@ class ColumnFacts:
 
     def hashed(self) -> Vocabulary:
         return Vocabulary(buckets=self.buckets, seed=self.name)
+
+
+class Label(TypedDict):
+    """Which rows are clicks."""
+
+    name: str
+    positive_from: float | None
+    positives: list[str]
+
+
+class Manifest(TypedDict):
+    """The description of a store."""
+
+    format: str
+    version: int
+    name: str
+    rows: Count
+    positives: Count
+    label: Label
+    columns: list[ColumnFacts]
+    separator: str
+    user: str | None
+    item: str | None
+    time: str | None
+    times: tuple[int, int] | None
+    left_out: dict[str, str]
+    min_count: Count
+    scale: Literal["log", "quantile"]
+    parts: tuple[StoredPart]
+    digest: str
+    identity: dict[str, Any]
+    seconds: float
+    split_note: str
+    skipped_rows: NotRequired[dict[str, Any]]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The description of a store; damage is one line."""
+    return read_sealed(folder / MANIFEST, (FORMAT, VERSION), Manifest, fix=f"remove {folder} and import again")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

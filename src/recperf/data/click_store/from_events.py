@@ -17,7 +17,8 @@ from ..user_files.load import LIST_MARK, LIST_ROLE
 from ..yambda.reference import open_events
 from ..yambda.schema import ANCHORS, LISTEN_PLUS
 from ..yambda.store import EventStore, originals, own_ids
-from .imports import MANIFEST, VERSION, import_clicks
+from .encode import MANIFEST, VERSION
+from .imports import import_clicks
 from .options import ClickOptions
 
 _CHUNK = 1 << 18

@@ -26,8 +26,7 @@ from ..config import SplitConfig
 from ..rows import Unknown, pyarrow
 from ..user_files.values import MISSING as MISSING_TEXTS
 from .columns import EMPTY, Rows, Split, open_columns
-from .encode import ColumnFacts, StoredColumns, encode_table, layout_of
-from .imports import read_manifest
+from .encode import ColumnFacts, StoredColumns, encode_table, layout_of, read_manifest
 from .vocabulary import UNSEEN, read_vocabulary
 
 RARE, MISSING, FIRST = 0, 1, 2

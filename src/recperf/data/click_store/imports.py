@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from ...config import to_json
 from ...errors import DataError
 from ...files import sha256, write_json
 from ...folders import fresh_folder
-from ...jsonfile import Count, read_sealed, sealed
-from ..datasets import KINDS
+from ...jsonfile import sealed
 from ..rows import in_blocks, pyarrow
 from ..user_files.database import RESTART, column_types, fetch_row, open_database
 from ..user_files.load import load_file
@@ -47,12 +46,21 @@ from ..user_files.values import (
 )
 from .choose import Columns, choose_columns, decide_types, sql_name
 from .columns import PIECE, ColumnWriter, Layout, StoredPart
-from .encode import ColumnFacts, StoredColumns, layout_of, require_categories, selection, stored_arrays
+from .encode import (
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    ColumnFacts,
+    StoredColumns,
+    layout_of,
+    read_manifest,
+    require_categories,
+    selection,
+    stored_arrays,
+)
 from .options import MOST_SLOTS, ClickOptions
 from .vocabulary import read_vocabulary, write_vocabulary
 
-FORMAT, VERSION = KINDS["clicks"].form
-MANIFEST = "clicks.json"
 RATING_SHARE = 0.8
 """A rating of at least this share of the largest one is a click."""
 
@@ -66,40 +74,6 @@ _VALUES_AT_ONCE = 1 << 24
 """Values that are encoded at once."""
 
 Progress = Callable[..., None]
-
-
-class Label(TypedDict):
-    """Which rows are clicks."""
-
-    name: str
-    positive_from: float | None
-    positives: list[str]
-
-
-class Manifest(TypedDict):
-    """The description of a store."""
-
-    format: str
-    version: int
-    name: str
-    rows: Count
-    positives: Count
-    label: Label
-    columns: list[ColumnFacts]
-    separator: str
-    user: str | None
-    item: str | None
-    time: str | None
-    times: tuple[int, int] | None
-    left_out: dict[str, str]
-    min_count: Count
-    scale: Literal["log", "quantile"]
-    parts: tuple[StoredPart]
-    digest: str
-    identity: dict[str, Any]
-    seconds: float
-    split_note: str
-    skipped_rows: NotRequired[dict[str, Any]]
 
 
 def import_clicks(
@@ -398,8 +372,3 @@ class _Build:
 def _per_second(time: float) -> int:
     """The unit of a time by its size, in parts of a second."""
     return next((unit for unit, least in _UNITS.items() if time >= least), 1)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The description of a store; damage is one line."""
-    return read_sealed(folder / MANIFEST, (FORMAT, VERSION), Manifest, fix=f"remove {folder} and import again")

@@ -9,13 +9,26 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
+
 from ... import places
 from ...errors import DataError, UsageError
 from ...folders import one_at_a_time
 from . import raw
-from .reference import CACHE_META, READY, open_events
-from .schema import EVENTS_FILE, LICENCE
-from .store import EVENT_BYTES, MANIFEST, EventStore, is_store_folder, open_store
+from .maps import catalogue
+from .reference import CACHE_META, READY, check_cache, open_events
+from .schema import EVENT_TYPES, EVENTS_FILE, LICENCE
+from .store import (
+    COLUMNS,
+    EVENT_BYTES,
+    MANIFEST,
+    EventStore,
+    file_of,
+    is_store_folder,
+    open_store,
+    originals,
+    verify,
+)
 from .synthesize.config import YambdaLike, default
 
 if TYPE_CHECKING:
@@ -26,6 +39,7 @@ Progress = Callable[..., None]
 """Called with the amount done, the total, and for bytes the number of rows in them."""
 Unit = Literal["events", "bytes", "share"]
 SYNTHETIC = "yambda-like"
+_STRIDE = 1 << 22
 
 
 class Bars(Protocol):
@@ -79,11 +93,9 @@ def prepare(
 
 def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> dict[str, Any]:
     """Read a whole dataset, raw files and store; damage is an error. Files without digests are listed."""
-    from . import check as reading
-
     answer: dict[str, Any] = {"name": name, "intact": True}
     if name == SYNTHETIC and path is None:
-        return answer | {"store": reading.check_store(embedded(say=say), progress("checking the store", "share"))}
+        return answer | {"store": check_store(embedded(say=say), progress("checking the store", "share"))}
     places_by_kind = _places(name, path)
     if not places_by_kind:
         raise _missing(name, path)
@@ -91,10 +103,62 @@ def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> dict[str
         if kind == "raw":
             files = raw.locate(place, _size_in(name))
             digests = _digests(name, files, progress if path is None else None)
-            answer["raw"] = reading.check_raw(files, progress("checking raw files")) | digests
+            answer["raw"] = check_raw(files, progress("checking raw files")) | digests
         else:
-            answer["store"] = reading.check_store(open_events(place), progress("checking the store", "share"))
+            answer["store"] = check_store(open_events(place), progress("checking the store", "share"))
     return answer
+
+
+def check_raw(files: raw.RawFiles, progress: Progress) -> dict[str, Any]:
+    """Check schema, values and order of raw files."""
+    events = raw.RawEvents(files.events)
+    items = len(catalogue(files.artists, files.albums))
+    by_type = np.zeros(len(EVENT_TYPES), np.int64)
+    users, last_user, largest = 0, -1, -1
+    for chunk in events.chunks(0, _STRIDE):
+        by_type += np.bincount(chunk.types, minlength=len(EVENT_TYPES))
+        users += int(np.count_nonzero(np.diff(chunk.uids.astype(np.int64), prepend=last_user)))
+        last_user = int(chunk.uids[-1])
+        raw.require_known(chunk, items, files)
+        largest = max(largest, int(chunk.items.max()))
+        progress(chunk.first_row + len(chunk), events.rows)
+    first, last = events.time_range()
+    return {
+        "file": str(files.events),
+        "events": events.rows,
+        "users": users,
+        "items": items,
+        "largest_item": largest,
+        "first_time": first,
+        "last_time": last,
+        "by_type": dict(zip(EVENT_TYPES, map(int, by_type))),
+        "footer_sha256": events.identity["sha256"],
+    }
+
+
+def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
+    """Compare a store with its digests, or the columns of a reference cache with each other.
+
+    `verified_by_digest` names the files that were compared with digests.
+    """
+    files: list[str] = []
+    if store.layout == "packed":
+        verify(store, progress)
+        lists = sorted(store.manifest.get("originals", {}))
+        for role in lists:
+            originals(store.folder, role)
+        files = [*(file_of(store.folder, name).name for name in COLUMNS), *(f"{role}.jsonl" for role in lists)]
+    else:
+        check_cache(store, progress)
+    return {
+        "folder": str(store.folder),
+        "layout": store.layout,
+        "events": store.events,
+        "users": store.users,
+        "items": store.manifest.get("distinct", {}).get("items", store.items),
+        "digest": store.digest,
+        "verified_by_digest": sorted(files),
+    }
 
 
 def _digests(name: str, files: raw.RawFiles, progress: Bars | None) -> dict[str, list[str]]:
