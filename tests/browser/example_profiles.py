@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from example_runs import limits
+from example_runs import limits, profile, spread
 
 HOSTILE = "void <script>alert('kernel')</script>\x1b[31m" + "x" * 300
 CUTLASS = (
@@ -31,43 +31,11 @@ CPU = {
 FLOPS = {"bottom": 1.3e9, "top": 8.4e9, "bottom_backward": 2.2e9, "top_backward": 16.8e9, "interaction": 4.2e6}
 
 
-def spread(value: float) -> dict[str, float]:
-    return {"p20": value * 0.97, "p50": value, "p80": value * 1.04}
-
-
-def phase(name: str) -> str:
-    last = name.rpartition("_")[2]
-    if last == "exchange":
-        return "communication"
-    if last in ("backward", "update", "data"):
-        return last
-    return "forward" if name in ("bottom", "embedding", "interaction", "top", "loss") else "other"
-
-
 def base(parts: dict[str, float], device: str) -> dict[str, Any]:
-    """What every profile has, a run's own one too."""
-    wall = sum(parts.values())
-    return {
-        "schema": 2,
-        "device": device,
-        "steps": 48,
-        "warmup": 12,
-        "batch_size": 2048,
-        "operators": 312,
-        "threads": 2,
-        "precision": "float32" if device == "cpu" else "tf32",
-        "other_work": 0.02,
-        "step_ms": spread(wall),
-        "overhead": {"plain_ms": wall * 0.97, "clocked_ms": wall, "share": 1 / 0.97 - 1, "plain": spread(wall * 0.97)},
-        "components": [
-            {"name": name, "phase": phase(name), "ms": spread(ms), "share": ms / wall, "flops": FLOPS.get(name),
-             "bytes": 2e7 if name in FLOPS else None}
-            for name, ms in parts.items()
-        ],
-        "ids": {"lookups": 20480.0, "unique_rows": 9.0, "row_bytes": 256, "working_set_bytes": 2304,
-                "touched_bytes": 2304},
-        **limits(device, spread(wall)),
-    }  # fmt: skip
+    """What every profile of this workload has, a run's own one too."""
+    precision = "float32" if device == "cpu" else "tf32"
+    fields = {"steps": 48, "warmup": 12, "batch_size": 2048, "precision": precision, "other_work": 0.02}
+    return profile(parts, FLOPS, device=device, **fields)
 
 
 def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **sections: Any) -> dict[str, Any]:

@@ -116,14 +116,12 @@ def test_a_runs_own_profile_gives_parts_only() -> None:
 
 def test_profiles_of_different_things_are_warned_about() -> None:
     other = {**profiles.cpu(), "workload": "micro-dlrm", "preset": "large", "batch_size": 256}
-    text = " ".join(diff(profiles.eager(), other).warnings)
-    for words in (
+    assert [warning.partition(";")[0] for warning in diff(profiles.eager(), other).warnings] == [
         "different workloads: dlrm and micro-dlrm",
         "different presets: experiment and large",
         "different devices: NVIDIA H200 and cpu",
         "different batch sizes: 2048 and 256",
-    ):
-        assert words in text
+    ]
 
 
 def test_possible_causes_are_noted() -> None:
@@ -148,13 +146,9 @@ def test_possible_causes_are_noted() -> None:
     ]
 
 
-@pytest.mark.parametrize(("text", "gate"), [("5%", 0.05), (" 2.5 % ", 0.025)])
-def test_gates(text: str, gate: float) -> None:
-    assert parse_gate(text) == pytest.approx(gate)
-
-
 @pytest.mark.parametrize("text", ["5", "", "-5%", "nan%", "1e9%", "٥%"])
-def test_a_gate_that_is_not_a_percentage(text: str) -> None:
+def test_a_gate_is_a_percentage(text: str) -> None:
+    assert parse_gate(" 2.5 % ") == pytest.approx(0.025)
     with pytest.raises(UsageError, match="percentage such as 5%"):
         parse_gate(text)
 

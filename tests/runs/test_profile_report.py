@@ -188,15 +188,12 @@ def test_long_names_are_cut_with_the_whole_name_in_a_title() -> None:
     assert pages.shortened(Cell("a_<b>", width=20)) == "a_&lt;<wbr>b&gt;"
 
 
-def test_figures_are_described_in_words(eager: str) -> None:
+def test_figures_are_described_in_words_and_need_ceilings(eager: str) -> None:
     assert eager.count('class="figure"') == 4
     labels = " ".join(re.findall(r'aria-label="([^"]*)"', eager))
     assert "Share of each part in a step of 4.90 ms: data 18.4%" in labels
     assert "The device in a step: busy 1.02 ms, input wait 820 µs, host wait 2.40 ms" in labels
     assert "top 21.0 TFLOP/s at 210 FLOP/B" in labels
-
-
-def test_no_roofline_without_ceilings() -> None:
     no_ceilings = profiles.eager()
     for row in no_ceilings["roofline"]:
         row |= {"ceiling_flops_per_s": None, "ceiling_bytes_per_s": None, "share_of_roof": None}
@@ -211,10 +208,7 @@ def test_empty_tables_and_zero_times_do_not_stop_the_report() -> None:
     bare["step_ms"] = {"p20": 0.0, "p50": 0.0, "p80": 0.0}
     read(bare)
     text(bare)
-
-
-def test_times_below_zero_do_not_stop_the_page() -> None:
-    """Clocks of other programs have some for work beside the step."""
+    # Clocks of other programs have times below zero for work beside the step.
     early = profiles.eager()
     for part in early["components"]:
         part["ms"] = {"p20": -0.5, "p50": 0.1, "p80": -0.1}

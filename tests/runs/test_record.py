@@ -40,18 +40,14 @@ def test_rewinding_drops_what_a_checkpoint_has_not_seen(tmp_path: Path) -> None:
     run.close()
 
 
-def test_an_existing_run_is_never_overwritten(tmp_path: Path) -> None:
-    Run.create("w", {}, folder=tmp_path / "r").close()
-    with pytest.raises(UsageError, match="already holds a run"):
-        Run.create("w", {}, folder=tmp_path / "r")
-
-
-def test_one_process_at_a_time(tmp_path: Path) -> None:
+def test_a_run_is_held_by_one_process_and_never_overwritten(tmp_path: Path) -> None:
     run = Run.create("w", {}, folder=tmp_path / "r")
     with pytest.raises(MachineError, match="another process"):
         Run.open(tmp_path / "r")
     run.close()
     Run.open(tmp_path / "r").close()
+    with pytest.raises(UsageError, match="already holds a run"):
+        Run.create("w", {}, folder=tmp_path / "r")
 
 
 def test_default_names_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
