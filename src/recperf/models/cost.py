@@ -84,18 +84,6 @@ def batch_bytes(config: DLRMConfig, batch: int, ids: int) -> int:
     return FLOAT * batch * (config.dense + 1) + INDEX * (ids + batch * len(config.features) + 1)
 
 
-def sparse_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int, optimizer: str) -> dict[str, int]:
-    """Bytes that a training step needs with sparse updates: there is no gradient of the tables' size."""
-    mlps = FLOAT * config.mlp_parameters
-    states, _ = dense_optimizer(optimizer)
-    return {
-        "parameters": FLOAT * config.table_parameters + mlps,
-        "optimizer": FLOAT * sum(config.rows) * RULES[optimizer].state_width(config.dim) + states * mlps,
-        "gradients": mlps,
-        "activations": _activations(config, batch) + ids * (3 * INDEX + 3 * 4) + batch_bytes(config, batch, ids),
-    }
-
-
 def _forward(config: DLRMConfig, batch: int, ids: int, unique: int) -> dict[str, Cost]:
     bags = batch * len(config.features)
     output = FLOAT * batch * config.interaction_width
@@ -151,25 +139,23 @@ def _vector_bytes(config: DLRMConfig, batch: int) -> int:
     return FLOAT * batch * (config.bottom[-1] + len(config.features) * config.dim)
 
 
-def dlrm_memory(config: DLRMConfig, batch: int) -> dict[str, int]:
-    """Bytes that a training step needs: parameters, AdamW's two moments, gradients, saved activations."""
-    parameters = FLOAT * (config.table_parameters + config.mlp_parameters)
-    return {
-        "parameters": parameters,
-        "optimizer": 2 * parameters,
-        "gradients": parameters,
-        "activations": _activations(config, batch),
-    }
+def dlrm_memory(
+    config: DLRMConfig, batch: int, *, rule: str | None = None, dense: str = "adamw", ids: int = 0, drawn: bool = False
+) -> dict[str, int]:
+    """Bytes that a training step needs: parameters, optimizer state, gradients, saved activations.
 
-
-def hashed_dlrm_memory(config: DLRMConfig, batch: int, *, ids: int, optimizer: str) -> dict[str, int]:
-    """The same with one table, the state of a rule for its rows, and no gradient of the table."""
-    mlps = FLOAT * config.mlp_parameters
+    `rule`: that of tables whose used rows alone are updated, without a gradient of the tables' size; by default they
+    have the `dense` optimizer. `ids`: of a batch with such tables. `drawn`: the batch is made on the device.
+    """
+    mlps, tables = FLOAT * config.mlp_parameters, FLOAT * config.table_parameters
+    states, _ = dense_optimizer(dense)
+    row_states = states * tables if rule is None else FLOAT * sum(config.rows) * RULES[rule].state_width(config.dim)
+    sorted_ids = 0 if rule is None else ids * (3 * INDEX + 3 * 4)
     return {
-        "parameters": FLOAT * config.table_parameters + mlps,
-        "optimizer": FLOAT * sum(config.rows) * RULES[optimizer].state_width(config.dim) + 2 * mlps,
-        "gradients": mlps,
-        "activations": _activations(config, batch) + ids * (3 * INDEX + 3 * 4),
+        "parameters": tables + mlps,
+        "optimizer": row_states + states * mlps,
+        "gradients": mlps + (tables if rule is None else 0),
+        "activations": _activations(config, batch) + sorted_ids + drawn * batch_bytes(config, batch, ids),
     }
 
 

@@ -16,7 +16,7 @@ from ...execution.tables import require_table_memory
 from ...execution.workload import Estimate, TrialsConfig, Workload, table_share
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
-from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_memory, sparse_dlrm_step
+from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
 from ...train.config import BIASES, PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
@@ -288,7 +288,9 @@ def estimate(config: DLRMWorkloadConfig) -> Estimate:
         memory = dlrm_memory(model, batch)
     else:
         step = sparse_dlrm_step(model, batch, ids=ids, unique=expected_unique(config, ids), optimizer=optimizer)
-        memory = sparse_dlrm_memory(model, batch, ids=batch * sum(max_ids(config)), optimizer=optimizer)
+        memory = dlrm_memory(
+            model, batch, rule=optimizer, dense=optimizer, ids=batch * sum(max_ids(config)), drawn=True
+        )
     return Estimate(
         parameters={"tables": model.table_parameters, "mlps": model.mlp_parameters},
         table_bytes=FLOAT * model.table_parameters,

@@ -13,7 +13,7 @@ from ...machine import available_bytes, caches
 from ...measure.cost import FLOAT
 from ...measure.peaks.store import find
 from ...models.config import HashedDLRMConfig
-from ...models.cost import hashed_dlrm_memory, hashed_dlrm_step
+from ...models.cost import dlrm_memory, hashed_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
 from ...train.config import BIASES, SparseTrainConfig
@@ -102,7 +102,7 @@ def estimate(config: MicroDLRMDramConfig) -> Estimate:
         parameters={"table": model.table_parameters, "mlps": model.mlp_parameters},
         table_bytes=FLOAT * model.table_parameters,
         step=hashed_dlrm_step(model, batch, ids=ids, unique=min(ids, rows), optimizer=optimizer),
-        memory=hashed_dlrm_memory(model, batch, ids=ids, optimizer=optimizer),
+        memory=dlrm_memory(model, batch, rule=optimizer, ids=ids),
         state_bytes=FLOAT * table_state(config) * rows,
         table_rows=rows,
     )
