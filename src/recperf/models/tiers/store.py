@@ -13,9 +13,9 @@ import errno
 import mmap
 import os
 import re
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,56 +40,65 @@ Rows = NDArray[np.int64]
 Values = NDArray[np.float32]
 
 
-class RowStore(Protocol):
+class RowStore(ABC):
     """All records of a model's tables. Calls come from one thread at a time; inside, several threads share the work."""
 
     kind: str
     """host or file."""
-    rows: int
-    width: int
-    written_R: NDArray[np.bool_]
-    """Whether a row was ever written; others may not be read."""
+
+    def __init__(self, rows: int, width: int, impl: Name) -> None:
+        require(rows >= 1, "rows", rows, "at least 1")
+        require(width >= 1, "width", width, "at least 1")
+        self.rows, self.width = rows, width
+        self.written_R = np.zeros(rows, np.bool_)
+        """Whether a row was ever written; others may not be read."""
+        self._body, self.why = choose(impl)
 
     def read(self, rows_N: Rows, out_NW: Values) -> None:
         """Copy records to `out_NW`, which is contiguous and may be pinned memory of a tensor."""
-        ...
+        _require_call(self, rows_N, "out_NW", out_NW)
+        written_N = self.written_R[rows_N]
+        if not written_N.all():
+            raise ArgumentError(f"row {rows_N[written_N.argmin()]} was never written; it has its initial value")
+        self._read(rows_N, out_NW)
 
     def write(self, rows_N: Rows, values_NW: Values) -> None:
-        """Replace the records of distinct rows."""
-        ...
+        """Replace the records of distinct rows. After an error the caller still has their values."""
+        _require_call(self, rows_N, "values_NW", values_NW)
+        self._write(rows_N, values_NW)
+        self.written_R[rows_N] = True
 
+    @abstractmethod
+    def _read(self, rows_N: Rows, out_NW: Values) -> None: ...
+
+    @abstractmethod
+    def _write(self, rows_N: Rows, values_NW: Values) -> None: ...
+
+    @abstractmethod
     def close(self) -> None: ...
 
 
-class HostRows:
+class HostRows(RowStore):
     """All records in host memory; memory is taken when a row is written first."""
 
     kind = "host"
 
     def __init__(self, rows: int, width: int, *, impl: Name = "auto") -> None:
-        require(rows >= 1, "rows", rows, "at least 1")
-        require(width >= 1, "width", width, "at least 1")
-        self.rows, self.width = rows, width
-        self.written_R = np.zeros(rows, np.bool_)
-        self._body, self.why = choose(impl)
+        super().__init__(rows, width, impl)
         self._table_RW = np.frombuffer(_mapping(4 * rows * width), np.float32).reshape(rows, width)
 
-    def read(self, rows_N: Rows, out_NW: Values) -> None:
-        _require_call(self, rows_N, "out_NW", out_NW)
-        _require_written(self, rows_N)
+    def _read(self, rows_N: Rows, out_NW: Values) -> None:
         self._body.gather(self._table_RW, rows_N, out_NW)
 
-    def write(self, rows_N: Rows, values_NW: Values) -> None:
-        _require_call(self, rows_N, "values_NW", values_NW)
+    def _write(self, rows_N: Rows, values_NW: Values) -> None:
         self._body.scatter(self._table_RW, rows_N, values_NW)
-        self.written_R[rows_N] = True
 
     def close(self) -> None:
         """Give the memory back."""
         self._table_RW = np.empty((0, self.width), np.float32)
 
 
-class FileRows:
+class FileRows(RowStore):
     """All records in files of a folder, one per table.
 
     A row gets its place when it is written first, after those of the rows before it: a file is as long as the rows that
@@ -104,12 +113,9 @@ class FileRows:
         require(len(tables) >= 1, "tables", tables, "at least 1")
         for count in tables.values():
             require(1 <= count <= MOST_ROWS, "rows", count, f"1 to {MOST_ROWS:,}")
-        require(width >= 1, "width", width, "at least 1")
+        super().__init__(sum(tables.values()), width, impl)
         starts_T1 = np.cumsum([0, *tables.values()], dtype=np.int64)
-        self.rows, self.width = int(starts_T1[-1]), width
-        self.written_R = np.zeros(self.rows, np.bool_)
         self.names, self.paths = tuple(tables), tuple(_path(folder, place, name) for place, name in enumerate(tables))
-        self._body, self.why = choose(impl)
         self._ranks_R = np.zeros(self.rows, np.uint32)
         """The place of a row in its file, from 1 on; 0: none yet."""
         self._used_T = np.zeros(len(tables), np.int64)
@@ -119,9 +125,7 @@ class FileRows:
             self._files = RecordFiles(handles, starts_T1, width)
             self._stack = stack.pop_all()
 
-    def read(self, rows_N: Rows, out_NW: Values) -> None:
-        _require_call(self, rows_N, "out_NW", out_NW)
-        _require_written(self, rows_N)
+    def _read(self, rows_N: Rows, out_NW: Values) -> None:
         places_N = self._tables(rows_N)[1] + self._ranks_R[rows_N] - 1
         try:
             self._body.read_records(self._files, Request.of(rows_N, places_N), out_NW)
@@ -129,9 +133,11 @@ class FileRows:
             raise self._error(fault, "read") from None
 
     def write(self, rows_N: Rows, values_NW: Values) -> None:
-        """Replace the records of distinct rows. After an error the caller still has their values: records that were not
-        written whole do not match their checksum."""
-        _require_call(self, rows_N, "values_NW", values_NW)
+        """Also fails if an earlier write was lost; records that were not written whole do not match their checksum."""
+        super().write(rows_N, values_NW)
+        self._require_saved()
+
+    def _write(self, rows_N: Rows, values_NW: Values) -> None:
         tables_N, starts_N = self._tables(rows_N)
         ranks_N = self._ranks_R[rows_N].astype(np.int64)
         used_T = self._used_T.copy()
@@ -148,8 +154,6 @@ class FileRows:
         except RecordFault as fault:
             raise self._error(fault, "written") from None
         self._ranks_R[rows_N], self._used_T = ranks_N, used_T
-        self.written_R[rows_N] = True
-        self._require_saved()
 
     def close(self) -> None:
         """Close the files; who made their folder removes them."""
@@ -250,9 +254,3 @@ def _require_call(store: RowStore, rows_N: Rows, name: str, values_NW: Values) -
             f"{name} is {values_NW.dtype} of shape {values_NW.shape}; it must be contiguous float32 of shape {shape}"
         )
     require_rows(rows_N, store.rows)
-
-
-def _require_written(store: RowStore, rows_N: Rows) -> None:
-    written_N = store.written_R[rows_N]
-    if not written_N.all():
-        raise ArgumentError(f"row {rows_N[written_N.argmin()]} was never written; it has its initial value")
