@@ -25,11 +25,6 @@ class SplitConfig:
         require(0.0 < self.holdout < 1.0, "data.holdout", self.holdout, "above 0 and below 1")
         within(0, self.split_seed, 1 << 53, "data.split_seed")
 
-    @property
-    def has_clicks(self) -> bool:
-        """Whether the data is a dataset that `recperf data import --clicks` wrote."""
-        return False
-
 
 @dataclass(frozen=True, kw_only=True)
 class MovieLensConfig(SplitConfig):
@@ -59,6 +54,7 @@ class MovieLensConfig(SplitConfig):
 
     @property
     def has_clicks(self) -> bool:
+        """Whether the data is a dataset that `recperf data import --clicks` wrote."""
         return self.source == "clicks"
 
 

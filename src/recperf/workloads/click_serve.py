@@ -167,7 +167,7 @@ class ServedImported(ServedClicks):
         return None if values is None else CategoryIds(self.clicks, column, values)
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        return Encoded(*self.clicks.encode_counted(pyarrow().table(dict(rows))))
+        return Encoded(*self.clicks.encode(pyarrow().table(dict(rows))))
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
         for first, last in self.blocks(self.clicks.count("valid")):

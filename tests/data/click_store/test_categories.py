@@ -60,7 +60,7 @@ def clicks_of(folder: Path, values: list[Any], **options: Any) -> ImportedClicks
 
 def read(clicks: ImportedClicks, values: Any) -> list[str | None]:
     """The categories that values of column a mean; None for an unknown one."""
-    rows = clicks.encode(to_table({"a": values}, ["a"]))
+    rows = clicks.encode(to_table({"a": values}, ["a"]))[0]
     return [clicks.categories("a")[row] for row in rows.ids_NS[:, 0]]
 
 
@@ -73,7 +73,7 @@ def test_a_frame_of_pandas_means_what_its_csv_file_does(tmp_path: Path) -> None:
     assert [one.values for one in clicks.columns.facts] == ["boolean", "number", "number"]
     assert sorted(map(str, clicks.categories("zip")[2:])) == ["00501", "02134", "10001"]
     as_text = pd.read_csv(path, dtype=str)
-    texts, typed = (clicks.encode(pa.Table.from_pandas(frame)) for frame in (as_text, pd.read_csv(path)))
+    texts, typed = (clicks.encode(pa.Table.from_pandas(frame))[0] for frame in (as_text, pd.read_csv(path)))
     assert texts.ids_NS.min() >= 2
     assert np.array_equal(texts.ids_NS, typed.ids_NS)
 
@@ -133,7 +133,7 @@ def test_what_would_be_a_guess_is_one_line(tmp_path: Path, seen: list[str], valu
 
 def test_hashed_categories_are_compared_by_their_key(tmp_path: Path) -> None:
     clicks = clicks_of(tmp_path, ["00501", "10001"], hash=(1000,))
-    texts, numbers = (clicks.encode(pa.table({"a": values})).ids_NS.tolist() for values in (["00501"], [501]))
+    texts, numbers = (clicks.encode(pa.table({"a": values}))[0].ids_NS.tolist() for values in (["00501"], [501]))
     assert texts == numbers
     (tmp_path / "two").mkdir()
     with pytest.raises(RecperfError, match="has numbers like 501; the import saw hashed text") as error:
@@ -160,7 +160,7 @@ def test_labels_and_several_categories_are_the_same_from_every_type(tmp_path: Pa
         clicks = imported(write(tmp_path / name, columns), **options)
         assert clicks.manifest["positives"] == 40
         for values in ([[1, 2], [10]], [[2.0, 1.0], [10.0]], [["02", "1"], ["10"]], ["1|2", "10.0"], ["[2, 1]", "10"]):
-            encoded = clicks.encode(pa.table({"a": values})).ids_NS.tolist()
+            encoded = clicks.encode(pa.table({"a": values}))[0].ids_NS.tolist()
             expected = expected or encoded
             assert encoded == expected
 
@@ -232,7 +232,7 @@ def test_rows_of_mixed_types_are_the_same_from_files_and_frames(seen: Columns, s
             results: dict[str, Any] = {}
             for name, table in readers(folder, columns):
                 try:
-                    rows, unknown = clicks.encode_counted(table)
+                    rows, unknown = clicks.encode(table)
                     counts = {column: one.rows for column, one in unknown.items()}
                     results[name] = (rows.ids_NS.tolist(), rows.dense_ND.tobytes(), counts)
                 except RecperfError as error:

@@ -97,7 +97,7 @@ def test_every_format_gives_the_same_rows(
 
 def test_encode_gives_what_the_import_stored(folder: Path) -> None:
     clicks = ImportedClicks(folder, SplitConfig())
-    encoded = clicks.encode(table(records()).append_column("more", pa.array(range(ROWS))))
+    encoded, _ = clicks.encode(table(records()).append_column("more", pa.array(range(ROWS))))
     for split in ("train", "valid"):
         stored = clicks.rows_of(split, 0, clicks.count(split))  # type: ignore[arg-type]
         at = clicks._index[split]  # type: ignore[index]
@@ -105,7 +105,9 @@ def test_encode_gives_what_the_import_stored(folder: Path) -> None:
         assert np.array_equal(encoded.ids_NS[at], stored.ids_NS)
     labels = np.array([row["clicked"] for row in records()], np.uint8)
     assert np.array_equal(clicks.labels("valid"), labels[clicks._index["valid"]])
-    new = clicks.encode(pa.table({"user_id": [1e6], "city": [" Oslo "], "genres": ["Comedy|None"], "price": ["nan"]}))
+    new, _ = clicks.encode(
+        pa.table({"user_id": [1e6], "city": [" Oslo "], "genres": ["Comedy|None"], "price": ["nan"]})
+    )
     names = clicks.categories("city")
     assert (new.ids_NS[0, 0], names[int(new.ids_NS[0, 1])]) == (0, "Oslo")
     assert [clicks.categories("genres")[row] for row in new.ids_NS[0, 2:] if row >= 0] == ["Comedy"]
@@ -153,7 +155,7 @@ def test_hashed_categories_need_no_vocabulary(tmp_path: Path) -> None:
     rows = clicks.rows_of("train", 0, clicks.count("train"))
     assert rows.ids_NS.max() <= 19
     assert abs(float(rows.dense_ND[:, 0].std()) - 1) < 0.1
-    assert np.array_equal(clicks.encode(table(records())).ids_NS[clicks._index["train"]], rows.ids_NS)
+    assert np.array_equal(clicks.encode(table(records()))[0].ids_NS[clicks._index["train"]], rows.ids_NS)
 
 
 def test_ratings_and_criteo_need_no_options(tmp_path: Path) -> None:

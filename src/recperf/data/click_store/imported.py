@@ -78,25 +78,10 @@ class NumberScale:
         return {"formula": formula, "mean": self.mean, "deviation": self.deviation}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """What a model of some imported clicks needs."""
-
-    keys: tuple[str, ...]
-    rows: tuple[int, ...]
-    slots: tuple[int, ...]
-    dense: int
-
-
 @lru_cache(maxsize=4)
 def open_clicks(folder: Path, split: SplitConfig) -> ImportedClicks:
     """Open and fit a dataset once in a process: its sizes are asked for before its rows are read."""
     return ImportedClicks(folder, split)
-
-
-def sizes_of(folder: Path, split: SplitConfig) -> Sizes:
-    clicks = open_clicks(folder, split)
-    return Sizes(keys=clicks.keys, rows=clicks.table_rows, slots=clicks.slots, dense=len(clicks.dense_names))
 
 
 class ImportedClicks:
@@ -173,13 +158,10 @@ class ImportedClicks:
     def _at(self, index: NDArray[np.int64]) -> Rows:
         return self._transform(self._raw("dense", index), self._raw("ids", index), self.arrays["labels"][index])
 
-    def encode(self, table: Any) -> Rows:
+    def encode(self, table: Any) -> tuple[Rows, dict[str, Unknown]]:
         """The rows of a pyarrow table with the user's own columns, for scoring: exactly what the same row of the
-        imported file is to the model. Labels are 0. A column that is missing is an error, a new category is row 0."""
-        return self.encode_counted(table)[0]
-
-    def encode_counted(self, table: Any) -> tuple[Rows, dict[str, Unknown]]:
-        """The same, and for each sparse feature the rows with a category that no row of the import has."""
+        imported file is to the model; and for each sparse feature the rows with a category that no row of the import
+        has, which is table row 0. Labels are 0. A column that is missing is an error."""
         arrays, edges = encode_table(self.columns, table), np.cumsum((0, *self.slots))
         unknown = {
             key: Unknown.of((arrays["ids"][:, first:last] == UNSEEN).any(1), table[key])

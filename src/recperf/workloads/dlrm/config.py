@@ -240,13 +240,13 @@ def resolve(config: DLRMWorkloadConfig) -> DLRMWorkloadConfig:
     """With imported clicks: the tables and the number of dense features that the data has."""
     if config.data.source != "clicks":
         return config
-    from ...data.click_store.imported import sizes_of
+    from ...data.click_store.imported import open_clicks
 
     assert config.data.path is not None
-    sizes = sizes_of(config.data.path, config.data.click_split())
-    bottom = (sizes.dense, *config.model.bottom[1:])
-    model = replace(config.model, features=sizes.keys, rows=sizes.rows, row_scale=1.0, bottom=bottom)
-    several = sizes.slots if max(sizes.slots) > 1 else ()
+    clicks = open_clicks(config.data.path, config.data.click_split())
+    bottom = (len(clicks.dense_names), *config.model.bottom[1:])
+    model = replace(config.model, features=clicks.keys, rows=clicks.table_rows, row_scale=1.0, bottom=bottom)
+    several = clicks.slots if max(clicks.slots) > 1 else ()
     return replace(config, model=model, data=replace(config.data, ids_per_feature=several))
 
 

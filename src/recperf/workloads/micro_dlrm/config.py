@@ -75,12 +75,12 @@ def resolve(config: MicroDLRMConfig) -> MicroDLRMConfig:
     """With imported clicks: the tables and the number of dense features that the data has."""
     if not config.data.has_clicks:
         return config
-    from ...data.click_store.imported import sizes_of
+    from ...data.click_store.imported import open_clicks
 
     assert config.data.path is not None
-    sizes = sizes_of(config.data.path, config.data.rows_split())
-    bottom = (sizes.dense, *config.model.bottom[1:])
-    return replace(config, model=replace(config.model, features=sizes.keys, rows=sizes.rows, bottom=bottom))
+    clicks = open_clicks(config.data.path, config.data.rows_split())
+    bottom = (len(clicks.dense_names), *config.model.bottom[1:])
+    return replace(config, model=replace(config.model, features=clicks.keys, rows=clicks.table_rows, bottom=bottom))
 
 
 def estimate(config: MicroDLRMConfig) -> Estimate:
