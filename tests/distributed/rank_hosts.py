@@ -106,27 +106,33 @@ def _work(job: str, device: str, arguments: dict[str, Any]) -> Any:
     torch.set_num_threads(1)
     world = enter(Ranks.from_environment())
     world.join(device, 60)
-    module, _, name = job.rpartition(".")
-    result = _on_cpu(getattr(importlib.import_module(module or "rank_jobs"), name)(world, **arguments))
+    result = _on_cpu(job_of(job)(world, **arguments))
     world.barrier()
     return result
 
 
-def _command(words: list[str], trouble: str, how: dict[str, Any]) -> int:
+def job_of(name: str) -> Any:
+    """A function of rank_jobs, or module.function."""
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module or "rank_jobs"), function)
+
+
+def run_command(words: list[str], rank: int, trouble: str = "", how: dict[str, Any] | None = None) -> int:
+    """Run a command of recperf as a rank; `trouble` names what changes it before."""
     from recperf.cli import main
     from recperf.measure import measuring
 
     # A run ends with a measured window; the fewest steps are enough.
     measuring.SECONDS = 0.0
     if trouble:
-        getattr(importlib.import_module("rank_jobs"), trouble)(int(os.environ["RANK"]), **how)
+        job_of(trouble)(rank, **(how or {}))
     return main(words)
 
 
 def _main(folder: Path) -> int:
     request = pickle.loads((folder / "request").read_bytes())
     if "words" in request:
-        return _command(request["words"], request.get("trouble", ""), request.get("how", {}))
+        return run_command(request["words"], int(os.environ["RANK"]), request.get("trouble", ""), request.get("how"))
     result = _work(request["job"], request["device"], request.get("arguments", {}))
     (folder / f"result-{os.environ['RANK']}").write_bytes(pickle.dumps(result))
     sys.stdout.flush()

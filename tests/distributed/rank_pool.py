@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from rank_hosts import job_of, run_command
 
 needs_torchrec = pytest.mark.skipif(
     importlib.util.find_spec("torchrec") is None or importlib.util.find_spec("fbgemm_gpu") is None,
@@ -58,8 +59,7 @@ def _main(job: str, rank: int, size: int, meeting: str, pipe: Any, packed: bytes
 
     from recperf.distributed.ranks import Ranks, enter
 
-    module, _, name = job.rpartition(".")
-    work = getattr(importlib.import_module(module or "rank_jobs"), name)
+    work = job_of(job)
     torch.set_num_threads(1)
     world = enter(Ranks(rank=rank, size=size, local_rank=rank, local_size=size))
     try:
@@ -123,24 +123,13 @@ def _command(
     elastic.mkdir(parents=True, exist_ok=True)
     os.environ.update({name: str(value) for name, value in here.items()}, TORCHELASTIC_RUN_ID="recperf-ranks-test")
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(elastic / "error.json")
-    os.environ["RECPERF_HOME"] = str(home_of(more))
-    from recperf.cli import main
+    os.environ["RECPERF_HOME"] = str(more.pop("home"))
     from recperf.distributed.ranks import Ranks
-    from recperf.measure import measuring
 
-    # A run ends with a measured window; the fewest steps are enough.
-    measuring.SECONDS = 0.0
     Ranks.join = functools.partialmethod(Ranks.join, init_method=f"file://{meeting}")
-    if trouble:
-        module, _, name = trouble.rpartition(".")
-        getattr(importlib.import_module(module or "rank_jobs"), name)(rank, **more)
-    os._exit(main(words))
+    os._exit(run_command(words, rank, trouble, more))
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
     """The folder that torch elastic would give a rank."""
     return folder / "job" / "attempt_0" / str(rank)
-
-
-def home_of(more: dict[str, Any]) -> Path:
-    return Path(more.pop("home"))
