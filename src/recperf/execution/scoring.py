@@ -178,7 +178,7 @@ class HeldOut:
 
     def __init__(self, model: TrainedModel) -> None:
         self.model, self.count = model, None
-        self.identity, self.data = "held-out rows", model.served.held_out_digest()
+        self.identity, self.data = "held-out rows", model.served.data_digest
 
     def scored(self, first: int) -> Iterator[tuple[Table, Mapping[str, Unknown]]]:
         for table, inputs in self.model.held_out():

@@ -119,10 +119,6 @@ class Served(Protocol):
         another name where a feature has this one, and inputs."""
         ...
 
-    def held_out_digest(self) -> str | None:
-        """Digest of the data that has the held-out rows."""
-        return self.data_digest
-
     def first(self, inputs: Any, rows: int) -> Any:
         """The first rows of encoded ones."""
         return inputs[:rows]
@@ -201,7 +197,6 @@ class TrainedModel:
 
     def held_out(self) -> Iterator[tuple[Table, Any]]:
         """The held-out rows of the run, and their inputs."""
-        self.require_same_data(self.served.held_out_digest())
         return self.served.held_out(self.seed)
 
     def columns(self, names: Sequence[str]) -> dict[str, str]:
@@ -216,9 +211,8 @@ class TrainedModel:
             raise DataError(f"column {shared!r} would serve two features", fix="name the columns as at the import")
         return columns
 
-    def score(self, rows: Table, columns: Mapping[str, str] | None = None) -> tuple[Tensor, dict[str, Unknown]]:
-        """The logits of rows, and those with an unknown id, by column."""
-        columns = self.columns(rows.column_names) if columns is None else columns
+    def score(self, rows: Table, columns: Mapping[str, str]) -> tuple[Tensor, dict[str, Unknown]]:
+        """The logits of rows, and those with an unknown id, by column; `columns` are those that serve each role."""
         encoded = self.served.encode({role: rows[column] for role, column in columns.items()})
         return self.logits(encoded.inputs), {columns[role]: one for role, one in encoded.unknown.items()}
 
