@@ -115,12 +115,24 @@ def test_a_loop_that_stays_as_it_is() -> None:
         _ = recperf.Profiler().report
 
 
-def test_batches_that_end_early() -> None:
-    """Five batches of an iterator are too few to trace a step: the report says so and names nothing it cannot know."""
-    few = iter([torch.zeros(2, 2, dtype=torch.int64)] * 5)
-    report = recperf.profile(lambda batch: batch + 1, few)
-    assert report.verdict.limit == "unclear"
-    assert any("traced" in note for note in report.as_json()["notes"])
+@pytest.mark.parametrize("count", [5, 30])
+def test_an_iterator_of_few_batches_is_enough(count: int) -> None:
+    """Steps are traced after ten; where the batches end before, they are used again from memory, and waits for input
+    are those of the first pass."""
+    passed = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for number in range(count):
+            time.sleep(0.01)
+            passed.append(number)
+            yield torch.full((2, 2), number)
+
+    report = recperf.profile(lambda batch: batch + 1, batches(), confirm=False)
+    content = report.as_json()
+    assert content["steps"]["traced"] >= 1 and content["steps"]["counted"] >= 2
+    assert content["waits"]["input"] > 5
+    assert len(passed) <= count
+    assert any("from memory" in note for note in content["notes"]) == (count == 5)
 
 
 def test_a_list_of_batches_starts_again() -> None:

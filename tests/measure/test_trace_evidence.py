@@ -139,3 +139,16 @@ def test_a_gpu_is_divided_by_its_device() -> None:
         made.kernel("sm80_xmma_gemm_f32f32_tf32f32_f32", 10, 900, 1),
     ]
     assert limit(tf32)["operators"][0]["precision"] == "tf32"
+
+
+def test_a_device_of_amd_has_its_name(tmp_path: Path) -> None:
+    """Its number counts the processors of the machine too, so that the first GPU may be number 2."""
+    events = [
+        made.around("ProfilerStep#0", 0, 1000),
+        made.op("aten::mm", 0, 10),
+        made.call("hipLaunchKernel", 2, 5, 1),
+        made.kernel("gemm", 10, 900, 1, device=2),
+    ]
+    path = made.write(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": "AMD Instinct MI300X"}])
+    peaks = {"machine": {}}
+    assert "those of AMD Instinct MI300X are not among" in analyse_file(path, peaks)["limit"]["ceilings"]

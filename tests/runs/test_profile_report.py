@@ -238,7 +238,17 @@ def test_writing_a_page_is_repeatable_and_leaves_the_profile_alone(tmp_path: Pat
         (fmt.component, "embedding_backward", "embedding, backward"),
         (fmt.component, "backward", "backward"),
         (fmt.setting, [944, None, True], "944 none yes"),
-        (fmt.short, "void at::native::reduce_kernel<512>(int, float*)", "reduce_kernel<512>"),
+        (fmt.short, "void at::native::reduce_kernel<512>(int, float*)", "reduce_kernel"),
+        (
+            fmt.short,
+            "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_13BinaryFunctorIfffNS0_10MulFunctorIfEEEEEviT0_T1_",
+            "vectorized_elementwise_kernel (MulFunctor)",
+        ),
+        (
+            fmt.short,
+            "Cijk_Ailk_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT16x16x256_MI16x16x1_SN_LDSB1",
+            "Cijk_Ailk_Bljk_BBS MT16x16x256",
+        ),
         (fmt.short, "void (anonymous namespace)::softmax(float*)", "softmax"),
         (fmt.short, "(all of it)", "(all of it)"),
     ],

@@ -17,6 +17,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from itertools import cycle
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -33,7 +34,7 @@ from ..measure.ceilings import Ceilings, ceilings_of, knees_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.limits import decide
-from ..measure.observing import Observer
+from ..measure.observing import SHORT, Observer
 from ..runs.step_report import KIND, SCHEMA, Report
 
 Experiment = Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]]
@@ -90,6 +91,8 @@ class Profiler:
             self.observer.buffered = prefetched(batches)
             if not self._driven:
                 self.observer.expected = length(batches)
+            elif isinstance(batches, Iterator):
+                self.observer.expected = SHORT
         iterator = iter(batches)
         while True:
             with self.waiting_for_input():
@@ -235,14 +238,27 @@ def _takes_argument(step: Callable[..., object]) -> bool:
 
 
 def _endless(profiler: Profiler, batches: Iterable[Any] | None) -> Iterator[Any]:
-    """Batches again and again; ends where they cannot be read a second time."""
+    """Batches again and again. An iterator ends once: where steps are still to be traced then, its batches are used
+    again from memory."""
     if batches is None:
         while True:
             yield None
+    once = isinstance(batches, Iterator)
+    kept: list[Any] = []
     while True:
         count = 0
         for batch in profiler.input(batches):
             count += 1
+            if once and not profiler.observer.traced_enough and len(kept) < SHORT:
+                kept.append(batch)
             yield batch
-        if not count:
-            return
+        if not count or once:
+            break
+    observer = profiler.observer
+    if kept and not observer.traced_enough:
+        observer.notes.append(f"the batches ended after {count}: traced and counted steps used them again from memory")
+        observer.expected = count
+    for batch in cycle(kept):
+        if observer.traced_enough:
+            break
+        yield batch

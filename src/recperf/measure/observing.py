@@ -34,6 +34,8 @@ FEW_WARM_UPS, FEW_PLAIN, FEW_TRACED, FEW_COUNTED = 2, 2, 1, 2
 """Numbers of steps where the loop may end soon: eight steps are enough to see something of everything."""
 FEW = 12
 """A loop of so few steps leaves no time for more than that."""
+SHORT, PLAIN_FIRST = 30, 8
+"""A loop of this many steps has time for so many plain ones before those that are traced."""
 LONG = 60
 """A loop of this many steps is long enough for the usual order, with a third of them timed."""
 ENDLESS = 1 << 30
@@ -160,6 +162,11 @@ class Observer:
     def done(self) -> bool:
         return self.state in ("done", "watching")
 
+    @property
+    def traced_enough(self) -> bool:
+        """Whether no step is left to be traced or counted."""
+        return self.done or (self.state == "plain" and self.counter is not None)
+
     def close(self) -> None:
         """End whatever is active; may be called at any time, also where the loop ended early."""
         if self.state == "traced":
@@ -220,7 +227,8 @@ class Observer:
         enough = enough or (count >= 3 and seconds > 10 * PLAIN_SECONDS)
         if self.expected is not None and not was_traced:
             enough = enough or count >= max(FEWEST_PLAIN, self.expected // 3)
-        enough = enough or (self.hurries and not was_traced and count >= FEW_PLAIN)
+        first = FEW_PLAIN if self.expected is None or self.expected < SHORT else PLAIN_FIRST
+        enough = enough or (self.hurries and not was_traced and count >= first)
         if enough if self.counts is None else count >= self.counts.plain:
             self._close_block()
             self._end_others()

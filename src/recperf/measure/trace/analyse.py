@@ -78,10 +78,15 @@ def timed_file(path: Path) -> dict[str, Any]:
 
 
 def device_name(facts: dict[str, Any], window: TracedSteps) -> str:
-    """The name of the busiest device; `cpu` where the steps launched no device work."""
+    """The name of the busiest device; `cpu` where the steps launched no device work.
+
+    The trace of an AMD machine counts its processors too: number 2 may be the first GPU of the list.
+    """
     if window.device is None:
         return "cpu"
     names = facts["devices"]
+    if len(set(names)) == 1:
+        return str(names[0])
     return str(names[window.device]) if window.device < len(names) else f"device {window.device}"
 
 

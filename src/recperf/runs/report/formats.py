@@ -166,22 +166,61 @@ def all_printable(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-_NOISE = re.compile(
-    r"\b(?:void |at::native::|at::cuda::|at::|std::|c10::|cub::|cutlass::Kernel2?<)|\(anonymous namespace\)::"
-)
+_TENSILE = re.compile(r"(C[a-z]+_A[a-z]+_B[a-z]+_[A-Z]+).*?_(MT\d+x\d+x\d+)\w*")
+"""A matrix product of AMD's libraries, whose name lists every setting: the layouts, the type and the tile tell it."""
+_FUNCTOR = re.compile(r"\w*?(\w*(?:[Ff]unctor|Epilogue|Ops?))\b")
+_CPP = re.compile(r"void |\w+\(.*\)$|.*::.*<.*>")
+_MANGLED = re.compile(r"(\d+)([A-Za-z_]\w*)")
 
 
 def short(name: Any, width: int = 46) -> str:
-    """The name of a kernel or an operator without return type, namespaces and parameters, cut in the middle to a width.
-
-    Most of the beginning stays: it holds the tile of a matrix product or the functor of an elementwise kernel.
-    """
+    """The name of a kernel or an operator as people know it: a C++ function without return type, namespaces, template
+    arguments and parameters, with the functor it applies; cut in the middle to a width."""
     text = printable(name)[:4000]
-    text = _NOISE.sub("", text[: _parameters(text)]) or text
+    if text.startswith("_Z"):
+        text = _demangled(text)
+    elif tensile := _TENSILE.match(text):
+        text = " ".join(tensile.groups())
+    elif _CPP.match(text):
+        text = _function(text)
     if len(text) <= width:
         return text
     tail = width // 6
     return f"{text[: width - tail - 1]}…{text[-tail:]}"
+
+
+def _function(text: str) -> str:
+    """The last name outside of all brackets, and the functor among its template arguments."""
+    text, inside, depth = text.replace("(anonymous namespace)", "").rstrip(), [""], 0
+    outside = ""
+    for letter in text[: _parameters(text)]:
+        depth += letter in "<("
+        if depth:
+            inside[-1] += letter
+        else:
+            outside += letter
+        if letter in ">)" and depth:
+            depth -= 1
+            if not depth:
+                inside.append("")
+    names = re.split(r"::|\s", outside)
+    name = "::".join(names[-2:]) if names[-1] == "kernel" else names[-1] or text
+    arguments = next((argument for argument in reversed(inside) if argument), "")
+    if name in ("Kernel", "Kernel2"):
+        return arguments.strip("<>").partition("<")[0]
+    functors = _FUNCTOR.findall(arguments)
+    return f"{name} ({functors[-1]})" if functors else name
+
+
+def _demangled(text: str) -> str:
+    """The same of a mangled name, whose parts have their length in front of them."""
+    names, place = [], 2
+    while match := _MANGLED.search(text, place):
+        place = match.start(2) + int(match[1])
+        names.append(text[match.start(2) : place])
+    kernels = [name for name in names if "kernel" in name.lower()] or names[:1]
+    functors = [name for name in names if _FUNCTOR.fullmatch(name)]
+    return " ".join([*kernels[:1], *(f"({name})" for name in functors[-1:])]) or text
 
 
 def _parameters(text: str) -> int:
