@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import to_json, with_absolute_paths
-from ..distributed.exits import run_as_rank
 from ..distributed.launch import launch, rank_arguments, require_ranks
-from ..distributed.ranks import Ranks, current, enter
+from ..distributed.ranks import Ranks, current
 from ..distributed.shared_run import require_same_config
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
-from ..runs.record import PROFILE_MARK, Run
+from ..runs.record import PROFILE_MARK, Run, new_folder
 from ..stop import FLAG
 from . import profile_script, profile_trace
 from .options import C, Choice, WorkloadOptions, choose, read_options
+from .run import as_rank
 from .terminal import Terminal, page_optional, print_error, print_json
 
 if TYPE_CHECKING:
@@ -66,12 +64,7 @@ def command(arguments: list[str]) -> int:
         return profile_script.command(arguments)
     if "--trace" in flags:
         return profile_trace.command(arguments)
-    world = enter(Ranks.from_environment())
-    if world.size == 1:
-        return run_profile(arguments, world)
-    return run_as_rank(
-        world, lambda: run_profile(arguments, world), lambda error: print_error(error, as_json="--json" in arguments)
-    )
+    return as_rank(run_profile, arguments)
 
 
 def run_profile(arguments: list[str], world: Ranks) -> int:
@@ -161,10 +154,7 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
     """Profile into a new folder."""
     config, world = with_absolute_paths(options.values), current()
     join(choice, config, options, world)
-    folder = options.run_dir
-    if folder is None:
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        folder = Path("runs") / f"{choice.workload.name}-profile-{stamp}-{secrets.token_hex(3)}"
+    folder = options.run_dir or new_folder(f"{choice.workload.name}-profile")
     run = Run.create(choice.workload.name, to_json(config), folder=folder)
     write_atomic(folder / PROFILE_MARK, b"")
     try:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from ..files import require_writable, write_atomic, writing
-from ..runs.record import PROFILE_MARK
+from ..runs.record import PROFILE_MARK, new_folder
 from ..stop import FLAG
 from .parse import OutputOptions, parse
 from .terminal import Terminal, page_optional, print_error, print_json
@@ -81,8 +79,7 @@ def _files(options: Options) -> tuple[Path | None, Path | None]:
     """Where the profile and the page go; absolute, because the program may change its folder."""
     output, page = options.output, options.page
     if output is None and page is None:
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        folder = Path("runs") / f"script-profile-{stamp}-{secrets.token_hex(3)}"
+        folder = new_folder("script-profile")
         output, page = folder / "profile.json", folder / "profile.html"
     for path in (output, page):
         if path is not None and path.parent.exists():

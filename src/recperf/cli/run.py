@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..distributed.ranks import Ranks, enter
@@ -15,13 +16,18 @@ WORKLOAD comes first; each option below overrides one field of its config."""
 
 
 def command(arguments: list[str]) -> int:
+    return as_rank(run_here, arguments)
+
+
+def as_rank(work: Callable[[list[str], Ranks], int], arguments: list[str]) -> int:
+    """Do the work of a command in this process: alone, or as one of several ranks."""
     world = enter(Ranks.from_environment())
     if world.size == 1:
-        return run_here(arguments, world)
+        return work(arguments, world)
     from ..distributed.exits import run_as_rank
 
     return run_as_rank(
-        world, lambda: run_here(arguments, world), lambda error: print_error(error, as_json="--json" in arguments)
+        world, lambda: work(arguments, world), lambda error: print_error(error, as_json="--json" in arguments)
     )
 
 

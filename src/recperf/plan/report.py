@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import zip_longest
 from textwrap import wrap
 
@@ -10,9 +11,9 @@ from ..measure.limits import TEXTS
 from ..runs.report.blocks import Block, Figure, Report, Section, Table, Text, cells, definitions
 from ..runs.report.svg import EXTRA, FAMILIES, Sheet, evenly, round_steps, ticks, tone
 from ..runs.report.text import WIDTH
-from ..units import number, size, time, times
+from ..units import digits, number, size, time, times
 from .memory import Memory
-from .predict import PARTS, Band, Step
+from .predict import PARTS, Band
 from .summary import Plan, Point
 from .target import Training
 from .tiers import Tiers
@@ -124,16 +125,18 @@ def _if_ids_repeat(plan: Plan, advised: Point) -> str:
 def _facts(plan: Plan, advised: Point) -> dict[str, str]:
     step, reached, memory = advised.step, advised.target, advised.memory
     assert step is not None
+    samples = advised.global_batch
+    rate = Band(samples / step.value, samples / step.high, samples / step.low)
     facts = {
         "run": _command(plan, advised),
-        "step": f"{_band_time(step)}, {_rate(advised.global_batch, step)} samples/s",
+        "step": f"{_band_time(step)}, {_range(rate, _three_digits)} samples/s",
         "memory": f"{_memory_band(memory)} of {size(memory.limit_bytes)} on the fullest rank",
         "target": "not known: set --samples-to-target",
         "cost": "not known: set --price, for example 4USD for one device and hour",
     }
     if reached:
         data = f" of {plan.published_data}" if plan.published_data else ""
-        facts["target"] = f"{_reached(reached, plan.currency)} for {_band_number(reached.samples)} samples{data}"
+        facts["target"] = f"{_reached(reached, plan.currency)} for {_range(reached.samples, number)} samples{data}"
         if reached.cost:
             del facts["cost"]
     if failing := advised.failures:
@@ -168,13 +171,6 @@ def _more_devices(plan: Plan, advised: Point) -> list[str]:
     return [f"{larger.ranks:,} {_device(plan, 2)} {takes}"]
 
 
-def _rate(samples: int, step: Step) -> str:
-    """Samples per second and their range, to three digits."""
-    rates = (samples / seconds for seconds in (step.value, step.high, step.low))
-    value, low, high = (f"{float(f'{rate:.3g}'):,.0f}" for rate in rates)
-    return f"{value} ({low} to {high})"
-
-
 def _command(plan: Plan, advised: Point) -> str:
     """What starts this configuration."""
     run, ranks, nodes = plan.command, advised.ranks, advised.nodes
@@ -206,7 +202,7 @@ def _overview(points: list[Point], currency: str | None) -> list[Block]:
                 f"{step.samples_per_s:,.0f}",
                 f"{point.scaling:.0%}",
                 f"{_approximately(reached)}{_band_time(reached.seconds)}" if reached else "-",
-                _money(reached.cost, currency) if reached and reached.cost else "-",
+                _range(reached.cost, digits, currency) if reached and reached.cost else "-",
                 point.options,
             ]
         rows.append(row)
@@ -310,29 +306,24 @@ def _band_time(band: Band) -> str:
     return f"{value} {unit} ({low} to {high})"
 
 
-def _decimals(value: float) -> int:
-    """Digits after the point that make three in all."""
-    return 0 if value >= 99.95 else 1 if value >= 9.995 else 2
-
-
-def _band_number(band: Band) -> str:
-    value, low, high = (number(figure) for figure in (band.value, band.low, band.high))
-    return value if low == high else f"{value} ({low} to {high})"
-
-
-def _money(band: Band, currency: str | None) -> str:
-    decimals = _decimals(band.value)
-    value, low, high = (f"{price:,.{decimals}f}" for price in (band.value, band.low, band.high))
-    return f"{value}{' ' + currency if currency else ''} ({low} to {high})"
+def _range(band: Band, text: Callable[[float], str], unit: str | None = None) -> str:
+    """A figure and its range, as in 26.8 USD (21.3 to 46.9)."""
+    value, low, high = map(text, (band.value, band.low, band.high))
+    shown = f"{value} {unit}" if unit else value
+    return shown if low == high else f"{shown} ({low} to {high})"
 
 
 def _reached(reached: Training, currency: str | None) -> str:
-    cost = f" and {_money(reached.cost, currency)}" if reached.cost else ""
+    cost = f" and {_range(reached.cost, digits, currency)}" if reached.cost else ""
     return f"{_approximately(reached)}{_band_time(reached.seconds)}{cost}"
 
 
 def _approximately(reached: Training) -> str:
     return "~" if reached.samples.extrapolated else ""
+
+
+def _three_digits(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,.0f}"
 
 
 def _count(count: int, what: str) -> str:

@@ -70,6 +70,11 @@ class Busy(MachineError):
     """Another process is using the run folder."""
 
 
+def new_folder(name: str) -> Path:
+    """A path for a run or a profile that no other has: runs/<name>-<time>-<id>."""
+    return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
 class Run:
     """One run folder, held by one process at a time."""
 
@@ -94,8 +99,7 @@ class Run:
         `job`: torchrun's id of the job that creates it.
         """
         if folder is None:
-            stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-            folder = Path("runs") / f"{workload}-{stamp}-{secrets.token_hex(3)}"
+            folder = new_folder(workload)
         if (folder / PROFILE_MARK).exists() and (folder / "profile.json").exists():
             raise UsageError(
                 "the folder already holds a profile", where={"folder": folder}, fix="choose another --run-dir"
