@@ -88,17 +88,14 @@ class Blocks:
     def _compare_one(self, block: int) -> None:
         first = block * self.block
         if hashlib.sha256(self._content[first : first + self.block].data).hexdigest() != self._digests[block]:
-            raise self.damaged(self.path, difference_in(block, first))
+            raise self.damaged(self.path, f"differs from its checksum in block {block} (from byte {first:,})")
 
 
 class Column:
-    """A mapped column. What is read of it is first compared with its digests, if it has any.
+    """A mapped column. What is read of it is first compared with its digests, if it has any."""
 
-    `offset` is the byte of the file at which the first value lies.
-    """
-
-    def __init__(self, array: NDArray[Any], blocks: Blocks | None = None, *, offset: int = 0) -> None:
-        self.array, self.blocks, self._offset = array, blocks, offset
+    def __init__(self, array: NDArray[Any], blocks: Blocks | None = None) -> None:
+        self.array, self.blocks = array, blocks
         self._width = array.nbytes // max(1, len(array))
 
     @property
@@ -134,8 +131,7 @@ class Column:
                     self.blocks.path,
                     f"has {len(self):,} rows, not {first.min():,} to {stop.max() - 1:,}",
                 )
-            at, width = self._offset, self._width
-            self.blocks.require(first * width + at, stop * width + at)
+            self.blocks.require(first * self._width, stop * self._width)
 
 
 def verified(columns: Iterable[Column]) -> dict[str, int]:
@@ -145,7 +141,3 @@ def verified(columns: Iterable[Column]) -> dict[str, int]:
         for column in columns
     ]
     return {"bytes": sum(done for done, _ in files), "of": sum(total for _, total in files)}
-
-
-def difference_in(block: int, first: int) -> str:
-    return f"differs from its checksum in block {block} (from byte {first:,})"
