@@ -10,8 +10,7 @@ import tyro
 
 from ..errors import GateFailed, UsageError
 from ..runs.mlperf.check import Convergence, LogVerdict, convergence, verdict
-from ..runs.mlperf.library import RULESET, RUNS
-from ..runs.mlperf.lines import logs_in
+from ..runs.mlperf.lines import RULESET, RUNS, logs_in
 from .parse import JsonOption, choose_action, parse
 from .terminal import conclude, print_json, print_text
 

@@ -73,7 +73,8 @@ class ChangeEvent(Struct):
 
 
 KINDS: dict[str, type] = {"step": Step, "metric": Metric, "timing": Timing, "change": ChangeEvent}
-_ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
+ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
+"""Fields of an evaluation that say where and when it happened; the others are its metrics."""
 
 
 def parse_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -97,5 +98,5 @@ def _event(number: int, line: bytes) -> dict[str, Any]:
 
 def metrics_of(event: dict[str, Any]) -> dict[str, float] | Problem:
     """The metrics of an evaluation: every field that does not say where and when it happened."""
-    rest = {name: value for name, value in event.items() if name not in _ABOUT}
+    rest = {name: value for name, value in event.items() if name not in ABOUT}
     return fit(rest, dict[str, Number])

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from ..config import flatten
 from ..errors import MachineError
 from ..files import make_folder
+from .events import ABOUT
 from .record import Run
 from .report.step_sections import headline
 from .result import Result
@@ -53,9 +54,8 @@ def scalars_of(event: Json) -> dict[str, float]:
     elif kind == "timing" and event.get("samples") and event["seconds"] > 0:
         values = {"throughput/samples_per_s": event["samples"] / event["seconds"]}
     elif kind in ("metric", "training"):
-        about = ("kind", "t", "seed", "step", "epoch", "split")
         where = "valid" if kind == "metric" else "train"
-        values = {f"{where}/{name}": value for name, value in event.items() if name not in about}
+        values = {f"{where}/{name}": value for name, value in event.items() if name not in ABOUT}
     return {name: float(value) for name, value in values.items() if _is_number(value)}
 
 

@@ -13,8 +13,7 @@ from ...config import flatten, to_json
 from ...errors import DataError, RecperfError
 from ...folders import temporary_folder
 from ..record import read_saved_config
-from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
-from .lines import Lines, read
+from .lines import BENCHMARK, RULESET, RUNS, USAGE, Lines, captured_log, messages, official, read
 from .rules import PINNED, Failure, failures, learning_rates, pinned
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...config import require, within
-from .library import BENCHMARK
+from .lines import BENCHMARK
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bfloat16", "fp8", "int8"]
 Value = str | int | float | bool | None

@@ -24,8 +24,7 @@ from typing import Any, Literal
 from ...errors import DataError
 from ...files import append, open_regular, reading, writing
 from .facts import Facts, SubmissionConfig, Value, this_platform
-from .library import official
-from .lines import Fault, scan
+from .lines import Fault, official, scan
 
 SOURCE = Path(__file__).resolve().parents[3]
 """Names of source files in the log are relative to this, so that a log does not show where recperf is installed."""

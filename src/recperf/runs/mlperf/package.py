@@ -14,8 +14,7 @@ from ...config import to_json
 from ...errors import DataError, GateFailed
 from ...folders import fresh_folder, refuse_occupied, temporary_folder
 from .check import LogVerdict, verdict
-from .library import BENCHMARK, RULESET, RUNS, USAGE, captured_log, messages, official
-from .lines import Lines, read
+from .lines import BENCHMARK, RULESET, RUNS, USAGE, Lines, captured_log, messages, official, read
 
 FIELDS = (
     "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
