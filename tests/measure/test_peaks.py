@@ -19,7 +19,7 @@ from recperf.measure.ceilings import ceilings_of
 from recperf.measure.peaks import cpu, other_work, sampling
 from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, at_least, better, figure, knee_of, noisy
 
-RATES = ("gemm", "copy", "read", "fresh", "first_touch", "cached", "special", "gather")
+RATES = ("gemm", "copy", "read", "update", "fresh", "first_touch", "cached", "special", "gather")
 
 
 @pytest.fixture(scope="module")

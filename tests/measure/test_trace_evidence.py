@@ -12,8 +12,8 @@ from recperf.measure.trace.read import collect
 from recperf.measure.trace_evidence import analyse_file, limit_of, observed
 
 CEILINGS = Ceilings(
-    device="cpu", threads=2, flops={"float32": 1e11}, copy=23e9, first_touch=2e9, cached=60e9,
-    knee=8_000_000, stream_knee=8_000_000, rows_memory=((64, 100.0), (1024, 200.0)),
+    device="cpu", threads=2, flops={"float32": 1e11}, copy=20e9, stream=23e9, first_touch=2e9, cached=60e9,
+    knee=8_000_000, stream_knee=8_000_000, largest_cache=8_000_000, rows_memory=((64, 100.0), (1024, 200.0)),
     rows_cache=((64, 5.0), (1024, 20.0)),
     calls={"elementwise": 1000.0, "elementwise_grad": 2000.0},
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
     passes, table = result["findings"]
     assert passes["part"] == "optimize/Optimizer.step#Adam.step"
     assert passes["share"] == pytest.approx(0.76, abs=0.01)
-    assert "at 7.41 GB/s; this machine copies at 23 GB/s" in passes["sentence"]
+    assert "at 7.41 GB/s; this machine streams at 23 GB/s" in passes["sentence"]
     assert "fused=True" in passes["advice"]
     assert (table["lookups"], table["used_share"]) == (3200, pytest.approx(0.016))
     assert "3,200 of the 200,000 rows of a table, at most 1.6%" in table["sentence"]

@@ -28,12 +28,14 @@ CEILINGS = Ceilings(
     device="cpu",
     threads=2,
     flops={"float64": 5e10, "float32": 1e11, "bfloat16": 2e11},
-    copy=2e10,
+    copy=1e10,
+    stream=2e10,
     first_touch=2e9,
     cached=1e11,
     special=1e9,
     knee=10 * MIB,
     stream_knee=20 * MIB,
+    largest_cache=32 * MIB,
     rows_memory=((64, 50.0), (1024, 200.0)),
     rows_cache=((64, 10.0), (1024, 60.0)),
     calls={**{kind: 1000.0 * place for place, kind in enumerate(KINDS, 1)}, "backward": 50_000.0},
@@ -103,6 +105,9 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     # A ceiling that is exceeded by 1.3 times is believed, by 1.8 times it is not.
     "above the ceiling": lambda c: "compute" in classify(row(10.0, flops=1.3e9), c, 0.5)["limits"],
     "far above the ceiling": lambda c: "compute" not in classify(row(10.0, flops=1.8e9), c, 0.5)["limits"],
+    # More than any cache holds is never cached, however fast; less may be.
+    "beyond all caches": lambda c: main_limit(row(1.0, bytes=3e8, beyond=3e8), ceilings=c) == "bandwidth",
+    "beyond the knee, fast": lambda c: main_limit(row(0.3, bytes=2e8, beyond=2e8), ceilings=c) == "cache",
     # A call of an operator that computes nothing may take some times the cost of the simplest one.
     "only a call": lambda c: classify(row(0.003), c, 0.5)["limits"].keys() == {"dispatch"},
     "more than a call": lambda c: "operator" in classify(row(0.0065), c, 0.5)["limits"],
@@ -143,7 +148,7 @@ def test_every_probe_holds() -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        *((attribution, name) for name in ("EXPLAINED", "BELIEVED", "SMALL", "CALLS")),
+        *((attribution, name) for name in ("EXPLAINED", "BELIEVED", "MANY", "SMALL", "CALLS")),
         *((limits, name) for name in ("CLEAR", "LEAD", "DISTURBED", "NOTICEABLE", "DRIFT")),
     ],
 )
@@ -157,7 +162,7 @@ def changed_ceilings(factor: float) -> dict[str, Ceilings]:
     """Every ceiling that an attribution uses, one at a time."""
     changed = {
         name: replace(CEILINGS, **{name: getattr(CEILINGS, name) * factor})
-        for name in ("copy", "first_touch", "cached", "special", "kernel_ns")
+        for name in ("stream", "first_touch", "cached", "special", "kernel_ns")
     }
     for name in ("flops", "calls"):
         table = getattr(CEILINGS, name)
@@ -250,6 +255,24 @@ def test_a_ceiling_that_cannot_apply_is_not_believed() -> None:
     divided = classify(row(1.0, "aten::mm", flops=1e9), CEILINGS, 0.5)
     assert "compute" not in divided["limits"]
     assert "the ceiling does not apply: its arithmetic would take 10" in divided["note"]
+
+
+def test_data_beyond_all_caches_shows_that_a_ceiling_is_too_low() -> None:
+    divided = classify(row(1.0, "aten::_fused_adamw_", bytes=3e8, beyond=3e8), CEILINGS, 0.5)
+    assert divided["limits"].keys() == {"dispatch", "bandwidth"}
+    assert "the ceiling is too low: the fastest measured stream takes 15.0 times as long" in divided["note"]
+
+
+def test_only_a_precision_that_was_measured_to_be_faster_is_named() -> None:
+    slow = replace(CEILINGS, flops={"float32": 1.73e11, "bfloat16": 5e10, "float64": 2e11})
+    assert (CEILINGS.faster("float32"), slow.faster("float32"), slow.faster("bfloat16")) == (["bfloat16"], [], [])
+    for ceilings, clause in (
+        (CEILINGS, "with 2 threads, 200 GFLOP/s in bfloat16."),
+        (slow, "no more in a lower precision."),
+    ):
+        step = {"waits": {}, "operators": [row(10.0, "aten::mm", flops=8e8)], "inside": 0.5}
+        step["step_ms"] = dict.fromkeys(("p20", "p50", "p80"), 10.0)
+        assert decide(attribute(step, ceilings), step, ceilings).because[0].endswith(clause)
 
 
 def test_random_rows_are_latency_or_bandwidth_by_the_measured_widths() -> None:

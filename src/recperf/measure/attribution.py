@@ -24,10 +24,13 @@ EXPLAINED = 0.3
 BELIEVED = 1.5
 """Work at the ceiling may take this much longer than it took before the ceiling does not apply: ceilings are medians of
 other work, and vary by less."""
+MANY = 8
+"""Bytes of this many times the largest cache come from memory, even if they are counted twice, read and written."""
 SMALL = 0.25
 """An operator whose work takes less than this part of a call's cost computes nothing to speak of."""
 CALLS = 4.0
 """Such an operator may take this many times the cost of the simplest call of its kind and still be only a call."""
+DOES_NOT_APPLY = "the ceiling does not apply"
 INSIDE = 0.65
 """Part of a call's cost that is inside the operator; the rest is Python's way to it. Used where it was not measured."""
 
@@ -174,7 +177,7 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
     fresh = min(fresh, beyond)
     roofs = {
         "compute": (flops / rate + (special / ceilings.special if ceilings.special else 0.0)) * 1e3,
-        "bandwidth": ((beyond - fresh) / ceilings.copy + fresh / ceilings.first_touch) * 1e3,
+        "bandwidth": ((beyond - fresh) / ceilings.stream + fresh / ceilings.first_touch) * 1e3,
         "rows": missed * ceilings.row_ns(row_bytes) / 1e6 if missed else 0.0,
         "cache": (streamed - beyond) / ceilings.cached * 1e3,
     }
@@ -186,25 +189,32 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
         roofs["bandwidth"] = min(roofs["bandwidth"], rest)
         return roofs, ""
     if roofs["compute"] > BELIEVED * rest and (flops or special):
-        notes.append(f"its arithmetic would take {roofs['compute'] / max(rest, 1e-9):.1f} times as long as measured")
+        times = roofs["compute"] / max(rest, 1e-9)
+        notes.append(f"{DOES_NOT_APPLY}: its arithmetic would take {times:.1f} times as long as measured")
         roofs["compute"] = 0.0
     in_cache = {
         "bandwidth": beyond / ceilings.cached * 1e3,
         "rows": missed * ceilings.row_ns(row_bytes, cached=True) / 1e6 if missed else 0.0,
     }
     for limit, what in (("bandwidth", "bytes"), ("rows", "rows")):
-        if roofs[limit] <= BELIEVED * rest:
+        times = roofs[limit] / max(rest, 1e-9)
+        if times <= BELIEVED:
+            continue
+        if limit == "bandwidth" and beyond > MANY * ceilings.largest_cache * max(1, operator["calls"]):
+            # No stream that was measured is as fast as memory.
+            notes.append(f"the ceiling is too low: the fastest measured stream takes {times:.1f} times as long")
+            roofs[limit] = rest
             continue
         # Faster than the ceiling of memory: from a cache if the time is nearer to that, else prefetched. C code that
         # prefetches exceeds what torch reaches from memory and even from a cache: up to a stream's rate it is believed.
         own = limit == "rows" and ceilings.device == "cpu" and operator["name"].startswith(PREFIX)
-        streams = own and missed * row_bytes / ceilings.copy * 1e3 <= rest
+        streams = own and missed * row_bytes / ceilings.stream * 1e3 <= rest
         if streams or rest**2 > roofs[limit] * in_cache[limit]:
             roofs[limit] = rest
         else:
-            notes.append(f"its {what} would take {roofs[limit] / max(rest, 1e-9):.1f} times as long from memory")
+            notes.append(f"{DOES_NOT_APPLY}: its {what} would take {times:.1f} times as long from memory")
             roofs["cache"] += in_cache[limit]
             roofs[limit] = 0.0
     if roofs["cache"] > BELIEVED * rest and rest > 0:
         roofs["cache"] = rest
-    return roofs, "; ".join(notes) and "the ceiling does not apply: " + "; ".join(notes)
+    return roofs, "; ".join(notes)

@@ -8,6 +8,8 @@ from typing import Any
 
 LINE = 64
 """Bytes of a cache line: a narrower row moves as many."""
+WIDTHS = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number by precision."""
 UNKNOWN_KNEE = 16 << 20
 """Bytes taken for cached where the caches of this machine were not measured."""
 
@@ -23,12 +25,16 @@ class Ceilings:
     """FLOP/s of matrix products by precision: float64, float32, tf32, bfloat16, float16, where they were measured."""
     copy: float
     """B/s of copies there, read plus write."""
+    stream: float
+    """B/s of the fastest stream through memory that was measured: a copy, a read or an update in place."""
     cached: float
     """B/s of an addition, reads plus write, whose tensors stay in the cache."""
     knee: int
     """Bytes of a table beyond which random rows come from memory rather than from a cache."""
     stream_knee: int
     """Bytes of both tensors of an addition beyond which they come from memory."""
+    largest_cache: int
+    """Bytes of the largest cache that the system reports, or of the stream knee where that is larger."""
     rows_memory: tuple[tuple[int, float], ...]
     """(bytes of a row, ns per random row) from memory, ascending."""
     rows_cache: tuple[tuple[int, float], ...]
@@ -67,6 +73,12 @@ class Ceilings:
         """FLOP/s of matrix products in this precision; in float32 where it was not measured."""
         return self.flops.get(precision or "float32") or self.flops["float32"]
 
+    def faster(self, precision: str | None) -> list[str]:
+        """The precisions, not wider than this one, whose matrix products were measured to be faster; fastest first."""
+        narrower = [name for name in self.flops if WIDTHS[name] <= WIDTHS[precision or "float32"]]
+        ordered = sorted(narrower, key=lambda name: -self.flops[name])
+        return [name for name in ordered if self.flops[name] > self.product(precision)]
+
     def shared(self, ranks: int) -> Ceilings:
         """The part of one of several ranks that use the processor at the same time."""
         if ranks == 1:
@@ -75,6 +87,7 @@ class Ceilings:
             self,
             flops={name: rate / ranks for name, rate in self.flops.items()},
             copy=self.copy / ranks,
+            stream=self.stream / ranks,
             cached=self.cached / ranks,
             special=self.special / ranks,
             knee=self.knee // ranks,
@@ -210,14 +223,19 @@ def ceilings_of_profile(profile: dict[str, Any], peaks: dict[str, Any] | None) -
 
 def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[str, Any]) -> Ceilings:
     """`figures` depend on the number of threads, `common` does not."""
-    launch = common.get("launch") or {}
+    launch, knee = common.get("launch") or {}, int(common["knee"]["bytes"])
+    stream_knee = int(common["knee"]["stream"]["bytes"]) if "stream" in common["knee"] else knee
+    reported = (common.get("machine") or {}).get("caches") or {"L2": common.get("l2_bytes", 0)}
     return Ceilings(
         device=device,
         threads=threads,
         flops=_medians(figures["gemm"]),
         **{name: float(figures[name]["p50"]) for name in ("copy", "cached")},
-        knee=int(common["knee"]["bytes"]),
-        stream_knee=int(common["knee"]["stream"]["bytes"] if "stream" in common["knee"] else common["knee"]["bytes"]),
+        # Ceilings of a run or of another machine may be older than the update.
+        stream=max(float(figures[name]["p50"]) for name in ("copy", "read", "update") if name in figures),
+        knee=knee,
+        stream_knee=stream_knee,
+        largest_cache=max(knee, stream_knee, *reported.values()),
         first_touch=float(figures.get("first_touch", figures["fresh"])["p50"]),
         rows_memory=_rows(figures["gather"]["dram"]),
         rows_cache=_rows(figures["gather"]["cache"]),

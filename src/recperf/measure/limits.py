@@ -202,6 +202,8 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
             f", which computes {number(row['flops'] / seconds)}FLOP/s where this machine reaches "
             f"{number(ceiling)}FLOP/s in {precision}{_threads(ceilings)}"
         )
+        faster = [f"{number(ceilings.flops[name])}FLOP/s in {name}" for name in ceilings.faster(precision)[:1]]
+        text += f", {faster[0]}" if faster else ", and no more in a lower precision"
     elif limit in ("bandwidth", "latency") and row["missed"]:
         width = row["row_bytes"]
         ceiling, share = ceilings.row_ns(width), ceilings.latency_share(width)
@@ -211,7 +213,7 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
             f"whatever the width and {(1 - share) * ceiling:.0f} for the bytes)"
         )
     elif limit == "bandwidth" and row["bytes"]:
-        text += f", at {number(row['bytes'] / seconds)}B/s where this machine copies {number(ceilings.copy)}B/s"
+        text += f", at {number(row['bytes'] / seconds)}B/s where this machine streams {number(ceilings.stream)}B/s"
     elif limit == "operator":
         text += f" ({time(row['ms'])}, far below every ceiling)"
     return text

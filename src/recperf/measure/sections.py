@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
+from .attribution import BELIEVED, DOES_NOT_APPLY
 from .ceilings import ceilings_of_profile, missed_share
 
 if TYPE_CHECKING:
@@ -17,18 +18,20 @@ def roofline(profile: dict[str, Any], peaks: dict[str, Any] | None) -> list[dict
     if ceilings is None:
         return {"missing": "the ceilings of this device were not measured; run recperf peaks"}
     product = ceilings.product(profile.get("precision"))
-    rows = [_point(part, product, ceilings.copy) for part in profile["components"] if part["flops"] or part["bytes"]]
+    rows = [_point(part, product, ceilings.stream) for part in profile["components"] if part["flops"] or part["bytes"]]
     return [row for row in rows if row is not None] or {"missing": "no part with counted work was timed"}
 
 
-def _point(part: dict[str, Any], product: float, copy: float) -> dict[str, Any] | None:
+def _point(part: dict[str, Any], product: float, stream: float) -> dict[str, Any] | None:
     seconds = part["ms"]["p50"] / 1e3
     if seconds <= 0:
         return None
     flops, moved = part["flops"] or 0, part["bytes"] or 0
-    compute, memory = flops / product / seconds, moved / copy / seconds
-    roof = max(compute, memory)
-    bound = "neither" if roof < 0.5 else "compute" if compute >= memory else "memory"
+    compute, memory = flops / product / seconds, moved / stream / seconds
+    roof: float | None = max(compute, memory)
+    bound = "neither" if max(compute, memory) < 0.5 else "compute" if compute >= memory else "memory"
+    if max(compute, memory) > BELIEVED:
+        roof, bound = None, DOES_NOT_APPLY
     return {
         "name": part["name"],
         "flops": flops,
@@ -37,7 +40,7 @@ def _point(part: dict[str, Any], product: float, copy: float) -> dict[str, Any] 
         "flops_per_s": flops / seconds,
         "bytes_per_s": moved / seconds,
         "ceiling_flops_per_s": product,
-        "ceiling_bytes_per_s": copy,
+        "ceiling_bytes_per_s": stream,
         "share_of_roof": roof,
         "bound": bound,
     }

@@ -238,8 +238,8 @@ def _passes(operators: list[Json], step: float, ceilings: Ceilings | None) -> li
         ms, moved = (sum(row[name] for row in rows) for name in ("ms", "bytes"))
         if ms / step >= NOTICEABLE:
             rate = moved / ms * 1e3
-            far_below = ceilings is not None and rate < EXPLAINED * ceilings.copy
-            ceiling = f"; this machine copies at {number(ceilings.copy)}B/s" if ceilings else ""
+            far_below = ceilings is not None and rate < EXPLAINED * ceilings.stream
+            ceiling = f"; this machine streams at {number(ceilings.stream)}B/s" if ceilings else ""
             calls = sum(row["calls"] for row in rows)
             names = list(dict.fromkeys(row["name"].removeprefix("aten::") for row in rows))
             listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -252,7 +252,7 @@ def _passes(operators: list[Json], step: float, ceilings: Ceilings | None) -> li
                     "ms": ms,
                     "share": ms / step,
                     "bytes_per_s": rate,
-                    "ceiling_bytes_per_s": ceilings.copy if ceilings else None,
+                    "ceiling_bytes_per_s": ceilings.stream if ceilings else None,
                     "sentence": f"{calls:,.0f} element-wise passes {place} ({listed}) take {ms:.3g} ms, "
                     f"{ms / step:.0%} of the step, and move {number(moved)}B at {number(rate)}B/s{ceiling}.",
                     "advice": f"Fuse them: {fuse} passes over the data once." + (SLOW if far_below else ""),

@@ -112,7 +112,7 @@ def rates(
     figures: dict[str, Any] = {"gemm": products(sampler, note)}
     size = beyond.numel() * 4
     say(f"streaming {units.size(size)}")
-    figures |= {"copy": copy(sampler, beyond), "read": read(sampler, beyond)}
+    figures |= {"copy": copy(sampler, beyond), "read": read(sampler, beyond), "update": update(sampler, beyond)}
     figures |= {
         "fresh": fresh(sampler, min(NEW_TENSOR, size)),
         "first_touch": first_touch(sampler, min(NEW_PAGES, size)),
@@ -239,6 +239,28 @@ def read(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: 
     seconds, size = seconds or 2 * sampler.effort.seconds, buffer.numel() * 4
     readings = {name: sampler.readings(timed(work), seconds=seconds) for name, work in methods.items()}
     return fastest_rate(size, readings, "B/s", counted="read", buffer_bytes=size)
+
+
+def update(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: float | None = None) -> Figure:
+    """The fastest of several methods to change arrays in place; a line that was read is written without another read.
+
+    The values stay 1: every moment is the mean of ones, and the learning rate is 0.
+    """
+    weights, gradients, means, squares = ([array] for array in buffer.view(4, -1))
+    steps = [torch.ones((), device=buffer.device)]
+    options: dict[str, Any] = {"lr": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+    options |= {"amsgrad": False, "maximize": False}
+    # Bytes of the buffer, and how many times each moves: AdamW only reads the gradient, one of its four arrays.
+    methods: dict[str, tuple[float, Callable[[], object]]] = {
+        "Tensor.mul_": (2, lambda: buffer.mul_(1.0)),
+        "fused AdamW": (1.75, lambda: torch._fused_adamw_(weights, gradients, means, squares, [], steps, **options)),
+    }
+    seconds, size = seconds or 2 * sampler.effort.seconds, buffer.numel() * 4
+    figures = [
+        rate(passes * size, sampler.readings(timed(work), seconds=seconds), "B/s", buffer_bytes=size, method=name)
+        for name, (passes, work) in methods.items()
+    ]
+    return {**max(figures, key=lambda figure: float(figure["p50"])), "counted": "read + write"}
 
 
 def fresh(sampler: Sampler, size: int) -> Figure:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ... import units
 from .calls import calls
-from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, knee_sizes, read, timed_alone
+from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, knee_sizes, read, timed_alone, update
 from .sampling import (
     MIB,
     Figure,
@@ -74,6 +74,7 @@ class Gpu:
         self.say(f"{self.name}: streaming and random rows, {units.size(table.numel() * 4)}")
         figures["copy"] = copy(self.sampler, table, self.timed, self.effort.seconds)
         figures["read"] = read(self.sampler, table, self.timed, self.effort.seconds)
+        figures["update"] = update(self.sampler, table, self.timed, self.effort.seconds)
         figures["fresh"] = self.fresh(table)
         figures["knee"] = self.knee(table)
         inside = table[: bounded(figures["knee"]["bytes"] // 4, table.numel() * 4) // 4]

@@ -77,6 +77,7 @@ class OfThreads(Struct):
     fresh: Figure
     cached: Figure
     gather: RowTables
+    update: Figure = NOT_MEASURED
     first_touch: Figure = NOT_MEASURED
     special: Figure = NOT_MEASURED
     other_work: Number | None = None
@@ -206,7 +207,7 @@ def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = la
     if not os.path.lexists(path):
         return None
     peaks = _content(path)
-    if peaks is None or "near" not in peaks["gather"]:
+    if peaks is None or "update" not in peaks:
         say("the stored ceilings were measured by an older recperf and are not used")
         return None
     require_own(peaks, facts, file=path)
