@@ -11,8 +11,8 @@ import math
 import resource
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from time import perf_counter_ns, thread_time_ns
-from typing import Any
+from time import process_time_ns
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from ..ops.operators import NativeCall
-from .operators import RESULT, ROW_ACCESS, CallWork, is_special, overwrites
+from .operators import ROW_ACCESS, CallWork, is_special, overwrites, traffic_kind
+from .random_rows import MOST_IDS, RandomRows, address_of, memory_of, random_rows, rows_of_table
+from .step_parts import ThreadClock
 
 PAGE = resource.getpagesize()
-MOST_IDS = 1 << 22
-"""Ids of one call that are looked at; a longer list is counted by its first part."""
 _FUSED_PRODUCT = "aten::_addmm_activation"
 """A product with bias and activation, which torch's counter leaves out."""
 _CPU_ATTENTION = {
@@ -32,6 +32,10 @@ _CPU_ATTENTION = {
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 2.5,
 }
 """Attention on a CPU, which torch's counter leaves out, with its FLOPs relative to the forward pass."""
+
+_WITHOUT_ACCESS = {f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "new_empty")}
+_WITHOUT_ACCESS |= {"aten::_sparse_coo_tensor_with_dims_and_tensors"}
+"""Operators that touch no data although their results are not views of a single input."""
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -44,6 +48,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ended = False
         """Whether nothing is counted any more, also where the mode is still active in its thread."""
         self._memory = _Memory(stream_knee)
+        self._clock = ThreadClock()
         self._inside = False
 
     def begin_step(self) -> None:
@@ -54,6 +59,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The work of the last step; the steps before it tell what the caches hold."""
         if not self.steps:
             return []
+        self._clock.close()
         _resolve_rows(self.steps, self.knee, self._memory.step_bytes)
         return self.steps[-1]
 
@@ -67,15 +73,15 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result, off_ns, faults = _timed(lambda: func(*args, **kwargs))
+        result, spent = self._timed(lambda: func(*args, **kwargs))
         if self.steps:
             with torch._C._DisableTorchDispatch():
                 try:
-                    work = self._count(func, args, kwargs, result, faults)
-                except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+                    work = self._count(func, args, kwargs, result, spent.faults)
+                except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
                     # Tensors of a kind that has no sizes or addresses must not end the program.
-                    work = CallWork(func._schema.name)
-            work.off_ns = off_ns
+                    work = CallWork(func._schema.name, known=False)
+            spent.note(work)
             self.steps[-1].append(work)
         return result
 
@@ -90,45 +96,54 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 reads = call.of(call.reads)
                 inputs = list(tensors_in((call.args, call.kwargs.values()) if reads is None else reads))
                 flops, special = call.of(call.flops) or 0, call.of(call.special) or 0
-            result, off_ns, faults = _timed(call.run)
+            result, spent = self._timed(call.run)
         finally:
             self._inside = False
         with torch._C._DisableTorchDispatch():
-            work = CallWork(call.name, flops=flops, special=special, precision=precision_of(inputs), off_ns=off_ns)
+            work = CallWork(call.name, flops=flops, special=special, precision=precision_of(inputs))
+            spent.note(work)
             if rows is not None:
-                self._count_rows(work, *rows, updates=call.updates)
-            known: set[int] = {id(rows[0])} if rows is not None else set()
+                self._count_rows(work, rows_of_table(*rows, updates=call.updates))
+            known: set[int] = {address_of(rows[0])} if rows is not None else set()
             outputs = list(tensors_in(result))
             for tensor in (*inputs, *outputs):
-                if id(tensor) not in known:
-                    known.add(id(tensor))
+                if address_of(tensor) not in known:
+                    known.add(address_of(tensor))
                     self._touch(work, tensor, 1)
-            if faults and not any(tensor.is_cuda for tensor in outputs):
-                work.fresh = min(faults * PAGE, sum(size_of(tensor) for tensor in outputs))
+            if spent.faults and not any(tensor.is_cuda for tensor in outputs):
+                work.fresh = min(spent.faults * PAGE, sum(size_of(tensor) for tensor in outputs))
         self.steps[-1].append(work)
         return result
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, faults: int) -> CallWork:
         work = CallWork(func._schema.name)
         inputs, outputs = list(tensors_in((args, kwargs.values()))), list(tensors_in(result))
-        work.flops, work.precision = flops_of(func, args, kwargs, result, inputs)
-        if is_special(work.name):
-            work.special = max((tensor.numel() for tensor in outputs), default=0)
         if is_view(func, outputs):
             return work
-        rows = random_rows(work.name, args, result)
+        arguments = named(func, args, kwargs)
+        written = written_by(func, arguments)
+        rows = random_rows(work.name, arguments, result, written)
+        if not any(tensor.layout != torch.strided for tensor in inputs):
+            work.flops, work.precision = flops_of(func, args, kwargs, result, inputs)
+        if not (rows or work.flops or is_understood(func, inputs, outputs, written)):
+            work.known = False
+            return work
+        integers = bool(outputs) and not outputs[0].dtype.is_floating_point
+        if is_special(work.name, integers=integers):
+            work.special = max((tensor.numel() for tensor in outputs), default=0)
         if rows is not None:
-            self._count_rows(work, *rows, updates=ROW_ACCESS[work.name].updates)
-        table = rows[0] if rows is not None else None
-        written = written_by(func, args, kwargs)
-        overwritten = overwrites(work.name)
-        for tensor in inputs:
-            if tensor is not table:
-                self._touch(work, tensor, 2 if id(tensor) in written and not overwritten else 1)
-        known = {id(tensor) for tensor in inputs}
-        for tensor in outputs:
-            if id(tensor) not in known and (tensor is not table or work.name.endswith("dense_backward")):
-                self._touch(work, tensor, 1)
+            self._count_rows(work, rows)
+        # Of a tensor that another shall be like only the sizes matter.
+        sizes_only = work.name.endswith("_like") or "::new_" in work.name
+        read = [] if sizes_only else [part for tensor in inputs for part in memory_of(tensor)]
+        known, overwritten = set(rows.tables) if rows else set(), overwrites(work.name)
+        for part in read:
+            if address_of(part) not in known:
+                self._touch(work, part, 2 if address_of(part) in written and not overwritten else 1)
+        known.update(map(address_of, read))
+        for part in (part for tensor in outputs for part in memory_of(tensor)):
+            if address_of(part) not in known:
+                self._touch(work, part, 1)
         if faults and not any(tensor.is_cuda for tensor in outputs):
             work.fresh = min(faults * PAGE, sum(size_of(tensor) for tensor in outputs) or faults * PAGE)
         return work
@@ -140,31 +155,44 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._memory.touch(address_of(tensor), size):
                 work.beyond += factor * size
 
-    def _count_rows(self, work: CallWork, table: Tensor, ids: Tensor, *, updates: bool) -> None:
+    def _count_rows(self, work: CallWork, rows: RandomRows) -> None:
         """Count the random rows; those that are updated are read and written back."""
-        if not ids.numel() or not table.numel():
+        count = rows.ids.numel()
+        if not count or not rows.table_rows:
             return
-        work.row_bytes = max(1, table.numel() // table.shape[0] if table.dim() > 1 else 1) * table.element_size()
-        work.rows = ids.numel() * (1 + updates)
-        work.table_rows = table.shape[0] if table.dim() else 1
-        if work.name in ROW_ACCESS and ROW_ACCESS[work.name].unit == "element":
-            work.row_bytes = table.element_size()
-            work.table_rows = table.numel()
+        work.row_bytes, work.table_rows = max(1, rows.row_bytes), rows.table_rows
+        work.rows = count * rows.accesses
         work.bytes += work.rows * work.row_bytes
-        flat = ids.detach().reshape(-1)[:MOST_IDS]
-        distinct = torch.unique(flat.nonzero().reshape(-1) if flat.dtype == torch.bool else flat).cpu()
-        work.distinct = round(distinct.numel() * (ids.numel() / min(ids.numel(), MOST_IDS)))
-        work.ids, work.position = (address_of(table), distinct), self._memory.touched
+        distinct = torch.unique(rows.ids.detach().reshape(-1)[:MOST_IDS]).cpu()
+        work.distinct = round(distinct.numel() * (count / min(count, MOST_IDS)))
+        work.ids, work.position = (rows.address, distinct), self._memory.touched
         self._memory.touched += work.distinct * work.row_bytes
 
+    def _timed(self, run: Callable[[], Any]) -> tuple[Any, _Spent]:
+        before, process, began = resource.getrusage(resource.RUSAGE_SELF), process_time_ns(), self._clock.now()
+        result = run()
+        spent, process = self._clock.now().since(began), process_time_ns() - process
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        # Without reads from a disk a thread waits for the others. Where these read too, their mean idle time counts.
+        idle = 0
+        if after.ru_majflt > before.ru_majflt or after.ru_inblock > before.ru_inblock:
+            idle = max(0, min(spent.off, spent.wall - spent.waiting - process // torch.get_num_threads()))
+        return result, _Spent(spent.wall, spent.off, idle, after.ru_minflt - before.ru_minflt)
 
-def _timed(run: Callable[[], Any]) -> tuple[Any, int, int]:
-    """The result, the time in ns in which the thread did not run, and the page faults meanwhile."""
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    wall, cpu = perf_counter_ns(), thread_time_ns()
-    result = run()
-    cpu, wall = thread_time_ns() - cpu, perf_counter_ns() - wall
-    return result, max(0, wall - cpu), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+
+class _Spent(NamedTuple):
+    """Where the time of a call went, in ns."""
+
+    wall: int
+    off: int
+    """The thread did not run, although it had a core."""
+    idle: int
+    """It waited for a disk: a page of a file or of swap space."""
+    faults: int
+    """Page faults without reading a file."""
+
+    def note(self, work: CallWork) -> None:
+        work.off_ns, work.blocked = self.off - self.idle, self.idle / max(1, self.wall)
 
 
 class _Memory:
@@ -254,19 +282,29 @@ def _distinct(calls: list[CallWork]) -> int:
     return torch.unique(torch.cat(ids)).numel() * calls[-1].row_bytes if ids else 0
 
 
-def random_rows(name: str, args: Any, result: Any) -> tuple[Tensor, Tensor] | None:
-    """The table and the ids of an operator that accesses random rows."""
-    access = ROW_ACCESS.get(name)
-    if access is None or len(args) <= access.ids:
-        return None
-    table = result if access.table == RESULT else args[access.table]
-    ids = args[access.ids]
-    if isinstance(ids, (list, tuple)):
-        present = [item for item in ids if isinstance(item, Tensor)]
-        ids = present[0] if len(present) == 1 else None
-    if not isinstance(table, Tensor) or not isinstance(ids, Tensor) or ids.dtype.is_floating_point:
-        return None
-    return table, ids
+def named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments by their names in the operator's schema, whose order differs between versions of a library."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args)), **kwargs}
+
+
+def is_understood(func: Any, inputs: list[Tensor], outputs: list[Tensor], written: set[int]) -> bool:
+    """Whether an operator reads and writes its tensors as a whole.
+
+    Of operators outside the tables those of torch do, unless ids among their tensors may select parts of a larger one.
+    """
+    name = func._schema.name
+    if name in ROW_ACCESS:
+        # A sparse gradient has no more than the rows.
+        return any(tensor.layout != torch.strided for tensor in outputs)
+    if traffic_kind(name) or torch.Tag.pointwise in func.tags or name.startswith(("aten::_foreach_", "aten::_fused_")):
+        return True
+    if not name.startswith("aten::") or any(tensor.layout != torch.strided for tensor in inputs):
+        return False
+    largest = max((tensor.numel() for tensor in outputs), default=0)
+    ids = [tensor for tensor in inputs if not tensor.dtype.is_floating_point and tensor.dtype != torch.bool]
+    others = [tensor for tensor in inputs if all(tensor is not one for one in ids[:1])]
+    return not ids or all(tensor.numel() <= largest and address_of(tensor) not in written for tensor in others)
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, result: Any, inputs: list[Tensor]) -> tuple[int, str]:
@@ -316,26 +354,19 @@ def size_of(tensor: Tensor) -> int:
     return math.prod(sizes) * tensor.element_size()
 
 
-def address_of(tensor: Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:
-        return id(tensor)
-
-
 def is_view(func: Any, outputs: list[Tensor]) -> bool:
     """Whether the operator returns another view of an input without touching its data."""
     aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
     if not outputs or not aliases or any(alias.is_write for alias in aliases):
-        return func._schema.name in ("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty")
+        return func._schema.name in _WITHOUT_ACCESS
     return True
 
 
-def written_by(func: Any, args: Any, kwargs: Any) -> set[int]:
-    """The identities of the tensors that the operator changes in place."""
-    written: set[int] = set()
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            written |= {id(tensor) for tensor in tensors_in(value)}
-    return written
+def written_by(func: Any, arguments: dict[str, Any]) -> set[int]:
+    """The addresses of the tensors that the operator changes in place."""
+    changed = (
+        arguments.get(argument.name)
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return {address_of(part) for value in changed for tensor in tensors_in(value) for part in memory_of(tensor)}

@@ -14,7 +14,7 @@ from ..machine import usable_cores
 from .observing import Observer
 from .operators import CallWork
 from .step_parts import MODULE
-from .timeline import COUNTED, CountedInOrder, StepTimes, clip, nearest_call, operator_rows, step_times
+from .timeline import COUNTED, CountedInOrder, StepTimes, clip, nearest_call, operator_rows, step_times, unknown_work
 from .trace.analyse import steps_of
 from .trace.idle import device_times
 from .trace.nesting import NONE, Nesting
@@ -90,6 +90,7 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     else:
         _on_host(result, observer, times, works, own_ms, off_ms)
     result["operators"] = operator_rows(times, works)
+    result["notes"] += unknown_work(result["operators"])
     result["parts"] = part_rows(result["operators"])
     return result
 
@@ -116,11 +117,14 @@ def _on_host(
     clipped = clip(times)
     steps = 1e3 * times.steps
     communication = times.communication_us / steps
-    # A thread that waits inside an operator waits for the operator's own threads.
+    # The pages of a file may be read in some steps and be there in others: as in the counted step, by shares.
+    stuck = sum(call.us * call.work.blocked for call in times.calls if call.work) / steps
+    for call in times.calls:
+        call.us *= 1 - (call.work.blocked if call.work else 0.0)
     elsewhere = sum(work.off_ns for work in works) / 1e6 + times.beside_us / steps + communication
     blocked = max(0.0, off_ms - elsewhere)
     traced_off = sum(moment.off for moment in observer.traced) / len(observer.traced) / 1e6
-    python = max(0.0, times.outside_us / steps - max(0.0, traced_off - elsewhere))
+    python = max(0.0, times.outside_us / steps - max(0.0, traced_off - elsewhere - stuck))
     inside = sum(call.us for call in times.calls) / steps
     # Other work took the thread's core at moments that do not depend on what it ran.
     waiting = sum(moment.waiting for moment in observer.traced) / max(1, sum(moment.wall for moment in observer.traced))

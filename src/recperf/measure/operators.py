@@ -31,12 +31,14 @@ ROW_ACCESS = {
     "aten::_embedding_bag": RowAccess(0, 1),
     "aten::_embedding_bag_forward_only": RowAccess(0, 1),
     "aten::embedding_bag": RowAccess(0, 1),
+    "aten::_embedding_bag_per_sample_weights_backward": RowAccess(1, 2),
     "aten::index_select": RowAccess(0, 2),
     "aten::index": RowAccess(0, 1, unit="listed"),
     "aten::gather": RowAccess(0, 2, unit="element"),
     "aten::take": RowAccess(0, 1, unit="element"),
     "aten::embedding_dense_backward": RowAccess(RESULT, 1, updates=True),
-    "aten::embedding_sparse_backward": RowAccess(RESULT, 1, updates=True),
+    "aten::_embedding_bag_backward": RowAccess(RESULT, 1, updates=True),
+    "aten::_embedding_bag_dense_backward": RowAccess(RESULT, 1, updates=True),
     "aten::index_add_": RowAccess(0, 2, updates=True),
     "aten::index_add": RowAccess(0, 2, updates=True),
     "aten::index_copy_": RowAccess(0, 2, updates=True),
@@ -48,6 +50,17 @@ ROW_ACCESS = {
     "aten::scatter_": RowAccess(0, 2, updates=True, unit="element"),
 }
 """Operators that access random rows."""
+TABLE_BATCHED = re.compile(r"fbgemm::(?:int_nbit_|ssd_)?(?:split|dense)_embedding\w*_codegen_")
+"""FBGEMM's operators over the rows of many tables."""
+UPDATING = re.compile(r"_backward_codegen_")
+"""Those among them that update the rows: the backward pass applies the optimizer."""
+_STREAMING = re.compile(
+    r"fbgemm::(?:bounds_check|permute_|jagged_|dense_to_jagged|asynchronous_|block_bucketize|linearize_cache|offsets_range"
+    r"|segment_sum|recat_|tbe_input|pack_|expand_into)"
+)
+"""FBGEMM's operators that read and write each of their tensors once."""
+COLLECTIVE = re.compile(r"_?c10d(?:_functional)?::|record_param_comms$")
+"""Operators of torch.distributed, in which a thread starts a collective or waits for one."""
 
 _TRAFFIC = {
     "pointwise": "add sub rsub mul div pow where lerp addcmul addcdiv clone neg abs exp exp2 expm1 log log1p log2 sqrt "
@@ -57,15 +70,15 @@ _TRAFFIC = {
     "flip roll tril triu mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
     "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data threshold_backward sigmoid_backward "
     "tanh_backward gelu_backward silu_backward elu_backward leaky_relu_backward hardtanh_backward softplus_backward "
-    "log_sigmoid_backward "
+    "log_sigmoid_backward floor_divide "
     "mse_loss_backward smooth_l1_loss_backward binary_cross_entropy_backward native_layer_norm "
     "native_layer_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm native_group_norm "
-    "_fused_rms_norm native_dropout native_dropout_backward cumsum cumprod logcumsumexp",
+    "_fused_rms_norm native_dropout native_dropout_backward cumsum cumprod logcumsumexp sparse_mask",
     "reducing": "sum mean amax amin max min norm linalg_vector_norm var std var_mean argmax argmin prod any all "
     "count_nonzero logsumexp nansum",
     "writing": "fill_ zero_ uniform_ normal_ random_ bernoulli_ exponential_",
     "copying": "copy_",
-    "sorting": "sort topk argsort msort unique _unique2",
+    "sorting": "sort topk argsort msort unique _unique2 _coalesce",
 }
 """Pointwise operators read their inputs once and write a result as large as the largest of them. Those that write or
 copy do not read what they overwrite."""
@@ -76,6 +89,8 @@ _SPECIAL = {
     *("mish", "_softmax", "_log_softmax", "elu", "log_sigmoid", "log_sigmoid_forward"),
     "binary_cross_entropy_with_logits",
 }
+
+_DIVISIONS = {"floor_divide", "remainder", "fmod", "div"}
 
 _CALLS = {
     "view": "view t transpose permute reshape expand slice select squeeze unsqueeze as_strided detach alias unbind "
@@ -124,8 +139,12 @@ class CallWork:
     table_rows: int = 0
     distinct: int = 0
     """Different rows among them."""
+    known: bool = True
+    """Whether the work follows from the arguments; where it does not, nothing is counted."""
     off_ns: int = 0
-    """Time inside the call in which its thread did not run: it waited for other threads."""
+    """Time inside the call in which its thread did not run because it waited for other threads."""
+    blocked: float = 0.0
+    """Share of the call's time in which it waited for a disk: for a page of a file or of swap space."""
     position: int = 0
     """Bytes that all steps had touched before this call."""
     ids: tuple[int, Any] | None = field(default=None, repr=False)
@@ -144,7 +163,11 @@ def ids_argument(name: str) -> int | None:
 
 def traffic_kind(name: str) -> str | None:
     """How the bytes that an operator moves follow from the sizes of its inputs; None where they do not."""
-    base = name.rpartition("::")[2]
+    if _STREAMING.match(name):
+        return "pointwise"
+    if not name.startswith("aten::"):
+        return None
+    base = name.removeprefix("aten::")
     return _TRAFFIC_OF.get(base) or _TRAFFIC_OF.get(base.rstrip("_"))
 
 
@@ -153,9 +176,10 @@ def overwrites(name: str) -> bool:
     return traffic_kind(name) in ("writing", "copying")
 
 
-def is_special(name: str) -> bool:
-    """Whether the operator evaluates a function such as exp for every element."""
-    return name.rpartition("::")[2].removesuffix("_").removesuffix("_backward") in _SPECIAL
+def is_special(name: str, *, integers: bool = False) -> bool:
+    """Whether the operator evaluates a function such as exp for every element; of integers a division is one."""
+    base = name.rpartition("::")[2].removesuffix("_").removesuffix("_backward")
+    return base in (_DIVISIONS if integers else _SPECIAL)
 
 
 def kind_of_call(name: str) -> str:

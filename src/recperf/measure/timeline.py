@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from .operators import CallWork, kind_of_call, limit_of_kernel
+from ..units import time as time_text
+from .operators import COLLECTIVE, TABLE_BATCHED, CallWork, kind_of_call, limit_of_kernel
 from .spans import EXCHANGE
 from .trace.collectives import collectives
 from .trace.idle import DeviceTimes
@@ -32,9 +33,13 @@ FUSED = ("CompiledFxGraph", "Torch-Compiled Region", "triton_")
 """Parts of the names under which the work of fused operators appears."""
 OUTLIER = 4.0
 """A call that took this many times the median of its like was interrupted."""
+NOTICEABLE = 0.02
+"""Share of the operators' time from which those with unknown work are listed."""
 MOST_ROWS = 60
 """Operators of a stored profile; the rest are joined."""
 _NODE = "autograd::engine::evaluate_function"
+_CPP_NODE = "torch::autograd::CppNode<"
+"""Begins the name of a backward pass in C++. The operators that it runs may not be visible."""
 _WAITING = re.compile(r"<built-in.*(?:sleep|acquire|select|poll|epoll|\bwait\b|\brecv|\bread\b|fsync)")
 """Built-in functions in which a thread is off the processor."""
 
@@ -139,7 +144,7 @@ def step_times(
         above = nesting.above(parent[index], "op")
         outer = owner.get(above) if above != NONE else None
         length = event.end - event.start
-        inside = outer is not None and outer.work is not None and not outer.name.startswith(_NODE)
+        inside = outer is not None and outer.work is not None and not outer.name.startswith((_NODE, _CPP_NODE))
         work = work_at(index, inside)
         if outer is not None and inside and work is None:
             # Belongs to an operator whose work is counted as a whole; only the cost of recording it is taken out.
@@ -220,6 +225,12 @@ class CountedInOrder:
         self._works: defaultdict[str, list[CallWork]] = defaultdict(list)
         for work in works:
             self._works[work.name].append(work)
+        # A lookup that a library does not divide into operators has a backward pass that updates the same rows.
+        lookups = [work for work in works if TABLE_BATCHED.match(work.name) and "lookup" in work.name and work.rows]
+        self._backward = [
+            replace(work, rows=2 * work.distinct, bytes=2 * work.distinct * work.row_bytes, beyond=0, fresh=0)
+            for work in reversed(lookups)
+        ]
         self._next: defaultdict[str, int] = defaultdict(int)
         self._starts = [step.start for step in nesting.steps]
         self._step = -1
@@ -233,7 +244,8 @@ class CountedInOrder:
         if main and step != self._step:
             self._step = step
             self._next.clear()
-        works = self._works.get(event.name)
+        hidden = event.name.startswith(_CPP_NODE) and "LookupFunction" in event.name
+        works = self._backward if hidden else self._works.get(event.name)
         if not works:
             return None if main else work_of(event.name, event.shapes)
         place = self._next[event.name]
@@ -247,7 +259,7 @@ def operator_rows(times: StepTimes, works: list[CallWork]) -> list[dict[str, Any
     fused = _fused(times, works)
     table = []
     for (name, part, *_), members in _groups(times, fused).items():
-        counted = [work for _, work in members if work is not None]
+        counted = [work for _, work in members if work is not None and work.known]
         row: dict[str, Any] = {
             "name": name,
             "part": part,
@@ -259,6 +271,8 @@ def operator_rows(times: StepTimes, works: list[CallWork]) -> list[dict[str, Any
         }
         if part == GRAPH:
             row["by_name"] = limit_of_kernel(name)
+        if COLLECTIVE.match(name):
+            row["communication"] = True
         for figure in COUNTED:
             row[figure] = sum(getattr(work, figure) for work in counted) / times.steps
         for fact in ("precision", "row_bytes", "table_rows"):
@@ -271,6 +285,21 @@ def operator_rows(times: StepTimes, works: list[CallWork]) -> list[dict[str, Any
             row["largest"] = list(counted[0].largest)
         table.append(row)
     return sorted(table, key=lambda row: -row["ms"])
+
+
+def unknown_work(operators: list[dict[str, Any]]) -> list[str]:
+    """A note on the operators whose work is not known, where they take a noticeable part of the operators' time."""
+    unknown: defaultdict[str, float] = defaultdict(float)
+    for row in operators:
+        if not row["counted"] and not row.get("communication") and row["kind"] not in ("function", "node", "view"):
+            unknown[row["name"]] += row["ms"]
+    names = sorted(unknown, key=lambda name: -unknown[name])
+    names = [name for name in names if unknown[name] >= NOTICEABLE * sum(row["ms"] for row in operators)]
+    if not names:
+        return []
+    listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    count = f"{len(names)} operators" if len(names) > 1 else "one operator"
+    return [f"the work of {count} is not known: {listed}, together {time_text(sum(map(unknown.__getitem__, names)))}"]
 
 
 def clip(times: StepTimes) -> float:

@@ -19,7 +19,7 @@ from .attribution import EXPLAINED, attribute
 from .ceilings import Ceilings, ceilings_of
 from .limits import UNCLEAR, Verdict, decide
 from .operators import CallWork
-from .timeline import Call, operator_rows, step_times
+from .timeline import Call, operator_rows, step_times, unknown_work
 from .trace.analyse import analyse_steps, counted, device_name, facts_of, read_one, steps_of
 from .trace.idle import device_times
 from .trace.nesting import NONE, Nesting
@@ -134,6 +134,9 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         }  # fmt: skip
     if not works.sized and times.calls:
         notes.append("the trace has no sizes; record_shapes=True gives the work of operators")
+    operators = operator_rows(times, [])
+    if works.sized:
+        notes += unknown_work(operators)
     if not trace.python and not window.work:
         notes.append("python and blocked cannot be distinguished without stacks; with_stack=True records them")
     return {
@@ -141,7 +144,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         "step_ms": spread(all_steps),
         "notes": notes,
         "waits": {name: us / 1e3 / window.count for name, us in waits.items()},
-        "operators": operator_rows(times, []),
+        "operators": operators,
     }
 
 

@@ -69,7 +69,9 @@ ELEMENT_BYTES = {
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 """The range that torch records around the step of an optimizer."""
 _STEP = re.compile(rf"(?:{re.escape(STEP)}|{STEP_OF_TORCH}|Optimizer\.step)#")
-_DEPENDS = re.compile(r"aten::(?:embedding|.*conv|.*pool|sort|topk|cumsum|repeat|expand|index)")
+_DEPENDS = re.compile(r"aten::(?:_?embedding|.*conv|.*pool|sort|topk|cumsum|repeat|expand|index)|fbgemm::.*embedding")
+SPARSE = "sparse"
+"""Stands for the type of a sparse tensor: its sizes are those of the whole, how much of it there is is not recorded."""
 
 
 class Shapes(NamedTuple):
@@ -312,6 +314,9 @@ def _shapes(name: str, args: dict[str, Any], texts: _Texts) -> Shapes | None:
     types, inputs = args.get("Input type"), args.get("Concrete Inputs")
     # Other operators have inputs that differ from call to call, such as the rate of an optimizer.
     numbers = inputs if isinstance(inputs, list) and _DEPENDS.match(name) else []
+    strides = args.get("Input Strides")
+    if isinstance(strides, list) and isinstance(types, list) and len(strides) == len(types) == len(dims):
+        types = [SPARSE if dim and not stride else kind for dim, stride, kind in zip(dims, strides, types)]
     key, known = texts[f"{dims}{types}{numbers}"], texts.shapes
     if key not in known:
         lists = (dim for dim in dims if isinstance(dim, list) and any(isinstance(n, list) for n in dim))

@@ -10,8 +10,8 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from ..operators import RESULT, ROW_ACCESS, CallWork, traffic_kind
-from .read import ELEMENT_BYTES, Shapes
+from ..operators import RESULT, ROW_ACCESS, TABLE_BATCHED, UPDATING, CallWork, is_special, traffic_kind
+from .read import ELEMENT_BYTES, SPARSE, Shapes
 
 LISTED_BYTES = 4
 """Bytes of an element in a list of tensors, whose types a trace does not name: parameters are float32 by default."""
@@ -27,6 +27,7 @@ _ATTENTION = re.compile(r"aten::_scaled_dot_product_\w*attention\w*?(_backward)?
 _RECURRENT = re.compile(r"aten::(?:mkldnn_rnn_layer|_cudnn_rnn|miopen_rnn)(_backward)?$")
 _CONVOLUTION = re.compile(r"aten::_?convolution$")
 _CREATING = re.compile(r"aten::(?:new_)?(?:zeros|ones|full)(?:_like)?$")
+_INTEGERS = {"long int", "long", "int"}
 _PRECISION = {"float": "float32", "double": "float64", "c10::half": "float16", "c10::bfloat16": "bfloat16"}
 
 
@@ -41,6 +42,8 @@ class Rows(NamedTuple):
 @lru_cache(maxsize=CACHED)
 def work_of(name: str, shapes: Shapes | None) -> CallWork | None:
     """The work of a call from the sizes of its inputs; None where it does not follow. Equal calls share the object."""
+    if shapes is not None and SPARSE in shapes.types:
+        return None
     arithmetic, sizes, rows = flops(name, shapes), traffic(name, shapes), random_rows(name, shapes)
     if arithmetic is None and sizes is None and rows is None:
         return None
@@ -49,6 +52,8 @@ def work_of(name: str, shapes: Shapes | None) -> CallWork | None:
         work.bytes, work.written = sum(sizes), sizes[1]
     if rows is not None:
         work.rows, work.row_bytes, work.table_rows = rows
+    elif shapes is not None and is_special(name, integers=precision(shapes) is None):
+        work.special = max((count for count, _ in _tensors(shapes)), default=0)
     return work
 
 
@@ -74,8 +79,11 @@ def precision(shapes: Shapes | None) -> str | None:
 
 def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
     """(bytes read, bytes written) if nothing is cached; of a table only the rows that are used."""
-    if shapes is None or not name.startswith("aten::"):
+    if shapes is None:
         return None
+    if TABLE_BATCHED.match(name):
+        batched = _table_batched(name, shapes)
+        return batched and (batched.number * batched.row_bytes, 0)
     op = name.removeprefix("aten::")
     if op.startswith(("_foreach_", "_fused_")) or op in ("cat", "stack", "_cat"):
         return _listed(op, shapes)
@@ -111,16 +119,19 @@ def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
 
 def random_rows(name: str, shapes: Shapes | None) -> Rows | None:
     """The rows of a table that an operator reads or writes in any order."""
+    if shapes is not None and TABLE_BATCHED.match(name):
+        return _table_batched(name, shapes)
     access = ROW_ACCESS.get(name)
     if access is None or shapes is None or len(shapes.dims) <= access.ids or not shapes.types or not shapes.dims[0]:
         return None
-    table, ids, numbers = shapes.dims[0], shapes.dims[access.ids], shapes.numbers
-    width = ELEMENT_BYTES.get(shapes.types[0].lower(), 0)
+    place = max(0, access.table)
+    table, ids, numbers = shapes.dims[place], shapes.dims[access.ids], shapes.numbers
+    width = ELEMENT_BYTES.get(shapes.types[place].lower(), 0)
     if not width:
         return None
     if access.table == RESULT:
-        # The first input is the gradient; the number of rows is an argument.
-        table_rows = numbers[2][0] if len(numbers) > 2 and numbers[2] else 0
+        # The first input is the gradient; the number of rows is the first number among the inputs.
+        table_rows = next((values[0] for values in numbers if values), 0)
         return Rows(prod(ids), table[-1] * width, table_rows) if table_rows else None
     if access.unit == "element":
         return Rows(prod(ids), width, prod(table)) if ids else None
@@ -132,6 +143,54 @@ def random_rows(name: str, shapes: Shapes | None) -> Rows | None:
     along = numbers[1][0] if access.ids == 2 and len(numbers) > 1 and numbers[1] else 0
     table_rows = table[along] if -len(table) <= along < len(table) else 0
     return Rows(prod(ids), prod(table) // table_rows * width, table_rows) if table_rows else None
+
+
+class _Lookup(NamedTuple):
+    """What an operator of FBGEMM over many tables has as arguments. A trace has their order, not their names."""
+
+    elements: int
+    """Of all tables."""
+    width: int
+    """Columns of a row, as a mean over the features."""
+    element_bytes: int
+    ids: int
+    states: tuple[int, ...]
+    """Elements of the optimizer's states."""
+
+
+def _lookup(name: str, shapes: Shapes) -> _Lookup | None:
+    """Tables come first, then vectors that describe them, the number of columns, where the rows of a table begin, ids
+    and their offsets, and the states of an optimizer."""
+    kinds = [kind.lower() if len(dim) == 1 else "" for dim, kind in zip(shapes.dims, shapes.types)]
+    vectors = [place for place, kind in enumerate(kinds) if kind in _INTEGERS]
+    floats = [place for place, kind in enumerate(kinds) if kind in _PRECISION and shapes.dims[place][0]]
+    if not vectors or not floats or floats[0] > vectors[0]:
+        return None
+    numbers = (place for place in range(vectors[0], len(shapes.numbers)) if shapes.numbers[place])
+    place = next(numbers, len(kinds))
+    after = [vector for vector in vectors if vector > place]
+    if len(after) < 3:
+        return None
+    width, features = shapes.numbers[place][0], shapes.dims[vectors[0]][0]
+    if "nobag" not in name:
+        # The backward pass names the widest row, its gradient has the columns of all.
+        width = (shapes.dims[0][-1] if UPDATING.search(name) else width) // max(1, features)
+    elements = sum(shapes.dims[table][0] for table in floats if table < vectors[0])
+    states = tuple(shapes.dims[state][0] for state in floats if state > after[2])
+    return _Lookup(elements, max(1, width), ELEMENT_BYTES[kinds[floats[0]]], shapes.dims[after[1]][0], states)
+
+
+def _table_batched(name: str, shapes: Shapes) -> Rows | None:
+    """The rows of FBGEMM's operators; with an optimizer also the states of the rows, which lie elsewhere."""
+    lookup = _lookup(name, shapes)
+    if lookup is None:
+        return None
+    table_rows, row_bytes = max(1, lookup.elements // lookup.width), lookup.width * lookup.element_bytes
+    if not UPDATING.search(name):
+        return Rows(lookup.ids, row_bytes, table_rows)
+    states = [count / table_rows for count in lookup.states if count > 0.5 * table_rows]
+    pieces = 1 + len(states)
+    return Rows(2 * pieces * lookup.ids, round((row_bytes + LISTED_BYTES * sum(states)) / pieces), pieces * table_rows)
 
 
 def creates(name: str) -> bool:
