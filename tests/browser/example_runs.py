@@ -107,7 +107,7 @@ def limits(device: str, step_ms: dict[str, Any], limit: str = "dispatch", senten
         "limit": limit, "share": 0.6, "confidence": "high", "second": "python", "advice": "Larger operators.",
         "because": [sentence or "Operator overhead takes 60% of the step: 83 operator calls."], "doubts": [],
     }  # fmt: skip
-    experiment = {"name": "half the batch", "expected": "0.90 to 0.98", "measured": "0.95 times", "agrees": True}
+    experiment = {"name": "half the batch", "expected": "0.90 to 0.98", "measured": "0.95 times", "outcome": "agrees"}
     return {"observed": observed, "shares": shares, "verdict": verdict, "experiments": [experiment]}
 
 

@@ -206,10 +206,33 @@ def test_operators_that_ran_at_the_same_time_are_judged_by_their_own_time() -> N
 
 
 def test_a_disagreeing_experiment_lowers_the_confidence() -> None:
-    experiment = {"name": "half the threads", "expected": "2.00 times", "measured": "1.00 times", "agrees": False}
+    experiment = {
+        "name": "half the threads",
+        "expected": "2.00 times",
+        "measured": "1.00 times",
+        "outcome": "disagrees",
+    }
     verdict = confidence({"compute": 0.9}, experiments=[experiment])
     assert verdict.confidence == "medium"
     assert "half the threads" in verdict.doubts[0]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([], "high"),
+        (["not run"], "high"),
+        (["inconclusive", "not run"], "medium"),
+        (["inconclusive", "agrees"], "high"),
+        (["agrees", "disagrees"], "medium"),
+        (["disagrees", "disagrees"], "low"),
+    ],
+)
+def test_only_an_experiment_that_agrees_supports_a_high_confidence(outcomes: list[str], expected: str) -> None:
+    rows = [{"name": "one", "expected": "2.00", "measured": "2.00", "outcome": outcome} for outcome in outcomes]
+    verdict = confidence({"compute": 0.9}, experiments=rows)
+    assert verdict.confidence == expected
+    assert ("No experiment: the step was not run again." in verdict.because) is (not set(outcomes) - {"not run"})
 
 
 def test_no_limit_stands_out() -> None:

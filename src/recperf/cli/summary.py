@@ -59,10 +59,9 @@ def _measured(performance: Performance, profile: dict[str, Any]) -> list[str]:
         lines.append(f"          next: {verdict['advice']}")
     lines += [f"          doubt: {doubt}" for doubt in verdict["doubts"]]
     for row in profile["experiments"]:
-        if row["agrees"] is None:
-            continue
-        says = "agrees" if row["agrees"] else "disagrees"
-        lines.append(f"          {row['name']}: expected {row['expected']}, measured {row['measured']} ({says})")
+        outcome = row.get("outcome", "not run")
+        if outcome != "not run":
+            lines.append(f"          {row['name']}: expected {row['expected']}, measured {row['measured']} ({outcome})")
     return lines
 
 

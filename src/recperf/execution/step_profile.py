@@ -194,7 +194,8 @@ def profile(
         if confirm is False or light or not observed["operators"]:
             return []
         seconds = None if confirm is None else UNLIMITED_SECONDS
-        return run_experiments(step, last[0] if last else None, bool(last), attribution, observed, seconds)
+        batch = last[0] if last else None
+        return run_experiments(step, batch, bool(last), attribution, observed, seconds, peaks=profiler._peaks)
 
     profiler = Profiler(model, light=light, quiet=quiet)
     profiler._experiment, profiler._driven = experiment, True

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -18,26 +17,46 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .attribution import SMALL, divided_ms
+from .ceilings import ceilings_of
+from .limits import NOTICEABLE
 from .operators import ids_argument
 from .step_parts import cuda_used
+from .trace.window import spread as percentiles
 
+Range = tuple[float, float]
+"""The lowest and the highest time that is expected, in times of the unchanged one."""
 SECONDS = 10.0
 """All experiments together may take this long unless more is allowed."""
 TURNS = 4
-TOLERANCE = 0.25
-"""An experiment disagrees where it misses its range by more than this share of the step."""
 HOT_ROWS = 64
+OPTIMIZER = "optimizer"
+"""The work of an optimizer, which follows the parameters, not the batch."""
 FIXED = ("dispatch", "python", "launch", "sync", "blocked")
-"""Limits whose time does not depend on the batch."""
+"""Limits that are not work of an operator."""
+SAME: Range = (1.0, 1.0)
+TWICE: dict[str, Range] = {
+    **dict.fromkeys(("launch", "sync", OPTIMIZER), SAME),
+    # What an operator computes may be so much of what it costs to call it.
+    "dispatch": (1.0, 1 + SMALL),
+    # They may follow the batch or not.
+    **dict.fromkeys(("blocked", "python", "communication"), (1.0, 2.0)),
+    **dict.fromkeys(("transfer", "compute", "bandwidth", "latency"), (1.5, 2.5)),
+    # What stays cached with half of the batch may not with all of it.
+    "cache": (1.5, 3.5),
+    "operator": (1.0, 3.0),
+}
+"""What twice the batch does to the time of each limit: large products use a device better."""
+HALF = {limit: (1 / high, 1 / low) for limit, (low, high) in TWICE.items()}
 
 
 @dataclass(frozen=True)
 class Variant:
     name: str
     run: Callable[[], object]
-    low: float
-    """The range in which its time must be, in times of the unchanged step."""
-    high: float
+    expected: Range
+    rival: Range
+    """What is expected if another limit leads."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -49,6 +68,7 @@ def confirm(
     observed: dict[str, Any],
     seconds: float | None = None,
     *,
+    peaks: dict[str, Any] | None = None,
     clocked_update: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Run the experiments that the step allows and return what each should have done and did.
@@ -56,18 +76,19 @@ def confirm(
     `clocked_update`: the share of the step in its optimizer, where clocks inside the step tell it.
     """
     plain = (lambda: step(batch)) if has_batch else step
-    expected_s = max(1e-6, observed["step_ms"]["p50"] / 1e3)
-    input_share = attribution["shares"]["input"]
-    own_s = expected_s * (1 - input_share)
-    variants = list(_variants(step, plain, batch, has_batch, attribution, observed, clocked_update))
+    shares = attribution["shares"]
+    own_s = max(1e-6, observed["step_ms"]["p50"] / 1e3) * (1 - shares["input"])
     rows: list[dict[str, Any]] = []
-    if has_batch and input_share >= TOLERANCE / 2:
-        rows.append(_replay(plain, expected_s, input_share))
+    if has_batch and shares["input"] >= NOTICEABLE:
+        rows.append(_replay(plain, observed["step_ms"], shares["input"]))
+    if shares["input"] == max(shares.values()):
+        # The replay shows that the step waits for its input; nothing else matters as much.
+        return rows
     left = SECONDS if seconds is None else seconds
-    for variant in variants:
+    for variant in _variants(step, plain, batch, has_batch, attribution, observed, peaks, clocked_update):
         turns_s = 2 * TURNS * own_s * 2.5
         if turns_s > left:
-            rows.append(_row(variant.name, "not run", f"it would take {turns_s:.0f} s", None))
+            rows.append(_row(variant.name, _text(variant.expected), f"it would take {turns_s:.0f} s", "not run"))
             continue
         began = perf_counter()
         rows.append(_run(variant, plain, own_s))
@@ -75,16 +96,13 @@ def confirm(
     return rows
 
 
-def _replay(plain: Callable[[], object], step_s: float, share: float) -> dict[str, Any]:
+def _replay(plain: Callable[[], object], step_ms: dict[str, float], share: float) -> dict[str, Any]:
     """Without waiting for input the step must take the rest of its time."""
-    count = max(3, min(50, int(0.3 / step_s)))
-    times = [_time(plain, 1) for _ in range(count)]
-    measured = median(times) / step_s
-    agrees = measured <= 1 - share + TOLERANCE
-    return _row(
-        "one batch from memory again and again",
-        f"{1 - share:.2f} times the step: waiting for input ({share:.0%}) vanishes", f"{measured:.2f} times", agrees,
-    )  # fmt: skip
+    count = max(3, min(50, int(300 / step_ms["p50"])))
+    times = percentiles([_time(plain, 1) * 1e3 / step_ms["p50"] for _ in range(count)])
+    spread = (times["p80"] - times["p20"] + (step_ms["p80"] - step_ms["p20"]) / step_ms["p50"]) / 2
+    name = "one batch from memory again and again"
+    return _judged(name, times["p50"], spread, (0.0, 1 - share), SAME, f": waiting for input ({share:.0%}) vanishes")
 
 
 def _variants(
@@ -94,54 +112,74 @@ def _variants(
     has_batch: bool,
     attribution: dict[str, Any],
     observed: dict[str, Any],
+    peaks: dict[str, Any] | None,
     clocked_update: float,
 ) -> Iterator[Variant]:
     own = {limit: share for limit, share in attribution["shares"].items() if limit != "input"}
     whole = sum(own.values()) or 1.0
-    if whole < 0.5:
-        # The replay shows that the step waits for its input; nothing else matters as much.
-        return
     own = {limit: share / whole for limit, share in own.items()}
     on_cpu = observed["device"] == "cpu"
-    fixed = sum(own[limit] for limit in FIXED) + (_optimizer_share(attribution, observed) or clocked_update)
+    by_batch = _without_optimizer(own, attribution, observed, clocked_update)
     doubled = _doubled(batch) if has_batch else None
     if doubled is not None:
-        grows = max(0.0, 1 - fixed)
-        # What stays cached with half of the batch may not with all of it, and large products use a device better.
-        yield Variant("twice the batch", lambda: step(doubled), 1 + 0.5 * grows, 1 + 1.5 * grows + own["cache"])
+        yield Variant("twice the batch", lambda: step(doubled), *_expected(by_batch, TWICE))
     halved = _halved(batch) if has_batch else None
     if halved is not None:
-        falls = max(0.0, 1 - fixed) / 2
-        low = max(0.0, 1 - 1.5 * falls - own["cache"] / 2)
-        yield Variant("half the batch", lambda: step(halved), low, 1 - 0.5 * falls)
+        yield Variant("half the batch", lambda: step(halved), *_expected(by_batch, HALF))
     threads = torch.get_num_threads()
     if on_cpu and threads > 1:
         from .peaks.cpu import using_threads
 
-        sure, open_ = own["compute"] + own["latency"], own["bandwidth"] + own["cache"] + own["operator"]
-        factor = threads / (threads // 2) - 1
-        yield Variant(
-            "half the threads", plain, 1 + 0.5 * sure * factor, 1 + (sure + open_) * factor * 1.2,
-            lambda: using_threads(threads // 2),
-        )  # fmt: skip
-    random_rows = attribution["random"] / whole
-    if random_rows * _of_lookups(attribution) >= 0.2:
-        yield Variant("ids of a few hot rows", plain, 0.0, 1 - 0.3 * random_rows, _HotIds)
+        ranges = _expected(own, _half_threads(peaks, threads))
+        yield Variant("half the threads", plain, *ranges, lambda: using_threads(threads // 2))
+    random_rows = attribution["random"] / whole * _of_lookups(attribution)
+    if random_rows >= 0.2:
+        yield Variant("ids of a few hot rows", plain, (0.0, 1 - 0.3 * random_rows), SAME, _HotIds)
     # A step that waits for the device cannot be captured.
     if not on_cpu and own["launch"] >= 0.2 and not observed["waits"].get("sync"):
         captured = _captured(plain)
         if captured is not None:
             gone = own["launch"] + own["python"]
-            yield Variant("the step as a CUDA graph", captured, 0.0, 1 - 0.5 * gone)
+            yield Variant("the step as a CUDA graph", captured, (0.0, 1 - 0.5 * gone), SAME)
+
+
+def _half_threads(peaks: dict[str, Any] | None, threads: int) -> dict[str, Range]:
+    """What half the threads do to the time of each limit.
+
+    At least half of what they do to its measured ceiling: two threads may share a core, and one may reach all memory
+    bandwidth. At most what they do to perfectly divided work.
+    """
+    every, half = (ceilings_of(peaks, threads=count) for count in (threads, threads // 2))
+    slower = dict.fromkeys(("compute", "bandwidth", "latency", "cache", "operator"), 1.0)
+    if every is not None and half is not None:
+        slower |= {
+            "compute": every.product("float32") / half.product("float32"),
+            "bandwidth": every.stream / half.stream,
+            "latency": half.row_ns(64) / every.row_ns(64),
+            "cache": every.cached / half.cached,
+        }
+    most = 1 + 1.2 * (threads / (threads // 2) - 1)
+    changed = {limit: ((1 + times) / 2, max(most, times)) for limit, times in slower.items()}
+    return dict.fromkeys(TWICE, SAME) | {"dispatch": (1 - SMALL, 1 + SMALL)} | changed
+
+
+def _expected(own: dict[str, float], factors: dict[str, Range]) -> tuple[Range, Range]:
+    """The time that follows from the shares, and the one if the runner-up had the share of the leader. Where no other
+    limit has a noticeable share, the latter is that of the limit that would be most different."""
+
+    def time_of(shares: dict[str, float]) -> Range:
+        low, high = (sum(share * factors[limit][end] for limit, share in shares.items()) for end in (0, 1))
+        return low, high
+
+    expected = time_of(own)
+    first, second = sorted((limit for limit in own if limit != OPTIMIZER), key=lambda limit: -own[limit])[:2]
+    if own[second] >= NOTICEABLE:
+        return expected, time_of({**own, first: own[second], second: own[first]})
+    return expected, max(factors.values(), key=lambda one: abs(sum(one) - sum(expected)))
 
 
 def _run(variant: Variant, plain: Callable[[], object], step_s: float) -> dict[str, Any]:
     count = max(1, min(100, int(0.05 / step_s)))
-    expected = (
-        f"{variant.low:.2f} to {variant.high:.2f} times the step"
-        if variant.low
-        else f"at most {variant.high:.2f} times"
-    )
     try:
         with variant.around():
             _time(variant.run, 2)
@@ -153,14 +191,31 @@ def _run(variant: Variant, plain: Callable[[], object], step_s: float) -> dict[s
             ratios.append(changed / before)
     except Exception as error:
         text = str(error).splitlines()[0] if str(error) else ""
-        return _row(variant.name, expected, f"not possible: {type(error).__name__}: {text}", None)
-    ratio = median(ratios)
-    agrees = variant.low - TOLERANCE <= ratio <= variant.high + TOLERANCE
-    return _row(variant.name, expected, f"{ratio:.2f} times", agrees)
+        return _row(variant.name, _text(variant.expected), f"not possible: {type(error).__name__}: {text}", "not run")
+    times = percentiles(ratios)
+    return _judged(variant.name, times["p50"], times["p80"] - times["p20"], variant.expected, variant.rival)
 
 
-def _row(name: str, expected: str, measured: str, agrees: bool | None) -> dict[str, Any]:
-    return {"name": name, "expected": expected, "measured": measured, "agrees": agrees}
+def _judged(name: str, measured: float, spread: float, expected: Range, rival: Range, why: str = "") -> dict[str, Any]:
+    """What an experiment shows. The spread of its repeats widens both ranges, and what is printed decides."""
+    (low, high), (rival_low, rival_high) = (
+        (round(max(0.0, one[0] - spread), 2), round(one[1] + spread, 2)) for one in (expected, rival)
+    )
+    measured = round(measured, 2)
+    outcome = "agrees" if low <= measured <= high else "disagrees"
+    effect = abs(sum(expected) - sum(rival)) / 2
+    if outcome == "agrees" and (rival_low <= measured <= rival_high or spread > effect):
+        outcome = "inconclusive"
+    return _row(name, _text((low, high)) + why, f"{measured:.2f} times", outcome)
+
+
+def _text(expected: Range) -> str:
+    low, high = expected
+    return f"{low:.2f} to {high:.2f} times the step" if low else f"at most {high:.2f} times the step"
+
+
+def _row(name: str, expected: str, measured: str, outcome: str) -> dict[str, Any]:
+    return {"name": name, "expected": expected, "measured": measured, "outcome": outcome}
 
 
 def _time(run: Callable[[], object], count: int) -> float:
@@ -177,14 +232,20 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _optimizer_share(attribution: dict[str, Any], observed: dict[str, Any]) -> float:
-    """Share of the step in operators of an optimizer: their work follows the parameters, not the batch."""
-    own = sum(
-        sum(ms for limit, ms in row["limits"].items() if limit not in FIXED)
-        for row in attribution["operators"]
-        if (row["part"] or "").startswith(("optimizer", "update", "dense_update"))
-    )
-    return float(own / max(1e-9, observed["step_ms"]["p50"] - observed["waits"].get("input", 0.0)))
+def _without_optimizer(
+    own: dict[str, float], attribution: dict[str, Any], observed: dict[str, Any], clocked: float
+) -> dict[str, float]:
+    """The shares with the work of an optimizer as one of its own: it follows the parameters, not the batch."""
+    step_ms = divided_ms(observed) - observed["waits"].get("input", 0.0)
+    parts = (OPTIMIZER, "update", "dense_update")
+    rows = [row for row in attribution["operators"] if (row["part"] or "").startswith(parts)]
+    limits = [limit for limit in own if limit not in FIXED]
+    work = {limit: sum(row["limits"].get(limit, 0.0) for row in rows) / max(1e-9, step_ms) for limit in limits}
+    if not rows:
+        of_all = min(1.0, clocked / max(1e-9, sum(own[limit] for limit in limits)))
+        work = {limit: of_all * own[limit] for limit in limits}
+    rest = {limit: max(0.0, share - work.get(limit, 0.0)) for limit, share in own.items()}
+    return {**rest, OPTIMIZER: 1 - sum(rest.values())}
 
 
 def _of_lookups(attribution: dict[str, Any]) -> float:
@@ -194,11 +255,12 @@ def _of_lookups(attribution: dict[str, Any]) -> float:
     return float(known / max(1e-12, sum(row["random_ms"] for row in operators)))
 
 
-def hot_ids(hot_ms: float, cold_ms: float, random_rows: float) -> dict[str, Any]:
+def hot_ids(hot: dict[str, float], cold: dict[str, float], random_rows: float) -> dict[str, Any]:
     """The experiment of a matched pair: with ids whose rows stay in a cache, random rows from memory must vanish."""
-    ratio, high = hot_ms / cold_ms, 1 - 0.3 * random_rows
-    expected = f"at most {high:.2f} times the step: random rows from memory ({random_rows:.0%}) vanish"
-    return _row("ids of a few hot rows", expected, f"{ratio:.2f} times", ratio <= high + TOLERANCE)
+    spread = (hot["p80"] / cold["p20"] - hot["p20"] / cold["p80"]) / 2
+    why = f": random rows from memory ({random_rows:.0%}) vanish"
+    expected = (0.0, 1 - 0.3 * random_rows)
+    return _judged("ids of a few hot rows", hot["p50"] / cold["p50"], spread, expected, SAME, why)
 
 
 def _halved(batch: Any) -> Any | None:
@@ -209,11 +271,23 @@ def _halved(batch: Any) -> Any | None:
 
 
 def _doubled(batch: Any) -> Any | None:
-    """The batch joined with itself along its first dimension; None where it is not made of tensors of one length."""
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    if any(not tensor.dim() for tensor in tensors) or len({tensor.shape[0] for tensor in tensors}) != 1:
+    """The batch joined with itself along its first dimension; None where that may not be a batch: its tensors differ in
+    length, one could be offsets, or there is something else that could describe the others."""
+    leaves = tree_leaves(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    known = all(isinstance(leaf, (Tensor, str, float, bool, type(None))) for leaf in leaves)
+    if not known or any(not tensor.dim() for tensor in tensors) or len({len(tensor) for tensor in tensors}) != 1:
+        return None
+    if len(tensors) > 1 and any(_could_be_offsets(tensor) for tensor in tensors):
         return None
     return tree_map_only(Tensor, lambda tensor: torch.cat((tensor, tensor)), batch)
+
+
+def _could_be_offsets(tensor: Tensor) -> bool:
+    """Whether these are ascending positions from 0 on, in another tensor of as many elements."""
+    if tensor.dim() > 1 or tensor.is_floating_point() or tensor.dtype == torch.bool or not len(tensor):
+        return False
+    return int(tensor[0]) == 0 and int(tensor[-1]) <= len(tensor) and bool((tensor.diff() >= 0).all())
 
 
 class _HotIds(TorchDispatchMode):  # type: ignore[no-untyped-call]

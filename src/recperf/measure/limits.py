@@ -60,15 +60,13 @@ def decide(
     by_name = sum(row["limits"].get(first, 0.0) for row in attribution["operators"] if row.get("by_name"))
     if first != "dispatch" and by_name > 0.5 * sum(row["limits"].get(first, 0.0) for row in attribution["operators"]):
         doubts.append("kernels of a CUDA graph have no counted work and are classed by their names")
-    doubts += [
-        f'the experiment "{row["name"]}" disagrees: expected {row["expected"]}, measured {row["measured"]}'
-        for row in experiments or ()
-        if row["agrees"] is False
-    ]
+    doubts += _contradictions(experiments or [])
     confidence = ("high", "medium", "low")[min(2, len(doubts))]
     because = [
         _sentence(limit, attribution, observed, ceilings) for limit in ordered[:3] if shares[limit] >= NOTICEABLE
     ]
+    if experiments is not None and not any(_ran(row) for row in experiments):
+        because.append("No experiment: the step was not run again.")
     if observed["waits"].get("unknown") and first == "operator":
         reason = f"No step was traced: what takes {shares[first]:.0%} of the step is not known."
         advice = "Trace some steps: a longer run, or recperf profile with more steps."
@@ -83,6 +81,23 @@ def decide(
         first, shares[first], confidence, because, doubts,
         second if shares[second] >= NOTICEABLE else None, TEXTS[first]["advice"],
     )  # fmt: skip
+
+
+def _ran(experiment: dict[str, Any]) -> bool:
+    return bool(experiment.get("outcome", "not run") != "not run")
+
+
+def _contradictions(experiments: list[dict[str, Any]]) -> list[str]:
+    """The doubts that experiments raise: one for each that disagrees, or one where none of those that ran agrees."""
+    ran = [row for row in experiments if _ran(row)]
+    doubts = [
+        f'the experiment "{row["name"]}" disagrees: expected {row["expected"]}, measured {row["measured"]}'
+        for row in ran
+        if row["outcome"] == "disagrees"
+    ]
+    if ran and not doubts and not any(row["outcome"] == "agrees" for row in ran):
+        doubts = ["no experiment told this limit from the next one"]
+    return doubts
 
 
 def nearest_advice(first: str, second: str) -> str:

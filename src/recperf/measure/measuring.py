@@ -176,8 +176,7 @@ def _experiments(
     attribution = attribute(profile["observed"], ceilings_of_profile(profile, peaks))
     rows = []
     if pair is not None:
-        hot, cold = (pair[name]["step_ms"]["p50"] for name in ("hot", "cold"))
-        rows.append(hot_ids(hot, cold, attribution["random"]))
+        rows.append(hot_ids(pair["hot"]["step_ms"], pair["cold"]["step_ms"], attribution["random"]))
     # A CUDA graph takes batches of one size only.
     graph = subject.is_whole and profile["device"] != "cpu"
     if not seconds or not subject.alone or graph or not profile["observed"]["operators"]:
@@ -189,7 +188,8 @@ def _experiments(
     updates = sum(part["share"] for part in profile["components"] if part["phase"] == "update")
     update = updates if subject.is_whole else 0.0
     step = lambda batch: subject.step(iter([batch]))  # noqa: E731
-    return rows + confirm(step, batch, True, attribution, profile["observed"], seconds, clocked_update=update)
+    shown = profile["observed"]
+    return rows + confirm(step, batch, True, attribution, shown, seconds, peaks=peaks, clocked_update=update)
 
 
 def measure_pair(arms: Arms, peaks: dict[str, Any] | None) -> dict[str, Any]:

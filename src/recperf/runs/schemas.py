@@ -167,7 +167,8 @@ class Experiment(Struct):
     name: str
     expected: str
     measured: str
-    agrees: bool | None
+    outcome: str = "not run"
+    """agrees, disagrees, inconclusive or not run."""
 
 
 class Operator(Struct):

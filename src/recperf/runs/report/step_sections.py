@@ -228,8 +228,12 @@ def part_blocks(parts: list[Json]) -> list[Block]:
 def experiment_blocks(experiments: list[Json]) -> list[Block]:
     if not experiments:
         return [Text("None: the step was not run again.", "note")]
-    tone = {True: ("agrees", "good"), False: ("disagrees", "bad"), None: ("not run", "muted")}
-    rows = [cells(row["name"], row["expected"], row["measured"], Cell(*tone[row["agrees"]])) for row in experiments]
+    tones = {"agrees": "good", "disagrees": "bad"}
+    rows = [
+        cells(row["name"], row["expected"], row["measured"], Cell(outcome, tones.get(outcome, "muted")))
+        for row in experiments
+        for outcome in (row.get("outcome", "not run"),)
+    ]
     return [Table(("experiment", "expected", "measured", ""), rows, left=(1, 2, 3))]
 
 
