@@ -124,6 +124,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else runs on this machine, as far as recperf sees: beside other work it judges nothing."""
+    monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.0)
+
+
+@pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     """Set torch's number of threads; the test's end restores it."""
     before = torch.get_num_threads()

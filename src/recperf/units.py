@@ -33,6 +33,11 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def percent(share: float) -> str:
+    """A share without decimals: `12%`; one that would round to nothing is `below 1 %`."""
+    return "below 1 %" if 0 < share < 0.005 else f"{share:.0%}"
+
+
 def digits(value: float) -> str:
     """Three significant digits, without an exponent unless the value is tiny."""
     if value == 0:

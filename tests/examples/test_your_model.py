@@ -25,7 +25,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
     monkeypatch.setattr(step_profile.machine_peaks, "require", lambda threads, say: None)
-    monkeypatch.setattr(step_profile, "run_experiments", lambda *arguments: [])
+    monkeypatch.setattr(step_profile, "run_experiments", lambda *arguments, **options: [])
 
 
 def test_the_python_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,7 +222,7 @@ def test_a_loop_in_a_thread_may_end_while_its_operators_are_counted(profile: Pro
     ],
 )
 def test_functions_of_the_program(
-    profile: Profile, tmp_path: Path, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    profile: Profile, tmp_path: Path, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, quiet: None
 ) -> None:
     monkeypatch.delitem(sys.modules, "steps_of_theirs", raising=False)
     (tmp_path / "steps_of_theirs.py").write_text("def update(call, x):\n    call(x)\n")

@@ -54,15 +54,22 @@ def recommender(steps: int = 6) -> list[dict[str, Any]]:
     return events
 
 
-def limit(events: list[dict[str, Any]], ceilings: Ceilings | None = CEILINGS) -> dict[str, Any]:
+def limit(
+    events: list[dict[str, Any]], ceilings: Ceilings | None = CEILINGS, others: float | None = None
+) -> dict[str, Any]:
     trace = collect(events, Path("made"))
+    trace.header["recperf"] = {"other_work": others}
     return limit_of(trace, *steps_of(trace), ceilings)
 
 
 def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
     result = limit(recommender())
     verdict = result["verdict"]
-    assert (verdict["limit"], verdict["confidence"]) == ("bandwidth", "high")
+    assert (verdict["limit"], verdict["confidence"]) == ("bandwidth", "medium")
+    assert verdict["doubts"] == ["a trace does not tell whether other work disturbed the steps"]
+    for others, judged in ((0.02, ("bandwidth", "high")), (0.4, ("not judged", "low"))):
+        beside = limit(recommender(), others=others)["verdict"]
+        assert (beside["limit"], beside["confidence"]) == judged
     assert verdict["share"] > 0.75
     assert "fused optimizers" in verdict["advice"]
     assert sum(result["shares"].values()) == pytest.approx(1)

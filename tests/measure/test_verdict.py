@@ -64,9 +64,11 @@ def confidence(
     *,
     spread: float = 0.0,
     others: float = 0.0,
-    preempted: float = 0.0,
+    preempted: float | None = 0.0,
     crowded: float = 0.0,
     scale: float = 1.0,
+    threads: int = 2,
+    device: str = "cpu",
     experiments: list[dict[str, Any]] | None = None,
 ) -> limits.Verdict:
     observed = {
@@ -77,6 +79,8 @@ def confidence(
         "preempted": preempted,
         "crowded": crowded,
         "scale": scale,
+        "threads": threads,
+        "device": device,
     }
     every = dict.fromkeys(attribution.LIMITS, 0.0) | shares
     return decide({"shares": every, "operators": []}, observed, CEILINGS, experiments)
@@ -121,7 +125,8 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     "leads by too little": lambda c: confidence({"compute": 0.6, "cache": 0.45}).confidence == "medium",
     "steps vary": lambda c: confidence({"compute": 0.6, "cache": 0.35}, spread=0.2).confidence == "medium",
     "quiet": lambda c: confidence({"compute": 0.9}, others=0.1).confidence == "high",
-    "busy": lambda c: confidence({"compute": 0.9}, others=0.2).confidence == "medium",
+    "busy": lambda c: confidence({"compute": 0.9}, others=0.2).limit == "not judged",
+    "busy, one thread": lambda c: confidence({"compute": 0.9}, others=0.2, threads=1).confidence == "medium",
     "preempted": lambda c: confidence({"compute": 0.9}, preempted=0.2).confidence == "medium",
     "crowded": lambda c: confidence({"compute": 0.9}, crowded=0.2).confidence == "medium",
     "same machine": lambda c: confidence({"compute": 0.9}, scale=1.4).confidence == "high",
@@ -235,6 +240,50 @@ def test_only_an_experiment_that_agrees_supports_a_high_confidence(outcomes: lis
     assert ("No experiment: the step was not run again." in verdict.because) is (not set(outcomes) - {"not run"})
 
 
+@pytest.mark.parametrize(
+    ("limit", "where", "expected"),
+    [
+        ("compute", {}, "not judged"),
+        ("compute", {"threads": 1}, "compute"),
+        # The system does not tell how long the thread waited for a core.
+        ("compute", {"threads": 1, "preempted": None}, "not judged"),
+        ("compute", {"device": "H200"}, "compute"),
+        ("launch", {"device": "H200"}, "not judged"),
+    ],
+)
+def test_beside_other_work_only_what_it_does_not_change_is_judged(limit: str, where: Any, expected: str) -> None:
+    verdict = confidence({limit: 0.8, "input": 0.197, "python": 0.003}, others=0.4, **where)
+    assert verdict.limit == expected
+    assert verdict.confidence != "high"
+    assert "other work used 40% of the cores" in verdict.doubts
+    if expected == "not judged":
+        assert verdict.because[0].endswith("not depend on it: input 20%, blocked 0%, python below 1 %.")
+
+
+def test_c_code_outside_torch_is_told_from_the_interpreter() -> None:
+    """2 of the 3 ms outside of operators are in C; a call's way through Python is not taken from them."""
+    step = {"waits": {"python": 1.0, "native": 2.0}, "operators": [row(1.0, calls=2000, python_calls=4000)]}
+    step |= {"inside": 0.5, "step_ms": dict.fromkeys(("p20", "p50", "p80"), 4.0), "other_work": 0.0}
+    shares = attribute(step, CEILINGS)["shares"]
+    assert (shares["python"], shares["dispatch"]) == (pytest.approx(0.5), pytest.approx(0.5))
+    for native, start in (
+        ({}, "Python code between"),
+        ({"share": 0.5, "modules": ["numpy"]}, "C code outside torch (numpy)"),
+    ):
+        assert any(
+            text.startswith(start)
+            for text in decide(attribute(step, CEILINGS), {**step, "native": native}, CEILINGS).because
+        )
+
+
+def test_figures_do_not_round_to_nothing() -> None:
+    fast = replace(CEILINGS, rows_memory=((64, 0.03), (1024, 0.1)), rows_cache=((64, 0.01), (1024, 0.02)))
+    step = {"waits": {}, "operators": [row(30.0, "aten::embedding", rows=1e9, missed=1e9, row_bytes=64, bytes=6.4e10)]}
+    step |= {"inside": 0.5, "step_ms": dict.fromkeys(("p20", "p50", "p80"), 30.0), "other_work": 0.0}
+    text = decide(attribute(step, fast), step, fast).because[0]
+    assert "at 0.0300 ns a row (memory: 0.0300 ns, of which 0.0" in text
+
+
 def test_no_limit_stands_out() -> None:
     verdict = confidence({"input": 0.25, "blocked": 0.2})
     assert (verdict.limit, verdict.confidence, verdict.second) == ("unclear", "low", "blocked")
@@ -315,7 +364,7 @@ def test_random_rows_are_latency_or_bandwidth_by_the_measured_widths() -> None:
     assert replace(CEILINGS, rows_memory=((64, 50.0),)).latency_share(1024) == 1.0
     verdict = decide(result, step, widths)
     assert verdict.limit == "bandwidth"
-    assert "(memory: 500, of which 100 ns whatever the width and 400 for the bytes)" in verdict.because[0]
+    assert "(memory: 500 ns, of which 100 ns whatever the width and 400 ns for the bytes)" in verdict.because[0]
 
 
 def test_the_page_shows_every_limit() -> None:

@@ -45,6 +45,8 @@ def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, 
     for limit, ms in observed["waits"].items():
         # Where no step was traced, what the thread computed is not known.
         times["operator" if limit == "unknown" else limit] += ms
+    # Only the interpreter is on the way to an operator, C code of other libraries is not.
+    native = times.pop("native", 0.0)
     inside = observed.get("inside") or INSIDE
     rows = []
     for operator in observed["operators"]:
@@ -55,6 +57,7 @@ def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, 
         rows.append(classify(operator, ceilings, inside))
         for limit, ms in rows[-1]["limits"].items():
             times[limit] += ms
+    times["python"] += native
     whole = sum(times.values())
     return {
         "shares": {limit: times[limit] / whole if whole > 0 else 0.0 for limit in LIMITS},

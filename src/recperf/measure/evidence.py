@@ -54,22 +54,26 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     `kernels` is the work of a launch by the name of the kernel, for kernels of CUDA graphs, which no operator launched.
     """
     plain = [step.whole for step in observer.plain]
-    count = max(1, len(plain))
     walls = [(moment.wall - moment.waiting) / 1e6 for moment in plain]
-    step_ms = sum(walls) / count
-    input_ms = sum(step.input.wall - step.input.waiting for step in observer.plain) / count / 1e6
-    ranks_ms = sum(step.ranks.wall - step.ranks.waiting for step in observer.plain) / count / 1e6
-    off_ms = sum(max(0, step.whole.off - step.input.off - step.ranks.off) for step in observer.plain) / count / 1e6
+    typical = spread(walls)
+    step_ms = typical["p50"]
+    # Shares are those of all steps, since waits come in some of them only; times are those of the median step.
+    per_step = 1e-6 * step_ms / (sum(walls) or 1.0)
+    input_ms = per_step * sum(step.input.wall - step.input.waiting for step in observer.plain)
+    ranks_ms = per_step * sum(step.ranks.wall - step.ranks.waiting for step in observer.plain)
+    off_ms = per_step * sum(max(0, step.whole.off - step.input.off - step.ranks.off) for step in observer.plain)
     # A thread that loses its core while it reads its clocks may see a longer wait than step.
     own_ms = max(0.0, step_ms - input_ms - ranks_ms)
     overhead_ns = observer.cost_per_step()
+    waiting = sum(moment.waiting for moment in plain)
+    preempted = waiting / max(1, sum(moment.wall for moment in plain)) if observer.clock.tells_waiting else None
     result: dict[str, Any] = {
         "device": "cpu",
         "threads": observer.threads,
         "steps": {"seen": observer.seen, "plain": len(plain), "traced": len(observer.traced)},
-        "step_ms": spread([moment.wall / 1e6 for moment in plain]),
+        "step_ms": typical,
         "other_work": observer.others,
-        "preempted": sum(m.waiting for m in plain) / max(1, sum(m.wall for m in plain)),
+        "preempted": preempted,
         "overhead": {"ns": overhead_ns, "share": overhead_ns / 1e6 / step_ms if step_ms else 0.0},
         "waits": {"input": input_ms, "communication": ranks_ms},
         "operators": [],

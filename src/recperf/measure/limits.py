@@ -8,13 +8,16 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from ..units import number, size, time
+from ..units import number, percent, size, time
 from .attribution import attribute, divided_ms
 from .ceilings import Ceilings, ceilings_of_profile
 from .peaks.other_work import DISTURBED
 
 TEXTS: dict[str, dict[str, str]] = tomllib.loads(files(__package__).joinpath("limits.toml").read_text(encoding="utf-8"))
-UNCLEAR = "unclear"
+UNCLEAR, NOT_JUDGED = "unclear", "not judged"
+UNDECIDED = (UNCLEAR, NOT_JUDGED)
+BY_DEVICE = ("transfer", "compute", "bandwidth", "latency", "cache", "operator")
+"""Limits whose time the clock of a GPU tells, whatever else the processor does."""
 CLEAR = 0.3
 """The largest share must reach this to be a verdict."""
 LEAD = 0.2
@@ -30,9 +33,9 @@ class Verdict:
     """What limits a step."""
 
     limit: str
-    """One of the limits, or "unclear"."""
+    """One of the limits, "unclear", or "not judged" beside too much other work."""
     share: float
-    """Its share of the step; of an unclear step, the largest one."""
+    """Its share of the step; of an unclear step, or one that is not judged, the largest one."""
     confidence: str
     """high, medium or low."""
     because: list[str]
@@ -67,6 +70,15 @@ def decide(
     ]
     if experiments is not None and not any(_ran(row) for row in experiments):
         because.append("No experiment: the step was not run again.")
+    others = observed.get("other_work") or 0.0
+    if others > DISTURBED and not _preemption_removed(observed, first):
+        known = [f"{limit} {percent(shares[limit])}" for limit in ("input", "blocked", "python")]
+        reason = (
+            f"Other work used {others:.0%} of the cores, so operators took longer than they do alone. Shares of the "
+            f"step that do not depend on it: {', '.join(known)}."
+        )
+        advice = "Measure again while nothing else runs, or with one thread: how long one waits for a core is known."
+        return Verdict(NOT_JUDGED, shares[first], "low", [reason], doubts, None, advice)
     if observed["waits"].get("unknown") and first == "operator":
         reason = f"No step was traced: what takes {shares[first]:.0%} of the step is not known."
         advice = "Trace some steps: a longer run, or recperf profile with more steps."
@@ -81,6 +93,14 @@ def decide(
         first, shares[first], confidence, because, doubts,
         second if shares[second] >= NOTICEABLE else None, TEXTS[first]["advice"],
     )  # fmt: skip
+
+
+def _preemption_removed(observed: dict[str, Any], limit: str) -> bool:
+    """Whether the share of a limit was measured without the time in which other work had the cores: by the clock of
+    a GPU, or by those of the only thread that ran operators."""
+    if observed.get("device", "cpu") != "cpu":
+        return limit in BY_DEVICE
+    return observed.get("threads") == 1 and observed.get("preempted") is not None
 
 
 def _ran(experiment: dict[str, Any]) -> bool:
@@ -170,12 +190,13 @@ def _doubts(
         doubts.append(
             f"{first} leads {second} by only {shares[first] - shares[second]:.2f} of a step; steps vary by {spread:.0%}"
         )
-    others = observed.get("other_work")
-    if others is not None and others > DISTURBED:
-        doubts.append(f"other work used {others:.0%} of the cores")
+    if "other_work" not in observed:
+        doubts.append("a trace does not tell whether other work disturbed the steps")
+    elif (observed["other_work"] or 0.0) > DISTURBED:
+        doubts.append(f"other work used {observed['other_work']:.0%} of the cores")
     elif observed.get("crowded", 0.0) > DISTURBED:
         doubts.append(f"worker processes used {observed['crowded']:.0%} of the cores, which operators need as well")
-    elif observed.get("preempted", 0.0) > DISTURBED:
+    elif (observed.get("preempted") or 0.0) > DISTURBED:
         doubts.append(f"the thread of the step waited for a core for {observed['preempted']:.0%} of the time")
     if ceilings is None and observed["operators"]:
         doubts.append("the ceilings of this device were not measured")
@@ -186,8 +207,11 @@ def _doubts(
 
 
 def _sentence(limit: str, attribution: dict[str, Any], observed: dict[str, Any], ceilings: Ceilings | None) -> str:
-    share = attribution["shares"][limit]
-    return TEXTS[limit]["sentence"].format(share=f"{share:.0%}", detail=_detail(limit, attribution, observed, ceilings))
+    share, native = attribution["shares"][limit], observed.get("native") or {}
+    text = TEXTS[limit]["sentence"]
+    if limit == "python" and native.get("share", 0.0) > share / 2:
+        text = TEXTS[limit]["native"].replace("{modules}", ", ".join(native["modules"][:3]) or "of other libraries")
+    return text.format(share=percent(share), detail=_detail(limit, attribution, observed, ceilings))
 
 
 def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], ceilings: Ceilings | None) -> str:
@@ -207,7 +231,7 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
         return f": {calls:,.0f} operator calls"
     row, share = _busiest(rows, limit)
     seconds = row["ms"] / 1e3
-    text = f", {share:.0%} of it in {row['name']}"
+    text = f", {percent(share)} of it in {row['name']}"
     if ceilings is None or not seconds:
         return text
     if limit == "compute" and row["flops"]:
@@ -221,11 +245,11 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
         text += f", {faster[0]}" if faster else ", and no more in a lower precision"
     elif limit in ("bandwidth", "latency") and row["missed"]:
         width = row["row_bytes"]
-        ceiling, share = ceilings.row_ns(width), ceilings.latency_share(width)
+        ceiling, share = ceilings.row_ns(width) / 1e6, ceilings.latency_share(width)
         text += (
             f": {row['missed']:,.0f} of {row['rows']:,.0f} random rows of {width} bytes come from memory, at "
-            f"{row['ms'] * 1e6 / row['rows']:.0f} ns a row (memory: {ceiling:.0f}, of which {share * ceiling:.0f} ns "
-            f"whatever the width and {(1 - share) * ceiling:.0f} for the bytes)"
+            f"{time(row['ms'] / row['rows'])} a row (memory: {time(ceiling)}, of which {time(share * ceiling)} "
+            f"whatever the width and {time((1 - share) * ceiling)} for the bytes)"
         )
     elif limit == "bandwidth" and row["bytes"]:
         text += f", at {number(row['bytes'] / seconds)}B/s where this machine streams {number(ceilings.stream)}B/s"

@@ -343,7 +343,8 @@ class Observer:
             self._enter("done")
             return
         self._enter("traced")
-        self.recording = Recording(cuda=self.cuda, about=self._about)
+        # Who reads the trace later has no other evidence that the machine was quiet.
+        self.recording = Recording(cuda=self.cuda, about={**(self._about or {}), "other_work": self.others})
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
         waits = sum(step.input.wall for step in self.plain) > WAITS * sum(step.whole.wall for step in self.plain)

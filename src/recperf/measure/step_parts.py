@@ -73,6 +73,8 @@ class ThreadClock:
             self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         except OSError:
             self._file = None
+        self.tells_waiting = self._file is not None
+        """Whether the system tells how long the thread waited for a core."""
 
     def now(self) -> Moment:
         waiting = 0

@@ -17,13 +17,13 @@ from typing import Any
 from ..units import number
 from .attribution import EXPLAINED, attribute
 from .ceilings import Ceilings, ceilings_of
-from .limits import UNCLEAR, Verdict, decide
+from .limits import UNCLEAR, UNDECIDED, Verdict, decide
 from .operators import CallWork
 from .timeline import Call, operator_rows, step_times, unknown_work
 from .trace.analyse import analyse_steps, counted, device_name, facts_of, read_one, steps_of
 from .trace.idle import device_times
 from .trace.nesting import NONE, Nesting
-from .trace.read import Trace
+from .trace.read import Trace, facts_in, number_of
 from .trace.window import TracedSteps, spread
 from .trace.work import creates
 
@@ -132,6 +132,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
             "input": times.input_us, "communication": times.communication_us, "blocked": times.blocked_us,
             "python": times.outside_us,
         }  # fmt: skip
+    others = number_of(facts_in(trace.header).get("other_work"))
     if not works.sized and times.calls:
         notes.append("the trace has no sizes; record_shapes=True gives the work of operators")
     operators = operator_rows(times, [])
@@ -140,6 +141,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
     if not trace.python and not window.work:
         notes.append("python and blocked cannot be distinguished without stacks; with_stack=True records them")
     return {
+        **({} if others is None else {"other_work": others}),
         "device": "device" if window.work else "cpu",
         "step_ms": spread(all_steps),
         "notes": notes,
@@ -221,7 +223,7 @@ def _qualified(
     if verdict.limit in ("python", "blocked") and any("cannot be distinguished" in note for note in seen["notes"]):
         doubts.append("a trace without stacks does not tell Python code from waits outside of operators")
     confidence = verdict.confidence if doubts == verdict.doubts else ("medium", "low")[len(doubts) > 1]
-    return replace(verdict, doubts=doubts, confidence=verdict.confidence if verdict.limit == UNCLEAR else confidence)
+    return replace(verdict, doubts=doubts, confidence=verdict.confidence if verdict.limit in UNDECIDED else confidence)
 
 
 def findings(seen: Json, ceilings: Ceilings | None) -> list[Json]:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from ..errors import DataError
 from ..files import write_json
 from ..jsonfile import Count, Number, check, read
-from ..measure.limits import Verdict
+from ..measure.limits import UNDECIDED, Verdict
 
 KIND = "step profile"
 SCHEMA = 1
@@ -84,6 +84,8 @@ class Report:
 
     def __repr__(self) -> str:
         verdict = self.verdict
+        if verdict.limit in UNDECIDED:
+            return f"<recperf report: {verdict.limit}>"
         return f"<recperf report: {verdict.limit}, {verdict.share:.0%} of the step, {verdict.confidence} confidence>"
 
     def _repr_html_(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...measure.attribution import attribute, divided_ms
 from ...measure.ceilings import ceilings_of_profile
-from ...measure.limits import TEXTS
+from ...measure.limits import NOT_JUDGED, TEXTS, UNDECIDED
 from . import formats as fmt
 from . import plots
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, cells
@@ -91,7 +91,8 @@ def report_of(profile: Json) -> Report:
 def headline(verdict: Json) -> str:
     """The verdict in one line."""
     because = verdict["because"][0] if verdict["because"] else ""
-    return f"{verdict['limit']} ({verdict['confidence']} confidence): {because}"
+    confidence = "" if verdict["limit"] == NOT_JUDGED else f" ({verdict['confidence']} confidence)"
+    return f"{verdict['limit']}{confidence}: {because}"
 
 
 def badges(verdict: Json | None) -> list[Badge]:
@@ -99,11 +100,13 @@ def badges(verdict: Json | None) -> list[Badge]:
     if not verdict:
         return []
     confidence = verdict["confidence"]
+    if verdict["limit"] == NOT_JUDGED:
+        return [Badge(NOT_JUDGED, "plain")]
     return [Badge(verdict["limit"], "plain"), Badge(f"{confidence} confidence", CONFIDENCE.get(confidence, "plain"))]
 
 
 def limit_tiles(verdict: Json) -> list[Tile]:
-    if verdict["limit"] == "unclear":
+    if verdict["limit"] in UNDECIDED:
         return []
     return [Tile(verdict["limit"], fmt.percent(verdict["share"], 0), f"{verdict['confidence']} confidence")]
 
