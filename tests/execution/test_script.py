@@ -154,7 +154,8 @@ def test_a_loop_that_people_write(profile: Profile, name: str) -> None:
     seen = content(outcome)
     assert outcome.stopped
     assert outcome.code == 0
-    assert seen["notes"][0] == f"a step ends with the step of {optimizer}"
+    assert f"a step ends with the step of {optimizer}" in seen["notes"]
+    assert any(text.startswith("profiling took ") and "of CPU time" in text for text in seen["notes"])
     assert sum(seen["shares"].values()) == pytest.approx(1)
     assert 0 < seen["shares"]["input"] < 1
     assert 1 <= seen["steps"]["traced"] <= 4, "fewer on a busy machine"
@@ -242,11 +243,11 @@ def test_functions_of_the_program(
         update(x)
     """
     seen = content(profile(loop, plainly=True, **names))
-    assert seen["notes"][0] == "a step ends with the return of update"
+    assert "a step ends with the return of update" in seen["notes"]
     if "input_functions" in names:
         assert seen["verdict"]["limit"] == "input"
     else:
-        assert "no torch DataLoader was iterated" in seen["notes"][1]
+        assert any("no torch DataLoader was iterated" in note for note in seen["notes"])
         assert seen["shares"]["input"] == 0
 
 

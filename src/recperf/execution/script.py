@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children
 from pathlib import Path
+from time import process_time
 from types import ModuleType
 from typing import Any
 
@@ -64,6 +65,7 @@ def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True
     profiler = Profiler(quiet=quiet, peaks=peaks)
     outcome = Outcome()
     with _closed(profiler):
+        began = process_time()
         hooks = Hooks(profiler, to_the_end=program.to_the_end, ends_by_optimizer=program.step_function is None)
         with hooks, _as_main(program) as module:
             for name in wrapped:
@@ -73,7 +75,8 @@ def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True
         if active_children():
             # Iterators of loaders that are not referenced any more end their worker processes.
             gc.collect()
-    _conclude(program, profiler, hooks, outcome)
+        program_cpu = process_time() - began
+    _conclude(program, profiler, hooks, outcome, program_cpu)
     return outcome
 
 
@@ -96,7 +99,7 @@ def _require_one_process() -> None:
         )
 
 
-def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outcome) -> None:
+def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outcome, cpu_s: float) -> None:
     seen, observer = hooks.steps_seen, profiler.observer
     ends = f"calls of {program.step_function}" if program.step_function else "steps of a torch optimizer"
     if not observer.plain:
@@ -113,6 +116,11 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outco
     content = report.as_json()
     content["program"] = {"script": str(program.script), "arguments": list(program.arguments)}
     content["notes"] += hooks.notes()
+    own = content["own_cpu_s"]
+    beside = max(1e-9, cpu_s - profiler.observer.traced_cpu_ns / 1e9)
+    content["notes"].append(
+        f"profiling took {own:.1f} s of CPU time, {own / beside:.0%} of the {beside:.1f} s that the program used"
+    )
     if outcome.stopped:
         content["notes"].append(f"the program was stopped after {seen:,} steps; --to-the-end lets it run")
     content["notes"].append("no experiments: the step of a program cannot be repeated from outside")

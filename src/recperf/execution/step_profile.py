@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from itertools import cycle
-from time import perf_counter
+from time import perf_counter, process_time
 from types import TracebackType
 from typing import Any
 
@@ -129,7 +129,7 @@ class Profiler:
 
     def build(self) -> Report:
         """Divide what was observed and decide."""
-        began = perf_counter()
+        began, cpu = perf_counter(), process_time()
         observed = observed_by(self.observer)
         ceilings = self._ceilings(observed["device"], observed["threads"])
         attribution = attribute(observed, ceilings)
@@ -155,6 +155,7 @@ class Profiler:
                 "machine": machine_facts(),
                 "ceilings": asdict(ceilings) if ceilings else None,
                 "analysis_s": perf_counter() - began,
+                "own_cpu_s": process_time() - cpu + self.observer.traced_cpu_ns / 1e9,
             }
         )
 

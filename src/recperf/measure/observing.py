@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from threading import get_ident
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 from typing import Any
 
 import torch
@@ -107,6 +107,9 @@ class Observer:
         self._unnamed = 1
         self._left_out = False
         self._plain_ns = 0
+        self.traced_cpu_ns = 0.0
+        """CPU time of all threads that tracing and counting added to the steps."""
+        self._cpu, self._plain_cpu = (process_time_ns(), 0), 0.0
         self._before_trace: tuple[list[TimedStep], list[tuple[int, int]]] = ([], [])
         self._block_steps = 1
         self._block_began: tuple[int, int] = (0, 0)
@@ -209,6 +212,7 @@ class Observer:
 
     def _start_plain(self) -> None:
         self._enter("plain")
+        self._cpu = (process_time_ns(), self.seen)
         self.other_work = OtherWork()
         self._open_block()
 
@@ -256,6 +260,8 @@ class Observer:
         enough = enough or (self._in_state >= 2 and spent.wall > 5e9)
         if enough if self.counts is None else self._in_state >= self.counts.counted:
             self._stack.close()
+            since, seen = self._cpu
+            self.traced_cpu_ns = max(0.0, process_time_ns() - since - self._plain_cpu * (self.seen - seen))
             if self.light:
                 self._enter("watching")
             elif self.hurries:
