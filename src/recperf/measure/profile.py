@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .cost import Cost
 from .device_clock import step_clock
 from .spans import OTHER, phase_of
+from .step_parts import ThreadClock
 from .trace.window import spread as percentiles
 
 SCHEMA = 2
@@ -82,7 +83,8 @@ class Subject(Protocol):
 
 
 class ClockedSteps:
-    """Measures steady steps on batches that training has not seen, alternating plain and clocked ones.
+    """Measures steady steps on batches that training has not seen, alternating plain and clocked ones, without the time
+    in which other work had their core.
 
     Ranks meet before timed steps. What they watch is watched in clocked steps only; since a step may wait for work that
     the previous one began, one more step runs before the clocked ones then. Two that begin `later` by a different
@@ -98,6 +100,7 @@ class ClockedSteps:
         self.touched = torch.zeros(subject.table_bytes // subject.row_bytes, dtype=torch.bool)
         self.lookups = self.unique = self.samples = self.counted = 0
         self.costs: dict[str, Cost] = {}
+        self._clock = ThreadClock()
 
     def warm(self, steps: int) -> None:
         """Take steps that are not measured."""
@@ -142,7 +145,11 @@ class ClockedSteps:
     def _take_clocked(self) -> None:
         batches = _LastBatch(self.batches)
         self.subject.ranks.meet()
-        self.clocked.append(self.subject.clocked(batches) if self.subject.clocked else self._clocked(batches))
+        began = self._clock.now()
+        wall, parts = self.subject.clocked(batches) if self.subject.clocked else self._clocked(batches)
+        # Other work took the core at moments that do not depend on the part.
+        own = max(0.0, 1 - self._clock.now().since(began).waiting / wall)
+        self.clocked.append((round(own * wall), {name: round(own * ns) for name, ns in parts.items()}))
         # Counted after the clock stopped, so that it costs no step anything.
         rows = self.subject.rows_of(batches.last).cpu()
         distinct = torch.unique(rows)
@@ -165,11 +172,12 @@ class ClockedSteps:
     def _take_plain(self) -> int:
         if self.sync:
             self.sync()
-        began = perf_counter_ns()
+        began = self._clock.now()
         self.subject.step(self.batches)
         if self.sync:
             self.sync()
-        return perf_counter_ns() - began
+        spent = self._clock.now().since(began)
+        return spent.wall - spent.waiting
 
     def result(self) -> dict[str, Any]:
         """The profile of the steps of all ranks."""
@@ -179,6 +187,7 @@ class ClockedSteps:
             subject.step(self.batches)
         # Batches that were prepared ahead may hold rows of tables in a cache.
         self.batches.close()
+        self._clock.close()
         count = self.counted
         costs = {name: Cost(round(cost.flops / count), round(cost.bytes / count)) for name, cost in self.costs.items()}
         walls = [wall for wall, _ in self.clocked]

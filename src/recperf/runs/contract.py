@@ -199,13 +199,14 @@ def _undisturbed(objections: list[str], fits: bool, shown: str, **other_work: fl
     return finding(objections if fits else [*objections, shown], shown)
 
 
-def limits_lead(*names: str, derive: Derive, cached_rows: bool = False) -> Claim:
-    """These limits together have a larger share than any other.
+def limits_lead(*names: str, derive: Derive, cached_rows: bool = False, called: str = "") -> Claim:
+    """These limits together have a larger share than any other; not judged if they differ by less than the steps do.
 
     With `cached_rows`, work in the cache counts too where the cache, by its measured knee, holds the rows of one step:
-    there a step reads its rows from memory, but finds them in the cache when it updates them.
+    there a step reads its rows from memory, but finds them in the cache when it updates them. `called` names the limits
+    together.
     """
-    together = " with ".join(names)
+    together = called or " with ".join(names)
 
     def holds(evidence: Evidence) -> Finding:
         stated, peaks = evidence.profile, evidence.peaks
@@ -229,10 +230,13 @@ def limits_lead(*names: str, derive: Derive, cached_rows: bool = False) -> Claim
         own = sum(shares[name] for name in counted)
         others = {name: share for name, share in shares.items() if name not in counted}
         second = max(others, key=lambda name: others[name])
-        shown = f"{' with '.join(counted)} {own:.0%} of the step, {second} {others[second]:.0%}"
+        shown = f"{called or ' with '.join(counted)} {own:.0%} of the step, {second} {others[second]:.0%}"
         if held:
             shown += "; the cache holds the rows of a step"
-        ceilings = measured_beside(peaks, stated.device, stated.observed.threads)
+        ceilings, step = measured_beside(peaks, stated.device, stated.observed.threads), stated.observed.step_ms
+        vary = (step.p80 - step.p20) / (2 * step.p50) if step.p50 else 0.0
+        if not objections and abs(own - others[second]) < vary * own:
+            return Finding(holds=None, detail=f"not judged: steps vary by {vary:.0%} ({shown})")
         return _undisturbed(objections, own > others[second], shown, steps=stated.other_work, ceilings=ceilings)
 
     cache = ", with cache where it holds the rows of a step," if cached_rows else ""
