@@ -30,6 +30,7 @@ from ..errors import UsageError
 from ..machine import machine_facts
 from ..measure import peaks as machine_peaks
 from ..measure.attribution import attribute
+from ..measure.call_places import place_rows
 from ..measure.ceilings import Ceilings, ceilings_of, knees_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
@@ -143,6 +144,9 @@ class Profiler:
                 "shares": attribution["shares"],
                 "parts": observed["parts"],
                 "operators": attribution["operators"],
+                "places": place_rows(attribution["operators"], attribution["shares"], observed),
+                "native": observed.get("native"),
+                "sampling": observed.get("sampling"),
                 "experiments": experiments,
                 "step_ms": observed["step_ms"],
                 "waits": observed["waits"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import resource
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from time import process_time_ns
@@ -21,6 +22,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from ..ops.operators import NativeCall
 from .operators import ROW_ACCESS, CallWork, is_special, overwrites, traffic_kind
+from .places import Position, Stacks
 from .random_rows import MOST_IDS, RandomRows, address_of, memory_of, random_rows, rows_of_table
 from .step_parts import ThreadClock
 
@@ -41,9 +43,11 @@ _WITHOUT_ACCESS |= {"aten::_sparse_coo_tensor_with_dims_and_tensors"}
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lists the work of the operators that the current thread calls while it is active, one list per step."""
 
-    def __init__(self, knee: int, stream_knee: int) -> None:
+    def __init__(self, knee: int, stream_knee: int, stacks: Stacks | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.knee = knee
+        self.knee, self.stacks = knee, stacks or Stacks()
+        self.positions: set[Position] = set()
+        """Where Python calls operators."""
         self.steps: list[list[CallWork]] = []
         self.ended = False
         """Whether nothing is counted any more, also where the mode is still active in its thread."""
@@ -67,6 +71,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._inside or self.ended:
             return func(*args, **kwargs)
+        caller = sys._getframe(1)
+        self.positions.add(self.stacks.position(caller))
         if func._overloadpacket not in flop_registry and torch.is_inference_mode_enabled():
             # An operator that only calls others, which inference mode does not take apart, is counted by those.
             with self:
@@ -82,6 +88,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     # Tensors of a kind that has no sizes or addresses must not end the program.
                     work = CallWork(func._schema.name, known=False)
             spent.note(work)
+            work.stack = self.stacks.of(caller)
             self.steps[-1].append(work)
         return result
 
@@ -112,6 +119,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._touch(work, tensor, 1)
             if spent.faults and not any(tensor.is_cuda for tensor in outputs):
                 work.fresh = min(spent.faults * PAGE, sum(size_of(tensor) for tensor in outputs))
+        work.stack = self.stacks.of(sys._getframe(1))
         self.steps[-1].append(work)
         return result
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..machine import usable_cores
+from .call_places import name_places, observer_places, sampled_places
 from .observing import Observer
 from .operators import CallWork
 from .step_parts import MODULE
@@ -94,6 +95,7 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     else:
         _on_host(result, observer, times, works, own_ms, off_ms)
     result["operators"] = operator_rows(times, works)
+    result |= sampled_places(observer)
     result["notes"] += unknown_work(result["operators"])
     result["parts"] = part_rows(result["operators"])
     return result
@@ -103,7 +105,9 @@ def _traced(observer: Observer, works: list[CallWork], event_us: float = 0.0) ->
     assert observer.trace is not None
     nesting, window = steps_of(observer.trace)
     counted = CountedInOrder(nesting, works)
-    return nesting, window, step_times(observer.trace, nesting, window, counted, Parts(nesting).of, event_us)
+    times = step_times(observer.trace, nesting, window, counted, Parts(nesting).of, event_us)
+    name_places(nesting, times.calls, observer_places(observer))
+    return nesting, window, times
 
 
 def _on_host(

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _push_mode
 from ..ops.operators import fast_range, hear_calls, recorded
 from .counting import Counter
 from .peaks.other_work import OtherWork
+from .places import Position, Sampler, Stacks
 from .spans import listen
 from .step_parts import MOST_PLAIN, TRACED, Counts, Moment, SpanRanges, ThreadClock, TimedStep, cuda_used, module_ranges
 from .trace.read import MARK, PART, STEP, Trace
@@ -99,6 +100,11 @@ class Observer:
         self.workers = 0.0
         """Share of the cores that worker processes of the loop used."""
         self._input = self._ranks = _ZERO
+        self.waiting = ""
+        """What the step waits for: input, ranks."""
+        self.stacks = Stacks(own=spans)
+        self.end_stack: tuple[Position, ...] = ()
+        self.sampler = Sampler(self.stacks, lambda: self.waiting)
         self._spans = SpanRanges(self) if spans else None
         self._heard = listen(self._spans, only_waits=True) if spans else None
         self._stack = ExitStack()
@@ -123,9 +129,12 @@ class Observer:
         if get_ident() != self._thread or self._unwatched:
             yield
             return
-        before = self.clock.now()
-        with fast_range(f"{PART}data") if self.state == "traced" else nullcontext():
-            yield
+        before, self.waiting = self.clock.now(), "input"
+        try:
+            with fast_range(f"{PART}data") if self.state == "traced" else nullcontext():
+                yield
+        finally:
+            self.waiting = ""
         self.waited_for_input(before)
 
     def waited_for_input(self, since: Moment) -> None:
@@ -175,6 +184,7 @@ class Observer:
         if self.state == "traced":
             self._stop_trace()
         self._stack.close()
+        self.sampler.stop()
         if self.state == "plain":
             self._close_block()
         if self.others is None:
@@ -214,10 +224,13 @@ class Observer:
         self._enter("plain")
         self._cpu = (process_time_ns(), self.seen)
         self.other_work = OtherWork()
+        if not self.light:
+            self.sampler.start()
         self._open_block()
 
     def _after_plain(self, spent: Moment) -> None:
         self.plain.append(TimedStep(spent, self._input, self._ranks))
+        self.sampler.keep()
         count = len(self.plain)
         if not self.cuda:
             self._plain_ns += spent.wall
@@ -281,6 +294,7 @@ class Observer:
         self.others, self.workers = self.other_work.share(), self.other_work.workers()
 
     def _enter(self, state: str) -> None:
+        self.sampler.stop()
         self.state, self._in_state = state, 0
 
     @property
@@ -296,6 +310,7 @@ class Observer:
         """Forget the latest step, if possible; of traced steps also those before, so that the others follow each
         other."""
         if self.state == "plain":
+            self.sampler.drop()
             self._open_block()
         elif self.state == "traced" and self._in_state <= self._unnamed + 2 * TRACED:
             self._in_state += 1
@@ -323,6 +338,8 @@ class Observer:
             self.clock, self._thread = ThreadClock(), get_ident()
             self._input = self._ranks = _ZERO
             self._began = self.clock.now()
+            if self.state == "plain":
+                self.sampler.start()
 
     # Plain steps on a GPU
 
@@ -349,6 +366,7 @@ class Observer:
             self._enter("done")
             return
         self._enter("traced")
+        self.end_stack = self.stacks.of(sys._getframe())
         # Who reads the trace later has no other evidence that the machine was quiet.
         self.recording = Recording(cuda=self.cuda, about={**(self._about or {}), "other_work": self.others})
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
@@ -391,7 +409,7 @@ class Observer:
     def _start_counting(self) -> None:
         self._enter("counted")
         on_device = self.recording is not None and self.recording.on_device
-        self.counter = Counter(*self.knees(torch.cuda.get_device_name() if on_device else "cpu"))
+        self.counter = Counter(*self.knees(torch.cuda.get_device_name() if on_device else "cpu"), self.stacks)
         if "torch._dynamo" in sys.modules:
             # A compiled function that met a dispatch mode would never run compiled again.
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))

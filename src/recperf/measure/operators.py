@@ -153,6 +153,8 @@ class CallWork:
     """Bytes written, where the work follows from sizes in a trace."""
     largest: tuple[int, ...] = ()
     """Sizes of the largest tensor, in the same case."""
+    stack: tuple[Any, ...] = field(default=(), repr=False)
+    """From where it was called; see places.py."""
 
 
 def ids_argument(name: str) -> int | None:

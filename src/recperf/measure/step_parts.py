@@ -112,12 +112,13 @@ class SpanRanges:
             scope.__enter__()
         if not self._waiting and is_wait(name):
             self._waiting, since = True, self._observer.clock.now()
+            self._observer.waiting = "input" if name == "data" else "ranks"
         self._open.append((name, scope, since))
 
     def leave(self) -> None:
         name, scope, since = self._open.pop()
         if since is not None:
-            self._waiting = False
+            self._waiting, self._observer.waiting = False, ""
             (self._observer.waited_for_input if name == "data" else self._observer.waited_for_ranks)(since)
         if scope is not None:
             scope.__exit__(None, None, None)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from ..units import time as time_text
 from .operators import COLLECTIVE, TABLE_BATCHED, CallWork, kind_of_call, limit_of_kernel
+from .places import Place
 from .spans import EXCHANGE
 from .trace.collectives import collectives
 from .trace.idle import DeviceTimes
@@ -37,10 +38,10 @@ NOTICEABLE = 0.02
 """Share of the operators' time from which those with unknown work are listed."""
 MOST_ROWS = 60
 """Operators of a stored profile; the rest are joined."""
-_NODE = "autograd::engine::evaluate_function"
+NODE = "autograd::engine::evaluate_function"
 _CPP_NODE = "torch::autograd::CppNode<"
 """Begins the name of a backward pass in C++. The operators that it runs may not be visible."""
-_WAITING = re.compile(r"<built-in.*(?:sleep|acquire|select|poll|epoll|\bwait\b|\brecv|\bread\b|fsync)")
+WAITING = re.compile(r"<built-in.*(?:sleep|acquire|select|poll|epoll|\bwait\b|\brecv|\bread\b|fsync)")
 """Built-in functions in which a thread is off the processor."""
 
 
@@ -62,6 +63,7 @@ class Call:
     """Whether another thread ran it while the steps' thread waited."""
     parallel: float = 1.0
     """How many such operators ran at the same time: it took that much longer than its share of the step."""
+    place: Place | None = None
 
 
 @dataclass(slots=True)
@@ -144,7 +146,7 @@ def step_times(
         above = nesting.above(parent[index], "op")
         outer = owner.get(above) if above != NONE else None
         length = event.end - event.start
-        inside = outer is not None and outer.work is not None and not outer.name.startswith((_NODE, _CPP_NODE))
+        inside = outer is not None and outer.work is not None and not outer.name.startswith((NODE, _CPP_NODE))
         work = work_at(index, inside)
         if outer is not None and inside and work is None:
             # Belongs to an operator whose work is counted as a whole; only the cost of recording it is taken out.
@@ -207,7 +209,7 @@ def _outside(
     for call in beside:
         call.us /= together or 1.0
         call.parallel = max(1.0, together)
-    waiting = (event for event in trace.python if event.thread == nesting.thread and _WAITING.match(event.name))
+    waiting = (event for event in trace.python if event.thread == nesting.thread and WAITING.match(event.name))
     times.blocked_us = uncovered([(event.start, event.end) for event in waiting if window.holds(event.start)])
     known = times.communication_us + times.beside_us + times.blocked_us
     times.outside_us = max(0.0, max(0.0, outside) - known)
@@ -277,6 +279,7 @@ def operator_rows(times: StepTimes, works: list[CallWork]) -> list[dict[str, Any
             row[figure] = sum(getattr(work, figure) for work in counted) / times.steps
         for fact in ("precision", "row_bytes", "table_rows"):
             row[fact] = next((getattr(work, fact) for work in counted if getattr(work, fact)), None)
+        row["place"] = _place(call for call, _ in members)
         row["parallel"] = max(call.parallel for call, _ in members)
         row["counted"] = len(counted) == len(members)
         if any(id(call) in fused for call, _ in members):
@@ -300,6 +303,15 @@ def unknown_work(operators: list[dict[str, Any]]) -> list[str]:
     listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     count = f"{len(names)} operators" if len(names) > 1 else "one operator"
     return [f"the work of {count} is not known: {listed}, together {time_text(sum(map(unknown.__getitem__, names)))}"]
+
+
+def _place(calls: Iterable[Call]) -> dict[str, Any] | None:
+    """The place with most of the calls' time."""
+    times: defaultdict[Place, float] = defaultdict(float)
+    for call in calls:
+        if call.place is not None:
+            times[call.place] += call.us
+    return max(times, key=lambda place: times[place])._asdict() if times else None
 
 
 def clip(times: StepTimes) -> float:
@@ -333,6 +345,7 @@ def _joined(group: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": f"{len(group)} smaller operators ({group[0]['kind']})",
         "part": None,
+        "place": None,
         **{name: sum(row[name] for row in group) for name in summed},
         "counted": all(row["counted"] for row in group),
     }

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..units import number
 from .attribution import EXPLAINED, attribute
+from .call_places import place_rows, trace_places
 from .ceilings import Ceilings, ceilings_of
 from .limits import UNCLEAR, UNDECIDED, Verdict, decide
 from .operators import CallWork
@@ -103,6 +104,7 @@ def limit_of(
         "verdict": _qualified(verdict, attribution, seen, ceilings, doubts).as_json(),
         "shares": attribution["shares"],
         "operators": attribution["operators"],
+        "places": place_rows(attribution["operators"], attribution["shares"], seen),
         "findings": findings(seen, ceilings),
         "step_ms": seen["step_ms"],
         "notes": seen["notes"],
@@ -122,6 +124,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         window = TracedSteps(trace, nesting, only=typical)
     works = _Works(nesting, window, ceilings)
     times = step_times(trace, nesting, window, works.of, nesting.part_of)
+    places = trace_places(trace, nesting, window, times.calls)
     if window.work:
         device = device_times(nesting, window)
         times.on_device(nesting, device, {})
@@ -145,6 +148,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         "device": "device" if window.work else "cpu",
         "step_ms": spread(all_steps),
         "notes": notes,
+        "places": places,
         "waits": {name: us / 1e3 / window.count for name, us in waits.items()},
         "operators": operators,
     }

@@ -52,6 +52,11 @@ class Report:
         return list(self._content["operators"])
 
     @property
+    def places(self) -> list[dict[str, Any]]:
+        """Functions, files and lines of the program by limit, with their share of the step, largest first."""
+        return list(self._content.get("places") or ())
+
+    @property
     def experiments(self) -> list[dict[str, Any]]:
         """What each experiment should have done and did."""
         return list(self._content["experiments"])

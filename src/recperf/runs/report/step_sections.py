@@ -10,6 +10,7 @@ from typing import Any
 from ...measure.attribution import attribute, divided_ms
 from ...measure.ceilings import ceilings_of_profile
 from ...measure.limits import NOT_JUDGED, TEXTS, UNDECIDED
+from ...measure.places import place_text
 from . import formats as fmt
 from . import plots
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, cells
@@ -19,6 +20,7 @@ Json = dict[str, Any]
 CONFIDENCE = {"high": "good", "medium": "plain", "low": "warning"}
 TOP = 12
 """Rows of a long table that are always visible."""
+PLACES = 3
 ABSENT = "this profile has no such section; recperf profile WORKLOAD measures it"
 TONES = {
     "input": "data", "blocked": "other", "python": "loss", "dispatch": "interaction", "launch": "interaction",
@@ -114,7 +116,7 @@ def limit_tiles(verdict: Json) -> list[Tile]:
 def sections(profile: Json) -> list[Section]:
     listed = [
         Section("limits", "What limits the step", limit_blocks(profile)),
-        Section("shares", "Where the time goes", share_blocks(profile, divided_ms(profile))),
+        Section("shares", "Where the time goes", [*share_blocks(profile, divided_ms(profile)), *place_blocks(profile)]),
         Section("operators", "Operators", operator_blocks(profile["operators"])),
     ]
     if profile["parts"]:
@@ -184,22 +186,32 @@ def share_blocks(profile: Json, whole: float) -> list[Block]:
     ]
 
 
+def place_blocks(profile: Json) -> list[Block]:
+    """The places of the program that take most of the step."""
+    rows = [
+        cells(place_text(row, width=60), row["limit"], fmt.percent(row["share"]), fmt.time(row["ms"]))
+        for row in profile.get("places") or ()
+    ]
+    return [Table(("place", "limit", "share", "time"), rows, left=(1,), top=PLACES)] if rows else []
+
+
 def operator_blocks(operators: list[Json], top: int = TOP) -> list[Block]:
     if not operators:
         return [Text("No operator was seen.", "missing")]
     rows = [
         cells(
-            Cell(row["name"], width=52), Cell(last_name(row["part"]), width=24), fmt.count(round(row["calls"], 1)),
+            Cell(row["name"], width=52), Cell(last_name(row["part"]), width=24),
+            Cell(place_text(row.get("place"), short=True), width=32), fmt.count(round(row["calls"], 1)),
             fmt.time(row["ms"]), _limits(row["limits"]),
             fmt.scaled(row["flops"]) if row["flops"] else "", fmt.size(row["bytes"]) if row["bytes"] else "",
         )
         for row in operators
     ]  # fmt: skip
-    head = ("operator", "part", "calls", "time", "limit", "FLOP", "bytes")
+    head = ("operator", "part", "place", "calls", "time", "limit", "FLOP", "bytes")
     rest = (
         f"{max(0, len(rows) - top):,} more operators take {fmt.time(math.fsum(row['ms'] for row in operators[top:]))}."
     )
-    blocks: list[Block] = [Table(head, rows, left=(1, 4), top=top, rest=rest)]
+    blocks: list[Block] = [Table(head, rows, left=(1, 2, 5), top=top, rest=rest)]
     noted = [row for row in operators[:top] if row.get("note")]
     blocks += [Text(f"{row['name']}: {row['note']}.", "note") for row in noted[:3]]
     return blocks

@@ -147,7 +147,7 @@ def _shares(limit: Analysis) -> list[Block]:
         undivided = Cell("the time of operators; without ceilings it is not divided")
         rows = [(*row[:-1], undivided) if row[0].text == "operator" else row for row in table.rows]
         table = replace(table, rows=rows)
-    return [figure, table]
+    return [figure, table, *step_sections.place_blocks(limit)]
 
 
 def _parts(analysis: Analysis, top: int) -> list[Block]:
