@@ -66,7 +66,7 @@ def place_text(place: Mapping[str, Any] | None, *, width: int = 0, short: bool =
     without folders and function."""
     if place is None:
         return ""
-    before, file = "backward of " if place["backward"] else "", place["file"]
+    before, file = "backward of " if place["backward"] else "", str(place["file"])
     after = f":{place['line']}" + ("" if short else f" in {place['function']}")
     while "/" in file and (short or len(before + file + after) > width > 0):
         file = file.partition("/")[2]
