@@ -136,14 +136,16 @@ def _on_host(
     inside = sum(call.us for call in times.calls) / steps
     # Other work took the thread's core at moments that do not depend on what it ran.
     waiting = sum(moment.waiting for moment in observer.traced) / max(1, sum(moment.wall for moment in observer.traced))
-    python *= 1 - min(waiting, clipped / steps / max(1e-9, inside + clipped / steps))
+    cut = clipped / steps / max(1e-9, inside + clipped / steps)
+    python *= 1 - min(waiting, cut)
     rest = max(0.0, own_ms - blocked - communication)
     scale = rest / (python + inside) if python + inside > 0 else 0.0
     for call in times.calls:
         call.us *= scale
     result["waits"]["communication"] += min(own_ms, communication)
     result["waits"] |= {"blocked": blocked, "python": python * scale}
-    result["scale"] = scale
+    # Of plain steps that time is left out, of traced ones only what was cut.
+    result["scale"] = scale / max(1e-9, 1 - max(0.0, waiting - cut))
 
 
 def _on_device(

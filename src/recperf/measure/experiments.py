@@ -21,7 +21,7 @@ from .attribution import SMALL, divided_ms
 from .ceilings import ceilings_of
 from .limits import NOTICEABLE
 from .operators import ids_argument
-from .step_parts import cuda_used
+from .step_parts import ThreadClock, cuda_used
 from .trace.window import spread as percentiles
 
 Range = tuple[float, float]
@@ -219,12 +219,16 @@ def _row(name: str, expected: str, measured: str, outcome: str) -> dict[str, Any
 
 
 def _time(run: Callable[[], object], count: int) -> float:
+    """Seconds of one run, without those in which other work had the core, as of observed steps."""
+    clock = ThreadClock()
     synchronize()
-    began = perf_counter()
+    began = clock.now()
     for _ in range(count):
         run()
     synchronize()
-    return (perf_counter() - began) / count
+    spent = clock.now().since(began)
+    clock.close()
+    return (spent.wall - spent.waiting) / count / 1e9
 
 
 def synchronize() -> None:
