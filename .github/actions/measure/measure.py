@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import urllib.error
@@ -24,7 +25,7 @@ from typing import Any
 
 from recperf.errors import RecperfError
 from recperf.measure.peaks.other_work import DISTURBED
-from recperf.runs.compare import TimeChange, change, parse_gate, pooled, variation
+from recperf.runs.compare import Time, TimeChange, TimedPart, changed, parse_gate
 from recperf.runs.report.formats import component, percent, printable, spread, time
 
 MARK = "<!-- recperf-measure -->"
@@ -54,6 +55,19 @@ class Judgement:
     gates: dict[str, float] = field(default_factory=dict)
     """By part: what it may get slower."""
     rounds: int = 0
+
+
+def pooled(rounds: list[dict[str, float]]) -> Time:
+    """One spread from several rounds of the same measurement: the median of the medians, and the whole range."""
+    middle = statistics.median(ms["p50"] for ms in rounds)
+    return Time(p20=min(ms["p20"] for ms in rounds), p50=middle, p80=max(ms["p80"] for ms in rounds))
+
+
+def variation(rounds: list[dict[str, float]]) -> float:
+    """How far the medians of several rounds lie apart, as a share of their median."""
+    medians = [ms["p50"] for ms in rounds]
+    middle = statistics.median(medians)
+    return (max(medians) - min(medians)) / middle if middle else 0.0
 
 
 def measure(base: Path, head: Path, arguments: list[str], rounds: int, output: Path) -> list[tuple[Profile, Profile]]:
@@ -127,7 +141,8 @@ def judge(pairs: list[tuple[Profile, Profile]], least_gate: float) -> Judgement:
             continue
         spreads = [[ms for ms, _ in side] for side in both]
         share = max(share for side in both for _, share in side)
-        changes.append(change(name, pooled(spreads[0]), pooled(spreads[1]), share))
+        before, after = (TimedPart(time=pooled(side), share=share) for side in spreads)
+        changes.append(changed(name, before, after))
         gates[changes[-1].name] = max(least_gate, *(variation(side) for side in spreads))
     slower = [one for one in changes if one.beyond(gates[one.name])]
     if slower:

@@ -271,7 +271,7 @@ def compare(old: Side, new: Side) -> Comparison:
         files=(printable(old.path), printable(new.path)),
         warnings=_warnings(old, new),
         notes=_notes(old, new),
-        step=_change("step", TimedPart(time=old.step, share=1.0), TimedPart(time=new.step, share=1.0)),
+        step=changed("step", TimedPart(time=old.step, share=1.0), TimedPart(time=new.step, share=1.0)),
         groups=groups,
         missing=missing,
         limits=(old.limit, new.limit),
@@ -280,11 +280,11 @@ def compare(old: Side, new: Side) -> Comparison:
 
 
 def _changes(old: dict[str, TimedPart], new: dict[str, TimedPart]) -> list[TimeChange]:
-    rows = [_change(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
+    rows = [changed(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
     return sorted(rows, key=lambda row: -abs(row.difference_ms))
 
 
-def _change(name: str, old: TimedPart | None, new: TimedPart | None) -> TimeChange:
+def changed(name: str, old: TimedPart | None, new: TimedPart | None) -> TimeChange:
     before, after = (side.time if side else None for side in (old, new))
     more = (after.p50 if after else 0.0) - (before.p50 if before else 0.0)
     ratio = more / before.p50 if before and after and before.p50 else 0.0 if before and after and not more else None
