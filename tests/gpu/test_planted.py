@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_cases import CASES, Machine
+from planted_cases import Machine
+from recommender_cases import CASES
 
 import recperf
 from recperf.measure import peaks
@@ -30,7 +31,7 @@ def test_causes_are_named_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for case in cases:
         machine = Machine(ceilings.knee, device="cuda", folder=str(tmp_path))
         try:
-            step, batches = case.build(machine)
+            step, batches = case.built(machine)
             report = recperf.profile(step, batches, quiet=True)
         finally:
             machine.close()

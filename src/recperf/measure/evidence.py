@@ -17,6 +17,7 @@ from .operators import CallWork
 from .step_parts import MODULE
 from .timeline import COUNTED, CountedInOrder, StepTimes, clip, nearest_call, operator_rows, step_times, unknown_work
 from .trace.analyse import steps_of
+from .trace.collectives import collectives, lateness
 from .trace.idle import device_times
 from .trace.nesting import NONE, Nesting
 from .trace.read import PART, STEP, STEP_OF_TORCH
@@ -96,7 +97,7 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
         _on_host(result, observer, times, works, own_ms, off_ms)
     result["operators"] = operator_rows(times, works)
     result |= sampled_places(observer)
-    result["notes"] += unknown_work(result["operators"])
+    result["notes"] += [*unknown_work(result["operators"]), *lateness(collectives(nesting, window))]
     result["parts"] = part_rows(result["operators"])
     return result
 
@@ -166,12 +167,13 @@ def _on_device(
         result["step_ms"] = spread(blocks[1:] or blocks)
     busy = device.busy_us / 1e3 / steps
     waits = {name: us / 1e3 / steps for name, us in device.waits.items()}
-    idle = {name: waits.get(name, 0.0) for name in ("input", "sync", "launch", "python", "dispatch")}
+    idle = {name: waits.get(name, 0.0) for name in ("input", "sync", "launch", "python", "dispatch", "blocked")}
     left = max(0.0, result["step_ms"]["p50"] - busy)
     scale = left / sum(idle.values()) if sum(idle.values()) > 0 else 0.0
     idle = {name: ms * min(scale, 1.0 if name == "dispatch" else scale) for name, ms in idle.items()}
     blocked = min(idle["python"], max(0.0, off_ms - times.beside_us / 1e3 / steps))
     idle["python"] -= blocked
+    blocked += idle.pop("blocked")
     result["device"] = torch.cuda.get_device_name()
     result["waits"] = {
         **idle, "blocked": blocked,

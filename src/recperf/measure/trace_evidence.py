@@ -22,6 +22,7 @@ from .limits import UNCLEAR, UNDECIDED, Verdict, decide
 from .operators import CallWork
 from .timeline import Call, operator_rows, step_times, unknown_work
 from .trace.analyse import analyse_steps, counted, device_name, facts_of, read_one, steps_of
+from .trace.collectives import collectives, lateness
 from .trace.idle import device_times
 from .trace.nesting import NONE, Nesting
 from .trace.read import Trace, facts_in, number_of
@@ -139,8 +140,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
     if not works.sized and times.calls:
         notes.append("the trace has no sizes; record_shapes=True gives the work of operators")
     operators = operator_rows(times, [])
-    if works.sized:
-        notes += unknown_work(operators)
+    notes += [*(unknown_work(operators) if works.sized else ()), *lateness(collectives(nesting, window))]
     if not trace.python and not window.work:
         notes.append("python and blocked cannot be distinguished without stacks; with_stack=True records them")
     return {

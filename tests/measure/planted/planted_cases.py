@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -32,6 +33,12 @@ class Planted:
     """The same where the step runs on a GPU; empty where it makes no sense there."""
     on_cpu: bool = True
     threads: int | None = None
+    batches: int | None = None
+    """Batches of the iterator; None: it does not end."""
+
+    def built(self, machine: Machine) -> tuple[Step, Iterable[Any] | None]:
+        step, batches = self.build(machine)
+        return step, batches if self.batches is None or batches is None else islice(batches, self.batches)
 
 
 @dataclass(frozen=True)
@@ -79,10 +86,17 @@ CASES: list[Planted] = []
 Built = tuple[Step, Iterable[Any] | None]
 
 
-def planted(name: str, *expected: str, on_gpu: tuple[str, ...] | None = None, threads: int | None = None) -> Any:
+def planted(
+    name: str,
+    *expected: str,
+    on_gpu: tuple[str, ...] | None = None,
+    threads: int | None = None,
+    batches: int | None = None,
+) -> Any:
     def add(build: Callable[[Machine], Built]) -> Callable[[Machine], Built]:
         same = () if threads else expected
-        CASES.append(Planted(name, build, expected, same if on_gpu is None else on_gpu, threads=threads))
+        there = same if on_gpu is None else on_gpu
+        CASES.append(Planted(name, build, expected, there, threads=threads, batches=batches))
         return build
 
     return add

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_cases import CASES, Machine, Planted
+from planted_cases import Machine, Planted
+from recommender_cases import CASES
 
 import recperf
 from recperf.measure import peaks
@@ -48,7 +49,7 @@ def verdict_of(case: Planted, folder: Path) -> tuple[bool, recperf.Report]:
     assert ceilings is not None
     machine = Machine(ceilings.knee, folder=str(folder))
     try:
-        step, batches = case.build(machine)
+        step, batches = case.built(machine)
         report = recperf.profile(step, batches, quiet=True)
     finally:
         machine.close()

@@ -7,6 +7,7 @@ from collections import defaultdict
 from math import prod
 from typing import Any, NamedTuple
 
+from ...units import size, time
 from .nesting import COLLECTIVE, Cover, Nesting, merged
 from .read import ELEMENT_BYTES, Host, Trace
 from .window import TracedSteps, per_step
@@ -35,6 +36,26 @@ def collectives(nesting: Nesting, window: TracedSteps) -> list[Collective]:
             if event.kind == "range" and COLLECTIVE.match(event.name) and window.holds(event.start)
         ]
     return sorted(found, key=lambda item: item.start)
+
+
+def lateness(items: list[Collective]) -> list[str]:
+    """How much of the collective that takes most time waits for late ranks, as far as its calls of the same size tell.
+
+    A rank that is late in every call cannot be told from slow bytes here.
+    """
+    groups: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for item in items:
+        groups[item.name, item.bytes].append((item.end - item.start) / 1e3)
+    if not groups:
+        return []
+    (name, moved), calls = max(groups.items(), key=lambda group: sum(group[1]))
+    mean, fastest = sum(calls) / len(calls), min(calls)
+    late = f"{1 - fastest / mean if mean else 0.0:.0%}"
+    return [
+        f"collective {name} of {size(moved)} takes {time(mean)}, the fastest of {len(calls)} calls {time(fastest)}, "
+        f"so at least {late} of it waits for late ranks; whether the rest waits for a rank that is always late or for "
+        "bytes is not known"
+    ]
 
 
 def communication(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:

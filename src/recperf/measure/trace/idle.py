@@ -16,6 +16,8 @@ from .window import TracedSteps, per_step
 CAUSES = ("input wait", "host wait", "kernel gap", "sync")
 SLACK_US = 2.0
 """A waiting call may seem to end this long before the work it waited for: host and device clocks differ a little."""
+LONGEST_US = 20.0
+"""From a kernel to the next one that is queued a device needs some microseconds, never more than this."""
 _SYNC = re.compile(r"(?:cuda|cu|hip)(?:(?:Stream|Device|Ctx|Event)Synchronize|Memcpy(?!.*Async))")
 _COPY = re.compile(r"(?:cuda|cu|hip)Memcpy.*Async")
 _KINDS = {"HtoD": "host to device", "DtoH": "device to host", "DtoD": "device to device", "PtoP": "device to device"}
@@ -172,7 +174,7 @@ class DeviceTimes:
     """us of all traced steps."""
 
     waits: dict[str, float] = field(default_factory=dict)
-    """By limit: transfer, communication, input, sync, launch, python, dispatch."""
+    """By limit: transfer, communication, input, sync, launch, python, dispatch, blocked."""
     by_origin: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Device time and number of kernels by the host event that launched them; NONE: no event in the trace did."""
     graph: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -249,8 +251,9 @@ def _divide_idle(waits: defaultdict[str, float], nesting: Nesting, window: Trace
     for start, end, following in gaps(window):
         length = end - start
         if following is not None and queued(following, window) <= start:
-            # Queued in time: the device itself took that long between two kernels.
-            waits["dispatch"] += length
+            # Queued in time: the device itself took that long between two kernels, or waited for what is not known.
+            waits["dispatch"] += min(length, LONGEST_US)
+            waits["blocked"] += max(0.0, length - LONGEST_US)
             continue
         index = bisect_right(synced, (start, float("inf"))) - 1
         after_sync = index >= 0 and synced[index][0] < start <= synced[index][1]

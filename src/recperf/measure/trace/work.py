@@ -145,52 +145,31 @@ def random_rows(name: str, shapes: Shapes | None) -> Rows | None:
     return Rows(prod(ids), prod(table) // table_rows * width, table_rows) if table_rows else None
 
 
-class _Lookup(NamedTuple):
-    """What an operator of FBGEMM over many tables has as arguments. A trace has their order, not their names."""
-
-    elements: int
-    """Of all tables."""
-    width: int
-    """Columns of a row, as a mean over the features."""
-    element_bytes: int
-    ids: int
-    states: tuple[int, ...]
-    """Elements of the optimizer's states."""
-
-
-def _lookup(name: str, shapes: Shapes) -> _Lookup | None:
-    """Tables come first, then vectors that describe them, the number of columns, where the rows of a table begin, ids
-    and their offsets, and the states of an optimizer."""
+def _table_batched(name: str, shapes: Shapes) -> Rows | None:
+    """The rows of FBGEMM's operators over many tables, whose arguments a trace has in order but without names: tables,
+    vectors that describe them, a number of columns, where rows begin, ids, offsets, and the states of an optimizer."""
     kinds = [kind.lower() if len(dim) == 1 else "" for dim, kind in zip(shapes.dims, shapes.types)]
     vectors = [place for place, kind in enumerate(kinds) if kind in _INTEGERS]
     floats = [place for place, kind in enumerate(kinds) if kind in _PRECISION and shapes.dims[place][0]]
-    if not vectors or not floats or floats[0] > vectors[0]:
+    number = next(
+        (place for place, values in enumerate(shapes.numbers) if values and place > min(vectors, default=0)), len(kinds)
+    )
+    after = [vector for vector in vectors if vector > number]
+    if len(after) < 3 or not floats or floats[0] > vectors[0]:
         return None
-    numbers = (place for place in range(vectors[0], len(shapes.numbers)) if shapes.numbers[place])
-    place = next(numbers, len(kinds))
-    after = [vector for vector in vectors if vector > place]
-    if len(after) < 3:
-        return None
-    width, features = shapes.numbers[place][0], shapes.dims[vectors[0]][0]
+    updates, columns, features = UPDATING.search(name), shapes.numbers[number][0], shapes.dims[vectors[0]][0]
     if "nobag" not in name:
-        # The backward pass names the widest row, its gradient has the columns of all.
-        width = (shapes.dims[0][-1] if UPDATING.search(name) else width) // max(1, features)
-    elements = sum(shapes.dims[table][0] for table in floats if table < vectors[0])
-    states = tuple(shapes.dims[state][0] for state in floats if state > after[2])
-    return _Lookup(elements, max(1, width), ELEMENT_BYTES[kinds[floats[0]]], shapes.dims[after[1]][0], states)
-
-
-def _table_batched(name: str, shapes: Shapes) -> Rows | None:
-    """The rows of FBGEMM's operators; with an optimizer also the states of the rows, which lie elsewhere."""
-    lookup = _lookup(name, shapes)
-    if lookup is None:
-        return None
-    table_rows, row_bytes = max(1, lookup.elements // lookup.width), lookup.width * lookup.element_bytes
-    if not UPDATING.search(name):
-        return Rows(lookup.ids, row_bytes, table_rows)
-    states = [count / table_rows for count in lookup.states if count > 0.5 * table_rows]
+        # The mean of all features. The backward pass names the widest row, its gradient has the columns of all.
+        columns = (shapes.dims[0][-1] if updates else columns) // max(1, features)
+    table_rows = max(1, sum(shapes.dims[table][0] for table in floats if table < vectors[0]) // max(1, columns))
+    row_bytes, ids = columns * ELEMENT_BYTES[kinds[floats[0]]], shapes.dims[after[1]][0]
+    if not updates:
+        return Rows(ids, row_bytes, table_rows)
+    # The state of a row lies elsewhere: another random row.
+    states = [shapes.dims[state][0] / table_rows for state in floats if state > after[2]]
+    states = [columns for columns in states if columns > 0.5]
     pieces = 1 + len(states)
-    return Rows(2 * pieces * lookup.ids, round((row_bytes + LISTED_BYTES * sum(states)) / pieces), pieces * table_rows)
+    return Rows(2 * pieces * ids, round((row_bytes + LISTED_BYTES * sum(states)) / pieces), pieces * table_rows)
 
 
 def creates(name: str) -> bool:
