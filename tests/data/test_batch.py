@@ -59,6 +59,9 @@ def test_a_batch_counts_its_bytes_and_moves() -> None:
     assert batch.nbytes == 4 * 2 * 4 + (4 + 5) * 8 + 4 * 4
     assert len(batch.slice(1, 3)) == 2
     assert batch.to("meta").features.values_V.device.type == "meta"
+    histories = batch_of([2, 0, 3])
+    ids, bags = 3 + 5 + 3, 9
+    assert histories.nbytes == ids * 4 + (bags + 1) * 8 + 4 * 8 + 5 * 1 + 5 * 8 + 3 * 8 + 3 * 4
 
 
 def batch_of(lengths: list[int]) -> HistoryBatch:
@@ -94,12 +97,6 @@ def test_a_slice_holds_its_samples_and_no_others(lengths: list[int], start: int,
     assert part.features["item_id"][1].tolist() == offsets
     assert part.features["uid"][0].tolist() == part.features["candidate"][0].tolist() == which
     assert part.features.values_V.dtype == torch.int32
-
-
-def test_every_byte_is_counted() -> None:
-    batch = batch_of([2, 0, 3])
-    ids, bags = 3 + 5 + 3, 9
-    assert batch.nbytes == ids * 4 + (bags + 1) * 8 + 4 * 8 + 5 * 1 + 5 * 8 + 3 * 8 + 3 * 4
 
 
 def test_every_part_moves_and_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from recperf.data.movielens import GENRES, MovieLens
 from recperf.data.movielens_like import generate
 from recperf.errors import DataError
 
+T = TypeVar("T")
 Split = Literal["random", "last", "cold"]
 SPLITS = cast(tuple[Split, ...], ("random", "last", "cold"))
 
@@ -58,17 +60,10 @@ configs = st.builds(
 )
 
 
-def try_build(data: MovieLens, config: MovieLensConfig) -> clicks.Clicks:
+def possible(make: Callable[[MovieLens, MovieLensConfig], T], data: MovieLens, config: MovieLensConfig) -> T:
+    """What is made of a dataset whose split leaves no side empty."""
     try:
-        return build(data, config)
-    except DataError:
-        assume(False)
-        raise
-
-
-def try_split(data: MovieLens, config: MovieLensConfig) -> NDArray[np.bool_]:
-    try:
-        return split_rows(data, config)
+        return make(data, config)
     except DataError:
         assume(False)
         raise
@@ -85,7 +80,7 @@ def same_features(left: clicks.ClickArrays, right: clicks.ClickArrays) -> bool:
 @steady
 @given(datasets(), configs)
 def test_no_validation_label_reaches_any_feature(data: MovieLens, config: MovieLensConfig) -> None:
-    before = try_build(data, config)
+    before = possible(build, data, config)
     after = build(flipped(data, split_rows(data, config)), config)
     assert same_features(before.train, after.train)
     assert same_features(before.valid, after.valid)
@@ -96,7 +91,7 @@ def test_no_validation_label_reaches_any_feature(data: MovieLens, config: MovieL
 @steady
 @given(datasets(), configs, st.integers(0, 10**6))
 def test_no_training_row_sees_its_own_label(data: MovieLens, config: MovieLensConfig, pick: int) -> None:
-    before = try_build(data, config)
+    before = possible(build, data, config)
     training = np.flatnonzero(~split_rows(data, config))
     place = pick % len(training)
     after = build(flipped(data, np.arange(len(data.user)) == training[place]), config)
@@ -119,7 +114,7 @@ def slow_history(data: MovieLens, valid: NDArray[np.bool_]) -> list[tuple[float,
 @steady
 @given(datasets(), configs)
 def test_mean_and_count_equal_a_plain_loop(data: MovieLens, config: MovieLensConfig) -> None:
-    valid = try_split(data, config)
+    valid = possible(split_rows, data, config)
     mean, count = clicks.user_history(data.user, data.rating >= 4, valid)
     assert list(zip(mean.tolist(), count.tolist(), strict=True)) == slow_history(data, valid)
 
@@ -127,7 +122,7 @@ def test_mean_and_count_equal_a_plain_loop(data: MovieLens, config: MovieLensCon
 @steady
 @given(datasets(), configs)
 def test_ids_unseen_in_training_become_row_0(data: MovieLens, config: MovieLensConfig) -> None:
-    built = try_build(data, config)
+    built = possible(build, data, config)
     valid = split_rows(data, config)
     raw = (data.user, data.item, data.occupation[data.user])
     for feature, column in enumerate(raw):
@@ -141,7 +136,7 @@ def test_ids_unseen_in_training_become_row_0(data: MovieLens, config: MovieLensC
 @given(datasets(), st.floats(0.05, 0.95))
 def test_last_holds_out_the_latest_of_each_user(data: MovieLens, holdout: float) -> None:
     config = MovieLensConfig(split="last", holdout=holdout)
-    valid = try_split(data, config)
+    valid = possible(split_rows, data, config)
     for user in np.unique(data.user):
         rows = sorted(np.flatnonzero(data.user == user).tolist(), key=lambda row: (data.timestamp[row], row))
         held = min(int(np.floor(len(rows) * holdout + 0.5)), len(rows) - 1)

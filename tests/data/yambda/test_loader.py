@@ -1,4 +1,4 @@
-"""The loader: order of batches, errors of threads, and no thread left running."""
+"""Streams of batches equal a plain list of anchors that is cut up; the loader keeps their order and no thread."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda import loader as loader_module
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.loader import Loader
 from recperf.data.yambda.order import StreamOrder
@@ -28,19 +30,21 @@ from recperf.errors import ConfigError, MachineError
 
 Positions = NDArray[np.int64]
 LIMIT_S = 30
+LEFTOVERS: tuple[Leftover, ...] = ("drop", "carry")
 
 
 class FakeIndex:
-    """Windows of given sizes; tells when one is looked up."""
+    """Windows of given sizes whose anchors are numbered through, and a list of those that were asked for."""
 
-    def __init__(self, sizes: list[int], tell: Callable[[int], None] = lambda window: None) -> None:
-        self.sizes, self.windows, self.tell = sizes, len(sizes), tell
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes, self.windows = sizes, len(sizes)
+        self.lookups: list[int] = []
 
     def counts(self, users: str) -> Positions:
         return np.array(self.sizes, np.int64)
 
     def order(self, window: int, users: str) -> Positions:
-        self.tell(window)
+        self.lookups.append(window)
         return np.arange(self.sizes[window]) + 1000 * window
 
 
@@ -59,9 +63,9 @@ class FakeHistories:
         return HistoryBatch(features, offsets, none, none, ids, torch.zeros(len(ids)))
 
 
-def order_of(sizes: list[int], batch_size: int = 4, tell: Callable[[int], None] = lambda window: None) -> StreamOrder:
-    index = cast(WindowIndex, FakeIndex(sizes, tell))
-    return StreamOrder(index, windows=range(len(sizes)), batch_size=batch_size, leftover="carry")
+def order_of(sizes: list[int], windows: Any = None, batch_size: int = 4, leftover: Leftover = "carry") -> StreamOrder:
+    index, windows = cast(WindowIndex, FakeIndex(sizes)), range(len(sizes)) if windows is None else windows
+    return StreamOrder(index, windows=windows, batch_size=batch_size, leftover=leftover)
 
 
 def positions_of(batch: HistoryBatch) -> list[int]:
@@ -119,13 +123,11 @@ def test_the_order_is_exact_for_any_number_of_threads(workers: int, prefetch: in
     assert [positions_of(batch) for batch in loader] == expected
 
 
-def test_a_stream_begins_at_any_batch_and_reads_nothing_before_it() -> None:
-    lookups: list[int] = []
-    order = order_of([8] * 10, tell=lookups.append)
-    expected = [[1000 * window + 4 * half + number for number in range(4)] for window in range(10) for half in (0, 1)]
-    assert [positions_of(batch) for batch in Loader(order, FakeHistories(), start=15)] == expected[15:]
-    assert sorted(lookups) == [7, 8, 9]
-    assert [positions_of(batch) for batch in Loader(order, FakeHistories(), start=20)] == []
+def test_a_stream_begins_at_any_batch() -> None:
+    order = order_of([8] * 10)
+    expected = [order.batch(number).tolist() for number in range(20)]
+    for start in (15, 20):
+        assert [positions_of(batch) for batch in Loader(order, FakeHistories(), start=start)] == expected[start:]
     for start in (-1, 21):
         with pytest.raises(ConfigError, match=f"start is {start}"):
             Loader(order, FakeHistories(), start=start)
@@ -214,3 +216,66 @@ def test_real_histories_by_threads_equal_sequential_ones(tmp_path: Path) -> None
             assert torch.equal(getattr(batch, name), getattr(alone, name))
         seen += len(batch)
     assert seen == order.samples - 5 * 16
+
+
+def plain(sizes: list[int], windows: list[int], batch_size: int, leftover: Leftover) -> list[list[int]]:
+    lists = [[1000 * window + number for number in range(sizes[window])] for window in windows]
+    if leftover == "carry":
+        lists = [[anchor for part in lists for anchor in part]]
+    batches = [part[start : start + batch_size] for part in lists for start in range(0, len(part), batch_size)]
+    return [batch for batch in batches if leftover != "drop" or len(batch) == batch_size]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=8),
+    data=st.data(),
+    batch_size=st.integers(1, 9),
+    leftover=st.sampled_from(LEFTOVERS),
+)
+def test_every_batch_is_that_of_a_plain_loop(
+    sizes: list[int], data: st.DataObject, batch_size: int, leftover: Leftover
+) -> None:
+    windows = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8))
+    expected = plain(sizes, windows, batch_size, leftover)
+    order = order_of(sizes, windows, batch_size, leftover)
+    assert len(order) == len(expected)
+    assert order.samples == sum(len(batch) for batch in expected)
+    assert [order.samples_until(number) for number in range(len(expected) + 1)] == [
+        sum(map(len, expected[:number])) for number in range(len(expected) + 1)
+    ]
+    if len(set(windows)) == len(windows):
+        for place, seam in enumerate(order.seams_S.tolist()):
+            later = {window for window in windows[place + 1 :] if sizes[window]}
+            inside = [{anchor // 1000 for anchor in batch} for batch in expected]
+            assert not any(later & batch for batch in inside[:seam])
+            assert seam == len(expected) or later & inside[seam]
+    for number in reversed(range(len(expected))):
+        assert order.batch(number).tolist() == expected[number]
+        place = order.last_place(number)
+        assert windows[place] == expected[number][-1] // 1000
+        # The next window any batch needs is where the first later batch with another window's anchors is.
+        later = [anchor // 1000 for batch in expected[number:] for anchor in batch]
+        upcoming = order.next_place(place)
+        if len(set(windows)) == len(windows):
+            rest = later[later.index(windows[place]) :]
+            others = [window for window in rest if windows.index(window) > place]
+            assert (None if upcoming is None else windows[upcoming]) == (others[0] if others else None)
+
+
+def test_leftovers_are_counted() -> None:
+    sizes = [5, 0, 7, 3]
+    assert order_of(sizes, leftover="drop").leftovers_S.tolist() == [1, 0, 3, 3]
+    assert order_of(sizes, leftover="carry").leftovers_S.tolist() == [1, 1, 0, 3]
+    assert [len(order_of(sizes, leftover=how)) for how in LEFTOVERS] == [2, 4]
+    assert [order_of(sizes, leftover=how).samples for how in LEFTOVERS] == [8, 15]
+
+
+@pytest.mark.parametrize("leftover", LEFTOVERS)
+def test_a_late_batch_asks_for_its_own_windows_only(leftover: Leftover) -> None:
+    order = order_of([10] * 50, leftover=leftover)
+    lookups = cast(FakeIndex, order.index).lookups
+    assert lookups == []
+    number = len(order) - 3
+    touched = sorted({position // 1000 for position in order.batch(number).tolist()})
+    assert lookups == touched
+    assert 1 <= len(touched) <= 2
