@@ -78,23 +78,6 @@ def test_json_is_one_object_also_on_failure(call) -> None:
     assert "FAILED" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--all", "empty"], 2, "no runs in this folder"),
-        (["--all", "nowhere"], 3, "no folder there"),
-        (["nowhere"], 3, "there is no such run"),
-        (["runs/one/config.json"], 3, "there is no such run"),
-    ],
-)
-def test_mistakes_are_answered(call, arguments: list[str], code: int, message: str) -> None:
-    Path("empty").mkdir()
-    exit_code, _, err = call(*arguments)
-    assert exit_code == code
-    assert message in err
-    assert err.startswith("error: ")
-
-
 def test_a_claim_added_as_the_page_says_is_checked_and_a_wrong_one_fails_in_one_line(
     call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

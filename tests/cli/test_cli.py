@@ -74,45 +74,6 @@ def test_version_and_help(call) -> None:
     assert "recperf COMMAND" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["rum"], 2, "did you mean 'run'?"),
-        (["diff", "a", "b"], 2, "did you mean 'compare'?"),
-        (["--versoin"], 2, "unknown option '--versoin'"),
-        (["run", "micro-drlm"], 2, "did you mean 'micro-dlrm'?"),
-        (["run", "--train.batchsize", "3"], 2, "did you mean '--train.batch-size'?"),
-        (["run", "--batch_size=3"], 2, "did you mean '--train.batch-size'?"),
-        (["run", "--train.batch-size", "x"], 2, "--train.batch-size: 'x' is not a whole number"),
-        (["run", "--data.split", "newest"], 2, "'random', 'last', 'time', 'cold'"),
-        (["run", "--preset", "defualt"], 2, "did you mean 'default'?"),
-        (["run", "--preset"], 2, "--preset needs a value"),
-        (["run", "--quiet", "dlrm"], 2, "the workload comes before all options"),
-        (["run", "--resume", "a", "--config", "b"], 2, "exclude each other"),
-        (["run", "--train.batch-size", "0"], 3, "train.batch_size is 0; allowed: 1 to 16,777,216"),
-        (["run", "--model.dim", "9", "--model.interaction", "dot"], 3, "a last width equal to model.dim"),
-        (["run", "--resume", "nowhere"], 3, "there is no such run"),
-        (["run", "--config", "nowhere.json"], 3, "no config there"),
-        (["run", "--data.path", "nowhere"], 3, "nowhere"),
-        (["data", "gte", "x"], 2, "did you mean 'get'?"),
-        (["data", "make", "movielens-like"], 2, "needs --path"),
-    ],
-)
-def test_mistakes_are_answered(call, arguments: list[str], code: int, message: str) -> None:
-    exit_code, _, err = call(*arguments)
-    assert exit_code == code
-    assert message in err
-    assert err.startswith("error: ")
-    assert not list(Path().rglob("config.json")), "a mistake left a run behind"
-
-
-def test_an_error_is_one_json_object_too(call) -> None:
-    code, out, err = call("run", "--data.path", "nowhere", "--json")
-    assert code == 3
-    assert "measuring" not in err, "ceilings take seconds: errors come first"
-    assert json.loads(out)["error"]["exit_code"] == 3
-
-
 def test_list_and_show_as_json(call) -> None:
     names = [w["name"] for w in json.loads(call("show", "--json")[1])["workloads"]]
     assert "micro-dlrm" in names

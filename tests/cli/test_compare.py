@@ -98,26 +98,3 @@ def test_traces_differ_beyond_the_spread_of_their_steps(call: Call, tmp_path: Pa
     assert next(iter(says)) == "slow"
     printed = [" ".join(line.split()) for line in call("a.json", "b.json")[1].splitlines()]
     assert "slow 10.5 µs 10.2 – 10.8 µs 20.5 µs 20.2 – 20.8 µs +10.0 µs +95.2% slower" in printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (
-            ("old", "new", "graph"),
-            2,
-            "compare takes two runs, profiles or traces, or several runs without --gate; got 3",
-        ),
-        (("old",), 2, "got 1"),
-        (("old", "new", "--gate", "lots"), 2, "--gate takes a percentage such as 5%, not 'lots'"),
-        (("old", "missing"), 3, "there is nothing at this path"),
-        (("old", "."), 3, "profile.json is missing"),
-        (("torn.json", "new", "--json"), 3, "torn.json is not JSON"),
-    ],
-)
-def test_mistakes(call: Call, arguments: tuple[str, ...], code: int, message: str) -> None:
-    Path("torn.json").write_text(json.dumps(profiles.eager())[:500])
-    exit_code, out, err = call(*arguments)
-    assert exit_code == code
-    assert message in err
-    assert out == "" or json.loads(out)["error"]["exit_code"] == code

@@ -83,26 +83,3 @@ def test_damage_is_found(call: Call) -> None:
     assert call("info", "yambda-like", "--path", "made")[0] == 3
     shutil.rmtree("made")
     assert call("info", "yambda-like", "--path", "made")[0] == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["get", "yambda-like"], 2, "generated locally"),
-        (["get", "yambda-50m", "--offline"], 4, "offline"),
-        (["make", "yambda-50m", "--path", "x"], 2, "real data"),
-        (["make", "yambda-like", "--path", "x", "--events", "3"], 3, "events is 3"),
-        (["prepare", "yambda-50m"], 3, "is not on this machine"),
-        (["prepare", "yambda-like"], 2, "is generated as a store"),
-        (["prepare", "movielens-100k", "--path", "."], 2, "only those are prepared"),
-        (["info", "mine"], 2, "unknown dataset 'mine'"),
-        (["check", "yambda-50m", "--path", "nowhere"], 3, "the path does not exist"),
-        (["import", "--events", "nowhere.csv", "--label", "y"], 3, "nowhere.csv"),
-        (["import", "x.csv", "--label", "y", "--rating", "r"], 2, "rating and label are given"),
-    ],
-)
-def test_what_cannot_be_done_says_so(call: Call, arguments: list[str], code: int, message: str) -> None:
-    got, out, err = call(*arguments)
-    assert got == code, err
-    assert message in err
-    assert "Traceback" not in out + err

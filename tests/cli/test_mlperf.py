@@ -57,26 +57,6 @@ def test_check_a_set(call: Call, made: ModuleType) -> None:
     assert "error: the set fails the RCP check" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("check",), 2, "needs a log"),
-        (("chek", "x"), 2, "did you mean 'check'"),
-        (("check", "notes.txt"), 3, "not an MLPerf log"),
-        (("check", "missing.log"), 3, "cannot read missing.log"),
-        (("check", "empty"), 3, "no MLPerf log in this folder"),
-        (("package", "out"), 2, "needs a folder to create"),
-        (("package", "empty", "empty"), 2, "among the logs"),
-    ],
-)
-def test_mistakes(call: Call, made: ModuleType, arguments: tuple[str, ...], code: int, message: str) -> None:
-    Path("notes.txt").write_text("hello\n")
-    Path("empty").mkdir()
-    got, _, err = call(*arguments)
-    assert got == code
-    assert message in err
-
-
 def test_package(call: Call, made: ModuleType) -> None:
     made.write(Path("a.log"))
     made.write(Path("bad.log"), clip=0.0)

@@ -76,19 +76,6 @@ def test_the_first_lines_say_what_to_do(call: Call) -> None:
     assert facts["run it"].endswith("--tables.placement host")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("micro-dlrm", "--distributed.all-to-all", "fp16"), 3, "no rows are sent"),
-        (("micro-dlrm", "--distributed.sharding", "row"), 3, "AdamW changes every row"),
-        (("micro-dlrm-dram",), 2, "runs in a single process"),
-    ],
-)
-def test_what_a_run_refuses_is_not_planned(call: Call, arguments: tuple[str, ...], code: int, says: str) -> None:
-    got, _, err = call(*arguments, "--ranks", "2")
-    assert (got, says in err) == (code, True)
-
-
 def test_several_ranks_are_a_table_and_a_plot_on_a_page(call: Call, tmp_path: Path) -> None:
     arguments = (*MLPERF, "--ranks", "2,8,64", "--gpu", "b200")
     code, _, _ = call(*arguments, "--out", "plan.html")
@@ -118,32 +105,6 @@ def test_the_help_shows_what_a_plan_asks(capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert len(re.findall(r"^│ --", out, re.MULTILINE)) <= 25
     assert "--distributed" not in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("--ranks", "eight"), 2, "not a list of numbers"),
-        (("--ranks", "0"), 2, "not a list of numbers from 1"),
-        (("--rank-batch", "0"), 3, "rank batch is 0"),
-        (("--gpu", "b20"), 2, "did you mean 'b200'"),
-        (("--distributed.sharding", "album=row"), 3, "did you mean 'album_id'"),
-        (("--distributed.sharding", "album_id"), 3, "must be table=value"),
-        (("--rank-batch", "8", "--global-batch", "64"), 2, "exclude each other"),
-        (("--price", "cheap"), 2, "is not a price"),
-        (("--out", "plan.png"), 2, "does not end in .html"),
-        (("--skew", "nowhere"), 2, "--skew even"),
-        (("--skew", ""), 2, "--skew even"),
-        (("--skew", "zipf:x"), 2, "no exponent"),
-        (("--skew", "zipf05"), 2, "no exponent"),
-        (("--global-batch", "0"), 3, "global batch is 0"),
-    ],
-)
-def test_mistakes_are_reported_in_one_line(call: Call, arguments: tuple[str, ...], code: int, says: str) -> None:
-    got, _, err = call("dlrm-v4", *arguments)
-    assert got == code
-    assert says in err
-    assert "Traceback" not in err
 
 
 def test_a_plan_needs_no_torch(runs_without_torch: Callable[..., None]) -> None:

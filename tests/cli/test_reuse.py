@@ -36,16 +36,3 @@ def test_the_curve_of_random_clicks_rises_with_the_cache(call: Call) -> None:
     assert option == "--tables.device-bytes"
     assert best["bytes"] <= (byte_count(recommended) or 0) < best["bytes"] + (1 << 20)
     assert best["served"] >= 0.99 * (1 - facts["first_use_share"])
-
-
-def test_what_has_no_curve_is_refused_with_what_has_one(call: Call) -> None:
-    for arguments, what, fix in (
-        (["--workload", "micro-dlrm"], "changes all rows", "--workload dlrm"),
-        ([], "needs a dataset", "recperf data reuse NAME"),
-        (["nothing-like-it"], "there is no dataset", ""),
-        (["--workload", "dlrm", "--memory", "much"], "memory is 'much'", ""),
-    ):
-        code, _, err = call("data", "reuse", *arguments)
-        assert code in (2, 3)
-        assert what in err
-        assert fix in err
