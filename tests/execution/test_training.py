@@ -116,17 +116,6 @@ def test_everything_comes_back(run: Run) -> None:
     assert b'"step": 3' not in (run.folder / "events.jsonl").read_bytes()
 
 
-def test_a_changed_contract_is_refused_by_name_and_an_allowed_one_noted(run: Run) -> None:
-    seed_training(run, Weights(), contract={"train.rise": 0.3, "seed": 1}).save(Position(0, 4, 4), best=False)
-    changed = {"train.rise": 0.5, "seed": 1}
-    with pytest.raises(ConfigError, match=r"train\.rise is 0\.5; this run has 0\.3") as refused:
-        seed_training(run, Weights(), contract=changed).restore()
-    assert refused.value.fix == "--allow-change train.rise, or a new run"
-    assert seed_training(run, Weights(), contract=changed, allow=("train.rise",)).restore().step == 4
-    (change,) = parse_events((run.folder / "events.jsonl").read_bytes().splitlines())
-    assert [change[name] for name in ("field", "was", "now", "step", "seed")] == ["train.rise", 0.3, 0.5, 4, 42]
-
-
 def test_other_operators_than_the_run_was_trained_with_are_refused_or_noted(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

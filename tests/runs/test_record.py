@@ -10,7 +10,7 @@ import pytest
 from recperf.errors import DataError, MachineError, RecperfError, UsageError
 from recperf.files import write_atomic, write_json
 from recperf.jsonfile import decode
-from recperf.runs.record import Run, checkout, packages, read_config
+from recperf.runs.record import Run, read_config
 
 
 def events(run: Run) -> list[dict[str, object]]:
@@ -225,8 +225,3 @@ def test_an_atomic_write_does_not_follow_a_link_in_place_of_its_draft(tmp_path: 
 def test_deep_nesting_after_half_a_character_is_no_fault() -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
         decode(b'["\\ud800",' + b"[" * 200_000 + b"]" * 200_001)
-
-
-def test_packages_and_checkout_are_recorded() -> None:
-    assert packages()["torch"]
-    assert set(checkout()) == {"commit", "dirty"}

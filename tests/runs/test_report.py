@@ -13,9 +13,7 @@ from page_reader import Reader
 
 from recperf.cli.summary import summary
 from recperf.errors import DataError, MachineError
-from recperf.runs import report
-from recperf.runs.report import curves, run_report, svg
-from recperf.runs.report import formats as fmt
+from recperf.runs.report import curves, run_report
 from recperf.runs.report.reading import read
 
 
@@ -122,12 +120,6 @@ def test_every_figure_is_well_formed_named_and_coloured_by_the_page(full: str) -
         assert "<text" in figure
 
 
-def test_every_colour_has_a_light_and_a_dark_value() -> None:
-    style = (Path(report.__file__).parent / "style.css").read_text()
-    for name in svg.TONES:
-        assert len(re.findall(rf"--{name}: #", style)) >= 2, name
-
-
 def test_text_of_a_run_cannot_become_markup(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "<img src=x> & $run$", seeds=2)
     examples.change(run, "profile.json", "verdict.because", ["<script>alert(1)</script>"])
@@ -189,13 +181,6 @@ def test_a_gpu_is_compared_with_its_own_ceilings(tmp_path: Path) -> None:
     examples.change(run, "profile.json", "device", "NVIDIA H200")
     said = Reader(written(run)).text
     assert "50.0 TFLOP/s" in said
-
-
-def test_the_cost_of_measuring_is_compared_with_the_spread_of_the_steps() -> None:
-    step = {"p20": 9.8, "p50": 10.0, "p80": 10.2}
-    assert fmt.measuring_cost(0.05, step) == "5.0% of a step"
-    assert fmt.measuring_cost(0.03, step) == "3.0% of a step, less than the spread of the steps"
-    assert fmt.measuring_cost(-0.02, step) == "less than the spread of the steps"
 
 
 def test_a_file_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:

@@ -22,11 +22,6 @@ def folder(tmp_path: Path) -> Path:
     return run
 
 
-def change_seal(folder: Path, **fields: object) -> None:
-    sealed = json.loads((folder / "seal.json").read_text())
-    (folder / "seal.json").write_text(json.dumps({**sealed, **fields}))
-
-
 def test_a_sealed_run_is_whole_and_lists_its_evidence_only(folder: Path) -> None:
     (folder / "notes.txt").write_text("not evidence")
     seal(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -106,13 +105,6 @@ def test_every_model_learns_with_every_optimizer(optimizer: str, interaction: st
     assert trial.model.training
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_slices_take_the_same_steps_as_whole_batches(optimizer: str) -> None:
-    whole = trained(made(optimizer=optimizer))
-    parts = trained(made(optimizer=optimizer, micro_batches=5))
-    close(parts, whole, 1e-4)
-
-
 CHANGES: dict[str, tuple[dict[str, Any], float]] = {
     "input device": ({"input": "device"}, 0.0),
     "embedding": ({"embedding": "fused"}, 1e-5),
@@ -134,22 +126,6 @@ def test_each_switch_of_a_cpu_gives_the_plain_paths_numbers(name: str, interacti
     close(switched, plain, tolerance or 1e-9)
     for field, value in change.items():
         assert switched[0].prepared.settings.reasons[field].startswith(f"{value}: requested")
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_restored_trial_goes_on_to_the_same_bits(optimizer: str) -> None:
-    config = made(optimizer=optimizer)
-    whole, losses = trained(config, 8)
-    half, first = trained(config, 4)
-    prepared = PreparedDLRM(config)
-    with applied(prepared.settings):
-        trial = prepared.trial(1)
-        trial.restore(copy.deepcopy(half.state()))
-        batches = trial.recipe.order.batches(0, 4)
-        rest = [float(take_step(trial.recipe, batches, step)[0]) for step in range(4, 8)]
-    assert first + rest == losses
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(trial.model.state_dict()[name], value), name
 
 
 def test_the_planted_answer_is_a_baseline_above_guessing_and_scores_are_repeatable() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -248,22 +247,3 @@ def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.Monk
     assert "bottom" not in budget
     assert budget["other"] < 0.2
     assert set(result["quality"]["baselines"]) == {"majority", "item_bias", "user_item_bias", "popularity"}
-
-
-def test_a_restored_trial_goes_on_bit_for_bit() -> None:
-    prepared = PreparedHistories(small(train=replace(TRAIN, max_steps=6)))
-
-    def steps(trial: Any, first: int, last: int) -> None:
-        batches = trial.recipe.order.batches(0, first)
-        for number in range(first, last):
-            trial.recipe.model.loss(next(batches)).backward()
-            trial.optimizer.step(trial.recipe.learning_rate(number))
-
-    straight, begun, resumed = prepared.trial(5), prepared.trial(5), prepared.trial(6)
-    steps(straight, 0, 5)
-    steps(begun, 0, 2)
-    resumed.restore(begun.state())
-    resumed.recipe.model.seed = 5  # type: ignore[attr-defined]
-    steps(resumed, 2, 5)
-    for name, value in straight.model.state_dict().items():
-        assert torch.equal(value, resumed.model.state_dict()[name]), name
