@@ -40,6 +40,10 @@ def blocks(key: str, profile: dict[str, Any]) -> list[Block]:
     ]
 
 
+def _rank(number: int | None) -> str:
+    return fmt.NONE if number is None else f"rank {number}"
+
+
 def collective_blocks(collectives: list[dict[str, Any]], note: str) -> list[Block]:
     """A row for every kind of collective, with the times that are known of it."""
     if not collectives:
@@ -53,13 +57,13 @@ def collective_blocks(collectives: list[dict[str, Any]], note: str) -> list[Bloc
             fmt.count(row["count"]),
             fmt.size(row["bytes"] or None),
             *(fmt.time(row[name]) for name in times),
-            *([fmt.NONE if row["awaited_rank"] is None else f"rank {row['awaited_rank']}"] * ("awaited_rank" in first)),
+            *([_rank(row["awaited_rank"])] if "awaited_rank" in first else []),
         )
         for row in collectives
     ]
     where, awaited = ("in",) * ("part" in first), ("most waited for",) * ("awaited_rank" in first)
     head = ("collective", *where, "count", "sent", *(WAITING[name] for name in times), *awaited)
-    return [Table(head, rows, note, left=(1, 7) if where else (6,))]
+    return [Table(head, rows, note, left=tuple(map(head.index, (*where, *awaited))))]
 
 
 def rank_blocks(key: str, section: dict[str, Any], method: str) -> list[Block]:
