@@ -15,6 +15,7 @@ from torch import nn
 import recperf
 from recperf.errors import DataError, UsageError
 from recperf.measure import observing
+from recperf.measure.attribution import divided_ms
 from recperf.measure.step_parts import TRACED
 
 
@@ -70,6 +71,7 @@ def test_profile_of_a_function(tmp_path: Path, quiet: None) -> None:
     assert report.verdict.limit == "input"
     assert report.verdict.share == report.shares["input"] > 0.5
     assert sum(report.shares.values()) == pytest.approx(1.0)
+    assert divided_ms(report.as_json()) == pytest.approx(report.step_ms["p50"], rel=0.01), "one step time"
     assert "batch" in report.verdict.because[0]
     names = {part["name"] for part in report.parts}
     assert {"table", "top", "top, backward", "my loss"} <= names

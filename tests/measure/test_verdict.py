@@ -67,6 +67,7 @@ def confidence(
     preempted: float | None = 0.0,
     crowded: float = 0.0,
     scale: float = 1.0,
+    ceilings: float = 0.0,
     threads: int = 2,
     device: str = "cpu",
     experiments: list[dict[str, Any]] | None = None,
@@ -83,7 +84,7 @@ def confidence(
         "device": device,
     }
     every = dict.fromkeys(attribution.LIMITS, 0.0) | shares
-    return decide({"shares": every, "operators": []}, observed, CEILINGS, experiments)
+    return decide({"shares": every, "operators": []}, observed, replace(CEILINGS, other_work=ceilings), experiments)
 
 
 PROBES: dict[str, Callable[[Ceilings], bool]] = {
@@ -129,6 +130,8 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     "busy, one thread": lambda c: confidence({"compute": 0.9}, others=0.2, threads=1).confidence == "medium",
     "preempted": lambda c: confidence({"compute": 0.9}, preempted=0.2).confidence == "medium",
     "crowded": lambda c: confidence({"compute": 0.9}, crowded=0.2).confidence == "medium",
+    "quiet ceilings": lambda c: confidence({"compute": 0.9}, ceilings=0.1).confidence == "high",
+    "busy ceilings": lambda c: confidence({"compute": 0.9}, ceilings=0.2).confidence == "medium",
     "same machine": lambda c: confidence({"compute": 0.9}, scale=1.4).confidence == "high",
     "drifted": lambda c: confidence({"compute": 0.9}, scale=1.6).confidence == "medium",
     "mentioned": lambda c: confidence({"compute": 0.85, "cache": 0.15}).second == "cache",
@@ -268,7 +271,7 @@ def test_c_code_outside_torch_is_told_from_the_interpreter() -> None:
     assert (shares["python"], shares["dispatch"]) == (pytest.approx(0.5), pytest.approx(0.5))
     for native, start in (
         ({}, "Python code between"),
-        ({"share": 0.5, "modules": ["numpy"]}, "C code outside torch (numpy)"),
+        ({"share": 0.67, "modules": ["numpy"]}, "C code outside torch (numpy)"),
     ):
         assert any(
             text.startswith(start)
@@ -333,6 +336,10 @@ def test_data_beyond_all_caches_shows_that_a_ceiling_is_too_low() -> None:
     divided = classify(row(1.0, "aten::_fused_adamw_", bytes=3e8, beyond=3e8), CEILINGS, 0.5)
     assert divided["limits"].keys() == {"dispatch", "bandwidth"}
     assert "the ceiling is too low: the fastest measured stream takes 15.0 times as long" in divided["note"]
+    step = {"waits": {}, "operators": [row(1.0, bytes=3e8, beyond=3e8)], "inside": 0.5, "other_work": 0.0}
+    step["step_ms"] = dict.fromkeys(("p20", "p50", "p80"), 1.0)
+    sentence = decide(attribute(step, CEILINGS), step, CEILINGS).because[0]
+    assert sentence.endswith("at 300 GB/s where this machine streams 20 GB/s; the ceiling is too low.")
 
 
 def test_only_a_precision_that_was_measured_to_be_faster_is_named() -> None:

@@ -30,7 +30,7 @@ SMALL = 0.25
 """An operator whose work takes less than this part of a call's cost computes nothing to speak of."""
 CALLS = 4.0
 """Such an operator may take this many times the cost of the simplest call of its kind and still be only a call."""
-DOES_NOT_APPLY = "the ceiling does not apply"
+DOES_NOT_APPLY, TOO_LOW = "the ceiling does not apply", "the ceiling is too low"
 INSIDE = 0.65
 """Part of a call's cost that is inside the operator; the rest is Python's way to it. Used where it was not measured."""
 
@@ -205,7 +205,7 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
             continue
         if limit == "bandwidth" and beyond > MANY * ceilings.largest_cache * max(1, operator["calls"]):
             # No stream that was measured is as fast as memory.
-            notes.append(f"the ceiling is too low: the fastest measured stream takes {times:.1f} times as long")
+            notes.append(f"{TOO_LOW}: the fastest measured stream takes {times:.1f} times as long")
             roofs[limit] = rest
             continue
         # Faster than the ceiling of memory: from a cache if the time is nearer to that, else prefetched. C code that

@@ -45,6 +45,8 @@ class Ceilings:
     """B/s of the first write to pages from the operating system, each of which is a page fault; on a GPU as `fresh`."""
     special: float = 0.0
     """Evaluations per second of functions such as exp on data in the cache; 0 where they were not measured."""
+    other_work: float = 0.0
+    """Share of the cores that others took while the processor was measured."""
     kernel_ns: float = 0.0
     """GPU: from the start of an empty kernel of a CUDA graph to the start of the next one."""
 
@@ -240,6 +242,7 @@ def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[s
         rows_memory=_rows(figures["gather"]["dram"]),
         rows_cache=_rows(figures["gather"]["cache"]),
         calls=_medians(common["calls"]),
+        other_work=float(figures.get("other_work", common.get("other_work")) or 0.0),
         special=float(figures["special"]["p50"]) if "special" in figures else 0.0,
         kernel_ns=float(launch["kernel"]["p50"]) if launch else 0.0,
     )

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..units import number, percent, size, time
-from .attribution import attribute, divided_ms
+from .attribution import TOO_LOW, attribute, divided_ms
 from .ceilings import Ceilings, ceilings_of_profile
 from .peaks.other_work import DISTURBED
 
@@ -144,6 +144,7 @@ def ranks_sentence(communication: dict[str, Any] | None) -> str:
     own = {row["rank"]: row["own_ms"] for row in communication["each"]}
     slowest = own.pop(communication["slowest"])
     others = sum(own.values()) / len(own)
+    exposed = percent(communication["exposed_share"])
     margin = ", by less than 5%" if slowest < 1.05 * others else ""
     split = ""
     if communication["late_ms"] is not None:
@@ -152,7 +153,7 @@ def ranks_sentence(communication: dict[str, Any] | None) -> str:
     return (
         f"Rank {communication['slowest']} of {communication['ranks']} is the slowest{margin}: its own work takes "
         f"{time(slowest)} per step, that of the others {time(others)}. Exposed communication: ranks wait in "
-        f"collectives for {communication['exposed_share']:.0%} of a step, {time(communication['exposed_ms'])}{split}."
+        f"collectives for {exposed} of a step, {time(communication['exposed_ms'])}{split}."
     )
 
 
@@ -200,6 +201,8 @@ def _doubts(
         doubts.append(f"the thread of the step waited for a core for {observed['preempted']:.0%} of the time")
     if ceilings is None and observed["operators"]:
         doubts.append("the ceilings of this device were not measured")
+    elif ceilings is not None and ceilings.other_work > DISTURBED:
+        doubts.append(f"other work used {ceilings.other_work:.0%} of the cores while the ceilings were measured")
     scale = observed.get("scale")
     if scale and not 1 / DRIFT <= scale <= DRIFT:
         doubts.append(f"the machine changed while it was measured: plain steps took {scale:.2f} times the traced ones")
@@ -209,7 +212,7 @@ def _doubts(
 def _sentence(limit: str, attribution: dict[str, Any], observed: dict[str, Any], ceilings: Ceilings | None) -> str:
     share, native = attribution["shares"][limit], observed.get("native") or {}
     text = TEXTS[limit]["sentence"]
-    if limit == "python" and native.get("share", 0.0) > share / 2:
+    if limit == "python" and native.get("share", 0.0) > 0.5:
         text = TEXTS[limit]["native"].replace("{modules}", ", ".join(native["modules"][:3]) or "of other libraries")
     return text.format(share=percent(share), detail=_detail(limit, attribution, observed, ceilings))
 
@@ -253,6 +256,7 @@ def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], c
         )
     elif limit == "bandwidth" and row["bytes"]:
         text += f", at {number(row['bytes'] / seconds)}B/s where this machine streams {number(ceilings.stream)}B/s"
+        text += f"; {TOO_LOW}" if TOO_LOW in row["note"] else ""
     elif limit == "operator":
         text += f" ({time(row['ms'])}, far below every ceiling)"
     return text

@@ -264,7 +264,7 @@ def _trust(profile: Json) -> list[Block]:
         Text(
             "Other work on this machine is not known."
             if others is None
-            else f"Other work used {others:.0%} of the cores."
+            else f"Other work used {fmt.percent(others)} of the cores."
         ),
     ]
     return lines + [Text(fmt.sentence(note), "note") for note in profile["notes"]]
