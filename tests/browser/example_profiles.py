@@ -50,7 +50,7 @@ def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **se
         **limits(device, spread(wall), verdict, sentence),
         "embeddings": embeddings([("t0", 4, 9000.0, 4.0), ("t1", 3, 7000.0, 3.0), ("t2", 2, 4480.0, 2.0)]),
         "communication": {"missing": "one rank"},
-        "fixes": [],
+        "advice": [],
         "trust": {
             "steps": 48,
             "warmup": 12,
@@ -89,16 +89,14 @@ def fix(
 ) -> dict[str, Any]:
     return {
         "name": name,
-        "title": title,
-        "switch": f"--fast.{name} on",
-        "why": "launches of small kernels take longer than the kernels",
-        "predicted_ms": predicted,
+        "seen": f"Launches of small kernels take longer than the kernels: {title}.",
+        "change": f"--fast.{name} on",
         "predicted_gain": wall / predicted,
         "predicted_range": [wall / predicted * 0.9, wall / predicted * 1.2],
         "measured_ms": measured,
         "measured_gain": wall / measured if measured else None,
         "measured_range": [wall / measured * 0.95, wall / measured * 1.1] if measured else None,
-        "same_numbers": None if measured is None else True,
+        "same_losses": None if measured is None else True,
         "largest_difference": None if measured is None else 3e-6,
         "status": "suggested" if measured is None else "tried",
         "note": None,
@@ -137,8 +135,8 @@ def cpu() -> dict[str, Any]:
         kernels=gone, idle=gone, transfers=gone,
         roofline=[{**roof("top", 8.4e9, 4e7, 110.0, "compute"), "ceiling_flops_per_s": 9e10,
                    "ceiling_bytes_per_s": 2.1e10, "share_of_roof": 0.85}],
-        fixes=[fix("interaction", "cached triangle indices", wall * 0.97, wall),
-               fix("mlp", "fused products", wall * 0.8, wall, wall * 0.7, status="not judged", predicted_ms=None,
+        advice=[fix("interaction", "cached triangle indices", wall * 0.97, wall),
+               fix("mlp", "fused products", wall * 0.8, wall, wall * 0.7, status="not judged",
                    predicted_gain=None, predicted_range=None, measured_gain=None, measured_range=None,
                    note="Gain not judged: machine too busy, other work took 60 % of the cores")],
     )  # fmt: skip
@@ -164,9 +162,9 @@ def eager() -> dict[str, Any]:
                     "overlapped_share": 0.0},
                    {"kind": "memset", "count": 3, "bytes": 9e3, "ms": 0.004, "gb_per_s": 2.2, "pinned": None,
                     "overlapped_share": 0.4}],
-        fixes=[fix("graph", "whole step as a CUDA graph", 1.3, wall, 1.5),
+        advice=[fix("graph", "whole step as a CUDA graph", 1.3, wall, 1.5),
                fix("embedding", "fused tables", 3.4, wall, 3.9),
-               fix("bf16", "bf16 products", 4.5, wall, 4.6, same_numbers=False, largest_difference=0.02,
+               fix("bf16", "bf16 products", 4.5, wall, 4.6, same_losses=False, largest_difference=0.02,
                    status="rejected", note="Numbers differ beyond 1e-3"),
                fix("pin", "pinned input", 4.7, wall), fix("all", "all together", 0.9, wall, 1.0)],
         stalls={
@@ -233,4 +231,4 @@ def ranks() -> dict[str, Any]:
     }  # fmt: skip
     parts = {**CPU, "embedding_exchange": 40.0, "reduce": 3.0, "reduce_exchange": 12.0}
     lone = {"missing": "fixes are predicted and tried in one process"}
-    return {**cpu(), **base(parts, "cpu"), "communication": communication, "fixes": lone}
+    return {**cpu(), **base(parts, "cpu"), "communication": communication, "advice": lone}

@@ -104,7 +104,7 @@ def limits(device: str, step_ms: dict[str, Any], limit: str = "dispatch", senten
         "waits": {"input": 0.05 * step_ms["p50"], "python": 0.25 * step_ms["p50"]}, "operators": [operator],
     }  # fmt: skip
     verdict = {
-        "limit": limit, "share": 0.6, "confidence": "high", "second": "python", "advice": "Larger operators.",
+        "limit": limit, "share": 0.6, "confidence": "high", "second": "python",
         "because": [sentence or "Operator overhead takes 60% of the step: 83 operator calls."], "doubts": [],
     }  # fmt: skip
     experiment = {"name": "half the batch", "expected": "0.90 to 0.98", "measured": "0.95 times", "outcome": "agrees"}

@@ -69,7 +69,7 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     for name in TABLES:
         assert profile[name] == {"missing": "no device in this trace"}
     # How busy this machine is decides which.
-    assert {fix["status"] for fix in profile["fixes"]} <= {"suggested", "not judged"}
+    assert {fix["status"] for fix in profile["advice"]} <= {"suggested", "not judged"}
     assert profile["precision"] == "float32"
     assert profile["trust"]["seed"] == 42
 
@@ -135,14 +135,14 @@ def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypa
     arguments = ["--preset", "experiment-plain", *TINY, "--train.threads", "2", "--train.onednn", "on"]
     code, out, err = call("profile", "dlrm", *arguments, "--run-dir", "r", "--steps", "5", "--try-fixes")
     assert code == 0, err
-    fixes = read()["fixes"]
+    fixes = read()["advice"]
     assert {"embedding", "interaction", "optimizer"} <= {fix["name"] for fix in fixes}
     assert fixes[-1]["name"] == "all together"
     assert {fix["status"] for fix in fixes} <= {"tried", "not judged"}
     assert "note: trying --fast.embedding fused\n" in out
-    ranked = "\n".join(layout.sections(report(out))["Fixes ranked"])
+    ranked = "\n".join(layout.sections(report(out))["What to change"])
     assert all(fix["measured_ms"] for fix in fixes)
-    assert re.search(r"every fix that was faster .*yes", ranked)
+    assert re.search(r"all together .*yes", ranked)
 
 
 def test_a_profile_is_not_taken_for_a_run(call: Call) -> None:

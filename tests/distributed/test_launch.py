@@ -230,7 +230,7 @@ def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     assert found["communication"]["slowest"] == 1
     assert found["trace"]["file"] == "trace.rank1.json.gz"
     assert found["observed"]["operators"]
-    assert found["fixes"] == {"missing": "fixes are predicted and tried in a single process only"}
+    assert found["advice"] == {"missing": "fixes are predicted and tried in a single process only"}
     assert "Rank 1 of 2 is the slowest" in said(tmp_path, 0)
     assert "Rank 1 of 2 is the slowest" in (run / "profile.html").read_text()
     sources = [inspect(run / f"trace.rank{rank}.json.gz") for rank in (0, 1)]

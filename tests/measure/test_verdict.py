@@ -260,7 +260,7 @@ def test_beside_other_work_only_what_it_does_not_change_is_judged(limit: str, wh
     assert verdict.confidence != "high"
     assert "other work used 40% of the cores" in verdict.doubts
     if expected == "not judged":
-        assert verdict.because[0].endswith("not depend on it: input 20%, blocked 0%, python below 1 %.")
+        assert "not depend on it: input 20%, blocked 0%, python below 1 %." in verdict.because[0]
 
 
 def test_c_code_outside_torch_is_told_from_the_interpreter() -> None:
@@ -291,7 +291,6 @@ def test_no_limit_stands_out() -> None:
     verdict = confidence({"input": 0.25, "blocked": 0.2})
     assert (verdict.limit, verdict.confidence, verdict.second) == ("unclear", "low", "blocked")
     assert "The nearest are input (25%) and blocked (20%)" in verdict.because[0]
-    assert all(limits.TEXTS[limit]["advice"] in verdict.advice for limit in ("input", "blocked"))
 
 
 def test_row_times_lie_on_the_line_between_sizes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import chdir, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,6 +42,9 @@ class Options(OutputOptions):
     page: Path | None = None
     """File for the page (HTML). Default, without --output too: profile.json and profile.html in
     runs/script-profile-<time>-<id>."""
+    try_fixes: bool = False
+    """Run the program again with each change that can be made from outside, such as DataLoader workers or a fused
+    optimizer, alone and together, and show predicted and measured gains."""
     peaks: bool = True
     """Compare with the ceilings of this machine; they are measured first (some seconds) if none are stored."""
 
@@ -58,6 +61,7 @@ def command(arguments: list[str]) -> int:
     output, page = _files(options)
     from ..execution.script import Program, profile_program
 
+    folder = Path.cwd()
     program = Program(
         options.script,
         tuple(arguments[len(ours) + 1 :]),
@@ -67,6 +71,13 @@ def command(arguments: list[str]) -> int:
     )
     with FLAG.default_signals(), _stdout_to_stderr() if options.json else nullcontext():
         outcome = profile_program(program, quiet=options.quiet, peaks=options.peaks)
+        if options.try_fixes and outcome.report is not None:
+            from ..execution.program_trial import try_changes
+
+            # The program may have changed to another folder.
+            with chdir(folder):
+                say = Terminal(as_json=options.json, quiet=options.quiet).notice
+                try_changes(program, outcome.report.as_json()["advice"], say)
     if outcome.report is None:
         assert outcome.missing is not None
         print_error(outcome.missing, as_json=options.json)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..measure.limits import UNDECIDED
 from ..runs.report.formats import component, percent, spread, throughput, time, whole_time
 from ..runs.report.quality_sections import certainty
 from ..runs.report.sections import measured_steps, quality_table, target_sentence, unsteady_steps
@@ -55,8 +54,6 @@ def _measured(performance: Performance, profile: dict[str, Any]) -> list[str]:
     verdict = profile["verdict"]
     lines += [f"  limit   {headline(verdict)}"]
     lines += [f"          {sentence}" for sentence in verdict["because"][1:]]
-    if verdict["limit"] in UNDECIDED and verdict["advice"]:
-        lines.append(f"          next: {verdict['advice']}")
     lines += [f"          doubt: {doubt}" for doubt in verdict["doubts"]]
     for row in profile["experiments"]:
         outcome = row.get("outcome", "not run")

@@ -1,4 +1,5 @@
-"""Tries fixes: switches of a workload that could make a step faster, whose gains `measure.fixes` predicts."""
+"""Tries changes that could make a step faster: switches of a workload, whose gains `measure.fixes` predicts, and what
+`program_trial` changes in a program."""
 
 from __future__ import annotations
 
@@ -53,31 +54,32 @@ def try_fixes(
     doubt: str | None,
     say: Callable[[str], None],
 ) -> None:
-    """Measure each fix alone, then all together that kept the numbers, and write the gains into the profile's rows.
+    """Measure each fix of a workload alone, then all together that kept the losses, and write the gains into the
+    profile's advice.
 
     Gains are predicted again for the step that the fixes are measured against, unless it is not the profile's any more.
     """
+
+    def measure(changed: Any) -> Measured:
+        return _measure(workload, changed)
+
     say("trying fixes: measuring the step without any")
-    base = before = _measure(workload, config)
+    base = measure(config)
     plain = profile["overhead"]["plain"]
     doubt = doubt or predictions.too_busy(base.others) or predictions.drifted(plain, base.single)
     unclocked = {**profile, "overhead": {"plain_ms": base.step["p50"], "plain": base.step}}
     fixes = predictions.suggest(fixes, unclocked, parts, peaks, doubt)
-    rows = profile["fixes"] = unclocked["fixes"]
-    accepted: list[Fix] = []
-    for fix, row in zip(fixes, list(rows)):
-        say(f"trying {fix.switch}")
-        same, before = _try_fix(workload, config, fix, row, before, base.losses)
-        # On a GPU a faster kernel may show only once launches no longer limit the step; on a CPU nothing hides it.
-        if same and (profile["device"] != "cpu" or (row["measured_gain"] or 0.0) >= WORTH):
-            accepted.append(fix)
+    rows = profile["advice"] = unclocked["advice"]
+    # On a GPU a faster kernel may show only once launches no longer limit the step; on a CPU nothing hides it.
+    worth = WORTH if profile["device"] == "cpu" else 0.0
+    accepted, unchanged = try_each(fixes, rows, measure, config, base, say, worth)
     combined = _compatible(accepted)
     if len(combined) < 2:
         return
     say(f"trying {_switches(combined)}")
     whole = Fix(
         name="all together",
-        title="every fix that kept the numbers" if profile["device"] != "cpu" else "every fix that was faster",
+        title="every fix that kept the losses" if profile["device"] != "cpu" else "every fix that was faster",
         switch=_switches(combined),
         config=_merge(config, combined),
         tolerance=sum(fix.tolerance for fix in combined),
@@ -85,7 +87,26 @@ def try_fixes(
     names = [name for fix in combined for name in (fix.name, *fix.implies)]
     row = predictions.row_of(whole, predictions.prediction(unclocked, names, parts, peaks, usable_cores()), doubt)
     rows.append(row)
-    _try_fix(workload, config, whole, row, before, base.losses)
+    try_fix(measure, config, whole, row, unchanged)
+
+
+def try_each(
+    fixes: list[Fix],
+    rows: list[dict[str, Any]],
+    measure: Callable[[Any], Measured],
+    config: Any,
+    base: Measured,
+    say: Callable[[str], None],
+    worth: float = WORTH,
+) -> tuple[list[Fix], list[Measured]]:
+    """Measure each fix into its row. Returns those that kept the losses and gained at least `worth`, and every
+    measurement without a fix."""
+    accepted, unchanged = [], [base]
+    for fix, row in zip(fixes, list(rows)):
+        say(f"trying {fix.switch}")
+        if try_fix(measure, config, fix, row, unchanged) and (not worth or (row["measured_gain"] or 0.0) >= worth):
+            accepted.append(fix)
+    return accepted, unchanged
 
 
 def _compatible(fixes: list[Fix]) -> list[Fix]:
@@ -116,24 +137,28 @@ def _merge(config: Any, fixes: list[Fix]) -> Any:
     return from_json(type(config), merged)
 
 
-def _try_fix(
-    workload: Workload, config: Any, fix: Fix, row: dict[str, Any], before: Measured, losses: list[float]
-) -> tuple[bool, Measured]:
+def try_fix(
+    measure: Callable[[Any], Measured], config: Any, fix: Fix, row: dict[str, Any], unchanged: list[Measured]
+) -> bool:
     """Measure a fix into its row, with the step without it before and after, so that drift is not taken for a gain.
 
-    Returns whether the losses stayed the same, and the last measurement without the fix.
+    `unchanged` has the measurements without a fix so far; the one after it is added. Returns whether the losses stayed
+    the same: within the tolerance of the fix, or within twice the largest difference of two unchanged runs.
     """
     try:
-        fixed = _measure(workload, fix.config)
+        fixed = measure(fix.config)
     except Exception as error:  # A fix that does not run here is a result, not a failure of the profile.
         row |= {"status": "not applicable", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
-        return False, before
-    after = _measure(workload, config)
-    difference = _difference(losses, fixed.losses)
-    same = difference is not None and difference <= fix.tolerance
+        return False
+    before, after = unchanged[-1], measure(config)
+    unchanged.append(after)
+    repeats = [_difference(unchanged[0].losses, again.losses) or 0.0 for again in unchanged[1:]]
+    tolerance = max(fix.tolerance, 2 * max(repeats))
+    difference = _difference(unchanged[0].losses, fixed.losses)
+    same = difference is not None and difference <= tolerance
     row |= {
         "measured_ms": fixed.step["p50"],
-        "same_numbers": same,
+        "same_losses": same,
         "largest_difference": difference,
         "status": "tried" if same else "rejected",
     }
@@ -143,7 +168,7 @@ def _try_fix(
     if difference is None:
         notes.append("A loss is NaN or infinite")
     elif not same:
-        notes.append(f"A loss differs by {difference:.2g}, more than rounding explains ({fix.tolerance:g})")
+        notes.append(f"A loss differs by {difference:.2g}, more than rounding and repeats explain ({tolerance:.2g})")
     if doubt:
         notes.append(f"Gain not judged: {doubt}")
         row["status"] = "not judged" if same else "rejected"
@@ -154,14 +179,14 @@ def _try_fix(
             max(before.step["p80"], after.step["p80"]) / fixed.step["p20"],
         ]
     row["note"] = ". ".join(notes) or None
-    return same, after
+    return same
 
 
 def _difference(losses: list[float], fixed_losses: list[float]) -> float | None:
     """The largest relative difference; None if a loss is NaN or infinite."""
     if not all(map(math.isfinite, [*losses, *fixed_losses])):
         return None
-    return max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, fixed_losses))
+    return max((abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, fixed_losses)), default=0.0)
 
 
 def _measure(workload: Workload, config: Any) -> Measured:

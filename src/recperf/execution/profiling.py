@@ -87,7 +87,7 @@ def profile(
         if options.try_fixes and ranked and peaks is not None:
             try_fixes(workload, config, result, ranked, peaks, parts, doubt, say)
     else:
-        result["fixes"] = {"missing": SINGLE_PROCESS}
+        result["advice"] = {"missing": SINGLE_PROCESS}
     result["trust"] = _trust(result, config, cost)
     return result
 
@@ -119,7 +119,7 @@ def _touched(trial: Trial) -> list[torch.Tensor]:
 def _trust(result: dict[str, Any], config: Any, cost: dict[str, float] | None) -> dict[str, Any]:
     missing = [
         f"{name}: {result[name]['missing']}"
-        for name in (*FROM_TRACE, "roofline", "communication", "fixes")
+        for name in (*FROM_TRACE, "roofline", "communication", "advice")
         if isinstance(result[name], dict) and "missing" in result[name]
     ]
     return {

@@ -33,6 +33,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UsageError
 from ..measure.observing import ENDLESS
+from ..measure.program_facts import LoaderFacts, loader_facts
 from .step_profile import Profiler, length, prefetched
 
 RARE = 8
@@ -55,6 +56,7 @@ class Loader:
     length: int | None
     workers: int
     prefetched: int
+    facts: LoaderFacts | None = None
     batches: int = 0
     steps: int = 0
 
@@ -82,13 +84,13 @@ class Hooks(ExitStack):
 
     def __enter__(self) -> Hooks:
         super().__enter__()
-        self.enter_context(_patched(Optimizer, "_patch_step_function", self._new_optimizer))
-        self.enter_context(_patched(torch.amp.GradScaler, "step", self._scaler_step))
-        self.enter_context(_patched(_BaseDataLoaderIter, "__next__", self._next_batch))
-        self.enter_context(_patched(DataLoader, "__iter__", self._new_iterator))
+        self.enter_context(patched(Optimizer, "_patch_step_function", self._new_optimizer))
+        self.enter_context(patched(torch.amp.GradScaler, "step", self._scaler_step))
+        self.enter_context(patched(_BaseDataLoaderIter, "__next__", self._next_batch))
+        self.enter_context(patched(DataLoader, "__iter__", self._new_iterator))
         for register in (register_module_module_registration_hook, register_module_parameter_registration_hook):
             self.callback(register(self._note_module).remove)
-        self.enter_context(_patched(threading, "excepthook", _unless_stopped))
+        self.enter_context(patched(threading, "excepthook", _unless_stopped))
         return self
 
     # Ends of steps
@@ -100,7 +102,7 @@ class Hooks(ExitStack):
             original(optimizer)
             kind: Any = type(optimizer)
             if not getattr(kind.step, "recperf", False):
-                self.enter_context(_patched(kind, "step", self._optimizer_step))
+                self.enter_context(patched(kind, "step", self._optimizer_step))
 
         return patch
 
@@ -194,7 +196,8 @@ class Hooks(ExitStack):
         def iterate(loader: Any) -> Any:
             if self._is_worker():
                 return original(loader)
-            self._loaders.setdefault(id(loader.dataset), Loader(length(loader), loader.num_workers, prefetched(loader)))
+            facts = Loader(length(loader), loader.num_workers, prefetched(loader), loader_facts(loader))
+            self._loaders.setdefault(id(loader.dataset), facts)
             # Worker processes must not inherit the counting of operators.
             counts = self.profiler.observer.state == "counted"
             with self._waiting(), _disable_current_modes() if counts else nullcontext():
@@ -270,6 +273,8 @@ class Hooks(ExitStack):
         loader = max(self._loaders.values(), key=lambda loader: loader.steps, default=None)
         if loader is None or not loader.steps:
             return
+        if self.profiler.watch is not None:
+            self.profiler.watch.loader = loader.facts
         per_step = loader.batches / loader.steps
         observer.buffered = min(MOST_BUFFERED, round(loader.prefetched / per_step))
         if loader.length is not None:
@@ -362,7 +367,8 @@ def patched_function(name: str, wrap: Wrap) -> Iterator[None]:
 
 
 @contextmanager
-def _patched(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
+def patched(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
+    """Let a method of a class, or a function of a module, pass through a hook."""
     own = name in vars(owner)
     original = getattr(owner, name)
     setattr(owner, name, wrap(original))

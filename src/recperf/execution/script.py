@@ -54,15 +54,24 @@ class Outcome:
     code: int = 0
     """Exit code of the program; 0 if it was stopped."""
     stopped: bool = False
+    cpu_s: float = 0.0
+    """CPU time while it ran."""
     missing: MachineError | None = None
     """Why there is no report."""
 
 
 def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> Outcome:
     """Run the program until it is clear what limits its steps; its own errors are printed as Python prints them."""
+    profiler = Profiler(quiet=quiet, peaks=peaks)
+    outcome, hooks = run_program(program, profiler)
+    _conclude(program, profiler, hooks, outcome)
+    return outcome
+
+
+def run_program(program: Program, profiler: Profiler) -> tuple[Outcome, Hooks]:
+    """Run the program until the profiler has seen enough of its steps."""
     _require_one_process()
     code, wrapped = _compiled(program)
-    profiler = Profiler(quiet=quiet, peaks=peaks)
     outcome = Outcome()
     with _closed(profiler):
         began = process_time()
@@ -75,9 +84,8 @@ def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True
         if active_children():
             # Iterators of loaders that are not referenced any more end their worker processes.
             gc.collect()
-        program_cpu = process_time() - began
-    _conclude(program, profiler, hooks, outcome, program_cpu)
-    return outcome
+        outcome.cpu_s = process_time() - began
+    return outcome, hooks
 
 
 @contextmanager
@@ -87,7 +95,7 @@ def _closed(profiler: Profiler) -> Iterator[None]:
     try:
         yield
     finally:
-        profiler.observer.close()
+        profiler.close()
 
 
 def _require_one_process() -> None:
@@ -99,7 +107,7 @@ def _require_one_process() -> None:
         )
 
 
-def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outcome, cpu_s: float) -> None:
+def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outcome) -> None:
     seen, observer = hooks.steps_seen, profiler.observer
     ends = f"calls of {program.step_function}" if program.step_function else "steps of a torch optimizer"
     if not observer.plain:
@@ -117,7 +125,7 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outco
     content["program"] = {"script": str(program.script), "arguments": list(program.arguments)}
     content["notes"] += hooks.notes()
     own = content["own_cpu_s"]
-    beside = max(1e-9, cpu_s - profiler.observer.traced_cpu_ns / 1e9)
+    beside = max(1e-9, outcome.cpu_s - profiler.observer.traced_cpu_ns / 1e9)
     content["notes"].append(
         f"profiling took {own:.1f} s of CPU time, {own / beside:.0%} of the {beside:.1f} s that the program used"
     )

@@ -29,6 +29,8 @@ from torch.utils.data import IterableDataset
 from ..errors import UsageError
 from ..machine import machine_facts
 from ..measure import peaks as machine_peaks
+from ..measure.advice import Evidence, as_json
+from ..measure.advice_rules import advise
 from ..measure.attribution import attribute
 from ..measure.call_places import place_rows
 from ..measure.ceilings import Ceilings, ceilings_of, knees_of
@@ -36,6 +38,7 @@ from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.limits import decide
 from ..measure.observing import SHORT, Observer
+from ..measure.program_facts import ProgramFacts, ProgramWatch, loader_facts
 from ..runs.step_report import KIND, SCHEMA, Report
 
 Experiment = Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]]
@@ -59,6 +62,7 @@ class Profiler:
     ) -> None:
         self._model, self._light, self._quiet, self._use_peaks = model, light, quiet, peaks
         self._observer: Observer | None = None
+        self.watch: ProgramWatch | None = None
         self._report: Report | None = None
         self._peaks: dict[str, Any] | None = None
         self._experiment: Experiment | None = None
@@ -67,6 +71,7 @@ class Profiler:
 
     def __enter__(self) -> Profiler:
         self._peaks = self._ceilings_of_machine(torch.get_num_threads())
+        self.watch = ProgramWatch()
         self.restart()
         return self
 
@@ -82,12 +87,20 @@ class Profiler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._observer is not None:
-            self._observer.close()
+            self.close()
             if kind is None:
                 self._report = self.build()
 
+    def close(self) -> None:
+        """Stop observing; no report is built."""
+        self.observer.close()
+        if self.watch is not None:
+            self.watch.close()
+
     def input(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Pass the batches on; the time until each arrives is a wait for input."""
+        if self.watch is not None:
+            self.watch.loader = loader_facts(batches)
         if self.observer.state == "warm":
             self.observer.buffered = prefetched(batches)
             if not self._driven:
@@ -136,6 +149,7 @@ class Profiler:
         attribution = attribute(observed, ceilings)
         experiments = self._experiment(attribution, observed) if self._experiment else []
         verdict = decide(attribution, observed, ceilings, experiments)
+        facts = self._facts(observed["threads"])
         return Report(
             {
                 "kind": KIND,
@@ -147,6 +161,8 @@ class Profiler:
                 "places": place_rows(attribution["operators"], attribution["shares"], observed),
                 "native": observed.get("native"),
                 "sampling": observed.get("sampling"),
+                "advice": as_json(advise(Evidence(observed, attribution["operators"], ceilings, facts))),
+                "program_facts": asdict(facts),
                 "experiments": experiments,
                 "step_ms": observed["step_ms"],
                 "waits": observed["waits"],
@@ -162,6 +178,11 @@ class Profiler:
                 "own_cpu_s": process_time() - cpu + self.observer.traced_cpu_ns / 1e9,
             }
         )
+
+    def _facts(self, threads: int) -> ProgramFacts:
+        model = self.observer.model
+        modules = model.named_modules() if model is not None else ()
+        return self.watch.facts(threads, modules, has_model=model is not None) if self.watch else ProgramFacts()
 
     def _ceilings_of_machine(self, threads: int) -> dict[str, Any] | None:
         if not self._use_peaks:

@@ -13,10 +13,11 @@ the fix affects at p80, other parts at p20, rates at p80 and the whole ceiling r
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from ..machine import usable_cores
+from .advice import Advice
 from .peaks.other_work import DISTURBED
 from .spans import kind_of, phase_of
 
@@ -368,26 +369,20 @@ def suggest(
 ) -> list[Fix]:
     """Rank fixes by their predicted gain, and add their rows to the profile; `doubt`: why no gain is predicted."""
     rows = ranked(fixes, profile, parts, peaks, usable_cores())
-    profile["fixes"] = [row_of(fix, prediction, doubt) for fix, prediction in rows]
+    profile["advice"] = [row_of(fix, prediction, doubt) for fix, prediction in rows]
     return [fix for fix, _ in rows]
 
 
 def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None) -> dict[str, Any]:
-    """The row of a fix in a profile, before it is tried."""
+    """The advice about a fix in a profile, before it is tried."""
     prediction, known = None if doubt else prediction, FIXES.get(fix.name)
-    return {
-        "name": fix.name,
-        "title": fix.title,
-        "switch": fix.switch,
-        "why": known.why if known else fix.title,
-        "predicted_ms": prediction and prediction.ms,
-        "predicted_gain": prediction and prediction.gain,
-        "predicted_range": prediction and [prediction.low, prediction.high],
-        "measured_ms": None,
-        "measured_gain": None,
-        "measured_range": None,
-        "same_numbers": None,
-        "largest_difference": None,
-        "status": "suggested" if prediction else "not judged",
-        "note": doubt and f"Not predicted: {doubt}",
-    }
+    advice = Advice(
+        fix.name,
+        f"{known.why[0].upper()}{known.why[1:]}: {fix.title}." if known else f"{fix.title}.",
+        fix.switch,
+        predicted_gain=prediction.gain if prediction else None,
+        predicted_range=[prediction.low, prediction.high] if prediction else None,
+        status="suggested" if prediction else "not judged",
+        note=doubt and f"Not predicted: {doubt}",
+    )
+    return asdict(advice)

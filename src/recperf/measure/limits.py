@@ -43,7 +43,6 @@ class Verdict:
     doubts: list[str] = field(default_factory=list)
     """What lowers the confidence."""
     second: str | None = None
-    advice: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,22 +76,18 @@ def decide(
             f"Other work used {others:.0%} of the cores, so operators took longer than they do alone. Shares of the "
             f"step that do not depend on it: {', '.join(known)}."
         )
-        advice = "Measure again while nothing else runs, or with one thread: how long one waits for a core is known."
-        return Verdict(NOT_JUDGED, shares[first], "low", [reason], doubts, None, advice)
+        reason += " Measure again while nothing else runs, or with one thread: how long one waits for a core is known."
+        return Verdict(NOT_JUDGED, shares[first], "low", [reason], doubts, None)
     if observed["waits"].get("unknown") and first == "operator":
-        reason = f"No step was traced: what takes {shares[first]:.0%} of the step is not known."
-        advice = "Trace some steps: a longer run, or recperf profile with more steps."
-        return Verdict(UNCLEAR, shares[first], "low", [reason, *because[1:]], doubts, None, advice)
+        reason = f"No step was traced: what takes {shares[first]:.0%} of the step is not known. A longer run may help."
+        return Verdict(UNCLEAR, shares[first], "low", [reason, *because[1:]], doubts, None)
     if shares[first] < CLEAR:
         reason = (
             f"No limit reaches {CLEAR:.0%} of the step. The nearest are {first} ({shares[first]:.0%}) and "
             f"{second} ({shares[second]:.0%})."
         )
-        return Verdict(UNCLEAR, shares[first], "low", [reason, *because], doubts, second, nearest_advice(first, second))
-    return Verdict(
-        first, shares[first], confidence, because, doubts,
-        second if shares[second] >= NOTICEABLE else None, TEXTS[first]["advice"],
-    )  # fmt: skip
+        return Verdict(UNCLEAR, shares[first], "low", [reason, *because], doubts, second)
+    return Verdict(first, shares[first], confidence, because, doubts, second if shares[second] >= NOTICEABLE else None)
 
 
 def _preemption_removed(observed: dict[str, Any], limit: str) -> bool:
@@ -118,14 +113,6 @@ def _contradictions(experiments: list[dict[str, Any]]) -> list[str]:
     if ran and not doubts and not any(row["outcome"] == "agrees" for row in ran):
         doubts = ["no experiment told this limit from the next one"]
     return doubts
-
-
-def nearest_advice(first: str, second: str) -> str:
-    """What to do about a step that no single limit explains."""
-    return (
-        f"Remove the nearest first and measure again. {first.capitalize()}: {TEXTS[first]['advice']} "
-        f"{second.capitalize()}: {TEXTS[second]['advice']}"
-    )
 
 
 def verdict_of(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any]:

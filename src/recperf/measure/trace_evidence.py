@@ -6,7 +6,6 @@ memory follows from the size of an operator's tensors against the knee of the ca
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,14 @@ from platform import node
 from statistics import median
 from typing import Any
 
-from ..units import number
-from .attribution import EXPLAINED, attribute
+from .advice import Evidence, as_json
+from .advice_rules import advise
+from .attribution import attribute
 from .call_places import place_rows, trace_places
 from .ceilings import Ceilings, ceilings_of
 from .limits import UNCLEAR, UNDECIDED, Verdict, decide
 from .operators import CallWork
+from .program_facts import facts_of_rows
 from .timeline import Call, operator_rows, step_times, unknown_work
 from .trace.analyse import analyse_steps, counted, device_name, facts_of, read_one, steps_of
 from .trace.collectives import collectives, lateness
@@ -40,11 +41,6 @@ FEW_STEPS = 4
 """From this many steps on, only the typical ones are divided among limits."""
 UNKNOWN_KINDS = 0.05
 """Share of events of unknown kinds, or without valid times, from which they may matter."""
-NOTICEABLE = 0.05
-"""Findings about a smaller share of the step are not mentioned."""
-SLOW = " Far below the ceiling: look for page faults of newly allocated memory, denormal numbers, or too few threads."
-USED = 0.1
-"""A table of which a step uses fewer rows than this gains from updating only those."""
 NEEDS_CEILINGS = ("compute", "bandwidth", "latency", "cache", "dispatch", "operator")
 
 
@@ -97,7 +93,7 @@ def whose(device: str, host: str | None, peaks: Json | None, *, measured: bool, 
 def limit_of(
     trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None, doubts: Iterable[str] = ()
 ) -> Json:
-    """What limits the steps of a trace: verdict, shares, operators with their limits, findings."""
+    """What limits the steps of a trace: verdict, shares, operators with their limits, advice."""
     seen = observed(trace, nesting, window, ceilings)
     attribution = attribute(seen, ceilings)
     verdict = decide(attribution, seen, ceilings)
@@ -106,7 +102,7 @@ def limit_of(
         "shares": attribution["shares"],
         "operators": attribution["operators"],
         "places": place_rows(attribution["operators"], attribution["shares"], seen),
-        "findings": findings(seen, ceilings),
+        "advice": as_json(advise(Evidence(seen, attribution["operators"], ceilings, facts_of_rows(seen["operators"])))),
         "step_ms": seen["step_ms"],
         "notes": seen["notes"],
     }
@@ -216,9 +212,9 @@ def _qualified(
             reason += (
                 f" Outside of them the nearest are {first} ({shares[first]:.0%}) and {second} ({shares[second]:.0%})."
             )
-            advice = "Run recperf peaks on the machine that recorded the trace, and name its file with --peaks."
+            reason += " recperf peaks measures them on the machine that recorded the trace; --peaks names its file."
             verdict = replace(verdict, because=[reason, *others], doubts=[*verdict.doubts, *more])
-            return replace(verdict, limit=UNCLEAR, share=inside, confidence="low", advice=advice)
+            return replace(verdict, limit=UNCLEAR, share=inside, confidence="low")
         verdict = replace(verdict, because=[*others, reason])
     unknown = sum(row["ms"] for row in seen["operators"] if not row["counted"])
     doubts = [*verdict.doubts, *more]
@@ -228,78 +224,3 @@ def _qualified(
         doubts.append("a trace without stacks does not tell Python code from waits outside of operators")
     confidence = verdict.confidence if doubts == verdict.doubts else ("medium", "low")[len(doubts) > 1]
     return replace(verdict, doubts=doubts, confidence=verdict.confidence if verdict.limit in UNDECIDED else confidence)
-
-
-def findings(seen: Json, ceilings: Ceilings | None) -> list[Json]:
-    """What the sizes tell beside the shares: passes over memory by region, and tables of which few rows are used."""
-    step = sum(seen["waits"].values()) + sum(row["ms"] for row in seen["operators"])
-    return [*_passes(seen["operators"], step, ceilings), *_tables(seen["operators"], step)] if step else []
-
-
-def _passes(operators: list[Json], step: float, ceilings: Ceilings | None) -> list[Json]:
-    """The region whose element-wise operators stream most through memory."""
-    regions: defaultdict[str | None, list[Json]] = defaultdict(list)
-    for row in operators:
-        if row["beyond"] and not row["flops"] and not row["rows"]:
-            regions[row["part"]].append(row)
-    result = []
-    for part, rows in regions.items():
-        ms, moved = (sum(row[name] for row in rows) for name in ("ms", "bytes"))
-        if ms / step >= NOTICEABLE:
-            rate = moved / ms * 1e3
-            far_below = ceilings is not None and rate < EXPLAINED * ceilings.stream
-            ceiling = f"; this machine streams at {number(ceilings.stream)}B/s" if ceilings else ""
-            calls = sum(row["calls"] for row in rows)
-            names = list(dict.fromkeys(row["name"].removeprefix("aten::") for row in rows))
-            listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            place = f"of {part.rpartition('/')[2]}" if part else "outside of all regions"
-            fuse = "a fused optimizer (fused=True)" if "optim" in (part or "").lower() else "torch.compile"
-            result.append(
-                {
-                    "what": "element-wise passes",
-                    "part": part,
-                    "ms": ms,
-                    "share": ms / step,
-                    "bytes_per_s": rate,
-                    "ceiling_bytes_per_s": ceilings.stream if ceilings else None,
-                    "sentence": f"{calls:,.0f} element-wise passes {place} ({listed}) take {ms:.3g} ms, "
-                    f"{ms / step:.0%} of the step, and move {number(moved)}B at {number(rate)}B/s{ceiling}.",
-                    "advice": f"Fuse them: {fuse} passes over the data once." + (SLOW if far_below else ""),
-                }
-            )
-    return sorted(result, key=lambda finding: -finding["ms"])
-
-
-def _tables(operators: list[Json], step: float) -> list[Json]:
-    """Tables of which a step uses few rows while other operators pass over all of them."""
-    lookups: defaultdict[tuple[int, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for row in operators:
-        if row["rows"] and row["table_rows"]:
-            lookups[row["table_rows"], row["row_bytes"]][row["name"]] += row["rows"]
-    result = []
-    for (table_rows, row_bytes), by_name in lookups.items():
-        # The backward pass looks up the same rows as the forward pass.
-        used = max(by_name.values())
-        streams = [row for row in operators if row["bytes"] and not row["rows"] and len(row.get("largest", ())) > 1]
-        dense = [row for row in streams if row["largest"][0] == table_rows]
-        ms = sum(row["ms"] for row in dense)
-        share = used / table_rows
-        if share < USED and ms / step >= NOTICEABLE:
-            parts = dict.fromkeys((row["part"] or "no region").rpartition("/")[2] for row in dense)
-            result.append(
-                {
-                    "what": "dense update of a table",
-                    "table_rows": table_rows,
-                    "row_bytes": row_bytes,
-                    "lookups": used,
-                    "used_share": share,
-                    "ms": ms,
-                    "share": ms / step,
-                    "sentence": f"A step looks up {used:,.0f} of the {table_rows:,} rows of a table, at most "
-                    f"{share:.1%}, but operators over all of its rows ({', '.join(parts)}) take {ms:.3g} ms, "
-                    f"{ms / step:.0%} of the step.",
-                    "advice": "Update only the rows that were used: sparse gradients (nn.Embedding(sparse=True)) with "
-                    "torch.optim.SparseAdam, or a row-wise optimizer.",
-                }
-            )
-    return sorted(result, key=lambda finding: -finding["ms"])

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from ..errors import DataError
 from ..files import write_json
 from ..jsonfile import Count, Number, check, read
+from ..measure.advice import Advice
 from ..measure.limits import UNDECIDED, Verdict
 
 KIND = "step profile"
@@ -20,6 +21,7 @@ class _Content(TypedDict):
     parts: list[dict[str, Any]]
     operators: list[dict[str, Any]]
     experiments: list[dict[str, Any]]
+    advice: list[Advice]
     step_ms: dict[str, Number]
     steps: dict[str, Any]
     device: str
@@ -60,6 +62,11 @@ class Report:
     def experiments(self) -> list[dict[str, Any]]:
         """What each experiment should have done and did."""
         return list(self._content["experiments"])
+
+    @property
+    def advice(self) -> list[Advice]:
+        """Changes that would make the step faster, the largest predicted gain first."""
+        return [Advice(**one) for one in self._content["advice"]]
 
     @property
     def step_ms(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ from ...units import digits
 from . import formats as fmt
 from . import page, plots, ranks
 from . import profile_device as device
+from .advice import advice_blocks
 from .blocks import Block, Cell, Report, Section, Table, Text, Tile, cells, definitions
 from .formats import NONE
 from .plots import from_profile
@@ -82,12 +83,12 @@ def _tiles(profile: Profile) -> list[Tile]:
     idle = [] if why_missing(profile, "idle") else device.idle_tiles(profile["idle"])
     rate = f"{profile['batch_size'] / plain * 1e3:,.0f}" if plain else fmt.NONE
     tiles += idle or [Tile("batch / median step", f"{rate} samples/s", "without timers; a run states its throughput")]
-    fixes = [] if why_missing(profile, "fixes") else [fix for fix in profile["fixes"] if fix["status"] != "rejected"]
+    advice = [] if why_missing(profile, "advice") else [one for one in profile["advice"] if one["status"] != "rejected"]
     for kind in ("measured", "predicted"):
-        gains = {fix["title"]: fix[f"{kind}_gain"] for fix in fixes if fix.get(f"{kind}_gain")}
+        gains = {one["name"]: one[f"{kind}_gain"] for one in advice if one.get(f"{kind}_gain")}
         if gains:
-            best = max(gains, key=lambda title: gains[title])
-            tiles.append(Tile(f"best fix, {kind}", fmt.gain(gains[best]), best))
+            best = max(gains, key=lambda name: gains[name])
+            tiles.append(Tile(f"best change, {kind}", fmt.gain(gains[best]), best))
             break
     several = ranks.of_several(profile)
     if several:
@@ -108,6 +109,7 @@ def step_sections_of(profile: Profile, peaks: Profile | None, key: str) -> tuple
         profile,
         (
             ("evidence", "Verdict", "verdict", lambda: workload_blocks(profile)),
+            ("advice", "What to change", "advice", lambda: advice_blocks(profile["advice"])),
             ("budget", "Step budget", "components", lambda: budget_blocks(profile, key)),
             ("operators", "Operators", "observed", lambda: workload_operators(profile, peaks)),
             ("kernels", "Kernels", "kernels", lambda: device.kernels(profile)),
@@ -116,7 +118,6 @@ def step_sections_of(profile: Profile, peaks: Profile | None, key: str) -> tuple
             ("transfers", "Transfers", "transfers", lambda: device.transfers(profile["transfers"])),
             ("embeddings", "Embeddings", "embeddings", lambda: device.embeddings(profile["embeddings"])),
             ("communication", "Communication", "communication", lambda: ranks.blocks(key, profile)),
-            ("fixes", "Fixes ranked", "fixes", lambda: _fixes(profile["fixes"])),
         ),
     )
 
@@ -142,38 +143,6 @@ def budget_blocks(profile: Profile, key: str) -> list[Block]:
         warning = Text(f"The parts sum to {total:.1%} of the step, so do not trust this budget.", "warning")
         return [warning, figure, table]
     return [figure, table]
-
-
-def _fixes(fixes: list[dict[str, Any]]) -> list[Block]:
-    if not fixes:
-        return [Text("No switch of recperf would make this step faster.")]
-    rows, reasons = [], []
-    for fix in fixes:
-        tone = {"tried": "good", "rejected": "bad", "not judged": "bad"}.get(fix["status"], "muted")
-        rows.append(
-            cells(
-                Cell(fix["title"], width=28),
-                fmt.gain(fix.get("predicted_gain"), fix.get("predicted_range")),
-                fmt.time(fix.get("measured_ms")),
-                fmt.gain(fix.get("measured_gain"), fix.get("measured_range")),
-                _same_numbers(fix),
-                Cell(fix["status"], tone),
-            )
-        )
-        why = ". ".join(str(fix[name]).rstrip(".") for name in ("why", "note") if fix.get(name))
-        switch = Cell(fix.get("switch") or NONE, "code")
-        reasons.append(cells(Cell(fix["title"], width=28), switch, f"{why}." if why else ""))
-    head = ("fix", "predicted gain", "step", "measured gain", "same", "status")
-    note = "Gains with their ranges; step: measured with the fix; same: whether it computes the same numbers."
-    tables = [Table(head, rows, note, left=(5,)), Table(("fix", "switch", "why"), reasons, left=(1, 2))]
-    doubts = [fix["note"] for fix in fixes if fix["status"] == "not judged"]
-    warning = [Text(f"{len(doubts)} of {len(fixes)} fixes are not judged. {doubts[0]}.", "warning")] if doubts else []
-    return [*warning, *tables]
-
-
-def _same_numbers(fix: dict[str, Any]) -> str:
-    same, difference = fix.get("same_numbers"), fix.get("largest_difference")
-    return fmt.yes_or_no(same) + (f" ({difference:.1e})" if difference and not same else "")
 
 
 def _trust(profile: Profile, machine: Profile, missing: dict[str, list[str]]) -> list[Block]:

@@ -13,6 +13,7 @@ from ...measure.limits import NOT_JUDGED, TEXTS, UNDECIDED
 from ...measure.places import place_text
 from . import formats as fmt
 from . import plots
+from .advice import advice_blocks
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, cells
 from .svg import family
 
@@ -116,6 +117,7 @@ def limit_tiles(verdict: Json) -> list[Tile]:
 def sections(profile: Json) -> list[Section]:
     listed = [
         Section("limits", "What limits the step", limit_blocks(profile)),
+        Section("advice", "What to change", advice_blocks(profile["advice"])),
         Section("shares", "Where the time goes", [*share_blocks(profile, divided_ms(profile)), *place_blocks(profile)]),
         Section("operators", "Operators", operator_blocks(profile["operators"])),
     ]
@@ -131,8 +133,6 @@ def limit_blocks(profile: Json) -> list[Block]:
     blocks: list[Block] = [
         Text(sentence, "lead" if index == 0 else "") for index, sentence in enumerate(verdict["because"])
     ]
-    if verdict["advice"]:
-        blocks.append(Text(f"What usually helps: {verdict['advice']}"))
     blocks += [Text(f"Doubt: {doubt}.", "note") for doubt in verdict["doubts"]]
     return blocks
 

@@ -13,6 +13,7 @@ from ...measure.limits import ranks_sentence
 from . import formats as fmt
 from . import page, ranks, step_sections
 from . import profile_device as device
+from .advice import advice_blocks
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, cells, definitions
 from .step_sections import TOP, last_name
 from .text import render
@@ -83,6 +84,7 @@ def _sections(analysis: Analysis, top: int, viewer: Viewer | None) -> list[Secti
     listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
         ("ranks", "Ranks", "ranks_compared", lambda: _ranks(analysis["ranks_compared"])),
         ("limits", "What limits the step", "limit", lambda: _limit(analysis["limit"])),
+        ("advice", "What to change", "limit", lambda: advice_blocks(analysis["limit"]["advice"])),
         ("shares", "Where the time goes", "limit", lambda: _shares(analysis["limit"])),
         ("parts", "Regions", "parts", lambda: _parts(analysis, top)),
         ("modules", "Modules", "modules", lambda: _modules(analysis, top)),
@@ -133,10 +135,8 @@ def _tiles(analysis: Analysis) -> list[Tile]:
 
 
 def _limit(limit: Analysis) -> list[Block]:
-    """Verdict and findings with their advice, whose ceilings they rest on, and what the trace does not tell."""
+    """The verdict, whose ceilings they rest on, and what the trace does not tell."""
     blocks = step_sections.limit_blocks(limit)
-    for finding in limit["findings"]:
-        blocks.append(Text(f"{finding['sentence']} {finding['advice']}"))
     notes = [limit["ceilings"], *limit["notes"]]
     return [*blocks, *(Text(fmt.sentence(note), "note") for note in notes)]
 

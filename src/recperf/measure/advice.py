@@ -1,0 +1,109 @@
+"""Advice: one change with the gain that this machine's ceilings predict. Rules over what was observed. Torch-free.
+
+The range of a prediction is half of the saving, and all of the time that goes with the change. No rule, no advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from ..units import time
+from .attribution import divided_ms
+from .ceilings import Ceilings
+from .places import place_text
+from .program_facts import ProgramFacts, optimizer_of
+
+NOTICEABLE = 0.05
+"""A change that saves a smaller share of the step is not mentioned."""
+LEAST = 0.02
+"""Of a step, what remains at least in the best case."""
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Advice:
+    """One change, with its predicted and its measured gain (1.5: a step is 1.5 times as fast)."""
+
+    name: str
+    seen: str
+    """What was seen, with figures."""
+    change: str
+    """A line to paste, or the options to give."""
+    predicted_gain: float | None = None
+    predicted_range: list[float] | None = None
+    measured_ms: float | None = None
+    measured_gain: float | None = None
+    measured_range: list[float] | None = None
+    same_losses: bool | None = None
+    largest_difference: float | None = None
+    status: str = "suggested"
+    """suggested, tried, rejected (changes the losses), not judged, or not applicable."""
+    note: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What --try-fixes changes in a program from outside; empty where only its author can."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What rules look at."""
+
+    observed: dict[str, Any]
+    operators: list[Row]
+    """Rows of operators with their time by limit."""
+    ceilings: Ceilings | None
+    facts: ProgramFacts
+
+    @cached_property
+    def step_ms(self) -> float:
+        return divided_ms(self.observed)
+
+    @property
+    def on_cpu(self) -> bool:
+        return bool(self.observed["device"] == "cpu")
+
+    def ms(self, *limits: str) -> float:
+        """Time of a step under some limits."""
+        waits = sum(self.observed["waits"].get(limit, 0.0) for limit in limits)
+        return float(waits + sum(row["limits"].get(limit, 0.0) for row in self.operators for limit in limits))
+
+    def optimizer_rows(self, kind: str) -> list[Row]:
+        return [row for row in self.operators if optimizer_of(row["part"]) == kind]
+
+    def calls_ms(self, calls: float) -> float:
+        """What so many calls of operators cost, whatever they compute."""
+        if self.ceilings is None:
+            return 0.0
+        rates = self.ceilings.calls
+        return calls * (rates.get("index", rates["elementwise"]) if self.on_cpu else self.ceilings.kernel_ns) / 1e6
+
+    def stream_ms(self, moved: float) -> float:
+        """Time to pass over so many bytes."""
+        if self.ceilings is None:
+            return 0.0
+        return moved / (self.ceilings.stream if moved > self.ceilings.stream_knee else self.ceilings.cached) * 1e3
+
+    def cost(self, ms: float, rows: Iterable[Row] = ()) -> str:
+        """A time, its share of the step, and where the user's program calls the operators, if that is known."""
+        place = next((f" ({place_text(row['place'])})" for row in rows if row.get("place")), "")
+        return f"{time(ms)}, {ms / self.step_ms if self.step_ms else 0:.0%} of the step{place}"
+
+    def advice(
+        self, name: str, seen: str, change: str, goes: float, needs: float = 0.0, **settings: Any
+    ) -> Advice | None:
+        """Advice, if what goes less what the changed way needs is a noticeable part of the step."""
+        saved, step = goes - needs, self.step_ms
+        if not step or saved < NOTICEABLE * step:
+            return None
+        advice = Advice(name, seen, change, settings=settings)
+        if self.ceilings is None:
+            return advice
+        gain = [step / max(LEAST * step, step - part) for part in (saved / 2, saved, goes)]
+        return replace(advice, predicted_gain=gain[1], predicted_range=[gain[0], gain[2]])
+
+
+def as_json(advice: Iterable[Advice]) -> list[dict[str, Any]]:
+    return [asdict(one) for one in advice]

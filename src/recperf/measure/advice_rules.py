@@ -1,0 +1,384 @@
+"""The rules of advice: each looks for one pattern in what was observed and says what to change. Torch-free.
+
+A rule says how much of a step's time goes with the change and what the changed way needs at the ceilings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from linecache import getline
+
+from ..units import number
+from .advice import Advice, Evidence, Row
+from .places import place_text
+from .program_facts import OptimizerFacts, optimizer_of
+
+USED = 0.1
+"""A table of which a step uses fewer rows than this gains from updating only those."""
+SPARSE_ACCESSES, SPARSE_CALLS = 10, 40
+"""Accesses of a row and operators of SparseAdam: two to sum gradients, two reads of its states, three updates."""
+PASSES = {"Adam": (7, 19), "AdamW": (7, 21), "SGD": (3, 3), "Adagrad": (5, 13)}
+"""Passes over the parameters of a fused optimizer, and of one that is not: reads and writes of every operator."""
+NARROW = 128
+"""Bytes of a row from which half of it is still a cache line."""
+_REPORTS = re.compile(r"item\(|print|log|metric|auc|accura|score|save|writ|tqdm|dump|plot|history", re.IGNORECASE)
+"""Names of what programs compute or write about their steps."""
+FAR = 0.3
+"""A product below this share of its ceiling has a shape that suits no kernel."""
+
+
+def advise(evidence: Evidence) -> list[Advice]:
+    """What the rules say about a step, the largest predicted gain first."""
+    found = [advice for rule in RULES if (advice := rule(evidence)) is not None]
+    return sorted(found, key=lambda advice: -(advice.predicted_gain or 0.0))
+
+
+def _names(rows: Iterable[Row]) -> str:
+    names = list(dict.fromkeys(row["name"].removeprefix("aten::") for row in rows))
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def dense_table(evidence: Evidence) -> Advice | None:
+    """A dense gradient and a dense optimizer pass over all rows of a table of which a step uses few."""
+    names = [row["name"] for row in evidence.operators]
+    uses_sparse = any(one.sparse for one in evidence.facts.optimizers) or any(
+        name.startswith(("aten::_coalesce", "aten::_sparse")) or "sparse_backward" in name for name in names
+    )
+    used: defaultdict[tuple[int, int], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for row in evidence.operators:
+        if row["rows"] and row["table_rows"] and row["row_bytes"]:
+            rows = row["distinct"] or row["rows"]
+            used[row["table_rows"], row["row_bytes"]][row["name"]] += rows
+    found = []
+    for (table_rows, row_bytes), by_name in used.items():
+        for optimizer in evidence.facts.optimizers:
+            if not uses_sparse and optimizer.kind in PASSES:
+                # The backward pass uses the same rows as the forward pass.
+                found.append(_table_advice(evidence, optimizer, table_rows, row_bytes, max(by_name.values())))
+    return max((one for one in found if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
+
+
+def _table_advice(
+    evidence: Evidence, optimizer: OptimizerFacts, table_rows: int, row_bytes: int, used: float
+) -> Advice | None:
+    takes_sparse = optimizer.kind in ("SGD", "Adagrad")
+    if takes_sparse and not (optimizer.plain and optimizer.elements):
+        return None
+    width = row_bytes // optimizer.element_bytes
+    tables = optimizer.tables.count([table_rows, width])
+    passes = [row for row in evidence.operators if row.get("largest", [0])[0] == table_rows and not row["rows"]]
+    goes = sum(row["ms"] for row in passes if len(row["largest"]) > 1)
+    if tables:
+        whole = sum(row["ms"] for row in evidence.optimizer_rows(optimizer.kind))
+        goes = whole * tables * table_rows * width / optimizer.elements
+    same = [row for row in evidence.operators if row["table_rows"] == table_rows]
+    gradients = [row for row in same if "dense_backward" in row["name"]]
+    total = table_rows * max(1, tables)
+    if used >= USED * total:
+        return None
+    needs = evidence.calls_ms(SPARSE_CALLS * max(1, tables) / (4 if takes_sparse else 1))
+    if evidence.ceilings is not None:
+        cached = total * row_bytes <= evidence.ceilings.knee
+        accesses = SPARSE_ACCESSES / (2 if takes_sparse else 1)
+        needs += used * accesses * evidence.ceilings.row_ns(row_bytes, cached=cached) / 1e6
+    goes += sum(row["ms"] for row in gradients)
+    modules = [one for one in evidence.facts.embeddings if (one.rows, one.width) == (table_rows, width)]
+    kind = modules[0].kind if modules else "Embedding"
+    name = ", ".join(f"{one.name}.weight" for one in modules[:4] if one.name) or "embedding.weight"
+    change = f"nn.{kind}({table_rows}, {width}, sparse=True)"
+    if not takes_sparse:
+        lr = f"{optimizer.lr:g}" if optimizer.lr is not None else "lr"
+        change += f"; rows = torch.optim.SparseAdam([{name}], lr={lr})  # {optimizer.kind} gets the other parameters"
+    how_many = f"{tables} tables of {table_rows:,} rows" if tables > 1 else f"a table of {table_rows:,} rows"
+    seen = (
+        f"A step uses {used:,.0f} rows ({used / total:.1%}) of {how_many}, but {optimizer.kind} and the gradient pass "
+        f"over all of them: {evidence.cost(goes, same)}."
+    )
+    settings = {"sparse": [table_rows, width]} if tables else {}
+    return evidence.advice("sparse", seen, change, goes, needs, **settings)
+
+
+def optimizer_passes(evidence: Evidence) -> Advice | None:
+    """An optimizer that passes over its parameters operator by operator."""
+    found = []
+    for optimizer in evidence.facts.optimizers:
+        rows = evidence.optimizer_rows(optimizer.kind)
+        goes = sum(row["ms"] for row in rows)
+        seen = (
+            f"{optimizer.kind} ({optimizer.way}) runs {sum(row['calls'] for row in rows):,.0f} operators "
+            f"({_names(rows)}): {evidence.cost(goes)}."
+        )
+        if optimizer.way != "fused" and optimizer.fusable and optimizer.kind in PASSES:
+            fused, separate = PASSES[optimizer.kind]
+            moved = optimizer.elements * optimizer.element_bytes * fused
+            moved = moved or sum(row["bytes"] for row in rows) * fused / separate
+            needs = evidence.stream_ms(moved) + evidence.calls_ms(1)
+            change = f"torch.optim.{optimizer.kind}(..., fused=True)"
+            found.append(evidence.advice("optimizer", seen, change, goes, needs, optimizer="fused"))
+        elif optimizer.way == "for-loop" and optimizer.parameters > 1 and not optimizer.sparse:
+            overhead = sum(row["limits"].get("dispatch", 0.0) for row in rows)
+            change = f"torch.optim.{optimizer.kind}(..., foreach=True)"
+            needs = overhead / optimizer.parameters
+            found.append(evidence.advice("optimizer", seen, change, overhead, needs, optimizer="foreach"))
+    return max((one for one in found if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
+
+
+def cleared_gradients(evidence: Evidence) -> Advice | None:
+    """Gradients that are overwritten with zeros instead of released."""
+    rows = [row for row in evidence.operators if "zero_grad" in (row["part"] or "") and "zero_" in row["name"]]
+    goes = sum(row["ms"] for row in rows)
+    seen = f"zero_grad writes zeros over every gradient: {evidence.cost(goes, rows)}." if rows else ""
+    return evidence.advice("zero_grad", seen, "optimizer.zero_grad(set_to_none=True)", goes, zero_grad=True)
+
+
+def precision(evidence: Evidence) -> Advice | None:
+    """Products in a precision beside which a faster one was measured."""
+    ceilings = evidence.ceilings
+    by_precision: defaultdict[str, float] = defaultdict(float)
+    for row in evidence.operators:
+        if row["flops"]:
+            by_precision[row["precision"] or "float32"] += row["limits"].get("compute", 0.0)
+    if ceilings is None or not by_precision:
+        return None
+    now = max(by_precision, key=lambda name: by_precision[name])
+    faster = ceilings.faster(now)
+    if now not in ceilings.flops or not faster:
+        return None
+    # TF32 needs one line and no conversions; float32 is what everybody else computes in.
+    best = next((name for name in ("tf32", "float32") if name in faster and now in ("float32", "float64")), faster[0])
+    goes = by_precision[now]
+    rates = f"{number(ceilings.flops[now])}FLOP/s, {best} {number(ceilings.flops[best])}FLOP/s"
+    seen = f"Products in {now} take {evidence.cost(goes)}; this machine reaches {rates}."
+    change = {
+        "tf32": 'torch.set_float32_matmul_precision("high")',
+        "float32": "model.float(), and batches in float32",
+    }.get(best, f'with torch.autocast("{"cpu" if evidence.on_cpu else "cuda"}", torch.{best}): ...')
+    settings = {"tf32": True} if best == "tf32" else {}
+    return evidence.advice(
+        "precision", seen, change, goes, goes * ceilings.flops[now] / ceilings.flops[best], **settings
+    )
+
+
+def product_shape(evidence: Evidence) -> Advice | None:
+    """A product far below its ceiling."""
+    ceilings = evidence.ceilings
+    rows = [row for row in evidence.operators if row["flops"] and row["kind"] == "product" and row["ms"]]
+    row = max(rows, key=lambda row: row["limits"].get("operator", 0.0), default=None)
+    if ceilings is None or row is None or not row["limits"].get("operator"):
+        return None
+    least = row["flops"] / ceilings.product(row["precision"]) * 1e3
+    if least >= FAR * row["ms"]:
+        return None
+    seen = (
+        f"{row['name'].removeprefix('aten::')} computes {number(row['flops'] / row['ms'] * 1e3)}FLOP/s where this "
+        f"machine reaches {number(ceilings.product(row['precision']))}FLOP/s: {evidence.cost(row['ms'], [row])}."
+    )
+    change = "pad its sizes to multiples of 16 and pass contiguous operands: x = x.contiguous()"
+    return evidence.advice("shape", seen, change, row["ms"], least / FAR)
+
+
+def attention(evidence: Evidence) -> Advice | None:
+    """Softmax between two batched products, instead of a fused kernel."""
+    softmax = [row for row in evidence.operators if row["name"] in ("aten::_softmax", "aten::_softmax_backward_data")]
+    forward = sum(row["calls"] for row in softmax if row["name"] == "aten::_softmax")
+    products = sum(row["calls"] for row in evidence.operators if row["name"] in ("aten::bmm", "aten::baddbmm"))
+    if not forward or products < 2 * forward or any("scaled_dot" in row["name"] for row in evidence.operators):
+        return None
+    parts = {row["part"] for row in softmax}
+    beside = ("aten::masked_fill", "aten::native_dropout", "aten::div", "aten::mul", "aten::add", "aten::where")
+    rows = [row for row in evidence.operators if row in softmax or (row["part"] in parts and row["name"] in beside)]
+    goes = sum(row["ms"] for row in rows)
+    seen = f"Softmax between two products writes all scores to memory: {evidence.cost(goes, softmax)}."
+    change = "torch.nn.functional.scaled_dot_product_attention(query, key, value)"
+    return evidence.advice("attention", seen, change, goes)
+
+
+def threads(evidence: Evidence) -> Advice | None:
+    """Fewer threads than cores, or more."""
+    now, cores = evidence.facts.threads, evidence.facts.cores
+    if not evidence.on_cpu or not now or not cores or now == cores:
+        return None
+    change = f"torch.set_num_threads({cores})"
+    if now > cores:
+        seen = f"Operators use {now} threads on {cores} cores: threads of one operator wait for each other."
+        return Advice("threads", seen, change, settings={"threads": cores})
+    goes = evidence.ms("compute", "latency")
+    seen = f"Operators use {now} of {cores} cores; arithmetic and random rows take {evidence.cost(goes)}."
+    return evidence.advice("threads", seen, change, goes, goes * now / cores, threads=cores)
+
+
+def loader(evidence: Evidence) -> Advice | None:
+    """Batches that are made while the step waits, or by more processes than there are cores."""
+    facts, waited = evidence.facts.loader, evidence.ms("input")
+    cores = evidence.facts.cores
+    if facts is None or not cores:
+        return None
+    if facts.workers > cores:
+        seen = f"The DataLoader has {facts.workers} workers for {cores} cores."
+        return Advice("workers", seen, f"DataLoader(..., num_workers={cores})", settings={"workers": cores})
+    rest = evidence.step_ms - waited
+    making = waited if not facts.workers else evidence.step_ms * facts.workers
+    workers = max(1, min(cores - 1 or 1, round(making / max(rest, 1e-9) + 0.5)))
+    if workers <= facts.workers:
+        return None
+    busy = rest * (evidence.facts.threads if evidence.on_cpu else 1)
+    left = max(0.0, making / workers - rest, (making + busy) / cores - rest)
+    made = f"by {facts.workers} workers" if facts.workers else "in the process of the step"
+    seen = f"The step waits for its batch, which is made {made}: {evidence.cost(waited)}."
+    change = f"DataLoader(..., num_workers={workers}, persistent_workers=True)"
+    return evidence.advice("workers", seen, change, waited, left, workers=workers)
+
+
+def copies(evidence: Evidence) -> Advice | None:
+    """Copies to the device that nothing hides."""
+    if evidence.on_cpu:
+        return None
+    goes = evidence.ms("transfer")
+    pinned = evidence.facts.loader is not None and evidence.facts.loader.pinned
+    change = "batch.to(device, non_blocking=True)" + ("" if pinned else " from DataLoader(..., pin_memory=True)")
+    seen = f"Copies between host and device that no computation hides take {evidence.cost(goes)}."
+    return evidence.advice("pinned", seen, change, goes, **({} if pinned else {"pinned": True}))
+
+
+def waits_for_values(evidence: Evidence) -> Advice | None:
+    """Values that the host reads from the device in every step."""
+    goes = evidence.ms("sync")
+    reads = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
+    rows = [row for row in evidence.operators if row["name"] in reads]
+    by = _names(rows) or ".item() or .cpu()"
+    seen = f"The device is idle while the host reads a value, by {by}: {evidence.cost(goes, rows)}."
+    change = "if step % 100 == 0: print(loss.item())"
+    return evidence.advice("item", seen, change, goes)
+
+
+def reported_values(evidence: Evidence) -> Advice | None:
+    """Metrics, logging and checkpoints in every step, where the line that holds their time is known."""
+    found = []
+    for row in evidence.observed.get("places") or []:
+        place, ms = row["place"], row["share"] * evidence.ms(row["limit"])
+        source = getline(place["file"], place["line"]).strip()
+        if row["limit"] in ("python", "blocked", "sync") and _REPORTS.search(f"{place['function']} {source}"):
+            seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(ms)}."
+            change = f"if step % 100 == 0: {source or place['function'] + '(...)'}"
+            found.append(evidence.advice("reports", seen, change, ms, ms / 100))
+    return max((one for one in found if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
+
+
+def small_operators(evidence: Evidence) -> Advice | None:
+    """Many operators that compute little."""
+    if evidence.facts.compiled:
+        return None
+    calls = sum(row["kernels"] or row["calls"] for row in evidence.operators)
+    goes = evidence.ms("dispatch") if evidence.on_cpu else evidence.ms("launch", "python", "dispatch")
+    what = "operator calls" if evidence.on_cpu else "kernels, for which the device waits or which are empty"
+    seen = f"{calls:,.0f} {what} take {evidence.cost(goes)}."
+    kept = sum(row["calls"] for row in evidence.operators if row["kind"] in ("product", "index", "embedding_bag"))
+    needs = evidence.calls_ms(kept if evidence.on_cpu else calls)
+    change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
+    settings = {"compile": True} if evidence.facts.has_model else {}
+    return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
+
+
+def larger_batch(evidence: Evidence) -> Advice | None:
+    """What a step costs whatever its batch, shared by twice the samples."""
+    size = evidence.facts.loader.batch_size if evidence.facts.loader else None
+    fixed = evidence.ms("dispatch", "python", "launch")
+    if size is None or fixed < 0.3 * evidence.step_ms:
+        return None
+    seen = f"Python, operator calls and launches take {evidence.cost(fixed)}, however large the batch ({size:,})."
+    change = f"DataLoader(..., batch_size={2 * size})  # more samples per second; the learning rate may need tuning"
+    return evidence.advice("batch", seen, change, fixed / 2)
+
+
+def repeated_passes(evidence: Evidence) -> Advice | None:
+    """Element-wise operators that each pass over memory; the optimizer's have their own rule."""
+    if evidence.facts.compiled:
+        return None
+    regions: defaultdict[str | None, list[Row]] = defaultdict(list)
+    for row in evidence.operators:
+        plain = row["beyond"] and not row["flops"] and not row["rows"] and not row.get("fused")
+        if plain and not optimizer_of(row["part"]) and row["kind"] == "elementwise":
+            regions[row["part"]].append(row)
+    rows = max(regions.values(), key=lambda rows: sum(row["ms"] for row in rows), default=[])
+    goes, calls = sum(row["ms"] for row in rows), sum(row["calls"] for row in rows)
+    if calls < 2:
+        return None
+    moved = sum(row["bytes"] for row in rows)
+    part = rows[0]["part"]
+    place = f"of {part.rpartition('/')[2]}" if part else "outside of all modules and regions"
+    seen = (
+        f"{calls:,.0f} element-wise passes {place} ({_names(rows)}) move {number(moved)}B at "
+        f"{number(moved / goes * 1e3)}B/s: {evidence.cost(goes, rows)}."
+    )
+    settings = {"compile": True} if evidence.facts.has_model else {}
+    return evidence.advice("passes", seen, "model.compile()", goes, goes / calls, **settings)
+
+
+def wide_rows(evidence: Evidence) -> Advice | None:
+    """Random rows from memory, which half the bytes would make faster."""
+    row = max(evidence.operators, key=lambda row: row.get("random_ms") or 0.0, default=None)
+    if evidence.ceilings is None or row is None or not row["row_bytes"] or row["row_bytes"] < NARROW:
+        return None
+    size, table = row["row_bytes"], row["table_rows"] or 0
+    same = [one for one in evidence.operators if one["row_bytes"] == size and one.get("random_ms")]
+    goes = sum(one["random_ms"] for one in same)
+    ns = evidence.ceilings.row_ns(size)
+    seen = (
+        f"{sum(one['missed'] for one in same):,.0f} random rows of {size} bytes come from memory, at {ns:.3g} ns each: "
+        f"{evidence.cost(goes, same)}."
+    )
+    change = f"nn.Embedding({table}, {size // 4}, dtype=torch.float16)  # half the bytes of a row; or half its width"
+    return evidence.advice("rows", seen, change, goes, goes * evidence.ceilings.row_ns(size // 2) / ns)
+
+
+def repeated_rows(evidence: Evidence) -> Advice | None:
+    """Ids that a step looks up several times, so far apart that the row has left the cache."""
+    rows = [
+        row
+        for row in evidence.operators
+        if row.get("random_ms") and row["distinct"] and row["missed"] > row["distinct"]
+    ]
+    row = max(rows, key=lambda row: row["random_ms"] * (1 - row["distinct"] / row["missed"]), default=None)
+    if row is None:
+        return None
+    goes = row["random_ms"]
+    seen = (
+        f"{row['name'].removeprefix('aten::')} reads {row['missed']:,.0f} rows from memory, of which "
+        f"{row['distinct']:,.0f} are different: {evidence.cost(goes, [row])}."
+    )
+    change = "ids, back = ids.unique(return_inverse=True); rows = embedding(ids)[back]"
+    return evidence.advice("duplicates", seen, change, goes, goes * row["distinct"] / row["missed"])
+
+
+def huge_pages(evidence: Evidence) -> Advice | None:
+    """Random rows in pages of 4 KiB."""
+    goes = evidence.ms("latency")
+    if not evidence.on_cpu or evidence.facts.huge_pages not in ("madvise", "never") or goes < 0.2 * evidence.step_ms:
+        return None
+    seen = (
+        f"Random rows from memory take {evidence.cost(goes)}, and each may also miss the TLB: transparent huge pages "
+        f"are on {evidence.facts.huge_pages}."
+    )
+    return Advice("huge pages", seen, "echo always | sudo tee /sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def page_faults(evidence: Evidence) -> Advice | None:
+    """Large tensors that are new memory in every step."""
+    rows = [row for row in evidence.operators if row["fresh"]]
+    fresh = sum(row["fresh"] for row in rows)
+    if evidence.ceilings is None or not evidence.on_cpu or not fresh:
+        return None
+    goes = min(sum(row["ms"] for row in rows), fresh / evidence.ceilings.first_touch * 1e3)
+    rows.sort(key=lambda row: -row["fresh"])
+    seen = f"{number(fresh)}B of new memory per step ({_names(rows)}) cost page faults: {evidence.cost(goes, rows)}."
+    change = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 python ...  # or reuse the tensor: out=..."
+    return evidence.advice("page faults", seen, change, goes, fresh / evidence.ceilings.stream * 1e3, keep_memory=True)
+
+
+RULES: tuple[Callable[[Evidence], Advice | None], ...] = (
+    dense_table, optimizer_passes, cleared_gradients, precision, product_shape, attention, threads, loader, copies,
+    waits_for_values, reported_values, small_operators, larger_batch, repeated_passes, wide_rows, repeated_rows,
+    huge_pages, page_faults,
+)  # fmt: skip

@@ -1,0 +1,176 @@
+"""What operators do not tell about a program: its optimizers, loaders, embeddings and settings. Torch is imported only
+where a running program is watched; the facts of a trace follow from the names in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..machine import usable_cores
+
+FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Optimizers of torch that have `fused=True`."""
+SMALLEST_TABLE = 1000
+"""Rows of a parameter that may be a table."""
+_STEP = re.compile(r"(?:Optimizer\.step#|optimizer )(\w+)\.step")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    kind: str
+    """Its class."""
+    way: str
+    """fused, foreach, or for-loop: how it passes over its parameters."""
+    fusable: bool = False
+    """Whether fused=True is possible for all of them."""
+    plain: bool = False
+    """Whether it has neither momentum nor weight decay, so that sparse gradients are as good as dense ones."""
+    lr: float | None = None
+    parameters: int = 0
+    elements: int = 0
+    """Of the parameters with dense gradients."""
+    element_bytes: int = 4
+    tables: list[list[int]] = field(default_factory=list)
+    """Shapes of matrices of many rows with dense gradients."""
+    sparse: list[list[int]] = field(default_factory=list)
+    """Shapes of parameters with sparse gradients."""
+
+
+@dataclass(frozen=True)
+class LoaderFacts:
+    workers: int
+    pinned: bool
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class EmbeddingFacts:
+    name: str
+    """Its path in the model."""
+    kind: str
+    rows: int
+    width: int
+    sparse: bool
+
+
+@dataclass
+class ProgramFacts:
+    threads: int = 0
+    """0: not known."""
+    cores: int = 0
+    optimizers: list[OptimizerFacts] = field(default_factory=list)
+    loader: LoaderFacts | None = None
+    """The loader that most steps use."""
+    embeddings: list[EmbeddingFacts] = field(default_factory=list)
+    has_model: bool = False
+    """Whether the model is known, so that it can be compiled from outside."""
+    compiled: bool = False
+    huge_pages: str | None = None
+    """Linux: whether transparent huge pages are used: always, madvise or never."""
+
+
+class ProgramWatch:
+    """Collects facts while a program trains: of each optimizer when it has stepped for the first time."""
+
+    def __init__(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self.optimizers: dict[int, OptimizerFacts] = {}
+        self.loader: LoaderFacts | None = None
+        self.close = register_optimizer_step_post_hook(self._stepped).remove
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        from torch.compiler import is_compiling
+
+        if not is_compiling() and id(optimizer) not in self.optimizers:
+            self.optimizers[id(optimizer)] = optimizer_facts(optimizer)
+
+    def facts(self, threads: int, modules: Iterable[tuple[str, Any]], *, has_model: bool) -> ProgramFacts:
+        """Everything that is known now; `modules` are those of the model or of the program, by name."""
+        import sys
+
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        return ProgramFacts(
+            threads=threads,
+            cores=usable_cores(),
+            optimizers=list(self.optimizers.values()),
+            loader=self.loader,
+            embeddings=embedding_facts(modules),
+            has_model=has_model,
+            compiled=bool(dynamo and dynamo.counters["frames"]),
+            huge_pages=huge_pages(),
+        )
+
+
+def optimizer_facts(optimizer: Any) -> OptimizerFacts:
+    """The facts of an optimizer of torch whose gradients are still there."""
+    groups = optimizer.param_groups
+    parameters = [tensor for group in groups for tensor in group["params"] if tensor.grad is not None]
+    dense = [tensor for tensor in parameters if not tensor.grad.is_sparse]
+    kind = next((base.__name__ for base in type(optimizer).__mro__ if base.__module__.startswith("torch.optim")), "")
+    on_device = bool(dense) and all(tensor.is_cuda for tensor in dense)
+    foreach = any(group.get("foreach") or (group.get("foreach") is None and on_device) for group in groups)
+    lr = groups[0].get("lr") if groups else None
+    return OptimizerFacts(
+        kind=kind or type(optimizer).__name__,
+        way="fused" if any(group.get("fused") for group in groups) else "foreach" if foreach else "for-loop",
+        fusable=kind in FUSABLE
+        and len(dense) == len(parameters)
+        and all(tensor.is_floating_point() and not group.get("differentiable") for tensor, group in
+                ((tensor, group) for group in groups for tensor in group["params"])),
+        plain=not any(group.get(name) for group in groups for name in ("momentum", "weight_decay", "maximize")),
+        lr=float(lr) if lr is not None else None,
+        parameters=len(dense),
+        elements=sum(tensor.numel() for tensor in dense),
+        element_bytes=dense[0].element_size() if dense else 4,
+        tables=[list(t.shape) for t in dense if t.dim() == 2 and t.shape[0] >= SMALLEST_TABLE],
+        sparse=[list(tensor.shape) for tensor in parameters if tensor.grad.is_sparse],
+    )  # fmt: skip
+
+
+def loader_facts(loader: Any) -> LoaderFacts | None:
+    """The facts of a torch DataLoader; None for any other iterable."""
+    if not hasattr(loader, "num_workers"):
+        return None
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return LoaderFacts(loader.num_workers, bool(getattr(loader, "pin_memory", False)), size)
+
+
+def embedding_facts(modules: Iterable[tuple[str, Any]]) -> list[EmbeddingFacts]:
+    from torch import nn
+
+    return [
+        EmbeddingFacts(name, type(module).__name__, module.num_embeddings, module.embedding_dim, module.sparse)
+        for name, module in modules
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    ]
+
+
+def optimizer_of(part: str | None) -> str | None:
+    """The class of the optimizer whose step a part is."""
+    match = _STEP.search(part or "")
+    return match[1] if match else None
+
+
+def facts_of_rows(operators: list[dict[str, Any]]) -> ProgramFacts:
+    """What the names in a trace tell: its optimizers and how they pass over their parameters."""
+    facts = ProgramFacts()
+    for kind in sorted({kind for row in operators if (kind := optimizer_of(row["part"]))}):
+        names = [row["name"] for row in operators if optimizer_of(row["part"]) == kind]
+        ways = [way for way, start in (("fused", "aten::_fused_"), ("foreach", "aten::_foreach_"))
+                if any(name.startswith(start) for name in names)]  # fmt: skip
+        facts.optimizers.append(OptimizerFacts(kind, ways[0] if ways else "for-loop", kind in FUSABLE))
+    return facts
+
+
+def huge_pages() -> str | None:
+    try:
+        match = re.search(r"\[(\w+)\]", _HUGE_PAGES.read_text())
+    except OSError:
+        return None
+    return match[1] if match else None
