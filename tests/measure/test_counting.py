@@ -6,13 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import example_traces as made
 import pytest
 import torch
 from torch import nn
 
 from recperf.measure.counting import Counter
 from recperf.measure.operators import CallWork
-from recperf.measure.trace.read import read
+from recperf.measure.timeline import CountedInOrder, operator_rows, step_times, unknown_work
+from recperf.measure.trace.analyse import steps_of
+from recperf.measure.trace.read import collect, read
 from recperf.measure.trace.work import work_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore::DeprecationWarning")
@@ -183,3 +186,32 @@ def test_a_sparse_operand_has_no_sizes_in_a_trace(tmp_path: Path) -> None:
     works = of_trace(training(torch.optim.SGD, torch.randint(0, ROWS, (IDS,)), sparse=True), tmp_path / "trace.json")
     assert works
     assert all(work.bytes < 0.2 * ROWS * ROW for work in works)
+
+
+def test_a_backward_pass_in_cpp_updates_the_rows_of_its_lookup() -> None:
+    events = [
+        made.around("recperf.step#0", 0, 100),
+        made.op("fbgemm::dense_embedding_codegen_lookup_function", 1, 10),
+        made.op("torch::autograd::CppNode<(anonymous namespace)::SplitLookupFunction_Dense_Op>", 20, 30),
+        made.op("aten::zeros_like", 25, 10),
+    ]
+    trace = collect(events, Path("made"))
+    nesting, window = steps_of(trace)
+    lookup = CallWork(events[1]["name"], rows=100, distinct=80, row_bytes=64, missed=70, table_rows=1000)
+    works = CountedInOrder(nesting, [lookup, CallWork("aten::zeros_like", bytes=4000)])
+    times = step_times(trace, nesting, window, works, lambda index: None)
+    rows = {call.name.split("::")[0]: call.work and call.work.rows for call in times.calls}
+    assert rows == {"fbgemm": 100, "torch": 160, "aten": 0}
+    assert sum(row["ms"] for row in operator_rows(times, []) if row["name"].startswith("torch")) == 0.02
+
+
+def test_operators_with_unknown_work_are_listed() -> None:
+    rows = [
+        {"name": "mylib::pick", "kind": "elementwise", "counted": False, "ms": 3.0},
+        {"name": "c10d::allreduce_", "kind": "elementwise", "counted": False, "ms": 3.0, "communication": True},
+        {"name": "autograd::engine", "kind": "node", "counted": False, "ms": 3.0},
+        {"name": "aten::mm", "kind": "product", "counted": True, "ms": 30.0},
+        {"name": "mylib::small", "kind": "elementwise", "counted": False, "ms": 0.1},
+    ]
+    assert unknown_work(rows) == ["the work of one operator is not known: mylib::pick, together 3.00 ms"]
+    assert not unknown_work(rows[1:])

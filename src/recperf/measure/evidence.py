@@ -130,10 +130,13 @@ def _on_host(
     stuck = sum(call.us * call.work.blocked for call in times.calls if call.work) / steps
     for call in times.calls:
         call.us *= 1 - (call.work.blocked if call.work else 0.0)
-    elsewhere = sum(work.off_ns for work in works) / 1e6 + times.beside_us / steps + communication
-    blocked = max(0.0, off_ms - elsewhere)
+    outside, known = times.outside_us / steps, times.beside_us / steps + communication
     traced_off = sum(moment.off for moment in observer.traced) / len(observer.traced) / 1e6
-    python = max(0.0, times.outside_us / steps - max(0.0, traced_off - elsewhere - stuck))
+    # Beside other work an operator waits longer for its own threads than when it was counted: by what a traced thread
+    # was off its core and cannot have been outside of operators.
+    elsewhere = known + max(sum(work.off_ns for work in works) / 1e6, traced_off - known - stuck - outside)
+    blocked = max(0.0, off_ms - elsewhere)
+    python = max(0.0, outside - max(0.0, traced_off - elsewhere - stuck))
     inside = sum(call.us for call in times.calls) / steps
     # Other work took the thread's core at moments that do not depend on what it ran.
     waiting = sum(moment.waiting for moment in observer.traced) / max(1, sum(moment.wall for moment in observer.traced))
