@@ -15,7 +15,17 @@ from .call_places import name_places, observer_places, sampled_places
 from .observing import Observer
 from .operators import CallWork
 from .step_parts import MODULE
-from .timeline import COUNTED, CountedInOrder, StepTimes, clip, nearest_call, operator_rows, step_times, unknown_work
+from .timeline import (
+    COUNTED,
+    NODE,
+    CountedInOrder,
+    StepTimes,
+    clip,
+    nearest_call,
+    operator_rows,
+    step_times,
+    unknown_work,
+)
 from .trace.analyse import steps_of
 from .trace.collectives import collectives, lateness
 from .trace.idle import device_times
@@ -229,24 +239,19 @@ class Parts:
         self._names = [self._range(index) for index in range(len(nesting.events))]
         self._forward: dict[int, str] = {}
         for index, event in enumerate(nesting.events):
-            if event.kind == "op" and event.sequence is not None and not _is_node(event.name):
+            if event.kind == "op" and event.sequence is not None:
                 name = self._names[index]
-                if name not in (None, "data") and not name.startswith(_LOADER) and self._node(index) == NONE:
+                if name not in (None, "data") and not name.startswith(_LOADER) and nesting.outer(index, NODE) == NONE:
                     self._forward[event.sequence] = name
 
     def of(self, index: int) -> str | None:
-        node = self._node(index)
+        node = self.nesting.outer(index, NODE)
         if node != NONE:
             sequence = self.nesting.events[node].sequence
             forward = self._forward.get(sequence) if sequence is not None else None
             if forward is not None:
                 return f"{forward}, backward"
         return self._names[index]
-
-    def _node(self, index: int) -> int:
-        while index != NONE and not _is_node(self.nesting.events[index].name):
-            index = self.nesting.parent[index]
-        return index
 
     def _range(self, index: int) -> str | None:
         while index != NONE:
@@ -255,10 +260,6 @@ class Parts:
                 return region_name(event.name)
             index = self.nesting.parent[index]
         return None
-
-
-def _is_node(name: str) -> bool:
-    return name.startswith("autograd::engine::evaluate_function")
 
 
 def region_name(name: str) -> str:

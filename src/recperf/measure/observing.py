@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import _push_mode
 from ..ops.operators import fast_range, hear_calls, recorded
 from .counting import Counter
 from .peaks.other_work import OtherWork
-from .places import Position, Sampler, Stacks
+from .places import Position, Stacks
 from .spans import listen
+from .stack_sampler import Sampler
 from .step_parts import MOST_PLAIN, TRACED, Counts, Moment, SpanRanges, ThreadClock, TimedStep, cuda_used, module_ranges
 from .trace.read import MARK, PART, STEP, Trace
 from .trace.record import Recording
@@ -230,7 +231,7 @@ class Observer:
 
     def _after_plain(self, spent: Moment) -> None:
         self.plain.append(TimedStep(spent, self._input, self._ranks))
-        self.sampler.keep()
+        self.sampler.end_step(keep=True)
         count = len(self.plain)
         if not self.cuda:
             self._plain_ns += spent.wall
@@ -310,7 +311,7 @@ class Observer:
         """Forget the latest step, if possible; of traced steps also those before, so that the others follow each
         other."""
         if self.state == "plain":
-            self.sampler.drop()
+            self.sampler.end_step(keep=False)
             self._open_block()
         elif self.state == "traced" and self._in_state <= self._unnamed + 2 * TRACED:
             self._in_state += 1

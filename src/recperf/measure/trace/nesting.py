@@ -69,6 +69,12 @@ class Nesting:
             index = self.parent[index]
         return index
 
+    def outer(self, index: int, name: str) -> int:
+        """The nearest event at or above this one whose name begins so, or NONE."""
+        while index != NONE and not self.events[index].name.startswith(name):
+            index = self.parent[index]
+        return index
+
     def outermost(self, index: int, kind: str) -> int:
         last = NONE
         while index != NONE:

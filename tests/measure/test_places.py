@@ -1,0 +1,241 @@
+"""Places in the user's program: each planted cause is found at its line, which a comment marks in the source."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+
+import recperf
+from recperf.execution.script import Program, profile_program
+from recperf.measure import trace_evidence
+from recperf.measure.places import LIBRARY, USER, Frame, Place, place_in, place_text, surrounding
+from recperf.measure.stack_sampler import COST
+from recperf.runs.report.step_sections import report_of
+from recperf.runs.report.text import render
+
+SCRIPT = """
+import time
+import numpy as np
+import torch
+from torch import nn
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x * 2  # CUSTOM FORWARD
+
+    @staticmethod
+    def backward(context, gradient):
+        return torch.sinh(gradient)  # CUSTOM BACKWARD
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20000, 32)
+        self.top = nn.Linear(32, 64)
+
+    def forward(self, ids):
+        rows = self.table(ids)  # LOOKUP
+        return Twice.apply(self.top(rows))  # TOP
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 200 * 64
+    def __getitem__(self, index):
+        total = 0
+        for number in range(2000):
+            total += number  # ITEM
+        return torch.tensor(total % 20000)
+
+def python_loop():
+    total = 0
+    for number in range(150000):
+        total += number * number  # LOOP
+    return total
+
+def pause():
+    time.sleep(0.04)  # SLEEP
+
+def product(a, b):
+    return a @ b  # MATMUL
+
+model = Model()
+optimizer = torch.optim.Adam(model.parameters())
+a = np.ones((500, 500))
+for ids in torch.utils.data.DataLoader(Rows(), 64):
+    loss = model(ids).square().mean()  # LOSS
+    optimizer.zero_grad()
+    loss.backward()  # RUN BACKWARD
+    python_loop()
+    pause()
+    product(a, a)
+    optimizer.step()  # UPDATE
+"""
+LIBRARY_LOOP = """
+import math
+
+def metric():
+    return sum(math.sqrt(number) for number in range(100000))  # METRIC
+
+def fit(model, optimizer, batches):
+    for batch in batches:
+        model(batch).mean().backward()  # FIT
+        optimizer.step()
+        metric()
+"""
+
+
+def line_of(source: str, marker: str) -> int:
+    (line,) = (number for number, text in enumerate(source.splitlines(), 1) if text.endswith(f"# {marker}"))
+    return line
+
+
+def profiled(script: Path, source: str) -> dict[str, Any]:
+    script.write_text(source)
+    report = profile_program(Program(script), quiet=True, peaks=False).report
+    assert report is not None
+    saved = report.save(script.with_name("profile.json"))
+    assert recperf.load(saved).places == report.places
+    return report.as_json()
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return profiled(tmp_path_factory.mktemp("program") / "train.py", SCRIPT)
+
+
+@pytest.mark.parametrize(
+    ("limit", "function", "marker"),
+    [
+        ("python", "python_loop", "LOOP"),
+        ("python", "product", "MATMUL"),
+        ("blocked", "pause", "SLEEP"),
+        ("input", "__getitem__", "ITEM"),
+    ],
+)
+def test_the_line_outside_of_operators(profile: dict[str, Any], limit: str, function: str, marker: str) -> None:
+    places = [place for place in profile["places"] if place["limit"] == limit]
+    assert function in {place["function"] for place in places}
+    place = next(place for place in places if place["function"] == function)
+    assert (place["file"], place["line"]) == ("train.py", line_of(SCRIPT, marker))
+    assert sum(place["share"] for place in places) <= profile["shares"][limit] + 1e-9
+
+
+def test_c_code_is_told_from_the_interpreter(profile: dict[str, Any]) -> None:
+    assert profile["native"]["modules"] == ["numpy"]
+    places = {place["function"]: place["share"] for place in profile["places"] if place["limit"] == "python"}
+    assert profile["native"]["share"] == pytest.approx(places["product"] / sum(places.values()), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "marker", "backward"),
+    [
+        ("aten::embedding", "LOOKUP", False),
+        ("aten::embedding_dense_backward", "LOOKUP", True),
+        ("aten::addmm", "TOP", False),
+        ("aten::mm", "TOP", True),
+        ("aten::mean", "LOSS", False),
+        ("aten::sinh", "CUSTOM BACKWARD", False),
+        ("aten::addcdiv_", "UPDATE", False),
+    ],
+)
+def test_the_line_of_an_operator(profile: dict[str, Any], operator: str, marker: str, backward: bool) -> None:
+    places = [row["place"] for row in profile["operators"] if row["name"] == operator]
+    assert {(place["line"], place["backward"]) for place in places} == {(line_of(SCRIPT, marker), backward)}
+
+
+def test_sampling_costs_at_most_one_percent(profile: dict[str, Any]) -> None:
+    assert profile["sampling"]["samples"] >= 10
+    assert 0 < profile["sampling"]["share"] <= 1.1 * COST
+
+
+def test_places_are_shown(profile: dict[str, Any]) -> None:
+    text = render(report_of(profile))
+    assert place_text(profile["places"][0]) in text
+    assert f"train.py:{line_of(SCRIPT, 'UPDATE')}" in text.partition("\nOperators\n")[2]
+
+
+def test_a_library_that_runs_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "trainer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(LIBRARY_LOOP)
+    monkeypatch.syspath_prepend(str(package.parent))
+    source = dedent("""
+        import torch, trainer
+        model = torch.nn.Linear(8, 1)
+        trainer.fit(model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.rand(4, 8) for _ in range(200)])
+    """)
+    content = profiled(tmp_path / "main.py", source)
+    python = next(place for place in content["places"] if place["limit"] == "python")
+    assert (python["file"], python["line"]) == ("trainer/__init__.py", line_of(LIBRARY_LOOP, "METRIC"))
+    (row,) = (row for row in content["operators"] if row["name"] == "aten::addmm")
+    assert (row["place"]["file"], row["place"]["line"]) == ("trainer/__init__.py", line_of(LIBRARY_LOOP, "FIT"))
+
+
+def frame(kind: int, file: str, line: int) -> Frame:
+    return Frame(kind, file.partition("/")[0], Place("f", file, line))
+
+
+def test_frames_around_the_step_are_no_places() -> None:
+    main, loop = frame(USER, "main.py", 9), frame(LIBRARY, "trainer/loop.py", 5)
+    forward, metric = frame(USER, "model.py", 3), frame(LIBRARY, "sklearn/metrics.py", 7)
+    weights = {(main, loop, forward): 50.0, (main, loop, metric): 47.0, (main,): 1.0, (frame(USER, "log.py", 1),): 2.0}
+    around = surrounding(weights)
+    assert around == (main, loop)
+    assert surrounding(weights, end=(main,)) == (main,)
+    assert place_in((main, loop, forward), around) == forward.place
+    assert place_in((main, loop, metric), (main,)) == loop.place
+    assert place_in((main,), around) == main.place
+    assert place_in((), around) is None
+
+
+def test_the_sampler_ends_with_the_profiler() -> None:
+    interval = sys.getswitchinterval()
+    for light, alive in ((False, True), (True, False)):
+        with pytest.raises(ZeroDivisionError), recperf.Profiler(light=light, peaks=False) as profiler:
+            for _ in range(6):
+                torch.ones(4) + 1
+                profiler.step()
+            assert any(thread.name == "recperf sampler" for thread in threading.enumerate()) is alive
+            raise ZeroDivisionError
+        assert not any(thread.name == "recperf sampler" for thread in threading.enumerate())
+        assert sys.getswitchinterval() == interval
+
+
+def slow_python() -> int:
+    total = 0
+    for number in range(30000):
+        total += number * number
+    return total
+
+
+def model_part(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x)
+
+
+def test_stacks_of_a_trace(tmp_path: Path) -> None:
+    weight = torch.rand(64, 64, requires_grad=True)
+    with torch.profiler.profile(with_stack=True, record_shapes=True) as recorded:
+        for _ in range(4):
+            with torch.profiler.record_function("ProfilerStep#0"):
+                model_part(weight).sum().backward()
+                slow_python()
+            recorded.step()
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    limit = trace_evidence.analyse_file(tmp_path / "trace.json")["limit"]
+    largest = limit["places"][0]
+    assert (largest["limit"], largest["function"], Path(largest["file"]).name) == (
+        "python",
+        "slow_python",
+        "test_places.py",
+    )
+    assert largest["line"] == slow_python.__code__.co_firstlineno
+    places = {row["name"]: row["place"] for row in limit["operators"]}
+    assert places["aten::tanh"]["function"] == places["aten::tanh_backward"]["function"] == "model_part"
+    assert [places[name]["backward"] for name in ("aten::tanh", "aten::tanh_backward")] == [False, True]
