@@ -46,10 +46,10 @@ class Model(nn.Module):
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
-        return 200 * 64
+        return 200 * 8
     def __getitem__(self, index):
         total = 0
-        for number in range(2000):
+        for number in range(30000):
             total += number  # ITEM
         return torch.tensor(total % 20000)
 
@@ -68,7 +68,7 @@ def product(a, b):
 model = Model()
 optimizer = torch.optim.Adam(model.parameters())
 a = np.ones((500, 500))
-for ids in torch.utils.data.DataLoader(Rows(), 64):
+for ids in torch.utils.data.DataLoader(Rows(), 8):
     loss = model(ids).square().mean()  # LOSS
     optimizer.zero_grad()
     loss.backward()  # RUN BACKWARD
