@@ -130,6 +130,13 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, kernels run in Triton's interpreter."""
+    if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     """Set torch's number of threads; the test's end restores it."""
     before = torch.get_num_threads()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,17 +68,3 @@ def test_an_imported_dataset_is_found_by_its_name(call: Call) -> None:
     code, _, err = call("import", "--events", "log.csv", *arguments, "--ids", "keep")
     assert code == 3
     assert "with other options: ids dense, now keep" in err
-
-
-def test_damage_is_found(call: Call) -> None:
-    answer(call, "make", "yambda-like", "--path", "made", "--events", "20000")
-    path = Path("made/items.u4")
-    content = bytearray(path.read_bytes())
-    content[1000] ^= 1
-    path.write_bytes(content)
-    code, _, err = call("check", "yambda-like", "--path", "made")
-    assert (code, "items.u4" in err) == (3, True)
-    path.write_bytes(content[:-4])
-    assert call("info", "yambda-like", "--path", "made")[0] == 3
-    shutil.rmtree("made")
-    assert call("info", "yambda-like", "--path", "made")[0] == 3

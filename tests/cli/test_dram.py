@@ -73,12 +73,3 @@ def test_sweep_measures_every_combination(call) -> None:
     assert {fit["part"] for fit in swept["fits"]} == {"embedding", "step"}
     assert json.loads(Path("s/sweep.json").read_text()) == swept
     assert call("sweep", "micro-dlrm-dram")[0] == 2
-
-
-def test_a_table_that_memory_cannot_hold_is_refused_before_it_is_made(call) -> None:
-    large = ("--model.rows", "2000000000", "--tables.placement", "device")
-    code, _, err = call("run", "micro-dlrm-dram", *large, "--run-dir", "r")
-    assert code == 4
-    assert "GiB are free" in err
-    assert "--model.rows" in err
-    assert call("pair", *large)[0] == 4

@@ -13,7 +13,6 @@ from recperf.data.batch import ClickBatch
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig, read_profile, write_profile
 from recperf.errors import ConfigError, DataError
-from recperf.ops.draw.plan import scatter_factor
 from recperf.train.metrics import auc
 
 KINDS = ["uniform", "gaussian", "zipf", "replay"]
@@ -152,14 +151,6 @@ def test_small_and_large_shared_id_spaces(space: int, ids: str) -> None:
         assert values.max() > 0.9 * space
         popular, counts = values.unique(return_counts=True)
         assert ids == "uniform" or popular[counts.topk(50).indices].sort().values.diff().min() > 1000
-
-
-@pytest.mark.parametrize("rows", [997, 1000, 1024])
-def test_ranks_are_scattered_one_to_one(rows: int) -> None:
-    ids = [rank * scatter_factor(rows) % rows for rank in range(rows)]
-    assert sorted(ids) == list(range(rows))
-    head = sorted(ids[:20])
-    assert min(b - a for a, b in zip(head, head[1:])) > rows // 100
 
 
 @pytest.mark.parametrize("source", [{"rows": (1000,) * 3}, {"id_space": 1000}], ids=["tables", "shared id space"])

@@ -12,11 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from recperf.ops.bag import native
+
 FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden"))
 RTOL, ATOL = 2e-4, 1e-5
 """Relative, and absolute as a share of the largest entry."""
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 """Whether tests run Triton kernels in its interpreter."""
+needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+BAGS = ["reference", pytest.param("native", marks=needs_native), pytest.param("triton", marks=needs_triton)]
+"""The implementations of bags, as parameters of a test with the fixture `interpreter`."""
 
 
 def cases(kind: str) -> list[Any]:

@@ -6,29 +6,21 @@ from pathlib import Path
 
 import dlrm_paths as paths
 import pytest
-from golden_cases import INTERPRETED, cases, close, interpret
+from golden_cases import cases, close, interpret, needs_native, needs_triton
 
 from recperf.models.published import MicroDLRM
-from recperf.ops.bag import native
 from recperf.train.loop import slices
 
 interpret("bag", "dot", "relu")
+pytestmark = pytest.mark.usefixtures("interpreter")
 CASES = cases("dlrm")
-needs_c = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
 BODIES = [
     pytest.param(paths.PLAIN, id="plain"),
     pytest.param(paths.SPARSE, id="reference"),
-    pytest.param(paths.NATIVE, id="native", marks=needs_c),
+    pytest.param(paths.NATIVE, id="native", marks=needs_native),
     pytest.param(paths.TRITON, id="triton", marks=needs_triton),
     pytest.param(paths.COPIES, id="copies", marks=needs_triton),
 ]
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.mark.parametrize("bodies", BODIES)

@@ -8,7 +8,7 @@ from typing import Any
 import dlrm_v4_cases as published
 import pytest
 import torch
-from golden_cases import INTERPRETED, cases, close, interpret
+from golden_cases import cases, close, interpret, needs_triton
 
 from recperf.models.dlrm_v4.inputs import prepare_parts
 from recperf.ops import choice
@@ -53,9 +53,10 @@ def test_evaluation_gives_the_published_numbers(path: Path) -> None:
     close(logits_B.sigmoid(), case.arrays["out/pred_eval"][0], "prediction")
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
+@needs_triton
 @pytest.mark.long
 @pytest.mark.parametrize("path", CASES[:1])
+@pytest.mark.usefixtures("interpreter")
 def test_kernels_give_the_published_numbers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One case, by full layers and one for the candidate alone, because the interpreter takes its time. Tokens are put
     together without kernels here: thousands of ages are as many programs, whoever has them."""
@@ -65,6 +66,5 @@ def test_kernels_give_the_published_numbers(path: Path, monkeypatch: pytest.Monk
         interpreted = name == "auto" and package.rpartition(".")[2] in OPS
         return chosen(package, "triton" if interpreted else name, *rest, **more)
 
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(choice, "choose", kernels)
     published.check(published.Case(path))

@@ -12,16 +12,11 @@ from golden_cases import INTERPRETED, cases, close, interpret
 from recperf.ops.hstu_attention import Mask, attention, choose
 
 interpret("hstu_attention")
+pytestmark = pytest.mark.usefixtures("interpreter")
 CASES = cases("hstu_attention")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 needs_triton = pytest.mark.skipif(DEVICE.type == "cpu" and not INTERPRETED, reason="no triton")
 BODIES = ["reference", pytest.param("triton", marks=needs_triton)]
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def mask_of(case: dict[str, torch.Tensor]) -> Mask:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -20,7 +19,10 @@ from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig
 from recperf.models.dlrm_v4.inputs import prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+    pytest.mark.usefixtures("exact_products"),
+]
 
 CASES = cases("dlrm_v4")
 WAYS = list(product((False, True), repeat=3))
@@ -28,14 +30,6 @@ SWITCHES = ("candidate_only", "shared_encoders", "recompute")
 HSTU = HSTUConfig(layers=2, dim=64, heads=2, qk_dim=32, v_dim=16, max_length=400)
 CONFIG = DLRMv4Config(hstu=HSTU, table_dim=32, row_scale=1e-4, encoder_hidden=32, item_hidden=48, head_hidden=40)
 LENGTHS = (70, 0, 391, 1, 128, 119, 300, 55)
-
-
-@pytest.fixture(autouse=True)
-def _exact_products() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def gradients(model: DLRMv4) -> dict[str, Tensor]:

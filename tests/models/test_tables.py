@@ -7,27 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from golden_cases import INTERPRETED, interpret
+from golden_cases import BAGS, interpret
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import DataError
 from recperf.models.embeddings import StackedTables
 from recperf.models.tables import HashedTable, SparseTables
-from recperf.ops.bag import native
 from recperf.ops.hashing import rows_torch
 
 interpret("bag")
-needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-ALL = ["reference", pytest.param("native", marks=needs_native), pytest.param("triton", marks=needs_triton)]
+pytestmark = pytest.mark.usefixtures("interpreter")
 
 KEYS, ROWS, DIM = ("a", "b", "c"), (5, 1, 30), 4
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def batch(seed: int = 0, samples: int = 5) -> ClickBatch:
@@ -56,7 +47,7 @@ def dense_twin(tables: SparseTables) -> StackedTables:
 
 
 @pytest.mark.parametrize("features", [batch().features, one_id()], ids=["bags", "one id"])
-@pytest.mark.parametrize("bag", ALL)
+@pytest.mark.parametrize("bag", BAGS)
 def test_values_and_gradients_are_those_of_dense_tables(bag: str, features: JaggedFeatures) -> None:
     tables = made(bag)
     twin = dense_twin(tables)
@@ -71,7 +62,7 @@ def test_values_and_gradients_are_those_of_dense_tables(bag: str, features: Jagg
     torch.testing.assert_close(tables.dense_gradient(), twin.weight_RD.grad)
 
 
-@pytest.mark.parametrize("bag", ALL)
+@pytest.mark.parametrize("bag", BAGS)
 def test_ids_after_the_last_bag_are_ignored(bag: str) -> None:
     plain = batch().features
     padded = replace(plain, values_V=torch.cat([plain.values_V, torch.full((9,), 1 << 60)]), padded=True)
@@ -94,7 +85,7 @@ def test_ids_outside_their_table_are_refused(feature: int, index: int) -> None:
         made().check(JaggedFeatures.from_bags(KEYS, bags))
 
 
-@pytest.mark.parametrize("bag", ALL)
+@pytest.mark.parametrize("bag", BAGS)
 def test_ids_of_a_shared_table_are_hashed_with_a_seed_per_feature(bag: Any) -> None:
     table = HashedTable(KEYS, 97, DIM, seed=3, bag=bag)
     table.reset(0.5, seed=1)

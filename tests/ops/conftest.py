@@ -52,9 +52,8 @@ def native_code() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+def _interpreted(interpreter: None) -> None:
+    """Every test here may run kernels."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

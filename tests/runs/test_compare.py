@@ -52,16 +52,6 @@ def test_overlapping_step_times_are_no_difference(tmp_path: Path) -> None:
     assert rows(compare([read(one), read(two)]).speed)["step ms, p50"].values == (1.12, None)
 
 
-def test_a_run_beside_itself_and_a_third(tmp_path: Path) -> None:
-    one, third = examples.make_run(tmp_path / "one"), examples.make_run(tmp_path / "third")
-    found = compare([read(one), read(one), read(third)])
-    assert found.runs == ("one (1)", "one (2)", "third")
-    assert all(len(row.values) == 3 for row in [*found.quality, *found.speed, *found.budget, found.limit])
-    assert found.config == []
-    assert "A run is compared with itself." in found.notes
-    assert summary(found).startswith("Same config; ")
-
-
 def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
     one, two = (
         examples.make_run(tmp_path / "one"),

@@ -74,18 +74,6 @@ def test_damaged_files_are_reported(tmp_path: Path, file: str, content: bytes) -
     assert file in str(refused.value.where["file"])
 
 
-def test_an_unfinished_run_says_how_to_finish_it(tmp_path: Path) -> None:
-    run = examples.make_run(tmp_path / "a run")
-    (run / "result.json").unlink()
-    with pytest.raises(DataError, match="not finished") as refused:
-        read(run)
-    assert refused.value.fix == f"recperf run --resume '{run}'"
-    with pytest.raises(DataError, match="there is no such run"):
-        read(tmp_path)
-    with pytest.raises(DataError, match="there is no such run"):
-        read(tmp_path / "nowhere")
-
-
 def test_events_torn_at_the_end_are_read_and_broken_ones_refused(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
     whole = read(run).events

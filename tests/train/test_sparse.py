@@ -6,27 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from golden_cases import INTERPRETED, interpret
+from golden_cases import BAGS, interpret, needs_triton
 from torch import nn
 
 from recperf.data.batch import JaggedFeatures
 from recperf.models.tables import SparseTables
-from recperf.ops.bag import native
 from recperf.ops.table_rules import RULES
 from recperf.train.optim import make_dense
 from recperf.train.sparse import SparseRows, SplitOptimizer
 
 interpret("bag")
-needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason=str(native.library()))
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no triton, or a GPU, where tests/gpu runs the kernels")
-ALL = ["reference", pytest.param("native", marks=needs_native), pytest.param("triton", marks=needs_triton)]
+pytestmark = pytest.mark.usefixtures("interpreter")
 KEYS, ROWS, DIM, SAMPLES = ("a", "b"), (6, 40), 3, 5
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def made(bag: Any) -> SparseTables:
@@ -74,7 +65,7 @@ PEERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("bag", ALL)
+@pytest.mark.parametrize("bag", BAGS)
 def test_ten_steps_equal_torchs(bag: str, rule: Any) -> None:
     """Also where the gradient is halved, and a rate that is a tensor."""
     tables = made(bag)

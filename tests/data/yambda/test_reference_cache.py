@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf.data.yambda.catalogue import check_raw, check_store
+from recperf.data.yambda.catalogue import check_store
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.reference import open_events, open_reference
-from recperf.data.yambda.store import COLUMNS, EventStore, file_of, open_store
+from recperf.data.yambda.store import EventStore, open_store
 from recperf.errors import DataError
 
 pytest.importorskip("pyarrow")
@@ -164,15 +164,6 @@ def checked(path: Path) -> dict[str, Any]:
     assert [done for done, _ in progress] == sorted(done for done, _ in progress)
     assert progress[-1][0] == progress[-1][1]
     return answer
-
-
-def test_raw_files_and_a_store_that_are_whole(cache: Path) -> None:
-    place = _written[0].parent
-    facts = check_raw(locate(place / "hub"), lambda *_: None)
-    answer = checked(place / "store")
-    assert (facts["events"], facts["users"]) == (800, 20)
-    assert 0 < answer["events"] < 800
-    assert answer["verified_by_digest"] == sorted(file_of(Path(), name).name for name in COLUMNS)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,21 @@
-"""A store is opened only if complete, is mapped shared and read-only, and damage is located."""
+"""A store is opened only if complete, damage is located, and after any interruption it resumes with the same bytes."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from recperf.data.yambda import store as store_module
+from recperf.data.yambda import writer as writer_module
 from recperf.data.yambda.config import WindowConfig
 from recperf.data.yambda.describe import describe
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
@@ -23,44 +28,41 @@ from recperf.data.yambda.store import (
     open_store,
     verify,
 )
-from recperf.data.yambda.writer import StoreWriter
-from recperf.errors import DataError
+from recperf.data.yambda.writer import JOURNAL, StoreWriter
+from recperf.errors import DataError, MachineError
+from recperf.folders import alone
 
 Make = Callable[..., Any]
+Events = dict[str, Any]
+EVENTS, BLOCK = 500, 300
+FACTS = {"name": "t", "synthetic": True, "licence": "none"}
+CATALOGUE = np.arange(102, dtype=np.uint32).reshape(-1, 2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Any:
+    """Blocks of digests that a test fills many of."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recperf.data.yambda.store.DIGEST_BLOCK", BLOCK)
+        yield
 
 
 @pytest.fixture
-def events(make_events: Make) -> dict[str, Any]:
-    made = make_events(events=500)
-    made["ratios"] = made["ratios"].clip(0).astype(np.uint16)
-    made["kinds"] = kinds_of(made["types"], made["ratios"], made["organic"])
-    return made
+def events(make_events: Make) -> Events:
+    made = make_events(events=EVENTS)
+    kinds = kinds_of(made["types"], made["ratios"].clip(0).astype(np.uint16), made["organic"])
+    return {**{name: made[name] for name in ("uids", "items", "times")}, "kinds": kinds}
+
+
+def write(folder: Path, events: Events) -> Path:
+    with StoreWriter(folder, identity={"source": 1}) as writer:
+        writer.append(**events)
+        return writer.finish(CATALOGUE, FACTS)
 
 
 @pytest.fixture
-def folder(events: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(store_module, "DIGEST_BLOCK", 300)
-    with StoreWriter(tmp_path / "s", identity={"a": 1}) as writer:
-        writer.append(**{name: events[name] for name in ("uids", "items", "times", "kinds")})
-        catalogue_I2 = np.arange(2 * 51, dtype=np.uint32).reshape(-1, 2)
-        return writer.finish(catalogue_I2, {"name": "t", "synthetic": True, "licence": "none"})
-
-
-def test_a_store_gives_back_what_was_written(folder: Path, events: dict[str, Any]) -> None:
-    store = open_store(folder)
-    np.testing.assert_array_equal(store.items_E, events["items"])
-    np.testing.assert_array_equal(store.times_E, events["times"])
-    np.testing.assert_array_equal(store.kinds(slice(None)), events["kinds"])
-    positions = np.array([499, 3, 3, 77])
-    np.testing.assert_array_equal(store.kinds(positions), events["kinds"][positions])
-    ids, counts = np.unique(events["uids"], return_counts=True)
-    np.testing.assert_array_equal(store.user_ids_U, ids)
-    np.testing.assert_array_equal(store.user_first_U1, np.concatenate([[0], np.cumsum(counts)]))
-    np.testing.assert_array_equal(store.user_ids_U[store.users_of(np.arange(500))], events["uids"])
-    assert (store.events, store.users, store.items) == (500, len(ids), 51)
-    assert store.catalogue_I2[50].tolist() == [100, 101]
-    assert (store.name, store.synthetic) == ("t", True)
-    verify(store)
+def folder(events: Events, tmp_path: Path) -> Path:
+    return write(tmp_path / "s", events)
 
 
 @pytest.mark.parametrize("name", list(COLUMNS))
@@ -170,3 +172,154 @@ def test_kinds_follow_the_definition_of_the_pools(organic: int) -> None:
     kinds = kinds_of(types.astype(np.uint8), played.astype(np.uint16), np.full(len(cases), organic, np.uint8))
     expected = [pool | organic * ORGANIC | code << TYPE_SHIFT for (code, _), pool in cases.items()]
     assert kinds.tolist() == expected
+
+
+def part(events: Events, start: int, stop: int) -> Events:
+    return {name: array[start:stop] for name, array in events.items()}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_digests_taken_in_passing_are_those_of_the_files(tmp_path: Path, events: Events) -> None:
+    store = open_store(write(tmp_path / "s", events))
+    for name in COLUMNS:
+        content = file_of(store.folder, name).read_bytes()
+        blocks = [hashlib.sha256(content[at : at + BLOCK]).hexdigest() for at in range(0, len(content), BLOCK)]
+        assert store.manifest["columns"][name]["blocks"] == blocks
+    assert len(store.manifest["columns"]["items"]["blocks"]) == -(-EVENTS * 4 // BLOCK)
+    verify(store)
+    assert sorted(contents(store.folder)) == sorted([MANIFEST, *(file_of(Path(), name).name for name in COLUMNS)])
+
+
+@settings(max_examples=6, deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(0, 150), st.sampled_from(["append", "commit", "drop"])), max_size=14))
+def test_any_history_of_appends_commits_and_stops_gives_the_same_bytes(
+    steps: list[tuple[int, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    draw = np.random.default_rng(5)
+    kinds = draw.integers(0, 80, EVENTS).astype(np.uint8)
+    events = {
+        "uids": np.sort(draw.integers(1, 30, EVENTS)).astype(np.uint32),
+        "items": draw.integers(1, 51, EVENTS).astype(np.uint32),
+        "times": np.arange(EVENTS, dtype=np.uint32),
+        "kinds": kinds,
+    }
+    place = tmp_path_factory.mktemp("stores")
+    straight = contents(write(place / "straight", events))
+    for count, then in [*steps, (EVENTS, "finish")]:
+        with StoreWriter(place / "s", identity={"source": 1}) as writer:
+            assert writer.bookmark == (writer.events or None)
+            for start in (writer.events, writer.events + count // 2):
+                stop = min(EVENTS, writer.events + count // 2 if start == writer.events else writer.events + count)
+                writer.append(**part(events, start, stop))
+            if then == "commit" and writer.events:
+                writer.commit(writer.events)
+            if then == "finish":
+                writer.append(**part(events, writer.events, EVENTS))
+                assert contents(writer.finish(CATALOGUE, FACTS)) == straight
+
+
+@pytest.mark.parametrize("content", ["", "{"])
+def test_a_journal_that_cannot_be_read_means_starting_over(content: str, tmp_path: Path, events: Events) -> None:
+    with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
+        writer.append(**part(events, 0, 200))
+        writer.commit(200)
+    path = tmp_path / "s.building" / JOURNAL
+    path.write_text(content or path.read_text().replace('"bookmark": 200', '"bookmark": 100'))
+    with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
+        assert (writer.discarded, writer.events) == (True, 0)
+    folder = write(tmp_path / "s", events)
+    assert contents(folder) == contents(write(tmp_path / "straight", events))
+
+
+def test_what_is_there_already_is_never_written_over(tmp_path: Path, events: Events) -> None:
+    folder = write(tmp_path / "s", events)
+    before = contents(folder)
+    with pytest.raises(DataError, match="there is a store already"):
+        write(folder, events)
+    other = tmp_path / "photos"
+    other.mkdir()
+    (other / "one.jpg").write_text("dear")
+    with pytest.raises(DataError, match="is not empty"):
+        write(other, events)
+    (tmp_path / "file").write_text("dear")
+    with pytest.raises(DataError, match="is not empty"):
+        write(tmp_path / "file", events)
+    assert contents(folder) == before
+    assert (other / "one.jpg").read_text() == "dear"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert contents(write(empty, events)) == before
+
+
+@pytest.mark.parametrize("name", ["one.jpg", "items.u4/one.jpg", "sub/journal.json"])
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_folder_that_only_has_the_name_of_a_draft_is_not_changed(
+    name: str, journal: bool, tmp_path: Path, events: Events
+) -> None:
+    """Whatever else is in it: beginning anew would have emptied it."""
+    draft = tmp_path / "photos.building"
+    if journal:
+        with StoreWriter(tmp_path / "photos", identity={"source": 2}) as writer:
+            writer.append(**part(events, 0, 200))
+            writer.commit(200)
+        file_of(draft, "items").unlink()
+    (draft / name).parent.mkdir(parents=True, exist_ok=True)
+    (draft / name).write_text("dear")
+    before = {path: path.read_bytes() for path in draft.rglob("*") if path.is_file()}
+    with pytest.raises(DataError, match=f"recperf did not write .*: {name.split('/')[0]}") as caught:
+        write(tmp_path / "photos", events)
+    assert caught.value.where["folder"] == str(draft)
+    assert {path: path.read_bytes() for path in draft.rglob("*") if path.is_file()} == before
+
+
+def test_what_a_killed_writer_or_import_leaves_is_cleaned_up(tmp_path: Path, events: Events) -> None:
+    draft = tmp_path / "s.building"
+    with alone(draft, what="writing", ours=".*"):
+        (draft / "sorting").mkdir()
+    left = [".journal.json.77.tmp", ".store.json.8.tmp", "store.json", "users.jsonl", "sorting/events"]
+    for name in (*left, *(file_of(Path(), column).name for column in COLUMNS)):
+        (draft / name).write_text("left")
+    folder = write(tmp_path / "s", events)
+    assert contents(folder) == contents(write(tmp_path / "straight", events))
+
+
+def test_a_full_disk_is_an_error_and_can_be_resumed(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for ever fewer bytes: the disk takes a part of a write and refuses the next."""
+    straight = contents(write(tmp_path / "straight", events))
+    real, room = os.write, 0
+
+    def write_some(handle: int, content: Any) -> int:
+        nonlocal room
+        if room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(handle, content[: min(room, 700)])
+        room -= written
+        return written
+
+    refused: list[MachineError] = []
+    monkeypatch.setattr(writer_module.os, "write", write_some)
+    for budget in range(0, 40_000, 1350):
+        room = budget
+        try:
+            with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
+                for start in range(writer.events, EVENTS, 40):
+                    writer.append(**part(events, start, start + 40))
+                    if budget % 4:
+                        writer.commit(writer.events)
+                folder = writer.finish(CATALOGUE, FACTS)
+                break
+        except MachineError as error:
+            refused.append(error)
+            with pytest.raises(DataError):
+                open_store(tmp_path / "s")
+    assert len(refused) >= 3
+    for error in refused:
+        assert error.exit_code == 4
+        assert "the disk is full" in error.what
+        assert "it resumes" in str(error.fix)
+    assert contents(folder) == straight
