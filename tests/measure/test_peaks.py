@@ -15,7 +15,7 @@ from recperf.errors import DataError, MachineError
 from recperf.jsonfile import sealed
 from recperf.machine import machine_facts, usable_cores
 from recperf.measure import peaks
-from recperf.measure.ceilings import ceilings_of
+from recperf.measure.ceilings import Ceilings, ceilings_of
 from recperf.measure.peaks import cpu, other_work, sampling
 from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, at_least, better, figure, knee_of, noisy
 
@@ -152,6 +152,23 @@ def test_ceilings_are_those_of_the_number_of_threads(measured: dict[str, Any]) -
     assert (half.copy, half.knee) == (whole.copy / 2, whole.knee // 2)
     assert half.row_ns(96) == pytest.approx(2 * whole.row_ns(96))
     assert whole.row_ns(64, cached=True) == dict(whole.rows_cache)[64]
+
+
+def test_streams_are_as_fast_as_the_fastest_kind(stored: dict[str, Any]) -> None:
+    def ceilings(stored: dict[str, Any]) -> Ceilings:
+        found = ceilings_of(stored)
+        assert found is not None
+        return found
+
+    for name, rate in (("copy", 2e10), ("read", 1e10), ("update", 3e10)):
+        stored[name] = figure([rate] * 3, "B/s")
+    assert ceilings(stored).stream == 3e10
+    assert ceilings(stored).largest_cache >= max(stored["machine"]["caches"].values(), default=0)
+    # Ceilings of an older recperf are measured again here, and those of a run or of another machine still serve.
+    del stored["update"]
+    assert ceilings(stored).stream == 2e10
+    peaks.save(stored)
+    assert peaks.load() is None
 
 
 def test_what_is_missing_is_measured_once_and_stored(measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

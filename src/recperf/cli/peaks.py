@@ -20,6 +20,7 @@ BAR = 40
 STREAMS = {
     "copy": "copy of",
     "read": "read of",
+    "update": "in-place update of",
     "fresh": "new tensor of",
     "first_touch": "new pages of",
     "cached": "cached addition of",
