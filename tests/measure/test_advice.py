@@ -1,0 +1,277 @@
+"""Rules of advice on made-up evidence: where they apply, where they must not, and the gain that they predict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from recperf.measure import advice_rules as rules
+from recperf.measure.advice import Advice, Evidence
+from recperf.measure.ceilings import Ceilings
+from recperf.measure.program_facts import EmbeddingFacts, LoaderFacts, OptimizerFacts, ProgramFacts, facts_of_rows
+
+CEILINGS = Ceilings(
+    device="cpu", threads=2, flops={"float64": 5e10, "float32": 1e11, "bfloat16": 5e10}, copy=20e9, stream=20e9,
+    first_touch=2e9, cached=60e9, knee=8_000_000, stream_knee=8_000_000, largest_cache=8_000_000,
+    rows_memory=((64, 100.0), (256, 130.0), (1024, 300.0)), rows_cache=((64, 5.0), (1024, 20.0)),
+    calls={"elementwise": 1000.0, "index": 2000.0}, kernel_ns=2000.0,
+)  # fmt: skip
+ADAM = OptimizerFacts(
+    "Adam", "for-loop", fusable=True, plain=True, lr=0.001, parameters=2, elements=10_000_000, tables=[[300_000, 32]]
+)
+STEP = 100.0
+
+
+def row(name: str, ms: float, limit: str = "operator", part: str | None = None, **more: Any) -> dict[str, Any]:
+    figures: dict[str, Any] = dict.fromkeys(
+        ("flops", "bytes", "beyond", "fresh", "rows", "missed", "distinct", "kernels"), 0
+    )
+    return {
+        "name": f"aten::{name}", "part": part, "kind": "elementwise", "calls": 1, "python_calls": 1, "ms": ms,
+        "precision": None, "row_bytes": None, "table_rows": None, "limits": {limit: ms}, **figures, **more,
+    }  # fmt: skip
+
+
+def evidence(
+    *rows: dict[str, Any], facts: ProgramFacts | None = None, ceilings: Ceilings | None = CEILINGS, device: str = "cpu",
+    **waits: float,
+) -> Evidence:  # fmt: skip
+    """A step of 100 ms: what rows and waits do not explain is communication, about which no rule knows anything."""
+    rest = STEP - sum(one["ms"] for one in rows) - sum(waits.values())
+    observed = {"device": device, "waits": {**waits, "communication": rest}, "operators": list(rows)}
+    return Evidence(observed, list(rows), ceilings, facts or ProgramFacts(threads=2, cores=2))
+
+
+def names(*arguments: Any, **more: Any) -> list[str]:
+    return [one.name for one in rules.advise(evidence(*arguments, **more))]
+
+
+def only(*arguments: Any, **more: Any) -> Advice:
+    (advice,) = rules.advise(evidence(*arguments, **more))
+    return advice
+
+
+def table_rows(used: int = 500) -> list[dict[str, Any]]:
+    size = {"row_bytes": 128, "table_rows": 300_000}
+    return [
+        row("embedding", 1.0, "latency", rows=used, distinct=used, **size),
+        row("embedding_dense_backward", 4.0, rows=2 * used, distinct=used, **size),
+        row("addcdiv_", 50.0, "bandwidth", "optimizer Adam.step", bytes=1_600_000_000),
+    ]
+
+
+def facts(**more: Any) -> ProgramFacts:
+    return ProgramFacts(threads=2, cores=2, **more)
+
+
+def test_a_step_that_no_rule_knows_has_no_advice() -> None:
+    assert rules.advise(evidence()) == []
+    assert names(row("sort", 90.0)) == []
+
+
+def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
+    model = [EmbeddingFacts("user", "Embedding", 300_000, 32, sparse=False)]
+    step = evidence(*table_rows(), facts=facts(optimizers=[ADAM], embeddings=model))
+    advice = rules.dense_table(step)
+    assert advice is not None
+    assert "500 rows (0.2%) of a table of 300,000 rows, but Adam and the gradient" in advice.seen
+    assert advice.change.startswith(
+        "nn.Embedding(300000, 32, sparse=True); rows = torch.optim.SparseAdam([user.weight], lr=0.001)"
+    )
+    # The gradient and 9.6 of 10 million elements of the optimizer go; ten accesses of 500 rows and 40 calls stay.
+    goes, needs = 4 + 50 * 0.96, 500 * 10 * 110e-6 + 40 * 2e-3
+    assert advice.predicted_gain == pytest.approx(STEP / (STEP - goes + needs))
+    assert advice.predicted_range == pytest.approx([STEP / (STEP - (goes - needs) / 2), STEP / (STEP - goes)])
+    assert advice.settings == {"sparse": [300_000, 32]}
+
+
+@pytest.mark.parametrize(
+    ("used", "optimizer", "more"),
+    [
+        (100_000, ADAM, []),
+        (500, replace(ADAM, sparse=[[300_000, 32]], tables=[]), []),
+        (500, ADAM, [row("_coalesce", 1.0)]),
+        (500, ADAM, [row("embedding_sparse_backward", 1.0)]),
+        (500, replace(ADAM, kind="RMSprop"), []),
+        (500, replace(ADAM, kind="SGD", plain=False), []),
+    ],
+)
+def test_sparse_gradients_are_not_advised_where_they_are_used_or_would_not_help(
+    used: int, optimizer: OptimizerFacts, more: list[dict[str, Any]]
+) -> None:
+    assert "sparse" not in names(*table_rows(used), *more, facts=facts(optimizers=[optimizer]))
+
+
+def test_sgd_takes_sparse_gradients_itself() -> None:
+    rows = table_rows()
+    rows[-1]["part"] = "optimizer SGD.step"
+    advice = rules.dense_table(evidence(*rows, facts=facts(optimizers=[replace(ADAM, kind="SGD")])))
+    assert advice is not None
+    assert advice.change == "nn.Embedding(300000, 32, sparse=True)"
+
+
+def test_an_optimizer_that_is_not_fused() -> None:
+    part = "optimizer Adam.step"
+    passes = [row("lerp_", 20.0, "bandwidth", part, calls=2), row("addcdiv_", 30.0, "bandwidth", part, calls=2)]
+    advice = only(*passes, facts=facts(optimizers=[ADAM]))
+    assert advice.change == "torch.optim.Adam(..., fused=True)"
+    # Seven passes over 40 MB.
+    needs = 280e6 / 20e9 * 1e3 + 0.002
+    assert advice.predicted_gain == pytest.approx(STEP / (STEP - 50 + needs))
+    assert names(*passes, facts=facts(optimizers=[replace(ADAM, way="fused")])) == []
+    calls = [row("mul_", 30.0, "dispatch", "optimizer RMSprop.step", calls=300)]
+    rms = replace(ADAM, kind="RMSprop", fusable=False, parameters=100)
+    many = only(*calls, facts=facts(optimizers=[rms], compiled=True))
+    assert (many.change, many.settings) == ("torch.optim.RMSprop(..., foreach=True)", {"optimizer": "foreach"})
+    assert many.predicted_gain == pytest.approx(STEP / (STEP - 30 + 0.3))
+
+
+def test_the_optimizers_of_a_trace_follow_from_its_names() -> None:
+    rows = [row("_foreach_add_", 1.0, part="train/Optimizer.step#AdamW.step"), row("mm", 1.0, part="forward")]
+    assert facts_of_rows(rows).optimizers == [OptimizerFacts("AdamW", "foreach", fusable=True)]
+
+
+def test_gradients_that_are_filled_with_zeros() -> None:
+    assert only(row("zero_", 20.0, part="optimizer Adam.zero_grad")).predicted_gain == pytest.approx(1.25)
+    assert names(row("zero_", 20.0, part="forward")) == []
+
+
+def test_a_precision_is_advised_only_where_a_faster_one_was_measured() -> None:
+    def product(precision: str) -> dict[str, Any]:
+        return row("mm", 80.0, "compute", kind="product", flops=8e9, precision=precision)
+
+    double = only(product("float64"))
+    assert double.change.startswith("model.float()")
+    assert double.predicted_gain == pytest.approx(STEP / (STEP - 40))
+    # bfloat16 takes twice as long here.
+    assert names(product("float32")) == []
+    fast = replace(CEILINGS, flops={"float32": 1e11, "tf32": 4e11, "bfloat16": 8e11})
+    single = only(product("float32"), ceilings=fast, device="H200")
+    assert (single.change, single.settings) == ('torch.set_float32_matmul_precision("high")', {"tf32": True})
+    assert "torch.autocast" in only(product("tf32"), ceilings=fast, device="H200").change
+
+
+def test_a_product_far_below_its_ceiling() -> None:
+    slow = row("mm", 50.0, "operator", kind="product", flops=1e8, precision="float32")
+    advice = only(slow)
+    assert (advice.name, "2 GFLOP/s where this machine reaches 100 GFLOP/s" in advice.seen) == ("shape", True)
+    assert names({**slow, "flops": 4e9, "limits": {"compute": 50.0}}) == []
+
+
+def test_attention_without_a_fused_kernel() -> None:
+    products = row("bmm", 30.0, "compute", "attend", calls=12, kind="product")
+    softmax = row("_softmax", 15.0, "cache", "attend", calls=2)
+    advice = only(softmax, row("masked_fill", 5.0, "cache", "attend"), row("masked_fill", 5.0, "cache"), products)
+    assert "scaled_dot_product_attention(" in advice.change
+    assert advice.predicted_gain == pytest.approx(1.25)
+    assert names(softmax) == []
+    assert names(softmax, products, row("_scaled_dot_product_flash_attention_for_cpu", 1.0)) == []
+
+
+def test_threads() -> None:
+    arithmetic = row("mm", 80.0, "compute", kind="product", flops=8e9)
+    assert names(arithmetic) == []
+    few = only(arithmetic, facts=ProgramFacts(threads=1, cores=4))
+    assert (few.change, few.predicted_gain) == ("torch.set_num_threads(4)", pytest.approx(STEP / 40))
+    many = only(facts=ProgramFacts(threads=8, cores=4))
+    assert (many.change, many.predicted_gain) == ("torch.set_num_threads(4)", None)
+    assert names(row("add", 80.0, "bandwidth"), facts=ProgramFacts(threads=1, cores=4)) == []
+
+
+def test_workers_of_a_loader() -> None:
+    alone = ProgramFacts(threads=1, cores=4, loader=LoaderFacts(0, pinned=False, batch_size=64))
+    advice = only(input=60.0, facts=alone)
+    # Two processes make a batch in 30 ms, while the step computes for 40.
+    assert advice.change == "DataLoader(..., num_workers=2, persistent_workers=True)"
+    assert advice.predicted_gain == pytest.approx(2.5)
+    assert names(input=1.0, facts=alone) == []
+    assert names(input=60.0, facts=ProgramFacts(threads=1, cores=4)) == []
+    crowd = replace(alone, loader=LoaderFacts(16, pinned=False))
+    assert only(input=60.0, facts=crowd).settings == {"workers": 4}
+    # With one of two cores busy all the time, workers cannot hide everything.
+    narrow = only(input=50.0, facts=replace(alone, threads=2, cores=2))
+    assert narrow.predicted_gain == pytest.approx(STEP / 75)
+
+
+def test_the_device_waits() -> None:
+    unpinned = only(device="H200", transfer=20.0)
+    assert (unpinned.settings, unpinned.predicted_gain) == ({"pinned": True}, pytest.approx(1.25))
+    pinned = only(device="H200", transfer=20.0, facts=facts(loader=LoaderFacts(2, pinned=True)))
+    assert pinned.settings == {}
+    assert only(row("item", 0.1), device="H200", sync=20.0).change == "if step % 100 == 0: print(loss.item())"
+    launches = only(*(row("add", 0.01, "bandwidth", kernels=1) for _ in range(100)), device="H200", launch=50.0)
+    assert "reduce-overhead" in launches.change
+    assert launches.predicted_gain == pytest.approx(STEP / (STEP - 50 + 0.2))
+
+
+def test_a_metric_in_every_step_is_named_with_its_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("loop()\nvalue = roc_auc_score(y, p)\n")
+
+    def step(line: int) -> Evidence:
+        made = evidence(python=40.0)
+        place = {"function": "fit", "file": "train.py", "line": line, "backward": False}
+        made.observed["places"] = [{"limit": "python", "share": 0.75, "place": place}]
+        return made
+
+    (advice,) = rules.advise(step(2))
+    assert advice.seen.startswith("train.py:2 in fit ")
+    assert advice.change == "if step % 100 == 0: value = roc_auc_score(y, p)"
+    assert advice.predicted_gain == pytest.approx(STEP / (STEP - 30 * 0.99))
+    assert rules.advise(step(1)) == []
+
+
+def test_many_small_operators() -> None:
+    small = [row("add", 60.0, "dispatch", calls=30_000), row("mm", 10.0, "dispatch", calls=1000, kind="product")]
+    advice = only(*small, facts=facts(has_model=True))
+    assert (advice.change, advice.settings) == ("model.compile()", {"compile": True})
+    assert advice.predicted_gain == pytest.approx(STEP / (STEP - 70 + 2))
+    assert names(*small, facts=facts(compiled=True)) == []
+    batches = facts(compiled=True, loader=LoaderFacts(0, pinned=False, batch_size=64))
+    larger = only(*small, facts=batches)
+    assert larger.change.startswith("DataLoader(..., batch_size=128)")
+    assert larger.predicted_gain == pytest.approx(STEP / 65)
+
+
+def test_element_wise_passes_outside_of_the_optimizer() -> None:
+    stream = {"beyond": 4e8, "bytes": 4e8}
+    passes = [row(name, 20.0, "bandwidth", "norm", **stream) for name in ("mul", "add", "exp")]
+    advice = only(*passes)
+    assert "3 element-wise passes of norm (mul, add, exp) move 1.2 GB at 20 GB/s" in advice.seen
+    assert advice.predicted_gain == pytest.approx(STEP / (STEP - 40))
+    assert names(passes[0]) == []
+
+
+def test_random_rows() -> None:
+    lookup = row("embedding", 50.0, "latency", random_ms=50.0, rows=4e5, missed=4e5, distinct=4e5, row_bytes=1024,
+                 table_rows=10**7)  # fmt: skip
+    advice = only(lookup)
+    assert advice.change.startswith("nn.Embedding(10000000, 256, dtype=torch.float16)")
+    half = CEILINGS.row_ns(512) / CEILINGS.row_ns(1024)
+    assert advice.predicted_gain == pytest.approx(STEP / (STEP - 50 * (1 - half)))
+    assert names({**lookup, "row_bytes": 64}) == []
+    again = only({**lookup, "row_bytes": 64, "distinct": 1e5})
+    assert "unique(return_inverse=True)" in again.change
+    assert again.predicted_gain == pytest.approx(STEP / (STEP - 50 * 0.75))
+    small = {**lookup, "row_bytes": 64}
+    assert names(small, facts=facts(huge_pages="always")) == []
+    pages = only(small, facts=facts(huge_pages="madvise"))
+    assert (pages.name, pages.predicted_gain) == ("huge pages", None)
+
+
+def test_page_faults_of_new_memory() -> None:
+    advice = only(row("mul", 60.0, "bandwidth", fresh=1e8))
+    assert advice.change.startswith("MALLOC_MMAP_MAX_=0 ")
+    assert advice.predicted_gain == pytest.approx(STEP / (STEP - 50 + 5))
+    assert names(row("mul", 60.0, "bandwidth", fresh=1e6)) == []
+
+
+def test_the_largest_gain_comes_first_and_without_ceilings_none_is_predicted() -> None:
+    step = [row("zero_", 20.0, part="optimizer Adam.zero_grad"), *table_rows()]
+    known = facts(optimizers=[ADAM])
+    gains = [one.predicted_gain or 0.0 for one in rules.advise(evidence(*step, facts=known))]
+    assert gains == sorted(gains, reverse=True)
+    assert len(gains) == 3
+    assert {one.predicted_gain for one in rules.advise(evidence(*step, facts=known, ceilings=None))} == {None}
