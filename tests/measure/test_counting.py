@@ -213,5 +213,5 @@ def test_operators_with_unknown_work_are_listed() -> None:
         {"name": "aten::mm", "kind": "product", "counted": True, "ms": 30.0},
         {"name": "mylib::small", "kind": "elementwise", "counted": False, "ms": 0.1},
     ]
-    assert unknown_work(rows) == ["the work of one operator is not known: mylib::pick, together 3.00 ms"]
+    assert unknown_work(rows) == ["the work of one operator is not known: mylib::pick (3.00 ms)"]
     assert not unknown_work(rows[1:])

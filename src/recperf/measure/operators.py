@@ -193,7 +193,7 @@ def kind_of_call(name: str) -> str:
         return "function"
     if name.startswith("autograd::") or name.endswith(("Backward", "Backward0", "AccumulateGrad")):
         return "node"
-    return _CALL_OF.get(name, "elementwise")
+    return "embedding_bag" if TABLE_BATCHED.match(name) else _CALL_OF.get(name, "elementwise")
 
 
 def limit_of_kernel(name: str) -> str:

@@ -302,7 +302,7 @@ def unknown_work(operators: list[dict[str, Any]]) -> list[str]:
         return []
     listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     count = f"{len(names)} operators" if len(names) > 1 else "one operator"
-    return [f"the work of {count} is not known: {listed}, together {time_text(sum(map(unknown.__getitem__, names)))}"]
+    return [f"the work of {count} is not known: {listed} ({time_text(sum(map(unknown.__getitem__, names)))})"]
 
 
 def _place(calls: Iterable[Call]) -> dict[str, Any] | None:
