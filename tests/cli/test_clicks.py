@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from recperf import places
-from recperf.cli.options import WorkloadOptions, choose, read_options
 from recperf.data.click_store.imported import open_clicks
-from recperf.workloads.micro_dlrm.build import PreparedClicks
 
 Call = Callable[..., tuple[int, str, str]]
 QUICKLY = ["--no-peaks", "--no-report", "--quiet", "--train.device", "cpu", "--train.epochs", "2"]
@@ -67,27 +64,3 @@ def test_dlrm_trains_on_imported_clicks_and_resumes(call: Call, data: str) -> No
     quality = json.loads(Path("r", "result.json").read_text())["quality"]
     assert set(quality["baselines"]) == {"majority", "item_bias", "user_item_bias", "logistic", "gradient_boosting"}
     assert quality["baselines"]["logistic"]["auc"] > 0.7
-
-
-def chosen(*arguments: str) -> Any:
-    """The resolved config of a command line."""
-    choice = choose(list(arguments))
-    return read_options(WorkloadOptions, choice, verb="run", description="").values
-
-
-def test_micro_dlrm_reads_imported_clicks(call: Call, data: str) -> None:
-    prepared = PreparedClicks(chosen("micro-dlrm", "--data", data, "--data.split", "last", "--train.device", "cpu"))
-    assert (prepared.data["name"], prepared.data["split"], len(prepared.valid)) == (
-        "mine",
-        "last",
-        prepared.data["valid_rows"],
-    )
-    trial = prepared.trial(1)
-    assert trial.metrics(trial.predictions())["auc"] > 0
-
-
-def test_a_wrong_import_is_one_line(call: Call, data: str) -> None:
-    code, _, err = call("data", "import", "--clicks", "a.csv", "--label", "click")
-    assert (code, "there is no column 'click' for the label; did you mean 'clicked'?" in err) == (3, True)
-    code, _, err = call("run", "dlrm", "--data", data, "--data.split", "cold", "--data.holdout", "0.001")
-    assert (code, "leaves no row to validate on" in err) == (3, True)

@@ -18,7 +18,7 @@ from recperf.distributed.ranks import Ranks, RendezvousError
 from recperf.errors import ConfigError, MachineError, UsageError
 from recperf.runs.resume import fixed_fields
 from recperf.train.metrics import Tally
-from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, laptop
+from recperf.workloads.dlrm_v4.config import laptop
 
 
 def test_without_torchrun_there_is_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +85,6 @@ def test_a_different_config_or_other_data_is_an_error_on_all_ranks() -> None:
 def test_an_unknown_sharding_names_the_known_ones(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DistributedConfig(sharding=text)
-
-
-def test_an_unknown_table_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'item_id'") as caught:
-        DLRMv4WorkloadConfig(distributed=DistributedConfig(sharding="item_ids=row"))
-    assert "album_id" in caught.value.where["known"]
 
 
 @pytest.mark.parametrize(

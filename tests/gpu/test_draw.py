@@ -1,3 +1,5 @@
+"""Batches drawn and ids hashed on a GPU are those of a CPU."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -9,6 +11,7 @@ import torch
 from recperf.data.batch import ClickBatch
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig, write_profile
+from recperf.ops import hashing
 from recperf.ops.draw.plan import FAST_KINDS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
@@ -60,3 +63,21 @@ def test_every_implementation_draws_the_same(random: RandomBags, other: str) -> 
     for step in (0, 7):
         assert_same(random.batch(2, step), theirs.batch(2, step), random)
     assert_same(next(random.held_out(1)), next(theirs.held_out(1)), random)
+
+
+EXTREMES = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 2**32, -(2**32)])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 0xA5A5A5A5, -1, 2**63])
+def test_a_gpu_hashes_as_a_cpu_does(seed: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randint(-(2**63), 2**63 - 1, (98_304,), generator=generator)
+    values = torch.cat([EXTREMES, torch.arange(-1000, 1000), values])
+    assert torch.equal(hashing.hash_torch(values.cuda(), seed).cpu(), hashing.hash_torch(values, seed))
+    assert hashing.hash_torch(EXTREMES.cuda(), seed).cpu().tolist() == [
+        hashing.signed(hashing.hash_int(value, seed)) for value in EXTREMES.tolist()
+    ]
+    for rows in (1, 1682, 2_000_000, hashing.MOST_ROWS):
+        actual = hashing.rows_torch(values.cuda(), seed, rows)
+        assert actual.device.type == "cuda"
+        assert torch.equal(actual.cpu(), hashing.rows_torch(values, seed, rows))

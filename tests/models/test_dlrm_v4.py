@@ -82,29 +82,6 @@ def test_the_backward_pass_in_parts_equals_autograd(shared: bool) -> None:
     same(results(built(config), batch_of()), results(built(config), batch_of(), autograd=True))
 
 
-def test_a_batch_becomes_rows_of_context_history_and_candidate() -> None:
-    batch, config = batch_of(), replace(CONFIG, shared_encoders=False)
-    inputs = prepare(batch, config)
-    offsets = inputs.offsets_B1.tolist()
-    assert [b - a for a, b in zip(offsets, offsets[1:])] == [n + 9 for n in LENGTHS]
-    assert (inputs.tokens, inputs.longest, inputs.whole_longest) == (sum(LENGTHS) + 45, 40, 40)
-    start = 0
-    items, candidates = batch.features["item_id"][0], batch.features["item_candidate_id"][0]
-    rows, picks, place = inputs.rows["item_id"], inputs.entities["item_id"].index_N, 0
-    for sample, length in enumerate(LENGTHS):
-        times = inputs.times_T[offsets[sample] : offsets[sample + 1]].tolist()
-        assert times[:8] == [0] * 8
-        assert times[8:-1] == batch.times_T[start : start + length].tolist()
-        assert times[-1] == int(batch.query_times_B[sample])
-        codes = inputs.codes_S[place : place + length + 1].tolist()
-        assert codes == [*batch.actions_T[start : start + length].tolist(), 8]
-        ids = [*items[start : start + length].tolist(), int(candidates[sample])]
-        assert rows[picks[place : place + length + 1]].tolist() == [one % 40 for one in ids]
-        start, place = start + length, place + length + 1
-    assert inputs.candidates.index_N.tolist() == (inputs.position_offsets_B1[1:] - 1).tolist()
-    assert [rows_U.unique().numel() for rows_U in inputs.rows.values()] == [len(r) for r in inputs.rows.values()]
-
-
 @pytest.mark.parametrize(
     ("lengths", "rows", "shared"),
     [

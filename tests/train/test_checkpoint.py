@@ -29,15 +29,6 @@ def at_point(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]
     return lambda listener: monkeypatch.setattr(points, "listener", listener)
 
 
-def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
-    checkpoints, _ = store(tmp_path)
-    for step, best in ((10, True), (20, True), (30, False), (40, False)):
-        checkpoints.save(step, state(step), best=best)
-    assert names(tmp_path) == ["index.json", "step-00000020", "step-00000040"]
-    assert value_of(checkpoints) == 40
-    assert value_of(checkpoints, "best") == 20
-
-
 def test_keeps_the_requested_number(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path, keep_last=3)
     for step in range(1, 7):

@@ -218,9 +218,6 @@ def test_nothing_trained_on_is_of_the_time_that_is_scored(
 
 
 def test_what_it_takes_is_known_before_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    parameters = dlrm_v4.estimate(dlrm_v4.mlperf()).parameters
-    assert parameters["tables"] == 150_042_476_544
-    assert sum(parameters.values()) - parameters["tables"] == 15_243_057
     assert main(["show", "dlrm-v4", "--model.row-scale", "1e-4"]) == 0
     printed = capsys.readouterr().out
     assert "activations" in printed
