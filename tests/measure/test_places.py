@@ -130,7 +130,8 @@ def test_the_line_outside_of_operators(profile: dict[str, Any], limit: str, func
 def test_c_code_is_told_from_the_interpreter(profile: dict[str, Any]) -> None:
     assert profile["native"]["modules"] == ["numpy"]
     places = {place["function"]: place["share"] for place in profile["places"] if place["limit"] == "python"}
-    assert profile["native"]["share"] == pytest.approx(places["product"] / sum(places.values()), abs=0.1)
+    product = places["product"] / sum(places.values())
+    assert 0.5 * product < profile["native"]["share"] < product + 0.1 < 1
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_the_sampler_ends_with_the_profiler() -> None:
 
 def slow_python() -> int:
     total = 0
-    for number in range(30000):
+    for number in range(100000):
         total += number * number
     return total
 
@@ -229,7 +230,7 @@ def test_stacks_of_a_trace(tmp_path: Path) -> None:
             recorded.step()
     recorded.export_chrome_trace(str(tmp_path / "trace.json"))
     limit = trace_evidence.analyse_file(tmp_path / "trace.json")["limit"]
-    largest = limit["places"][0]
+    largest = next(place for place in limit["places"] if place["limit"] == "python")
     assert (largest["limit"], largest["function"], Path(largest["file"]).name) == (
         "python",
         "slow_python",

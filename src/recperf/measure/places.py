@@ -94,7 +94,7 @@ class Stacks:
 
     def __init__(self, *, own: bool = False) -> None:
         specs = [find_spec(name) for name in ("torch", "triton")]
-        rooms = [f"{ROOT}/{room}/" for room in ("measure", "execution", "cli")] if own else [f"{ROOT}/"]
+        rooms = [f"{ROOT}/{room}" for room in (("measure/", "execution/", "cli/", "__main__") if own else ("",))]
         self._hidden = (*(f"{Path(spec.origin).parent}/" for spec in specs if spec and spec.origin), *rooms)
         self._standard = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
         self._files: dict[str, tuple[int, str]] = {}

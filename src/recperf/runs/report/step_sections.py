@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...measure.attribution import attribute, divided_ms
+from ...measure.call_places import place_rows
 from ...measure.ceilings import ceilings_of_profile
 from ...measure.limits import NOT_JUDGED, TEXTS, UNDECIDED
 from ...measure.places import place_text
@@ -144,6 +145,7 @@ def workload_blocks(profile: Json) -> list[Block]:
         *limit_blocks(profile),
         Text(_observed_steps(observed), "note"),
         *share_blocks(profile, divided_ms(observed)),
+        *place_blocks({"places": place_rows([], profile["shares"], observed)}),
         *experiment_blocks(profile["experiments"]),
         *(Text(fmt.sentence(note), "note") for note in observed.get("notes") or () if note),
     ]
