@@ -1,0 +1,211 @@
+"""Steps with a known defect beside the same steps without it: what an advice predicts, and what following it gains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from planted_cases import Built, Machine, Slow
+from torch import nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Followed:
+    name: str
+    advice: str
+    """Part of the `change` that the advice must suggest."""
+    build: Callable[[Machine, bool], Built]
+    """The step and its batches; with True as after the change."""
+    on_gpu: bool = True
+    on_cpu: bool = True
+    threads: int | None = None
+
+
+FOLLOWED: list[Followed] = []
+
+
+def followed(name: str, advice: str, *, on_gpu: bool = True, on_cpu: bool = True, threads: int | None = None) -> Any:
+    def add(build: Callable[[Machine, bool], Built]) -> Callable[[Machine, bool], Built]:
+        FOLLOWED.append(Followed(name, advice, build, on_gpu, on_cpu, threads))
+        return build
+
+    return add
+
+
+def table_of(machine: Machine, width: int = 32) -> int:
+    """Rows of a table of eight times the knee, at least 100,000."""
+    return max(100_000, 8 * machine.knee // (4 * width))
+
+
+def embedding_step(machine: Machine, optimizer: Callable[[Iterable[nn.Parameter]], Any], *, sparse: bool) -> Built:
+    rows, width, ids = table_of(machine), 32, 2048
+    embedding = nn.Embedding(rows, width, sparse=sparse, device=machine.device)
+    head = nn.Linear(width, 1, device=machine.device)
+    of_table, of_head = optimizer(embedding.parameters()), torch.optim.SGD(head.parameters(), lr=0.01)
+    batches = [torch.randint(0, rows, (ids,), device=machine.device) for _ in range(64)]
+
+    def step(batch: torch.Tensor) -> None:
+        of_table.zero_grad()
+        of_head.zero_grad()
+        head(embedding(batch)).square().mean().backward()
+        of_table.step()
+        of_head.step()
+
+    return step, batches
+
+
+@followed("dense Adam over a table", "SparseAdam")
+def dense_adam(machine: Machine, changed: bool) -> Built:
+    kind = torch.optim.SparseAdam if changed else torch.optim.Adam
+    return embedding_step(machine, lambda parameters: kind(list(parameters), lr=1e-3), sparse=changed)
+
+
+@followed("dense gradient of an embedding", "sparse=True")
+def dense_gradient(machine: Machine, changed: bool) -> Built:
+    return embedding_step(machine, lambda parameters: torch.optim.SGD(parameters, lr=0.01), sparse=changed)
+
+
+@followed("AdamW operator by operator", "fused=True")
+def slow_optimizer(machine: Machine, changed: bool) -> Built:
+    weights = [nn.Parameter(machine.rand(1000, 2000)) for _ in range(10)]
+    for weight in weights:
+        weight.grad = machine.rand(1000, 2000)
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, **({"fused": True} if changed else {"foreach": False}))
+    return (lambda: optimizer.step()), None
+
+
+@followed("products in float64", "float32", on_gpu=False)
+def double_products(machine: Machine, changed: bool) -> Built:
+    dtype = torch.float32 if changed else torch.float64
+    a, b = machine.rand(1024, 1024, dtype=dtype), machine.rand(1024, 1024, dtype=dtype)
+    out = torch.empty_like(a)
+    return (lambda: torch.mm(a, b, out=out)), None
+
+
+@followed("products in float32 where TF32 is faster", "tf32", on_cpu=False)
+def tf32_products(machine: Machine, changed: bool) -> Built:
+    a, b = machine.rand(8192, 8192), machine.rand(8192, 8192)
+    torch.backends.cuda.matmul.allow_tf32 = changed
+    machine.keep.append(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False))
+    return (lambda: a @ b), None
+
+
+@followed("a loader without workers", "num_workers", on_gpu=False)
+def no_workers(machine: Machine, changed: bool) -> Built:
+    """Preparing a batch takes as long as the step; it sleeps, so that a second process needs no core."""
+    weight = machine.rand(1024, 1024)
+    x = machine.rand(256, 1024)
+    count = machine.times(lambda: x @ weight, 0.02)
+    workers = {"num_workers": 2} if changed else {}
+    loader = torch.utils.data.DataLoader(Slow(0.02, (256, 1024)), batch_size=None, **workers)
+    return (lambda batch: [batch.to(machine.device) @ weight for _ in range(count)]), loader
+
+
+@followed("attention operator by operator", "scaled_dot_product_attention")
+def own_attention(machine: Machine, changed: bool) -> Built:
+    size = (2, 8, 512, 64) if machine.device == "cpu" else (16, 16, 2048, 64)
+    q = machine.rand(*size, dtype=torch.float32 if machine.device == "cpu" else torch.bfloat16)
+
+    def step() -> None:
+        if changed:
+            F.scaled_dot_product_attention(q, q, q)
+        else:
+            ((q @ q.transpose(-1, -2)) * size[-1] ** -0.5).softmax(-1) @ q
+
+    return step, None
+
+
+@followed("one thread of several", "set_num_threads", on_gpu=False, threads=1)
+def one_thread(machine: Machine, changed: bool) -> Built:
+    from recperf.machine import usable_cores
+
+    torch.set_num_threads(usable_cores() if changed else 1)
+    a, b = machine.rand(1024, 1024), machine.rand(1024, 1024)
+    out = torch.empty_like(a)
+    return (lambda: torch.mm(a, b, out=out)), None
+
+
+@followed("new memory in every step", "out=", on_gpu=False)
+def new_memory(machine: Machine, changed: bool) -> Built:
+    x = machine.rand(50_000_000)
+    out = torch.empty_like(x)
+    return (lambda: torch.add(x, 1.0, out=out) if changed else x + 1.0), None
+
+
+@followed("a metric in every step", "metric")
+def metric(machine: Machine, changed: bool) -> Built:
+    """Every hundredth step computes it after the change."""
+    from sklearn.metrics import roc_auc_score
+
+    model = nn.Linear(64, 1, device=machine.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, labels = machine.rand(4096, 64), (torch.rand(4096) > 0.5).numpy()
+    turn = iter(range(1 << 60))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scores = model(x)
+        scores.square().mean().backward()
+        optimizer.step()
+        if not changed or next(turn) % 100 == 0:
+            roc_auc_score(labels, scores.detach().reshape(-1).cpu().numpy())
+
+    return step, None
+
+
+@followed("unpinned copies", "pin_memory", on_cpu=False)
+def unpinned(machine: Machine, changed: bool) -> Built:
+    x = torch.rand(12_500_000)
+    x = x.pin_memory() if changed else x
+    return (lambda: x.to("cuda", non_blocking=changed)), None
+
+
+@followed("many small operators", "torch.compile")
+def small_operators(machine: Machine, changed: bool) -> Built:
+    x = machine.rand(64, 64)
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(60):
+            x = (x * 1.01 + 0.5).relu() - 0.25
+        return x
+
+    run = torch.compile(chain) if changed else chain
+    run(x)
+    return (lambda: run(x)), None
+
+
+def step_seconds(built: Built, seconds: float = 0.5) -> float:
+    """The median time of a step with its wait for input."""
+    step, batches = built
+    feed = iter(batches) if batches is not None else None
+
+    def once() -> None:
+        nonlocal feed
+        if feed is None:
+            step()
+            return
+        batch = next(feed, None)
+        if batch is None:
+            feed = iter(batches or ())
+            batch = next(feed)
+        step(batch)
+
+    for _ in range(4):
+        once()
+    _sync()
+    times, began = [], time.perf_counter()
+    while len(times) < 5 or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        once()
+        _sync()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def _sync() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
