@@ -24,7 +24,8 @@ from _rows import record, row
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "measure" / "planted"))
 
 from followed_advice import FOLLOWED, Followed, step_seconds  # type: ignore[import-not-found]
-from planted_cases import CASES, Machine, Planted  # type: ignore[import-not-found]
+from planted_cases import Machine, Planted  # type: ignore[import-not-found]
+from recommender_cases import CASES  # type: ignore[import-not-found]
 
 import recperf
 from recperf.machine import usable_cores
@@ -48,7 +49,7 @@ def judged(case: Planted, device: str, folder: str, busy: bool) -> dict[str, Any
     """The row of a planted cause."""
     machine = machine_for(case.threads, device, folder)
     try:
-        report = recperf.profile(*case.build(machine), quiet=True)
+        report = recperf.profile(*case.built(machine), quiet=True)
     finally:
         machine.close()
     verdict, expected = report.verdict, case.expected if device == "cpu" else case.on_gpu

@@ -1,4 +1,4 @@
-"""Planted causes through the public API on a GPU: no wrong verdict with a high confidence, and nine of ten right."""
+"""Planted causes through the public API on a GPU: no wrong verdict with a high confidence, and 95 of 100 right."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def test_causes_are_named_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             wrong.append((case.name, report.verdict.limit))
             sure += [case.name] if report.verdict.confidence == "high" else []
     assert not sure
-    assert len(wrong) <= 0.1 * len(cases), wrong
+    assert len(wrong) <= 0.05 * len(cases), wrong

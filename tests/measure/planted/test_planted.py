@@ -1,6 +1,6 @@
 """Planted causes through the public API, on the CPU of the moment.
 
-A wrong verdict never has a high confidence, whatever else the machine does. Where it was quiet, nine of ten are right.
+A wrong verdict never has a high confidence, whatever else the machine does. Of those judged, 95 of 100 are right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recommender_cases import CASES
 import recperf
 from recperf.measure import peaks
 from recperf.measure.ceilings import ceilings_of
-from recperf.measure.peaks.other_work import DISTURBED
+from recperf.measure.limits import NOT_JUDGED
 
 CPU = [case for case in CASES if case.on_cpu]
 
@@ -57,17 +57,15 @@ def verdict_of(case: Planted, folder: Path) -> tuple[bool, recperf.Report]:
 
 
 def judge(cases: list[Planted], folder: Path) -> None:
-    wrong_but_sure, right, quiet = [], 0, 0
+    wrong, judged = [], 0
     for case in cases:
         correct, report = verdict_of(case, folder)
         assert sum(report.shares.values()) == pytest.approx(1.0)
-        if not correct and report.verdict.confidence == "high":
-            wrong_but_sure.append((case.name, report.verdict.limit, report.shares))
-        others = report.as_json()["other_work"]
-        if others is None or others <= DISTURBED:
-            quiet, right = quiet + 1, right + correct
-    assert not wrong_but_sure
-    assert right >= 0.9 * quiet - 1e-9 or quiet - right <= 1
+        judged += report.verdict.limit != NOT_JUDGED
+        if not correct and report.verdict.limit != NOT_JUDGED:
+            wrong.append((case.name, report.verdict.limit, report.verdict.confidence, report.shares))
+    assert not [row for row in wrong if row[2] == "high"]
+    assert len(wrong) <= max(1, 0.05 * judged), wrong
 
 
 @pytest.mark.long
