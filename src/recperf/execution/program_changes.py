@@ -103,12 +103,13 @@ def _sparse(table: list[int]) -> Patches:
             if not isinstance(optimizer, Adam) or not tables:
                 original(optimizer, params, defaults)
                 return
-            groups = [one if isinstance(one, dict) else {"params": [one]} for one in _flat(params)]
-            parameters = [tensor for group in groups for tensor in _flat(group["params"])]
-            taken = [tensor for tensor in parameters if id(tensor) in tables]
-            rest = [{**group, "params": [tensor for tensor in _flat(group["params"]) if id(tensor) not in tables]}
-                    for group in groups]  # fmt: skip
-            rest = [group for group in rest if group["params"]]
+            listed = _flat(params)
+            groups = listed if isinstance(listed[0], dict) else [{"params": listed}]
+            groups = [{**group, "params": _flat(group["params"])} for group in groups]
+            taken = [tensor for group in groups for tensor in group["params"] if id(tensor) in tables]
+            for group in groups:
+                group["params"] = [tensor for tensor in group["params"] if id(tensor) not in tables]
+            rest = [group for group in groups if group["params"]]
             # An optimizer must have a parameter; one without a gradient is never changed.
             original(optimizer, rest or [{"params": [nn.Parameter(torch.zeros(1))]}], defaults)
             if taken:
