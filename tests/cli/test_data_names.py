@@ -1,12 +1,15 @@
-"""Datasets by name: `--data NAME` on every command that takes a workload, and `recperf data list`."""
+"""Datasets by name, files held against a list of checksums, and the curve of recperf data reuse."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from recperf.units import byte_count
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -84,3 +87,81 @@ def test_dlrm_reads_genres_and_drawn_negatives_of_imported_events(call: Call) ->
     code, _, err = call("data", "import", "log.jsonl", "--clicks", "--label", "item", "--name", "log")
     assert code == 3
     assert "there is a dataset 'log' of events already" in err
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with three files and its list, which lies in it as publishers put it there."""
+    folder = tmp_path / "data"
+    (folder / "deep").mkdir(parents=True)
+    lines = []
+    for name, content in (("a.npy", b"one"), ("deep/b.npy", b"two"), ("with space", b"")):
+        (folder / name).write_bytes(content)
+        lines.append(f"{hashlib.sha256(content).hexdigest()} {'*' if content else ' '}./{name}")
+    (folder / "SHA256SUMS").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_files_as_listed_and_not(call: Call, listed: Path) -> None:
+    arguments = ("data", "check", "data", "--sums", "data/SHA256SUMS")
+    code, out, err = call(*arguments)
+    assert (code, out, err) == (0, "3 files as listed, 6 bytes\n", "")
+    (listed / "a.npy").write_bytes(b"One")
+    (listed / "deep/b.npy").rename(listed / "deep/c.npy")
+    code, out, err = call(*arguments)
+    assert code == 3
+    assert out.splitlines() == ["missing    deep/b.npy", "differing  a.npy", "extra      deep/c.npy"]
+    assert "1 missing, 1 differing, 1 extra" in err
+    code, out, _ = call(*arguments, "--json")
+    facts = json.loads(out)
+    assert (code, facts["intact"], facts["extra"]) == (3, False, ["deep/c.npy"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"\xff", "not text"),
+        (b"abc  a.npy\n", "line 1"),
+        (b"0" * 64 + b"  ../a.npy\n", "below the folder"),
+        (None, "no such list"),
+    ],
+)
+def test_lists_that_are_none(call: Call, listed: Path, content: bytes | None, message: str) -> None:
+    (listed / "SHA256SUMS").unlink() if content is None else (listed / "SHA256SUMS").write_bytes(content)
+    code, _, err = call("data", "check", str(listed), "--sums", str(listed / "SHA256SUMS"))
+    assert code == 3
+    assert message in err
+
+
+Call = Callable[..., tuple[int, str, str]]
+DLRM = (
+    *("--model.rows", 50_000, 300, "--model.bottom", 4, 8, "--model.dim", 8, "--model.top", 8, 1),
+    *("--data.no-distinct", "--data.ids", "zipf"),
+)
+
+
+def test_the_curve_of_random_clicks_rises_with_the_cache(call: Call) -> None:
+    options = ("--data.batches", 30, "--train.batch-size", 128, "--train.optimizer", "rowwise-adagrad")
+    code, out, err = call("data", "reuse", "--workload", "dlrm", *DLRM, *options, "--memory", "100KiB", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert facts["steps"] == {"read": 30, "of": 30}
+    assert facts["record_bytes"] == 4 * 9
+    assert facts["followed_share"] == 1
+    sizes, served = [p["bytes"] for p in facts["curve"]], [p["served"] for p in facts["curve"]]
+    assert sizes == sorted(sizes)
+    assert served == sorted(served)
+    assert 100 * 1024 // 36 in [p["rows"] for p in facts["curve"]]
+    whole = facts["curve"][-1]
+    assert whole["served"] == pytest.approx(1 - facts["first_use_share"])
+    assert (whole["in_bytes_per_step"], whole["out_bytes_per_step"]) == (0, 0)
+    best = facts["recommended"]
+    option, recommended = best["option"].split()
+    assert option == "--tables.device-bytes"
+    assert best["bytes"] <= (byte_count(recommended) or 0) < best["bytes"] + (1 << 20)
+    assert best["served"] >= 0.99 * (1 - facts["first_use_share"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from recperf.ops import compile
 from recperf.ops import compile as native
 
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER))  # random_rows.py
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 NO_TRITON = "no triton, or a GPU, where tests/gpu runs the kernels"
 if INTERPRETED:

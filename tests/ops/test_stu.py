@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_rows import close, drawn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,6 +20,18 @@ LIMIT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1.5e-3, torch
 NORM_LIMIT = {**LIMIT, torch.float16: 6e-4, torch.bfloat16: 8e-3}
 """Of layer norm alone, which has no products."""
 EPS, NORM_EPS = 1e-6, 1e-5
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def close(actual: Tensor, exact: Tensor, limit: float, name: str = "") -> None:
+    """The largest difference, relative to the largest value, is within the limit."""
+    assert actual.shape == exact.shape
+    if exact.numel():
+        error = float((actual.double() - exact).abs().max() / exact.abs().max().clamp(min=0.1))
+        assert error <= limit, name
 
 
 def cases(typical: tuple[int, ...], *more: tuple[int, ...]) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
