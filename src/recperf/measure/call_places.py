@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 from .places import BACKWARD, Place, Stack, place_in, surrounding
 from .timeline import NODE, WAITING, Call
-from .trace.idle import gaps
-from .trace.nesting import NONE, Nesting, between, common, merged
+from .trace.nesting import NONE, Nesting, between
 from .trace.read import Host, Trace
 from .trace.stacks import TraceStacks
 from .trace.window import TracedSteps
@@ -116,15 +116,12 @@ def trace_places(trace: Trace, nesting: Nesting, window: TracedSteps, calls: lis
         return []
     stacks = TraceStacks(trace, nesting, window)
     name_places(nesting, calls, lambda _, event: stacks.at(event.thread, event.start))
-    busy = [
-        (event.start, event.end) for event in nesting.events
-        if event.kind in ("op", "call") and (window.work or event.thread == nesting.thread)
-    ]  # fmt: skip
-    idle = [(start, end) for start, end, _ in gaps(window)] if window.work else window.steps
-    outside = common(idle, between(merged([*nesting.inputs, *busy])))
+    host = (event for event in nesting.events if event.kind in ("op", "call"))
+    busy = [(event.start, event.end) for event in host if window.work or event.thread == nesting.thread]
+    busy += [(work.start, work.end) for work in window.activity]
+    covered = [*nesting.inputs, *busy, *((before, after) for (_, before), (after, _) in pairwise(window.steps))]
     times = [
         ("blocked" if WAITING.match(event.name) and not window.work else "python", stacks.place(stack), us)
-        for event, stack, us in stacks.times(outside)
+        for event, stack, us in stacks.times(between(window.begin, window.end, covered))
     ]
-    inputs = stacks.times(common(nesting.inputs, idle))
-    return _shares([*times, *(("input", stacks.place(stack), us) for _, stack, us in inputs)])
+    return _shares([*times, *(("input", stacks.place(stack), us) for _, stack, us in stacks.times(nesting.inputs))])

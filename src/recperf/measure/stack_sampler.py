@@ -173,9 +173,9 @@ def _packages(frame: FrameType) -> dict[str, str]:
     packages = {}
     for name in (*frame.f_code.co_names, *frame.f_code.co_varnames, *frame.f_code.co_freevars):
         value = frame.f_locals.get(name, frame.f_globals.get(name))
-        owner = value.__name__ if isinstance(value, ModuleType) else type(value).__module__
-        owner = value.__module__ if isinstance(value, BuiltinFunctionType) else owner
-        packages[name] = str(owner).partition(".")[0]
+        # Nothing of the value itself is asked: that may run code of the program.
+        owner = value.__name__ if issubclass(type(value), ModuleType) else type(value).__module__
+        packages[name] = str(value.__module__ if type(value) is BuiltinFunctionType else owner).partition(".")[0]
     return packages
 
 

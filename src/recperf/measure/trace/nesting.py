@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -190,24 +189,10 @@ def merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
     return union
 
 
-def common(first: list[tuple[float, float]], second: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """What two lists of disjoint intervals in order have in common."""
-    shared, here, there = [], 0, 0
-    while here < len(first) and there < len(second):
-        start, end = max(first[here][0], second[there][0]), min(first[here][1], second[there][1])
-        if end > start:
-            shared.append((start, end))
-        if first[here][1] <= second[there][1]:
-            here += 1
-        else:
-            there += 1
-    return shared
-
-
-def between(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The time before, between and after disjoint intervals in order."""
-    edges = [-math.inf, *(time for interval in intervals for time in interval), math.inf]
-    return list(zip(edges[::2], edges[1::2]))
+def between(begin: float, end: float, intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The time from `begin` to `end` that is in none of the intervals."""
+    edges = [begin, *(min(max(time, begin), end) for interval in merged(intervals) for time in interval), end]
+    return [(start, stop) for start, stop in zip(edges[::2], edges[1::2]) if stop > start]
 
 
 class Cover:

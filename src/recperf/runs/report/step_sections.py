@@ -203,7 +203,7 @@ def operator_blocks(operators: list[Json], top: int = TOP) -> list[Block]:
     rows = [
         cells(
             Cell(row["name"], width=52), Cell(last_name(row["part"]), width=24),
-            Cell(place_text(row.get("place"), short=True), width=32), fmt.count(round(row["calls"], 1)),
+            Cell(_short_place(row), width=32), fmt.count(round(row["calls"], 1)),
             fmt.time(row["ms"]), _limits(row["limits"]),
             fmt.scaled(row["flops"]) if row["flops"] else "", fmt.size(row["bytes"]) if row["bytes"] else "",
         )
@@ -217,6 +217,11 @@ def operator_blocks(operators: list[Json], top: int = TOP) -> list[Block]:
     noted = [row for row in operators[:top] if row.get("note")]
     blocks += [Text(f"{row['name']}: {row['note']}.", "note") for row in noted[:3]]
     return blocks
+
+
+def _short_place(row: Json) -> str:
+    backward = (row["part"] or "").endswith("backward")
+    return place_text(row.get("place"), short=True).removeprefix("backward of " if backward else "")
 
 
 def _limits(limits: dict[str, float]) -> str:
@@ -262,7 +267,10 @@ def _trust(profile: Json) -> list[Block]:
             f"{steps['seen']:,} steps seen: {steps['plain']:,} timed (p20 – p80 {fmt.spread(step)}), "
             f"{steps['traced']:,} traced, {steps.get('counted', 0):,} counted."
         ),
-        Text(f"Timing costs {fmt.measuring_cost(profile['overhead']['share'], step)}."),
+        Text(
+            f"Timing costs {fmt.measuring_cost(profile['overhead']['share'], step)}, sampling the stack "
+            f"{fmt.percent((profile.get('sampling') or {}).get('share', 0.0))} of the time."
+        ),
         Text(
             "Other work on this machine is not known."
             if others is None
