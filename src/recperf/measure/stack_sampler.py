@@ -172,7 +172,7 @@ def _packages(frame: FrameType) -> dict[str, str]:
     """The packages of the values that a frame names."""
     packages = {}
     for name in (*frame.f_code.co_names, *frame.f_code.co_varnames, *frame.f_code.co_freevars):
-        value = frame.f_locals.get(name, frame.f_globals.get(name))
+        value: Any = frame.f_locals.get(name, frame.f_globals.get(name))
         # Nothing of the value itself is asked: that may run code of the program.
         owner = value.__name__ if issubclass(type(value), ModuleType) else type(value).__module__
         packages[name] = str(value.__module__ if type(value) is BuiltinFunctionType else owner).partition(".")[0]

@@ -11,6 +11,7 @@ from typing import Any
 
 from .nesting import NONE, Cover, Innermost, Nesting, merged
 from .read import Device, Host, Trace
+from .stacks import frame_of
 from .window import TracedSteps, per_step
 
 CAUSES = ("input wait", "host wait", "kernel gap", "sync")
@@ -23,7 +24,6 @@ _COPY = re.compile(r"(?:cuda|cu|hip)Memcpy.*Async")
 _KINDS = {"HtoD": "host to device", "DtoH": "device to host", "DtoD": "device to device", "PtoP": "device to device"}
 _COLLECTIVE = re.compile(r"nccl|c10d|rccl", re.IGNORECASE)
 _BETWEEN = re.compile(r"HtoD|DtoH")
-_FRAME = re.compile(r"\.py\(\d+\)")
 
 
 def idle(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _callers(trace: Trace, nesting: Nesting, window: TracedSteps, waits: list[in
     for index in waits:
         call = nesting.events[index]
         if call.thread not in frames:
-            own = (frame for frame in trace.python if frame.thread == call.thread and _is_user_code(frame.name))
+            own = (frame for frame in trace.python if frame.thread == call.thread and frame_of(frame.name))
             frames[call.thread] = Innermost(own, nesting.rounding)
         operator = nesting.outermost(index, "op")
         part, frame = nesting.part[index], frames[call.thread].at(call.start)
@@ -123,10 +123,6 @@ def _callers(trace: Trace, nesting: Nesting, window: TracedSteps, waits: list[in
         for (what, caller), calls in groups.items()
     ]
     return sorted(rows, key=lambda row: row["ms"], reverse=True)
-
-
-def _is_user_code(frame: str) -> bool:
-    return _FRAME.search(frame) is not None and not frame.startswith("torch/") and "/torch/" not in frame
 
 
 def transfers(window: TracedSteps) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ class TraceStacks:
         for event, parent in zip(events.events, events.parent):
             outer, backward = stacks[parent] if parent != NONE else ((), False)
             if event.name not in self._frames:
-                self._frames[event.name] = _frame(event.name)
+                self._frames[event.name] = frame_of(event.name)
             frame = self._frames[event.name]
             inside = backward or event.name.endswith(_RUNS_BACKWARD)
             if frame is None:
@@ -96,7 +96,7 @@ class TraceStacks:
                 opened.append(index)
 
 
-def _frame(name: str) -> Frame | None:
+def frame_of(name: str) -> Frame | None:
     """The frame of a user or a library; None for those of torch, Python itself and functions in C."""
     match = _FRAME.fullmatch(name)
     if match is None:
