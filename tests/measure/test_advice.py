@@ -76,7 +76,7 @@ def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
     step = evidence(*table_rows(), facts=facts(optimizers=[ADAM], embeddings=model))
     advice = rules.dense_table(step)
     assert advice is not None
-    assert "500 rows (0.2%) of a table of 300,000 rows, but Adam and the gradient" in advice.seen
+    assert "uses 500 of the 300,000 rows (0.2%) of a table, but Adam and the gradient" in advice.seen
     assert advice.change.startswith(
         "nn.Embedding(300000, 32, sparse=True); rows = torch.optim.SparseAdam([user.weight], lr=0.001)"
     )
@@ -84,7 +84,7 @@ def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
     goes, needs = 4 + 50 * 0.96, 500 * 10 * 110e-6 + 40 * 2e-3
     assert advice.predicted_gain == pytest.approx(STEP / (STEP - goes + needs))
     assert advice.predicted_range == pytest.approx([STEP / (STEP - (goes - needs) / 2), STEP / (STEP - goes)])
-    assert advice.settings == {"sparse": [300_000, 32]}
+    assert advice.settings == {"sparse": [[300_000, 32]]}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
     [
         (100_000, ADAM, []),
         (500, replace(ADAM, sparse=[[300_000, 32]], tables=[]), []),
-        (500, ADAM, [row("_coalesce", 1.0)]),
-        (500, ADAM, [row("embedding_sparse_backward", 1.0)]),
+        (500, OptimizerFacts("Adam", "for-loop"), [row("_coalesce", 1.0)]),
+        (500, OptimizerFacts("Adam", "for-loop"), [row("embedding_sparse_backward", 1.0)]),
         (500, replace(ADAM, kind="RMSprop"), []),
         (500, replace(ADAM, kind="SGD", plain=False), []),
     ],
@@ -101,7 +101,24 @@ def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
 def test_sparse_gradients_are_not_advised_where_they_are_used_or_would_not_help(
     used: int, optimizer: OptimizerFacts, more: list[dict[str, Any]]
 ) -> None:
-    assert "sparse" not in names(*table_rows(used), *more, facts=facts(optimizers=[optimizer]))
+    rows = [{**one, "largest": [300_000, 32]} for one in table_rows(used)]
+    assert "sparse" not in names(*rows, *more, facts=facts(optimizers=[optimizer]))
+
+
+def test_a_trace_tells_the_table_by_the_sizes_of_its_operators() -> None:
+    rows = [{**one, "largest": [300_000, 32]} for one in table_rows()]
+    assert "sparse" in names(*rows, facts=facts(optimizers=[OptimizerFacts("Adam", "for-loop")]))
+
+
+def test_tables_that_gain_little_each_are_counted_together() -> None:
+    shapes = [[10_000 + size, 32] for size in range(20)]
+    lookups = [row("embedding", 0.1, rows=50, distinct=50, row_bytes=128, table_rows=size) for size, _ in shapes]
+    many = replace(ADAM, elements=8_000_000, tables=shapes)
+    step = evidence(*lookups, row("addcdiv_", 50.0, "bandwidth", "optimizer Adam.step"), facts=facts(optimizers=[many]))
+    advice = rules.dense_table(step)
+    assert advice is not None
+    assert "uses 1,000 of the 200,190 rows (0.5%) of 20 tables" in advice.seen
+    assert sorted(advice.settings["sparse"]) == shapes
 
 
 def test_sgd_takes_sparse_gradients_itself() -> None:
@@ -158,6 +175,10 @@ def test_a_product_far_below_its_ceiling() -> None:
     advice = only(slow)
     assert (advice.name, "2 GFLOP/s where this machine reaches 100 GFLOP/s" in advice.seen) == ("shape", True)
     assert names({**slow, "flops": 4e9, "limits": {"compute": 50.0}}) == []
+    busy = evidence(slow, row("zero_", 20.0, part="optimizer Adam.zero_grad"))
+    busy.observed["other_work"] = 0.5
+    (other,) = rules.advise(busy)
+    assert (other.name, other.note) == ("zero_grad", "Predicted while other work used 50% of the cores")
 
 
 def test_attention_without_a_fused_kernel() -> None:

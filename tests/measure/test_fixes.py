@@ -97,7 +97,7 @@ def test_a_fused_kernel_takes_one_launch_and_its_bytes() -> None:
 @pytest.mark.parametrize("slow", [1, 100])
 def test_all_fixes_together_are_never_slower_than_some(slow: float) -> None:
     busy = {name: (host, device * slow, kernels) for name, (host, device, kernels) in EAGER.items()}
-    step, every = made(busy), [name for name in module.FIXES if name not in ("pinned", "precision")]
+    step, every = made(busy), ["input", "graph", "threads", *(name for name in module.KINDS if name != "precision")]
     together = predict(step, every)
     for some in combinations(every, 2):
         assert together <= predict(step, some) * 1.001, some

@@ -73,7 +73,7 @@ def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
     assert verdict["share"] > 0.75
     assert sum(result["shares"].values()) == pytest.approx(1)
     table, passes = result["advice"]
-    assert "uses 3,200 rows (1.6%) of a table of 200,000 rows" in table["seen"]
+    assert "uses 3,200 of the 200,000 rows (1.6%) of a table, but Adam" in table["seen"]
     assert "79.5 ms, 80% of the step" in table["seen"]
     assert table["change"].startswith("nn.Embedding(200000, 64, sparse=True); rows = torch.optim.SparseAdam(")
     # Ten accesses of 3,200 rows and forty calls take 4 ms of the 79 that go.

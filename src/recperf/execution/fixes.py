@@ -85,7 +85,9 @@ def try_fixes(
         tolerance=sum(fix.tolerance for fix in combined),
     )
     names = [name for fix in combined for name in (fix.name, *fix.implies)]
-    row = predictions.row_of(whole, predictions.prediction(unclocked, names, parts, peaks, usable_cores()), doubt)
+    row = predictions.row_of(
+        whole, predictions.prediction(unclocked, names, parts, peaks, usable_cores()), doubt, profile
+    )
     rows.append(row)
     try_fix(measure, config, whole, row, unchanged)
 

@@ -82,15 +82,15 @@ def _threads(count: int) -> Patches:
     return [(torch, "set_num_threads", lambda original: lambda number: None)]
 
 
-def _sparse(table: list[int]) -> Patches:
-    """Embeddings of this size have sparse gradients, and SparseAdam takes them over from Adam."""
+def _sparse(shapes: list[list[int]]) -> Patches:
+    """Embeddings of these sizes have sparse gradients, and SparseAdam takes them over from Adam."""
     modules: WeakSet[nn.Module] = WeakSet()
 
     def embedding(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def init(module: Any, *args: Any, **kwargs: Any) -> None:
             original(module, *args, **kwargs)
-            if [module.num_embeddings, module.embedding_dim] == list(table):
+            if [module.num_embeddings, module.embedding_dim] in shapes:
                 module.sparse = True
                 modules.add(module)
 

@@ -13,6 +13,7 @@ from typing import Any
 from ..units import time
 from .attribution import divided_ms
 from .ceilings import Ceilings
+from .peaks.other_work import DISTURBED
 from .places import place_text
 from .program_facts import ProgramFacts, optimizer_of
 
@@ -85,6 +86,18 @@ class Evidence:
         if self.ceilings is None:
             return 0.0
         return moved / (self.ceilings.stream if moved > self.ceilings.stream_knee else self.ceilings.cached) * 1e3
+
+    def rows_ms(self, accesses: float, row_bytes: int, table_bytes: float) -> float:
+        """Time of so many accesses of random rows of tables of this size."""
+        if self.ceilings is None:
+            return 0.0
+        return accesses * self.ceilings.row_ns(row_bytes, cached=table_bytes <= self.ceilings.knee) / 1e6
+
+    @property
+    def busy(self) -> str:
+        """Why operators took longer than they do alone; empty where they did not."""
+        others = self.observed.get("other_work") or 0.0
+        return f"other work used {others:.0%} of the cores" if others > DISTURBED and self.on_cpu else ""
 
     def cost(self, ms: float, rows: Iterable[Row] = ()) -> str:
         """A time, its share of the step, and where the user's program calls the operators, if that is known."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from linecache import getline
 
 from ..units import number
@@ -32,7 +33,13 @@ FAR = 0.3
 def advise(evidence: Evidence) -> list[Advice]:
     """What the rules say about a step, the largest predicted gain first."""
     found = [advice for rule in RULES if (advice := rule(evidence)) is not None]
+    if evidence.busy:
+        found = [replace(advice, note=f"Predicted while {evidence.busy}") for advice in found]
     return sorted(found, key=lambda advice: -(advice.predicted_gain or 0.0))
+
+
+def _best(found: Iterable[Advice | None]) -> Advice | None:
+    return max((one for one in found if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
 
 
 def _names(rows: Iterable[Row]) -> str:
@@ -41,62 +48,60 @@ def _names(rows: Iterable[Row]) -> str:
 
 
 def dense_table(evidence: Evidence) -> Advice | None:
-    """A dense gradient and a dense optimizer pass over all rows of a table of which a step uses few."""
-    names = [row["name"] for row in evidence.operators]
-    uses_sparse = any(one.sparse for one in evidence.facts.optimizers) or any(
-        name.startswith(("aten::_coalesce", "aten::_sparse")) or "sparse_backward" in name for name in names
-    )
+    """Dense gradients and a dense optimizer that pass over all rows of tables of which a step uses few."""
     used: defaultdict[tuple[int, int], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in evidence.operators:
         if row["rows"] and row["table_rows"] and row["row_bytes"]:
-            rows = row["distinct"] or row["rows"]
-            used[row["table_rows"], row["row_bytes"]][row["name"]] += rows
-    found = []
-    for (table_rows, row_bytes), by_name in used.items():
-        for optimizer in evidence.facts.optimizers:
-            if not uses_sparse and optimizer.kind in PASSES:
-                # The backward pass uses the same rows as the forward pass.
-                found.append(_table_advice(evidence, optimizer, table_rows, row_bytes, max(by_name.values())))
-    return max((one for one in found if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
+            used[row["table_rows"], row["row_bytes"]][row["name"]] += row["distinct"] or row["rows"]
+    # The backward pass uses the same rows as the forward pass.
+    most = {table: max(by_name.values()) for table, by_name in used.items()}
+    return _best(_sparse(evidence, one, most) for one in evidence.facts.optimizers if one.kind in PASSES)
 
 
-def _table_advice(
-    evidence: Evidence, optimizer: OptimizerFacts, table_rows: int, row_bytes: int, used: float
-) -> Advice | None:
+def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int, int], float]) -> Advice | None:
+    """Advice to update only the rows that are used; `used` has their number by rows and bytes of a row of the table."""
     takes_sparse = optimizer.kind in ("SGD", "Adagrad")
     if takes_sparse and not (optimizer.plain and optimizer.elements):
         return None
-    width = row_bytes // optimizer.element_bytes
-    tables = optimizer.tables.count([table_rows, width])
-    passes = [row for row in evidence.operators if row.get("largest", [0])[0] == table_rows and not row["rows"]]
-    goes = sum(row["ms"] for row in passes if len(row["largest"]) > 1)
-    if tables:
-        whole = sum(row["ms"] for row in evidence.optimizer_rows(optimizer.kind))
-        goes = whole * tables * table_rows * width / optimizer.elements
-    same = [row for row in evidence.operators if row["table_rows"] == table_rows]
-    gradients = [row for row in same if "dense_backward" in row["name"]]
-    total = table_rows * max(1, tables)
-    if used >= USED * total:
+    # A trace does not tell which gradients are sparse, only that some are.
+    names = [row["name"] for row in evidence.operators]
+    if not optimizer.elements and any(re.search("_coalesce|_sparse|sparse_backward", name) for name in names):
         return None
-    needs = evidence.calls_ms(SPARSE_CALLS * max(1, tables) / (4 if takes_sparse else 1))
-    if evidence.ceilings is not None:
-        cached = total * row_bytes <= evidence.ceilings.knee
-        accesses = SPARSE_ACCESSES / (2 if takes_sparse else 1)
-        needs += used * accesses * evidence.ceilings.row_ns(row_bytes, cached=cached) / 1e6
-    goes += sum(row["ms"] for row in gradients)
-    modules = [one for one in evidence.facts.embeddings if (one.rows, one.width) == (table_rows, width)]
-    kind = modules[0].kind if modules else "Embedding"
-    name = ", ".join(f"{one.name}.weight" for one in modules[:4] if one.name) or "embedding.weight"
-    change = f"nn.{kind}({table_rows}, {width}, sparse=True)"
+    whole = sum(row["ms"] for row in evidence.optimizer_rows(optimizer.kind))
+    goes = needs = rows_used = rows_all = 0.0
+    shapes, same = [], []
+    for (rows, row_bytes), count in used.items():
+        shape = [rows, row_bytes // optimizer.element_bytes]
+        tables = optimizer.tables.count(shape) if optimizer.elements else 1
+        if count >= USED * rows * tables:
+            continue
+        passes = [row for row in evidence.operators if not row["rows"] and row.get("largest", [])[:1] == [rows]]
+        of_table = [row for row in evidence.operators if row["table_rows"] == rows]
+        goes += sum(row["ms"] for row in of_table if "dense_backward" in row["name"])
+        if optimizer.elements:
+            goes += whole * tables * rows * shape[1] / optimizer.elements
+        else:
+            goes += sum(row["ms"] for row in passes if len(row["largest"]) > 1)
+        needs += evidence.calls_ms(SPARSE_CALLS * tables)
+        needs += evidence.rows_ms(SPARSE_ACCESSES * count, row_bytes, rows * tables * row_bytes)
+        rows_used, rows_all = rows_used + count, rows_all + rows * tables
+        same += of_table
+        shapes += [shape] * tables
+    if not shapes:
+        return None
+    shapes.sort(reverse=True)
+    modules = [one for one in evidence.facts.embeddings if [one.rows, one.width] in shapes]
+    change = f"nn.{modules[0].kind if modules else 'Embedding'}({shapes[0][0]}, {shapes[0][1]}, sparse=True)"
     if not takes_sparse:
+        weights = ", ".join(f"{one.name}.weight" for one in modules if one.name) or "embedding.weight"
         lr = f"{optimizer.lr:g}" if optimizer.lr is not None else "lr"
-        change += f"; rows = torch.optim.SparseAdam([{name}], lr={lr})  # {optimizer.kind} gets the other parameters"
-    how_many = f"{tables} tables of {table_rows:,} rows" if tables > 1 else f"a table of {table_rows:,} rows"
+        change += f"; rows = torch.optim.SparseAdam([{weights}], lr={lr})  # {optimizer.kind} gets the other parameters"
+    tables_text = f"{len(shapes)} tables" if len(shapes) > 1 else "a table"
     seen = (
-        f"A step uses {used:,.0f} rows ({used / total:.1%}) of {how_many}, but {optimizer.kind} and the gradient pass "
-        f"over all of them: {evidence.cost(goes, same)}."
+        f"A step uses {rows_used:,.0f} of the {rows_all:,.0f} rows ({rows_used / rows_all:.1%}) of {tables_text}, but "
+        f"{optimizer.kind} and the gradient pass over all of them: {evidence.cost(goes, same)}."
     )
-    settings = {"sparse": [table_rows, width]} if tables else {}
+    settings = {"sparse": [list(shape) for shape in {tuple(shape) for shape in shapes}]} if optimizer.elements else {}
     return evidence.advice("sparse", seen, change, goes, needs, **settings)
 
 
@@ -122,7 +127,7 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
             change = f"torch.optim.{optimizer.kind}(..., foreach=True)"
             needs = overhead / optimizer.parameters
             found.append(evidence.advice("optimizer", seen, change, overhead, needs, optimizer="foreach"))
-    return max((one for one in found if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
+    return _best(found)
 
 
 def cleared_gradients(evidence: Evidence) -> Advice | None:
@@ -166,7 +171,7 @@ def product_shape(evidence: Evidence) -> Advice | None:
     ceilings = evidence.ceilings
     rows = [row for row in evidence.operators if row["flops"] and row["kind"] == "product" and row["ms"]]
     row = max(rows, key=lambda row: row["limits"].get("operator", 0.0), default=None)
-    if ceilings is None or row is None or not row["limits"].get("operator"):
+    if ceilings is None or row is None or not row["limits"].get("operator") or evidence.busy:
         return None
     least = row["flops"] / ceilings.product(row["precision"]) * 1e3
     if least >= FAR * row["ms"]:
@@ -263,7 +268,7 @@ def reported_values(evidence: Evidence) -> Advice | None:
             seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(ms)}."
             change = f"if step % 100 == 0: {source or place['function'] + '(...)'}"
             found.append(evidence.advice("reports", seen, change, ms, ms / 100))
-    return max((one for one in found if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
+    return _best(found)
 
 
 def small_operators(evidence: Evidence) -> Advice | None:

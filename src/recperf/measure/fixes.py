@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..machine import usable_cores
 from .advice import Advice
@@ -46,27 +46,11 @@ FUSED_KERNELS = {
 """Kernels of a fused span by the kind of its work and its phase; 2 for any other."""
 
 
-class KnownFix(NamedTuple):
-    why: str
-    """Why it could make a step faster."""
-    kind: str = ""
-    """The kind of work that it makes faster; empty where that is no kind of span."""
-
-
-FIXES = {
-    "input": KnownFix("the device waits while the host makes and copies each batch"),
-    "pinned": KnownFix("from pageable memory a copy passes through a buffer of the driver, and the host waits for it"),
-    "graph": KnownFix("the host launches every kernel separately; a graph is one launch per step"),
-    "precision": KnownFix("tensor cores compute tf32 several times as fast as other units compute float32", "products"),
-    "bfloat16": KnownFix("tensor cores compute bfloat16 twice as fast as tf32, from half the bytes", "products"),
-    "embedding": KnownFix("lookup, backward pass and update are many kernels that pass data through memory", "tables"),
-    "interaction": KnownFix("products, their selection and the scattered gradient pass through memory", "interaction"),
-    "mlp": KnownFix("bias, ReLU and bias gradient are separate passes over every activation", "products"),
-    "optimizer": KnownFix("every parameter is updated by separate kernels", "dense update"),
-    "threads": KnownFix("compute-bound operators can use more cores"),
-    "onednn": KnownFix("oneDNN multiplies large matrices faster", "products"),
-}
-"""The fixes whose gain can be predicted, by the names that workloads give them."""
+KINDS = {
+    "precision": "products", "bfloat16": "products", "embedding": "tables", "interaction": "interaction",
+    "mlp": "products", "optimizer": "dense update", "onednn": "products",
+}  # fmt: skip
+"""The kind of work that a fix makes faster, where it is one kind of span."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +58,7 @@ class Fix:
     """A switch that could make a step faster."""
 
     name: str
-    """Its name in `FIXES`."""
+    """By which its gain is predicted."""
     title: str
     switch: str
     """The options that switch it on."""
@@ -254,8 +238,7 @@ def _affected(fix: str, parts: Iterable[str]) -> list[str]:
     """The parts that a fix makes faster."""
     if fix in ("input", "pinned"):
         return ["data"]
-    kind = FIXES[fix].kind if fix in FIXES else ""
-    return [part for part in parts if kind and kind_of(part) == kind]
+    return [part for part in parts if fix in KINDS and kind_of(part) == KINDS[fix]]
 
 
 def _changed(step: Facts, fix: str, name: str, part: PartTimes, precision: str) -> PartTimes:
@@ -369,16 +352,19 @@ def suggest(
 ) -> list[Fix]:
     """Rank fixes by their predicted gain, and add their rows to the profile; `doubt`: why no gain is predicted."""
     rows = ranked(fixes, profile, parts, peaks, usable_cores())
-    profile["advice"] = [row_of(fix, prediction, doubt) for fix, prediction in rows]
+    profile["advice"] = [row_of(fix, prediction, doubt, profile) for fix, prediction in rows]
     return [fix for fix, _ in rows]
 
 
-def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None) -> dict[str, Any]:
+def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None, profile: dict[str, Any]) -> dict[str, Any]:
     """The advice about a fix in a profile, before it is tried."""
-    prediction, known = None if doubt else prediction, FIXES.get(fix.name)
+    prediction, times = None if doubt else prediction, scaled(profile, ())
+    affected = _affected(fix.name, times)
+    share = sum(times[name] for name in affected) / sum(times.values())
+    listed = ", ".join(name.replace("_", " ") for name in affected)
     advice = Advice(
         fix.name,
-        f"{known.why[0].upper()}{known.why[1:]}: {fix.title}." if known else f"{fix.title}.",
+        (f"{listed[0].upper()}{listed[1:]} take {share:.0%} of the step; " if listed else "") + f"{fix.title}.",
         fix.switch,
         predicted_gain=prediction.gain if prediction else None,
         predicted_range=[prediction.low, prediction.high] if prediction else None,

@@ -138,14 +138,16 @@ def loader_facts(loader: Any) -> LoaderFacts | None:
     if not hasattr(loader, "num_workers"):
         return None
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return LoaderFacts(loader.num_workers, bool(getattr(loader, "pin_memory", False)), size)
+    return LoaderFacts(int(loader.num_workers), bool(getattr(loader, "pin_memory", False)), size and int(size))
 
 
 def embedding_facts(modules: Iterable[tuple[str, Any]]) -> list[EmbeddingFacts]:
     from torch import nn
 
     return [
-        EmbeddingFacts(name, type(module).__name__, module.num_embeddings, module.embedding_dim, module.sparse)
+        EmbeddingFacts(
+            name, type(module).__name__, int(module.num_embeddings), int(module.embedding_dim), bool(module.sparse)
+        )
         for name, module in modules
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
     ]

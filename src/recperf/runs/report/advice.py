@@ -20,6 +20,8 @@ def advice_blocks(advice: list[dict[str, Any]]) -> list[Block]:
     blocks: list[Block] = []
     if doubts:
         blocks.append(Text(f"{len(doubts)} of {len(advice)} changes are not judged. {doubts[0]}.", "warning"))
+    elif advice[0]["note"] and not any(one["measured_ms"] for one in advice):
+        blocks.append(Text(f"{advice[0]['note']}.", "warning"))
     for one in advice[:SHOWN]:
         blocks += [Text(f"{one['seen']} {_gains(one)}."), Code("Change", one["change"])]
     if others := advice[SHOWN:]:
