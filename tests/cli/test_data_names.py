@@ -17,7 +17,6 @@ Call = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def mine(call: Call) -> str:
     """A small log of ratings, imported as `mine`."""
-    pytest.importorskip("duckdb")
     rows = [
         f"{user},{10 * item},{1 + (user + item) % 5},{1000 * item + user}" for user in range(40) for item in range(30)
     ]
@@ -70,7 +69,6 @@ def test_names_and_paths_that_do_not_fit_are_one_line_each(call: Call, mine: str
 
 
 def test_dlrm_reads_genres_and_drawn_negatives_of_imported_events(call: Call) -> None:
-    pytest.importorskip("duckdb")
     rows = [{"user": f"u{user}", "item": item, "genres": ["War", "Drama"][: item % 3]} for user in range(20) for item in
             range(user, user + 9)]  # fmt: skip
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -21,9 +21,6 @@ from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.store import EventStore, open_store, originals
 from recperf.errors import DataError, UsageError
 
-pytest.importorskip("pyarrow")
-pytest.importorskip("duckdb")
-
 
 def events(path: Path, content: str | bytes, folder: str = "store", **options: Any) -> EventStore:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -12,7 +12,7 @@ from rank_pool import needs_torchrec
 
 from recperf.config import from_json, to_json
 from recperf.distributed.config import Demand, DistributedConfig, Table
-from recperf.distributed.placement import Placed, place, placed_by, shard_columns
+from recperf.distributed.placement import Placed, place, placed_by
 from recperf.distributed.ranks import Ranks
 from recperf.distributed.sharding import require_possible
 from recperf.errors import ConfigError, MachineError
@@ -78,12 +78,6 @@ def test_adam_is_sharded_on_gpus_only() -> None:
             continue
         with pytest.raises(ConfigError, match=r"train.optimizer is adam, which FBGEMM has on a GPU only"):
             require_possible(options, placed, world, optimizer="adam")
-
-
-def test_columns_are_equally_wide_and_at_most_one_shard_a_rank() -> None:
-    assert [shard_columns(512, ranks) for ranks in (1, 2, 3, 8, 64)] == [512, 256, 256, 128, 128]
-    assert [shard_columns(16, ranks) for ranks in (1, 2, 3, 8)] == [16, 8, 8, 4]
-    assert shard_columns(6, 2) == 6
 
 
 def torchrec_plan(demand: Demand, placed: list[Placed], options: DistributedConfig, **machine: Any) -> list[Any]:

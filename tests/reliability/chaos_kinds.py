@@ -168,9 +168,8 @@ def damaged_run(one: Try) -> str:
 
 def resumed_after_damage(one: Try, subject: Subject, files: list[Path], data: Path | None = None) -> str:
     """Damage a file of an interrupted run or of its data: a resume ends as without damage, or refuses."""
-    guard = damaged(one, files)
+    damaged(one, files)
     code = one.call(subject.resume(one.run, data), subject.limit, allowed=(0, *REFUSED))
-    guard.require_untouched()
     if code:
         return "refused"
     if "profile.json" in one.done[-1] or "pair.json" in one.done[-1] or "machine.json" in one.done[-1]:
@@ -183,25 +182,12 @@ def resumed_after_damage(one: Try, subject: Subject, files: list[Path], data: Pa
     return "completed"
 
 
-class Bystander:
-    """A user's file that damaged files may link to; nothing may change it."""
+def damaged(one: Try, files: list[Path], *, named: bool = False) -> None:
+    """Damage one of the files; a link may lead to a file of the user, which nothing may change.
 
-    CONTENT = b'{"kind": "step"}\nlast line without an end'
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.write_bytes(self.CONTENT)
-
-    def require_untouched(self) -> None:
-        if self.path.read_bytes() != self.CONTENT:
-            raise Failure("mismatch", f"the target of a link was changed: {self.path.read_bytes()[:200]!r}")
-
-
-def damaged(one: Try, files: list[Path], *, named: bool = False) -> Bystander:
-    """Damage one of the files. A file that the user names may be a pipe or a device: they asked for it."""
-    bystander = Bystander(one.folder / "bystander")
-    one.done.append(damage(sorted(files), one.draw, bystander.path, devices=not named))
-    return bystander
+    A file that the user names may be a pipe or a device: they asked for it.
+    """
+    one.done.append(damage(sorted(files), one.draw, one.folder / "my.jsonl", devices=not named))
 
 
 @kind("damage: data", 6)
@@ -215,17 +201,11 @@ def damaged_data(one: Try) -> str:
     if one.draw.random() < 0.5:
         shutil.copytree(subject.interrupted, one.run)
         return resumed_after_damage(one, subject, files, data)
-    if subject.name == "micro-dlrm":
-        # Without a digest that says what the ratings were, a new run trains on what there is.
-        damaged(one, files).require_untouched()
-        subject.lay_profile(one.run)
-        code = one.call(subject.begin(one.run, data), subject.limit, allowed=(0, *REFUSED))
-        return "refused" if code else "completed"
-    guard = damaged(one, files)
+    damaged(one, files)
     subject.lay_profile(one.run)
     code = one.call(subject.begin(one.run, data), subject.limit, allowed=(0, *REFUSED))
-    guard.require_untouched()
-    if code == 0:
+    # Without a digest that says what the ratings were, a new run of micro-dlrm trains on what there is.
+    if code == 0 and subject.name != "micro-dlrm":
         one.require_equal(subject)
     return "refused" if code else "completed"
 
@@ -236,7 +216,7 @@ def damaged_finished(one: Try) -> str:
     subject = one.subject()
     shutil.copytree(subject.straight, one.run)
     before = {path: path.read_bytes() for path in files_in(one.run)}
-    guard = damaged(one, list(before))
+    damaged(one, list(before))
     changed = [path for path, content in before.items() if not _same(path, content)]
     failed, limit = False, subject.limit
     evidence = [path for path in changed if path.parent == one.run and is_evidence(path.name)]
@@ -252,7 +232,6 @@ def damaged_finished(one: Try) -> str:
     for arguments in one.draw.sample(commands, 2):
         one.done.append(" ".join(arguments[:2]))
         failed |= one.call(arguments, limit, allowed=(0, 3, 4, 5)) != 0
-    guard.require_untouched()
     return "refused" if failed or code else "completed"
 
 
@@ -264,10 +243,9 @@ def _same(path: Path, content: bytes) -> bool:
 def damaged_kernels(one: Try) -> str:
     """The cache of compiled C code: the run compiles again or refuses, and computes the same bits."""
     subject = one.subject()
-    guard = damaged(one, files_in(one.own_home() / "native"))
+    damaged(one, files_in(one.own_home() / "native"))
     subject.lay_profile(one.run)
     code = one.call(subject.begin(one.run), subject.limit + READING, allowed=(0, 4), troubles=[("load_again", {})])
-    guard.require_untouched()
     if code == 0:
         require_same_operators(one, subject)
     return "refused" if code else "completed"
@@ -289,14 +267,13 @@ def damaged_ceilings(one: Try) -> str:
     path = home / "machines" / f"{facts['fingerprint']}.json"
     path.parent.mkdir(exist_ok=True)
     write_json(path, sealed({**example_runs.peaks(), "machine": facts}))
-    guard = damaged(one, [path])
+    damaged(one, [path])
     commands = [
         ["report", str(one.run), "--out", str(one.folder / "page.html")],
         ["show", "micro-dlrm-dram"],
         ["plan", "dlrm"],
     ]
     code = one.call(one.draw.choice(commands), subject.limit, allowed=(0, 2, 3, 4))
-    guard.require_untouched()
     return "refused" if code else "completed"
 
 

@@ -89,10 +89,8 @@ def nest(content: bytes, draw: random.Random) -> bytes:
     return begin * 100_000 + b"1" + end * draw.choice([100_000, 0])
 
 
-WAYS: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "flip": flip, "flips": flips, "empty": empty, "truncate": truncate, "extend": extend, "zero": zero, "edit": edit,
-    "nest": nest,
-}  # fmt: skip
+RAW = {"flip": flip, "flips": flips, "truncate": truncate, "extend": extend, "zero": zero, "empty": empty}
+WAYS: dict[str, Callable[[bytes, random.Random], bytes]] = {**RAW, "edit": edit, "nest": nest}
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -107,23 +105,11 @@ def files_in(folder: Path) -> list[Path]:
     )
 
 
-def damage(files: list[Path], draw: random.Random, bystander: Path, *, devices: bool = True) -> str:
-    """Damage one of the files, or exchange two; a link may lead to the bystander. Returns a description."""
+def damage(files: list[Path], draw: random.Random, foreign: Path, *, devices: bool = True) -> str:
+    """Damage one of the files, or exchange two; a link may lead to a foreign file. Returns a description."""
     path = draw.choice(files)
     name = f"{path.parent.name}/{path.name}"
-    ways = [
-        "flip",
-        "flips",
-        "truncate",
-        "extend",
-        "zero",
-        "empty",
-        "delete",
-        "swap",
-        "link",
-        "folder",
-        *["fifo"] * devices,
-    ]
+    ways = [*RAW, "delete", "swap", "link", "folder", *["fifo"] * devices]
     ways += ["edit"] * 4 + ["nest"] if path.suffix in (".json", ".jsonl") else []
     way = draw.choice(ways)
     content = path.read_bytes()
@@ -142,6 +128,6 @@ def damage(files: list[Path], draw: random.Random, bystander: Path, *, devices: 
     elif way == "folder":
         path.mkdir()
     elif way == "link":
-        path.symlink_to(draw.choice([bystander, path, path.with_name("nothing"), *[Path("/dev/zero")] * devices]))
+        path.symlink_to(draw.choice([foreign, path, path.with_name("nothing"), *[Path("/dev/zero")] * devices]))
         return f"{name} is a link to {path.readlink().name}"
     return f"{name} {'deleted' if way in ('delete', 'swap', *WAYS) else f'is a {way}'}"

@@ -76,16 +76,9 @@ def test_resident_memory_is_flat_over_two_thousand_steps(tmp_path: Path) -> None
     arguments = ["run", "dlrm-v4", "--data.path", str(store()), "--run-dir", str(folder), *STREAM, *MODEL, *QUIETLY]
     arguments += [
         "--train.batch-size", "2", "--train.epochs", "8", "--train.max-steps", "2000", "--data.holdout-windows", "1",
-        "--model.hstu.dropout", "0", "--model.input-dropout", "0",
+        "--model.hstu.dropout", "0", "--model.input-dropout", "0", "--train.evaluate-steps", "250",
+        "--train.checkpoint-steps", "100", "--train.checkpoint-background", "on",
     ]  # fmt: skip
-    arguments += [
-        "--train.evaluate-steps",
-        "250",
-        "--train.checkpoint-steps",
-        "100",
-        "--train.checkpoint-background",
-        "on",
-    ]
     process = Killable(arguments, tmp_path / "log", ("write_memory", {"path": str(measured), "every": 100}))
     assert process.wait(240) == 0, process.output
     resident = {int(step): int(size) for step, size in map(str.split, measured.read_text().splitlines())}

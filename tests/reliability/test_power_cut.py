@@ -125,7 +125,6 @@ def test_a_forgotten_sync_is_found(forgotten: str, tmp_path: Path, disk: Path) -
 
 def test_an_import_survives_a_power_cut_at_every_moment(tmp_path: Path, disk: Path) -> None:
     """There is a whole store or none; where there is none, the same command writes it."""
-    pytest.importorskip("duckdb")
     log, root = tmp_path / "log.csv", tmp_path / "disk"
     log.write_text("u,i,t,r\n" + "".join(f"u{n % 7},i{n % 5},{n},{n % 5}\n" for n in range(60)))
     root.mkdir()

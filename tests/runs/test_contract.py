@@ -47,6 +47,7 @@ CLAIMS = (
     contract.pair_ratio_as_measured("embedding"),
     contract.loss_falls(0.1),
 )
+LIMIT, RATIO = "limit: python with input", "cold over hot: embedding"
 NAMES = [claim.name for claim in (*contract.ALWAYS, *CLAIMS)]
 
 
@@ -147,9 +148,9 @@ def test_a_fresh_run_passes(folder: Path) -> None:
         ("baselines.json", {"result", "quality"}),
         ("progress.json", {"result"}),
         ("trial-43.json", {"result", "quality", "loss"}),
-        ("profile.json", {"limit: python with input"}),
-        ("peaks.json", {"limit: python with input", "cold over hot: embedding"}),
-        ("pair.json", {"cold over hot: embedding"}),
+        ("profile.json", {LIMIT}),
+        ("peaks.json", {LIMIT, RATIO}),
+        ("pair.json", {RATIO}),
     ],
 )
 def test_a_claim_without_evidence_fails(folder: Path, name: str, claims: set[str]) -> None:
@@ -190,33 +191,23 @@ def foreign(machine: dict[str, Any]) -> None:
         (
             "profile.json",
             lambda p: p["verdict"].update(limit="compute"),
-            "limit: python with input",
+            LIMIT,
             "states 'compute', its measurements give 'python'",
         ),
         (
             "profile.json",
             lambda p: p["shares"].update(python=0.7),
-            "limit: python with input",
+            LIMIT,
             "states a share of 0.7000 for python, its measurements give 0.6000",
         ),
-        (
-            "peaks.json",
-            lambda p: p["copy"].update(p50=95e9),
-            "limit: python with input",
-            "python with input 90% of the step, compute 95%",
-        ),
-        ("pair.json", lambda p: p["ratio"].update(embedding=9), "cold over hot: embedding", "a ratio of 9"),
-        (
-            "pair.json",
-            lambda p: p["cold"].update(batch_size=512),
-            "cold over hot: embedding",
-            "batch_size is 256 hot and 512 cold",
-        ),
-        ("pair.json", lambda p: p["ids"].update(cold=3), "cold over hot: embedding", "no more ids"),
+        ("peaks.json", lambda p: p["copy"].update(p50=95e9), LIMIT, "python with input 90% of the step, compute 95%"),
+        ("pair.json", lambda p: p["ratio"].update(embedding=9), RATIO, "a ratio of 9"),
+        ("pair.json", lambda p: p["cold"].update(batch_size=512), RATIO, "batch_size is 256 hot and 512 cold"),
+        ("pair.json", lambda p: p["ids"].update(cold=3), RATIO, "no more ids"),
         (
             "pair.json",
             lambda p: p["cold"]["components"][0].update(flops=1_050),
-            "cold over hot: embedding",
+            RATIO,
             "flops is 1000 hot and 1050 cold",
         ),
     ],
@@ -266,7 +257,7 @@ def test_cold_over_hot_follows_from_memory_and_cache_of_the_machine(
 
 
 def test_claims_about_speed_are_not_judged_beside_other_work(folder: Path) -> None:
-    names = {"limit: python with input"}
+    names = {LIMIT}
     edit(folder, "profile.json", lambda p: p.update(other_work=0.0))
     assert failed(folder) == {}
     edit(folder, "profile.json", lambda p: p.update(other_work=0.2))

@@ -202,7 +202,6 @@ def test_nothing_at_or_after_an_anchor_enters_its_features(
 
 def golden_store(case: Path, layout: Layout, length: int) -> EventStore:
     """The reference's own cache, or the same events packed."""
-    pytest.importorskip("pyarrow")
     store = open_reference(next(case.glob(f"processed_*/hstu_cache_L{length}")))
     if layout == "reference":
         return store

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,10 +22,6 @@ from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.errors import ConfigError, DataError, RecperfError, UsageError
-
-pa = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("duckdb")
 
 NAMED = {"user": "u", "item": "i", "time": "t"}
 NUMBERED = {"user": "1", "item": "2", "time": "3", "rating": "4"}

@@ -18,9 +18,6 @@ from recperf.data.user_files.database import open_database
 from recperf.data.user_files.source import inspect
 from recperf.data.yambda.store import open_store
 
-pytest.importorskip("pyarrow")
-pytest.importorskip("duckdb")
-
 COLUMNS = {"user": "u", "item": "i", "time": "t", "rating": "r"}
 HEADER = "u,i,t,r"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from recperf.data.yambda import catalogue
@@ -18,10 +20,6 @@ from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
 from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.data.yambda.windows import WindowIndex
 from recperf.errors import DataError
-
-pa = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("duckdb")
 
 
 def imported(path: Path, content: str, *, folder: str = "store", **options: Any) -> EventStore:

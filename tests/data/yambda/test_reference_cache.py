@@ -18,8 +18,6 @@ from recperf.data.yambda.reference import open_events, open_reference
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.errors import DataError
 
-pytest.importorskip("pyarrow")
-
 _written: list[Path] = []
 
 

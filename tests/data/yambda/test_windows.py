@@ -122,7 +122,6 @@ def test_any_stream_has_the_windows_of_a_slow_search(
 
 
 def test_golden_windows(yambda_case: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     meta = json.loads((yambda_case / "expected_meta.json").read_text())
     expected = np.load(yambda_case / "expected_samples.npz")
     config = WindowConfig(

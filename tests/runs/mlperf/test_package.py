@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recperf.errors import DataError, GateFailed
+from recperf.errors import DataError
 from recperf.runs.mlperf.lines import logs_in
 from recperf.runs.mlperf.package import checked, file_name, package
 
@@ -75,14 +75,6 @@ def test_logs_alone_are_packed_with_what_is_missing_said(write: Callable[..., Pa
     assert any("no config next to" in text for text in made.left)
     assert any("a submission has 10 logs, this one has 3" in text for text in made.left)
     assert "recperf run --config" not in (made.folder / "benchmarks" / "dlrmv4" / "README.md").read_text()
-
-
-def test_logs_that_fail_are_refused_unless_forced(write: Callable[..., Path], tmp_path: Path) -> None:
-    logs = [write("good.log"), write("bad.log", learning_rate=1e-7)]
-    with pytest.raises(GateFailed, match="1 of 2 logs fail"):
-        package(tmp_path / "us", logs)
-    assert not (tmp_path / "us").exists()
-    assert package(tmp_path / "us", logs, force=True).folder.is_dir()
 
 
 def test_nothing_is_overwritten(write: Callable[..., Path], tmp_path: Path) -> None:
