@@ -15,7 +15,6 @@ import recperf
 from recperf.execution.script import Program, profile_program
 from recperf.measure import trace_evidence
 from recperf.measure.places import LIBRARY, USER, Frame, Place, place_in, place_text, surrounding
-from recperf.measure.stack_sampler import COST
 from recperf.runs.report.step_sections import report_of
 from recperf.runs.report.text import render
 
@@ -46,10 +45,10 @@ class Model(nn.Module):
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
-        return 200 * 8
+        return 200 * 3
     def __getitem__(self, index):
         total = 0
-        for number in range(30000):
+        for number in range(100000):
             total += number  # ITEM
         return torch.tensor(total % 20000)
 
@@ -68,7 +67,7 @@ def product(a, b):
 model = Model()
 optimizer = torch.optim.Adam(model.parameters())
 a = np.ones((500, 500))
-for ids in torch.utils.data.DataLoader(Rows(), 8):
+for ids in torch.utils.data.DataLoader(Rows(), 3):
     loss = model(ids).square().mean()  # LOSS
     optimizer.zero_grad()
     loss.backward()  # RUN BACKWARD
@@ -153,7 +152,7 @@ def test_the_line_of_an_operator(profile: dict[str, Any], operator: str, marker:
 
 def test_sampling_costs_at_most_one_percent(profile: dict[str, Any]) -> None:
     assert profile["sampling"]["samples"] >= 10
-    assert 0 < profile["sampling"]["share"] <= 1.1 * COST
+    assert 0 < profile["sampling"]["share"] <= 0.01
 
 
 def test_places_are_shown(profile: dict[str, Any]) -> None:
