@@ -7,6 +7,7 @@ import fcntl
 import glob
 import hashlib
 import json
+import numbers
 import os
 import re
 import stat
@@ -202,7 +203,16 @@ def write_json(path: Path, value: Any, *, fix: str | None = None) -> None:
 
 def json_bytes(value: Any) -> bytes:
     # NaN is not JSON, and other tools cannot read it.
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+    return (json.dumps(value, indent=2, allow_nan=False, default=_plain_number) + "\n").encode()
+
+
+def _plain_number(value: Any) -> int | float:
+    """Sizes that a program computed with numpy are numpy's integers."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def sync_folder(folder: Path) -> None:

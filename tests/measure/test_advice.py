@@ -182,13 +182,24 @@ def test_a_product_far_below_its_ceiling() -> None:
 
 
 def test_attention_without_a_fused_kernel() -> None:
-    products = row("bmm", 30.0, "compute", "attend", calls=12, kind="product")
+    products = row("bmm", 30.0, "compute", "attend", calls=12, kind="product", flops=12e-3 * CEILINGS.flops["float32"])
     softmax = row("_softmax", 15.0, "cache", "attend", calls=2)
     advice = only(softmax, row("masked_fill", 5.0, "cache", "attend"), row("masked_fill", 5.0, "cache"), products)
     assert "scaled_dot_product_attention(" in advice.change
-    assert advice.predicted_gain == pytest.approx(1.25)
+    assert advice.predicted_gain == pytest.approx(100 / 70), "50 ms go, 12 ms at the ceiling take 20"
     assert names(softmax) == []
     assert names(softmax, products, row("_scaled_dot_product_flash_attention_for_cpu", 1.0)) == []
+
+
+def test_a_device_is_not_faster_than_its_host() -> None:
+    """On a GPU a change is worth what the host leaves of it: 400 calls of 5 µs take 2 ms whatever the device does."""
+    gpu = replace(CEILINGS, device="H200", queue_ns=5000.0)
+    fast = row("_foreach_add_", 4.0, "bandwidth", "optimizer AdamW.step", python_calls=400, bytes=1)
+    facts = ProgramFacts(optimizers=[OptimizerFacts("AdamW", "foreach", fusable=True)])
+    waits = {"communication": 0.0}
+    step = Evidence({"device": "H200", "waits": waits, "operators": [fast]}, [fast], gpu, facts)
+    assert step.advice("name", "seen", "change", 3.9).predicted_gain == pytest.approx(4.0 / 2.0)  # type: ignore[union-attr]
+    assert step.advice("name", "seen", "change", 3.0, 0.0, -399).predicted_gain == pytest.approx(4.0)  # type: ignore[union-attr]
 
 
 def test_threads() -> None:

@@ -19,6 +19,8 @@ from .program_facts import ProgramFacts, optimizer_of
 
 NOTICEABLE = 0.05
 """A change that saves a smaller share of the step is not mentioned."""
+WAITS = 0.3
+"""A device that waits for the host for this share of a step is limited by it."""
 LEAST = 0.02
 """Of a step, what remains at least in the best case."""
 
@@ -87,6 +89,10 @@ class Evidence:
             return 0.0
         return moved / (self.ceilings.stream if moved > self.ceilings.stream_knee else self.ceilings.cached) * 1e3
 
+    def product_ms(self, row: Row) -> float:
+        """Time of a product at its ceiling."""
+        return row["flops"] / self.ceilings.product(row["precision"]) * 1e3 if self.ceilings else 0.0
+
     def rows_ms(self, accesses: float, row_bytes: int, table_bytes: float) -> float:
         """Time of so many accesses of random rows of tables of this size."""
         if self.ceilings is None:
@@ -104,17 +110,43 @@ class Evidence:
         place = next((f" ({place_text(row['place'])})" for row in rows if row.get("place")), "")
         return f"{time(ms)}, {ms / self.step_ms if self.step_ms else 0:.0%} of the step{place}"
 
+    @property
+    def counts_calls(self) -> bool:
+        """Whether it is known what calling an operator costs the host of a device."""
+        return not self.on_cpu and self.ceilings is not None and self.ceilings.queue_ns > 0
+
+    @cached_property
+    def _host(self) -> tuple[float, float]:
+        """GPU: operators that Python calls in a step, and the host time of one of them in ms: as measured where the
+        device waits for the host, else what queueing a kernel costs."""
+        assert self.ceilings is not None
+        calls = max(1.0, sum(row["python_calls"] for row in self.operators))
+        waits = self.ms("launch", "python")
+        return calls, self.step_ms / calls if waits > WAITS * self.step_ms else self.ceilings.queue_ns / 1e6
+
+    def _after(self, saved: float, calls: float) -> float:
+        """The step without some time, with more or fewer calls. A device cannot be faster than the host queues work,
+        and where it waits for the host, it waits less for fewer calls."""
+        step = self.step_ms
+        if not self.counts_calls:
+            return max(LEAST * step, step - saved)
+        before, each = self._host
+        idle = self.ms("launch", "python") * max(0.0, 1 + calls / before)
+        busy = step - self.ms("launch", "python")
+        return max(LEAST * step, busy - saved + idle, (before + calls) * each)
+
     def advice(
-        self, name: str, seen: str, change: str, goes: float, needs: float = 0.0, **settings: Any
+        self, name: str, seen: str, change: str, goes: float, needs: float = 0.0, calls: float = 0.0, **settings: Any
     ) -> Advice | None:
-        """Advice, if what goes less what the changed way needs is a noticeable part of the step."""
+        """Advice, if what goes less what the changed way needs is a noticeable part of the step; `calls`: how many
+        operators it calls more than now."""
         saved, step = goes - needs, self.step_ms
-        if not step or saved < NOTICEABLE * step:
+        if not step or step - self._after(saved, calls) < NOTICEABLE * step:
             return None
         advice = Advice(name, seen, change, settings=settings)
         if self.ceilings is None:
             return advice
-        gain = [step / max(LEAST * step, step - part) for part in (saved / 2, saved, goes)]
+        gain = [step / self._after(part, calls) for part in (saved / 2, saved, goes)]
         return replace(advice, predicted_gain=gain[1], predicted_range=[gain[0], gain[2]])
 
 

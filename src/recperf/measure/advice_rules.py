@@ -26,6 +26,8 @@ NARROW = 128
 """Bytes of a row from which half of it is still a cache line."""
 _REPORTS = re.compile(r"item\(|print|log|metric|auc|accura|score|save|writ|tqdm|dump|plot|history", re.IGNORECASE)
 """Names of what programs compute or write about their steps."""
+FUSED_ATTENTION = 0.6
+"""Part of the rate of products that fused attention kernels reach, as published for CPUs and GPUs."""
 FAR = 0.3
 """A product below this share of its ceiling has a shape that suits no kernel."""
 
@@ -121,7 +123,8 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
             moved = moved or sum(row["bytes"] for row in rows) * fused / separate
             needs = evidence.stream_ms(moved) + evidence.calls_ms(1)
             change = f"torch.optim.{optimizer.kind}(..., fused=True)"
-            found.append(evidence.advice("optimizer", seen, change, goes, needs, optimizer="fused"))
+            fewer = 1 - sum(row["python_calls"] for row in rows)
+            found.append(evidence.advice("optimizer", seen, change, goes, needs, fewer, optimizer="fused"))
         elif optimizer.way == "for-loop" and optimizer.parameters > 1 and not optimizer.sparse:
             overhead = sum(row["limits"].get("dispatch", 0.0) for row in rows)
             change = f"torch.optim.{optimizer.kind}(..., foreach=True)"
@@ -194,10 +197,12 @@ def attention(evidence: Evidence) -> Advice | None:
     parts = {row["part"] for row in softmax}
     beside = ("aten::masked_fill", "aten::native_dropout", "aten::div", "aten::mul", "aten::add", "aten::where")
     rows = [row for row in evidence.operators if row in softmax or (row["part"] in parts and row["name"] in beside)]
-    goes = sum(row["ms"] for row in rows)
+    around = [row for row in evidence.operators if row["kind"] == "product" and row["part"] in parts and row["flops"]]
+    goes = sum(row["ms"] for row in (*rows, *around))
     seen = f"Softmax between two products writes all scores to memory: {evidence.cost(goes, softmax)}."
     change = "torch.nn.functional.scaled_dot_product_attention(query, key, value)"
-    return evidence.advice("attention", seen, change, goes)
+    least = sum(evidence.product_ms(row) for row in around)
+    return evidence.advice("attention", seen, change, goes, min(goes, least / FUSED_ATTENTION))
 
 
 def threads(evidence: Evidence) -> Advice | None:
@@ -242,9 +247,10 @@ def copies(evidence: Evidence) -> Advice | None:
         return None
     goes = evidence.ms("transfer")
     pinned = evidence.facts.loader is not None and evidence.facts.loader.pinned
+    needs = 0.0 if pinned or evidence.ceilings is None else goes * evidence.ceilings.pageable
     change = "batch.to(device, non_blocking=True)" + ("" if pinned else " from DataLoader(..., pin_memory=True)")
     seen = f"Copies between host and device that no computation hides take {evidence.cost(goes)}."
-    return evidence.advice("pinned", seen, change, goes, **({} if pinned else {"pinned": True}))
+    return evidence.advice("pinned", seen, change, goes, needs, **({} if pinned else {"pinned": True}))
 
 
 def waits_for_values(evidence: Evidence) -> Advice | None:
@@ -280,10 +286,13 @@ def small_operators(evidence: Evidence) -> Advice | None:
     what = "operator calls" if evidence.on_cpu else "kernels, for which the device waits or which are empty"
     seen = f"{calls:,.0f} {what} take {evidence.cost(goes)}."
     kept = sum(row["calls"] for row in evidence.operators if row["kind"] in ("product", "index", "embedding_bag"))
-    needs = evidence.calls_ms(kept if evidence.on_cpu else calls)
+    needs = evidence.calls_ms(kept)
     change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
     settings = {"compile": True} if evidence.facts.has_model else {}
-    return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
+    if not evidence.counts_calls:
+        return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
+    fewer = 1 + kept - sum(row["python_calls"] for row in evidence.operators)
+    return evidence.advice("compile", seen, change, evidence.ms("dispatch"), needs, min(0.0, fewer), **settings)
 
 
 def larger_batch(evidence: Evidence) -> Advice | None:

@@ -49,6 +49,10 @@ class Ceilings:
     """Share of the cores that others took while the processor was measured."""
     kernel_ns: float = 0.0
     """GPU: from the start of an empty kernel of a CUDA graph to the start of the next one."""
+    queue_ns: float = 0.0
+    """GPU: host time to call an operator that queues one kernel."""
+    pageable: float = 0.0
+    """GPU: rate of copies from pageable memory relative to those from pinned memory; 0: not measured."""
 
     def row_ns(self, row_bytes: int, *, cached: bool = False) -> float:
         """ns of a random row of this size."""
@@ -245,7 +249,14 @@ def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[s
         other_work=float(figures.get("other_work", common.get("other_work")) or 0.0),
         special=float(figures["special"]["p50"]) if "special" in figures else 0.0,
         kernel_ns=float(launch["kernel"]["p50"]) if launch else 0.0,
+        queue_ns=float(launch["queue"]["p50"]) if "queue" in launch else 0.0,
+        pageable=_pageable(common.get("transfer") or {}),
     )
+
+
+def _pageable(transfer: dict[str, Any]) -> float:
+    rates = [transfer.get(f"host_to_device_{memory}") for memory in ("pageable", "pinned")]
+    return min(1.0, float(rates[0]["p50"] / rates[1]["p50"])) if rates[0] and rates[1] else 0.0
 
 
 def _medians(figures: dict[str, Any]) -> dict[str, float]:

@@ -86,7 +86,7 @@ def double_products(machine: Machine, changed: bool) -> Built:
     return (lambda: torch.mm(a, b, out=out)), None
 
 
-@followed("products in float32 where TF32 is faster", "tf32", on_cpu=False)
+@followed("products in float32 where TF32 is faster", "matmul_precision", on_cpu=False)
 def tf32_products(machine: Machine, changed: bool) -> Built:
     a, b = machine.rand(8192, 8192), machine.rand(8192, 8192)
     torch.backends.cuda.matmul.allow_tf32 = changed
@@ -136,7 +136,7 @@ def new_memory(machine: Machine, changed: bool) -> Built:
     return (lambda: torch.add(x, 1.0, out=out) if changed else x + 1.0), None
 
 
-@followed("a metric in every step", "metric")
+@followed("a metric in every step", "step % 100")
 def metric(machine: Machine, changed: bool) -> Built:
     """Every hundredth step computes it after the change."""
     from sklearn.metrics import roc_auc_score
@@ -164,7 +164,7 @@ def unpinned(machine: Machine, changed: bool) -> Built:
     return (lambda: x.to("cuda", non_blocking=changed)), None
 
 
-@followed("many small operators", "torch.compile")
+@followed("many small operators", "compile(")
 def small_operators(machine: Machine, changed: bool) -> Built:
     x = machine.rand(64, 64)
 
