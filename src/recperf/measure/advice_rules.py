@@ -104,7 +104,8 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
         f"{optimizer.kind} and the gradient pass over all of them: {evidence.cost(goes, same)}."
     )
     settings = {"sparse": [list(shape) for shape in {tuple(shape) for shape in shapes}]} if optimizer.elements else {}
-    return evidence.advice("sparse", seen, change, goes, needs, **settings)
+    added = SPARSE_CALLS * len(shapes) / (4 if takes_sparse else 1)
+    return evidence.advice("sparse", seen, change, goes, needs, added, **settings)
 
 
 def optimizer_passes(evidence: Evidence) -> Advice | None:
