@@ -64,6 +64,7 @@ def pause():
 def product(a, b):
     return a @ b  # MATMUL
 
+torch.set_num_threads(1)
 model = Model()
 optimizer = torch.optim.Adam(model.parameters())
 a = np.ones((500, 500))
@@ -97,7 +98,9 @@ def line_of(source: str, marker: str) -> int:
 
 def profiled(script: Path, source: str) -> dict[str, Any]:
     script.write_text(source)
+    threads = torch.get_num_threads()
     report = profile_program(Program(script), quiet=True, peaks=False).report
+    torch.set_num_threads(threads)
     assert report is not None
     saved = report.save(script.with_name("profile.json"))
     assert recperf.load(saved).places == report.places
