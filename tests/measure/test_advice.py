@@ -228,7 +228,7 @@ def test_workers_of_a_loader() -> None:
 
 
 def test_the_device_waits() -> None:
-    unpinned = only(device="H200", transfer=20.0)
+    unpinned = only(device="H200", transfer=20.0, facts=facts(loader=LoaderFacts(2, pinned=False)))
     assert (unpinned.settings, unpinned.predicted_gain) == ({"pinned": True}, pytest.approx(1.25))
     pinned = only(device="H200", transfer=20.0, facts=facts(loader=LoaderFacts(2, pinned=True)))
     assert pinned.settings == {}
@@ -240,7 +240,7 @@ def test_the_device_waits() -> None:
 
 def test_a_metric_in_every_step_is_named_with_its_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("loop()\nvalue = roc_auc_score(y, p)\n")
+    (tmp_path / "train.py").write_text("loop()\nvalue = roc_auc_score(y, p)\nlogits = model(history).log()\n")
 
     def step(line: int) -> Evidence:
         made = evidence(python=40.0)
@@ -253,6 +253,8 @@ def test_a_metric_in_every_step_is_named_with_its_line(tmp_path: Any, monkeypatc
     assert advice.change == "if step % 100 == 0: value = roc_auc_score(y, p)"
     assert advice.predicted_gain == pytest.approx(STEP / (STEP - 30 * 0.99))
     assert rules.advise(step(1)) == []
+    # Logits and histories are not reports.
+    assert rules.advise(step(3)) == []
 
 
 def test_many_small_operators() -> None:
@@ -287,6 +289,9 @@ def test_random_rows() -> None:
     again = only({**lookup, "row_bytes": 64, "distinct": 1e5})
     assert "unique(return_inverse=True)" in again.change
     assert again.predicted_gain == pytest.approx(STEP / (STEP - 50 * 0.75))
+    # A row that is updated is read and written, which no duplicates explain.
+    update = {**lookup, "name": "aten::embedding_dense_backward", "row_bytes": 64, "missed": 8e5}
+    assert names(update) == []
     small = {**lookup, "row_bytes": 64}
     assert names(small, facts=facts(huge_pages="always")) == []
     pages = only(small, facts=facts(huge_pages="madvise"))

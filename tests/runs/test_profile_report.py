@@ -142,7 +142,7 @@ def test_advice_with_predicted_and_measured_gain() -> None:
     assert "it changes the losses" in shown
     gains = r"3.77x \(3.39x to 4.52x\) +1.50 ms +3.27x \(3.10x to 3.59x\)"
     assert re.search(rf"graph +{gains} +yes +tried", shown)
-    assert re.search(r"bf16 .* no \(2.0e-02\) +rejected", shown)
+    assert re.search(r"bf16 .* no \(2.0e-02\) +changes the losses", shown)
     assert re.search(r"pin +1.04x \(0.94x to 1.25x\) +– +– +– +suggested", shown)
     # A terminal describes three; the page has all.
     assert "--fast.pin on" not in shown

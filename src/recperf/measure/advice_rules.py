@@ -24,10 +24,15 @@ PASSES = {"Adam": (7, 19), "AdamW": (7, 21), "SGD": (3, 3), "Adagrad": (5, 13)}
 """Passes over the parameters of a fused optimizer, and of one that is not: reads and writes of every operator."""
 NARROW = 128
 """Bytes of a row from which half of it is still a cache line."""
-_REPORTS = re.compile(r"item\(|print|log|metric|auc|accura|score|save|writ|tqdm|dump|plot|history", re.IGNORECASE)
+_REPORTS = re.compile(
+    r"\.item\(|\bprint\(|logg(?:er|ing)|self\.log\(|log_(?:dict|metric)|metric|auc\b|_auc|accuracy|_score\(|"
+    r"\.save\(|save_|writer\.|add_scalar|tqdm|\.dump\(|savefig|wandb|mlflow"
+)
 """Names of what programs compute or write about their steps."""
 FUSED_ATTENTION = 0.6
 """Part of the rate of products that fused attention kernels reach, as published for CPUs and GPUs."""
+LOOKUPS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index_select", "index")
+"""Operators that read random rows and write none."""
 FAR = 0.3
 """A product below this share of its ceiling has a shape that suits no kernel."""
 
@@ -160,14 +165,11 @@ def precision(evidence: Evidence) -> Advice | None:
     goes = by_precision[now]
     rates = f"{number(ceilings.flops[now])}FLOP/s, {best} {number(ceilings.flops[best])}FLOP/s"
     seen = f"Products in {now} take {evidence.cost(goes)}; this machine reaches {rates}."
-    change = {
-        "tf32": 'torch.set_float32_matmul_precision("high")',
-        "float32": "model.float(), and batches in float32",
-    }.get(best, f'with torch.autocast("{"cpu" if evidence.on_cpu else "cuda"}", torch.{best}): ...')
+    lines = {"tf32": 'torch.set_float32_matmul_precision("high")', "float32": "model.float(), and batches in float32"}
+    autocast = f'with torch.autocast("{"cpu" if evidence.on_cpu else "cuda"}", torch.{best}): ...'
     settings = {"tf32": True} if best == "tf32" else {}
-    return evidence.advice(
-        "precision", seen, change, goes, goes * ceilings.flops[now] / ceilings.flops[best], **settings
-    )
+    needs = goes * ceilings.flops[now] / ceilings.flops[best]
+    return evidence.advice("precision", seen, lines.get(best, autocast), goes, needs, **settings)
 
 
 def product_shape(evidence: Evidence) -> Advice | None:
@@ -247,11 +249,12 @@ def copies(evidence: Evidence) -> Advice | None:
     if evidence.on_cpu:
         return None
     goes = evidence.ms("transfer")
-    pinned = evidence.facts.loader is not None and evidence.facts.loader.pinned
+    facts = evidence.facts.loader
+    pinned = facts is not None and facts.pinned
     needs = 0.0 if pinned or evidence.ceilings is None else goes * evidence.ceilings.pageable
     change = "batch.to(device, non_blocking=True)" + ("" if pinned else " from DataLoader(..., pin_memory=True)")
     seen = f"Copies between host and device that no computation hides take {evidence.cost(goes)}."
-    return evidence.advice("pinned", seen, change, goes, needs, **({} if pinned else {"pinned": True}))
+    return evidence.advice("pinned", seen, change, goes, needs, **({"pinned": True} if facts and not pinned else {}))
 
 
 def waits_for_values(evidence: Evidence) -> Advice | None:
@@ -350,11 +353,8 @@ def wide_rows(evidence: Evidence) -> Advice | None:
 
 def repeated_rows(evidence: Evidence) -> Advice | None:
     """Ids that a step looks up several times, so far apart that the row has left the cache."""
-    rows = [
-        row
-        for row in evidence.operators
-        if row.get("random_ms") and row["distinct"] and row["missed"] > row["distinct"]
-    ]
+    read = (row for row in evidence.operators if row["name"].removeprefix("aten::") in LOOKUPS)
+    rows = [row for row in read if row.get("random_ms") and 0 < row["distinct"] < row["missed"]]
     row = max(rows, key=lambda row: row["random_ms"] * (1 - row["distinct"] / row["missed"]), default=None)
     if row is None:
         return None

@@ -9,6 +9,7 @@ from .blocks import Block, Cell, Code, Table, Text, cells
 
 SHOWN = 3
 """Changes that a terminal describes."""
+SHOWN_AS = {"rejected": "changes the losses"}
 TONES = {"tried": "good", "rejected": "bad", "not judged": "bad"}
 
 
@@ -50,12 +51,12 @@ def _tried(advice: list[dict[str, Any]]) -> Table:
             fmt.time(one["measured_ms"]),
             fmt.gain(one["measured_gain"], one["measured_range"]),
             _same_losses(one),
-            Cell(one["status"], TONES.get(one["status"], "muted")),
+            Cell(SHOWN_AS.get(one["status"], one["status"]), TONES.get(one["status"], "muted")),
         )
         for one in advice
     ]
     head = ("name", "predicted gain", "step", "measured gain", "same losses", "status")
-    note = "Gains with their ranges; step: measured with the change; rejected: it changes the losses."
+    note = "Gains with their ranges; step: measured with the change."
     return Table(head, rows, note, left=(5,))
 
 
