@@ -127,18 +127,9 @@ def test_get_downloads_and_verifies_once(server: Server) -> None:
     assert server.requests == 1
 
 
-def test_get_replaces_a_damaged_copy(server: Server, files: dict[str, bytes]) -> None:
-    catalogue.get(NAME, say=quiet, url=server.url)
-    folder = places.dataset_folder(NAME)
-    (folder / "u.data").write_bytes(b"damaged")
-    with pytest.raises(DataError):
-        catalogue.check(NAME)
-    assert catalogue.get(NAME, say=quiet, url=server.url)["downloaded"] is True
-    assert (folder / "u.data").read_bytes() == files["u.data"]
-    assert catalogue.check(NAME)["intact"] is True
-
-
-def test_get_keeps_a_damaged_copy_when_the_download_fails_and_files_of_the_user(server: Server) -> None:
+def test_get_replaces_a_damaged_copy_once_it_has_another_and_no_files_of_the_user(
+    server: Server, files: dict[str, bytes]
+) -> None:
     catalogue.get(NAME, say=quiet, url=server.url)
     folder = places.dataset_folder(NAME)
     (folder / "u.data").write_bytes(b"damaged")
@@ -146,7 +137,13 @@ def test_get_keeps_a_damaged_copy_when_the_download_fails_and_files_of_the_user(
     with pytest.raises(MachineError):
         catalogue.get(NAME, say=quiet, url=server.url)
     assert (folder / "u.data").read_bytes() == b"damaged"
+    with pytest.raises(DataError):
+        catalogue.check(NAME)
     server.status = 200
+    assert catalogue.get(NAME, say=quiet, url=server.url)["downloaded"] is True
+    assert (folder / "u.data").read_bytes() == files["u.data"]
+    assert catalogue.check(NAME)["intact"] is True
+    (folder / "u.data").write_bytes(b"damaged")
     for name, marked in (("notes.txt", True), ("u.item", False)):
         (folder / name).write_bytes(b"mine")
         if not marked:

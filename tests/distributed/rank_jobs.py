@@ -133,14 +133,9 @@ def fails(rank: int, at: int, how: str, on: int = 1) -> None:
     def failing(self: RankStep, *arguments: Any) -> Any:
         seen[0] += 1
         if rank == on and seen[0] == at:
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if how == "stop":
-                os.kill(os.getpid(), signal.SIGTERM)
-            if how == "freeze":
-                os.kill(os.getpid(), signal.SIGSTOP)
             if how == "raise":
                 raise DataError("this rank read nonsense", fix="read something else")
+            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGTERM, "freeze": signal.SIGSTOP}[how])
         return step(self, *arguments)
 
     RankStep.__call__ = failing  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_v4 import DAY, QUIETLY, logged, state_of
 
 from recperf.data.yambda.synthesize import write_store
 from recperf.data.yambda.synthesize.config import YambdaLike
@@ -24,8 +25,6 @@ pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available
 TROUBLES = Path(__file__).parents[1] / "reliability"
 CHILD = "import sys, killable_troubles as t, recperf.cli as c; {arm}; sys.exit(c.main(sys.argv[1:]))"
 EVENTS = YambdaLike(users=24, events_per_user=60, items=60, genres=4, seed=3)
-DAY = 86_400
-QUIETLY = ["--no-peaks", "--no-report"]
 WORDS = [
     "--data.history.length", "20", "--data.history.scan", "40", "--data.windows.min-history", "2",
     "--data.windows.seconds", str(50 * DAY), "--train.batch-size", "32", "--target.beat", "none",
@@ -44,25 +43,11 @@ def run(arguments: list[str], arm: str = "pass") -> int:
     return done.returncode
 
 
-def flat(value: Any) -> Any:
-    """Tensors as their bytes, so that equality means every bit."""
-    if isinstance(value, torch.Tensor):
-        return (str(value.dtype), tuple(value.shape), value.detach().contiguous().cpu().numpy().tobytes())
-    if isinstance(value, dict):
-        return {key: flat(inner) for key, inner in value.items()}
-    return [flat(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
 def outcome(folder: Path) -> dict[str, Any]:
     state = CheckpointStore(folder=folder / "checkpoints" / "seed-42", notice=print).load()
     assert state is not None
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    kinds = ("step", "metric", "window", "training", "evaluation")
-    return {
-        "state": {name: flat(state[name]) for name in ("trial", "position", "history", "rng")},
-        "events": [{k: v for k, v in event.items() if k != "t"} for event in events if event["kind"] in kinds],
-        "quality": json.loads((folder / "result.json").read_text())["quality"],
-    }
+    quality = json.loads((folder / "result.json").read_text())["quality"]
+    return {"state": state_of(state), "events": logged(folder), "quality": quality}
 
 
 @pytest.fixture(scope="module")

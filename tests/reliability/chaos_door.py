@@ -9,12 +9,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from chaos_kinds import READING, REFUSED, allowed_after, damaged, kind, send_some
-from chaos_process import SOFT, Failure, judge
+from chaos_kinds import READING, REFUSED, damaged, disturbed, kind
+from chaos_process import Failure, judge
 from chaos_runs import CLICKS, Lab, Try
 from mutations import files_in
 
-SIGNALS = (*SOFT, signal.SIGKILL, signal.SIGKILL)
 SLOW = 6 * READING
 """Seconds for a command that starts another Python."""
 PARTS: list[tuple[str, dict[str, Any]]] = [("small_parts", {"rows": 200})]
@@ -107,10 +106,7 @@ def stopped_scoring(one: Try) -> str:
     output = one.folder / "scores.csv"
     arguments, stopped = score(one.lab, output), 0
     for _ in range(one.draw.choice([1, 2, 3])):
-        process = one.start(arguments, troubles=PARTS)
-        send_some(one, process, 1.5, SIGNALS)
-        process.wait(SLOW)
-        stopped += judge(process, allowed=allowed_after(process)) != 0
+        stopped += disturbed(one, one.start(arguments, troubles=PARTS), 1.5, SLOW) != 0
     one.call(arguments, SLOW, allowed=(0,), troubles=PARTS)
     require_same_scores(one, output)
     return "resumed" if stopped else "completed"
@@ -122,11 +118,9 @@ def stopped_export(one: Try) -> str:
     folder, done = one.folder / "exported", False
     arguments = export(one.lab, folder)
     for _ in range(one.draw.choice([1, 2])):
-        process = one.start(arguments)
-        send_some(one, process, one.draw.choice([0.5, 8.0]), SIGNALS)
-        process.wait(SLOW)
+        span = one.draw.choice([0.5, 8.0])
         # A signal that came too late: the folder is there, and is not written again.
-        done = judge(process, allowed=[*allowed_after(process), *[3] * done]) == 0 or done
+        done = disturbed(one, one.start(arguments), span, SLOW, *[3] * done) == 0 or done
     one.call(arguments, SLOW, allowed=(3,) if folder.is_dir() else (0,))
     expected = one.lab.root / "door" / "exported"
     for path in files_in(expected):
@@ -149,9 +143,7 @@ def tables_folder(one: Try) -> str:
     placed = ["--tables.placement", "file", "--tables.folder", str(tables)]
     for _ in range(one.draw.choice([1, 2])):
         process = one.lab.process([*subject.go_on(one.run), *placed], one.log, home=one.home)
-        send_some(one, process, subject.seconds, SIGNALS)
-        process.wait(subject.limit)
-        judge(process, allowed=allowed_after(process))
+        disturbed(one, process, subject.seconds, subject.limit)
     ours = [path for path in files_in(tables) if "process-2024-results" not in path.parts]
     damages = bool(ours) and one.draw.random() < 0.5
     if damages:

@@ -28,6 +28,8 @@ from recperf.train.checkpoint import CheckpointStore
 
 KINDS: dict[str, tuple[Kind, int]] = {}
 """The function of each kind, and how often it comes round."""
+SIGNALS = (*SOFT, signal.SIGKILL, signal.SIGKILL)
+"""Signals that a process gets at random; a kill leaves it no time."""
 REFUSED = (3, 4)
 """Exit codes of a run that finds its files damaged or its disk full."""
 OUTPUT = 8000
@@ -86,6 +88,13 @@ def send_some(one: Try, process: Process, span: float, numbers: tuple[int, ...])
         span = one.draw.choice([0.01, 0.1, span])
 
 
+def disturbed(one: Try, process: Process, span: float, limit: float, *more: int) -> int:
+    """The exit code of a process that gets signals of all kinds; `more` codes are allowed, too."""
+    send_some(one, process, span, SIGNALS)
+    process.wait(limit)
+    return judge(process, allowed=[*allowed_after(process), *more])
+
+
 def ended(one: Try, process: Process, limit: float, before: int = 0) -> int:
     process.wait(limit)
     code = judge(process, allowed=allowed_after(process))
@@ -102,7 +111,7 @@ def signals(one: Try) -> str:
     for _ in range(one.draw.choice([1, 2, 3, 5])):
         before, process = logged_steps(one.run), one.start(subject.go_on(one.run))
         span = subject.seconds * one.draw.choice([0.3, 1.0])
-        send_some(one, process, span, (*SOFT, signal.SIGKILL, signal.SIGKILL))
+        send_some(one, process, span, SIGNALS)
         stopped += ended(one, process, subject.limit, before) != 0
         if (one.run / "seal.json").exists():
             break
@@ -329,10 +338,7 @@ def stopped_data(one: Try) -> str:
     seconds, arguments = time.monotonic() - began, command("troubled")
     one.done.append(name)
     for _ in range(one.draw.choice([1, 2, 3])):
-        process = one.start(arguments)
-        send_some(one, process, seconds, (*SOFT, signal.SIGKILL, signal.SIGKILL))
-        process.wait(3 * READING)
-        judge(process, allowed=allowed_after(process))
+        disturbed(one, one.start(arguments), seconds, 3 * READING)
     if digest(arguments) != expected:
         raise Failure("mismatch", f"{name} leaves other data")
     if name == "clicks" and (left := [path.name for path in (one.home / "data" / "mine").iterdir()]) != ["clicks"]:

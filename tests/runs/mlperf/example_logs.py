@@ -60,13 +60,19 @@ class Training:
         self.log.stop(self.last * interval(batch), reached=True)
 
 
-def write(path: Path, *, batch: int = 8192, seed: int = 1, last: int = 29, **changed: Any) -> Path:
-    """A whole log; the target is reached after `last` blocks."""
-    known = facts(batch, seed, **changed)
+def begun(path: Path, known: Facts, state: dict[str, Any] | None = None) -> MLPerfLog:
+    """The log of a run that starts, or that continues from a checkpoint."""
     log = MLPerfLog(path, SUBMISSION)
     log.begin()
     log.start(known)
-    log.rewind(None)
+    log.rewind(state)
+    return log
+
+
+def write(path: Path, *, batch: int = 8192, seed: int = 1, last: int = 29, **changed: Any) -> Path:
+    """A whole log; the target is reached after `last` blocks."""
+    known = facts(batch, seed, **changed)
+    log = begun(path, known)
     Training(log, known, last).go()
     log.close()
     return path

@@ -93,20 +93,14 @@ def resumed(path: Path, made: ModuleType, saves: list[tuple[int, dict[str, Any]]
     """What the process after a kill does."""
     size = path.stat().st_size
     done, state = next(((b, s) for b, s in reversed(saves) if s["bytes"] <= size), (0, None))
-    log = MLPerfLog(path, made.SUBMISSION)
-    log.begin()
-    log.start(made.facts())
-    log.rewind(state)
+    log = made.begun(path, made.facts(), state)
     made.Training(log, made.facts(), last).go(done)
     log.close()
 
 
 def test_killed_between_any_two_lines_and_inside_them(made: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "mlperf.log"
-    log = MLPerfLog(path, made.SUBMISSION)
-    log.begin()
-    log.start(made.facts())
-    log.rewind(None)
+    log = made.begun(path, made.facts())
     saves: list[tuple[int, dict[str, Any]]] = []
     # A checkpoint every third block, so that a resume has lines to drop, evaluations among them.
     made.Training(log, made.facts(), 27, lambda b: saves.append((b, log.state())) if b % 3 == 1 else None).go()
@@ -133,10 +127,7 @@ def test_a_resume_keeps_the_times_of_the_start(fresh: MLPerfLog, made: ModuleTyp
     fresh.close()
     before = fresh.path.read_text().splitlines()[:-1]
     monkeypatch.setattr("time.time", lambda: 4e9)
-    log = MLPerfLog(fresh.path, made.SUBMISSION)
-    log.begin()
-    log.start(made.facts(64, train_samples=1000))
-    log.rewind(None)
+    log = made.begun(fresh.path, made.facts(64, train_samples=1000))
     assert log.path.read_text().splitlines() == before
     log.train_loss(64, 0.1, 1e-9)
     assert events(log.path)[-1]["time_ms"] == 4_000_000_000_000
