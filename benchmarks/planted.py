@@ -66,7 +66,7 @@ def judged(case: Planted, device: str, folder: str, busy: bool) -> dict[str, Any
 
 
 def gained(case: Followed, device: str, folder: str) -> dict[str, Any]:
-    """The row of an advice that was followed: the predicted gain over the measured one, 0 without the advice."""
+    """The row of an advice that was followed: the predicted gain over the measured one; without the advice, 1 over it."""
     machine = machine_for(case.threads, device, folder)
     try:
         built = case.build(machine, False)
@@ -85,7 +85,8 @@ def gained(case: Followed, device: str, folder: str) -> dict[str, Any]:
     }  # fmt: skip
     text = "no such advice" if found is None else f"predicted {predicted or 0:5.2f}"
     print(f"{case.name:44} {text}, measured {measured:5.2f}", flush=True)
-    ratio = predicted / measured if predicted else 0.0
+    # No advice predicts no gain, which is right for a defect that costs nothing here.
+    ratio = (predicted or 1.0) / measured
     return row("planted", case.name, "advice", "predicted over measured gain", [ratio], conditions)
 
 

@@ -290,13 +290,19 @@ def small_operators(evidence: Evidence) -> Advice | None:
     what = "operator calls" if evidence.on_cpu else "kernels, for which the device waits or which are empty"
     seen = f"{calls:,.0f} {what} take {evidence.cost(goes)}."
     kept = sum(row["calls"] for row in evidence.operators if row["kind"] in ("product", "index", "embedding_bag"))
-    needs = evidence.calls_ms(kept)
+    # Element-wise operators on cached data are fused: of all their passes one remains.
+    small = (row for row in evidence.operators if row["limits"].get("dispatch") and row["limits"].get("cache"))
+    fused = [row for row in small if row["kind"] == "elementwise" and not optimizer_of(row["part"])]
+    passes = sum(row["limits"]["cache"] for row in fused)
+    goes += passes
+    needs = evidence.calls_ms(kept) + passes / max(1.0, sum(row["calls"] for row in fused))
     change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
     settings = {"compile": True} if evidence.facts.has_model else {}
     if not evidence.counts_calls:
         return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
     fewer = 1 + kept - sum(row["python_calls"] for row in evidence.operators)
-    return evidence.advice("compile", seen, change, evidence.ms("dispatch"), needs, min(0.0, fewer), **settings)
+    goes = evidence.ms("dispatch") + passes
+    return evidence.advice("compile", seen, change, goes, min(goes, needs), min(0.0, fewer), **settings)
 
 
 def larger_batch(evidence: Evidence) -> Advice | None:
