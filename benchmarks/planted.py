@@ -66,7 +66,7 @@ def judged(case: Planted, device: str, folder: str, busy: bool) -> dict[str, Any
 
 
 def gained(case: Followed, device: str, folder: str) -> dict[str, Any]:
-    """The row of an advice that was followed: the predicted gain over the measured one; without the advice, 1 over it."""
+    """The row of an advice that was followed: the predicted gain, 1 without the advice, over the measured one."""
     machine = machine_for(case.threads, device, folder)
     try:
         built = case.build(machine, False)
