@@ -48,6 +48,7 @@ def test_an_intact_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
     assert {path: (path.stat().st_ino, path.read_bytes()) for path in (tmp_path / "step-00000010").iterdir()} == before
     checkpoints.save(20, state(20), best=False)
     assert store(tmp_path)[0].best() == tmp_path / "step-00000010"
+    assert value_of(checkpoints, "best") == 1
     # Nothing but marks of the best is lost with index.json.
     (tmp_path / "index.json").write_text("[")
     assert value_of(checkpoints) == 20

@@ -33,7 +33,6 @@ from recperf.workloads.micro_dlrm.config import MicroDLRMConfig, default, dot
 # A CPU without bfloat16 takes its products another way, and torch says so once.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 PRESETS = find("dlrm").presets
-OPTIMIZERS = [*RULES, "adamw"]
 
 
 def made(
@@ -103,6 +102,12 @@ def test_every_model_learns_with_every_optimizer(optimizer: str, interaction: st
     assert sum(losses[-10:]) < sum(losses[:10]) * 0.97
     assert trial.metrics(trial.predictions())["auc"] > 0.6
     assert trial.model.training
+
+
+@pytest.mark.parametrize("optimizer", [*RULES, "adamw"])
+def test_slices_take_the_same_steps_as_whole_batches(optimizer: str) -> None:
+    """Gradients of a row that several slices use are summed before an optimizer sees them."""
+    close(trained(made(optimizer=optimizer, micro_batches=5)), trained(made(optimizer=optimizer)), 1e-4)
 
 
 CHANGES: dict[str, tuple[dict[str, Any], float]] = {
