@@ -104,7 +104,7 @@ def main() -> int:
     loop = [sys.executable, "-c", "while True: pass"]
     busy = [subprocess.Popen(loop) for _ in range(usable_cores() if options.busy else 0)]
     try:
-        with tempfile.TemporaryDirectory(dir=".") as folder:
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
             if options.advice:
                 entries = [gained(case, options.device, folder) for case in cases]
             else:

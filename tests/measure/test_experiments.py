@@ -76,6 +76,7 @@ def test_only_a_batch_that_stays_a_batch_is_doubled() -> None:
     assert not any(map(_could_be_offsets, (ids, rows, torch.tensor([0, 9]), torch.tensor([0, 1, 0]))))
     for batch in ((ids, offsets), (rows, ids[:3]), (rows, 4), (rows, object()), (rows, torch.tensor(1)), ()):
         assert _doubled(batch) is None
+    assert _doubled(ids) is None, "the step may hold the offsets of these ids"
 
 
 def step_of(**shares: float) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -276,13 +276,16 @@ def _halved(batch: Any) -> Any | None:
 
 def _doubled(batch: Any) -> Any | None:
     """The batch joined with itself along its first dimension; None where that may not be a batch: its tensors differ in
-    length, one could be offsets, or there is something else that could describe the others."""
+    length, one could be offsets, there are only ids, whose offsets the step may hold, or there is something else that
+    could describe the others."""
     leaves = tree_leaves(batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     known = all(isinstance(leaf, (Tensor, str, float, bool, type(None))) for leaf in leaves)
     if not known or any(not tensor.dim() for tensor in tensors) or len({len(tensor) for tensor in tensors}) != 1:
         return None
     if len(tensors) > 1 and any(_could_be_offsets(tensor) for tensor in tensors):
+        return None
+    if all(tensor.dim() == 1 and not tensor.is_floating_point() for tensor in tensors):
         return None
     return tree_map_only(Tensor, lambda tensor: torch.cat((tensor, tensor)), batch)
 
