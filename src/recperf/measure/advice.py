@@ -19,6 +19,8 @@ from .program_facts import ProgramFacts, optimizer_of
 
 NOTICEABLE = 0.05
 """A change that saves a smaller share of the step is not mentioned."""
+CALLING = 4.0
+"""Python that takes up to this many times the cost of the calls between which it runs only prepares these calls."""
 WAITS = 0.3
 """A device that waits for the host for this share of a step is limited by it."""
 LEAST = 0.02
@@ -83,11 +85,20 @@ class Evidence:
         rates = self.ceilings.calls
         return calls * (rates.get("index", rates["elementwise"]) if self.on_cpu else self.ceilings.kernel_ns) / 1e6
 
-    def stream_ms(self, moved: float) -> float:
-        """Time to pass over so many bytes."""
+    def stream_ms(self, moved: float, *, adamw: bool = False) -> float:
+        """Time to pass over so many bytes; in a fused AdamW at the rate that this reaches."""
         if self.ceilings is None:
             return 0.0
-        return moved / (self.ceilings.stream if moved > self.ceilings.stream_knee else self.ceilings.cached) * 1e3
+        rate = self.ceilings.stream if moved > self.ceilings.stream_knee else self.ceilings.cached
+        return moved / ((adamw and self.ceilings.adamw) or rate) * 1e3
+
+    @property
+    def calling_ms(self) -> float:
+        """Time of the interpreter between operators, where it does little else than calling them."""
+        calls, python = sum(row["python_calls"] for row in self.operators), self.ms("python")
+        if self.ceilings is None or python > CALLING * calls * self.ceilings.calls["elementwise"] / 1e6:
+            return 0.0
+        return python
 
     def product_ms(self, row: Row) -> float:
         """Time of a product at its ceiling."""

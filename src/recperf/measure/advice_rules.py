@@ -127,7 +127,7 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
             fused, separate = PASSES[optimizer.kind]
             moved = optimizer.elements * optimizer.element_bytes * fused
             moved = moved or sum(row["bytes"] for row in rows) * fused / separate
-            needs = evidence.stream_ms(moved) + evidence.calls_ms(1)
+            needs = evidence.stream_ms(moved, adamw=optimizer.kind.startswith("Adam")) + evidence.calls_ms(1)
             change = f"torch.optim.{optimizer.kind}(..., fused=True)"
             fewer = 1 - sum(row["python_calls"] for row in rows)
             found.append(evidence.advice("optimizer", seen, change, goes, needs, fewer, optimizer="fused"))
@@ -237,7 +237,9 @@ def loader(evidence: Evidence) -> Advice | None:
     if workers <= facts.workers:
         return None
     busy = rest * (evidence.facts.threads if evidence.on_cpu else 1)
-    left = max(0.0, making / workers - rest, (making + busy) / cores - rest)
+    # What the loader sleeps or waits for a disk needs no core.
+    computed = making * (1 - evidence.observed.get("input_off", 0.0))
+    left = max(0.0, making / workers - rest, (computed + busy) / cores - rest)
     made = f"by {facts.workers} workers" if facts.workers else "in the process of the step"
     seen = f"The step waits for its batch, which is made {made}: {evidence.cost(waited)}."
     change = f"DataLoader(..., num_workers={workers}, persistent_workers=True)"
@@ -294,7 +296,7 @@ def small_operators(evidence: Evidence) -> Advice | None:
     small = (row for row in evidence.operators if row["limits"].get("dispatch") and row["limits"].get("cache"))
     fused = [row for row in small if row["kind"] == "elementwise" and not optimizer_of(row["part"])]
     passes = sum(row["limits"]["cache"] for row in fused)
-    goes += passes
+    goes += passes + (evidence.calling_ms if evidence.on_cpu else 0.0)
     needs = evidence.calls_ms(kept) + passes / max(1.0, sum(row["calls"] for row in fused))
     change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
     settings = {"compile": True} if evidence.facts.has_model else {}

@@ -51,6 +51,8 @@ class Ceilings:
     """GPU: from the start of an empty kernel of a CUDA graph to the start of the next one."""
     queue_ns: float = 0.0
     """GPU: host time to call an operator that queues one kernel."""
+    adamw: float = 0.0
+    """B/s of a fused AdamW, which computes more than a copy; 0: not measured."""
     pageable: float = 0.0
     """GPU: rate of copies from pageable memory relative to those from pinned memory; 0: not measured."""
 
@@ -250,6 +252,7 @@ def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[s
         special=float(figures["special"]["p50"]) if "special" in figures else 0.0,
         kernel_ns=float(launch["kernel"]["p50"]) if launch else 0.0,
         queue_ns=float(launch["queue"]["p50"]) if "queue" in launch else 0.0,
+        adamw=float((figures.get("update") or {}).get("adamw") or 0.0),
         pageable=_pageable(common.get("transfer") or {}),
     )
 

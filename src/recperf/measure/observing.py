@@ -367,6 +367,9 @@ class Observer:
             self._enter("done")
             return
         self._enter("traced")
+        since, seen = self._cpu
+        self._cpu = (process_time_ns(), self.seen)
+        self._plain_cpu = (self._cpu[0] - since) / max(1, self.seen - seen)
         self.end_stack = self.stacks.of(sys._getframe())
         # Who reads the trace later has no other evidence that the machine was quiet.
         self.recording = Recording(cuda=self.cuda, about={**(self._about or {}), "other_work": self.others})
