@@ -261,12 +261,12 @@ def test_many_small_operators() -> None:
     small = [row("add", 60.0, "dispatch", calls=30_000), row("mm", 10.0, "dispatch", calls=1000, kind="product")]
     advice = only(*small, facts=facts(has_model=True))
     assert (advice.change, advice.settings) == ("model.compile()", {"compile": True})
-    assert advice.predicted_gain == pytest.approx(STEP / (STEP - 70 + 2))
+    assert advice.predicted_gain == pytest.approx(STEP / (STEP - 70 + 2), rel=0.01)
     assert names(*small, facts=facts(compiled=True)) == []
     batches = facts(compiled=True, loader=LoaderFacts(0, pinned=False, batch_size=64))
     larger = only(*small, facts=batches)
     assert larger.change.startswith("DataLoader(..., batch_size=128)")
-    assert larger.predicted_gain == pytest.approx(STEP / 65)
+    assert larger.predicted_gain == pytest.approx(STEP / 65, rel=0.01)
 
 
 def test_element_wise_passes_outside_of_the_optimizer() -> None:

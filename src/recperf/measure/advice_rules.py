@@ -18,10 +18,16 @@ from .program_facts import OptimizerFacts, optimizer_of
 
 USED = 0.1
 """A table of which a step uses fewer rows than this gains from updating only those."""
-SPARSE_ACCESSES, SPARSE_CALLS = 10, 40
-"""Accesses of a row and operators of SparseAdam: two to sum gradients, two reads of its states, three updates."""
+SPARSE = {"SGD": (3, 6), "Adagrad": (6, 15)}
+SPARSE_ADAM = 10, 40
+"""Accesses of a row and operators of a sparse update. Of SparseAdam: two to sum gradients, two reads of its states,
+three updates."""
+COMPILED = 20
+"""Calls whose cost a compiled function has on a CPU, for its guards."""
 PASSES = {"Adam": (7, 19), "AdamW": (7, 21), "SGD": (3, 3), "Adagrad": (5, 13)}
 """Passes over the parameters of a fused optimizer, and of one that is not: reads and writes of every operator."""
+MAPPED = 32 << 20
+"""Bytes of a tensor from which the C library asks the system for it, and returns it, each time."""
 NARROW = 128
 """Bytes of a row from which half of it is still a cache line."""
 _REPORTS = re.compile(
@@ -89,8 +95,9 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
             goes += whole * tables * rows * shape[1] / optimizer.elements
         else:
             goes += sum(row["ms"] for row in passes if len(row["largest"]) > 1)
-        needs += evidence.calls_ms(SPARSE_CALLS * tables)
-        needs += evidence.rows_ms(SPARSE_ACCESSES * count, row_bytes, rows * tables * row_bytes)
+        accesses, calls = SPARSE.get(optimizer.kind, SPARSE_ADAM)
+        needs += evidence.calls_ms(calls * tables)
+        needs += evidence.rows_ms(accesses * count, row_bytes, rows * tables * row_bytes)
         rows_used, rows_all = rows_used + count, rows_all + rows * tables
         same += of_table
         shapes += [shape] * tables
@@ -109,7 +116,10 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
         f"{optimizer.kind} and the gradient pass over all of them: {evidence.cost(goes, same)}."
     )
     settings = {"sparse": [list(shape) for shape in {tuple(shape) for shape in shapes}]} if optimizer.elements else {}
-    added = SPARSE_CALLS * len(shapes) / (4 if takes_sparse else 1)
+    added = SPARSE.get(optimizer.kind, SPARSE_ADAM)[1] * len(shapes)
+    if goes and evidence.on_cpu and rows_all * row_bytes > MAPPED:
+        # A gradient of this size is mapped and returned to the system in every step, outside of operators.
+        goes += evidence.ms("python") - min(evidence.ms("python"), evidence.called_ms)
     return evidence.advice("sparse", seen, change, goes, needs, added, **settings)
 
 
@@ -297,7 +307,8 @@ def small_operators(evidence: Evidence) -> Advice | None:
     fused = [row for row in small if row["kind"] == "elementwise" and not optimizer_of(row["part"])]
     passes = sum(row["limits"]["cache"] for row in fused)
     goes += passes + (evidence.calling_ms if evidence.on_cpu else 0.0)
-    needs = evidence.calls_ms(kept) + passes / max(1.0, sum(row["calls"] for row in fused))
+    left = COMPILED * evidence.step_ms / max(1.0, calls) if evidence.on_cpu else 0.0
+    needs = evidence.calls_ms(kept) + left + passes / max(1.0, sum(row["calls"] for row in fused))
     change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
     settings = {"compile": True} if evidence.facts.has_model else {}
     if not evidence.counts_calls:
