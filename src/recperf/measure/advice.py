@@ -95,13 +95,10 @@ class Evidence:
     @property
     def calling_ms(self) -> float:
         """Time of the interpreter between operators, where it does little else than calling them."""
-        return self.ms("python") if self.ms("python") <= self.called_ms else 0.0
-
-    @property
-    def called_ms(self) -> float:
-        """What the interpreter may take to prepare the calls of a step."""
-        calls = sum(row["python_calls"] for row in self.operators)
-        return CALLING * calls * self.ceilings.calls["elementwise"] / 1e6 if self.ceilings else 0.0
+        calls, python = sum(row["python_calls"] for row in self.operators), self.ms("python")
+        if self.ceilings is None or python > CALLING * calls * self.ceilings.calls["elementwise"] / 1e6:
+            return 0.0
+        return python
 
     def product_ms(self, row: Row) -> float:
         """Time of a product at its ceiling."""

@@ -26,8 +26,6 @@ COMPILED = 20
 """Calls whose cost a compiled function has on a CPU, for its guards."""
 PASSES = {"Adam": (7, 19), "AdamW": (7, 21), "SGD": (3, 3), "Adagrad": (5, 13)}
 """Passes over the parameters of a fused optimizer, and of one that is not: reads and writes of every operator."""
-MAPPED = 32 << 20
-"""Bytes of a tensor from which the C library asks the system for it, and returns it, each time."""
 NARROW = 128
 """Bytes of a row from which half of it is still a cache line."""
 _REPORTS = re.compile(
@@ -117,9 +115,6 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
     )
     settings = {"sparse": [list(shape) for shape in {tuple(shape) for shape in shapes}]} if optimizer.elements else {}
     added = SPARSE.get(optimizer.kind, SPARSE_ADAM)[1] * len(shapes)
-    if goes and evidence.on_cpu and rows_all * row_bytes > MAPPED:
-        # A gradient of this size is mapped and returned to the system in every step, outside of operators.
-        goes += evidence.ms("python") - min(evidence.ms("python"), evidence.called_ms)
     return evidence.advice("sparse", seen, change, goes, needs, added, **settings)
 
 

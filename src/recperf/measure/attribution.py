@@ -212,8 +212,14 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
         # prefetches exceeds what torch reaches from memory and even from a cache: up to a stream's rate it is believed.
         own = limit == "rows" and ceilings.device == "cpu" and operator["name"].startswith(PREFIX)
         streams = own and missed * row_bytes / ceilings.stream * 1e3 <= rest
+        table_bytes = (operator.get("table_rows") or 0) * row_bytes
         if streams or rest**2 > roofs[limit] * in_cache[limit]:
             roofs[limit] = rest
+        elif limit == "rows" and table_bytes > ceilings.largest_cache and rest > in_cache[limit]:
+            # No cache holds such a table: as many rows come from memory as explain the time, the others from a cache.
+            share = (rest - in_cache[limit]) / (roofs[limit] - in_cache[limit])
+            roofs["cache"] += (1 - share) * in_cache[limit]
+            roofs[limit] *= share
         else:
             notes.append(f"{DOES_NOT_APPLY}: its {what} would take {times:.1f} times as long from memory")
             roofs["cache"] += in_cache[limit]
