@@ -23,7 +23,7 @@ SPARSE_ADAM = 10, 40
 """Accesses of a row and operators of a sparse update. Of SparseAdam: two to sum gradients, two reads of its states,
 three updates."""
 COMPILED = 20
-"""Calls whose cost a compiled function has on a CPU, for its guards."""
+"""Calls that the guards of a compiled function cost as much as, on a CPU. A convention: it depends on the function."""
 PASSES = {"Adam": (7, 19), "AdamW": (7, 21), "SGD": (3, 3), "Adagrad": (5, 13)}
 """Passes over the parameters of a fused optimizer, and of one that is not: reads and writes of every operator."""
 NARROW = 128
@@ -34,7 +34,7 @@ _REPORTS = re.compile(
 )
 """Names of what programs compute or write about their steps."""
 FUSED_ATTENTION = 0.6
-"""Part of the rate of products that fused attention kernels reach, as published for CPUs and GPUs."""
+"""Part of the rate of products that a fused attention kernel is taken to reach. A convention: it was not measured."""
 LOOKUPS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index_select", "index")
 """Operators that read random rows and write none."""
 FAR = 0.3
@@ -43,14 +43,14 @@ FAR = 0.3
 
 def advise(evidence: Evidence) -> list[Advice]:
     """What the rules say about a step, the largest predicted gain first."""
-    found = [advice for rule in RULES if (advice := rule(evidence)) is not None]
+    suggestions = [advice for rule in RULES if (advice := rule(evidence)) is not None]
     if evidence.busy:
-        found = [replace(advice, note=f"Predicted while {evidence.busy}") for advice in found]
-    return sorted(found, key=lambda advice: -(advice.predicted_gain or 0.0))
+        suggestions = [replace(advice, note=f"Predicted while {evidence.busy}") for advice in suggestions]
+    return sorted(suggestions, key=lambda advice: -(advice.predicted_gain or 0.0))
 
 
-def _best(found: Iterable[Advice | None]) -> Advice | None:
-    return max((one for one in found if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
+def _best(suggestions: Iterable[Advice | None]) -> Advice | None:
+    return max((one for one in suggestions if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
 
 
 def _names(rows: Iterable[Row]) -> str:
@@ -120,7 +120,7 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
 
 def optimizer_passes(evidence: Evidence) -> Advice | None:
     """An optimizer that passes over its parameters operator by operator."""
-    found = []
+    suggestions = []
     for optimizer in evidence.facts.optimizers:
         rows = evidence.optimizer_rows(optimizer.kind)
         goes = sum(row["ms"] for row in rows)
@@ -135,13 +135,13 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
             needs = evidence.stream_ms(moved, adamw=optimizer.kind.startswith("Adam")) + evidence.calls_ms(1)
             change = f"torch.optim.{optimizer.kind}(..., fused=True)"
             fewer = 1 - sum(row["python_calls"] for row in rows)
-            found.append(evidence.advice("optimizer", seen, change, goes, needs, fewer, optimizer="fused"))
+            suggestions.append(evidence.advice("optimizer", seen, change, goes, needs, fewer, optimizer="fused"))
         elif optimizer.way == "for-loop" and optimizer.parameters > 1 and not optimizer.sparse:
             overhead = sum(row["limits"].get("dispatch", 0.0) for row in rows)
             change = f"torch.optim.{optimizer.kind}(..., foreach=True)"
             needs = overhead / optimizer.parameters
-            found.append(evidence.advice("optimizer", seen, change, overhead, needs, optimizer="foreach"))
-    return _best(found)
+            suggestions.append(evidence.advice("optimizer", seen, change, overhead, needs, optimizer="foreach"))
+    return _best(suggestions)
 
 
 def cleared_gradients(evidence: Evidence) -> Advice | None:
@@ -277,15 +277,15 @@ def waits_for_values(evidence: Evidence) -> Advice | None:
 
 def reported_values(evidence: Evidence) -> Advice | None:
     """Metrics, logging and checkpoints in every step, where the line that holds their time is known."""
-    found = []
+    suggestions = []
     for row in evidence.observed.get("places") or []:
         place, ms = row["place"], row["share"] * evidence.ms(row["limit"])
         source = getline(place["file"], place["line"]).strip()
         if row["limit"] in ("python", "blocked", "sync") and _REPORTS.search(f"{place['function']} {source}"):
             seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(ms)}."
             change = f"if step % 100 == 0: {source or place['function'] + '(...)'}"
-            found.append(evidence.advice("reports", seen, change, ms, ms / 100))
-    return _best(found)
+            suggestions.append(evidence.advice("reports", seen, change, ms, ms / 100))
+    return _best(suggestions)
 
 
 def small_operators(evidence: Evidence) -> Advice | None:
