@@ -23,7 +23,7 @@ from ..operators import operator
 from . import reference
 from .kernels import attend, grad_keys, grad_queries
 from .kernels_last import attend_last, grad_last
-from .reference import Into, Mask, flops
+from .reference import Into, Mask, RelativeBias, flops
 
 WIDEST = 256
 CACHED = 24 << 20
@@ -72,7 +72,11 @@ def last_keys(width: int) -> int:
 
 
 @operator("attention_forward", flops=lambda q, k, v, offsets_B1, *_, **__: flops(offsets_B1, k, v))
-def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
+def forward(
+    q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, bias: RelativeBias | None = None
+) -> Tensor:
+    if bias is not None:
+        return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias)
     if not _served(q_THA, v_THV, mask):
         return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
     fast = _hopper(q_THA.device)
@@ -277,3 +281,6 @@ def _tile_options(tiles: Tiles, q: Tensor) -> dict[str, Any]:
 
 def _last_options(q: Tensor, v: Tensor) -> dict[str, Any]:
     return {"CHUNK": CHUNK, "KEYS": last_keys(_width(q, v)), "TANH": _tanh(q), "num_warps": 4}
+
+
+backward_biased = reference.backward_biased
