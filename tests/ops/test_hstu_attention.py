@@ -37,9 +37,7 @@ def body(name: str) -> ModuleType:
     return importlib.import_module(f"recperf.ops.hstu_attention.{name}")
 
 
-def oracle(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: Mask, bias: RelativeBias | None = None
-) -> Tensor:
+def oracle(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: Mask, bias: RelativeBias | None = None) -> Tensor:
     outs = []
     for first, last in zip(offsets.tolist(), offsets[1:].tolist()):
         scores = torch.einsum("mhd,nhd->hmn", q[first:last], k[first:last]) * mask.alpha
