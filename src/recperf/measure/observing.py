@@ -432,4 +432,4 @@ class Observer:
         counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
-_ZERO = Moment(0, 0, 0)
+_ZERO = Moment(0, 0, 0, 0)
