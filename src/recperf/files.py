@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -203,11 +204,17 @@ def write_json(path: Path, value: Any, *, fix: str | None = None) -> None:
 
 def json_bytes(value: Any) -> bytes:
     # NaN is not JSON, and other tools cannot read it.
-    return (json.dumps(value, indent=2, allow_nan=False, default=_plain_number) + "\n").encode()
+    return (json.dumps(value, indent=2, allow_nan=False, default=plain_json) + "\n").encode()
 
 
-def _plain_number(value: Any) -> int | float:
-    """Sizes that a program computed with numpy are numpy's integers."""
+def plain_json(value: Any) -> Any:
+    """Returns the plain values of a record; a path as text, and a number of numpy as one of Python."""
+    if hasattr(value, "__struct_fields__") or is_dataclass(value):
+        from msgspec import to_builtins
+
+        return to_builtins(value, enc_hook=plain_json)
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):

@@ -13,27 +13,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from .errors import DataError, MachineError
-from .files import json_bytes, open_regular, reading
+import msgspec
+from msgspec import Meta, Struct
 
-if TYPE_CHECKING:
-    import msgspec
-    from msgspec import Meta, Struct
-else:
-    try:
-        import msgspec
-        from msgspec import Meta, Struct
-    except ImportError:
-        # A GPU image may hold little more than torch. Models train and are measured there all the same, so declared
-        # types must be importable; their files are then read without validation.
-        msgspec, Meta = None, dict
-
-        class Struct:
-            def __init_subclass__(cls, **options: bool) -> None:
-                pass
-
+from .errors import DataError
+from .files import json_bytes, open_regular, plain_json, reading
 
 __all__ = [
     "Count",
@@ -76,7 +62,7 @@ def decode(content: bytes | bytearray) -> Any:
     """Parse JSON. NaN, infinities, text that is not UTF-8 and absurd nesting are a ValueError."""
     try:
         try:
-            value = msgspec.json.decode(content) if msgspec else json.loads(content, parse_constant=_no_number)
+            value = msgspec.json.decode(content)
         except ValueError as error:
             if "surrogate" not in str(error):
                 raise
@@ -127,14 +113,15 @@ def read(path: Path, *, linked: bool = False, named: bool = False) -> Any:
         raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
 
 
-def sealed(value: dict[str, Any]) -> dict[str, Any]:
-    """A value with a digest of itself, so that no byte of its file can change unnoticed."""
+def sealed(record: Any) -> dict[str, Any]:
+    """The content of a file with a digest of itself, so that no byte of it can change unnoticed."""
+    value: dict[str, Any] = as_json(record)
     content = json.dumps(value, sort_keys=True).encode()
     return {**value, "seal": hashlib.sha256(content).hexdigest()}
 
 
-def read_sealed(path: Path, form: tuple[str, int], kind: Any = dict[str, Any], *, fix: str) -> dict[str, Any]:
-    """The content of a dataset's file that was written as `sealed`, with a format and a version, and fits `kind`."""
+def read_sealed(path: Path, form: tuple[str, int], kind: type[T], *, fix: str) -> T:
+    """The content of a dataset's file that was written as `sealed`, with a format and a version, as `kind`."""
     try:
         with reading(path):
             content = content_of(path, linked=True)
@@ -145,15 +132,15 @@ def read_sealed(path: Path, form: tuple[str, int], kind: Any = dict[str, Any], *
         if stated != form:
             names = [" ".join(map(shorten, pair)) for pair in (stated, form)]
             raise DataError(f"{path.name} has format {names[0]}; this recperf reads {names[1]}")
-        check(value, kind, path, what="is damaged")
         seal = value.pop("seal", None)
+        record = require(value, kind, path, what="is damaged")
         if sealed(value)["seal"] != seal or json_bytes({**value, "seal": seal}) != content:
             raise ValueError("it was changed after it was written")
     except ValueError as error:
         raise DataError(f"{path.name} is damaged: {error}", where={"file": path}, fix=fix) from None
     except DataError as error:
         raise DataError(error.what, where={"file": path}, fix=fix) from None
-    return value
+    return record
 
 
 @dataclass(frozen=True)
@@ -189,8 +176,6 @@ def shorten(value: Any) -> str:
 
 def fit(value: Any, kind: type[T], *, strict: bool = False) -> T | Problem:
     """The value as `kind`, or the first problem. `strict` also refuses fields that `kind` does not declare."""
-    if msgspec is None:
-        raise MachineError("validating JSON needs msgspec", fix="pip install msgspec")
     try:
         built = msgspec.convert(value, kind, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
@@ -203,8 +188,8 @@ def fit(value: Any, kind: type[T], *, strict: bool = False) -> T | Problem:
 
 
 def as_json(value: Any) -> Any:
-    """A struct, or what holds structs, as objects, arrays and numbers."""
-    return msgspec.to_builtins(value)
+    """A record, or what holds records, as objects, arrays and numbers."""
+    return msgspec.to_builtins(value, enc_hook=plain_json)
 
 
 def require(value: Any, kind: type[T], path: Path, *, what: str, at: str = "", fix: str | None = None) -> T:

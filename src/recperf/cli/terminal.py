@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from .. import errors
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, escape_controls
+from ..files import plain_json
 from ..machine import out_of_memory
 
 if TYPE_CHECKING:
@@ -116,14 +117,15 @@ def print_error(error: RecperfError, *, as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    print_text(json.dumps(value, indent=2, allow_nan=False))
+    print_text(json.dumps(value, indent=2, allow_nan=False, default=plain_json))
 
 
-def conclude(error: RecperfError | None, report: dict[str, Any] | None = None) -> int:
+def conclude(error: RecperfError | None, report: Any = None) -> int:
     """Print the report as JSON if there is one, then the error of a command that ran; returns the exit code."""
     if report is not None:
         # One object on stdout: the error goes into it instead of after it.
-        print_json({**report, **(error.as_json() if error else {})})
+        value = report if isinstance(report, dict) else plain_json(report)
+        print_json({**value, **(error.as_json() if error else {})})
     if error is None:
         return 0
     print_error(error, as_json=False)

@@ -206,7 +206,7 @@ class Parts:
         self.unknown: dict[str, Unknown] = {}
         self.paths: list[Path] = []
         path, parts = folder / JOB, [*folder.glob("part-*.rows")]
-        before = read_sealed(path, FORM, fix=f"remove {folder}") if parts or os.path.lexists(path) else None
+        before = read_sealed(path, FORM, dict, fix=f"remove {folder}") if parts or os.path.lexists(path) else None
         if before != json.loads(json.dumps(job)):
             for part in parts:
                 part.unlink()

@@ -248,7 +248,7 @@ class Run:
         if not os.path.lexists(path):
             return None
         value = jsonfile.read(path)
-        jsonfile.check(value, kind, path, what="is damaged", fix="start a new run")
+        jsonfile.require(value, kind, path, what="is damaged", fix="start a new run")
         return value
 
     def ever_saved(self, seed: int) -> bool:

@@ -104,8 +104,8 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     facts = family.perform(action, options, terminal)
     if action == "import":
-        name = options.name if options.store is None else facts["folder"]
-        facts["next"] = f"recperf run {'dlrm' if kind == 'clicks' else 'dlrm-v4'} --data {shlex.quote(name)}"
+        name = options.name if options.store is None else facts.folder
+        facts.next = f"recperf run {'dlrm' if kind == 'clicks' else 'dlrm-v4'} --data {shlex.quote(name)}"
     if options.json:
         print_json(facts)
     else:

@@ -129,7 +129,7 @@ class RawEvents:
         return dict(self._arrow_schema.metadata or {})
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, str | int]:
         """Facts that identify this file; its footer has sizes and statistics of every part."""
         return identity_of(self.path)
 
@@ -256,7 +256,7 @@ def require_known(chunk: Chunk, items: int, files: RawFiles) -> None:
         )
 
 
-def identity_of(path: Path) -> dict[str, Any]:
+def identity_of(path: Path) -> dict[str, str | int]:
     """Name, length and digest of the footer of a parquet file."""
     with reading(path), open_linked(path) as file:
         size = file.seek(0, 2)
