@@ -35,7 +35,7 @@ from ..files import (
     writing,
 )
 from ..folders import MARK, alone
-from .events import BadEvent, parse_events
+from .events import BadEvent, Event, Step, Timing, event_of, parse_events
 from .schemas import Progress, SavedConfig, require_schema
 
 CONFIG_SCHEMA = 1
@@ -117,7 +117,7 @@ class Run:
             run = cls(folder, made=made)
         # A folder with a config is a run; a job that is restarted must know it as its own from then on.
         run.note_job(job)
-        write_json(folder / "config.json", {"schema": CONFIG_SCHEMA, "workload": workload, "config": config})
+        write_json(folder / "config.json", SavedConfig(schema=CONFIG_SCHEMA, workload=workload, config=config))
         return run
 
     @classmethod
@@ -202,7 +202,7 @@ class Run:
                 self._digest, self._digested = hashlib.sha256(), 0
             append(self._events, own)
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[Event]:
         """The log so far."""
         try:
             yield from parse_events(self._lines())
@@ -256,7 +256,7 @@ class Run:
         saved = (self.read("progress.json", Progress) or {}).get("saved")
         if saved is not None:
             return seed in saved
-        return any(event["kind"] == "step" and event["seed"] == seed for event in self.events())
+        return any(isinstance(event, Step) and event.seed == seed for event in self.events())
 
     def note_saved(self, seed: int) -> None:
         """Remember outside the checkpoints that a seed has one."""
@@ -315,11 +315,10 @@ def hold(folder: Path, *, busy: str = "wait for it, or choose another --run-dir"
 def _is_save(line: bytes, step: int | None) -> bool:
     """Whether a line of the log says how long saving the checkpoint of a step took; a damaged one does not."""
     try:
-        event = jsonfile.decode(line)
+        event = event_of(jsonfile.decode(line))
     except ValueError:
         return False
-    about = (event.get("kind"), event.get("part"), event.get("step")) if isinstance(event, dict) else ()
-    return about == ("timing", "save", step)
+    return isinstance(event, Timing) and (event.part, event.step) == ("save", step)
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:

@@ -8,18 +8,19 @@ the next checkpoint may be hours away. events.jsonl says after which step each t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from ..config import flatten, to_json
 from ..errors import ConfigError, UsageError, did_you_mean
 from ..files import read_regular, write_json
-from ..jsonfile import read
-from .record import CONFIG_SCHEMA, now, read_saved_config
+from .events import ChangeEvent
+from .record import now, read_saved_config
 from .result import ReportedChange
-from .schemas import ChangedField
+from .schemas import Change
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
@@ -29,17 +30,6 @@ FREE = (
 """Fields that may change freely: the path of the data (its digest is compared anyway), who reads it, when checkpoints
 are saved, which rank holds which table or works on which samples, where rows lie, what is ranked after training, and
 the number of ranks."""
-
-
-@dataclass(frozen=True)
-class Change:
-    field: str
-    was: Any
-    now: Any
-
-    @property
-    def text(self) -> str:
-        return f"{self.field} is {self.now!r}; this run has {self.was!r}"
 
 
 OPERATORS = "operators"
@@ -146,13 +136,13 @@ def record_changes(folder: Path, config: Any, changes: list[Change]) -> bytes:
     """Write the config of a resumed run and its changes into config.json; return the previous content of the file."""
     path = folder / "config.json"
     saved, before = read_saved_config(path), read_regular(path)
-    values = {"schema": CONFIG_SCHEMA, "workload": saved.workload, "config": to_json(config)}
-    changed = [*read(path).get("changed", []), *({**vars(change), "when": now()} for change in changes)]
-    write_json(path, {**values, **({"changed": changed} if changed else {})})
+    saved.config = to_json(config)
+    saved.changed += tuple(replace(change, when=now()) for change in changes)
+    write_json(path, saved)
     return before
 
 
-def since_start(recorded: Iterable[ChangedField], fields: dict[str, Any]) -> list[Change]:
+def since_start(recorded: Iterable[Change], fields: dict[str, Any]) -> list[Change]:
     """What differs from the config the run was started with, from the changes that config.json records."""
     first: dict[str, Any] = {}
     for change in recorded:
@@ -161,13 +151,11 @@ def since_start(recorded: Iterable[ChangedField], fields: dict[str, Any]) -> lis
 
 
 def reported_changes(
-    logged: Iterable[dict[str, Any]], recorded: Iterable[ChangedField], config: dict[str, Any]
+    logged: Iterable[ChangeEvent], recorded: Iterable[Change], config: dict[str, Any]
 ) -> list[ReportedChange]:
     """The changes of a run as its result states them, from the change events of its log and from config.json."""
     rows = [
-        ReportedChange(
-            field=event["field"], was=event["was"], now=event["now"], after_step=event["step"], seed=event["seed"]
-        )
+        ReportedChange(field=event.field, was=event.was, now=event.now, after_step=event.step, seed=event.seed)
         for event in logged
     ]
     latest = {row.field: row.now for row in rows}

@@ -116,7 +116,7 @@ def test_original_ids_are_listed_with_their_digest(tmp_path: Path) -> None:
     assert originals(store.folder, "users") == ["b\u2028c", "p\nq", "x"]
     assert originals(store.folder, "items") == ["2", 'say "hi"']
     entry = store.originals["items"]
-    assert entry["sha256"] == hashlib.sha256((store.folder / entry["file"]).read_bytes()).hexdigest()
+    assert entry.sha256 == hashlib.sha256((store.folder / entry.file).read_bytes()).hexdigest()
     assert (entry.lines, entry.kind) == (2, "text")
 
 

@@ -17,7 +17,7 @@ from ...files import open_regular, reading
 from ...measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
-from ..events import BadEvent, parse_events
+from ..events import BadEvent, Scores, Step, parse_events
 from ..record import PROFILE_MARK, read_config
 from ..result import SCHEMA, Result
 from ..schemas import Communication, Machine, Pair, Profile, require_schema
@@ -33,7 +33,7 @@ class Events:
 
     losses: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     norms: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[Scores] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -164,11 +164,11 @@ def _events(path: Path) -> Events:
         return events
     try:
         for event in parse_events(_whole_lines(path)):
-            if event["kind"] == "step" and event["loss"] is not None:
-                events.losses.setdefault(event["seed"], []).append((event["step"], float(event["loss"])))
-                if event.get("gradient_norm") is not None:
-                    events.norms.setdefault(event["seed"], []).append((event["step"], float(event["gradient_norm"])))
-            elif event["kind"] == "metric":
+            if isinstance(event, Step) and event.loss is not None:
+                events.losses.setdefault(event.seed, []).append((event.step, event.loss))
+                if event.gradient_norm is not None:
+                    events.norms.setdefault(event.seed, []).append((event.step, event.gradient_norm))
+            elif isinstance(event, Scores) and event.kind == "metric":
                 events.metrics.append(event)
     except BadEvent as error:
         raise DataError(str(error), where={"file": path, "line": error.line}) from None
