@@ -79,8 +79,8 @@ class NextItemData:
         if store.events > MOST_EVENTS:
             what = f"{store.events:,} events are too many for next-item models, which hold all of them in memory"
             raise DataError(what, where={"store": store.folder}, fix=f"import at most {MOST_EVENTS:,} events")
-        imported = store.manifest.get("import")
-        labelled = imported is None or any(imported.get(role) for role in BY_LABEL)
+        imported = store.imported
+        labelled = imported is None or any(getattr(imported.options, role) for role in BY_LABEL)
         chosen_E = (store.kinds(slice(None)) & (TAKEN if labelled else POOLS)) > 0
         if not chosen_E.any():
             what = f"no event of {store.name} says that a user took an item"
