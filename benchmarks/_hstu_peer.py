@@ -136,7 +136,7 @@ class Padded:
 
     def __init__(self, inputs: tuple[Tensor, ...], rows: int, mask: Mask, bias: RelativeBias) -> None:
         """Of q, k, v [T, H, width] and the gradient of the output."""
-        *qkv, self.grad = (x.detach().unflatten(0, (rows, -1)) for x in inputs)
+        *qkv, self.grad = (x.detach().reshape(rows, -1, *x.shape[1:]) for x in inputs)
         assert bias.buckets_K is not None
         assert bias.key_times_T is not None
         assert bias.query_times_T is not None

@@ -93,25 +93,29 @@ class Biased:
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         draw, tokens = torch.Generator().manual_seed(SEED), shape.rows * shape.longest
-        q, k, v, self.grad_THV = (torch.randn(tokens, shape.heads, shape.qk, generator=draw) for _ in range(4))
-        self.inputs = tuple(x.to(device, dtype) for x in (q, k, v, self.grad_THV))
+        drawn = (torch.randn(tokens, shape.heads, shape.qk, generator=draw) for _ in range(4))
+        self.inputs = tuple(x.to(device, dtype) for x in drawn)
         key_times_T = torch.rand(tokens, generator=draw).mul(12).exp().long().cumsum(0).to(device)
-        learned = (torch.randn(size, generator=draw).mul(0.02).to(device) for size in (shape.longest, 128))
-        self.bias = RelativeBias(*learned, key_times_T, key_times_T.roll(-1))
+        sizes = shape.longest, 128
+        positions_P, buckets_K = self.learned = [
+            torch.randn(size, generator=draw).mul(0.02).to(device) for size in sizes
+        ]
+        self.bias = RelativeBias(
+            positions_P.requires_grad_(), buckets_K.requires_grad_(), key_times_T, key_times_T.roll(-1)
+        )
         self.mask = Mask(alpha=1.0, length=shape.longest, longest=shape.longest)
         self.offsets_B1 = offsets_of(torch.full((shape.rows,), shape.longest), device)
-        self.leaves = [x.detach().requires_grad_() for x in self.inputs[:3]]
-        self.learned = [self.bias.positions_P.requires_grad_(), self.bias.buckets_K.requires_grad_()]
+        self.q, self.k, self.v = (x.detach().requires_grad_() for x in self.inputs[:3])
 
     def _attend(self) -> Tensor:
-        return attention(*self.leaves, self.offsets_B1, self.mask, bias=self.bias)
+        return attention(self.q, self.k, self.v, self.offsets_B1, self.mask, bias=self.bias)
 
     def forward(self) -> Tensor:
         with torch.no_grad():
             return self._attend()
 
     def both(self) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(self._attend(), (*self.leaves, *self.learned), self.inputs[3])
+        return torch.autograd.grad(self._attend(), (self.q, self.k, self.v, *self.learned), self.inputs[3])
 
 
 def biased(shapes: Sequence[Shape], device: torch.device, samples: int, seconds: float) -> list[dict[str, Any]]:
@@ -123,7 +127,7 @@ def biased(shapes: Sequence[Shape], device: torch.device, samples: int, seconds:
         ways: dict[str, Any] = {OURS: ours, "padded torch": Padded(ours.inputs, shape.rows, ours.mask, ours.bias)}
         if device.type == "cuda":
             ways[f"{OURS}, bfloat16"] = Biased(shape, device, torch.bfloat16)
-        at = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"}
+        at: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"}
         at |= {"heads": shape.heads, "width": shape.qk, "rows": shape.rows, "longest": shape.longest, "goal": None}
         at |= {"threads": torch.get_num_threads()}
         for what in ("forward", "both"):
