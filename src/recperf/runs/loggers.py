@@ -18,15 +18,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..config import flatten
+from ..config import ConfigValues, flatten
 from ..errors import MachineError
 from ..files import make_folder
 from .events import Event, Scores, Step, Timing, event_of
 from .record import Run
 from .report.step_sections import headline
 from .result import Result
-
-Json = dict[str, Any]
 
 
 class Logger(Protocol):
@@ -38,7 +36,7 @@ class Logger(Protocol):
 
     def scalars(self, step: int, values: dict[str, float]) -> None: ...
 
-    def finish(self, step: int, text: str, config: Json, metrics: dict[str, float]) -> None:
+    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
         """The end of the run: the verdict in one line, the hyper-parameters, and the metrics they led to."""
         ...
 
@@ -93,7 +91,9 @@ class Curves:
             for name in names:
                 self._call(name, lambda logger: logger.scalars(event.step, values))
 
-    def finish(self, run: Run, result: Result, profile: Json | None, config: Json, *, replay: bool = False) -> None:
+    def finish(
+        self, run: Run, result: Result, profile: dict[str, Any] | None, config: ConfigValues, *, replay: bool = False
+    ) -> None:
         """Send what was measured after training, with `replay` also the trainings, and close."""
         steps = {event.seed: event.step for event in run.events() if isinstance(event, Step)}
         seeds = [trial.seed for trial in result.quality.seeds]
@@ -163,7 +163,7 @@ class TensorBoard:
         points = [self._summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(step=step, summary=self._summary.Summary(value=points))
 
-    def finish(self, step: int, text: str, config: Json, metrics: dict[str, float]) -> None:
+    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
         summary = require("torch.utils.tensorboard.summary", "tensorboard")
 
         shown = {
@@ -207,7 +207,7 @@ class WeightsAndBiases:
     def scalars(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
 
-    def finish(self, step: int, text: str, config: Json, metrics: dict[str, float]) -> None:
+    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
         self._run.config.update(config, allow_val_change=True)
         self._run.summary.update({"verdict": text, **{f"result/{name}": value for name, value in metrics.items()}})
 
@@ -267,7 +267,7 @@ class MLflow:
         for start in range(0, len(points), 1000):
             self._client.log_batch(self._run, metrics=points[start : start + 1000])
 
-    def finish(self, step: int, text: str, config: Json, metrics: dict[str, float]) -> None:
+    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
         parameters = [self._entities.Param(name, str(value)[:500]) for name, value in config.items()]
         for start in range(0, len(parameters), 100):
             self._client.log_batch(self._run, params=parameters[start : start + 100])

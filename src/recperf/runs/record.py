@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any
 
 from .. import jsonfile
+from ..config import ConfigValues
 from ..errors import DataError, MachineError, UsageError
 from ..files import (
     append,
@@ -93,7 +94,7 @@ class Run:
             raise
 
     @classmethod
-    def create(cls, workload: str, config: dict[str, Any], *, folder: Path | None, job: str = "") -> Run:
+    def create(cls, workload: str, config: ConfigValues, *, folder: Path | None, job: str = "") -> Run:
         """A new folder, by default runs/<workload>-<time>-<id>. An existing run is never overwritten.
 
         `job`: torchrun's id of the job that creates it.
@@ -321,7 +322,7 @@ def _is_save(line: bytes, step: int | None) -> bool:
     return isinstance(event, Timing) and (event.part, event.step) == ("save", step)
 
 
-def read_config(path: Path) -> tuple[str, dict[str, Any]]:
+def read_config(path: Path) -> tuple[str, ConfigValues]:
     """The workload's name and the config values of a saved config; a folder stands for its config.json."""
     named = not path.is_dir()
     if not named:
@@ -338,11 +339,11 @@ def read_saved_config(path: Path, *, named: bool = False) -> SavedConfig:
     return jsonfile.require(value, SavedConfig, path, what="is not a config that recperf saved")
 
 
-def checkout(besides: str = "") -> dict[str, Any]:
+def checkout(besides: str = "") -> dict[str, str | bool | None]:
     """Commit of the checkout and whether it has uncommitted changes, in other places than one; None if recperf does not
     run from its checkout."""
     source = Path(__file__).resolve().parents[3]
-    unknown = {"commit": None, "dirty": None}
+    unknown: dict[str, str | bool | None] = {"commit": None, "dirty": None}
     if not (source / ".git").exists() or not (source / "src" / "recperf").is_dir():
         return unknown
     commit = _git(source, "rev-parse", "HEAD")

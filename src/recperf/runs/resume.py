@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..config import flatten, to_json
+from ..config import ConfigValues, flatten, to_json
 from ..errors import ConfigError, UsageError, did_you_mean
 from ..files import read_regular, write_json
 from .events import ChangeEvent
@@ -38,17 +38,17 @@ RANKS = "ranks"
 """Stands for the number of ranks: no config field, but a change is recorded, since it changes the last bits."""
 
 
-def fields_of(config: Any) -> dict[str, Any]:
+def fields_of(config: Any) -> ConfigValues:
     """Every field of a config by its dotted name, as JSON values."""
     return flatten(to_json(config))
 
 
-def fixed_fields(config: Any) -> dict[str, Any]:
+def fixed_fields(config: Any) -> ConfigValues:
     """The fields that a resumed run may not change."""
     return {name: value for name, value in fields_of(config).items() if not is_free(name)}
 
 
-def recorded_fields(config: Any) -> dict[str, Any]:
+def recorded_fields(config: Any) -> ConfigValues:
     """The fixed fields, and free ones whose changes are recorded, such as how ranks divide the tables."""
     return {name: value for name, value in fields_of(config).items() if not is_free(name) or _is_recorded(name)}
 
@@ -66,7 +66,7 @@ def is_free(field: str) -> bool:
     return any(fnmatchcase(field, pattern) for pattern in FREE)
 
 
-def changes(was: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+def changes(was: ConfigValues, now: ConfigValues) -> list[Change]:
     """Fields that differ. A field that only one side has was added by a later version and does not count."""
     return [Change(name, was[name], now[name]) for name in was if name in now and was[name] != now[name]]
 
@@ -142,16 +142,16 @@ def record_changes(folder: Path, config: Any, changes: list[Change]) -> bytes:
     return before
 
 
-def since_start(recorded: Iterable[Change], fields: dict[str, Any]) -> list[Change]:
+def since_start(recorded: Iterable[Change], fields: ConfigValues) -> list[Change]:
     """What differs from the config the run was started with, from the changes that config.json records."""
-    first: dict[str, Any] = {}
+    first: ConfigValues = {}
     for change in recorded:
         first.setdefault(change.field, change.was)
     return changes(first, fields)
 
 
 def reported_changes(
-    logged: Iterable[ChangeEvent], recorded: Iterable[Change], config: dict[str, Any]
+    logged: Iterable[ChangeEvent], recorded: Iterable[Change], config: ConfigValues
 ) -> list[ReportedChange]:
     """The changes of a run as its result states them, from the change events of its log and from config.json."""
     rows = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Struct
 from ..measure.limits import Verdict
@@ -16,7 +17,7 @@ class SavedConfig(Struct, omit_defaults=True):
 
     schema: int
     workload: str
-    config: dict[str, Any]
+    config: ConfigValues
     changed: tuple[Change, ...] = ()
     """Fields that were changed on purpose when the run was resumed."""
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recperf.data.blocks import Column
 from recperf.data.yambda import window_build, windows
 from recperf.data.yambda.config import WindowConfig
 from recperf.data.yambda.manifest import Manifest
@@ -46,14 +47,18 @@ def store_of(users: list[User], folder: Path, layout: str = "packed", digest: st
     if layout == "packed":
         zeros = np.zeros(len(events), np.uint32)
         return EventStore(
-            layout="packed", items_E=zeros, times_E=times.astype(np.uint32), packed_kinds_E=kinds, **shared
+            layout="packed",
+            items_E=Column(zeros),
+            times_E=Column(times.astype(np.uint32)),
+            packed_kinds_E=Column(kinds),
+            **shared,
         )
-    flags = tuple((kinds & bit) > 0 for bit in (LISTEN_PLUS, LIKE, SKIP))
+    flags = tuple(Column((kinds & bit) > 0) for bit in (LISTEN_PLUS, LIKE, SKIP))
     return EventStore(
         layout="reference",
-        items_E=np.zeros(len(events), np.int64),
-        times_E=times.astype(np.int64),
-        flags=(*flags, np.zeros(len(events), np.int8)),  # type: ignore[arg-type]
+        items_E=Column(np.zeros(len(events), np.int64)),
+        times_E=Column(times.astype(np.int64)),
+        flags=(*flags, Column(np.zeros(len(events), np.int8))),  # type: ignore[arg-type]
         **shared,
     )
 

@@ -134,7 +134,7 @@ def check_raw(files: raw.RawFiles, progress: Progress) -> Facts:
         "first_time": first,
         "last_time": last,
         "by_type": dict(zip(EVENT_TYPES, map(int, by_type))),
-        "footer_sha256": events.identity["sha256"],
+        "footer_sha256": raw.identity_of(files.events)["sha256"],
     }
 
 

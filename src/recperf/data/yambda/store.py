@@ -70,11 +70,6 @@ class EventStore:
     tables: tuple[Column, ...] = ()
     """The columns of users and items, which were verified when the store was opened."""
 
-    def __post_init__(self) -> None:
-        for name in ("items_E", "times_E", "packed_kinds_E", "types_E"):
-            object.__setattr__(self, name, _as_column(getattr(self, name)))
-        object.__setattr__(self, "flags", self.flags and tuple(map(_as_column, self.flags)))
-
     @property
     def events(self) -> int:
         return len(self.times_E)
@@ -189,11 +184,6 @@ class Queries:
 
     def __getitem__(self, rows: slice) -> Queries:
         return Queries(*(column[rows] for column in vars(self).values()))
-
-
-def _as_column(values: Any) -> Any:
-    """An array in memory as a column without digests."""
-    return Column(values) if isinstance(values, np.ndarray) else values
 
 
 def open_store(folder: Path) -> EventStore:

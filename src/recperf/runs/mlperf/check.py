@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...config import flatten
+from ...config import ConfigValues, flatten
 from ...errors import DataError, RecperfError
 from ...folders import temporary_folder
 from ..record import read_saved_config
@@ -53,7 +53,7 @@ def _with_own_rules(verdict: LogVerdict, lines: Lines) -> LogVerdict:
     )
 
 
-def _config_beside(log: Path, lines: Lines) -> dict[str, Any] | str:
+def _config_beside(log: Path, lines: Lines) -> ConfigValues | str:
     """The fields of the config that the log names and recperf wrote beside it, or why they are not known."""
     name = lines.first("config_filename")
     name = Path(name).name if isinstance(name, str) and name else "config.json"

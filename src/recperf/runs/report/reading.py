@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ... import jsonfile
+from ...config import ConfigValues
 from ...errors import DataError
 from ...files import open_regular, reading
 from ...measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
+from ...measure.trace.file import looks_like_trace
 from ..events import BadEvent, Scores, Step, parse_events
 from ..record import PROFILE_MARK, read_config
 from ..result import SCHEMA, Result
@@ -42,7 +44,7 @@ class Reading:
 
     folder: Path
     workload: str
-    config: dict[str, Any]
+    config: ConfigValues
     machine: dict[str, Any]
     result: Result
     events: Events = field(default_factory=Events)
@@ -68,6 +70,23 @@ class Reading:
     def peaks_command(self) -> str:
         """The command that measures missing ceilings of the machine."""
         return f"recperf peaks && {self.profile_command}"
+
+
+def kind_of(path: Path) -> str:
+    """Whether a path is a `run`, a `profile`, a `trace` or a folder of `traces`."""
+    if path.is_dir():
+        if (path / PROFILE_MARK).exists():
+            return "profile"
+        if any((path / name).exists() for name in ("config.json", "result.json")):
+            return "run"
+        if (path / "profile.json").exists():
+            return "profile"
+        return "traces" if any(path.glob("*.json")) or any(path.glob("*.json.gz")) else "run"
+    if not path.exists():
+        raise DataError("there is nothing at this path", where={"file": path}, fix="name a run, a profile or a trace")
+    if not path.is_file():
+        raise DataError("not a file", where={"file": path}, fix="name a run, a profile or a trace")
+    return "trace" if path.name.endswith(".gz") or looks_like_trace(path) else "profile"
 
 
 def read(folder: Path) -> Reading:
