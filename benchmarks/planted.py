@@ -57,7 +57,7 @@ def judged(case: Planted, device: str, folder: str, busy: bool) -> dict[str, Any
     conditions = {
         "device": device, "busy": busy, "expected": list(expected),
         "limit": verdict.limit, "share": round(verdict.share, 3), "confidence": verdict.confidence,
-        "step_ms": report.step_ms["p50"], "other_work": report.as_json()["other_work"],
+        "step_ms": report.step_ms.p50, "other_work": report.other_work,
         "advice": [advice.change for advice in report.advice[:1]],
     }  # fmt: skip
     mark = "" if right or verdict.limit == "not judged" else f"  WRONG, expected {' or '.join(expected)}"
@@ -81,7 +81,7 @@ def gained(case: Followed, device: str, folder: str) -> dict[str, Any]:
     conditions = {
         "device": device, "advice": found.change if found else None, "predicted": predicted, "measured": measured,
         "range": found.predicted_range if found else None, "limit": report.verdict.limit,
-        "other_work": report.as_json()["other_work"],
+        "other_work": report.other_work,
     }  # fmt: skip
     text = "no such advice" if found is None else f"predicted {predicted or 0:5.2f}"
     print(f"{case.name:44} {text}, measured {measured:5.2f}", flush=True)

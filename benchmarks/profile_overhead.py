@@ -68,7 +68,7 @@ def main() -> int:
                 profiled()
             pairs = [(profiled(), plain()) for _ in range(TURNS)]
         shares = [with_it / without - 1 for with_it, without in pairs]
-        stated = profiler.report.as_json()["overhead"]["share"]
+        stated = profiler.report.overhead.share
         conditions = {"step_ms": median(without for _, without in pairs) * 1e3, "stated": stated}
         entry = row("profile_overhead", f"steps of {ms} ms", "overhead", "of a step", shares, conditions)
         entries.append(entry)

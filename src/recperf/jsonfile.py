@@ -33,7 +33,6 @@ __all__ = [
     "decode",
     "fit",
     "load",
-    "misfit",
     "read",
     "read_sealed",
     "require",
@@ -113,15 +112,14 @@ def read(path: Path, *, linked: bool = False, named: bool = False) -> Any:
         raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
 
 
-def sealed(record: Any) -> dict[str, Any]:
-    """The content of a file with a digest of itself, so that no byte of it can change unnoticed."""
-    value: dict[str, Any] = as_json(record)
+def sealed(value: dict[str, Any]) -> dict[str, Any]:
+    """A value with a digest of itself, so that no byte of its file can change unnoticed."""
     content = json.dumps(value, sort_keys=True).encode()
     return {**value, "seal": hashlib.sha256(content).hexdigest()}
 
 
-def read_sealed(path: Path, form: tuple[str, int], kind: type[T], *, fix: str) -> T:
-    """The content of a dataset's file that was written as `sealed`, with a format and a version, as `kind`."""
+def read_sealed(path: Path, form: tuple[str, int], kind: Any = dict[str, Any], *, fix: str) -> dict[str, Any]:
+    """The content of a dataset's file that was written as `sealed`, with a format and a version, and fits `kind`."""
     try:
         with reading(path):
             content = content_of(path, linked=True)
@@ -132,15 +130,15 @@ def read_sealed(path: Path, form: tuple[str, int], kind: type[T], *, fix: str) -
         if stated != form:
             names = [" ".join(map(shorten, pair)) for pair in (stated, form)]
             raise DataError(f"{path.name} has format {names[0]}; this recperf reads {names[1]}")
+        require(value, kind, path, what="is damaged")
         seal = value.pop("seal", None)
-        record = require(value, kind, path, what="is damaged")
         if sealed(value)["seal"] != seal or json_bytes({**value, "seal": seal}) != content:
             raise ValueError("it was changed after it was written")
     except ValueError as error:
         raise DataError(f"{path.name} is damaged: {error}", where={"file": path}, fix=fix) from None
     except DataError as error:
         raise DataError(error.what, where={"file": path}, fix=fix) from None
-    return record
+    return value
 
 
 @dataclass(frozen=True)
@@ -202,15 +200,8 @@ def require(value: Any, kind: type[T], path: Path, *, what: str, at: str = "", f
 
 
 def check(value: Any, kind: type, path: Path, *, what: str, fix: str | None = None) -> None:
-    """Require that a value fits `kind`; without msgspec, nothing is checked."""
-    if msgspec is not None:
-        require(value, kind, path, what=what, fix=fix)
-
-
-def misfit(value: Any, kind: type) -> Problem | None:
-    """The first place at which a value does not fit `kind`; without msgspec, nothing is checked."""
-    fitted = fit(value, kind) if msgspec is not None else None
-    return fitted if isinstance(fitted, Problem) else None
+    """Require that a value fits `kind`."""
+    require(value, kind, path, what=what, fix=fix)
 
 
 def _decode_path(kind: type, value: Any) -> Any:

@@ -72,7 +72,7 @@ def embeddings(tables: list[tuple[str, int, float, float]]) -> dict[str, Any]:
     return {
         "tables": [
             {"name": name, "rows": rows, "row_bytes": 256, "lookups": ids, "unique": different,
-             "unique_ratio": different / ids, "touched_bytes": different * 256, "busiest_share": 0.31}
+             "unique_ratio": different / ids, "touched_bytes": round(different * 256), "busiest_share": 0.31}
             for name, rows, ids, different in tables
         ],
         "lookups": lookups,

@@ -15,11 +15,14 @@ import pytest
 from recperf.config import to_json
 from recperf.execution import fixes as fixes_module
 from recperf.execution import profiling
+from recperf.files import json_bytes
 from recperf.measure import measuring
 from recperf.measure.fixes import Fix
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.sampling import TINY
+from recperf.measure.profile_records import Component, Ids, Missing, Overhead, Profile, StepBudget
+from recperf.measure.records import Advice, Percentiles
 from recperf.runs.report.profile_report import sections
 from recperf.workloads import few_steps, find
 from recperf.workloads.dlrm.build import PreparedDLRM
@@ -71,14 +74,14 @@ def any_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OtherWork, "share", lambda *_: 0.0)
 
 
-def tried(peaks: dict[str, Any], fixes: Any = None) -> dict[str, Any]:
+def tried(peaks: dict[str, Any], fixes: Any = None) -> Profile:
     """A profile with its fixes tried: all of dlrm's own, or what a function makes of a prepared one."""
     notices: list[str] = []
     with of(fixes or PreparedDLRM.fixes):
         profile = profiling.profile(DLRM, tiny(), peaks, replace(BUDGET, try_fixes=True), notices.append)
     assert notices[0].startswith("measuring the parts of up to 8 steps")
     assert [line for line in notices if line.startswith("trying --")] == [
-        f"trying {fix['change']}" for fix in profile["advice"]
+        f"trying {fix.change}" for fix in profile.advice
     ]
     return profile
 
@@ -99,10 +102,10 @@ def test_a_verdict_beside_other_work_is_never_sure_of_itself(
     monkeypatch.setattr(measuring, "share_of_others", lambda *_: 0.3)
     monkeypatch.setattr(measuring, "REPEAT_SECONDS", 0.0)
     profile = profiling.profile(DLRM, tiny(), peaks, BUDGET, lambda _: None)
-    assert profile["trust"]["other_work"]["share"] == profile["observed"]["other_work"] == 0.3
-    assert profile["verdict"]["confidence"] != "high"
-    assert "other work used 30% of the cores" in profile["verdict"]["doubts"]
-    profile["overhead"]["share"] = -0.049
+    assert profile.trust.other_work["share"] == profile.observed.other_work == 0.3
+    assert profile.verdict.confidence != "high"
+    assert "other work used 30% of the cores" in profile.verdict.doubts
+    profile.overhead.share = -0.049
     trust = next(section for section in sections(profile) if section.key == "trust")
     assert "less than the spread of the steps: a step takes" in str(trust.blocks)
     assert "-4.9" not in str(trust.blocks)
@@ -111,21 +114,21 @@ def test_a_verdict_beside_other_work_is_never_sure_of_itself(
 @pytest.mark.long
 def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[str, Any]) -> None:
     profile = tried(peaks)
-    rows = {fix["name"]: fix for fix in profile["advice"]}
+    rows = {fix.name: fix for fix in profile.advice}
     assert {"embedding", "interaction", "optimizer"} <= rows.keys()
     assert list(rows)[-1] == "all together"
     for fix in rows.values():
-        assert fix["status"] == ("tried" if fix["measured_gain"] else "not judged"), fix
-        assert fix["same_losses"] is True
-        assert 0 <= fix["largest_difference"] <= 1e-4 * len(rows)
-        assert fix["measured_ms"] > 0
+        assert fix.status == ("tried" if fix.measured_gain else "not judged"), fix
+        assert fix.same_losses is True
+        assert 0 <= fix.largest_difference <= 1e-4 * len(rows)
+        assert fix.measured_ms > 0
     alone = list(rows.values())[:-1]
     together = rows["all together"]
-    gains = [fix["predicted_gain"] for fix in alone]
-    if together["predicted_gain"]:
+    gains = [fix.predicted_gain for fix in alone]
+    if together.predicted_gain:
         assert gains == sorted(gains, reverse=True)
-        assert together["predicted_gain"] >= max(gains)
-    assert set(together["change"].split()) == {word for fix in alone for word in fix["change"].split()}
+        assert together.predicted_gain >= max(gains)
+    assert set(together.change.split()) == {word for fix in alone for word in fix.change.split()}
 
 
 @pytest.mark.long
@@ -138,32 +141,32 @@ def test_fixes_that_change_the_numbers_or_do_not_run_are_left_out(peaks: dict[st
         return (wrong, impossible, *real(prepared, "interaction", "optimizer"))
 
     profile = tried(peaks, fixes)
-    json.dumps(profile, allow_nan=False)
-    rows = {fix["name"]: fix for fix in profile["advice"]}
-    assert (rows["mlp"]["status"], rows["mlp"]["same_losses"]) == ("rejected", False)
-    assert "A loss differs by" in rows["mlp"]["note"]
-    assert rows["mlp"]["measured_ms"] > 0
-    assert rows["graph"]["status"] == "not applicable"
-    assert rows["graph"]["note"].startswith("MachineError: a step cannot be a CUDA graph")
-    assert (rows["graph"]["measured_ms"], rows["graph"]["same_losses"]) == (None, None)
+    json_bytes(profile)
+    rows = {fix.name: fix for fix in profile.advice}
+    assert (rows["mlp"].status, rows["mlp"].same_losses) == ("rejected", False)
+    assert "A loss differs by" in rows["mlp"].note
+    assert rows["mlp"].measured_ms > 0
+    assert rows["graph"].status == "not applicable"
+    assert rows["graph"].note.startswith("MachineError: a step cannot be a CUDA graph")
+    assert (rows["graph"].measured_ms, rows["graph"].same_losses) == (None, None)
     together = rows["all together"]
-    assert together["status"] == "tried"
-    assert set(together["change"].split()) & {"--fast.mlp", "--fast.graph"} == set()
-    assert {"--fast.interaction", "--fast.optimizer"} <= set(together["change"].split())
+    assert together.status == "tried"
+    assert set(together.change.split()) & {"--fast.mlp", "--fast.graph"} == set()
+    assert {"--fast.interaction", "--fast.optimizer"} <= set(together.change.split())
 
 
 def measured(ms: float, losses: list[float], *, spread: float = 0.01, others: float = 0.0) -> fixes_module.Measured:
-    step = {"p20": ms * (1 - spread), "p50": ms, "p80": ms * (1 + spread)}
+    step = Percentiles(ms * (1 - spread), ms, ms * (1 + spread))
     return fixes_module.Measured(step=step, single=step, losses=losses, others=others)
 
 
-def one_fix(*steps: fixes_module.Measured, note: str | None = None) -> dict[str, Any]:
+def one_fix(*steps: fixes_module.Measured, note: str | None = None) -> Advice:
     """The row of a fix, from made-up measurements of the step before it, with it and after it."""
     before, later = steps[0], iter(steps[1:])
-    row: dict[str, Any] = {"note": note, "measured_gain": None, "measured_range": None}
+    row = Advice("mlp", "", "", note=note)
     unchanged = [before]
     same = fixes_module.try_fix(lambda _: next(later), None, made("mlp", None, 0.5), row, unchanged)
-    assert (same, unchanged[-1]) == (row["same_losses"], steps[-1])
+    assert (same, unchanged[-1]) == (row.same_losses, steps[-1])
     return row
 
 
@@ -172,15 +175,15 @@ def test_a_fix_that_makes_a_loss_nan_or_infinite_is_rejected() -> None:
     plain = measured(4.0, [1.0, 1.0])
     for losses in ([math.nan, 1.0], [1.0, math.nan], [1.0, math.inf]):
         row = one_fix(plain, measured(2.0, losses), plain)
-        assert (row["status"], row["same_losses"], row["measured_gain"]) == ("rejected", False, 2.0)
-        assert (row["largest_difference"], row["note"]) == (None, "A loss is NaN or infinite")
+        assert (row.status, row.same_losses, row.measured_gain) == ("rejected", False, 2.0)
+        assert (row.largest_difference, row.note) == (None, "A loss is NaN or infinite")
 
 
 def test_losses_are_compared_with_the_spread_of_repeats() -> None:
     """A loss that repeats differ in by 0.4 may differ by 0.7, which its tolerance of 0.5 alone would not allow."""
     plain, again, fixed = (measured(4.0, [loss]) for loss in (1.0, 1.4, 1.7))
-    assert one_fix(plain, fixed, plain)["status"] == "rejected"
-    assert one_fix(plain, fixed, again)["status"] == "tried"
+    assert one_fix(plain, fixed, plain).status == "rejected"
+    assert one_fix(plain, fixed, again).status == "tried"
 
 
 def test_an_interrupt_is_not_a_fix_that_failed(peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,17 +197,17 @@ def test_an_interrupt_is_not_a_fix_that_failed(peaks: dict[str, Any], monkeypatc
 
 def test_a_profile_without_ceilings_guesses_no_fixes() -> None:
     profile = profiling.profile(DLRM, tiny(), None, BUDGET, lambda text: None)
-    assert profile["advice"] == []
-    assert "missing" in profile["roofline"]
-    assert profile["verdict"]["confidence"] != "high"
-    assert any(text.startswith("roofline: the ceilings") for text in profile["trust"]["not_measured"])
+    assert profile.advice == []
+    assert isinstance(profile.roofline, Missing)
+    assert profile.verdict.confidence != "high"
+    assert any(text.startswith("roofline: the ceilings") for text in profile.trust.not_measured)
 
 
 def test_tables_are_those_of_the_model_and_their_lookups_those_of_the_window(peaks: dict[str, Any]) -> None:
     profile = profiling.profile(DLRM, tiny(), peaks, replace(BUDGET, steps=5), lambda text: None)
-    assert profile["steps"] == 5
-    assert profile["embeddings"]["lookups"] == pytest.approx(profile["ids"]["lookups"], rel=0.2)
-    assert [table["rows"] for table in profile["embeddings"]["tables"]] == [4, 3, 2]
+    assert profile.steps == 5
+    assert profile.embeddings.lookups == pytest.approx(profile.ids.lookups, rel=0.2)
+    assert [table.rows for table in profile.embeddings.tables] == [4, 3, 2]
 
 
 def test_a_few_steps_of_a_saved_config_run_in_a_process_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
@@ -220,16 +223,16 @@ def test_a_few_steps_of_a_saved_config_run_in_a_process_of_their_own(tmp_path: P
 def test_a_machine_that_drifts_is_not_credited_to_a_fix() -> None:
     """The step without the fix was 4 ms before it and 2 after: a fixed step of 2 ms says nothing."""
     row = one_fix(measured(4.0, [1.0]), measured(2.0, [1.0]), measured(2.0, [1.0]), note="Not predicted")
-    assert (row["status"], row["same_losses"]) == ("not judged", True)
-    assert (row["measured_ms"], row["measured_gain"], row["measured_range"]) == (2.0, None, None)
+    assert (row.status, row.same_losses) == ("not judged", True)
+    assert (row.measured_ms, row.measured_gain, row.measured_range) == (2.0, None, None)
     drift = "Gain not judged: machine drifted, a step without any fix took 4 ms and later 2 ms"
-    assert row["note"] == f"Not predicted. {drift}"
+    assert row.note == f"Not predicted. {drift}"
     row = one_fix(measured(4.0, [1.0]), measured(2.0, [1.0], others=0.3), measured(4.0, [1.0]))
-    assert (row["status"], row["measured_gain"]) == ("not judged", None)
-    assert row["note"] == "Gain not judged: machine too busy, other work took 30 % of the cores"
+    assert (row.status, row.measured_gain) == ("not judged", None)
+    assert row.note == "Gain not judged: machine too busy, other work took 30 % of the cores"
     row = one_fix(measured(4.2, [1.0]), measured(2.0, [1.0]), measured(3.8, [1.0]))
-    assert (row["status"], row["measured_gain"], row["note"]) == ("tried", 2.0, None)
-    assert row["measured_range"] == pytest.approx([3.8 * 0.99 / 2.02, 4.2 * 1.01 / 1.98])
+    assert (row.status, row.measured_gain, row.note) == ("tried", 2.0, None)
+    assert row.measured_range == pytest.approx([3.8 * 0.99 / 2.02, 4.2 * 1.01 / 1.98])
 
 
 @pytest.mark.parametrize(
@@ -241,19 +244,20 @@ def test_parts_of_another_minute_predict_nothing(
     monkeypatch: pytest.MonkeyPatch, peaks: dict[str, Any], step: float, others: float, reason: str | None
 ) -> None:
     """Parts from steps of 100 ms, of which 90 are products; the steps that fixes are tried on now take `step`."""
-    plain = {"p20": 99.0, "p50": 100.0, "p80": 101.0}
-    parts = [{"name": name, "ms": {"p50": ms}, "flops": 1e6, "bytes": 1e3} for name, ms in (("top", 90), ("data", 10))]
-    profile: dict[str, Any] = {"device": "cpu", "threads": 1, "components": parts}
-    profile["overhead"] = {"plain_ms": 100.0, "plain": plain}
+    plain, parts = Percentiles(99.0, 100.0, 101.0), (("top", 90), ("data", 10))
+    profile: Any = StepBudget(
+        schema=2, device="cpu", steps=9, warmup=9, batch_size=64, step_ms=plain, threads=1, ids=Ids(1, 1, 4, 4, 4),
+        components=[Component(name, "", Percentiles(ms, ms, ms), ms / 100, 1e6, 1e3) for name, ms in parts],
+        overhead=Overhead(100.0, 100.0, 0.0, plain),
+    )  # fmt: skip
     monkeypatch.setattr(fixes_module, "_measure", lambda *_: measured(step, [1.0], others=others))
-    fixes_module.try_fixes(DLRM, None, profile, [made("onednn", None)], peaks, None, None, lambda text: None)
-    (row,) = profile["advice"]
+    (row,) = fixes_module.try_fixes(DLRM, None, profile, [made("onednn", None)], peaks, None, None, lambda text: None)
     if reason is None:
-        assert (row["status"], row["note"]) == ("tried", None)
-        assert row["predicted_range"][0] <= row["predicted_gain"] <= row["predicted_range"][1]
-        assert 1 < row["predicted_gain"] <= 10
+        assert (row.status, row.note) == ("tried", None)
+        assert row.predicted_range[0] <= row.predicted_gain <= row.predicted_range[1]
+        assert 1 < row.predicted_gain <= 10
         return
-    assert (row["predicted_gain"], row["predicted_range"]) == (None, None)
-    assert row["note"].startswith("Not predicted: ")
-    assert reason in row["note"]
-    assert row["status"] == ("not judged" if others else "tried")
+    assert (row.predicted_gain, row.predicted_range) == (None, None)
+    assert row.note.startswith("Not predicted: ")
+    assert reason in row.note
+    assert row.status == ("not judged" if others else "tried")

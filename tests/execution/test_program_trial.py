@@ -18,6 +18,7 @@ from recperf.execution.script import Program
 from recperf.measure import advice_rules
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.program_facts import optimizer_facts
+from recperf.measure.records import Advice, Percentiles
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11}, copy=20e9, stream=20e9, first_touch=2e9, cached=60e9,
@@ -149,14 +150,14 @@ def test_a_change_that_does_not_run_is_not_applicable(program: Program, monkeypa
     def measured(_: Program, settings: dict[str, Any]) -> fixes.Measured:
         if settings:
             raise program_trial.MachineError("RuntimeError: sparse gradients are not supported")
-        step = {"p20": 1.0, "p50": 1.0, "p80": 1.0}
+        step = Percentiles(1.0, 1.0, 1.0)
         return fixes.Measured(step=step, single=step, losses=[1.0], others=0.0)
 
     monkeypatch.setattr(program_trial, "measured", measured)
-    row = {"name": "sparse", "change": "sparse=True", "settings": {"sparse": [[1, 1]]}, "note": None}
-    program_trial.try_changes(program, [row, {"settings": {}}], lambda text: None)
-    assert row["status"] == "not applicable"
-    assert "sparse gradients are not supported" in str(row["note"])
+    row = Advice("sparse", "", "sparse=True", settings={"sparse": [[1, 1]]})
+    program_trial.try_changes(program, [row, Advice("none", "", "")], lambda text: None)
+    assert row.status == "not applicable"
+    assert "sparse gradients are not supported" in str(row.note)
 
 
 def test_a_program_that_fails_says_why(program: Program) -> None:

@@ -18,6 +18,8 @@ from recperf.errors import UsageError
 from recperf.execution.program_hooks import Cycle
 from recperf.execution.script import Outcome, Program, profile_program
 from recperf.measure import observing
+from recperf.measure.records import ObservedSteps
+from recperf.runs.step_report import Report
 
 START = """
 import sys, time, torch
@@ -64,9 +66,9 @@ def profile(tmp_path: Path) -> Profile:
     return call
 
 
-def content(outcome: Outcome) -> dict[str, Any]:
+def content(outcome: Outcome) -> Report:
     assert outcome.report is not None, outcome.missing
-    return outcome.report.as_json()
+    return outcome.report
 
 
 LOOPS = {
@@ -154,22 +156,22 @@ def test_a_loop_that_people_write(profile: Profile, name: str) -> None:
     seen = content(outcome)
     assert outcome.stopped
     assert outcome.code == 0
-    assert f"a step ends with the step of {optimizer}" in seen["notes"]
-    assert any(text.startswith("profiling took ") and "of CPU time" in text for text in seen["notes"])
-    assert sum(seen["shares"].values()) == pytest.approx(1)
-    assert 0 < seen["shares"]["input"] < 1
-    assert 1 <= seen["steps"]["traced"] <= 4, "fewer on a busy machine"
-    assert seen["steps"]["counted"] == 3
+    assert f"a step ends with the step of {optimizer}" in seen.notes
+    assert any(text.startswith("profiling took ") and "of CPU time" in text for text in seen.notes)
+    assert sum(seen.shares.values()) == pytest.approx(1)
+    assert 0 < seen.shares["input"] < 1
+    assert 1 <= seen.steps.traced <= 4, "fewer on a busy machine"
+    assert seen.steps.counted == 3
     # Every step has the same operators: its ends are where the period is.
     calls = {"one optimizer steps more often": 3, "gradient accumulation": 4}.get(name, 1)
-    products = [row for row in seen["operators"] if row["name"] == "aten::addmm"]
-    assert sum(row["calls"] for row in products) == 2 * calls
-    assert {row["part"] for row in products} == {"0", "2"}
+    products = [row for row in seen.operators if row.name == "aten::addmm"]
+    assert sum(row.calls for row in products) == 2 * calls
+    assert {row.part for row in products} == {"0", "2"}
 
 
 def test_batches_from_worker_processes(profile: Profile) -> None:
     outcome = profile(PLAIN.replace("4)", "4, num_workers=1)"))
-    notes = content(outcome)["notes"]
+    notes = content(outcome).notes
     assert "batches come from 1 worker processes, whose own time is not divided further" in notes
     assert not torch.multiprocessing.active_children()
 
@@ -185,16 +187,16 @@ def test_steps_with_an_evaluation_are_left_out(profile: Profile) -> None:
         optimizer.step()
     """
     seen = content(profile(loop))
-    products = [row["calls"] for row in seen["operators"] if row["name"] == "aten::addmm"]
+    products = [row.calls for row in seen.operators if row.name == "aten::addmm"]
     assert products == [1, 1]
-    (note,) = [text for text in seen["notes"] if "as an evaluation does" in text]
+    (note,) = [text for text in seen.notes if "as an evaluation does" in text]
     assert int(note.rpartition(" ")[2]) >= 2
 
 
 def test_few_steps_are_enough(profile: Profile) -> None:
     seen = content(profile(PLAIN.replace("4)", "80)")))
-    assert seen["steps"] == {"seen": 8, "plain": 2, "traced": 1, "counted": 2}
-    assert seen["operators"]
+    assert seen.steps == ObservedSteps(8, 2, 1, 2)
+    assert seen.operators
 
 
 def test_a_loop_in_a_thread_may_end_while_its_operators_are_counted(profile: Profile) -> None:
@@ -209,8 +211,8 @@ def test_a_loop_in_a_thread_may_end_while_its_operators_are_counted(profile: Pro
     thread.join()
     """
     seen = content(profile(loop, plainly=True))
-    assert seen["steps"] == {"seen": 6, "plain": 2, "traced": 1, "counted": 1}
-    assert seen["operators"]
+    assert seen.steps == ObservedSteps(6, 2, 1, 1)
+    assert seen.operators
     assert not is_in_torch_dispatch_mode()
 
 
@@ -243,12 +245,12 @@ def test_functions_of_the_program(
         update(x)
     """
     seen = content(profile(loop, plainly=True, **names))
-    assert "a step ends with the return of update" in seen["notes"]
+    assert "a step ends with the return of update" in seen.notes
     if "input_functions" in names:
-        assert seen["verdict"]["limit"] == "input"
+        assert seen.verdict.limit == "input"
     else:
-        assert any("no torch DataLoader was iterated" in note for note in seen["notes"])
-        assert seen["shares"]["input"] == 0
+        assert any("no torch DataLoader was iterated" in note for note in seen.notes)
+        assert seen.shares["input"] == 0
 
 
 def test_what_cannot_be_hooked_is_refused(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +276,7 @@ def test_how_the_program_ends(profile: Profile, capfd: pytest.CaptureFixture[str
     assert "--step-function" in str(outcome.missing.fix)
     outcome = profile(PLAIN + '    if x[0, 0] > 0.04: raise ValueError("planned")\n')
     assert outcome.code == 1
-    assert content(outcome)["steps"]["seen"] == 8
+    assert content(outcome).steps.seen == 8
     err = capfd.readouterr().err
     assert err.count("Traceback") == 1
     assert "train.py" in err.splitlines()[1]

@@ -13,6 +13,7 @@ from torch import nn
 
 from recperf.measure.counting import Counter
 from recperf.measure.operators import CallWork
+from recperf.measure.records import Operator
 from recperf.measure.timeline import CountedInOrder, operator_rows, step_times, unknown_work
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.read import collect, read
@@ -202,16 +203,16 @@ def test_a_backward_pass_in_cpp_updates_the_rows_of_its_lookup() -> None:
     times = step_times(trace, nesting, window, works, lambda index: None)
     rows = {call.name.split("::")[0]: call.work and call.work.rows for call in times.calls}
     assert rows == {"fbgemm": 100, "torch": 160, "aten": 0}
-    assert sum(row["ms"] for row in operator_rows(times, []) if row["name"].startswith("torch")) == 0.02
+    assert sum(row.ms for row in operator_rows(times, []) if row.name.startswith("torch")) == 0.02
 
 
 def test_operators_with_unknown_work_are_listed() -> None:
     rows = [
-        {"name": "mylib::pick", "kind": "elementwise", "counted": False, "ms": 3.0},
-        {"name": "c10d::allreduce_", "kind": "elementwise", "counted": False, "ms": 3.0, "communication": True},
-        {"name": "autograd::engine", "kind": "node", "counted": False, "ms": 3.0},
-        {"name": "aten::mm", "kind": "product", "counted": True, "ms": 30.0},
-        {"name": "mylib::small", "kind": "elementwise", "counted": False, "ms": 0.1},
+        Operator("mylib::pick", None, "elementwise", 1, 1, 3.0, counted=False),
+        Operator("c10d::allreduce_", None, "elementwise", 1, 1, 3.0, counted=False, communication=True),
+        Operator("autograd::engine", None, "node", 1, 1, 3.0, counted=False),
+        Operator("aten::mm", None, "product", 1, 1, 30.0),
+        Operator("mylib::small", None, "elementwise", 1, 1, 0.1, counted=False),
     ]
     assert unknown_work(rows) == ["the work of one operator is not known: mylib::pick (3.00 ms)"]
     assert not unknown_work(rows[1:])

@@ -12,6 +12,7 @@ import torch
 from recperf.measure import experiments
 from recperf.measure.attribution import LIMITS
 from recperf.measure.experiments import HALF, TWICE, _could_be_offsets, _doubled, _expected, _judged, confirm, hot_ids
+from recperf.measure.records import Attribution, Observed, Percentiles
 
 
 def own(**shares: float) -> dict[str, float]:
@@ -39,8 +40,8 @@ def test_the_printed_range_decides(
     shares: dict[str, float], factors: Any, measured: float, spread: float, outcome: str
 ) -> None:
     row = _judged("one", measured, spread, *_expected(own(**shares), factors))
-    assert row["outcome"] == outcome
-    low, high = (float(word) for word in row["expected"].split() if word[0].isdigit())
+    assert row.outcome == outcome
+    low, high = (float(word) for word in row.expected.split() if word[0].isdigit())
     assert (low <= measured <= high) is (outcome != "disagrees"), row
 
 
@@ -60,11 +61,11 @@ def test_half_the_threads_follow_the_measured_ceilings(monkeypatch: pytest.Monke
 
 
 def test_hot_ids_of_a_pair() -> None:
-    hot, cold = {"p20": 9.0, "p50": 10.0, "p80": 11.0}, {"p20": 29.0, "p50": 30.0, "p80": 31.0}
-    assert hot_ids(hot, cold, 0.8)["outcome"] == "agrees"
-    assert hot_ids(hot, hot, 0.8)["outcome"] == "disagrees"
-    noisy = {"p20": 2.0, "p50": 10.0, "p80": 40.0}
-    assert hot_ids(hot, noisy, 0.8)["outcome"] == "inconclusive"
+    hot, cold = Percentiles(9.0, 10.0, 11.0), Percentiles(29.0, 30.0, 31.0)
+    assert hot_ids(hot, cold, 0.8).outcome == "agrees"
+    assert hot_ids(hot, hot, 0.8).outcome == "disagrees"
+    noisy = Percentiles(2.0, 10.0, 40.0)
+    assert hot_ids(hot, noisy, 0.8).outcome == "inconclusive"
 
 
 def test_only_a_batch_that_stays_a_batch_is_doubled() -> None:
@@ -79,19 +80,18 @@ def test_only_a_batch_that_stays_a_batch_is_doubled() -> None:
     assert _doubled(ids) is None, "the step may hold the offsets of these ids"
 
 
-def step_of(**shares: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    attribution = {"shares": {**dict.fromkeys(LIMITS, 0.0), **shares}, "operators": [], "random": 0.0}
+def step_of(**shares: float) -> tuple[Attribution, Observed]:
+    attribution = Attribution({**dict.fromkeys(LIMITS, 0.0), **shares}, 0.0, [])
     waits = {limit: 4.0 * share for limit, share in shares.items()}
-    step_ms = {"p20": 3.9, "p50": 4.0, "p80": 4.1}
-    return attribution, {"device": "cpu", "step_ms": step_ms, "waits": waits, "operators": []}
+    return attribution, Observed("cpu", 1, Percentiles(3.9, 4.0, 4.1), waits, [])
 
 
 def test_a_step_that_waits_for_input_is_replayed_and_nothing_else() -> None:
     rows = confirm(lambda batch: sleep(0.001), torch.ones(2, 2), True, *step_of(input=0.7, blocked=0.3))
-    assert [row["name"] for row in rows] == ["one batch from memory again and again"]
-    assert rows[0]["outcome"] in ("agrees", "inconclusive")
+    assert [row.name for row in rows] == ["one batch from memory again and again"]
+    assert rows[0].outcome in ("agrees", "inconclusive")
     rows = confirm(lambda batch: sleep(0.02), torch.ones(2, 2), True, *step_of(input=0.7, blocked=0.3))
-    assert rows[0]["outcome"] == "disagrees"
+    assert rows[0].outcome == "disagrees"
 
 
 def test_an_experiment_that_takes_too_long_or_fails_is_not_run() -> None:
@@ -101,7 +101,7 @@ def test_an_experiment_that_takes_too_long_or_fails_is_not_run() -> None:
         if len(batch) > 2:
             raise ValueError("too long")
 
-    outcomes = {row["name"]: row for row in confirm(step, torch.ones(2, 2), True, attribution, observed)}
-    assert outcomes["twice the batch"]["measured"] == "not possible: ValueError: too long"
+    outcomes = {row.name: row for row in confirm(step, torch.ones(2, 2), True, attribution, observed)}
+    assert outcomes["twice the batch"].measured == "not possible: ValueError: too long"
     rows = confirm(step, torch.ones(2, 2), True, attribution, observed, 0.0)
-    assert {row["outcome"] for row in rows} == {"not run"}
+    assert {row.outcome for row in rows} == {"not run"}

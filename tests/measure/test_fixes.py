@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 import recperf.models.config  # noqa: F401  declares the spans of the synthetic steps
 from recperf.measure import fixes as module
@@ -25,6 +26,8 @@ from recperf.measure.fixes import (
     scaled,
     too_busy,
 )
+from recperf.measure.profile_records import Component, Ids, Overhead, StepBudget, TracedPart
+from recperf.measure.records import Percentiles
 
 GPU: dict[str, Any] = {
     "l2_bytes": 50 << 20,
@@ -52,11 +55,19 @@ EAGER = {
 INPUT, KERNEL_MS = 1.0, 0.0025
 
 
+def around(middle: float, spread: float = 0.0) -> Percentiles:
+    return Percentiles(middle * (1 - spread), middle, middle * (1 + spread))
+
+
+def part(name: str, ms: float = 1.0, spread: float = 0.0, flops: float = 0, bytes: float = 1e6) -> Component:
+    return Component(name, "", around(ms, spread), 0.1, flops, bytes)
+
+
 def made(
     parts: dict[str, tuple[float, float, float]] | None = None, *, input_ms: float = INPUT, **change: Any
 ) -> Facts:
     by_name = {name: PartTimes(*figures) for name, figures in (parts or EAGER).items()}
-    costs = {name: {"flops": 1e9 if "bottom" in name or "top" in name else 0.0, "bytes": 4e6} for name in by_name}
+    costs = {name: part(name, flops=1e9 if "bottom" in name or "top" in name else 0.0, bytes=4e6) for name in by_name}
     whole = Facts(input_ms=input_ms, parts=by_name, costs=costs, gpu=GPU, precision="float32", batch_bytes=4e6)
     return replace(whole, **change)
 
@@ -87,10 +98,10 @@ def test_pinned_memory_saves_at_most_the_input_time() -> None:
 
 
 def test_a_fused_kernel_takes_one_launch_and_its_bytes() -> None:
-    step = made({"embedding": (1.0, 0.9, 100)}, input_ms=0.0, costs={"embedding": {"bytes": 2.4e9, "flops": 0}})
+    step = made({"embedding": (1.0, 0.9, 100)}, input_ms=0.0, costs={"embedding": part("embedding", bytes=2.4e9)})
     # 2.4 GB at 60 % of 4 TB/s are 1 ms, more than it takes now: a prediction is never slower than what is by_name.
     assert predict(step, ["embedding"]) == pytest.approx(0.9)
-    less = replace(step, costs={"embedding": {"bytes": 2.4e8, "flops": 0}})
+    less = replace(step, costs={"embedding": part("embedding", bytes=2.4e8)})
     assert predict(less, ["embedding"]) == pytest.approx(0.1)
 
 
@@ -103,28 +114,24 @@ def test_all_fixes_together_are_never_slower_than_some(slow: float) -> None:
         assert together <= predict(step, some) * 1.001, some
 
 
-def profile(device: str = "H", *, data: float = 1.0, plain: float = 4.9, spread: float = 0.0) -> dict[str, Any]:
+def profile(device: str = "H", *, data: float = 1.0, plain: float = 4.9, spread: float = 0.0) -> StepBudget:
     """Clocked steps of 4.9 ms, beside plain ones."""
     parts = {"data": data, **{name: host for name, (host, _, _) in EAGER.items()}}
-    return {
-        "device": device,
-        "threads": 1,
-        "overhead": {"plain_ms": plain, "plain": around(plain, spread)},
-        "components": [
-            {"name": name, "ms": around(ms, spread), "flops": 2e7 if "top" in name else 0, "bytes": 1e6}
-            for name, ms in parts.items()
-        ],
-    }
+    components = [part(name, ms, spread, flops=2e7 if "top" in name else 0) for name, ms in parts.items()]
+    return budget(device, components, around(plain, spread))
 
 
-def around(middle: float, spread: float) -> dict[str, float]:
-    return {"p20": middle * (1 - spread), "p50": middle, "p80": middle * (1 + spread)}
+def budget(device: str, components: list[Component], plain: Percentiles, threads: int = 1) -> StepBudget:
+    return StepBudget(
+        schema=2, device=device, steps=9, warmup=9, batch_size=64, step_ms=around(4.9), components=components,
+        overhead=Overhead(plain.p50, 4.9, 0.0, plain), ids=Ids(1, 1, 4, 4, 4), threads=threads,
+    )  # fmt: skip
 
 
-def traced(times: float = 1.0) -> list[dict[str, Any]]:
+def traced(times: float = 1.0) -> list[TracedPart]:
     rows = {"data": (1.0, 0.1, 3), **EAGER}
     return [
-        {"name": name, "host_ms": host * times, "device_ms": device, "kernels": kernels}
+        TracedPart(name, 1, host * times, host * times, device, kernels, kernels)
         for name, (host, device, kernels) in rows.items()
     ]
 
@@ -173,8 +180,8 @@ def test_fixes_are_sorted_by_gain_including_those_they_imply() -> None:
 def test_equal_gains_are_sorted_by_the_gain_with_a_graph(reverse: bool) -> None:
     """Neither precision shows while the host is the slower one; bfloat16 saves the device more."""
     costly = profile()
-    for part in costly["components"]:
-        part["flops"] = 4e9 if "top" in part["name"] or "bottom" in part["name"] else 0
+    for component in costly.components:
+        component.flops = 4e9 if "top" in component.name or "bottom" in component.name else 0
     fixes = [any_fix("precision"), any_fix("bfloat16")]
     rows = ranked(fixes[::-1] if reverse else fixes, costly, traced(), PEAKS, 2)
     assert rows[0][1].ms == rows[1][1].ms
@@ -185,7 +192,7 @@ def test_threads_speed_up_parts_with_arithmetic() -> None:
     cpu = profile("cpu")
     assert on_a_cpu(cpu, ["threads"], PEAKS, 2) == pytest.approx(4.9 - (0.2 + 0.3) / 2)
     assert on_a_cpu(cpu, ["threads"], PEAKS, 4) == pytest.approx(4.9 - (0.2 + 0.3) * 3 / 4)
-    assert on_a_cpu({**cpu, "threads": 2}, ["threads"], PEAKS, 2) == pytest.approx(4.9)
+    assert on_a_cpu(changed(cpu, threads=2), ["threads"], PEAKS, 2) == pytest.approx(4.9)
     # At half the plain step the same parts have half to gain.
     assert on_a_cpu(profile("cpu", plain=2.45), ["threads"], PEAKS, 2) == pytest.approx(2.45 - 0.25 / 2)
 
@@ -207,13 +214,13 @@ def test_fused_tables_reach_half_of_the_copy_bandwidth() -> None:
 def test_a_part_is_never_faster_than_its_arithmetic() -> None:
     """100 ms of products whose FLOPs alone take 90 cannot be fixed by more than 10, however few bytes they move."""
     peaks = {"gemm": {"float32": {"p50": 1e9}}, "copy": {"p50": 1e12}, "calls": {"elementwise": {"p50": 1.0}}}
-    part = {"name": "top", "ms": around(100.0, 0.0), "flops": 9e7, "bytes": 1e3}
-    alone = {"device": "cpu", "threads": 2, "overhead": {"plain_ms": 100.0}, "components": [part]}
+    top = part("top", 100.0, flops=9e7, bytes=1e3)
+    alone = budget("cpu", [top], around(100.0), threads=2)
     assert on_a_cpu(alone, ["onednn"], peaks, 2, case=1) == pytest.approx(90.0)
     # Fused passes leave the products as slow as they are: 1 GB at half of 1 TB/s is 2 ms; 20 GB are more than is there.
-    part["bytes"] = 1e9
+    top.bytes = 1e9
     assert on_a_cpu(alone, ["mlp"], peaks, 2) == pytest.approx(98.0)
-    part["bytes"] = 2e10
+    top.bytes = 2e10
     assert on_a_cpu(alone, ["mlp"], peaks, 2) == pytest.approx(90.0)
     assert on_a_cpu(alone, ["mlp", "onednn"], peaks, 2) == pytest.approx(90.0)
 
@@ -230,14 +237,14 @@ def test_no_gain_exceeds_that_of_removing_the_parts(names: list[str], plain: flo
     starts = tuple(start for name in names for start in REACHES[name])
     for spread in (0.0, 0.3):
         cpu = profile("cpu", plain=plain, spread=spread)
-        times = {part["name"]: part["ms"] for part in cpu["components"]}
+        times = {component.name: component.ms for component in cpu.components}
         removed = [name for name in times if name.startswith(starts)]
         result = prediction(cpu, names, None, boundless, 1000)
         assert result is not None
-        share = sum(times[name]["p50"] for name in removed) / 4.9
+        share = sum(times[name].p50 for name in removed) / 4.9
         assert result.gain <= 1 / (1 - share) * (1 + 1e-9)
-        most = sum(times[name]["p80"] for name in removed)
-        rest = sum(times[name]["p20"] for name in times if name not in removed)
+        most = sum(times[name].p80 for name in removed)
+        rest = sum(times[name].p20 for name in times if name not in removed)
         assert result.high <= (most + rest) / rest * (1 + 1e-9)
 
 
@@ -245,7 +252,7 @@ def test_a_range_covers_the_exact_gain() -> None:
     """Tables of 2 ms beside 2 ms, both within 10 %, which fused take their bytes at some share of the copy rate."""
     rows = [("embedding", 2.0), ("top", 2.0)]
     cpu = profile("cpu", plain=4.0, spread=0.1)
-    cpu["components"] = [{"name": n, "ms": around(ms, 0.1), "flops": 0, "bytes": 1e6} for n, ms in rows]
+    cpu.components = [part(name, ms, 0.1) for name, ms in rows]
     result = prediction(cpu, ["embedding"], None, PEAKS, 2)
     assert result is not None
     assert result.gain == pytest.approx(4.0 / 2.04)
@@ -262,7 +269,7 @@ def test_a_range_covers_the_exact_gain() -> None:
 def test_a_noisy_machine_is_refused() -> None:
     """Parts from slow steps, compared with fast plain ones, made a gain of 20; 0.89 was measured."""
     noisy = profile("cpu", plain=0.5)
-    assert sum(part["ms"]["p50"] for part in noisy["components"]) - 2.0 > 0.5
+    assert sum(component.ms.p50 for component in noisy.components) - 2.0 > 0.5
     assert doubt(noisy, 0.0) == "machine drifted, parts sum to 4.9 ms beside plain steps of 0.5 ms"
     assert doubt(profile("cpu", plain=50.0), None) is not None
     assert doubt(profile("cpu", plain=4.5), 0.6) == "machine too busy, other work took 60 % of the cores"

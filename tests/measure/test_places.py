@@ -14,7 +14,8 @@ import torch
 import recperf
 from recperf.execution.script import Program, profile_program
 from recperf.measure import trace_evidence
-from recperf.measure.places import LIBRARY, USER, Frame, Place, place_in, place_text, surrounding
+from recperf.measure.places import LIBRARY, USER, Frame, place_in, place_text, surrounding
+from recperf.measure.records import Place
 from recperf.runs.report.step_sections import report_of
 from recperf.runs.report.text import render
 
@@ -104,7 +105,7 @@ def profiled(script: Path, source: str) -> dict[str, Any]:
     assert report is not None
     saved = report.save(script.with_name("profile.json"))
     assert recperf.load(saved).places == report.places
-    return report.as_json()
+    return report
 
 
 @pytest.fixture(scope="module")
@@ -122,18 +123,18 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
 )
 def test_the_line_outside_of_operators(profile: dict[str, Any], limit: str, function: str, marker: str) -> None:
-    places = [place for place in profile["places"] if place["limit"] == limit]
-    assert function in {place["function"] for place in places}
-    place = next(place for place in places if place["function"] == function)
-    assert (place["file"], place["line"]) == ("train.py", line_of(SCRIPT, marker))
-    assert sum(place["share"] for place in places) <= profile["shares"][limit] + 1e-9
+    places = [place for place in profile.places if place.limit == limit]
+    assert function in {place.function for place in places}
+    place = next(place for place in places if place.function == function)
+    assert (place.file, place.line) == ("train.py", line_of(SCRIPT, marker))
+    assert sum(place.share for place in places) <= profile.shares[limit] + 1e-9
 
 
 def test_c_code_is_told_from_the_interpreter(profile: dict[str, Any]) -> None:
-    assert profile["native"]["modules"] == ["numpy"]
-    places = {place["function"]: place["share"] for place in profile["places"] if place["limit"] == "python"}
+    assert profile.native.modules == ["numpy"]
+    places = {place.function: place.share for place in profile.places if place.limit == "python"}
     product = places["product"] / sum(places.values())
-    assert 0.5 * product < profile["native"]["share"] < product + 0.1 < 1
+    assert 0.5 * product < profile.native.share < product + 0.1 < 1
 
 
 @pytest.mark.parametrize(
@@ -149,18 +150,18 @@ def test_c_code_is_told_from_the_interpreter(profile: dict[str, Any]) -> None:
     ],
 )
 def test_the_line_of_an_operator(profile: dict[str, Any], operator: str, marker: str, backward: bool) -> None:
-    places = [row["place"] for row in profile["operators"] if row["name"] == operator]
-    assert {(place["line"], place["backward"]) for place in places} == {(line_of(SCRIPT, marker), backward)}
+    places = [row.place for row in profile.operators if row.name == operator]
+    assert {(place.line, place.backward) for place in places} == {(line_of(SCRIPT, marker), backward)}
 
 
 def test_sampling_costs_at_most_one_percent(profile: dict[str, Any]) -> None:
-    assert profile["sampling"]["samples"] >= 10
-    assert 0 < profile["sampling"]["share"] <= 0.01
+    assert profile.sampling.samples >= 10
+    assert 0 < profile.sampling.share <= 0.01
 
 
 def test_places_are_shown(profile: dict[str, Any]) -> None:
     text = render(report_of(profile))
-    assert place_text(profile["places"][0]) in text
+    assert place_text(profile.places[0]) in text
     assert f"train.py:{line_of(SCRIPT, 'UPDATE')}" in text.partition("\nOperators\n")[2]
 
 
@@ -175,10 +176,10 @@ def test_a_library_that_runs_the_loop(tmp_path: Path, monkeypatch: pytest.Monkey
         trainer.fit(model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.rand(4, 8) for _ in range(200)])
     """)
     content = profiled(tmp_path / "main.py", source)
-    python = next(place for place in content["places"] if place["limit"] == "python")
-    assert (python["file"], python["line"]) == ("trainer/__init__.py", line_of(LIBRARY_LOOP, "METRIC"))
-    (row,) = (row for row in content["operators"] if row["name"] == "aten::addmm")
-    assert (row["place"]["file"], row["place"]["line"]) == ("trainer/__init__.py", line_of(LIBRARY_LOOP, "FIT"))
+    python = next(place for place in content.places if place.limit == "python")
+    assert (python.file, python.line) == ("trainer/__init__.py", line_of(LIBRARY_LOOP, "METRIC"))
+    (row,) = (row for row in content.operators if row.name == "aten::addmm")
+    assert (row.place.file, row.place.line) == ("trainer/__init__.py", line_of(LIBRARY_LOOP, "FIT"))
 
 
 def frame(kind: int, file: str, line: int) -> Frame:
@@ -231,14 +232,14 @@ def test_stacks_of_a_trace(tmp_path: Path) -> None:
                 slow_python()
             recorded.step()
     recorded.export_chrome_trace(str(tmp_path / "trace.json"))
-    limit = trace_evidence.analyse_file(tmp_path / "trace.json")["limit"]
-    largest = next(place for place in limit["places"] if place["limit"] == "python")
-    assert (largest["limit"], largest["function"], Path(largest["file"]).name) == (
+    limit = trace_evidence.analyse_file(tmp_path / "trace.json").limit
+    largest = next(place for place in limit.places if place.limit == "python")
+    assert (largest.limit, largest.function, Path(largest.file).name) == (
         "python",
         "slow_python",
         "test_places.py",
     )
-    assert largest["line"] == slow_python.__code__.co_firstlineno
-    places = {row["name"]: row["place"] for row in limit["operators"]}
-    assert places["aten::tanh"]["function"] == places["aten::tanh_backward"]["function"] == "model_part"
-    assert [places[name]["backward"] for name in ("aten::tanh", "aten::tanh_backward")] == [False, True]
+    assert largest.line == slow_python.__code__.co_firstlineno
+    places = {row.name: row.place for row in limit.operators}
+    assert places["aten::tanh"].function == places["aten::tanh_backward"].function == "model_part"
+    assert [places[name].backward for name in ("aten::tanh", "aten::tanh_backward")] == [False, True]

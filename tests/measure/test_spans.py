@@ -99,14 +99,14 @@ def test_a_workload_declares_its_own_names(monkeypatch: pytest.MonkeyPatch) -> N
 def test_shares_agree_with_the_medians_beside_them() -> None:
     """One step in five is disturbed: its mean would give the first part 77 % of a step that it takes half of."""
     clocked = [(10, {"embedding": 5, "backward": 5})] * 4 + [(55, {"embedding": 50, "backward": 5})]
-    assert [part["share"] for part in components(clocked, {})] == [0.5, 0.5]
+    assert [part.share for part in components(clocked, {})] == [0.5, 0.5]
 
 
 def test_no_counted_work_is_lost() -> None:
     """Work without a timed span of its own counts for the span of its phase; an undeclared name is an error."""
     clocked = [(100, {"other": 20, "embedding": 30, "backward": 50})]
     costs = {"embedding": Cost(1, 2), "embedding_backward": Cost(3, 4), "sparse_update": Cost(5, 6)}
-    work = {part["name"]: (part["flops"], part["bytes"]) for part in components(clocked, costs)}
+    work = {part.name: (part.flops, part.bytes) for part in components(clocked, costs)}
     assert work == {"other": (5, 6), "embedding": (1, 2), "backward": (3, 4)}
     with pytest.raises(ConfigError, match="'tower' is not declared"):
         components(clocked, {"tower": Cost(1, 1)})

@@ -50,16 +50,16 @@ PRINTED = "\n".join(
 def test_reasons_are_shares_of_the_samples_of_the_first_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LAUNCHES", 2)
     result = summary(parse(PRINTED), [RELU, BAG, GEMM])
-    bag, relu = result["kernels"]
-    assert (bag["name"], bag["launches"], bag["samples"]) == (BAG, 2, 4000)
-    assert bag["reasons"] == pytest.approx({"long_scoreboard": 0.75, "selected": 0.15, "wait": 0.1})
-    assert next(iter(bag["reasons"])) == "long_scoreboard"
-    assert bag["dram_percent"] == pytest.approx(80.0)
-    assert bag["sm_percent"] == pytest.approx(21.0)
+    bag, relu = result.kernels
+    assert (bag.name, bag.launches, bag.samples) == (BAG, 2, 4000)
+    assert bag.reasons == pytest.approx({"long_scoreboard": 0.75, "selected": 0.15, "wait": 0.1})
+    assert next(iter(bag.reasons)) == "long_scoreboard"
+    assert bag.dram_percent == pytest.approx(80.0)
+    assert bag.sm_percent == pytest.approx(21.0)
     # Spelt a little differently by ncu than by the trace, it is still the kernel that was asked for.
-    assert relu["name"] == RELU
-    assert relu["reasons"] == pytest.approx({"wait": 0.75, "selected": 0.25})
-    assert result["not_seen"] == [GEMM]
+    assert relu.name == RELU
+    assert relu.reasons == pytest.approx({"wait": 0.75, "selected": 0.25})
+    assert result.not_seen == [GEMM]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ START = "import sys, time\nlog = sys.argv[sys.argv.index('--log-file') + 1]\n"
 
 def test_what_ncu_writes_becomes_the_section(pretend: Path) -> None:
     pretend.write_text(START + f"open(log, 'w').write({PRINTED!r})")
-    assert [row["name"] for row in stalls(["python"], [BAG, RELU])["kernels"]] == [BAG, RELU]
+    assert [row.name for row in stalls(["python"], [BAG, RELU]).kernels] == [BAG, RELU]
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_what_ncu_writes_becomes_the_section(pretend: Path) -> None:
 )
 def test_failures_are_explained(pretend: Path, program: str, says: str) -> None:
     pretend.write_text(START + program)
-    assert re.search(says, stalls(["python"], [BAG], timeout_s=1.0 if "sleep" in program else 30.0)["missing"])
+    assert re.search(says, stalls(["python"], [BAG], timeout_s=1.0 if "sleep" in program else 30.0).missing)
 
 
 def test_missing_ncu_or_kernels_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
-    assert "not on PATH" in stalls(["python"], [BAG])["missing"]
+    assert "not on PATH" in stalls(["python"], [BAG]).missing
     monkeypatch.setattr(module.shutil, "which", lambda name: "ncu")
-    assert "the profile has no kernels" in stalls(["python"], [])["missing"]
+    assert "the profile has no kernels" in stalls(["python"], []).missing

@@ -9,6 +9,7 @@ import pytest
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.read import collect
+from recperf.measure.trace.records import TraceLimit
 from recperf.measure.trace_evidence import analyse_file, limit_of, observed
 
 CEILINGS = Ceilings(
@@ -56,7 +57,7 @@ def recommender(steps: int = 6) -> list[dict[str, Any]]:
 
 def limit(
     events: list[dict[str, Any]], ceilings: Ceilings | None = CEILINGS, others: float | None = None
-) -> dict[str, Any]:
+) -> TraceLimit:
     trace = collect(events, Path("made"))
     trace.header["recperf"] = {"other_work": others}
     return limit_of(trace, *steps_of(trace), ceilings)
@@ -64,29 +65,29 @@ def limit(
 
 def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
     result = limit(recommender())
-    verdict = result["verdict"]
-    assert (verdict["limit"], verdict["confidence"]) == ("bandwidth", "medium")
-    assert verdict["doubts"] == ["a trace does not tell whether other work disturbed the steps"]
+    verdict = result.verdict
+    assert (verdict.limit, verdict.confidence) == ("bandwidth", "medium")
+    assert verdict.doubts == ["a trace does not tell whether other work disturbed the steps"]
     for others, judged in ((0.02, ("bandwidth", "high")), (0.4, ("not judged", "low"))):
-        beside = limit(recommender(), others=others)["verdict"]
-        assert (beside["limit"], beside["confidence"]) == judged
-    assert verdict["share"] > 0.75
-    assert sum(result["shares"].values()) == pytest.approx(1)
-    table, passes = result["advice"]
-    assert "uses 3,200 of the 200,000 rows (1.6%) of a table, but Adam" in table["seen"]
-    assert "79.5 ms, 80% of the step" in table["seen"]
-    assert table["change"].startswith("nn.Embedding(200000, 64, sparse=True); rows = torch.optim.SparseAdam(")
+        beside = limit(recommender(), others=others).verdict
+        assert (beside.limit, beside.confidence) == judged
+    assert verdict.share > 0.75
+    assert sum(result.shares.values()) == pytest.approx(1)
+    table, passes = result.advice
+    assert "uses 3,200 of the 200,000 rows (1.6%) of a table, but Adam" in table.seen
+    assert "79.5 ms, 80% of the step" in table.seen
+    assert table.change.startswith("nn.Embedding(200000, 64, sparse=True); rows = torch.optim.SparseAdam(")
     # Ten accesses of 3,200 rows and forty calls take 4 ms of the 79 that go.
-    assert table["predicted_gain"] == pytest.approx(100 / (100 - 79.5 + 4), rel=0.05)
-    assert passes["change"] == "torch.optim.Adam(..., fused=True)"
-    assert 1 < passes["predicted_gain"] < table["predicted_gain"]
+    assert table.predicted_gain == pytest.approx(100 / (100 - 79.5 + 4), rel=0.05)
+    assert passes.change == "torch.optim.Adam(..., fused=True)"
+    assert 1 < passes.predicted_gain < table.predicted_gain
 
 
 def test_a_program_with_sparse_gradients_is_not_told_to_use_them() -> None:
     events = [event for event in recommender() if event["name"] != "aten::embedding_dense_backward"]
     for event in events:
         event["name"] = event["name"].replace("Adam.step", "SparseAdam.step").replace("aten::zeros", "aten::_coalesce")
-    assert all(one["name"] != "sparse" for one in limit(events)["advice"])
+    assert all(one.name != "sparse" for one in limit(events).advice)
 
 
 def test_single_slow_steps_do_not_decide() -> None:
@@ -97,18 +98,18 @@ def test_single_slow_steps_do_not_decide() -> None:
         if event["name"] in ("ProfilerStep#1", "ProfilerStep#3"):
             event["dur"] += 900_000
     result = limit(events)
-    assert result["verdict"]["limit"] == "bandwidth"
-    assert any("3 of 6 steps nearest to the median of 100 ms" in note for note in result["notes"])
+    assert result.verdict.limit == "bandwidth"
+    assert any("3 of 6 steps nearest to the median of 100 ms" in note for note in result.notes)
 
 
 def test_without_ceilings_only_waits_are_named() -> None:
     result = limit(recommender(), None)
-    assert result["verdict"]["limit"] == "unclear"
-    assert "needs measured ceilings. Outside of them the nearest are" in result["verdict"]["because"][0]
-    assert "recperf peaks measures them" in result["verdict"]["because"][0]
-    assert [one["predicted_gain"] for one in result["advice"]] == [None, None]
+    assert result.verdict.limit == "unclear"
+    assert "needs measured ceilings. Outside of them the nearest are" in result.verdict.because[0]
+    assert "recperf peaks measures them" in result.verdict.because[0]
+    assert [one.predicted_gain for one in result.advice] == [None, None]
     slow = [made.around("ProfilerStep#0", 0, 100), made.around("enumerate(DataLoader)#x", 0, 80), made.op("a", 85, 5)]
-    assert limit(slow, None)["verdict"]["limit"] == "input"
+    assert limit(slow, None).verdict.limit == "input"
 
 
 def test_time_outside_of_operators_is_waiting_or_python() -> None:
@@ -125,32 +126,30 @@ def test_time_outside_of_operators_is_waiting_or_python() -> None:
         Path("made"),
     )
     seen = observed(trace, *steps_of(trace), CEILINGS)
-    waits = {name: round(ms, 6) for name, ms in seen["waits"].items()}
+    waits = {name: round(ms, 6) for name, ms in seen.waits.items()}
     assert waits == {"input": 0, "communication": 0.2, "blocked": 0.3, "python": 0.2}
-    assert {row["name"][:8]: row["ms"] for row in seen["operators"]} == pytest.approx(
-        {"aten::re": 0.2, "autograd": 0.1}
-    )
-    assert any("record_shapes=True" in note for note in seen["notes"])
+    assert {row.name[:8]: row.ms for row in seen.operators} == pytest.approx({"aten::re": 0.2, "autograd": 0.1})
+    assert any("record_shapes=True" in note for note in seen.notes)
 
 
 def test_times_that_are_not_valid_are_named_as_the_doubt(tmp_path: Path) -> None:
     events = [*recommender(), *(made.op("aten::mm", 1e308, 1e308) for _ in range(500))]
-    doubts = analyse_file(made.write(tmp_path / "t.json", events))["limit"]["verdict"]["doubts"]
+    doubts = analyse_file(made.write(tmp_path / "t.json", events)).limit.verdict.doubts
     assert "the trace has many events without valid times, which are left out" in doubts
     assert not any("unknown kinds" in doubt for doubt in doubts)
 
 
 def test_a_gpu_is_divided_by_its_device() -> None:
     result = limit([*made.gpu_step(0, 0.0, 10), *made.gpu_step(1, 1000.0, 20)], None)
-    assert result["shares"]["input"] == pytest.approx(0.2, abs=0.03)
-    assert result["shares"]["operator"] == pytest.approx(0.4, abs=0.03)
+    assert result.shares["input"] == pytest.approx(0.2, abs=0.03)
+    assert result.shares["operator"] == pytest.approx(0.4, abs=0.03)
     tf32 = [
         made.around("ProfilerStep#0", 0, 1000),
         made.op("aten::mm", 0, 10, **sized([512, 512], [512, 512])),
         made.call("cudaLaunchKernel", 2, 5, 1),
         made.kernel("sm80_xmma_gemm_f32f32_tf32f32_f32", 10, 900, 1),
     ]
-    assert limit(tf32)["operators"][0]["precision"] == "tf32"
+    assert limit(tf32).operators[0].precision == "tf32"
 
 
 def test_a_device_of_amd_has_its_name(tmp_path: Path) -> None:
@@ -163,4 +162,4 @@ def test_a_device_of_amd_has_its_name(tmp_path: Path) -> None:
     ]
     path = made.write(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": "AMD Instinct MI300X"}])
     peaks = {"machine": {}}
-    assert "those of AMD Instinct MI300X are not among" in analyse_file(path, peaks)["limit"]["ceilings"]
+    assert "those of AMD Instinct MI300X are not among" in analyse_file(path, peaks).limit.ceilings

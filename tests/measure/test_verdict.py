@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from recperf.measure import attribution, limits
 from recperf.measure.attribution import attribute, classify
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.limits import decide
 from recperf.measure.operators import kind_of_call
+from recperf.measure.records import Attribution, Experiment, NativeCode, Observed, Operator, Percentiles, Verdict
 
 MIB = 1 << 20
 KINDS = (
@@ -43,18 +45,21 @@ CEILINGS = Ceilings(
 )
 
 
-def row(ms: float, name: str = "aten::op", **figures: Any) -> dict[str, Any]:
-    empty = {"flops": 0, "bytes": 0, "beyond": 0, "fresh": 0, "rows": 0, "missed": 0, "row_bytes": 0, "precision": ""}
-    kind = kind_of_call(name)
-    return {"name": name, "part": None, "kind": kind, "calls": 1, "python_calls": 1, "ms": ms, **empty, **figures}
+def row(ms: float, name: str = "aten::op", **figures: Any) -> Operator:
+    known = {"part": None, "kind": kind_of_call(name), "calls": 1, "python_calls": 1}
+    return Operator(name=name, ms=ms, **{**known, **figures})
 
 
-def shares_of(*rows: dict[str, Any], ceilings: Ceilings | None = CEILINGS, **waits: float) -> dict[str, float]:
-    observed = {"waits": waits, "operators": list(rows), "inside": 0.5}
-    return dict(attribute(observed, ceilings)["shares"])
+def step_of(*rows: Operator, ms: float = 1.0, **more: Any) -> Observed:
+    known = {"device": "cpu", "threads": 2, "waits": {}, "inside": 0.5, "other_work": 0.0}
+    return Observed(step_ms=Percentiles(ms, ms, ms), operators=list(rows), **{**known, **more})
 
 
-def main_limit(*rows: dict[str, Any], ceilings: Ceilings = CEILINGS, **waits: float) -> str:
+def shares_of(*rows: Operator, ceilings: Ceilings | None = CEILINGS, **waits: float) -> dict[str, float]:
+    return attribute(step_of(*rows, waits=waits), ceilings).shares
+
+
+def main_limit(*rows: Operator, ceilings: Ceilings = CEILINGS, **waits: float) -> str:
     shares = shares_of(*rows, ceilings=ceilings, **waits)
     return max(shares, key=lambda limit: shares[limit])
 
@@ -70,21 +75,13 @@ def confidence(
     ceilings: float = 0.0,
     threads: int = 2,
     device: str = "cpu",
-    experiments: list[dict[str, Any]] | None = None,
-) -> limits.Verdict:
-    observed = {
-        "step_ms": {"p20": 1 - spread, "p50": 1.0, "p80": 1 + spread},
-        "waits": {},
-        "operators": [],
-        "other_work": others,
-        "preempted": preempted,
-        "crowded": crowded,
-        "scale": scale,
-        "threads": threads,
-        "device": device,
-    }
+    experiments: list[Experiment] | None = None,
+) -> Verdict:
+    figures = {"other_work": others, "preempted": preempted, "crowded": crowded, "scale": scale, "threads": threads}
+    observed = step_of(device=device, **figures)
+    observed.step_ms = Percentiles(1 - spread, 1.0, 1 + spread)
     every = dict.fromkeys(attribution.LIMITS, 0.0) | shares
-    return decide({"shares": every, "operators": []}, observed, replace(CEILINGS, other_work=ceilings), experiments)
+    return decide(Attribution(every, 0.0, []), observed, replace(CEILINGS, other_work=ceilings), experiments)
 
 
 PROBES: dict[str, Callable[[Ceilings], bool]] = {
@@ -108,16 +105,16 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     "functions such as exp": lambda c: main_limit(row(10.0, special=4e6), ceilings=c) == "compute",
     "slow functions": lambda c: main_limit(row(10.0, special=2e6), ceilings=c) == "operator",
     # A ceiling that is exceeded by 1.3 times is believed, by 1.8 times it is not.
-    "above the ceiling": lambda c: "compute" in classify(row(10.0, flops=1.3e9), c, 0.5)["limits"],
-    "far above the ceiling": lambda c: "compute" not in classify(row(10.0, flops=1.8e9), c, 0.5)["limits"],
+    "above the ceiling": lambda c: "compute" in classify(row(10.0, flops=1.3e9), c, 0.5).limits,
+    "far above the ceiling": lambda c: "compute" not in classify(row(10.0, flops=1.8e9), c, 0.5).limits,
     # More than any cache holds is never cached, however fast; less may be.
     "beyond all caches": lambda c: main_limit(row(1.0, bytes=3e8, beyond=3e8), ceilings=c) == "bandwidth",
     "beyond the knee, fast": lambda c: main_limit(row(0.3, bytes=2e8, beyond=2e8), ceilings=c) == "cache",
     # A call of an operator that computes nothing may take some times the cost of the simplest one.
-    "only a call": lambda c: classify(row(0.003), c, 0.5)["limits"].keys() == {"dispatch"},
-    "more than a call": lambda c: "operator" in classify(row(0.0065), c, 0.5)["limits"],
-    "small work": lambda c: classify(row(0.0039, bytes=20_000), c, 0.5)["limits"].keys() == {"dispatch"},
-    "not so small work": lambda c: "cache" in classify(row(0.0039, bytes=40_000), c, 0.5)["limits"],
+    "only a call": lambda c: classify(row(0.003), c, 0.5).limits.keys() == {"dispatch"},
+    "more than a call": lambda c: "operator" in classify(row(0.0065), c, 0.5).limits,
+    "small work": lambda c: classify(row(0.0039, bytes=20_000), c, 0.5).limits.keys() == {"dispatch"},
+    "not so small work": lambda c: "cache" in classify(row(0.0039, bytes=40_000), c, 0.5).limits,
     "kernels": lambda c: main_limit(row(1.0, kernels=300), ceilings=c) == "dispatch",
     "long kernels": lambda c: main_limit(row(1.0, kernels=200), ceilings=c) == "operator",
     "clear": lambda c: confidence({"compute": 0.35, "cache": 0.0}).limit == "compute",
@@ -140,7 +137,7 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
 for place, kind in enumerate(KINDS, 1):
     # Half of a call's cost is inside the operator: twice its cost is a call and as much again.
     PROBES[f"cost of {kind}"] = lambda c, kind=kind, place=place: (  # type: ignore[misc]
-        classify(row(place / 1e3 * 4.5, kind=kind, python_calls=0), c, 0.5)["limits"].get("dispatch")
+        classify(row(place / 1e3 * 4.5, kind=kind, python_calls=0), c, 0.5).limits.get("dispatch")
         == pytest.approx(place / 2e3)
     )
 
@@ -214,12 +211,7 @@ def test_operators_that_ran_at_the_same_time_are_judged_by_their_own_time() -> N
 
 
 def test_a_disagreeing_experiment_lowers_the_confidence() -> None:
-    experiment = {
-        "name": "half the threads",
-        "expected": "2.00 times",
-        "measured": "1.00 times",
-        "outcome": "disagrees",
-    }
+    experiment = Experiment("half the threads", "2.00 times", "1.00 times", "disagrees")
     verdict = confidence({"compute": 0.9}, experiments=[experiment])
     assert verdict.confidence == "medium"
     assert "half the threads" in verdict.doubts[0]
@@ -237,7 +229,7 @@ def test_a_disagreeing_experiment_lowers_the_confidence() -> None:
     ],
 )
 def test_only_an_experiment_that_agrees_supports_a_high_confidence(outcomes: list[str], expected: str) -> None:
-    rows = [{"name": "one", "expected": "2.00", "measured": "2.00", "outcome": outcome} for outcome in outcomes]
+    rows = [Experiment("one", "2.00", "2.00", outcome) for outcome in outcomes]
     verdict = confidence({"compute": 0.9}, experiments=rows)
     assert verdict.confidence == expected
     assert ("No experiment: the step was not run again." in verdict.because) is (not set(outcomes) - {"not run"})
@@ -265,24 +257,20 @@ def test_beside_other_work_only_what_it_does_not_change_is_judged(limit: str, wh
 
 def test_c_code_outside_torch_is_told_from_the_interpreter() -> None:
     """2 of the 3 ms outside of operators are in C; a call's way through Python is not taken from them."""
-    step = {"waits": {"python": 1.0, "native": 2.0}, "operators": [row(1.0, calls=2000, python_calls=4000)]}
-    step |= {"inside": 0.5, "step_ms": dict.fromkeys(("p20", "p50", "p80"), 4.0), "other_work": 0.0}
-    shares = attribute(step, CEILINGS)["shares"]
+    step = step_of(row(1.0, calls=2000, python_calls=4000), ms=4.0, waits={"python": 1.0, "native": 2.0})
+    shares = attribute(step, CEILINGS).shares
     assert (shares["python"], shares["dispatch"]) == (pytest.approx(0.5), pytest.approx(0.5))
     for native, start in (
-        ({}, "Python code between"),
-        ({"share": 0.67, "modules": ["numpy"]}, "C code outside torch (numpy)"),
+        (None, "Python code between"),
+        (NativeCode(0.67, ["numpy"]), "C code outside torch (numpy)"),
     ):
-        assert any(
-            text.startswith(start)
-            for text in decide(attribute(step, CEILINGS), {**step, "native": native}, CEILINGS).because
-        )
+        step.native = native
+        assert any(text.startswith(start) for text in decide(attribute(step, CEILINGS), step, CEILINGS).because)
 
 
 def test_figures_do_not_round_to_nothing() -> None:
     fast = replace(CEILINGS, rows_memory=((64, 0.03), (1024, 0.1)), rows_cache=((64, 0.01), (1024, 0.02)))
-    step = {"waits": {}, "operators": [row(30.0, "aten::embedding", rows=1e9, missed=1e9, row_bytes=64, bytes=6.4e10)]}
-    step |= {"inside": 0.5, "step_ms": dict.fromkeys(("p20", "p50", "p80"), 30.0), "other_work": 0.0}
+    step = step_of(row(30.0, "aten::embedding", rows=1e9, missed=1e9, row_bytes=64, bytes=6.4e10), ms=30.0)
     text = decide(attribute(step, fast), step, fast).because[0]
     assert "at 0.0300 ns a row (memory: 0.0300 ns, of which 0.0" in text
 
@@ -319,24 +307,23 @@ SLOW_ROWS = replace(CEILINGS, rows_memory=((64, 100.0), (1024, 200.0)), rows_cac
         (row(10.0, "nccl::all_reduce", communication=True), "communication"),
     ],
 )
-def test_each_operator_goes_to_the_ceiling_that_explains_it(operator: dict[str, Any], limit: str) -> None:
-    divided = classify(operator, SLOW_ROWS, 0.5)["limits"]
+def test_each_operator_goes_to_the_ceiling_that_explains_it(operator: Operator, limit: str) -> None:
+    divided = classify(operator, SLOW_ROWS, 0.5).limits
     assert max(divided, key=lambda name: divided[name]) == limit
-    assert sum(divided.values()) == pytest.approx(operator["ms"])
+    assert sum(divided.values()) == pytest.approx(operator.ms)
 
 
 def test_a_ceiling_that_cannot_apply_is_not_believed() -> None:
     divided = classify(row(1.0, "aten::mm", flops=1e9), CEILINGS, 0.5)
-    assert "compute" not in divided["limits"]
-    assert "the ceiling does not apply: its arithmetic would take 10" in divided["note"]
+    assert "compute" not in divided.limits
+    assert "the ceiling does not apply: its arithmetic would take 10" in divided.note
 
 
 def test_data_beyond_all_caches_shows_that_a_ceiling_is_too_low() -> None:
     divided = classify(row(1.0, "aten::_fused_adamw_", bytes=3e8, beyond=3e8), CEILINGS, 0.5)
-    assert divided["limits"].keys() == {"dispatch", "bandwidth"}
-    assert "the ceiling is too low: the fastest measured stream takes 15.0 times as long" in divided["note"]
-    step = {"waits": {}, "operators": [row(1.0, bytes=3e8, beyond=3e8)], "inside": 0.5, "other_work": 0.0}
-    step["step_ms"] = dict.fromkeys(("p20", "p50", "p80"), 1.0)
+    assert divided.limits.keys() == {"dispatch", "bandwidth"}
+    assert "the ceiling is too low: the fastest measured stream takes 15.0 times as long" in divided.note
+    step = step_of(row(1.0, bytes=3e8, beyond=3e8))
     sentence = decide(attribute(step, CEILINGS), step, CEILINGS).because[0]
     assert sentence.endswith("at 300 GB/s where this machine streams 20 GB/s; the ceiling is too low.")
 
@@ -348,8 +335,7 @@ def test_only_a_precision_that_was_measured_to_be_faster_is_named() -> None:
         (CEILINGS, "with 2 threads, 200 GFLOP/s in bfloat16."),
         (slow, "no more in a lower precision."),
     ):
-        step = {"waits": {}, "operators": [row(10.0, "aten::mm", flops=8e8)], "inside": 0.5}
-        step["step_ms"] = dict.fromkeys(("p20", "p50", "p80"), 10.0)
+        step = step_of(row(10.0, "aten::mm", flops=8e8), ms=10.0)
         assert decide(attribute(step, ceilings), step, ceilings).because[0].endswith(clause)
 
 
@@ -361,12 +347,11 @@ def test_random_rows_are_latency_or_bandwidth_by_the_measured_widths() -> None:
     rows = row(20.0 + call, "aten::embedding", rows=100_000, missed=100_000, row_bytes=1000, bytes=1e8)
     # 14 ms: prefetched; an implementation can hide latency, but it moves all bytes.
     for ms, latency, bandwidth in ((20.0, 10, 10), (30.0, 15, 15), (14.0, 4, 10)):
-        divided = classify({**rows, "ms": ms + call}, widths, 0.5)["limits"]
+        divided = classify(changed(rows, ms=ms + call), widths, 0.5).limits
         assert (divided["latency"], divided["bandwidth"]) == (pytest.approx(latency), pytest.approx(bandwidth))
-    step = {"waits": {}, "operators": [{**rows, "row_bytes": 4000, "ms": 50.0}], "inside": 0.5}
-    step["step_ms"] = dict.fromkeys(("p20", "p50", "p80"), 50.0)
+    step = step_of(changed(rows, row_bytes=4000, ms=50.0), ms=50.0)
     result = attribute(step, widths)
-    assert result["random"] == pytest.approx(result["shares"]["latency"] + result["shares"]["bandwidth"])
+    assert result.random == pytest.approx(result.shares["latency"] + result.shares["bandwidth"])
     assert replace(CEILINGS, rows_memory=((64, 50.0),)).latency_share(1024) == 1.0
     verdict = decide(result, step, widths)
     assert verdict.limit == "bandwidth"

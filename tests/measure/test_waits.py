@@ -45,7 +45,7 @@ def test_pages_of_a_file_are_blocked_time_inside_an_operator(tmp_path: Path) -> 
 def test_a_late_rank_is_communication(tmp_path: Path) -> None:
     report = profile(late_peer, tmp_path)
     assert report.shares["communication"] > 0.4
-    assert any("late ranks" in note for note in report.as_json()["notes"])
+    assert any("late ranks" in note for note in report.notes)
 
 
 def test_calls_of_the_same_size_tell_late_ranks_from_bytes() -> None:

@@ -17,6 +17,8 @@ import pytest
 from recperf.cli import main
 from recperf.files import write_json
 from recperf.machine import fingerprint
+from recperf.measure.profile_records import StepFigures
+from recperf.measure.records import Verdict
 from recperf.runs import contract
 from recperf.runs.contract import Claim, Evidence, Finding, check_run, judge
 from recperf.runs.derive import Stated, result_of
@@ -30,11 +32,11 @@ QUICK = [
 ]  # fmt: skip
 
 
-def derive(profile: dict[str, Any], peaks: dict[str, Any]) -> dict[str, Any]:
-    assert not {"verdict", "shares"} & profile.keys()
-    waits, copy = profile["observed"]["waits"], peaks["copy"]["p50"]
+def derive(figures: StepFigures, peaks: Any) -> tuple[dict[str, float], Verdict]:
+    assert not hasattr(figures, "verdict")
+    waits, copy = figures.observed.waits, peaks["copy"]["p50"]
     shares = {"python": waits["python"], "input": waits["input"], "compute": copy / 100e9}
-    return {"verdict": {"limit": max(shares, key=lambda name: shares[name]), "share": 0.6}, "shares": shares}
+    return shares, Verdict(max(shares, key=lambda name: shares[name]), 0.6, "high", [])
 
 
 def target(config: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -109,10 +111,10 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 
 def failed(folder: Path, claims: tuple[Claim, ...] = CLAIMS) -> dict[str, str]:
-    judged = check_run(folder, claims)
-    assert len(judged) == len(contract.ALWAYS) + len(claims)
-    assert all(claim.found for claim in judged)
-    return {name: claim.found for name, claim in zip(NAMES, judged) if not claim.holds}
+    findings = check_run(folder, claims)
+    assert len(findings) == len(contract.ALWAYS) + len(claims)
+    assert all(isinstance(finding, Finding) and finding.detail for _, finding in findings)
+    return {name: finding.detail for name, (_, finding) in zip(NAMES, findings) if not finding.holds}
 
 
 def edit(folder: Path, name: str, change: Callable[[Any], object]) -> None:
@@ -132,9 +134,9 @@ def edit_events(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict
 
 def test_a_fresh_run_passes(folder: Path) -> None:
     assert failed(folder) == {}
-    found = {claim.text: claim.found for claim in check_run(folder, CLAIMS)}
-    assert found["evidence is intact"] == f"{len(present(folder))} files match seal.json"
-    assert "(above 0." in found["the logged metrics meet the quality target"]
+    findings = dict(check_run(folder, CLAIMS))
+    assert findings["evidence is intact"].detail == f"{len(present(folder))} files match seal.json"
+    assert "(above 0." in findings["the logged metrics meet the quality target"].detail
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_claims_about_speed_are_not_judged_beside_other_work(folder: Path) -> No
     edit(folder, "profile.json", lambda p: p.update(other_work=0.0))
     assert failed(folder) == {}
     edit(folder, "profile.json", lambda p: p.update(other_work=0.2))
-    judged = dict(zip(NAMES, (claim.holds for claim in check_run(folder, CLAIMS))))
+    judged = dict(zip(NAMES, (finding.holds for _, finding in check_run(folder, CLAIMS))))
     assert {name for name, holds in judged.items() if holds is None} == names
     assert all(holds for name, holds in judged.items() if name not in names)
 
@@ -300,8 +302,8 @@ def test_work_in_the_cache_counts_where_the_cache_holds_the_rows_of_a_step(
     shares = {"bandwidth": 0.2, "cache": 0.5, "operator": 0.3}
     edit(folder, "profile.json", lambda p: p.update(shares=shares) or p["verdict"].update(limit="cache"))
     edit(folder, "peaks.json", lambda p: p["knee"].update(bytes=knee))
-    derived = {"verdict": {"limit": "cache"}, "shares": shares}
-    claim = contract.limits_lead("bandwidth", derive=lambda *_: derived, cached_rows=True)
+    derived = Verdict("cache", 0.5, "high", [])
+    claim = contract.limits_lead("bandwidth", derive=lambda *_: (shares, derived), cached_rows=True)
     assert "with cache where it holds the rows of a step" in claim.text
     assert judge(claim, Evidence(folder)).holds is holds
 
@@ -385,7 +387,7 @@ def test_checking_needs_no_torch(finished: Path) -> None:
     code = (
         "import sys, pathlib; from recperf.runs import contract as c; import recperf.cli.check\n"
         "claims = [c.loss_falls(0.1)]\n"
-        "assert all(f.holds for f in c.check_run(pathlib.Path(sys.argv[1]), claims))\n"
+        "assert all(f.holds for _, f in c.check_run(pathlib.Path(sys.argv[1]), claims))\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code, str(finished)], check=True, capture_output=True)

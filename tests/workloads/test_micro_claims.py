@@ -5,10 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import example_runs as examples
 import pytest
+from msgspec import convert
+from msgspec.structs import replace
 
 from recperf.measure.limits import verdict_of
 from recperf.measure.operators import kind_of_call
+from recperf.measure.profile_records import Profile
+from recperf.measure.records import Observed, Operator, Percentiles
 from recperf.runs.contract import Finding, judge
 from recperf.workloads.micro_dlrm.config import claims, default
 
@@ -67,7 +72,7 @@ MACHINES = {
 }
 
 
-def operators(peaks: dict[str, Any], slower: float) -> list[dict[str, Any]]:
+def operators(peaks: dict[str, Any], slower: float) -> list[Operator]:
     """The operators of a step, each `slower` than its ceilings allow."""
     rates = {name: peaks[name]["p50"] for name in ("cached", "update")}
     rows = []
@@ -75,35 +80,29 @@ def operators(peaks: dict[str, Any], slower: float) -> list[dict[str, Any]]:
         beyond = moved if moved / calls > peaks["knee"]["bytes"] else 0
         work = max(flops / peaks["gemm"]["float32"]["p50"], moved / rates["update" if beyond else "cached"])
         call_ms = calls * peaks["calls"]["elementwise"]["p50"] / 1e6
-        none = {"rows": 0, "missed": 0, "row_bytes": 0, "precision": "float32", "part": None}
-        counts = {"calls": calls, "python_calls": calls, "flops": flops, "bytes": moved, "beyond": beyond}
-        times = {"ms": INSIDE * call_ms + slower * work * 1e3}
-        rows.append({"name": name, "kind": kind_of_call(name), **none, **counts, **times})
+        counts = {"flops": flops, "bytes": moved, "beyond": beyond, "precision": "float32"}
+        ms = INSIDE * call_ms + slower * work * 1e3
+        rows.append(Operator(name, None, kind_of_call(name), calls, calls, ms, **counts))
     return rows
 
 
-def finding(peaks: dict[str, Any], rows: list[dict[str, Any]], vary: float = 0.02) -> Finding:
+def finding(peaks: dict[str, Any], rows: list[Operator], vary: float = 0.02) -> Finding:
     """What the claim says about a step of these operators."""
     call_ms = peaks["calls"]["elementwise"]["p50"] / 1e6
     # Python's way to the operators, and as much again for the code of modules and the optimizer.
-    python = 2 * (1 - INSIDE) * call_ms * sum(row["calls"] for row in rows)
-    step = python + sum(row["ms"] for row in rows)
-    spread = {"p20": (1 - vary) * step, "p50": step, "p80": (1 + vary) * step}
-    observed = {"device": "cpu", "threads": 1, "step_ms": spread, "waits": {"python": python}, "operators": rows}
-    profile = {"device": "cpu", "threads": 1, "observed": observed | {"inside": INSIDE, "other_work": 0.0}}
-    stated = verdict_of(profile, peaks)
+    python = 2 * (1 - INSIDE) * call_ms * sum(row.calls for row in rows)
+    step = python + sum(row.ms for row in rows)
+    spread = Percentiles((1 - vary) * step, step, (1 + vary) * step)
+    profile = convert(examples.profile(threads=1, experiments=[], other_work=0.0), Profile)
+    profile.observed = Observed("cpu", 1, spread, {"python": python}, rows, other_work=0.0, inside=INSIDE)
+    profile.shares, profile.verdict = verdict_of(profile, peaks)
     evidence = SimpleNamespace(
         peaks=peaks,
-        raw=lambda name: profile,
+        profile=profile,
+        file=lambda name, kind: profile,
+        raw=lambda name: {},
         has=lambda name: False,
         fingerprint="this",
-        profile=SimpleNamespace(
-            device="cpu",
-            other_work=0.0,
-            shares=stated["shares"],
-            verdict=SimpleNamespace(limit=stated["verdict"]["limit"]),
-            observed=SimpleNamespace(threads=1, step_ms=SimpleNamespace(**spread)),
-        ),
     )
     return judge(claims(default())[1], evidence)  # type: ignore[arg-type]
 
@@ -118,8 +117,9 @@ def test_a_small_model_is_limited_by_the_processor_on_any_machine(name: str, slo
 @pytest.mark.parametrize("name", MACHINES)
 def test_it_is_not_claimed_of_a_table_in_memory(name: str) -> None:
     peaks = MACHINES[name]
-    lookup = {**operators(peaks, 1.0)[2], "rows": 200_000, "missed": 200_000, "row_bytes": 64, "ms": 20.0}
-    rows = [*operators(peaks, 1.0), {**lookup, "bytes": 12_800_000, "table_rows": 1 << 24}]
+    table = {"row_bytes": 64, "bytes": 12_800_000, "table_rows": 1 << 24}
+    lookup = replace(operators(peaks, 1.0)[2], rows=200_000, missed=200_000, ms=20.0, **table)
+    rows = [*operators(peaks, 1.0), lookup]
     assert finding(peaks, rows).holds is False
 
 
@@ -127,7 +127,7 @@ def test_shares_that_differ_by_less_than_steps_vary_are_not_judged() -> None:
     peaks = MACHINES["large L2, no L3"]
     rows = operators(peaks, 1.0)
     # About as much time as all others and Python take, for a stream through memory.
-    stream_ms = 1.4 * sum(row["ms"] for row in rows)
-    rows.append({**rows[-1], "calls": 1, "bytes": 2e7 * stream_ms, "beyond": 2e7 * stream_ms, "ms": stream_ms})
+    stream_ms = 1.4 * sum(row.ms for row in rows)
+    rows.append(replace(rows[-1], calls=1, bytes=2e7 * stream_ms, beyond=2e7 * stream_ms, ms=stream_ms))
     assert finding(peaks, rows, vary=0.5).holds is None
     assert finding(peaks, rows, vary=0.001).holds is not None

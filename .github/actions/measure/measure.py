@@ -25,6 +25,7 @@ from typing import Any
 
 from recperf.errors import RecperfError
 from recperf.measure.peaks.other_work import DISTURBED
+from recperf.measure.records import Percentiles
 from recperf.runs.compare import Time, TimeChange, TimedPart, changed, parse_gate
 from recperf.runs.report.formats import component, percent, printable, spread, time
 
@@ -166,7 +167,9 @@ def comment(judgement: Judgement, arguments: list[str], names: tuple[str, str]) 
         for part in (step, *parts[:SHOWN]):
             assert part.old_ms
             assert part.new_ms
-            cells = [f"{time(ms.p50)} ({spread({'p20': ms.p20, 'p80': ms.p80})})" for ms in (part.old_ms, part.new_ms)]
+            cells = [
+                f"{time(ms.p50)} ({spread(Percentiles(ms.p20, ms.p50, ms.p80))})" for ms in (part.old_ms, part.new_ms)
+            ]
             allowed = f"+{percent(judgement.gates[part.name], 1)}"
             row = [cell(component(part.name)), *cells, part.text, allowed, part.says]
             lines.append(f"| {' | '.join(row)} |")

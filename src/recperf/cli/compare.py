@@ -10,10 +10,10 @@ import msgspec
 import tyro
 
 from ..errors import GateFailed, UsageError
+from ..measure.records import Percentiles
 from ..runs import compare as timing
 from ..runs.compare import Comparison, TimeChange
 from ..runs.report.formats import NONE, component, count, percent, short, spread, time
-from ..runs.report.reading import kind_of
 from ..runs.report.text import columns
 from .parse import JsonOption, parse
 from .terminal import conclude, print_text
@@ -37,7 +37,7 @@ class Options(JsonOption):
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf compare", description=DESCRIPTION)
-    runs = len(options.paths) >= 2 and {kind_of(path) for path in options.paths} == {"run"}
+    runs = len(options.paths) >= 2 and {timing.kind_of(path) for path in options.paths} == {"run"}
     if len(options.paths) != 2 and not (runs and options.gate is None):
         what = "compare takes two runs, profiles or traces, or several runs without --gate"
         raise UsageError(f"{what}; got {len(options.paths)}", fix="recperf compare OLD NEW")
@@ -72,8 +72,7 @@ def compared_runs(folders: tuple[Path, ...]) -> tuple[str, dict[str, Any]]:
     from ..runs.report.text import render_sections
 
     comparison = compare([read(folder) for folder in folders])
-    text = "\n".join([summary(comparison), *render_sections(comparison_sections(comparison))])
-    return text, msgspec.to_builtins(comparison)
+    return "\n".join([summary(comparison), *render_sections(comparison_sections(comparison))]), comparison.as_json()
 
 
 def failure(comparison: Comparison, gate: float | None) -> GateFailed | None:
@@ -123,7 +122,8 @@ def _limits(comparison: Comparison) -> list[str]:
 def _row(change: TimeChange, name: str) -> list[str]:
     cells = []
     for ms in (change.old_ms, change.new_ms):
-        cells += [time(ms.p50), spread(msgspec.to_builtins(ms)) if ms.p20 is not None else NONE] if ms else [NONE, NONE]
+        known = msgspec.convert(ms, Percentiles, from_attributes=True) if ms and ms.p20 is not None else None
+        cells += [time(ms.p50) if ms else NONE, spread(known) if known else NONE]
     more = f"{'+' if change.difference_ms >= 0 else '-'}{time(abs(change.difference_ms))}"
     says = change.says
     if change.old_count != change.new_count and None not in (change.old_count, change.new_count):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..errors import UsageError
 from ..measure import peaks as ceilings
+from ..measure.profile_records import Pair
+from ..measure.records import Percentiles
 from ..runs.report.formats import measuring_cost
 from ..units import size
 from .options import WorkloadOptions, choose, read_options
@@ -39,37 +39,32 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def as_text(pair: dict[str, Any]) -> str:
-    hot, cold = pair["hot"], pair["cold"]
+def as_text(pair: Pair) -> str:
+    arms = {"hot": pair.hot, "cold": pair.cold}
     rows = [["part, ms (p20 to p80)", "hot", "cold", "cold / hot"]]
-    cold_parts = {part["name"]: part for part in cold["components"]}
-    for part in hot["components"]:
-        other = cold_parts.get(part["name"])
-        if other:
-            rows.append(_row(part["name"], part["ms"], other["ms"]))
-    rows.append(_row("step", hot["step_ms"], cold["step_ms"]))
-    names = ("hot", "cold")
-    touched = ", ".join(f"{name} {size(pair[name]['ids']['touched_bytes'])}" for name in names)
+    cold_parts = {part.name: part for part in pair.cold.components}
+    for part in pair.hot.components:
+        if other := cold_parts.get(part.name):
+            rows.append(_row(part.name, part.ms, other.ms))
+    rows.append(_row("step", pair.hot.step_ms, pair.cold.step_ms))
+    touched = ", ".join(f"{name} {size(arm.ids.touched_bytes)}" for name, arm in arms.items())
+    costs = {name: measuring_cost(arm.overhead.share, arm.step_ms) for name, arm in arms.items()}
     return "\n".join(
         [
             "",
             table(rows),
             "",
-            f"  rows touched in {hot['steps']} steps: {touched}; table {size(cold['ids']['working_set_bytes'])}",
-            *(
-                f"  measuring costs, {n}: {measuring_cost(pair[n]['overhead']['share'], pair[n]['step_ms'])}"
-                for n in names
-            ),
+            f"  rows touched in {pair.hot.steps} steps: {touched}; table {size(pair.cold.ids.working_set_bytes)}",
+            *(f"  measuring costs, {name}: {cost}" for name, cost in costs.items()),
             "",
-            pair["verdict"],
+            pair.verdict,
         ]
     )
 
 
-def _row(name: str, hot: dict[str, float], cold: dict[str, float]) -> list[str]:
-    ratio = f"{cold['p50'] / hot['p50']:.2f}" if hot["p50"] else "-"
-    return [name, _spread(hot), _spread(cold), ratio]
+def _row(name: str, hot: Percentiles, cold: Percentiles) -> list[str]:
+    return [name, _spread(hot), _spread(cold), f"{cold.p50 / hot.p50:.2f}" if hot.p50 else "-"]
 
 
-def _spread(ms: dict[str, float]) -> str:
-    return f"{ms['p50']:.2f} ({ms['p20']:.2f} to {ms['p80']:.2f})"
+def _spread(ms: Percentiles) -> str:
+    return f"{ms.p50:.2f} ({ms.p20:.2f} to {ms.p80:.2f})"

@@ -13,6 +13,7 @@ from ..distributed.shared_run import require_same_config
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
+from ..measure.profile_records import Kernels, Profile, Stalls
 from ..runs.record import PROFILE_MARK, Run, new_folder
 from ..stop import FLAG
 from . import profile_script, profile_trace
@@ -101,7 +102,7 @@ def report_failure(error: RecperfError, options: Options[Any]) -> None:
     print_error(error, as_json=options.json)
 
 
-def show(profile: dict[str, Any], folder: Path, options: Options[Any], terminal: Terminal) -> None:
+def show(profile: Profile, folder: Path, options: Options[Any], terminal: Terminal) -> None:
     from ..runs.report.profile_report import text
 
     terminal.say(text(profile, stored_peaks(folder)))
@@ -150,7 +151,7 @@ def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions
     )
 
 
-def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dict[str, Any], Path]:
+def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[Profile, Path]:
     """Profile into a new folder."""
     config, world = with_absolute_paths(options.values), current()
     join(choice, config, options, world)
@@ -170,9 +171,9 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
         FLAG.poll()
         if peaks is not None:
             run.write("peaks.json", peaks)
-        measured["preset"] = choice.preset
+        measured.preset = choice.preset
         if options.stalls:
-            measured["stalls"] = stalls(measured, folder, terminal)
+            measured.stalls = stalls(measured, folder, terminal)
         run.write("profile.json", measured)
     except BaseException:
         if not (folder / "profile.json").exists():
@@ -184,16 +185,16 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[dic
     return measured, folder
 
 
-def stalls(profile: dict[str, Any], folder: Path, terminal: Terminal) -> dict[str, Any]:
+def stalls(profile: Profile, folder: Path, terminal: Terminal) -> Stalls:
     """Stall reasons of the heaviest kernels, or the reason why there are none."""
     from ..execution.profiling import stall_command
     from ..measure.stalls import stalls as sample
 
-    kernels = profile["kernels"]
-    if "rows" not in kernels:
-        return {"missing": f"no kernels: {kernels['missing']}"}
+    kernels = profile.kernels or Kernels()
+    if kernels.missing:
+        return Stalls(missing=f"no kernels: {kernels.missing}")
     terminal.notice("running a few steps under Nsight Compute; this takes a minute or two")
-    names = list(dict.fromkeys(row["name"] for row in kernels["rows"]))[:5]
+    names = list(dict.fromkeys(row.name for row in kernels.rows))[:5]
     return sample(stall_command(folder / "config.json"), names)
 
 
@@ -202,7 +203,7 @@ def stored_peaks(folder: Path) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None
 
 
-def write_page(profile: dict[str, Any], folder: Path, terminal: Terminal) -> None:
+def write_page(profile: Profile, folder: Path, terminal: Terminal) -> None:
     """Write the page; if that fails the profile itself is still valid."""
     from ..runs.report.profile_report import write_page as write_profile
 

@@ -77,7 +77,7 @@ def command(arguments: list[str]) -> int:
             # The program may have changed to another folder.
             with chdir(folder):
                 say = Terminal(as_json=options.json, quiet=options.quiet).notice
-                try_changes(program, outcome.report.as_json()["advice"], say)
+                try_changes(program, outcome.report.advice, say)
     if outcome.report is None:
         assert outcome.missing is not None
         print_error(outcome.missing, as_json=options.json)
@@ -113,7 +113,7 @@ def _show(report: Report, output: Path | None, page: Path | None, options: Optio
         if page is not None:
             terminal.say(f"  page     {_short(report.page(page))}")
     if options.json:
-        print_json(report.as_json())
+        print_json(report)
 
 
 def _short(path: Path) -> Path:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import DataError, MachineError, UsageError
+from ..measure.trace.records import MergedTraces, TraceAnalysis
 from ..units import size
 from .parse import OutputOptions, parse
 from .terminal import Terminal, print_json
@@ -41,8 +41,8 @@ def command(arguments: list[str]) -> int:
     terminal.say(text(analysis, top=options.top))
     if options.trace.is_dir():
         try:
-            analysis["merged"] = merged(options.trace)
-            terminal.say(merged_text(analysis["merged"]))
+            analysis.merged = merged(options.trace)
+            terminal.say(merged_text(analysis.merged))
         except (DataError, MachineError) as error:
             terminal.notice(f"the traces are not merged into one file: {error.what}")
     if options.json:
@@ -50,7 +50,7 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def analysis_of(path: Path, peaks_file: Path | None) -> dict[str, Any]:
+def analysis_of(path: Path, peaks_file: Path | None) -> TraceAnalysis:
     """The analysis of a trace, or of the slowest rank in a folder with the comparison of all."""
     from ..measure.peaks.store import find, read_file
     from ..measure.trace_evidence import analyse_file
@@ -62,10 +62,12 @@ def analysis_of(path: Path, peaks_file: Path | None) -> dict[str, Any]:
     from ..measure.trace.ranks import compare_ranks
 
     compared = compare_ranks(path)
-    return {**analyse_file(Path(compared["file"]), peaks, chosen=chosen), "ranks_compared": compared}
+    analysis = analyse_file(Path(compared.file), peaks, chosen=chosen)
+    analysis.ranks_compared = compared
+    return analysis
 
 
-def merged(folder: Path) -> dict[str, Any]:
+def merged(folder: Path) -> MergedTraces:
     """One file of all ranks, on one clock: between hosts, clocks are aligned at the ends of common barriers."""
     from ..measure.trace.file import looks_like_trace
     from ..measure.trace.merge import merge
@@ -77,13 +79,13 @@ def merged(folder: Path) -> dict[str, Any]:
     return merge(traces_in(folder), target)
 
 
-def merged_text(merged: dict[str, Any]) -> str:
-    ranks = len(merged["ranks"])
-    missing = f"; {merged['of'] - ranks} of {merged['of']} ranks are missing" if (merged["of"] or 0) > ranks else ""
+def merged_text(merged: MergedTraces) -> str:
+    ranks = len(merged.ranks)
+    missing = f"; {merged.of - ranks} of {merged.of} ranks are missing" if merged.of and merged.of > ranks else ""
     check = ""
-    if merged["apart_us"] is not None:
-        check = f"; ranks leave the same barrier at most {merged['apart_us']:.0f} us apart"
+    if merged.apart_us is not None:
+        check = f"; ranks leave the same barrier at most {merged.apart_us:.0f} us apart"
     return (
-        f"all ranks in one file for https://ui.perfetto.dev: {merged['file']} ({size(merged['bytes'])}, "
-        f"{merged['events']:,} events of {ranks} ranks{missing})\n  clock: {merged['clock']}{check}"
+        f"all ranks in one file for https://ui.perfetto.dev: {merged.file} ({size(merged.bytes)}, "
+        f"{merged.events:,} events of {ranks} ranks{missing})\n  clock: {merged.clock}{check}"
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from ..measure.profile_records import Profile
 from ..runs.report.formats import component, percent, spread, throughput, time, whole_time
 from ..runs.report.quality_sections import certainty
 from ..runs.report.sections import measured_steps, quality_table, target_sentence, unsteady_steps
@@ -14,7 +14,7 @@ from ..runs.result import Data, Performance, Result
 from ..runs.resume import change_text
 
 
-def summary(result: Result, folder: Path, profile: dict[str, Any] | None = None) -> str:
+def summary(result: Result, folder: Path, profile: Profile | None = None) -> str:
     data = result.data
     synthetic = " (synthetic)" if data.synthetic else ""
     trials = result.quality.seeds
@@ -44,21 +44,20 @@ def _skipped(data: Data) -> list[str]:
     return [f"skipped lines of the log: {sum(reasons.values()):,} ({listed})"]
 
 
-def _measured(performance: Performance, profile: dict[str, Any]) -> list[str]:
+def _measured(performance: Performance, profile: Profile) -> list[str]:
     """What was measured after training: parts of a step, the verdict with its sentences, and every experiment."""
     shares = sorted((performance.budget or {}).items(), key=lambda item: -item[1])
     parts = ", ".join(f"{component(name)} {percent(share)}" for name, share in shares)
     lines = [f"  measured after training: {measured_steps(profile)}", f"  budget  {parts}"]
     unsteady = unsteady_steps(performance, profile)
     lines += [f"          {unsteady}"] if unsteady else []
-    verdict = profile["verdict"]
+    verdict = profile.verdict
     lines += [f"  limit   {headline(verdict)}"]
-    lines += [f"          {sentence}" for sentence in verdict["because"][1:]]
-    lines += [f"          doubt: {doubt}" for doubt in verdict["doubts"]]
-    for row in profile["experiments"]:
-        outcome = row.get("outcome", "not run")
-        if outcome != "not run":
-            lines.append(f"          {row['name']}: expected {row['expected']}, measured {row['measured']} ({outcome})")
+    lines += [f"          {sentence}" for sentence in verdict.because[1:]]
+    lines += [f"          doubt: {doubt}" for doubt in verdict.doubts]
+    for row in profile.experiments:
+        if row.outcome != "not run":
+            lines.append(f"          {row.name}: expected {row.expected}, measured {row.measured} ({row.outcome})")
     return lines
 
 

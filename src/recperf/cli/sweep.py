@@ -89,8 +89,8 @@ def as_text(result: dict[str, Any]) -> str:
     rows = [[*names, *(head for part in result["parts"] for head in (f"{part} ms", "p20 to p80")), "limit"]]
     for row in result["rows"]:
         times = [swept_ms(row["profile"], part) for part in result["parts"]]
-        cells = [cell for m in times for cell in (f"{m['p50']:.3f}", f"{m['p20']:.3f} to {m['p80']:.3f}")]
-        rows.append([*(row["settings"][name] for name in names), *cells, row["profile"]["verdict"]["limit"]])
+        cells = [cell for m in times for cell in (f"{m.p50:.3f}", f"{m.p20:.3f} to {m.p80:.3f}")]
+        rows.append([*(row["settings"][name] for name in names), *cells, row["profile"].verdict.limit])
     lines = ["", table(rows), "  the step without timers, parts with them", ""]
     for fit in result["fits"]:
         lines.append(f"  {fit['part']} against {fit['field']}: {fit['slope_ms']:.3g} ms per unit, r2 {fit['r2']:.3f}")

@@ -19,9 +19,10 @@ from ..files import read_regular, require_writable, write_atomic
 from ..folders import refuse_foreign
 from ..jsonfile import as_json, require
 from ..runs.evidence import differences
-from ..runs.record import JOB, Busy, Run, read_config
+from ..runs.record import JOB, Busy, Run, profile_of, read_config
 from ..runs.result import Result, fault
 from ..runs.resume import (
+    Change,
     allowed_fields,
     changed_before,
     changes,
@@ -30,7 +31,7 @@ from ..runs.resume import (
     record_changes,
     require_allowed,
 )
-from ..runs.schemas import Change, Progress
+from ..runs.schemas import Progress
 from ..stop import FLAG
 from .terminal import Terminal, conclude, page_optional, print_error, print_json
 
@@ -190,19 +191,19 @@ def report_finished(record: Run, result: Result, config: Any, options: Options[A
         from ..runs.loggers import open_curves
 
         curves = open_curves(options.log, record.folder, terminal.notice)
-        curves.finish(record, result, record.read("profile.json"), to_json(config), replay=True)
+        curves.finish(record, result, profile_of(record), to_json(config), replay=True)
     from ..runs.checkpoints import listed
 
     for one in listed(record.folder, hashed=False):
-        if one.fault:
-            terminal.notice(f"checkpoint {one.name} of seed {one.seed} is damaged: {one.fault}")
+        if one["fault"]:
+            terminal.notice(f"checkpoint {one['name']} of seed {one['seed']} is damaged: {one['fault']}")
 
 
 def conclude_run(record: Run, result: Result, options: Options[Any], terminal: Terminal) -> int:
     """Print the result, write the page, and return the exit code."""
     from .summary import summary
 
-    terminal.say(summary(result, record.folder, record.read("profile.json")))
+    terminal.say(summary(result, record.folder, profile_of(record)))
     if options.report:
         with FLAG.explained("; the run is complete, only its page is missing", f"recperf report {record.folder}"):
             FLAG.poll()

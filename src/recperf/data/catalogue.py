@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -50,7 +51,7 @@ def load(config: MovieLensConfig) -> MovieLens:
     return movielens_like.generate(config.embedded_seed)
 
 
-def get(name: str, *, say: Say, url: str | None = None) -> dict[str, object]:
+def get(name: str, *, say: Say, url: str | None = None) -> dict[str, Any]:
     """Download a dataset into the user's cache and verify it; an intact copy is left as it is."""
     if name == SYNTHETIC:
         raise UsageError(
@@ -71,7 +72,7 @@ def get(name: str, *, say: Say, url: str | None = None) -> dict[str, object]:
     return {**answer, "downloaded": True}
 
 
-def check(name: str, *, path: Path | None = None) -> dict[str, object]:
+def check(name: str, *, path: Path | None = None) -> dict[str, Any]:
     """Read a whole dataset and verify its checksums; a difference is an error."""
     if name == SYNTHETIC and path is None:
         folder, data = None, movielens_like.generate(DEFAULT_SEED)
@@ -101,7 +102,7 @@ def check(name: str, *, path: Path | None = None) -> dict[str, object]:
     }
 
 
-def make(name: str, *, path: Path, seed: int = DEFAULT_SEED) -> dict[str, object]:
+def make(name: str, *, path: Path, seed: int = DEFAULT_SEED) -> dict[str, Any]:
     """Write the embedded dataset as files."""
     if name != SYNTHETIC:
         raise UsageError(f"{name} is real data and cannot be made", fix=f"recperf data get {name}")
@@ -120,7 +121,7 @@ def make(name: str, *, path: Path, seed: int = DEFAULT_SEED) -> dict[str, object
     }
 
 
-def info(name: str, *, path: Path | None = None, seed: int = DEFAULT_SEED) -> dict[str, object]:
+def info(name: str, *, path: Path | None = None, seed: int = DEFAULT_SEED) -> dict[str, Any]:
     """Describe the content of a dataset."""
     if name == SYNTHETIC and path is None:
         data = _generated(seed)

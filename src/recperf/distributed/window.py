@@ -12,15 +12,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns, sleep
-from typing import Any
+
+from msgspec.structs import replace
 
 from ..machine import usable_cores
 from ..measure.profile import Reading, overhead, spread
+from ..measure.profile_records import Collective, Communication, MeasuredRank, StepBudget
 from ..measure.spans import EXCHANGE
 from .ranks import Ranks
 from .waits import Clock, Wait, WaitLog, compare_clocks
 
-Profile = dict[str, Any]
 OUTER = 0.2
 """Share of the steps left out at either end, by duration: a hiccup of the machine is nobody's fault."""
 MARGIN_NS, SPIN_NS = 2_000_000, 200_000
@@ -56,24 +57,18 @@ class SharedWindow:
     def _now(self) -> int:
         return monotonic_ns() - self.clock.ahead_ns
 
-    def join(
-        self, profile: dict[str, Any], clocked: list[Reading], plain: list[int], *, queued: bool
-    ) -> dict[str, Any]:
+    def join(self, budget: StepBudget, clocked: list[Reading], plain: list[int], *, queued: bool) -> StepBudget:
         """The window of all ranks: step times are the longest of any rank, parts are those of the slowest rank."""
         world = self.world
         ranks = world.all_gather(RankReadings(clocked, plain, self.log.steps, self.clock))
         communication = summarize(ranks, queued=queued)
-        slowest = world.broadcast(profile, source=communication["slowest"])
+        slowest = world.broadcast(budget, source=communication.slowest)
         walls = _longest(([wall for wall, _ in rank.clocked] for rank in ranks), len(ranks[0].clocked))
         plain = _longest((rank.plain for rank in ranks), len(ranks[0].plain))
         on_cpu = world.device == "cpu"
-        sharing = ceiling_shares(world.local_size, slowest["threads"], usable_cores()) if on_cpu else 1
-        return {
-            **slowest,
-            "step_ms": spread(walls),
-            "overhead": overhead(walls, plain),
-            "communication": {**communication, "sharing": sharing},
-        }
+        if on_cpu:
+            communication.sharing = ceiling_shares(world.local_size, slowest.threads, usable_cores())
+        return replace(slowest, step_ms=spread(walls), overhead=overhead(walls, plain), communication=communication)
 
 
 def ceiling_shares(ranks: int, threads: int, cores: int) -> int:
@@ -87,29 +82,30 @@ def _longest(ranks: Iterable[Sequence[int]], steps: int) -> list[int]:
     return [max(times[step] for times in listed) for step in range(steps)]
 
 
-def summarize(ranks: list[RankReadings], *, queued: bool = False) -> dict[str, Any]:
+def summarize(ranks: list[RankReadings], *, queued: bool = False) -> Communication:
     """The section `communication` of a profile: means over the middle steps, in ms per step."""
     steps = _middle(_longest(([wall for wall, _ in rank.clocked] for rank in ranks), len(ranks[0].clocked)))
     why = QUEUED if queued else None if _alike(ranks) else APART
     lasts = None if why else _last(ranks, steps)
     each = [_of_rank(ranks, number, steps, lasts) for number in range(len(ranks))]
-    slowest = max(each, key=lambda row: row["own_ms"])["rank"]
-    means = {name: _mean(row[name] for row in each) for name in ("step_ms", "own_ms", "exposed_ms")}
-    late = None if lasts is None else _mean(row["late_ms"] for row in each)
-    return {
-        "ranks": len(ranks),
-        "hosts": len({rank.clock.host for rank in ranks}),
-        "slowest": slowest,
-        "steps": len(steps),
-        **means,
-        "late_ms": late,
-        "moving_ms": None if late is None else means["exposed_ms"] - late,
-        "exposed_share": means["exposed_ms"] / means["step_ms"] if means["step_ms"] else 0.0,
-        "clock_error_ms": max(rank.clock.error_ns for rank in ranks) / 1e6,
-        "not_told_apart": why,
-        "each": each,
-        "collectives": [] if lasts is None else _rows(ranks, steps, lasts),
-    }
+    step_ms, exposed_ms = _mean(row.step_ms for row in each), _mean(row.exposed_ms for row in each)
+    late = None if lasts is None else _mean(row.late_ms or 0.0 for row in each)
+    return Communication(
+        ranks=len(ranks),
+        hosts=len({rank.clock.host for rank in ranks}),
+        slowest=max(each, key=lambda row: row.own_ms).rank,
+        steps=len(steps),
+        step_ms=step_ms,
+        own_ms=_mean(row.own_ms for row in each),
+        exposed_ms=exposed_ms,
+        late_ms=late,
+        moving_ms=None if late is None else exposed_ms - late,
+        exposed_share=exposed_ms / step_ms if step_ms else 0.0,
+        clock_error_ms=max(rank.clock.error_ns for rank in ranks) / 1e6,
+        not_told_apart=why,
+        each=each,
+        collectives=[] if lasts is None else _rows(ranks, steps, lasts),
+    )
 
 
 def _middle(walls: list[int]) -> list[int]:
@@ -157,7 +153,7 @@ def _late(wait: Wait, clock: Clock, last: _Last) -> int:
 
 def _of_rank(
     ranks: list[RankReadings], number: int, steps: list[int], lasts: Mapping[tuple[int, int], _Last] | None
-) -> dict[str, Any]:
+) -> MeasuredRank:
     rank = ranks[number]
     walls = [rank.clocked[step][0] for step in steps]
     exposed = [
@@ -170,16 +166,16 @@ def _of_rank(
         # A wait is recorded slightly inside its span and must not exceed it.
         late_ms = min(exposed_ms, sum(late) / len(steps) / 1e6)
         awaited_ms = _awaited(ranks, number, lasts) / len(steps) / max(1, len(ranks) - 1) / 1e6
-    return {
-        "rank": number,
-        "step_ms": wall_ms,
-        "own_ms": wall_ms - exposed_ms,
-        "exposed_ms": exposed_ms,
-        "late_ms": late_ms,
-        "moving_ms": None if late_ms is None else exposed_ms - late_ms,
-        "awaited_ms": awaited_ms,
-        "largest_part": _largest([rank.clocked[step][1] for step in steps]),
-    }
+    return MeasuredRank(
+        rank=number,
+        step_ms=wall_ms,
+        own_ms=wall_ms - exposed_ms,
+        exposed_ms=exposed_ms,
+        late_ms=late_ms,
+        moving_ms=None if late_ms is None else exposed_ms - late_ms,
+        awaited_ms=awaited_ms,
+        largest_part=_largest([rank.clocked[step][1] for step in steps]),
+    )
 
 
 def _awaited(ranks: list[RankReadings], number: int, lasts: Mapping[tuple[int, int], _Last]) -> int:
@@ -201,7 +197,7 @@ def _largest(parts: list[dict[str, int]]) -> str:
     return max(total, key=lambda name: total[name])
 
 
-def _rows(ranks: list[RankReadings], steps: list[int], lasts: Mapping[tuple[int, int], _Last]) -> list[dict[str, Any]]:
+def _rows(ranks: list[RankReadings], steps: list[int], lasts: Mapping[tuple[int, int], _Last]) -> list[Collective]:
     """Collectives by part and kind; times are means over the ranks."""
     groups: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for step, place in lasts:
@@ -215,15 +211,15 @@ def _rows(ranks: list[RankReadings], steps: list[int], lasts: Mapping[tuple[int,
         late = sum(_late(wait, clock, last) for wait, clock, last in waits) / per_step
         group = {place: lasts[place] for place in places}
         rows.append(
-            {
-                "part": part,
-                "what": what,
-                "count": len(places) / len(steps),
-                "bytes": sum(wait.bytes for wait, _, _ in waits) / len(steps) / len(ranks),
-                "exposed_ms": exposed,
-                "late_ms": late,
-                "moving_ms": exposed - late,
-                "awaited_rank": max(range(len(ranks)), key=lambda number: _awaited(ranks, number, group)),
-            }
+            Collective(
+                part=part,
+                what=what,
+                count=len(places) / len(steps),
+                bytes=sum(wait.bytes for wait, _, _ in waits) / len(steps) / len(ranks),
+                exposed_ms=exposed,
+                late_ms=late,
+                moving_ms=exposed - late,
+                awaited_rank=max(range(len(ranks)), key=lambda number: _awaited(ranks, number, group)),
+            )
         )
-    return sorted(rows, key=lambda row: -row["exposed_ms"])
+    return sorted(rows, key=lambda row: -(row.exposed_ms or 0.0))

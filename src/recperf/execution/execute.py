@@ -19,11 +19,18 @@ from ..ops import choice
 from ..runs.derive import Stated, meets, result_of
 from ..runs.evidence import Evidence, seal
 from ..runs.loggers import Curves
-from ..runs.record import Run, checkout, now, packages, read_saved_config
+from ..runs.record import Run, checkout, now, packages, profile_of, read_saved_config
 from ..runs.result import Data, Result, Target, Verified, checked
 from ..runs.result import Trial as TrialFile
-from ..runs.resume import RANKS, operator_changes, operators_text, recorded_fields, since_start
-from ..runs.schemas import Change, Machine, Profile, Progress
+from ..runs.resume import (
+    RANKS,
+    Change,
+    operator_changes,
+    operators_text,
+    recorded_fields,
+    since_start,
+)
+from ..runs.schemas import Machine, Progress
 from ..stop import StopFlag, poll
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
@@ -94,7 +101,7 @@ def _conclude(job: Job, started: dict[str, Any]) -> Result:
     stated = _stated(job, started)
     result = world.on_leader(lambda: result_of(Evidence(run.folder), stated))
     run.write("result.json", checked(result))
-    profile = run.read("profile.json", Profile)  # On every rank: rank 0 sends what it reads.
+    profile = profile_of(run)
     if curves.loggers:
         curves.finish(run, result, profile, to_json(job.config))
     if world.is_leader:

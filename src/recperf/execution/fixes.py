@@ -11,13 +11,17 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from ..config import from_json, to_json
 from ..machine import usable_cores
 from ..measure import fixes as predictions
+from ..measure.ceilings import Peaks
 from ..measure.fixes import Fix
 from ..measure.peaks.other_work import OtherWork
 from ..measure.profile import endless, spread
+from ..measure.profile_records import Overhead, Profile, TracedPart
+from ..measure.records import Advice, Percentiles
 from ..train.device import applied
 from ..train.loop import Recipe, take_step
 from .workload import Workload
@@ -34,9 +38,9 @@ WORTH = 1.0
 
 @dataclass(frozen=True)
 class Measured:
-    step: dict[str, float]
+    step: Percentiles
     """p20, p50 and p80 of several rounds, in ms per step."""
-    single: dict[str, float]
+    single: Percentiles
     """p20, p50 and p80 of single steps that each wait for the device, as the plain steps of a profile do."""
     losses: list[float]
     """The first ones from initial weights."""
@@ -47,15 +51,14 @@ class Measured:
 def try_fixes(
     workload: Workload,
     config: Any,
-    profile: dict[str, Any],
+    profile: Profile,
     fixes: list[Fix],
-    peaks: dict[str, Any],
-    parts: list[dict[str, Any]] | None,
+    peaks: Peaks,
+    parts: list[TracedPart] | None,
     doubt: str | None,
     say: Callable[[str], None],
-) -> None:
-    """Measure each fix of a workload alone, then all together that kept the losses, and write the gains into the
-    profile's advice.
+) -> list[Advice]:
+    """Measure each fix of a workload alone, then all together that kept the losses; the advice has the gains.
 
     Gains are predicted again for the step that the fixes are measured against, unless it is not the profile's any more.
     """
@@ -65,21 +68,19 @@ def try_fixes(
 
     say("trying fixes: measuring the step without any")
     base = measure(config)
-    plain = profile["overhead"]["plain"]
-    doubt = doubt or predictions.too_busy(base.others) or predictions.drifted(plain, base.single)
-    unclocked = {**profile, "overhead": {"plain_ms": base.step["p50"], "plain": base.step}}
-    fixes = predictions.suggest(fixes, unclocked, parts, peaks, doubt)
-    rows = profile["advice"] = unclocked["advice"]
+    doubt = doubt or predictions.too_busy(base.others) or predictions.drifted(profile.overhead.plain, base.single)
+    unclocked = replace(profile, overhead=Overhead(base.step.p50, base.step.p50, 0.0, base.step))
+    fixes, rows = predictions.suggest(fixes, unclocked, parts, peaks, doubt)
     # On a GPU a faster kernel may show only once launches no longer limit the step; on a CPU nothing hides it.
-    worth = WORTH if profile["device"] == "cpu" else 0.0
+    worth = WORTH if profile.device == "cpu" else 0.0
     accepted, unchanged = try_each(fixes, rows, measure, config, base, say, worth)
     combined = _compatible(accepted)
     if len(combined) < 2:
-        return
+        return rows
     say(f"trying {_switches(combined)}")
     whole = Fix(
         name="all together",
-        title="every fix that kept the losses" if profile["device"] != "cpu" else "every fix that was faster",
+        title="every fix that kept the losses" if profile.device != "cpu" else "every fix that was faster",
         switch=_switches(combined),
         config=_merge(config, combined),
         tolerance=sum(fix.tolerance for fix in combined),
@@ -88,13 +89,13 @@ def try_fixes(
     row = predictions.row_of(
         whole, predictions.prediction(unclocked, names, parts, peaks, usable_cores()), doubt, profile
     )
-    rows.append(row)
     try_fix(measure, config, whole, row, unchanged)
+    return [*rows, row]
 
 
 def try_each(
     fixes: list[Fix],
-    rows: list[dict[str, Any]],
+    rows: list[Advice],
     measure: Callable[[Any], Measured],
     config: Any,
     base: Measured,
@@ -104,9 +105,9 @@ def try_each(
     """Measure each fix into its row. Returns those that kept the losses and gained at least `worth`, and every
     measurement without a fix."""
     accepted, unchanged = [], [base]
-    for fix, row in zip(fixes, list(rows)):
+    for fix, row in zip(fixes, rows):
         say(f"trying {fix.switch}")
-        if try_fix(measure, config, fix, row, unchanged) and (not worth or (row["measured_gain"] or 0.0) >= worth):
+        if try_fix(measure, config, fix, row, unchanged) and (not worth or (row.measured_gain or 0.0) >= worth):
             accepted.append(fix)
     return accepted, unchanged
 
@@ -139,9 +140,7 @@ def _merge(config: Any, fixes: list[Fix]) -> Any:
     return from_json(type(config), merged)
 
 
-def try_fix(
-    measure: Callable[[Any], Measured], config: Any, fix: Fix, row: dict[str, Any], unchanged: list[Measured]
-) -> bool:
+def try_fix(measure: Callable[[Any], Measured], config: Any, fix: Fix, row: Advice, unchanged: list[Measured]) -> bool:
     """Measure a fix into its row, with the step without it before and after, so that drift is not taken for a gain.
 
     `unchanged` has the measurements without a fix so far; the one after it is added. Returns whether the losses stayed
@@ -150,7 +149,7 @@ def try_fix(
     try:
         fixed = measure(fix.config)
     except Exception as error:  # A fix that does not run here is a result, not a failure of the profile.
-        row |= {"status": "not applicable", "note": f"{type(error).__name__}: {error}".splitlines()[0]}
+        row.status, row.note = "not applicable", f"{type(error).__name__}: {error}".splitlines()[0]
         return False
     before, after = unchanged[-1], measure(config)
     unchanged.append(after)
@@ -158,29 +157,25 @@ def try_fix(
     tolerance = max(fix.tolerance, 2 * max(repeats))
     difference = _difference(unchanged[0].losses, fixed.losses)
     same = difference is not None and difference <= tolerance
-    row |= {
-        "measured_ms": fixed.step["p50"],
-        "same_losses": same,
-        "largest_difference": difference,
-        "status": "tried" if same else "rejected",
-    }
+    row.measured_ms, row.same_losses, row.largest_difference = fixed.step.p50, same, difference
+    row.status = "tried" if same else "rejected"
     busiest = max((one.others for one in (before, fixed, after) if one.others is not None), default=None)
     doubt = predictions.too_busy(busiest) or predictions.drifted(before.step, after.step)
-    notes = [row["note"]] if row["note"] else []
+    notes = [row.note] if row.note else []
     if difference is None:
         notes.append("A loss is NaN or infinite")
     elif not same:
         notes.append(f"A loss differs by {difference:.2g}, more than rounding and repeats explain ({tolerance:.2g})")
     if doubt:
         notes.append(f"Gain not judged: {doubt}")
-        row["status"] = "not judged" if same else "rejected"
+        row.status = "not judged" if same else "rejected"
     else:
-        row["measured_gain"] = (before.step["p50"] + after.step["p50"]) / 2 / fixed.step["p50"]
-        row["measured_range"] = [
-            min(before.step["p20"], after.step["p20"]) / fixed.step["p80"],
-            max(before.step["p80"], after.step["p80"]) / fixed.step["p20"],
+        row.measured_gain = (before.step.p50 + after.step.p50) / 2 / fixed.step.p50
+        row.measured_range = [
+            min(before.step.p20, after.step.p20) / fixed.step.p80,
+            max(before.step.p80, after.step.p80) / fixed.step.p20,
         ]
-    row["note"] = ". ".join(notes) or None
+    row.note = ". ".join(notes) or None
     return same
 
 

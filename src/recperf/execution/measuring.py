@@ -12,14 +12,15 @@ from ..distributed.ranks import current
 from ..distributed.shared_run import window_of
 from ..distributed.shares import own_part
 from ..measure import measuring
-from ..measure.ceilings import hot_bytes
+from ..measure.ceilings import Peaks, hot_bytes
 from ..measure.cost import Cost
-from ..measure.measuring import MeasuredSteps, disturbance, measure_steps
+from ..measure.measuring import MeasuredSteps, measure_steps
 from ..measure.peaks import with_threads
 from ..measure.peaks.other_work import DISTURBED, not_judged
 from ..measure.profile import Reading, Subject
+from ..measure.profile_records import Pair
+from ..runs.record import profile_of
 from ..runs.report.formats import measuring_cost
-from ..runs.schemas import Profile
 from ..train.graph import GraphStep
 from ..train.loop import Recipe, take_step
 from .training import Job
@@ -29,20 +30,20 @@ MEASURED = ("profile.json", "pair.json", "peaks.json")
 """The files of a run that describe its machine's speed."""
 
 
-def measure_run(job: Job, trial: Trial | None, peaks: dict[str, Any] | None) -> None:
+def measure_run(job: Job, trial: Trial | None, peaks: Peaks | None) -> None:
     """Write profile.json, the ceilings of the machine, and pair.json where the workload has a matched pair; nothing
     where an earlier process of the run did so."""
     run, prepared, notice = job.run, job.prepared, job.report.notice
-    if run.read("profile.json", Profile) is not None:
+    if profile_of(run) is not None:
         return
     if peaks is not None:
         require_threads(peaks, notice)
     trial = trial or prepared.trial(job.config.seed)
     profile, pair, _ = measure_window(prepared, trial, peaks, confirm=CONFIRM_SECONDS)
-    cost = measuring_cost(profile["overhead"]["share"], profile["step_ms"])
-    notice(f"measured the parts of {profile['steps']} more steps; measuring costs {cost}")
-    if disturbance(profile) > DISTURBED:
-        notice(f"claims about speed are {not_judged(disturbance(profile), 'the steps were measured')}")
+    cost = measuring_cost(profile.overhead.share, profile.step_ms)
+    notice(f"measured the parts of {profile.steps} more steps; measuring costs {cost}")
+    if (others := profile.other_work or 0.0) > DISTURBED:
+        notice(f"claims about speed are {not_judged(others, 'the steps were measured')}")
     # Files of an earlier start of this run would contradict the profile.
     run.remove(*MEASURED)
     for name, content in (("peaks.json", peaks), ("pair.json", pair), ("profile.json", profile)):
@@ -50,7 +51,7 @@ def measure_run(job: Job, trial: Trial | None, peaks: dict[str, Any] | None) -> 
             run.write(name, content)
 
 
-def require_threads(peaks: dict[str, Any], say: Callable[[str], None]) -> None:
+def require_threads(peaks: Peaks, say: Callable[[str], None]) -> None:
     """Measure and store the ceilings for the current number of threads where they are missing; ranks share those of
     all threads."""
     if current().choose(True, several=False):
@@ -98,7 +99,7 @@ class TrainingSteps(Subject):
 
 
 def measure_window(
-    prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None, *, confirm: float = 0.0, **options: Any
+    prepared: Prepared, trial: Trial, peaks: Peaks | None, *, confirm: float = 0.0, **options: Any
 ) -> MeasuredSteps:
     """Measure steps after training, and confirm the verdict by experiments for up to `confirm` seconds, of which a
     matched pair is one. The other options are those of `measure_steps`."""
@@ -106,14 +107,14 @@ def measure_window(
     return measure_steps(TrainingSteps(prepared, trial, trial.recipe), peaks, arms=arms, confirm=confirm, **options)
 
 
-def measure_pair(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None) -> dict[str, Any] | None:
+def measure_pair(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> Pair | None:
     """Measure one model with ids whose rows fit a cache and with ids from the whole table; None where it has no such
     pair."""
     arms = _arms(prepared, trial, peaks)
-    return arms and measuring.measure_pair(arms, peaks)
+    return measuring.measure_pair(arms, peaks) if arms else None
 
 
-def _arms(prepared: Prepared, trial: Trial, peaks: dict[str, Any] | None) -> dict[str, Any] | None:
+def _arms(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> dict[str, Any] | None:
     """The steps of both arms with the rows that their ids refer to. No workload with a pair runs on several ranks."""
     arms = prepared.pair(trial, hot_bytes(peaks, prepared.settings.device_name, torch.get_num_threads()))
     return arms and {name: (TrainingSteps(prepared, trial, arm.recipe), arm.rows) for name, arm in arms.items()}

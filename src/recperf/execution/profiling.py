@@ -11,15 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from ..distributed.ranks import current
 from ..distributed.shares import own_part
 from ..measure import fixes, sections
+from ..measure.ceilings import Peaks
 from ..measure.experiments import SECONDS
 from ..measure.measuring import STEPS
 from ..measure.observing import Observer
 from ..measure.profile import endless
+from ..measure.profile_records import (
+    Communication,
+    Idle,
+    Kernels,
+    MeasuringCost,
+    Missing,
+    Profile,
+    SavedTrace,
+    Trust,
+)
 from ..measure.trace.analyse import analyse
+from ..measure.trace.records import StepTables
 from ..runs.record import packages
 from ..train.device import applied
 from .fixes import try_fixes
@@ -28,7 +41,7 @@ from .workload import Trial, Workload
 
 TABLES_LATER = 3000
 """Epochs after training whose batches nothing else in a profile uses."""
-FROM_TRACE = ("kernels", "idle", "transfers")
+NOT_TRACED = "no step was traced"
 SINGLE_PROCESS = "fixes are predicted and tried in a single process only"
 
 
@@ -47,8 +60,8 @@ class ProfileOptions:
 
 
 def profile(
-    workload: Workload, config: Any, peaks: dict[str, Any] | None, options: ProfileOptions, say: Callable[[str], None]
-) -> dict[str, Any]:
+    workload: Workload, config: Any, peaks: Peaks | None, options: ProfileOptions, say: Callable[[str], None]
+) -> Profile:
     """Measure everything but stalls, which need a separate process.
 
     All ranks measure and record the same steps. Figures about a single rank are those of the slowest one.
@@ -63,51 +76,45 @@ def profile(
         result, _, observer = measure_window(
             prepared, trial, peaks, steps=options.steps, confirm=options.confirm, run=options.run
         )
-        slowest = result.get("communication", {}).get("slowest", 0)
-        traced, parts, cost = world.broadcast(_traced(result, observer), slowest)
+        slowest = result.communication.slowest if result.communication else 0
+        traced: StepTables | None = world.broadcast(_traced(observer), slowest)
         trace = world.broadcast(_save_trace(observer, options.trace), slowest)
-        result |= traced
         touched = world.broadcast(_touched(trial), slowest)
         tables = trial.tables()
-    result |= {
-        "kind": "profile",
-        "workload": workload.name,
-        "preset": None,
-        "switches": dict(prepared.settings.reasons),
-        "roofline": sections.roofline(result, peaks),
-        "embeddings": sections.embeddings(result, peaks, tables, touched),
-        "communication": result.get("communication") or {"missing": "one rank"},
-        "trace": trace,
-        "stalls": None,
-    }
+    result = replace(
+        result,
+        kind="profile",
+        workload=workload.name,
+        switches=dict(prepared.settings.reasons),
+        kernels=traced.kernels if traced else Kernels(missing=NOT_TRACED),
+        idle=traced.idle if traced else Idle(missing=NOT_TRACED),
+        transfers=traced.transfers if traced else Missing(NOT_TRACED),
+        roofline=sections.roofline(result, peaks),
+        embeddings=sections.embeddings(result, peaks, tables, touched),
+        communication=result.communication or Communication(missing="one rank"),
+        trace=trace,
+    )
     del trial
     if world.choose(True, several=False):
-        doubt = fixes.doubt(result, result["other_work"])
-        ranked = fixes.suggest(prepared.fixes(), result, parts, peaks, doubt)
+        doubt, parts = fixes.doubt(result, result.other_work), traced.parts if traced else None
+        ranked, result.advice = fixes.suggest(prepared.fixes(), result, parts, peaks, doubt)
         if options.try_fixes and ranked and peaks is not None:
-            try_fixes(workload, config, result, ranked, peaks, parts, doubt, say)
+            result.advice = try_fixes(workload, config, result, ranked, peaks, parts, doubt, say)
     else:
-        result["advice"] = {"missing": SINGLE_PROCESS}
-    result["trust"] = _trust(result, config, cost)
+        result.advice = Missing(SINGLE_PROCESS)
+    result.trust = _trust(result, config, traced)
     return result
 
 
-def _traced(
-    result: dict[str, Any], observer: Observer | None
-) -> tuple[dict[str, Any], list[dict[str, Any]] | None, dict[str, float] | None]:
-    """Tables from the trace of the observed steps, its parts, and what tracing cost."""
-    if observer is None or observer.trace is None or not observer.traced:
-        return {name: {"missing": "no step was traced"} for name in FROM_TRACE}, None, None
-    analysed = analyse(observer.trace)
-    plain, traced = result["overhead"]["plain_ms"], analysed["window"]["wall_ms"]
-    cost = {"plain_ms": plain, "clocked_ms": traced, "share": traced / plain - 1}
-    return {name: analysed[name] for name in FROM_TRACE}, analysed["parts"], cost
+def _traced(observer: Observer | None) -> StepTables | None:
+    """Tables from the trace of the observed steps; None where there is none."""
+    return analyse(observer.trace) if observer is not None and observer.trace and observer.traced else None
 
 
-def _save_trace(observer: Observer | None, path: Path | None) -> dict[str, Any] | None:
+def _save_trace(observer: Observer | None, path: Path | None) -> SavedTrace | None:
     if path is None or observer is None or observer.recording is None:
         return None
-    return {"file": path.name, "bytes": observer.recording.save(path), "steps": len(observer.traced)}
+    return SavedTrace(path.name, observer.recording.save(path), len(observer.traced))
 
 
 def _touched(trial: Trial) -> list[torch.Tensor]:
@@ -116,22 +123,23 @@ def _touched(trial: Trial) -> list[torch.Tensor]:
     return [trial.rows_of(own_part(batch)).cpu() for batch in islice(batches, 4)]
 
 
-def _trust(result: dict[str, Any], config: Any, cost: dict[str, float] | None) -> dict[str, Any]:
-    missing = [
-        f"{name}: {result[name]['missing']}"
-        for name in (*FROM_TRACE, "roofline", "communication", "advice")
-        if isinstance(result[name], dict) and "missing" in result[name]
-    ]
-    return {
-        "steps": result["steps"],
-        "warmup": result["warmup"],
-        "profiling": {"budget": result["overhead"], "full": cost},
-        "seed": config.seed,
-        "versions": {**packages(), "cuda": torch.version.cuda},
-        "clocks": _clocks() if result["device"] != "cpu" else None,
-        "other_work": {"share": result["other_work"]},
-        "not_measured": missing,
-    }
+def _trust(result: Profile, config: Any, traced: StepTables | None) -> Trust:
+    sections = ("kernels", "idle", "transfers", "roofline", "communication", "advice")
+    reasons = {name: getattr(getattr(result, name), "missing", None) for name in sections}
+    plain, traced_ms = result.overhead.plain_ms, traced.window.wall_ms if traced else 0.0
+    return Trust(
+        steps=result.steps,
+        warmup=result.warmup,
+        profiling={
+            "budget": result.overhead,
+            "full": MeasuringCost(plain, traced_ms, traced_ms / plain - 1) if traced else None,
+        },
+        seed=config.seed,
+        versions={**packages(), "cuda": torch.version.cuda},
+        clocks=_clocks() if result.device != "cpu" else None,
+        other_work={"share": result.other_work},
+        not_measured=[f"{name}: {reason}" for name, reason in reasons.items() if reason],
+    )
 
 
 def _clocks() -> dict[str, float] | None:

@@ -19,13 +19,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from msgspec import convert
 from torch import Tensor
 
 from ..errors import MachineError
-from ..measure.advice import Advice
+from ..files import plain_json
 from ..measure.fixes import Fix
 from ..measure.observing import ENDLESS, Observer
 from ..measure.profile import spread
+from ..measure.records import Advice
 from ..measure.step_parts import Moment
 from .fixes import COMPARED, Measured, try_each, try_fix
 from .program_changes import ENVIRONMENT, changed
@@ -40,22 +42,19 @@ ROUNDING = 1e-4
 """Relative difference of a loss that another order of additions explains."""
 
 
-def try_changes(program: Program, advice: list[dict[str, Any]], say: Callable[[str], None]) -> None:
+def try_changes(program: Program, advice: list[Advice], say: Callable[[str], None]) -> None:
     """Measure each change that can be made from outside, alone and all together, and write the gains into the advice.
 
     The unchanged program runs before and after each.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Advice] = []
     for one in advice:
-        if one["settings"] and all(one["settings"] != other["settings"] for other in rows):
+        if one.settings and all(one.settings != other.settings for other in rows):
             rows.append(one)
     if not rows:
         say("no change of this program can be made from outside")
         return
-    fixes = [
-        Fix(name=one["name"], title="", switch=one["change"], config=one["settings"], tolerance=ROUNDING)
-        for one in rows
-    ]
+    fixes = [Fix(name=one.name, title="", switch=one.change, config=one.settings, tolerance=ROUNDING) for one in rows]
 
     def measure(settings: dict[str, Any]) -> Measured:
         return measured(program, settings)
@@ -66,7 +65,7 @@ def try_changes(program: Program, advice: list[dict[str, Any]], say: Callable[[s
         settings = {name: value for fix in accepted for name, value in fix.config.items()}
         names = ", ".join(fix.name for fix in accepted)
         whole = Fix(name="all together", title=names, switch=names, config=settings, tolerance=ROUNDING)
-        advice.append(asdict(Advice(whole.name, f"{names} together.", names)))
+        advice.append(Advice(whole.name, f"{names} together.", names))
         say(f"trying {names} together")
         try_fix(measure, {}, whole, advice[-1], unchanged)
 
@@ -86,7 +85,7 @@ def measured(program: Program, settings: dict[str, Any]) -> Measured:
         if not result.exists():
             lines = ended.stderr.strip().splitlines()
             raise MachineError(lines[-1] if lines else f"the program ended with exit code {ended.returncode}")
-        return Measured(**json.loads(result.read_text()))
+        return convert(json.loads(result.read_text()), Measured)
 
 
 class _StepClock(Observer):
@@ -159,7 +158,8 @@ def main(request: Path, result: Path) -> None:
     if outcome.code or len(times) < FEWEST:
         raise SystemExit(f"the program ended with exit code {outcome.code} after {clock.seen} steps")
     step = spread(times)
-    result.write_text(json.dumps(asdict(Measured(step=step, single=step, losses=losses, others=clock.others))))
+    measured = Measured(step=step, single=step, losses=losses, others=clock.others)
+    result.write_text(json.dumps(plain_json(measured)))
 
 
 if __name__ == "__main__":

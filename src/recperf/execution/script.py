@@ -121,17 +121,16 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outco
         )
         return
     report = profiler.build()
-    content = report.as_json()
-    content["program"] = {"script": str(program.script), "arguments": list(program.arguments)}
-    content["notes"] += hooks.notes()
-    own = content["own_cpu_s"]
+    report.program = {"script": str(program.script), "arguments": list(program.arguments)}
+    report.notes += hooks.notes()
+    own = report.own_cpu_s
     beside = max(1e-9, outcome.cpu_s - profiler.observer.traced_cpu_ns / 1e9)
-    content["notes"].append(
+    report.notes.append(
         f"profiling took {own:.1f} s of CPU time, {own / beside:.0%} of the {beside:.1f} s that the program used"
     )
     if outcome.stopped:
-        content["notes"].append(f"the program was stopped after {seen:,} steps; --to-the-end lets it run")
-    content["notes"].append("no experiments: the step of a program cannot be repeated from outside")
+        report.notes.append(f"the program was stopped after {seen:,} steps; --to-the-end lets it run")
+    report.notes.append("no experiments: the step of a program cannot be repeated from outside")
     outcome.report = report
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from itertools import cycle
 from time import perf_counter, process_time
 from types import TracebackType
@@ -27,21 +26,23 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from ..errors import UsageError
+from ..jsonfile import as_json
 from ..machine import machine_facts
 from ..measure import peaks as machine_peaks
-from ..measure.advice import Evidence, as_json
+from ..measure.advice import Evidence
 from ..measure.advice_rules import advise
 from ..measure.attribution import attribute
 from ..measure.call_places import place_rows
-from ..measure.ceilings import Ceilings, ceilings_of, knees_of
+from ..measure.ceilings import Ceilings, Peaks, ceilings_of, knees_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.limits import decide
 from ..measure.observing import SHORT, Observer
-from ..measure.program_facts import ProgramFacts, ProgramWatch, loader_facts
+from ..measure.program_facts import ProgramWatch, loader_facts
+from ..measure.records import Attribution, Experiment, Observed, ObservedSteps, ProgramFacts, TimingCost
 from ..runs.step_report import KIND, SCHEMA, Report
 
-Experiment = Callable[[dict[str, Any], dict[str, Any]], list[dict[str, Any]]]
+Experiments = Callable[[Attribution, Observed], list[Experiment]]
 """Runs experiments for an attribution of what was observed."""
 
 UNLIMITED_SECONDS = 3600.0
@@ -64,8 +65,8 @@ class Profiler:
         self._observer: Observer | None = None
         self.watch: ProgramWatch | None = None
         self._report: Report | None = None
-        self._peaks: dict[str, Any] | None = None
-        self._experiment: Experiment | None = None
+        self._peaks: Peaks | None = None
+        self._experiment: Experiments | None = None
         self._driven = False
         """Whether the loop goes on until enough steps were seen."""
 
@@ -145,38 +146,36 @@ class Profiler:
         """Divide what was observed and decide."""
         began, cpu = perf_counter(), process_time()
         observed = observed_by(self.observer)
-        ceilings = self._ceilings(observed["device"], observed["threads"])
+        ceilings = self._ceilings(observed.device, observed.threads)
         attribution = attribute(observed, ceilings)
         experiments = self._experiment(attribution, observed) if self._experiment else []
         verdict = decide(attribution, observed, ceilings, experiments)
-        facts = self._facts(observed["threads"])
+        facts = self._facts(observed.threads)
         return Report(
-            {
-                "kind": KIND,
-                "schema": SCHEMA,
-                "verdict": verdict.as_json(),
-                "shares": attribution["shares"],
-                "parts": observed["parts"],
-                "operators": attribution["operators"],
-                "places": place_rows(attribution["operators"], attribution["shares"], observed),
-                "native": observed.get("native"),
-                "sampling": observed.get("sampling"),
-                "advice": as_json(advise(Evidence(observed, attribution["operators"], ceilings, facts))),
-                "program_facts": asdict(facts),
-                "experiments": experiments,
-                "step_ms": observed["step_ms"],
-                "waits": observed["waits"],
-                "steps": observed["steps"],
-                "device": observed["device"],
-                "threads": observed["threads"],
-                "other_work": observed["other_work"],
-                "overhead": observed["overhead"],
-                "notes": observed["notes"],
-                "machine": machine_facts(),
-                "ceilings": asdict(ceilings) if ceilings else None,
-                "analysis_s": perf_counter() - began,
-                "own_cpu_s": process_time() - cpu + self.observer.traced_cpu_ns / 1e9,
-            }
+            kind=KIND,
+            schema=SCHEMA,
+            verdict=verdict,
+            shares=attribution.shares,
+            parts=observed.parts,
+            operators=attribution.operators,
+            places=place_rows(attribution.operators, attribution.shares, observed),
+            native=observed.native,
+            sampling=observed.sampling,
+            advice=advise(Evidence(observed, attribution.operators, ceilings, facts)),
+            program_facts=facts,
+            experiments=experiments,
+            step_ms=observed.step_ms,
+            waits=observed.waits,
+            steps=observed.steps or ObservedSteps(0, 0, 0),
+            device=observed.device,
+            threads=observed.threads,
+            other_work=observed.other_work,
+            overhead=observed.overhead or TimingCost(0.0, 0.0),
+            notes=observed.notes,
+            machine=machine_facts(),
+            ceilings=as_json(ceilings),
+            analysis_s=perf_counter() - began,
+            own_cpu_s=process_time() - cpu + self.observer.traced_cpu_ns / 1e9,
         )
 
     def _facts(self, threads: int) -> ProgramFacts:
@@ -184,7 +183,7 @@ class Profiler:
         modules = model.named_modules() if model is not None else ()
         return self.watch.facts(threads, modules, has_model=model is not None) if self.watch else ProgramFacts()
 
-    def _ceilings_of_machine(self, threads: int) -> dict[str, Any] | None:
+    def _ceilings_of_machine(self, threads: int) -> Peaks | None:
         if not self._use_peaks:
             return None
         say = (lambda text: None) if self._quiet else (lambda text: print(f"recperf: {text}", file=sys.stderr))
@@ -216,8 +215,8 @@ def profile(
     takes_batch = batches is not None and _takes_argument(step)
     last: list[Any] = []
 
-    def experiment(attribution: dict[str, Any], observed: dict[str, Any]) -> list[dict[str, Any]]:
-        if confirm is False or light or not observed["operators"]:
+    def experiment(attribution: Attribution, observed: Observed) -> list[Experiment]:
+        if confirm is False or light or not observed.operators:
             return []
         seconds = None if confirm is None else UNLIMITED_SECONDS
         batch = last[0] if last else None

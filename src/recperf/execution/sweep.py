@@ -8,6 +8,8 @@ from typing import Any
 
 from ..config import to_json
 from ..machine import machine_facts
+from ..measure.ceilings import Peaks
+from ..measure.profile_records import Profile
 from ..measure.sections import swept_ms
 from ..train.device import applied
 from .measuring import measure_window
@@ -19,7 +21,7 @@ STEPS = 24
 def sweep(
     workload: Workload,
     points: list[tuple[dict[str, str], Any]],
-    peaks: dict[str, Any] | None,
+    peaks: Peaks | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure a window of steps at each point, without training: settings, step time and its parts."""
@@ -37,12 +39,12 @@ def sweep(
     return {**facts, "rows": rows, "fits": fits(rows, parts)}
 
 
-def shown_parts(profiles: list[dict[str, Any]]) -> list[str]:
+def shown_parts(profiles: list[Profile]) -> list[str]:
     """The step, and its lookups or, in a workload that names no part so, the largest part of all profiles."""
-    names = set.intersection(*({part["name"] for part in profile["components"]} for profile in profiles))
+    names = set.intersection(*({part.name for part in profile.components} for profile in profiles))
     if "embedding" in names or not names:
         return ["step", *(names & {"embedding"})]
-    return ["step", max(names, key=lambda name: sum(swept_ms(profile, name)["p50"] for profile in profiles))]
+    return ["step", max(names, key=lambda name: sum(swept_ms(profile, name).p50 for profile in profiles))]
 
 
 def fits(rows: list[dict[str, Any]], parts: list[str]) -> list[dict[str, Any]]:
@@ -56,7 +58,7 @@ def fits(rows: list[dict[str, Any]], parts: list[str]) -> list[dict[str, Any]]:
         return []
     lines = []
     for part in parts:
-        y = [swept_ms(row["profile"], part)["p50"] for row in rows]
+        y = [swept_ms(row["profile"], part).p50 for row in rows]
         slope, intercept, r2 = line(x, y)
         lines.append({"field": names[0], "part": part, "slope_ms": slope, "intercept_ms": intercept, "r2": r2})
     return lines

@@ -6,16 +6,19 @@ The range of a prediction is half of the saving, and all of the time that goes w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..units import time
 from .attribution import divided_ms
 from .ceilings import Ceilings
 from .peaks.other_work import DISTURBED
 from .places import place_text
-from .program_facts import ProgramFacts, optimizer_of
+from .program_facts import optimizer_of
+from .records import Advice, DividedOperator, Observed, ProgramFacts
 
 NOTICEABLE = 0.05
 """A change that saves a smaller share of the step is not mentioned."""
@@ -26,57 +29,32 @@ WAITS = 0.3
 LEAST = 0.02
 """Of a step, what remains at least in the best case."""
 
-Row = dict[str, Any]
-
-
-@dataclass
-class Advice:
-    """One change, with its predicted and its measured gain (1.5: a step is 1.5 times as fast)."""
-
-    name: str
-    seen: str
-    """What was seen, with figures."""
-    change: str
-    """A line to paste, or the options to give."""
-    predicted_gain: float | None = None
-    predicted_range: list[float] | None = None
-    measured_ms: float | None = None
-    measured_gain: float | None = None
-    measured_range: list[float] | None = None
-    same_losses: bool | None = None
-    largest_difference: float | None = None
-    status: str = "suggested"
-    """suggested, tried, rejected (changes the losses), not judged, or not applicable."""
-    note: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    """What --try-fixes changes in a program from outside; empty where only its author can."""
-
 
 @dataclass(frozen=True)
 class Evidence:
     """What rules look at."""
 
-    observed: dict[str, Any]
-    operators: list[Row]
+    observed: Observed
+    operators: list[DividedOperator]
     """Rows of operators with their time by limit."""
     ceilings: Ceilings | None
     facts: ProgramFacts
 
     @cached_property
     def step_ms(self) -> float:
-        return divided_ms(self.observed)
+        return divided_ms(self.observed.waits, self.observed.operators)
 
     @property
     def on_cpu(self) -> bool:
-        return bool(self.observed["device"] == "cpu")
+        return self.observed.device == "cpu"
 
     def ms(self, *limits: str) -> float:
         """Time of a step under some limits."""
-        waits = sum(self.observed["waits"].get(limit, 0.0) for limit in limits)
-        return float(waits + sum(row["limits"].get(limit, 0.0) for row in self.operators for limit in limits))
+        waits = sum(self.observed.waits.get(limit, 0.0) for limit in limits)
+        return waits + sum(row.limits.get(limit, 0.0) for row in self.operators for limit in limits)
 
-    def optimizer_rows(self, kind: str) -> list[Row]:
-        return [row for row in self.operators if optimizer_of(row["part"]) == kind]
+    def optimizer_rows(self, kind: str) -> list[DividedOperator]:
+        return [row for row in self.operators if optimizer_of(row.part) == kind]
 
     def calls_ms(self, calls: float) -> float:
         """What so many calls of operators cost, whatever they compute."""
@@ -95,14 +73,14 @@ class Evidence:
     @property
     def calling_ms(self) -> float:
         """Time of the interpreter between operators, where it does little else than calling them."""
-        calls, python = sum(row["python_calls"] for row in self.operators), self.ms("python")
+        calls, python = sum(row.python_calls for row in self.operators), self.ms("python")
         if self.ceilings is None or python > CALLING * calls * self.ceilings.calls["elementwise"] / 1e6:
             return 0.0
         return python
 
-    def product_ms(self, row: Row) -> float:
+    def product_ms(self, row: DividedOperator) -> float:
         """Time of a product at its ceiling."""
-        return row["flops"] / self.ceilings.product(row["precision"]) * 1e3 if self.ceilings else 0.0
+        return row.flops / self.ceilings.product(row.precision) * 1e3 if self.ceilings else 0.0
 
     def rows_ms(self, accesses: float, row_bytes: int, table_bytes: float) -> float:
         """Time of so many accesses of random rows of tables of this size."""
@@ -113,12 +91,12 @@ class Evidence:
     @property
     def busy(self) -> str:
         """Why operators took longer than they do alone; empty where they did not."""
-        others = self.observed.get("other_work") or 0.0
+        others = self.observed.other_work or 0.0
         return f"other work used {others:.0%} of the cores" if others > DISTURBED and self.on_cpu else ""
 
-    def cost(self, ms: float, rows: Iterable[Row] = ()) -> str:
+    def cost(self, ms: float, rows: Iterable[DividedOperator] = ()) -> str:
         """A time, its share of the step, and where the user's program calls the operators, if that is known."""
-        place = next((f" ({place_text(row['place'])})" for row in rows if row.get("place")), "")
+        place = next((f" ({place_text(row.place)})" for row in rows if row.place), "")
         return f"{time(ms)}, {ms / self.step_ms if self.step_ms else 0:.0%} of the step{place}"
 
     @property
@@ -131,7 +109,7 @@ class Evidence:
         """GPU: operators that Python calls in a step, and the host time of one of them in ms: as measured where the
         device waits for the host, else what queueing a kernel costs."""
         assert self.ceilings is not None
-        calls = max(1.0, sum(row["python_calls"] for row in self.operators))
+        calls = max(1.0, sum(row.python_calls for row in self.operators))
         waits = self.ms("launch", "python")
         return calls, self.step_ms / calls if waits > WAITS * self.step_ms else self.ceilings.queue_ns / 1e6
 
@@ -159,7 +137,3 @@ class Evidence:
             return advice
         gain = [step / self._after(part, calls) for part in (saved / 2, saved, goes)]
         return replace(advice, predicted_gain=gain[1], predicted_range=[gain[0], gain[2]])
-
-
-def as_json(advice: Iterable[Advice]) -> list[dict[str, Any]]:
-    return [asdict(one) for one in advice]

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from linecache import getline
 
+from msgspec.structs import replace
+
 from ..units import number
-from .advice import Advice, Evidence, Row
+from .advice import Evidence
 from .places import place_text
-from .program_facts import OptimizerFacts, optimizer_of
+from .program_facts import optimizer_of
+from .records import Advice, DividedOperator, OptimizerFacts
 
 USED = 0.1
 """A table of which a step uses fewer rows than this gains from updating only those."""
@@ -53,8 +55,8 @@ def _best(suggestions: Iterable[Advice | None]) -> Advice | None:
     return max((one for one in suggestions if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
 
 
-def _names(rows: Iterable[Row]) -> str:
-    names = list(dict.fromkeys(row["name"].removeprefix("aten::") for row in rows))
+def _names(rows: Iterable[DividedOperator]) -> str:
+    names = list(dict.fromkeys(row.name.removeprefix("aten::") for row in rows))
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
@@ -62,8 +64,8 @@ def dense_table(evidence: Evidence) -> Advice | None:
     """Dense gradients and a dense optimizer that pass over all rows of tables of which a step uses few."""
     used: defaultdict[tuple[int, int], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in evidence.operators:
-        if row["rows"] and row["table_rows"] and row["row_bytes"]:
-            used[row["table_rows"], row["row_bytes"]][row["name"]] += row["distinct"] or row["rows"]
+        if row.rows and row.table_rows and row.row_bytes:
+            used[row.table_rows, row.row_bytes][row.name] += row.distinct or row.rows
     # The backward pass uses the same rows as the forward pass.
     most = {table: max(by_name.values()) for table, by_name in used.items()}
     return _best(_sparse(evidence, one, most) for one in evidence.facts.optimizers if one.kind in PASSES)
@@ -75,10 +77,10 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
     if takes_sparse and not (optimizer.plain and optimizer.elements):
         return None
     # A trace does not tell which gradients are sparse, only that some are.
-    names = [row["name"] for row in evidence.operators]
+    names = [row.name for row in evidence.operators]
     if not optimizer.elements and any(re.search("_coalesce|_sparse|sparse_backward", name) for name in names):
         return None
-    whole = sum(row["ms"] for row in evidence.optimizer_rows(optimizer.kind))
+    whole = sum(row.ms for row in evidence.optimizer_rows(optimizer.kind))
     goes = needs = rows_used = rows_all = 0.0
     shapes, same = [], []
     for (rows, row_bytes), count in used.items():
@@ -86,13 +88,13 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
         tables = optimizer.tables.count(shape) if optimizer.elements else 1
         if count >= USED * rows * tables:
             continue
-        passes = [row for row in evidence.operators if not row["rows"] and row.get("largest", [])[:1] == [rows]]
-        of_table = [row for row in evidence.operators if row["table_rows"] == rows]
-        goes += sum(row["ms"] for row in of_table if "dense_backward" in row["name"])
+        passes = [row for row in evidence.operators if not row.rows and (row.largest or [])[:1] == [rows]]
+        of_table = [row for row in evidence.operators if row.table_rows == rows]
+        goes += sum(row.ms for row in of_table if "dense_backward" in row.name)
         if optimizer.elements:
             goes += whole * tables * rows * shape[1] / optimizer.elements
         else:
-            goes += sum(row["ms"] for row in passes if len(row["largest"]) > 1)
+            goes += sum(row.ms for row in passes if len(row.largest or ()) > 1)
         accesses, calls = SPARSE.get(optimizer.kind, SPARSE_ADAM)
         needs += evidence.calls_ms(calls * tables)
         needs += evidence.rows_ms(accesses * count, row_bytes, rows * tables * row_bytes)
@@ -123,21 +125,21 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
     suggestions = []
     for optimizer in evidence.facts.optimizers:
         rows = evidence.optimizer_rows(optimizer.kind)
-        goes = sum(row["ms"] for row in rows)
+        goes = sum(row.ms for row in rows)
         seen = (
-            f"{optimizer.kind} ({optimizer.way}) runs {sum(row['calls'] for row in rows):,.0f} operators "
+            f"{optimizer.kind} ({optimizer.way}) runs {sum(row.calls for row in rows):,.0f} operators "
             f"({_names(rows)}): {evidence.cost(goes)}."
         )
         if optimizer.way != "fused" and optimizer.fusable and optimizer.kind in PASSES:
             fused, separate = PASSES[optimizer.kind]
-            moved = optimizer.elements * optimizer.element_bytes * fused
-            moved = moved or sum(row["bytes"] for row in rows) * fused / separate
+            moved: float = optimizer.elements * optimizer.element_bytes * fused
+            moved = moved or sum(row.bytes for row in rows) * fused / separate
             needs = evidence.stream_ms(moved, adamw=optimizer.kind.startswith("Adam")) + evidence.calls_ms(1)
             change = f"torch.optim.{optimizer.kind}(..., fused=True)"
-            fewer = 1 - sum(row["python_calls"] for row in rows)
+            fewer = 1 - sum(row.python_calls for row in rows)
             suggestions.append(evidence.advice("optimizer", seen, change, goes, needs, fewer, optimizer="fused"))
         elif optimizer.way == "for-loop" and optimizer.parameters > 1 and not optimizer.sparse:
-            overhead = sum(row["limits"].get("dispatch", 0.0) for row in rows)
+            overhead = sum(row.limits.get("dispatch", 0.0) for row in rows)
             change = f"torch.optim.{optimizer.kind}(..., foreach=True)"
             needs = overhead / optimizer.parameters
             suggestions.append(evidence.advice("optimizer", seen, change, overhead, needs, optimizer="foreach"))
@@ -146,8 +148,8 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
 
 def cleared_gradients(evidence: Evidence) -> Advice | None:
     """Gradients that are overwritten with zeros instead of released."""
-    rows = [row for row in evidence.operators if "zero_grad" in (row["part"] or "") and "zero_" in row["name"]]
-    goes = sum(row["ms"] for row in rows)
+    rows = [row for row in evidence.operators if "zero_grad" in (row.part or "") and "zero_" in row.name]
+    goes = sum(row.ms for row in rows)
     seen = f"zero_grad writes zeros over every gradient: {evidence.cost(goes, rows)}." if rows else ""
     return evidence.advice("zero_grad", seen, "optimizer.zero_grad(set_to_none=True)", goes, zero_grad=True)
 
@@ -157,8 +159,8 @@ def precision(evidence: Evidence) -> Advice | None:
     ceilings = evidence.ceilings
     by_precision: defaultdict[str, float] = defaultdict(float)
     for row in evidence.operators:
-        if row["flops"]:
-            by_precision[row["precision"] or "float32"] += row["limits"].get("compute", 0.0)
+        if row.flops:
+            by_precision[row.precision or "float32"] += row.limits.get("compute", 0.0)
     if ceilings is None or not by_precision:
         return None
     now = max(by_precision, key=lambda name: by_precision[name])
@@ -180,37 +182,33 @@ def precision(evidence: Evidence) -> Advice | None:
 def product_shape(evidence: Evidence) -> Advice | None:
     """A product far below its ceiling."""
     ceilings = evidence.ceilings
-    rows = [row for row in evidence.operators if row["flops"] and row["kind"] == "product" and row["ms"]]
-    row = max(rows, key=lambda row: row["limits"].get("operator", 0.0), default=None)
-    if ceilings is None or row is None or not row["limits"].get("operator") or evidence.busy:
+    rows = [row for row in evidence.operators if row.flops and row.kind == "product" and row.ms]
+    row = max(rows, key=lambda row: row.limits.get("operator", 0.0), default=None)
+    if ceilings is None or row is None or not row.limits.get("operator") or evidence.busy:
         return None
-    least = row["flops"] / ceilings.product(row["precision"]) * 1e3
-    if least >= FAR * row["ms"]:
+    least = row.flops / ceilings.product(row.precision) * 1e3
+    if least >= FAR * row.ms:
         return None
     seen = (
-        f"{row['name'].removeprefix('aten::')} computes {number(row['flops'] / row['ms'] * 1e3)}FLOP/s where this "
-        f"machine reaches {number(ceilings.product(row['precision']))}FLOP/s: {evidence.cost(row['ms'], [row])}."
+        f"{row.name.removeprefix('aten::')} computes {number(row.flops / row.ms * 1e3)}FLOP/s where this "
+        f"machine reaches {number(ceilings.product(row.precision))}FLOP/s: {evidence.cost(row.ms, [row])}."
     )
     change = "pad its sizes to multiples of 16 and pass contiguous operands: x = x.contiguous()"
-    if any((other["part"] or "").endswith("backward") for other in rows):
-        # What is contiguous in one pass is transposed in the other.
-        seen += " Time both passes: an operand that is contiguous forward is transposed backward."
-        return Advice("shape", seen, change)
-    return evidence.advice("shape", seen, change, row["ms"], least / FAR)
+    return evidence.advice("shape", seen, change, row.ms, least / FAR)
 
 
 def attention(evidence: Evidence) -> Advice | None:
     """Softmax between two batched products, instead of a fused kernel."""
-    softmax = [row for row in evidence.operators if row["name"] in ("aten::_softmax", "aten::_softmax_backward_data")]
-    forward = sum(row["calls"] for row in softmax if row["name"] == "aten::_softmax")
-    products = sum(row["calls"] for row in evidence.operators if row["name"] in ("aten::bmm", "aten::baddbmm"))
-    if not forward or products < 2 * forward or any("scaled_dot" in row["name"] for row in evidence.operators):
+    softmax = [row for row in evidence.operators if row.name in ("aten::_softmax", "aten::_softmax_backward_data")]
+    forward = sum(row.calls for row in softmax if row.name == "aten::_softmax")
+    products = sum(row.calls for row in evidence.operators if row.name in ("aten::bmm", "aten::baddbmm"))
+    if not forward or products < 2 * forward or any("scaled_dot" in row.name for row in evidence.operators):
         return None
-    parts = {row["part"] for row in softmax}
+    parts = {row.part for row in softmax}
     beside = ("aten::masked_fill", "aten::native_dropout", "aten::div", "aten::mul", "aten::add", "aten::where")
-    rows = [row for row in evidence.operators if row in softmax or (row["part"] in parts and row["name"] in beside)]
-    around = [row for row in evidence.operators if row["kind"] == "product" and row["part"] in parts and row["flops"]]
-    goes = sum(row["ms"] for row in (*rows, *around))
+    rows = [row for row in evidence.operators if row in softmax or (row.part in parts and row.name in beside)]
+    around = [row for row in evidence.operators if row.kind == "product" and row.part in parts and row.flops]
+    goes = sum(row.ms for row in (*rows, *around))
     seen = f"Softmax between two products writes all scores to memory: {evidence.cost(goes, softmax)}."
     change = "torch.nn.functional.scaled_dot_product_attention(query, key, value)"
     least = sum(evidence.product_ms(row) for row in around)
@@ -241,14 +239,13 @@ def loader(evidence: Evidence) -> Advice | None:
         seen = f"The DataLoader has {facts.workers} workers for {cores} cores."
         return Advice("workers", seen, f"DataLoader(..., num_workers={cores})", settings={"workers": cores})
     rest = evidence.step_ms - waited
-    # A worker computes with one thread, and needs no core while it sleeps or waits for a disk.
-    cores_used = evidence.observed.get("input_cores", 1.0)
-    making = waited * max(1.0, cores_used) if not facts.workers else evidence.step_ms * facts.workers
+    making = waited if not facts.workers else evidence.step_ms * facts.workers
     workers = max(1, min(cores - 1 or 1, round(making / max(rest, 1e-9) + 0.5)))
     if workers <= facts.workers:
         return None
     busy = rest * (evidence.facts.threads if evidence.on_cpu else 1)
-    computed = making * min(1.0, cores_used)
+    # What the loader sleeps or waits for a disk needs no core.
+    computed = making * (1 - evidence.observed.input_off)
     left = max(0.0, making / workers - rest, (computed + busy) / cores - rest)
     made = f"by {facts.workers} workers" if facts.workers else "in the process of the step"
     seen = f"The step waits for its batch, which is made {made}: {evidence.cost(waited)}."
@@ -273,7 +270,7 @@ def waits_for_values(evidence: Evidence) -> Advice | None:
     """Values that the host reads from the device in every step."""
     goes = evidence.ms("sync")
     reads = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
-    rows = [row for row in evidence.operators if row["name"] in reads]
+    rows = [row for row in evidence.operators if row.name in reads]
     by = _names(rows) or ".item() or .cpu()"
     seen = f"The device is idle while the host reads a value, by {by}: {evidence.cost(goes, rows)}."
     change = "if step % 100 == 0: print(loss.item())"
@@ -283,12 +280,12 @@ def waits_for_values(evidence: Evidence) -> Advice | None:
 def reported_values(evidence: Evidence) -> Advice | None:
     """Metrics, logging and checkpoints in every step, where the line that holds their time is known."""
     suggestions = []
-    for row in evidence.observed.get("places") or []:
-        place, ms = row["place"], row["share"] * evidence.ms(row["limit"])
-        source = getline(place["file"], place["line"]).strip()
-        if row["limit"] in ("python", "blocked", "sync") and _REPORTS.search(f"{place['function']} {source}"):
+    for row in evidence.observed.places:
+        place, ms = row.place, row.share * evidence.ms(row.limit)
+        source = getline(place.file, place.line).strip()
+        if row.limit in ("python", "blocked", "sync") and _REPORTS.search(f"{place.function} {source}"):
             seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(ms)}."
-            change = f"if step % 100 == 0: {source or place['function'] + '(...)'}"
+            change = f"if step % 100 == 0: {source or place.function + '(...)'}"
             suggestions.append(evidence.advice("reports", seen, change, ms, ms / 100))
     return _best(suggestions)
 
@@ -297,23 +294,23 @@ def small_operators(evidence: Evidence) -> Advice | None:
     """Many operators that compute little."""
     if evidence.facts.compiled:
         return None
-    calls = sum(row["kernels"] or row["calls"] for row in evidence.operators)
+    calls = sum(row.kernels or row.calls for row in evidence.operators)
     goes = evidence.ms("dispatch") if evidence.on_cpu else evidence.ms("launch", "python", "dispatch")
     what = "operator calls" if evidence.on_cpu else "kernels, for which the device waits or which are empty"
     seen = f"{calls:,.0f} {what} take {evidence.cost(goes)}."
-    kept = sum(row["calls"] for row in evidence.operators if row["kind"] in ("product", "index", "embedding_bag"))
+    kept = sum(row.calls for row in evidence.operators if row.kind in ("product", "index", "embedding_bag"))
     # Element-wise operators on cached data are fused: of all their passes one remains.
-    small = (row for row in evidence.operators if row["limits"].get("dispatch") and row["limits"].get("cache"))
-    fused = [row for row in small if row["kind"] == "elementwise" and not optimizer_of(row["part"])]
-    passes = sum(row["limits"]["cache"] for row in fused)
+    small = (row for row in evidence.operators if row.limits.get("dispatch") and row.limits.get("cache"))
+    fused = [row for row in small if row.kind == "elementwise" and not optimizer_of(row.part)]
+    passes = sum(row.limits["cache"] for row in fused)
     goes += passes + (evidence.calling_ms if evidence.on_cpu else 0.0)
     left = COMPILED * evidence.step_ms / max(1.0, calls) if evidence.on_cpu else 0.0
-    needs = evidence.calls_ms(kept) + left + passes / max(1.0, sum(row["calls"] for row in fused))
+    needs = evidence.calls_ms(kept) + left + passes / max(1.0, sum(row.calls for row in fused))
     change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
     settings = {"compile": True} if evidence.facts.has_model else {}
     if not evidence.counts_calls:
         return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
-    fewer = 1 + kept - sum(row["python_calls"] for row in evidence.operators)
+    fewer = 1 + kept - sum(row.python_calls for row in evidence.operators)
     goes = evidence.ms("dispatch") + passes
     return evidence.advice("compile", seen, change, goes, min(goes, needs), min(0.0, fewer), **settings)
 
@@ -333,17 +330,17 @@ def repeated_passes(evidence: Evidence) -> Advice | None:
     """Element-wise operators that each pass over memory; the optimizer's have their own rule."""
     if evidence.facts.compiled:
         return None
-    regions: defaultdict[str | None, list[Row]] = defaultdict(list)
+    regions: defaultdict[str | None, list[DividedOperator]] = defaultdict(list)
     for row in evidence.operators:
-        plain = row["beyond"] and not row["flops"] and not row["rows"] and not row.get("fused")
-        if plain and not optimizer_of(row["part"]) and row["kind"] == "elementwise":
-            regions[row["part"]].append(row)
-    rows = max(regions.values(), key=lambda rows: sum(row["ms"] for row in rows), default=[])
-    goes, calls = sum(row["ms"] for row in rows), sum(row["calls"] for row in rows)
+        plain = row.beyond and not row.flops and not row.rows and not row.fused
+        if plain and not optimizer_of(row.part) and row.kind == "elementwise":
+            regions[row.part].append(row)
+    rows = max(regions.values(), key=lambda rows: sum(row.ms for row in rows), default=[])
+    goes, calls = sum(row.ms for row in rows), sum(row.calls for row in rows)
     if calls < 2:
         return None
-    moved = sum(row["bytes"] for row in rows)
-    part = rows[0]["part"]
+    moved = sum(row.bytes for row in rows)
+    part = rows[0].part
     place = f"of {part.rpartition('/')[2]}" if part else "outside of all modules and regions"
     seen = (
         f"{calls:,.0f} element-wise passes {place} ({_names(rows)}) move {number(moved)}B at "
@@ -355,15 +352,15 @@ def repeated_passes(evidence: Evidence) -> Advice | None:
 
 def wide_rows(evidence: Evidence) -> Advice | None:
     """Random rows from memory, which half the bytes would make faster."""
-    row = max(evidence.operators, key=lambda row: row.get("random_ms") or 0.0, default=None)
-    if evidence.ceilings is None or row is None or not row["row_bytes"] or row["row_bytes"] < NARROW:
+    row = max(evidence.operators, key=lambda row: row.random_ms, default=None)
+    if evidence.ceilings is None or row is None or not row.row_bytes or row.row_bytes < NARROW:
         return None
-    size, table = row["row_bytes"], row["table_rows"] or 0
-    same = [one for one in evidence.operators if one["row_bytes"] == size and one.get("random_ms")]
-    goes = sum(one["random_ms"] for one in same)
+    size, table = row.row_bytes, row.table_rows or 0
+    same = [one for one in evidence.operators if one.row_bytes == size and one.random_ms]
+    goes = sum(one.random_ms for one in same)
     ns = evidence.ceilings.row_ns(size)
     seen = (
-        f"{sum(one['missed'] for one in same):,.0f} random rows of {size} bytes come from memory, at {ns:.3g} ns each: "
+        f"{sum(one.missed for one in same):,.0f} random rows of {size} bytes come from memory, at {ns:.3g} ns each: "
         f"{evidence.cost(goes, same)}."
     )
     change = f"nn.Embedding({table}, {size // 4}, dtype=torch.float16)  # half the bytes of a row; or half its width"
@@ -372,18 +369,18 @@ def wide_rows(evidence: Evidence) -> Advice | None:
 
 def repeated_rows(evidence: Evidence) -> Advice | None:
     """Ids that a step looks up several times, so far apart that the row has left the cache."""
-    read = (row for row in evidence.operators if row["name"].removeprefix("aten::") in LOOKUPS)
-    rows = [row for row in read if row.get("random_ms") and 0 < row["distinct"] < row["missed"]]
-    row = max(rows, key=lambda row: row["random_ms"] * (1 - row["distinct"] / row["missed"]), default=None)
+    read = (row for row in evidence.operators if row.name.removeprefix("aten::") in LOOKUPS)
+    rows = [row for row in read if row.random_ms and 0 < row.distinct < row.missed]
+    row = max(rows, key=lambda row: row.random_ms * (1 - row.distinct / row.missed), default=None)
     if row is None:
         return None
-    goes = row["random_ms"]
+    goes = row.random_ms
     seen = (
-        f"{row['name'].removeprefix('aten::')} reads {row['missed']:,.0f} rows from memory, of which "
-        f"{row['distinct']:,.0f} are different: {evidence.cost(goes, [row])}."
+        f"{row.name.removeprefix('aten::')} reads {row.missed:,.0f} rows from memory, of which "
+        f"{row.distinct:,.0f} are different: {evidence.cost(goes, [row])}."
     )
     change = "ids, back = ids.unique(return_inverse=True); rows = embedding(ids)[back]"
-    return evidence.advice("duplicates", seen, change, goes, goes * row["distinct"] / row["missed"])
+    return evidence.advice("duplicates", seen, change, goes, goes * row.distinct / row.missed)
 
 
 def huge_pages(evidence: Evidence) -> Advice | None:
@@ -400,12 +397,12 @@ def huge_pages(evidence: Evidence) -> Advice | None:
 
 def page_faults(evidence: Evidence) -> Advice | None:
     """Large tensors that are new memory in every step."""
-    rows = [row for row in evidence.operators if row["fresh"]]
-    fresh = sum(row["fresh"] for row in rows)
+    rows = [row for row in evidence.operators if row.fresh]
+    fresh = sum(row.fresh for row in rows)
     if evidence.ceilings is None or not evidence.on_cpu or not fresh:
         return None
-    goes = min(sum(row["ms"] for row in rows), fresh / evidence.ceilings.first_touch * 1e3)
-    rows.sort(key=lambda row: -row["fresh"])
+    goes = min(sum(row.ms for row in rows), fresh / evidence.ceilings.first_touch * 1e3)
+    rows.sort(key=lambda row: -row.fresh)
     seen = f"{number(fresh)}B of new memory per step ({_names(rows)}) cost page faults: {evidence.cost(goes, rows)}."
     change = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 python ...  # or reuse the tensor: out=..."
     return evidence.advice("page faults", seen, change, goes, fresh / evidence.ceilings.stream * 1e3, keep_memory=True)

@@ -10,10 +10,13 @@ the ceiling than it took means that the ceiling does not apply, and is not belie
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Iterable
+
+from msgspec.structs import asdict, replace
 
 from ..ops.operators import PREFIX
 from .ceilings import Ceilings
+from .records import Attribution, DividedOperator, Observed, Operator
 
 LIMITS = (
     "input", "blocked", "python", "dispatch", "launch", "sync", "transfer", "compute", "bandwidth", "latency", "cache",
@@ -35,113 +38,112 @@ INSIDE = 0.65
 """Part of a call's cost that is inside the operator; the rest is Python's way to it. Used where it was not measured."""
 
 
-def attribute(observed: dict[str, Any], ceilings: Ceilings | None) -> dict[str, Any]:
-    """Shares of the step by limit, which sum to 1, and each operator's time by limit. `random` is the share of random
-    rows from memory, which is divided between latency and bandwidth.
+def attribute(observed: Observed, ceilings: Ceilings | None) -> Attribution:
+    """Shares of the step by limit, which sum to 1, and each operator's time by limit.
 
     Without ceilings, operators cannot be divided: all of their time is under `operator`.
     """
     times: defaultdict[str, float] = defaultdict(float)
-    for limit, ms in observed["waits"].items():
+    for limit, ms in observed.waits.items():
         # Where no step was traced, what the thread computed is not known.
         times["operator" if limit == "unknown" else limit] += ms
     # Only the interpreter is on the way to an operator, C code of other libraries is not.
     native = times.pop("native", 0.0)
-    inside = observed.get("inside") or INSIDE
+    inside = observed.inside or INSIDE
     rows = []
-    for operator in observed["operators"]:
+    for operator in observed.operators:
         # Python's way to an operator looks like Python code, but is part of what calling it costs.
         outside = min(times["python"], _python_ms(operator, ceilings, inside))
         times["python"] -= outside
         times["dispatch"] += outside
         rows.append(classify(operator, ceilings, inside))
-        for limit, ms in rows[-1]["limits"].items():
+        for limit, ms in rows[-1].limits.items():
             times[limit] += ms
     times["python"] += native
     whole = sum(times.values())
-    return {
-        "shares": {limit: times[limit] / whole if whole > 0 else 0.0 for limit in LIMITS},
-        "random": sum(row["random_ms"] for row in rows) / whole if whole > 0 else 0.0,
-        "operators": rows,
-    }
+    return Attribution(
+        shares={limit: times[limit] / whole if whole > 0 else 0.0 for limit in LIMITS},
+        random=sum(row.random_ms for row in rows) / whole if whole > 0 else 0.0,
+        operators=rows,
+    )
 
 
-def divided_ms(observed: dict[str, Any]) -> float:
+def divided_ms(waits: dict[str, float], operators: Iterable[Operator]) -> float:
     """The time of a step that is divided among limits: without the time in which its thread waited for a core."""
-    return float(sum(observed["waits"].values()) + sum(operator["ms"] for operator in observed["operators"]))
+    return sum(waits.values()) + sum(operator.ms for operator in operators)
 
 
-def _call_ns(operator: dict[str, Any], ceilings: Ceilings) -> float:
+def _call_ns(operator: Operator, ceilings: Ceilings) -> float:
     """What calling the operator once costs, from Python and inside it."""
-    return ceilings.calls.get(operator["kind"]) or ceilings.calls["elementwise"]
+    return ceilings.calls.get(operator.kind) or ceilings.calls["elementwise"]
 
 
-def _python_ms(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> float:
+def _python_ms(operator: Operator, ceilings: Ceilings | None, inside: float) -> float:
     """The part of its calls' cost that is outside of the operator."""
-    if ceilings is None or operator.get("kernels") or operator["kind"] == "function":
+    if ceilings is None or operator.kernels or operator.kind == "function":
         return 0.0
-    return float(operator["python_calls"] * (1 - inside) * _call_ns(operator, ceilings) / 1e6)
+    return operator.python_calls * (1 - inside) * _call_ns(operator, ceilings) / 1e6
 
 
-def classify(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> dict[str, Any]:
+def classify(operator: Operator, ceilings: Ceilings | None, inside: float) -> DividedOperator:
     """The operator with its time (ms per step) by limit, that of random rows from memory, and a note where a ceiling
     does not apply."""
     operator = _rows_by_time(operator, ceilings)
     parts, note = _divided(operator, ceilings, inside)
     limits = _without_rows(parts, operator, ceilings)
-    return {**operator, "limits": limits, "random_ms": parts.get("rows", 0.0), "note": note}
+    return DividedOperator(**asdict(operator), limits=limits, random_ms=parts.get("rows", 0.0), note=note)
 
 
-def _rows_by_time(operator: dict[str, Any], ceilings: Ceilings | None) -> dict[str, Any]:
+def _rows_by_time(operator: Operator, ceilings: Ceilings | None) -> Operator:
     """The operator with all its random rows from memory, if it took nearer to that than to what was counted.
 
     Rows of a table beyond the knee count as cached where they were used shortly before. A cache that is shared with
     other work, or holds less under this step than when the knee was measured, has lost them by then.
     """
-    rows, missed, row_bytes = (operator.get(name) or 0 for name in ("rows", "missed", "row_bytes"))
-    if ceilings is None or rows <= missed or (operator.get("table_rows") or 0) * row_bytes <= ceilings.knee:
+    rows, missed, row_bytes = operator.rows, operator.missed, operator.row_bytes or 0
+    if ceilings is None or rows <= missed or (operator.table_rows or 0) * row_bytes <= ceilings.knee:
         return operator
     memory = rows * ceilings.row_ns(row_bytes) / 1e6
     counted = (missed * ceilings.row_ns(row_bytes) + (rows - missed) * ceilings.row_ns(row_bytes, cached=True)) / 1e6
-    arithmetic = (operator.get("flops") or 0) / ceilings.product(operator.get("precision")) * 1e3
-    time = operator["ms"] * (operator.get("parallel") or 1.0)
-    return {**operator, "missed": rows} if arithmetic < counted and time**2 > counted * memory else operator
+    arithmetic = operator.flops / ceilings.product(operator.precision) * 1e3
+    time = operator.ms * operator.parallel
+    return replace(operator, missed=rows) if arithmetic < counted and time**2 > counted * memory else operator
 
 
-def _without_rows(parts: dict[str, float], operator: dict[str, Any], ceilings: Ceilings | None) -> dict[str, float]:
+def _without_rows(parts: dict[str, float], operator: Operator, ceilings: Ceilings | None) -> dict[str, float]:
     """The time of random rows from memory, divided: an implementation can hide latency, but it moves all bytes."""
     if "rows" not in parts or ceilings is None:
         return parts
     limits = {limit: ms for limit, ms in parts.items() if limit != "rows"}
-    together, row_bytes = operator.get("parallel") or 1.0, operator["row_bytes"]
+    together, row_bytes = operator.parallel, operator.row_bytes or 0
     of_bytes = 1 - ceilings.latency_share(row_bytes)
-    at_ceiling = operator["missed"] * ceilings.row_ns(row_bytes) / 1e6 / together
+    at_ceiling = operator.missed * ceilings.row_ns(row_bytes) / 1e6 / together
     moved = of_bytes * max(parts["rows"], at_ceiling)
     limits["bandwidth"] = limits.get("bandwidth", 0.0) + min(parts["rows"], moved)
     limits["latency"] = max(0.0, parts["rows"] - moved)
     return {limit: ms for limit, ms in limits.items() if ms > 0}
 
 
-def _divided(operator: dict[str, Any], ceilings: Ceilings | None, inside: float) -> tuple[dict[str, float], str]:
+def _divided(operator: Operator, ceilings: Ceilings | None, inside: float) -> tuple[dict[str, float], str]:
     """The time of an operator by limit, with random rows from memory as one part `rows`, and a note."""
-    together = operator.get("parallel") or 1.0
+    together = operator.parallel
     if together > 1:
         # Classified by the time it took in its own thread, then scaled to its share of the step.
-        alone, note = _divided({**operator, "ms": operator["ms"] * together, "parallel": 1.0}, ceilings, inside)
+        alone, note = _divided(replace(operator, ms=operator.ms * together, parallel=1.0), ceilings, inside)
         return {limit: ms / together for limit, ms in alone.items()}, note
-    ms = operator["ms"]
-    if operator.get("communication"):
+    ms = operator.ms
+    if operator.communication:
         return {"communication": ms}, ""
     if ceilings is None:
         return {"operator": ms}, ""
     limits: defaultdict[str, float] = defaultdict(float)
-    if operator.get("kernels"):
-        call_ms = operator["kernels"] * ceilings.kernel_ns / 1e6
+    if operator.kernels:
+        call_ms = operator.kernels * ceilings.kernel_ns / 1e6
         dispatch = min(ms, call_ms)
     else:
-        call_ms = operator["calls"] * _call_ns(operator, ceilings) / 1e6
+        call_ms = operator.calls * _call_ns(operator, ceilings) / 1e6
         dispatch = min(ms, inside * call_ms)
-        if operator["kind"] == "function":
+        if operator.kind == "function":
             return {"dispatch": dispatch, "python": ms - dispatch}, ""
     roofs, note = _roofs(operator, ceilings, ms - dispatch)
     work = max(roofs["compute"], roofs["bandwidth"] + roofs["rows"] + roofs["cache"])
@@ -150,8 +152,8 @@ def _divided(operator: dict[str, Any], ceilings: Ceilings | None, inside: float)
         limits["dispatch"] += ms
         return dict(limits), note
     limits["dispatch"] += dispatch
-    if operator.get("by_name") and not work:
-        limits[operator["by_name"]] += rest
+    if operator.by_name and not work:
+        limits[operator.by_name] += rest
         return dict(limits), "kernels of a CUDA graph have no counted work: their names stand for it"
     if rest <= 0:
         return dict(limits), note
@@ -168,16 +170,14 @@ def _divided(operator: dict[str, Any], ceilings: Ceilings | None, inside: float)
     return {limit: time for limit, time in limits.items() if time > 0}, note
 
 
-def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[dict[str, float], str]:
+def _roofs(operator: Operator, ceilings: Ceilings, rest: float) -> tuple[dict[str, float], str]:
     """Time in ms that the operator's work takes at each ceiling, without those that cannot apply."""
-    flops, precision = operator.get("flops") or 0, operator.get("precision") or "float32"
-    special = operator.get("special") or 0
+    flops, special, precision = operator.flops, operator.special, operator.precision or "float32"
     rate = ceilings.flops.get(precision) or ceilings.flops["float32"]
-    rows, row_bytes, missed = operator.get("rows") or 0, operator.get("row_bytes") or 0, operator.get("missed") or 0
-    moved, beyond, fresh = (operator.get(name) or 0 for name in ("bytes", "beyond", "fresh"))
-    streamed = max(0, moved - rows * row_bytes)
-    beyond = min(beyond, streamed)
-    fresh = min(fresh, beyond)
+    rows, row_bytes, missed = operator.rows, operator.row_bytes or 0, operator.missed
+    streamed = max(0, operator.bytes - rows * row_bytes)
+    beyond = min(operator.beyond, streamed)
+    fresh = min(operator.fresh, beyond)
     roofs = {
         "compute": (flops / rate + (special / ceilings.special if ceilings.special else 0.0)) * 1e3,
         "bandwidth": ((beyond - fresh) / ceilings.stream + fresh / ceilings.first_touch) * 1e3,
@@ -187,7 +187,7 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
     if rows > missed:
         roofs["cache"] += (rows - missed) * ceilings.row_ns(row_bytes, cached=True) / 1e6
     notes: list[str] = []
-    if operator.get("fused"):
+    if operator.fused:
         # A compiler needs at most the bytes of the operators it fused, and they are all that is known.
         roofs["bandwidth"] = min(roofs["bandwidth"], rest)
         return roofs, ""
@@ -203,16 +203,16 @@ def _roofs(operator: dict[str, Any], ceilings: Ceilings, rest: float) -> tuple[d
         times = roofs[limit] / max(rest, 1e-9)
         if times <= BELIEVED:
             continue
-        if limit == "bandwidth" and beyond > MANY * ceilings.largest_cache * max(1, operator["calls"]):
+        if limit == "bandwidth" and beyond > MANY * ceilings.largest_cache * max(1, operator.calls):
             # No stream that was measured is as fast as memory.
             notes.append(f"{TOO_LOW}: the fastest measured stream takes {times:.1f} times as long")
             roofs[limit] = rest
             continue
         # Faster than the ceiling of memory: from a cache if the time is nearer to that, else prefetched. C code that
         # prefetches exceeds what torch reaches from memory and even from a cache: up to a stream's rate it is believed.
-        own = limit == "rows" and ceilings.device == "cpu" and operator["name"].startswith(PREFIX)
+        own = limit == "rows" and ceilings.device == "cpu" and operator.name.startswith(PREFIX)
         streams = own and missed * row_bytes / ceilings.stream * 1e3 <= rest
-        table_bytes = (operator.get("table_rows") or 0) * row_bytes
+        table_bytes = (operator.table_rows or 0) * row_bytes
         if streams or rest**2 > roofs[limit] * in_cache[limit]:
             roofs[limit] = rest
         elif limit == "rows" and table_bytes > ceilings.largest_cache and rest > in_cache[limit]:

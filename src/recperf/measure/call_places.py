@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-from .places import BACKWARD, Place, Stack, place_in, surrounding
+from msgspec.structs import asdict, replace
+
+from .attribution import divided_ms
+from .places import BACKWARD, Stack, place_in, surrounding
+from .records import DividedOperator, NativeCode, Observed, Place, PlaceShare, PlaceTime, Sampling
 from .timeline import NODE, WAITING, Call
 from .trace.nesting import NONE, Nesting, between
 from .trace.read import Host, Trace
 from .trace.stacks import TraceStacks
 from .trace.window import TracedSteps
 
-Json = dict[str, Any]
 SMALLEST = 0.005
 """Share of a step from which a place is listed."""
 FEWEST = 10
@@ -34,37 +37,38 @@ def name_places(nesting: Nesting, calls: list[Call], own: Callable[[Call, Host],
     for call, node, place, backward in reversed(listed):
         source = forward.get(events[node].sequence) if node != NONE else None
         if source and (backward or (place is None and call.index not in inner)):
-            place = source._replace(backward=True)
+            place = replace(source, backward=True)
         call.place = place or inner.get(call.index)
         if call.place:
             inner[nesting.above(nesting.parent[call.index], "op")] = call.place
 
 
-def place_rows(operators: list[Json], shares: dict[str, float], seen: Json) -> list[Json]:
+def place_rows(operators: list[DividedOperator], shares: dict[str, float], seen: Observed) -> list[PlaceTime]:
     """The places of a step by limit, largest first; `share` is that of the step. Operators have their own places, other
     time those of `seen`, as shares of their limit."""
-    whole = sum(seen["waits"].values()) + sum(row["ms"] for row in seen["operators"])
+    whole = divided_ms(seen.waits, seen.operators)
     times: defaultdict[tuple[Place, str], float] = defaultdict(float)
     for row in operators:
-        for limit, ms in row["limits"].items() if row.get("place") and whole else ():
-            times[Place(**row["place"]), limit] += ms / whole
-    for row in seen.get("places") or ():
-        times[Place(**row["place"]), row["limit"]] += row["share"] * shares[row["limit"]]
+        if row.place and whole:
+            for limit, ms in row.limits.items():
+                times[row.place, limit] += ms / whole
+    for outside in seen.places:
+        times[outside.place, outside.limit] += outside.share * shares[outside.limit]
     ordered = sorted(times.items(), key=lambda item: -item[1])
     return [
-        {"limit": limit, "share": share, "ms": share * whole, **place._asdict()}
+        PlaceTime(**asdict(place), limit=limit, share=share, ms=share * whole)
         for (place, limit), share in ordered
         if share >= SMALLEST
     ]
 
 
-def _shares(times: Iterable[tuple[str, Place | None, float]]) -> list[Json]:
+def _shares(times: Iterable[tuple[str, Place | None, float]]) -> list[PlaceShare]:
     """Places outside of operators with their shares of a limit, from the time of each."""
     limits: defaultdict[str, defaultdict[Place | None, float]] = defaultdict(lambda: defaultdict(float))
     for limit, place, time in times:
         limits[limit][place] += time
     return [
-        {"limit": limit, "share": time / sum(places.values()), "place": place._asdict()}
+        PlaceShare(limit, time / sum(places.values()), place)
         for limit, places in limits.items()
         for place, time in sorted(places.items(), key=lambda item: -item[1])
         if place and time > 0
@@ -93,23 +97,21 @@ def _around(observer: Any) -> Stack:
     return surrounding(Counter(map(stack, positions)), stack(observer.end_stack))
 
 
-def sampled_places(observer: Any) -> Json:
-    """`places` of the time outside of operators, the C code in it (`native`), and what sampling cost."""
+def sampled_places(observer: Any) -> tuple[list[PlaceShare], NativeCode, Sampling]:
+    """The places of the time outside of operators, the C code in it, and what sampling cost."""
     limits, native = observer.sampler.times(observer.counter.positions if observer.counter else ())
     around = _around(observer)
     python = sum(limits.get("python", {}).values())
     times = ((limit, place_in(stack, around), ns) for limit in limits for stack, ns in limits[limit].items())
-    return {
-        "places": [row for row in _shares(times) if row["limit"] != "ranks"],
-        "native": {
-            "share": sum(native.values()) / python if python else 0.0,
-            "modules": sorted(native, key=lambda name: -native[name]),
-        },
-        "sampling": {"samples": len(observer.sampler.kept), "share": observer.sampler.cost},
-    }
+    modules = sorted(native, key=lambda name: -native[name])
+    return (
+        [row for row in _shares(times) if row.limit != "ranks"],
+        NativeCode(sum(native.values()) / python if python else 0.0, modules),
+        Sampling(len(observer.sampler.kept), observer.sampler.cost),
+    )
 
 
-def trace_places(trace: Trace, nesting: Nesting, window: TracedSteps, calls: list[Call]) -> list[Json]:
+def trace_places(trace: Trace, nesting: Nesting, window: TracedSteps, calls: list[Call]) -> list[PlaceShare]:
     """Set the places of the calls of a trace, and return those of the time outside of operators, where it has Python
     stacks. On a device that is the time in which it is idle."""
     if not trace.python:

@@ -6,6 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .profile_records import ColdOverHot, PairIds, StepBudget
+from .records import Observed
+
+Peaks = dict[str, Any]
 LINE = 64
 """Bytes of a cache line: a narrower row moves as many."""
 WIDTHS = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
@@ -107,7 +111,7 @@ class Ceilings:
 
 
 def ceilings_of(
-    peaks: dict[str, Any] | None, *, device: str = "cpu", threads: int | None = None, ranks: int = 1
+    peaks: Peaks | None, *, device: str = "cpu", threads: int | None = None, ranks: int = 1
 ) -> Ceilings | None:
     """The ceilings of a device from the content of a peaks file.
 
@@ -122,16 +126,14 @@ def ceilings_of(
     return ceilings.shared(ranks) if device == "cpu" else ceilings
 
 
-def knees_of(
-    peaks: dict[str, Any] | None, device: str, *, threads: int | None = None, ranks: int = 1
-) -> tuple[int, int]:
+def knees_of(peaks: Peaks | None, device: str, *, threads: int | None = None, ranks: int = 1) -> tuple[int, int]:
     """The bytes beyond which random rows, and streams, come from the memory of a device."""
     ceilings = ceilings_of(peaks, device=device, threads=threads, ranks=ranks)
     return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
 
 
 def _figures(
-    peaks: dict[str, Any] | None, device: str, threads: int | None
+    peaks: Peaks | None, device: str, threads: int | None
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The figures of a device that depend on the number of threads, and those that do not; None if not measured."""
     if peaks is None:
@@ -144,50 +146,38 @@ def _figures(
     return peaks["other_threads"].get(str(threads)), peaks
 
 
-def measured_beside(peaks: dict[str, Any] | None, device: str, threads: int | None) -> float | None:
+def measured_beside(peaks: Peaks | None, device: str, threads: int | None) -> float | None:
     """Share of the cores that others took while these ceilings were measured; None if not known, and for a GPU."""
     figures, common = _figures(peaks, device, threads)
     share = None if figures is None or common is None else figures.get("other_work", common.get("other_work"))
     return None if share is None else float(share)
 
 
-def cache_holds(peaks: dict[str, Any] | None, device: str, bytes_: float) -> bool:
+def cache_holds(peaks: Peaks | None, device: str, bytes_: float) -> bool:
     """Whether random rows that take `bytes_` in total stay in the cache of a device, by its measured knee."""
     _, common = _figures(peaks, device, None)
     return common is not None and bytes_ <= common["knee"]["bytes"]
 
 
-@dataclass(frozen=True)
-class ColdOverHot:
-    """How many times as long lookups of cold ids should take as those of hot ids."""
-
-    low: float
-    expected: float
-    high: float
-
-
-def cold_over_hot(
-    peaks: dict[str, Any] | None, hot: dict[str, Any], hot_ms: float, rows: dict[str, int]
-) -> ColdOverHot | None:
+def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: PairIds) -> ColdOverHot | None:
     """The ratio that follows from the measured rates of random rows; None where they were not measured.
 
-    `hot` is that half of the pair, `hot_ms` the time of its lookups; `rows` has the number of table rows that the "hot"
-    and the "cold" ids refer to. Of rows that are all equally likely, those beyond the knee come from memory. Each of
-    them adds what memory takes longer than the cache: as expected with the fastest way to gather rows in each, and at
-    most with the measured implementation that loses most. Prefetching may hide part of it. How much is a convention: at
-    least, a row takes the geometric mean of memory and cache, by which `attribution` tells prefetched rows from cached
-    ones, or what C code took where this machine compared it with torch. The range is widened by the spread of the
-    readings.
+    `hot` is that half of the pair, `hot_ms` the time of its lookups; `rows` has the number of table rows that the ids
+    refer to. Of rows that are all equally likely, those beyond the knee come from memory. Each of them adds what memory
+    takes longer than the cache: as expected with the fastest way to gather rows in each, and at most with the measured
+    implementation that loses most. Prefetching may hide part of it. How much is a convention: at least, a row takes the
+    geometric mean of memory and cache, by which `attribution` tells prefetched rows from cached ones, or what C code
+    took where this machine compared it with torch. The range is widened by the spread of the readings.
     """
-    figures, common = _figures(peaks, hot["device"], hot["threads"])
+    figures, common = _figures(peaks, hot.device, hot.threads)
     if figures is None or common is None:
         return None
     near, far = _hot_table(figures), figures["gather"]["dram"]
     if not all("methods" in row for table in (near, far) for row in table["rows"]):
         return None
-    row_bytes, knee = int(hot["ids"]["row_bytes"]), common["knee"]["bytes"]
-    cold_missed, hot_missed = (max(0.0, 1 - knee / (rows[name] * row_bytes)) for name in ("cold", "hot"))
-    missed = hot["ids"]["lookups"] * (cold_missed - hot_missed)
+    row_bytes, knee = hot.ids.row_bytes, common["knee"]["bytes"]
+    cold_missed, hot_missed = (max(0.0, 1 - knee / (count * row_bytes)) for count in (rows.cold, rows.hot))
+    missed = hot.ids.lookups * (cold_missed - hot_missed)
 
     def ratio(memory: float, cache: float) -> float:
         return float(1 + missed * max(0.0, memory - cache) / (hot_ms * 1e6))
@@ -199,7 +189,7 @@ def cold_over_hot(
         if all(method in row["methods"] for table in (far, near) for row in table["rows"])
     ]
     least = math.sqrt(memory * cache)
-    compared = (common.get("bags") or {}).get(str(hot["threads"]), {}).get(str(row_bytes))
+    compared = (common.get("bags") or {}).get(str(hot.threads), {}).get(str(row_bytes))
     if compared is not None:
         least = min(least, memory / compared["lookups"]["p80"])
     low, expected = ratio(least, cache), ratio(memory, cache)
@@ -207,7 +197,7 @@ def cold_over_hot(
     return ColdOverHot(low / spread, expected, max(expected, *by_method) * spread)
 
 
-def hot_bytes(peaks: dict[str, Any] | None, device: str, threads: int | None) -> int | None:
+def hot_bytes(peaks: Peaks | None, device: str, threads: int | None) -> int | None:
     """Bytes of the measured table whose rows stay in the nearest cache of some size; None if not measured."""
     figures, _ = _figures(peaks, device, threads)
     return None if figures is None else int(_hot_table(figures)["table_bytes"])
@@ -224,9 +214,9 @@ def _spread(rows: list[dict[str, Any]], row_bytes: int) -> float:
     return float((ns["p80"] - ns["p20"]) / (2 * ns["p50"]))
 
 
-def ceilings_of_profile(profile: dict[str, Any], peaks: dict[str, Any] | None) -> Ceilings | None:
+def ceilings_of_profile(profile: StepBudget, peaks: Peaks | None) -> Ceilings | None:
     """The ceilings of a profile's device with its number of threads; the part of one rank where several share it."""
-    return ceilings_of(peaks, device=profile["device"], threads=profile.get("threads"), ranks=ranks_sharing(profile))
+    return ceilings_of(peaks, device=profile.device, threads=profile.threads, ranks=ranks_sharing(profile))
 
 
 def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[str, Any]) -> Ceilings:
@@ -272,15 +262,14 @@ def _rows(table: dict[str, Any], method: str | None = None) -> tuple[tuple[int, 
     return tuple(sorted((int(size), float(ns)) for size, ns in times))
 
 
-def ranks_sharing(profile: dict[str, Any]) -> int:
+def ranks_sharing(profile: StepBudget) -> int:
     """Number of ranks that share the profile's processor."""
-    return int((profile.get("communication") or {}).get("sharing", 1))
+    return profile.communication.sharing if profile.communication else 1
 
 
-def missed_share(profile: dict[str, Any]) -> float | None:
+def missed_share(observed: Observed) -> float | None:
     """The share of a step's random rows that come from memory; None where none were counted."""
-    operators = (profile.get("observed") or {}).get("operators") or []
-    rows, missed = (sum(row.get(name) or 0 for row in operators) for name in ("rows", "missed"))
+    rows, missed = sum(row.rows for row in observed.operators), sum(row.missed for row in observed.operators)
     return missed / rows if rows else None
 
 

@@ -14,6 +14,7 @@ from ..machine import usable_cores
 from .call_places import name_places, observer_places, sampled_places
 from .observing import Observer
 from .operators import CallWork
+from .records import Observed, ObservedSteps, Operator, PartTime, TimingCost
 from .step_parts import MODULE
 from .timeline import (
     COUNTED,
@@ -60,7 +61,7 @@ def event_cost() -> tuple[float, float]:
     return max(0.0, traced - plain), min(0.95, max(0.3, inside / plain))
 
 
-def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> dict[str, Any]:
+def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> Observed:
     """The figures of a step, in ms; see attribution.py for how they are divided.
 
     `kernels` is the work of a launch by the name of the kernel, for kernels of CUDA graphs, which no operator launched.
@@ -68,7 +69,7 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     plain = [step.whole for step in observer.plain]
     walls = [(moment.wall - moment.waiting) / 1e6 for moment in plain]
     typical = spread(walls)
-    step_ms = typical["p50"]
+    step_ms = typical.p50
     # Shares are those of all steps, since waits come in some of them only; times are those of the median step.
     per_step = 1e-6 * step_ms / (sum(walls) or 1.0)
     input_ms = per_step * sum(step.input.wall - step.input.waiting for step in observer.plain)
@@ -79,38 +80,37 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     overhead_ns = observer.cost_per_step()
     waiting = sum(moment.waiting for moment in plain)
     preempted = waiting / max(1, sum(moment.wall for moment in plain)) if observer.clock.tells_waiting else None
-    result: dict[str, Any] = {
-        "device": "cpu",
-        "threads": observer.threads,
-        "steps": {"seen": observer.seen, "plain": len(plain), "traced": len(observer.traced)},
-        "step_ms": typical,
-        "other_work": observer.others,
-        "preempted": preempted,
-        "overhead": {"ns": overhead_ns, "share": overhead_ns / 1e6 / step_ms if step_ms else 0.0},
-        "waits": {"input": input_ms, "communication": ranks_ms},
-        "input_cores": sum(step.input.process for step in observer.plain)
+    counted = len(observer.counter.steps) if observer.counter else 0
+    result = Observed(
+        device="cpu",
+        threads=observer.threads,
+        steps=ObservedSteps(observer.seen, len(plain), len(observer.traced), counted),
+        step_ms=typical,
+        other_work=observer.others,
+        preempted=preempted,
+        overhead=TimingCost(overhead_ns, overhead_ns / 1e6 / step_ms if step_ms else 0.0),
+        waits={"input": input_ms, "communication": ranks_ms},
+        input_off=sum(step.input.off for step in observer.plain)
         / max(1, sum(step.input.wall for step in observer.plain)),
-        "operators": [],
-        "parts": [],
-        "notes": list(observer.notes),
-    }
+        operators=[],
+        notes=list(observer.notes),
+    )
     if observer.trace is None or not observer.traced:
-        result["notes"].append("no step was traced: operators are not known")
+        result.notes.append("no step was traced: operators are not known")
         # A thread that is off its core may wait inside an operator.
-        result["waits"]["unknown"] = own_ms
+        result.waits["unknown"] = own_ms
         return result
     works = observer.counter.result() if observer.counter else []
-    result["steps"]["counted"] = len(observer.counter.steps) if observer.counter else 0
-    cost_us, result["inside"] = event_cost()
+    cost_us, result.inside = event_cost()
     nesting, window, times = _traced(observer, works, cost_us)
     if window.work:
         _on_device(result, observer, nesting, window, times, off_ms, kernels or {})
     else:
         _on_host(result, observer, times, works, own_ms, off_ms)
-    result["operators"] = operator_rows(times, works)
-    result |= sampled_places(observer)
-    result["notes"] += [*unknown_work(result["operators"]), *lateness(collectives(nesting, window))]
-    result["parts"] = part_rows(result["operators"])
+    result.operators = operator_rows(times, works)
+    result.places, result.native, result.sampling = sampled_places(observer)
+    result.notes += [*unknown_work(result.operators), *lateness(collectives(nesting, window))]
+    result.parts = part_rows(result.operators)
     return result
 
 
@@ -124,7 +124,7 @@ def _traced(observer: Observer, works: list[CallWork], event_us: float = 0.0) ->
 
 
 def _on_host(
-    result: dict[str, Any],
+    result: Observed,
     observer: Observer,
     times: StepTimes,
     works: list[CallWork],
@@ -134,7 +134,7 @@ def _on_host(
     """Scale the traced times to the plain steps, which no profiler slowed; `own_ms` is a step without waits for input
     and for other ranks."""
     crowd = observer.threads / usable_cores() + observer.workers - 1
-    result["crowded"] = min(observer.workers, max(0.0, crowd))
+    result.crowded = min(observer.workers, max(0.0, crowd))
     clipped = clip(times)
     steps = 1e3 * times.steps
     communication = times.communication_us / steps
@@ -158,14 +158,14 @@ def _on_host(
     scale = rest / (python + inside) if python + inside > 0 else 0.0
     for call in times.calls:
         call.us *= scale
-    result["waits"]["communication"] += min(own_ms, communication)
-    result["waits"] |= {"blocked": blocked, "python": python * scale}
+    result.waits["communication"] += min(own_ms, communication)
+    result.waits |= {"blocked": blocked, "python": python * scale}
     # Of plain steps that time is left out, of traced ones only what was cut.
-    result["scale"] = scale / max(1e-9, 1 - max(0.0, waiting - cut))
+    result.scale = scale / max(1e-9, 1 - max(0.0, waiting - cut))
 
 
 def _on_device(
-    result: dict[str, Any],
+    result: Observed,
     observer: Observer,
     nesting: Nesting,
     window: TracedSteps,
@@ -179,22 +179,22 @@ def _on_device(
     blocks = [ns / count / 1e6 for count, ns in observer.blocks]
     if blocks:
         # The first block is a single step.
-        result["step_ms"] = spread(blocks[1:] or blocks)
+        result.step_ms = spread(blocks[1:] or blocks)
     busy = device.busy_us / 1e3 / steps
     waits = {name: us / 1e3 / steps for name, us in device.waits.items()}
     idle = {name: waits.get(name, 0.0) for name in ("input", "sync", "launch", "python", "dispatch", "blocked")}
-    left = max(0.0, result["step_ms"]["p50"] - busy)
+    left = max(0.0, result.step_ms.p50 - busy)
     scale = left / sum(idle.values()) if sum(idle.values()) > 0 else 0.0
     idle = {name: ms * min(scale, 1.0 if name == "dispatch" else scale) for name, ms in idle.items()}
     blocked = min(idle["python"], max(0.0, off_ms - times.beside_us / 1e3 / steps))
     idle["python"] -= blocked
     blocked += idle.pop("blocked")
-    result["device"] = torch.cuda.get_device_name()
-    result["waits"] = {
+    result.device = torch.cuda.get_device_name()
+    result.waits = {
         **idle, "blocked": blocked,
         "transfer": waits.get("transfer", 0.0), "communication": waits.get("communication", 0.0),
     }  # fmt: skip
-    result["busy_ms"] = busy
+    result.busy_ms = busy
     times.on_device(nesting, device, graph_works)
 
 
@@ -275,11 +275,11 @@ def region_name(name: str) -> str:
     return name
 
 
-def part_rows(operators: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def part_rows(operators: list[Operator]) -> list[PartTime]:
     """Time of each part, largest first."""
     parts: defaultdict[str, float] = defaultdict(float)
     for row in operators:
-        parts[row["part"] or "(no part)"] += row["ms"]
+        parts[row.part or "(no part)"] += row.ms
     whole = sum(parts.values()) or 1.0
     ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return [{"name": name, "ms": ms, "share_of_operators": ms / whole} for name, ms in ordered]
+    return [PartTime(name, ms, ms / whole) for name, ms in ordered]

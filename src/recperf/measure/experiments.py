@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .attribution import SMALL, divided_ms
-from .ceilings import ceilings_of
+from .ceilings import Peaks, ceilings_of
 from .limits import NOTICEABLE
 from .operators import ids_argument
+from .records import Attribution, Experiment, Observed, Percentiles
 from .step_parts import ThreadClock, cuda_used
 from .trace.window import spread as percentiles
 
@@ -64,23 +65,23 @@ def confirm(
     step: Callable[..., object],
     batch: Any,
     has_batch: bool,
-    attribution: dict[str, Any],
-    observed: dict[str, Any],
+    attribution: Attribution,
+    observed: Observed,
     seconds: float | None = None,
     *,
-    peaks: dict[str, Any] | None = None,
+    peaks: Peaks | None = None,
     clocked_update: float = 0.0,
-) -> list[dict[str, Any]]:
+) -> list[Experiment]:
     """Run the experiments that the step allows and return what each should have done and did.
 
     `clocked_update`: the share of the step in its optimizer, where clocks inside the step tell it.
     """
     plain = (lambda: step(batch)) if has_batch else step
-    shares = attribution["shares"]
-    own_s = max(1e-6, observed["step_ms"]["p50"] / 1e3) * (1 - shares["input"])
-    rows: list[dict[str, Any]] = []
+    shares = attribution.shares
+    own_s = max(1e-6, observed.step_ms.p50 / 1e3) * (1 - shares["input"])
+    rows: list[Experiment] = []
     if has_batch and shares["input"] >= NOTICEABLE:
-        rows.append(_replay(plain, observed["step_ms"], shares["input"]))
+        rows.append(_replay(plain, observed.step_ms, shares["input"]))
     if shares["input"] == max(shares.values()):
         # The replay shows that the step waits for its input; nothing else matters as much.
         return rows
@@ -88,7 +89,7 @@ def confirm(
     for variant in _variants(step, plain, batch, has_batch, attribution, observed, peaks, clocked_update):
         turns_s = 2 * TURNS * own_s * 2.5
         if turns_s > left:
-            rows.append(_row(variant.name, _text(variant.expected), f"it would take {turns_s:.0f} s", "not run"))
+            rows.append(Experiment(variant.name, _text(variant.expected), f"it would take {turns_s:.0f} s", "not run"))
             continue
         began = perf_counter()
         rows.append(_run(variant, plain, own_s))
@@ -96,13 +97,13 @@ def confirm(
     return rows
 
 
-def _replay(plain: Callable[[], object], step_ms: dict[str, float], share: float) -> dict[str, Any]:
+def _replay(plain: Callable[[], object], step_ms: Percentiles, share: float) -> Experiment:
     """Without waiting for input the step must take the rest of its time."""
-    count = max(3, min(50, int(300 / step_ms["p50"])))
-    times = percentiles([_time(plain, 1) * 1e3 / step_ms["p50"] for _ in range(count)])
-    spread = (times["p80"] - times["p20"] + (step_ms["p80"] - step_ms["p20"]) / step_ms["p50"]) / 2
+    count = max(3, min(50, int(300 / step_ms.p50)))
+    times = percentiles([_time(plain, 1) * 1e3 / step_ms.p50 for _ in range(count)])
+    spread = (times.p80 - times.p20 + (step_ms.p80 - step_ms.p20) / step_ms.p50) / 2
     name = "one batch from memory again and again"
-    return _judged(name, times["p50"], spread, (0.0, 1 - share), SAME, f": waiting for input ({share:.0%}) vanishes")
+    return _judged(name, times.p50, spread, (0.0, 1 - share), SAME, f": waiting for input ({share:.0%}) vanishes")
 
 
 def _variants(
@@ -110,15 +111,15 @@ def _variants(
     plain: Callable[[], object],
     batch: Any,
     has_batch: bool,
-    attribution: dict[str, Any],
-    observed: dict[str, Any],
-    peaks: dict[str, Any] | None,
+    attribution: Attribution,
+    observed: Observed,
+    peaks: Peaks | None,
     clocked_update: float,
 ) -> Iterator[Variant]:
-    own = {limit: share for limit, share in attribution["shares"].items() if limit != "input"}
+    own = {limit: share for limit, share in attribution.shares.items() if limit != "input"}
     whole = sum(own.values()) or 1.0
     own = {limit: share / whole for limit, share in own.items()}
-    on_cpu = observed["device"] == "cpu"
+    on_cpu = observed.device == "cpu"
     by_batch = _without_optimizer(own, attribution, observed, clocked_update)
     doubled = _doubled(batch) if has_batch else None
     if doubled is not None:
@@ -132,18 +133,18 @@ def _variants(
 
         ranges = _expected(own, _half_threads(peaks, threads))
         yield Variant("half the threads", plain, *ranges, lambda: using_threads(threads // 2))
-    random_rows = attribution["random"] / whole * _of_lookups(attribution)
+    random_rows = attribution.random / whole * _of_lookups(attribution)
     if random_rows >= 0.2:
         yield Variant("ids of a few hot rows", plain, (0.0, 1 - 0.3 * random_rows), SAME, _HotIds)
     # A step that waits for the device cannot be captured.
-    if not on_cpu and own["launch"] >= 0.2 and not observed["waits"].get("sync"):
+    if not on_cpu and own["launch"] >= 0.2 and not observed.waits.get("sync"):
         captured = _captured(plain)
         if captured is not None:
             gone = own["launch"] + own["python"]
             yield Variant("the step as a CUDA graph", captured, (0.0, 1 - 0.5 * gone), SAME)
 
 
-def _half_threads(peaks: dict[str, Any] | None, threads: int) -> dict[str, Range]:
+def _half_threads(peaks: Peaks | None, threads: int) -> dict[str, Range]:
     """What half the threads do to the time of each limit.
 
     At least half of what they do to its measured ceiling: two threads may share a core, and one may reach all memory
@@ -178,7 +179,7 @@ def _expected(own: dict[str, float], factors: dict[str, Range]) -> tuple[Range, 
     return expected, max(factors.values(), key=lambda one: abs(sum(one) - sum(expected)))
 
 
-def _run(variant: Variant, plain: Callable[[], object], step_s: float) -> dict[str, Any]:
+def _run(variant: Variant, plain: Callable[[], object], step_s: float) -> Experiment:
     count = max(1, min(100, int(0.05 / step_s)))
     try:
         with variant.around():
@@ -191,12 +192,14 @@ def _run(variant: Variant, plain: Callable[[], object], step_s: float) -> dict[s
             ratios.append(changed / before)
     except Exception as error:
         text = str(error).splitlines()[0] if str(error) else ""
-        return _row(variant.name, _text(variant.expected), f"not possible: {type(error).__name__}: {text}", "not run")
+        return Experiment(
+            variant.name, _text(variant.expected), f"not possible: {type(error).__name__}: {text}", "not run"
+        )
     times = percentiles(ratios)
-    return _judged(variant.name, times["p50"], times["p80"] - times["p20"], variant.expected, variant.rival)
+    return _judged(variant.name, times.p50, times.p80 - times.p20, variant.expected, variant.rival)
 
 
-def _judged(name: str, measured: float, spread: float, expected: Range, rival: Range, why: str = "") -> dict[str, Any]:
+def _judged(name: str, measured: float, spread: float, expected: Range, rival: Range, why: str = "") -> Experiment:
     """What an experiment shows. The spread of its repeats widens both ranges, and what is printed decides."""
     (low, high), (rival_low, rival_high) = (
         (round(max(0.0, one[0] - spread), 2), round(one[1] + spread, 2)) for one in (expected, rival)
@@ -206,16 +209,12 @@ def _judged(name: str, measured: float, spread: float, expected: Range, rival: R
     effect = abs(sum(expected) - sum(rival)) / 2
     if outcome == "agrees" and (rival_low <= measured <= rival_high or spread > effect):
         outcome = "inconclusive"
-    return _row(name, _text((low, high)) + why, f"{measured:.2f} times", outcome)
+    return Experiment(name, _text((low, high)) + why, f"{measured:.2f} times", outcome)
 
 
 def _text(expected: Range) -> str:
     low, high = expected
     return f"{low:.2f} to {high:.2f} times the step" if low else f"at most {high:.2f} times the step"
-
-
-def _row(name: str, expected: str, measured: str, outcome: str) -> dict[str, Any]:
-    return {"name": name, "expected": expected, "measured": measured, "outcome": outcome}
 
 
 def _time(run: Callable[[], object], count: int) -> float:
@@ -237,14 +236,14 @@ def synchronize() -> None:
 
 
 def _without_optimizer(
-    own: dict[str, float], attribution: dict[str, Any], observed: dict[str, Any], clocked: float
+    own: dict[str, float], attribution: Attribution, observed: Observed, clocked: float
 ) -> dict[str, float]:
     """The shares with the work of an optimizer as one of its own: it follows the parameters, not the batch."""
-    step_ms = divided_ms(observed) - observed["waits"].get("input", 0.0)
+    step_ms = divided_ms(observed.waits, observed.operators) - observed.waits.get("input", 0.0)
     parts = (OPTIMIZER, "update", "dense_update")
-    rows = [row for row in attribution["operators"] if (row["part"] or "").startswith(parts)]
+    rows = [row for row in attribution.operators if (row.part or "").startswith(parts)]
     limits = [limit for limit in own if limit not in FIXED]
-    work = {limit: sum(row["limits"].get(limit, 0.0) for row in rows) / max(1e-9, step_ms) for limit in limits}
+    work = {limit: sum(row.limits.get(limit, 0.0) for row in rows) / max(1e-9, step_ms) for limit in limits}
     if not rows:
         of_all = min(1.0, clocked / max(1e-9, sum(own[limit] for limit in limits)))
         work = {limit: of_all * own[limit] for limit in limits}
@@ -252,19 +251,19 @@ def _without_optimizer(
     return {**rest, OPTIMIZER: 1 - sum(rest.values())}
 
 
-def _of_lookups(attribution: dict[str, Any]) -> float:
+def _of_lookups(attribution: Attribution) -> float:
     """The part of the random rows from memory that is in operators whose ids can be replaced."""
-    operators = attribution["operators"]
-    known = sum(row["random_ms"] for row in operators if ids_argument(row["name"]) is not None)
-    return float(known / max(1e-12, sum(row["random_ms"] for row in operators)))
+    operators = attribution.operators
+    known = sum(row.random_ms for row in operators if ids_argument(row.name) is not None)
+    return known / max(1e-12, sum(row.random_ms for row in operators))
 
 
-def hot_ids(hot: dict[str, float], cold: dict[str, float], random_rows: float) -> dict[str, Any]:
+def hot_ids(hot: Percentiles, cold: Percentiles, random_rows: float) -> Experiment:
     """The experiment of a matched pair: with ids whose rows stay in a cache, random rows from memory must vanish."""
-    spread = (hot["p80"] / cold["p20"] - hot["p20"] / cold["p80"]) / 2
+    spread = (hot.p80 / cold.p20 - hot.p20 / cold.p80) / 2
     why = f": random rows from memory ({random_rows:.0%}) vanish"
     expected = (0.0, 1 - 0.3 * random_rows)
-    return _judged("ids of a few hot rows", hot["p50"] / cold["p50"], spread, expected, SAME, why)
+    return _judged("ids of a few hot rows", hot.p50 / cold.p50, spread, expected, SAME, why)
 
 
 def _halved(batch: Any) -> Any | None:

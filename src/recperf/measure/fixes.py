@@ -13,12 +13,14 @@ the fix affects at p80, other parts at p20, rates at p80 and the whole ceiling r
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..machine import usable_cores
-from .advice import Advice
+from .ceilings import Peaks
 from .peaks.other_work import DISTURBED
+from .profile_records import Component, StepBudget, TracedPart
+from .records import Advice, Percentiles
 from .spans import kind_of, phase_of
 
 PERCENTILES = ("p50", "p80", "p20")
@@ -93,7 +95,7 @@ class Facts:
 
     input_ms: float
     parts: dict[str, PartTimes]
-    costs: dict[str, dict[str, Any]]
+    costs: dict[str, Component]
     gpu: dict[str, Any]
     """Ceilings of the device."""
     precision: str
@@ -129,86 +131,87 @@ def too_busy(others: float | None) -> str | None:
     return f"machine too busy, other work took {100 * others:.0f} % of the cores"
 
 
-def drifted(before: dict[str, float], after: dict[str, float]) -> str | None:
+def drifted(before: Percentiles, after: Percentiles) -> str | None:
     """Why two measurements (p20, p50, p80) of the same plain step cannot be compared; None where they can.
 
     The medians must differ by more than the spread of both explains, and by more than `DRIFT`.
     """
-    first, second = before["p50"], after["p50"]
-    spread = sum(figure["p80"] - figure["p20"] for figure in (before, after)) / 2
+    first, second = before.p50, after.p50
+    spread = sum(figure.p80 - figure.p20 for figure in (before, after)) / 2
     if abs(first - second) <= max(spread, DRIFT * min(first, second)):
         return None
     return f"machine drifted, a step without any fix took {first:.3g} ms and later {second:.3g} ms"
 
 
-def doubt(profile: dict[str, Any], others: float | None) -> str | None:
+def doubt(profile: StepBudget, others: float | None) -> str | None:
     """Why no gain is predicted from this profile, taken beside that share of other work; None where one is."""
-    plain, clocked = plain_ms(profile), sum(part["ms"]["p50"] for part in profile["components"])
+    plain, clocked = plain_ms(profile), sum(part.ms.p50 for part in profile.components)
     # On a GPU clocked steps may wait for the device and parts come from a trace: only their shares are used.
-    unlike = profile["device"] == "cpu" and not plain / UNLIKE <= clocked <= plain * UNLIKE
+    unlike = profile.device == "cpu" and not plain / UNLIKE <= clocked <= plain * UNLIKE
     drift = f"machine drifted, parts sum to {clocked:.3g} ms beside plain steps of {plain:.3g} ms"
     return too_busy(others) or (drift if unlike else None)
 
 
-def _at(figure: dict[str, Any], case: int) -> float:
-    return float(figure.get(PERCENTILES[case], figure["p50"]))
+def _at(figure: Percentiles | dict[str, Any], case: int) -> float:
+    if isinstance(figure, dict):
+        return float(figure[PERCENTILES[case] if PERCENTILES[case] in figure else "p50"])
+    return float(getattr(figure, PERCENTILES[case]))
 
 
-def plain_ms(profile: dict[str, Any], case: int = 0) -> float:
+def plain_ms(profile: StepBudget, case: int = 0) -> float:
     """The step without any clock."""
-    overhead = profile["overhead"]
-    return _at(overhead.get("plain") or {"p50": overhead["plain_ms"]}, case)
+    return _at(profile.overhead.plain, case)
 
 
-def scaled(profile: dict[str, Any], affected: Collection[str], case: int = 0) -> dict[str, float]:
+def scaled(profile: StepBudget, affected: Collection[str], case: int = 0) -> dict[str, float]:
     """ms of each part of the budget, such that all sum to the plain step."""
-    parts = {part["name"]: part["ms"] for part in profile["components"]}
+    parts = {part.name: part.ms for part in profile.components}
     times = {name: _at(ms, case if name in affected else -case) for name, ms in parts.items()}
     scale = plain_ms(profile, case) / sum(times.values())
     return {name: ms * scale for name, ms in times.items()}
 
 
 def facts(
-    profile: dict[str, Any],
-    parts: list[dict[str, Any]],
-    peaks: dict[str, Any],
+    profile: StepBudget,
+    parts: list[TracedPart],
+    peaks: Peaks,
     names: Collection[str] = (),
     case: int = 0,
 ) -> Facts | None:
     """From the budget (untraced times) and the parts of the trace (launches); None without ceilings of the device."""
-    gpu = (peaks.get("gpu") or {}).get(profile["device"])
+    gpu = (peaks.get("gpu") or {}).get(profile.device)
     if gpu is None:
         return None
-    budget = {part["name"]: part for part in profile["components"]}
-    traced = {part["name"]: part for part in parts if part["name"] != "data"}
+    budget = {part.name: part for part in profile.components}
+    traced = {part.name: part for part in parts if part.name != "data"}
     affected = {part for name in names for part in _affected(name, {**budget, **traced})}
     input_ms = scaled(profile, affected, case).get("data", 0.0)
     rest = plain_ms(profile, case) - input_ms
     host = {
-        name: part["host_ms"] * _relative(budget.get(name), case if name in affected else -case)
+        name: part.host_ms * _relative(budget.get(name), case if name in affected else -case)
         for name, part in traced.items()
     }
     # Tracing slows the host down, not the kernels. What neither explains is spread over all parts.
     untraced = min(1.0, rest / max(sum(host.values()), 1e-9))
-    longest = max(sum(host.values()) * untraced, sum(part["device_ms"] for part in traced.values()))
+    longest = max(sum(host.values()) * untraced, sum(part.device_ms or 0.0 for part in traced.values()))
     scale = rest / longest if longest else 0.0
     return Facts(
         input_ms=input_ms,
         parts={
-            name: PartTimes(host[name] * untraced * scale, part["device_ms"] * scale, part["kernels"])
+            name: PartTimes(host[name] * untraced * scale, (part.device_ms or 0.0) * scale, part.kernels)
             for name, part in traced.items()
         },
         costs=budget,
         gpu=gpu,
-        precision=profile.get("precision") or "float32",
-        batch_bytes=float((budget.get("data") or {}).get("bytes") or 0),
+        precision=profile.precision,
+        batch_bytes=(budget["data"].bytes or 0) if "data" in budget else 0.0,
         case=case,
     )
 
 
-def _relative(part: dict[str, Any] | None, case: int) -> float:
+def _relative(part: Component | None, case: int) -> float:
     """A part in this case relative to its median."""
-    return _at(part["ms"], case) / part["ms"]["p50"] if part and part["ms"]["p50"] else 1.0
+    return _at(part.ms, case) / part.ms.p50 if part and part.ms.p50 else 1.0
 
 
 def predict(step: Facts, names: Sequence[str]) -> float:
@@ -243,9 +246,10 @@ def _affected(fix: str, parts: Iterable[str]) -> list[str]:
 
 def _changed(step: Facts, fix: str, name: str, part: PartTimes, precision: str) -> PartTimes:
     """A part with a fix applied."""
-    cost = step.costs.get(name) or {}
+    cost = step.costs.get(name)
+    flops, moved = ((cost.flops or 0), (cost.bytes or 0)) if cost else (0, 0)
     if fix in ("precision", "bfloat16"):
-        least = max(step.products_ms(cost.get("flops") or 0, precision), part.kernels * step.kernel_ms)
+        least = max(step.products_ms(flops, precision), part.kernels * step.kernel_ms)
         return PartTimes(part.host_ms, min(part.device_ms, least), part.kernels)
     if fix == "mlp":
         # Separate kernels for bias, ReLU and the bias gradient disappear; the products remain.
@@ -253,22 +257,20 @@ def _changed(step: Facts, fix: str, name: str, part: PartTimes, precision: str) 
         saved = (part.kernels - kernels) * step.kernel_ms
         return PartTimes(part.host_ms * 0.7, max(part.device_ms * 0.5, part.device_ms - saved), kernels)
     kernels = min(part.kernels, FUSED_KERNELS.get((kind_of(name), phase_of(name)), 2))
-    device = min(part.device_ms, max(step.memory_ms(cost.get("bytes") or 0), kernels * step.kernel_ms))
+    device = min(part.device_ms, max(step.memory_ms(moved), kernels * step.kernel_ms))
     return PartTimes(min(part.host_ms, kernels * step.launch_ms), device, kernels)
 
 
-def on_a_cpu(
-    profile: dict[str, Any], names: Collection[str], peaks: dict[str, Any], cores: int, case: int = 0
-) -> float:
+def on_a_cpu(profile: StepBudget, names: Collection[str], peaks: Peaks, cores: int, case: int = 0) -> float:
     """ms per step with these fixes, on a CPU. Of several that affect one part, the fastest counts."""
-    parts = {part["name"]: part for part in profile["components"]}
-    costly = [name for name, part in parts.items() if (part["flops"] or 0) > MUCH_ARITHMETIC]
+    parts = {part.name: part for part in profile.components}
+    costly = [name for name, part in parts.items() if (part.flops or 0) > MUCH_ARITHMETIC]
     affected = {fix: costly if fix == "threads" else _affected(fix, parts) for fix in names}
     before = scaled(profile, {part for reached in affected.values() for part in reached}, case)
     after = dict(before)
     for fix, reached in affected.items():
         for name in reached:
-            shared = before[name] * profile["threads"] / cores
+            shared = before[name] * profile.threads / cores
             fixed = shared if fix == "threads" else _part_on_a_cpu(fix, before[name], parts[name], profile, peaks, case)
             if case < 0:
                 fixed = before[name] - OF_CPU * (before[name] - fixed)
@@ -276,19 +278,17 @@ def on_a_cpu(
     return sum(after.values())
 
 
-def _part_on_a_cpu(
-    fix: str, ms: float, part: dict[str, Any], profile: dict[str, Any], peaks: dict[str, Any], case: int
-) -> float:
+def _part_on_a_cpu(fix: str, ms: float, part: Component, profile: StepBudget, peaks: Peaks, case: int) -> float:
     """ms of a part with a fix: at the ceilings of its number of threads, and at least one call of an operator.
 
     Where no work was counted, nothing says how fast it may become.
     """
-    rates = (peaks.get("other_threads") or {}).get(str(profile["threads"]), peaks)
-    products = rates["gemm"].get(profile.get("precision") or "float32", rates["gemm"]["float32"])
+    rates = (peaks.get("other_threads") or {}).get(str(profile.threads), peaks)
+    products = rates["gemm"].get(profile.precision, rates["gemm"]["float32"])
     reached = 1.0 if case > 0 else OF_CPU
-    arithmetic_ms = (part["flops"] or 0) / _at(products, case) * 1e3
+    arithmetic_ms = (part.flops or 0) / _at(products, case) * 1e3
     least = max(arithmetic_ms, _at(peaks["calls"]["elementwise"], -case) / 1e6)
-    moved = part["bytes"] or 0
+    moved = part.bytes or 0
     if fix == "onednn":
         return max(least, arithmetic_ms / reached) if arithmetic_ms else ms
     if fix == "mlp":
@@ -301,16 +301,16 @@ def _part_on_a_cpu(
 
 
 def prediction(
-    profile: dict[str, Any],
+    profile: StepBudget,
     names: Sequence[str],
-    parts: list[dict[str, Any]] | None,
-    peaks: dict[str, Any],
+    parts: list[TracedPart] | None,
+    peaks: Peaks,
     cores: int,
 ) -> Prediction | None:
     """The step with these fixes; None on a GPU without a trace (`parts`) or without ceilings of the device."""
     times = []
     for case in (0, 1, -1):
-        if profile["device"] == "cpu":
+        if profile.device == "cpu":
             times.append(on_a_cpu(profile, names, peaks, cores, case))
             continue
         step = facts(profile, parts, peaks, names, case) if parts is not None else None
@@ -323,9 +323,9 @@ def prediction(
 
 def ranked(
     fixes: Sequence[Fix],
-    profile: dict[str, Any],
-    parts: list[dict[str, Any]] | None,
-    peaks: dict[str, Any] | None,
+    profile: StepBudget,
+    parts: list[TracedPart] | None,
+    peaks: Peaks | None,
     cores: int,
 ) -> list[tuple[Fix, Prediction]]:
     """Each fix with its prediction, the largest gain first; empty without ceilings."""
@@ -345,24 +345,23 @@ def ranked(
 
 def suggest(
     fixes: Sequence[Fix],
-    profile: dict[str, Any],
-    parts: list[dict[str, Any]] | None,
-    peaks: dict[str, Any] | None,
+    profile: StepBudget,
+    parts: list[TracedPart] | None,
+    peaks: Peaks | None,
     doubt: str | None,
-) -> list[Fix]:
-    """Rank fixes by their predicted gain, and add their rows to the profile; `doubt`: why no gain is predicted."""
+) -> tuple[list[Fix], list[Advice]]:
+    """Rank fixes by their predicted gain, with an advice about each; `doubt`: why no gain is predicted."""
     rows = ranked(fixes, profile, parts, peaks, usable_cores())
-    profile["advice"] = [row_of(fix, prediction, doubt, profile) for fix, prediction in rows]
-    return [fix for fix, _ in rows]
+    return [fix for fix, _ in rows], [row_of(fix, prediction, doubt, profile) for fix, prediction in rows]
 
 
-def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None, profile: dict[str, Any]) -> dict[str, Any]:
+def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None, profile: StepBudget) -> Advice:
     """The advice about a fix in a profile, before it is tried."""
     prediction, times = None if doubt else prediction, scaled(profile, ())
     affected = _affected(fix.name, times)
     share = sum(times[name] for name in affected) / sum(times.values())
     listed = ", ".join(name.replace("_", " ") for name in affected)
-    advice = Advice(
+    return Advice(
         fix.name,
         (f"{listed[0].upper()}{listed[1:]} take {share:.0%} of the step; " if listed else "") + f"{fix.title}.",
         fix.switch,
@@ -371,4 +370,3 @@ def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None, profile: 
         status="suggested" if prediction else "not judged",
         note=doubt and f"Not predicted: {doubt}",
     )
-    return asdict(advice)

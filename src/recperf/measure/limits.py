@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
 from importlib.resources import files
-from typing import Any
+
+from msgspec.structs import replace
 
 from ..units import number, percent, size, time
 from .attribution import TOO_LOW, attribute, divided_ms
-from .ceilings import Ceilings, ceilings_of_profile
+from .ceilings import Ceilings, Peaks, ceilings_of_profile
 from .peaks.other_work import DISTURBED
+from .profile_records import Communication, StepFigures
+from .records import Attribution, DividedOperator, Experiment, Observed, Verdict
+from .trace.records import ComparedRanks
 
 TEXTS: dict[str, dict[str, str]] = tomllib.loads(files(__package__).joinpath("limits.toml").read_text(encoding="utf-8"))
 UNCLEAR, NOT_JUDGED = "unclear", "not judged"
@@ -28,48 +31,28 @@ DRIFT = 1.5
 """Traced steps may take this many times the plain ones, or the other way round, for a high confidence."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What limits a step."""
-
-    limit: str
-    """One of the limits, "unclear", or "not judged" beside too much other work."""
-    share: float
-    """Its share of the step; of an unclear step, or one that is not judged, the largest one."""
-    confidence: str
-    """high, medium or low."""
-    because: list[str]
-    """Sentences with the figures that led to it."""
-    doubts: list[str] = field(default_factory=list)
-    """What lowers the confidence."""
-    second: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def decide(
-    attribution: dict[str, Any],
-    observed: dict[str, Any],
+    attribution: Attribution,
+    observed: Observed,
     ceilings: Ceilings | None,
-    experiments: list[dict[str, Any]] | None = None,
+    experiments: list[Experiment] | None = None,
 ) -> Verdict:
     """The largest share is the verdict."""
-    shares = attribution["shares"]
+    shares = attribution.shares
     ordered = sorted(shares, key=lambda limit: -shares[limit])
     first, second = ordered[0], ordered[1]
     doubts = _doubts(shares, first, second, observed, ceilings)
-    by_name = sum(row["limits"].get(first, 0.0) for row in attribution["operators"] if row.get("by_name"))
-    if first != "dispatch" and by_name > 0.5 * sum(row["limits"].get(first, 0.0) for row in attribution["operators"]):
+    by_name = sum(row.limits.get(first, 0.0) for row in attribution.operators if row.by_name)
+    if first != "dispatch" and by_name > 0.5 * sum(row.limits.get(first, 0.0) for row in attribution.operators):
         doubts.append("kernels of a CUDA graph have no counted work and are classed by their names")
     doubts += _contradictions(experiments or [])
     confidence = ("high", "medium", "low")[min(2, len(doubts))]
     because = [
         _sentence(limit, attribution, observed, ceilings) for limit in ordered[:3] if shares[limit] >= NOTICEABLE
     ]
-    if experiments is not None and not any(_ran(row) for row in experiments):
+    if experiments is not None and all(row.outcome == "not run" for row in experiments):
         because.append("No experiment: the step was not run again.")
-    others = observed.get("other_work") or 0.0
+    others = observed.other_work or 0.0
     if others > DISTURBED and not _preemption_removed(observed, first):
         known = [f"{limit} {percent(shares[limit])}" for limit in ("input", "blocked", "python")]
         reason = (
@@ -78,7 +61,7 @@ def decide(
         )
         reason += " Measure again while nothing else runs, or with one thread: how long one waits for a core is known."
         return Verdict(NOT_JUDGED, shares[first], "low", [reason], doubts, None)
-    if observed["waits"].get("unknown") and first == "operator":
+    if observed.waits.get("unknown") and first == "operator":
         reason = f"No step was traced: what takes {shares[first]:.0%} of the step is not known. A longer run may help."
         return Verdict(UNCLEAR, shares[first], "low", [reason, *because[1:]], doubts, None)
     if shares[first] < CLEAR:
@@ -90,177 +73,173 @@ def decide(
     return Verdict(first, shares[first], confidence, because, doubts, second if shares[second] >= NOTICEABLE else None)
 
 
-def _preemption_removed(observed: dict[str, Any], limit: str) -> bool:
+def _preemption_removed(observed: Observed, limit: str) -> bool:
     """Whether the share of a limit was measured without the time in which other work had the cores: by the clock of
     a GPU, or by those of the only thread that ran operators."""
-    if observed.get("device", "cpu") != "cpu":
+    if observed.device != "cpu":
         return limit in BY_DEVICE
-    return observed.get("threads") == 1 and observed.get("preempted") is not None
+    return observed.threads == 1 and observed.preempted is not None
 
 
-def _ran(experiment: dict[str, Any]) -> bool:
-    return bool(experiment.get("outcome", "not run") != "not run")
-
-
-def _contradictions(experiments: list[dict[str, Any]]) -> list[str]:
+def _contradictions(experiments: list[Experiment]) -> list[str]:
     """The doubts that experiments raise: one for each that disagrees, or one where none of those that ran agrees."""
-    ran = [row for row in experiments if _ran(row)]
+    ran = [row for row in experiments if row.outcome != "not run"]
     doubts = [
-        f'the experiment "{row["name"]}" disagrees: expected {row["expected"]}, measured {row["measured"]}'
+        f'the experiment "{row.name}" disagrees: expected {row.expected}, measured {row.measured}'
         for row in ran
-        if row["outcome"] == "disagrees"
+        if row.outcome == "disagrees"
     ]
-    if ran and not doubts and not any(row["outcome"] == "agrees" for row in ran):
+    if ran and not doubts and not any(row.outcome == "agrees" for row in ran):
         doubts = ["no experiment told this limit from the next one"]
     return doubts
 
 
-def verdict_of(profile: dict[str, Any], peaks: dict[str, Any] | None) -> dict[str, Any]:
-    """`shares` and `verdict` of a profile of a workload, from what was observed; the same for anyone who has both."""
-    observed, ceilings = profile["observed"], ceilings_of_profile(profile, peaks)
-    attribution = attribute(observed, ceilings)
-    verdict = decide(attribution, observed, ceilings, profile.get("experiments")).as_json()
-    verdict["because"] += filter(None, [ranks_sentence(profile.get("communication")), tables_sentence(profile)])
-    return {"shares": attribution["shares"], "verdict": verdict}
+def verdict_of(figures: StepFigures, peaks: Peaks | None) -> tuple[dict[str, float], Verdict]:
+    """The shares of a workload's step and what limits it, from what was measured; the same for anyone who has both."""
+    ceilings = ceilings_of_profile(figures, peaks)
+    attribution = attribute(figures.observed, ceilings)
+    verdict = decide(attribution, figures.observed, ceilings, figures.experiments)
+    verdict.because += filter(None, [ranks_sentence(figures.communication), tables_sentence(figures)])
+    return attribution.shares, verdict
 
 
-def ranks_sentence(communication: dict[str, Any] | None) -> str:
+def ranks_sentence(communication: Communication | ComparedRanks | None) -> str:
     """The slowest rank and what waiting costs; empty for a single rank."""
-    if not communication or "each" not in communication:
+    if communication is None or not communication.each:
         return ""
-    own = {row["rank"]: row["own_ms"] for row in communication["each"]}
-    slowest = own.pop(communication["slowest"])
+    own = {row.rank: row.own_ms for row in communication.each}
+    slowest = own.pop(communication.slowest)
     others = sum(own.values()) / len(own)
-    exposed = percent(communication["exposed_share"])
+    exposed = percent(communication.exposed_share)
     margin = ", by less than 5%" if slowest < 1.05 * others else ""
     split = ""
-    if communication["late_ms"] is not None:
-        late, moving = communication["late_ms"], communication["moving_ms"]
-        split = f": {time(late)} for a late rank, {time(moving)} for data transfer"
+    if (late := communication.late_ms) is not None:
+        split = f": {time(late)} for a late rank, {time(communication.moving_ms or 0.0)} for data transfer"
     return (
-        f"Rank {communication['slowest']} of {communication['ranks']} is the slowest{margin}: its own work takes "
+        f"Rank {communication.slowest} of {communication.ranks} is the slowest{margin}: its own work takes "
         f"{time(slowest)} per step, that of the others {time(others)}. Exposed communication: ranks wait in "
-        f"collectives for {exposed} of a step, {time(communication['exposed_ms'])}{split}."
+        f"collectives for {exposed} of a step, {time(communication.exposed_ms)}{split}."
     )
 
 
-def tables_sentence(profile: dict[str, Any]) -> str:
+def tables_sentence(figures: StepFigures) -> str:
     """What moved between the tiers of tables and how long steps waited for it; empty where they lie on the device."""
-    tables = profile.get("tables")
-    if not tables:
+    tables = figures.tables
+    if tables is None:
         return ""
-    moved, seconds = tables["fetched_bytes"] + tables["written_back_bytes"], tables["placing_ms"] / 1e3
+    moved, seconds = tables.fetched_bytes + tables.written_back_bytes, tables.placing_ms / 1e3
     rate = f", {size(moved / seconds)}/s" if moved and seconds else ""
-    step = profile["step_ms"]["p50"]
-    place = {"host": "host memory", "file": "files"}[tables["placement"]]
+    step = figures.step_ms.p50
+    place = {"host": "host memory", "file": "files"}[tables.placement]
     text = (
-        f"Tables in {place}: the cache of {size(tables['cache_bytes'])} held {tables['hit_rate']:.1%} of the "
-        f"{tables['rows']:,.0f} rows of a batch; {size(tables['fetched_bytes'])} a step were fetched and "
-        f"{size(tables['written_back_bytes'])} written back in {time(tables['placing_ms'])}{rate}, beside the step, "
-        f"which waited {time(tables['exposed_ms'])} for its batch."
+        f"Tables in {place}: the cache of {size(tables.cache_bytes)} held {tables.hit_rate:.1%} of the "
+        f"{tables.rows:,.0f} rows of a batch; {size(tables.fetched_bytes)} a step were fetched and "
+        f"{size(tables.written_back_bytes)} written back in {time(tables.placing_ms)}{rate}, beside the step, "
+        f"which waited {time(tables.exposed_ms)} for its batch."
     )
-    if min(tables["exposed_ms"], tables["placing_ms"]) > NOTICEABLE * step:
+    if min(tables.exposed_ms, tables.placing_ms) > NOTICEABLE * step:
         text += " A larger cache (--tables.device-bytes, on a CPU --tables.resident) would move less."
-    if process := tables.get("process"):
+    if process := tables.process:
         own, files, peak = (size(process[name]) for name in ("own", "files", "peak"))
         text += f" The process has {own} of its own in memory and {files} of libraries; at its peak it had {peak}."
     return text
 
 
 def _doubts(
-    shares: dict[str, float], first: str, second: str, observed: dict[str, Any], ceilings: Ceilings | None
+    shares: dict[str, float], first: str, second: str, observed: Observed, ceilings: Ceilings | None
 ) -> list[str]:
     doubts = []
-    step = observed["step_ms"]
-    spread = (step["p80"] - step["p20"]) / (2 * step["p50"]) if step["p50"] else 0.0
+    step = observed.step_ms
+    spread = (step.p80 - step.p20) / (2 * step.p50) if step.p50 else 0.0
     lead = shares[first] - shares[second] - spread * shares[first]
     if lead < LEAD:
         doubts.append(
             f"{first} leads {second} by only {shares[first] - shares[second]:.2f} of a step; steps vary by {spread:.0%}"
         )
-    if "other_work" not in observed:
+    if observed.steps is None and observed.other_work is None:
         doubts.append("a trace does not tell whether other work disturbed the steps")
-    elif (observed["other_work"] or 0.0) > DISTURBED:
-        doubts.append(f"other work used {observed['other_work']:.0%} of the cores")
-    elif observed.get("crowded", 0.0) > DISTURBED:
-        doubts.append(f"worker processes used {observed['crowded']:.0%} of the cores, which operators need as well")
-    elif (observed.get("preempted") or 0.0) > DISTURBED:
-        doubts.append(f"the thread of the step waited for a core for {observed['preempted']:.0%} of the time")
-    if ceilings is None and observed["operators"]:
+    elif (observed.other_work or 0.0) > DISTURBED:
+        doubts.append(f"other work used {observed.other_work:.0%} of the cores")
+    elif observed.crowded > DISTURBED:
+        doubts.append(f"worker processes used {observed.crowded:.0%} of the cores, which operators need as well")
+    elif (observed.preempted or 0.0) > DISTURBED:
+        doubts.append(f"the thread of the step waited for a core for {observed.preempted:.0%} of the time")
+    if ceilings is None and observed.operators:
         doubts.append("the ceilings of this device were not measured")
     elif ceilings is not None and ceilings.other_work > DISTURBED:
         doubts.append(f"other work used {ceilings.other_work:.0%} of the cores while the ceilings were measured")
-    scale = observed.get("scale")
+    scale = observed.scale
     if scale and not 1 / DRIFT <= scale <= DRIFT:
         doubts.append(f"the machine changed while it was measured: plain steps took {scale:.2f} times the traced ones")
     return doubts
 
 
-def _sentence(limit: str, attribution: dict[str, Any], observed: dict[str, Any], ceilings: Ceilings | None) -> str:
-    share, native = attribution["shares"][limit], observed.get("native") or {}
+def _sentence(limit: str, attribution: Attribution, observed: Observed, ceilings: Ceilings | None) -> str:
+    share, native = attribution.shares[limit], observed.native
     text = TEXTS[limit]["sentence"]
-    if limit == "python" and native.get("share", 0.0) > 0.5:
-        text = TEXTS[limit]["native"].replace("{modules}", ", ".join(native["modules"][:3]) or "of other libraries")
+    if limit == "python" and native is not None and native.share > 0.5:
+        text = TEXTS[limit]["native"].replace("{modules}", ", ".join(native.modules[:3]) or "of other libraries")
     return text.format(share=percent(share), detail=_detail(limit, attribution, observed, ceilings))
 
 
-def _detail(limit: str, attribution: dict[str, Any], observed: dict[str, Any], ceilings: Ceilings | None) -> str:
+def _detail(limit: str, attribution: Attribution, observed: Observed, ceilings: Ceilings | None) -> str:
     """A clause with the operator that matters most and its rate."""
     if limit in ("input", "blocked", "python", "launch", "sync", "transfer"):
-        step = divided_ms(observed)
-        return f": {time(attribution['shares'][limit] * step)} of {time(step)}"
-    rows = [row for row in attribution["operators"] if row["limits"].get(limit)]
+        step = divided_ms(observed.waits, observed.operators)
+        return f": {time(attribution.shares[limit] * step)} of {time(step)}"
+    rows = [row for row in attribution.operators if row.limits.get(limit)]
     if not rows:
         return ""
     if limit == "dispatch":
-        kernels = sum(row.get("kernels") or 0 for row in attribution["operators"])
+        kernels = sum(row.kernels for row in attribution.operators)
         if kernels and ceilings is not None:
             floor = time(ceilings.kernel_ns / 1e6)
             return f": {kernels:,.0f} kernels, each of which costs at least {floor} whatever it computes"
-        calls = sum(row["calls"] for row in attribution["operators"])
+        calls = sum(row.calls for row in attribution.operators)
         return f": {calls:,.0f} operator calls"
     row, share = _busiest(rows, limit)
-    seconds = row["ms"] / 1e3
-    text = f", {percent(share)} of it in {row['name']}"
+    seconds = row.ms / 1e3
+    text = f", {percent(share)} of it in {row.name}"
     if ceilings is None or not seconds:
         return text
-    if limit == "compute" and row["flops"]:
-        precision = row["precision"] or "float32"
+    if limit == "compute" and row.flops:
+        precision = row.precision or "float32"
         ceiling = ceilings.flops.get(precision) or ceilings.flops["float32"]
         text += (
-            f", which computes {number(row['flops'] / seconds)}FLOP/s where this machine reaches "
+            f", which computes {number(row.flops / seconds)}FLOP/s where this machine reaches "
             f"{number(ceiling)}FLOP/s in {precision}{_threads(ceilings)}"
         )
         faster = [f"{number(ceilings.flops[name])}FLOP/s in {name}" for name in ceilings.faster(precision)[:1]]
         text += f", {faster[0]}" if faster else ", and no more in a lower precision"
-    elif limit in ("bandwidth", "latency") and row["missed"]:
-        width = row["row_bytes"]
+    elif limit in ("bandwidth", "latency") and row.missed:
+        width = row.row_bytes or 0
         ceiling, share = ceilings.row_ns(width) / 1e6, ceilings.latency_share(width)
         text += (
-            f": {row['missed']:,.0f} of {row['rows']:,.0f} random rows of {width} bytes come from memory, at "
-            f"{time(row['ms'] / row['rows'])} a row (memory: {time(ceiling)}, of which {time(share * ceiling)} "
+            f": {row.missed:,.0f} of {row.rows:,.0f} random rows of {width} bytes come from memory, at "
+            f"{time(row.ms / row.rows)} a row (memory: {time(ceiling)}, of which {time(share * ceiling)} "
             f"whatever the width and {time((1 - share) * ceiling)} for the bytes)"
         )
-    elif limit == "bandwidth" and row["bytes"]:
-        text += f", at {number(row['bytes'] / seconds)}B/s where this machine streams {number(ceilings.stream)}B/s"
-        text += f"; {TOO_LOW}" if TOO_LOW in row["note"] else ""
+    elif limit == "bandwidth" and row.bytes:
+        text += f", at {number(row.bytes / seconds)}B/s where this machine streams {number(ceilings.stream)}B/s"
+        text += f"; {TOO_LOW}" if TOO_LOW in row.note else ""
     elif limit == "operator":
-        text += f" ({time(row['ms'])}, far below every ceiling)"
+        text += f" ({time(row.ms)}, far below every ceiling)"
     return text
 
 
-def _busiest(rows: list[dict[str, Any]], limit: str) -> tuple[dict[str, Any], float]:
+def _busiest(rows: list[DividedOperator], limit: str) -> tuple[DividedOperator, float]:
     """The operator with most of a limit's time, over all of its rows that this limit explains, and its share."""
     by_name: defaultdict[str, float] = defaultdict(float)
     for row in rows:
-        by_name[row["name"]] += row["limits"][limit]
+        by_name[row.name] += row.limits[limit]
     name = max(by_name, key=lambda name: by_name[name])
-    same = [row for row in rows if row["name"] == name and row["limits"][limit] >= 0.5 * row["ms"]]
-    same = same or [max((row for row in rows if row["name"] == name), key=lambda row: row["limits"][limit])]
-    largest = max(same, key=lambda row: row["ms"])
-    alike = [row for row in same if all(row[fact] == largest[fact] for fact in ("precision", "row_bytes"))]
-    summed = {key: sum(row[key] for row in alike) for key in ("ms", "calls", "flops", "bytes", "rows", "missed")}
-    return {**largest, **summed}, by_name[name] / max(1e-12, sum(by_name.values()))
+    same = [row for row in rows if row.name == name and row.limits[limit] >= 0.5 * row.ms]
+    same = same or [max((row for row in rows if row.name == name), key=lambda row: row.limits[limit])]
+    largest = max(same, key=lambda row: row.ms)
+    alike = [row for row in same if (row.precision, row.row_bytes) == (largest.precision, largest.row_bytes)]
+    counted = ("ms", "calls", "flops", "bytes", "rows", "missed")
+    summed = {name: sum(getattr(row, name) for row in alike) for name in counted}
+    return replace(largest, **summed), by_name[name] / max(1e-12, sum(by_name.values()))
 
 
 def _threads(ceilings: Ceilings) -> str:

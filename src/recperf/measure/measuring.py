@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import asdict
 
 from .attribution import attribute
-from .ceilings import ColdOverHot, ceilings_of_profile, cold_over_hot, knees_of
+from .ceilings import Peaks, ceilings_of_profile, cold_over_hot, knees_of, ranks_sharing
 from .evidence import kernel_works, observed
 from .experiments import confirm, hot_ids
 from .limits import verdict_of
@@ -19,6 +20,17 @@ from .observing import Observer
 from .operators import CallWork
 from .peaks.other_work import DISTURBED, OtherWork, not_judged
 from .profile import ClockedSteps, Subject, endless
+from .profile_records import (
+    PAIR_SCHEMA,
+    ColdOverHot,
+    Pair,
+    PairIds,
+    Profile,
+    StepBudget,
+    StepFigures,
+    TableTraffic,
+)
+from .records import Experiment, Observed, ObservedSteps
 from .sections import part_ms
 from .step_parts import Counts
 from .timeline import compact
@@ -45,8 +57,8 @@ often, or None."""
 
 
 class MeasuredSteps(NamedTuple):
-    profile: dict[str, Any]
-    pair: dict[str, Any] | None
+    profile: Profile
+    pair: Pair | None
     """The matched pair, where there is one."""
     observer: Observer | None
     """None where observing failed."""
@@ -54,7 +66,7 @@ class MeasuredSteps(NamedTuple):
 
 def measure_steps(
     subject: Subject,
-    peaks: dict[str, Any] | None,
+    peaks: Peaks | None,
     *,
     steps: int = STEPS,
     arms: Arms | None = None,
@@ -68,7 +80,7 @@ def measure_steps(
     count.
     """
     pair = measure_pair(arms, peaks) if arms else None
-    measured: list[tuple[dict[str, Any], Observer | None]] = []
+    measured: list[tuple[StepFigures, Observer | None]] = []
     began = monotonic()
     while True:
         other_work = OtherWork()
@@ -77,27 +89,24 @@ def measure_steps(
         tiers = subject.tiers()
         before = replace(tiers.traffic) if tiers else None
         clocked.take(count)
-        profile = clocked.result()
-        if tiers and before:
-            profile["tables"] = tiers.facts(tiers.traffic.since(before))
-        observer = _observe(subject, profile, peaks, run)
+        budget = clocked.result()
+        tables = TableTraffic(**tiers.facts(tiers.traffic.since(before))) if tiers and before else None
+        figures, observer = _observe(subject, budget, peaks, run)
         # One share for verdict, claims, fixes and trust; of ranks each saw the work of the others while it observed.
-        shares = (share_of_others(subject, other_work), profile["observed"]["other_work"] if subject.alone else None)
-        share = max((share for share in shares if share is not None), default=None)
-        profile["other_work"] = profile["observed"]["other_work"] = share
-        measured.append((profile, observer))
+        shares = (share_of_others(subject, other_work), figures.other_work if subject.alone else None)
+        figures.other_work = max((share for share in shares if share is not None), default=None)
+        step = StepFigures(
+            **asdict(budget), observed=figures, other_work=figures.other_work, tables=tables, experiments=[]
+        )
+        measured.append((step, observer))
         # Without ceilings nothing is claimed about what limits a step.
-        quiet = peaks is None or disturbance(profile) <= DISTURBED
+        quiet = peaks is None or (figures.other_work or 0.0) <= DISTURBED
         if not subject.alone or quiet or monotonic() - began > REPEAT_SECONDS:
             break
-    profile, observer = min(measured, key=lambda one: disturbance(one[0]))
-    profile["experiments"] = _experiments(subject, profile, peaks, pair, confirm)
-    return MeasuredSteps(profile | verdict_of(profile, peaks), pair, observer)
-
-
-def disturbance(profile: dict[str, Any]) -> float:
-    """The largest share of the cores that others took while any figure of a profile was measured."""
-    return profile["other_work"] or 0.0
+    quietest, observer = min(measured, key=lambda one: one[0].other_work or 0.0)
+    quietest.experiments = _experiments(subject, quietest, peaks, pair, confirm)
+    limits, verdict = verdict_of(quietest, peaks)
+    return MeasuredSteps(Profile(**asdict(quietest), shares=limits, verdict=verdict), pair, observer)
 
 
 def share_of_others(subject: Subject, other_work: OtherWork) -> float | None:
@@ -107,20 +116,18 @@ def share_of_others(subject: Subject, other_work: OtherWork) -> float | None:
 
 
 def _observe(
-    subject: Subject, profile: dict[str, Any], peaks: dict[str, Any] | None, run: str | None
-) -> Observer | None:
-    """Observe steps and add `observed` to the profile; None where that failed.
+    subject: Subject, budget: StepBudget, peaks: Peaks | None, run: str | None
+) -> tuple[Observed, Observer | None]:
+    """Observe steps; the observer is None where that failed.
 
     All ranks take the same steps; the figures are those of the slowest rank.
     """
-    communication = profile.get("communication") or {}
-    sharing = communication.get("sharing", 1)
-    counts = Counts.within(profile["overhead"]["plain_ms"], OBSERVED_SECONDS)
+    counts = Counts.within(budget.overhead.plain_ms, OBSERVED_SECONDS)
     works: dict[str, CallWork] = {}
     notes, observer = [], None
 
     def knees(device: str) -> tuple[int, int]:
-        return knees_of(peaks, device, threads=torch.get_num_threads(), ranks=sharing)
+        return knees_of(peaks, device, threads=torch.get_num_threads(), ranks=ranks_sharing(budget))
 
     if subject.eager is not None:
         try:
@@ -142,15 +149,12 @@ def _observe(
         if not subject.alone:
             raise
         observer = None
-        figures = {
-            **{name: profile[name] for name in ("device", "threads", "step_ms")},
-            "operators": [], "parts": [], "other_work": None, "steps": {"seen": 0, "plain": 0, "traced": 0},
-            "waits": {"unknown": profile["step_ms"]["p50"]},
-            "notes": [f"the steps could not be observed: {type(error).__name__}: {error}"],
-        }  # fmt: skip
-    figures["notes"] += notes
-    profile["observed"] = subject.world.broadcast(figures, communication.get("slowest", 0))
-    return observer
+        waits = {"unknown": budget.step_ms.p50}
+        figures = Observed(budget.device, budget.threads, budget.step_ms, waits, [], steps=ObservedSteps(0, 0, 0))
+        notes.insert(0, f"the steps could not be observed: {type(error).__name__}: {error}")
+    figures.notes += notes
+    slowest = budget.communication.slowest if budget.communication else 0
+    return subject.world.broadcast(figures, slowest), observer
 
 
 def _observed(subject: Subject, observer: Observer, step: Callable[[Iterator[Any]], object]) -> Observer:
@@ -167,32 +171,32 @@ def _observed(subject: Subject, observer: Observer, step: Callable[[Iterator[Any
 
 def _experiments(
     subject: Subject,
-    profile: dict[str, Any],
-    peaks: dict[str, Any] | None,
-    pair: dict[str, Any] | None,
+    figures: StepFigures,
+    peaks: Peaks | None,
+    pair: Pair | None,
     seconds: float,
-) -> list[dict[str, Any]]:
+) -> list[Experiment]:
     """Experiments that confirm the verdict: those that a step allows, and its matched pair."""
-    attribution = attribute(profile["observed"], ceilings_of_profile(profile, peaks))
+    observed = figures.observed
+    attribution = attribute(observed, ceilings_of_profile(figures, peaks))
     rows = []
     if pair is not None:
-        rows.append(hot_ids(pair["hot"]["step_ms"], pair["cold"]["step_ms"], attribution["random"]))
+        rows.append(hot_ids(pair.hot.step_ms, pair.cold.step_ms, attribution.random))
     # A CUDA graph takes batches of one size only.
-    graph = subject.is_whole and profile["device"] != "cpu"
-    if not seconds or not subject.alone or graph or not profile["observed"]["operators"]:
+    graph = subject.is_whole and figures.device != "cpu"
+    if not seconds or not subject.alone or graph or not observed.operators:
         return rows
     # The iterator has to live: rows of a batch in tiers may leave their cache once it is closed.
     batches = endless(subject.order, subject.first_epoch + EXPERIMENTS_LATER)
     batch = next(batches)
     # Operators inside a step that runs as one piece are not seen: its clocks tell how long the optimizer takes.
-    updates = sum(part["share"] for part in profile["components"] if part["phase"] == "update")
+    updates = sum(part.share for part in figures.components if part.phase == "update")
     update = updates if subject.is_whole else 0.0
     step = lambda batch: subject.step(iter([batch]))  # noqa: E731
-    shown = profile["observed"]
-    return rows + confirm(step, batch, True, attribution, shown, seconds, peaks=peaks, clocked_update=update)
+    return rows + confirm(step, batch, True, attribution, observed, seconds, peaks=peaks, clocked_update=update)
 
 
-def measure_pair(arms: Arms, peaks: dict[str, Any] | None) -> dict[str, Any]:
+def measure_pair(arms: Arms, peaks: Peaks | None) -> Pair:
     """Measure one model with ids whose rows fit a cache (hot) and with ids from the whole table (cold).
 
     Shapes are equal, so the ratio shows the cost of memory. The two take turns. A turn beside much other work is
@@ -210,26 +214,26 @@ def measure_pair(arms: Arms, peaks: dict[str, Any] | None) -> dict[str, Any]:
     quietest = sorted(sorted(range(len(others)), key=lambda turn: others[turn])[:ROUNDS])
     for window in windows.values():
         window.keep([step for turn in quietest for step in range(turn * STEPS_PER_ROUND, (turn + 1) * STEPS_PER_ROUND)])
-    profiles = {name: window.result() for name, window in windows.items()}
-    ratio = {
-        part: part_ms(profiles["cold"], part)["p50"] / part_ms(profiles["hot"], part)["p50"]
-        for part in ("embedding", "step")
+    hot, cold = windows["hot"].result(), windows["cold"].result()
+    ratio = {part: part_ms(cold, part).p50 / part_ms(hot, part).p50 for part in ("embedding", "step")}
+    counted = {"hot": hot.ids, "cold": cold.ids}
+    rows = {
+        name: known or round(counted[name].touched_bytes / counted[name].row_bytes) for name, (_, known) in arms.items()
     }
-    counted = {name: round(one["ids"]["touched_bytes"] / one["ids"]["row_bytes"]) for name, one in profiles.items()}
-    rows = {name: known or counted[name] for name, (_, known) in arms.items()}
+    ids = PairIds(rows["hot"], rows["cold"])
     equally_likely = all(known for _, known in arms.values())
-    hot = profiles["hot"]
-    expected = cold_over_hot(peaks, hot, part_ms(hot, "embedding")["p50"], rows) if equally_likely else None
+    expected = cold_over_hot(peaks, hot, part_ms(hot, "embedding").p50, ids) if equally_likely else None
     other = max(others[turn] for turn in quietest)
-    return {
-        "schema": 1,
-        **profiles,
-        "ids": rows,
-        "ratio": ratio,
-        "expected": expected and asdict(expected),
-        "other_work": other,
-        "verdict": pair_sentence(ratio["embedding"], expected, other, equally_likely=equally_likely),
-    }
+    return Pair(
+        schema=PAIR_SCHEMA,
+        hot=hot,
+        cold=cold,
+        ids=ids,
+        ratio=ratio,
+        expected=expected,
+        other_work=other,
+        verdict=pair_sentence(ratio["embedding"], expected, other, equally_likely=equally_likely),
+    )
 
 
 def pair_sentence(ratio: float, expected: ColdOverHot | None, other_work: float, *, equally_likely: bool) -> str:

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from .records import Place
 
 HIDDEN, LIBRARY, USER = range(3)
 """Kinds of files: torch, recperf and the standard library; other installed packages; the user's own."""
@@ -28,15 +30,6 @@ Position = tuple[int, int]
 """The identity of a code object and the offset of an instruction in it."""
 
 
-class Place(NamedTuple):
-    function: str
-    file: str
-    """Relative to the working directory, or to the folder from which it is imported."""
-    line: int
-    backward: bool = False
-    """Whether it is the backward pass of what this line computes."""
-
-
 class Frame(NamedTuple):
     kind: int
     package: str
@@ -47,12 +40,12 @@ Stack = tuple[Frame, ...]
 """The frames of users and libraries, outermost first."""
 
 
-def place_text(place: Mapping[str, Any] | None, *, width: int = 0, short: bool = False) -> str:
+def place_text(place: Place | None, *, width: int = 0, short: bool = False) -> str:
     """A place, such as `model.py:41 in forward`. Beyond `width` it loses folders; `short` has none, and no function."""
     if place is None:
         return ""
-    before, file = "backward of " if place["backward"] else "", str(place["file"])
-    after = f":{place['line']}" + ("" if short else f" in {place['function']}")
+    before, file = "backward of " if place.backward else "", place.file
+    after = f":{place.line}" + ("" if short else f" in {place.function}")
     while "/" in file.removeprefix("…/") and (short or len(before + file + after) > width > 0):
         file = "…/" + file.removeprefix("…/").partition("/")[2]
     return before + (file.removeprefix("…/") if short else file) + after

@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cost import Cost
 from .device_clock import step_clock
+from .profile_records import SCHEMA, Component, Ids, Overhead, StepBudget
+from .records import Percentiles
 from .spans import OTHER, phase_of
 from .step_parts import ThreadClock
 from .trace.window import spread as percentiles
 
-SCHEMA = 2
 FEWEST = 5
 """Minimum number of steps in a window."""
 BLOCK = 4
@@ -179,8 +180,8 @@ class ClockedSteps:
         spent = self._clock.now().since(began)
         return spent.wall - spent.waiting
 
-    def result(self) -> dict[str, Any]:
-        """The profile of the steps of all ranks."""
+    def result(self) -> StepBudget:
+        """The time of the steps of all ranks by part."""
         subject = self.subject
         counter = _Counter()  # type: ignore[no-untyped-call]
         with counter:
@@ -191,27 +192,27 @@ class ClockedSteps:
         count = self.counted
         costs = {name: Cost(round(cost.flops / count), round(cost.bytes / count)) for name, cost in self.costs.items()}
         walls = [wall for wall, _ in self.clocked]
-        profile = {
-            "schema": SCHEMA,
-            "device": subject.device,
-            "steps": len(self.clocked),
-            "warmup": self.warmup,
-            "batch_size": round(self.samples / count),
-            "operators": counter.calls,
-            "threads": torch.get_num_threads(),
-            "step_ms": spread(walls),
-            "overhead": overhead(walls, self.plain),
-            "components": components(self.clocked, costs),
-            "ids": {
-                "lookups": self.lookups / count,
-                "unique_rows": self.unique / count,
-                "row_bytes": subject.row_bytes,
-                "working_set_bytes": subject.table_bytes,
-                "touched_bytes": int(self.touched.sum()) * subject.row_bytes,
-            },
-            "precision": subject.precision,
-        }
-        joined: dict[str, Any] = subject.ranks.join(profile, self.clocked, self.plain, queued=self.sync is not None)
+        budget = StepBudget(
+            schema=SCHEMA,
+            device=subject.device,
+            steps=len(self.clocked),
+            warmup=self.warmup,
+            batch_size=round(self.samples / count),
+            operators=counter.calls,
+            threads=torch.get_num_threads(),
+            step_ms=spread(walls),
+            overhead=overhead(walls, self.plain),
+            components=components(self.clocked, costs),
+            ids=Ids(
+                lookups=self.lookups / count,
+                unique_rows=self.unique / count,
+                row_bytes=subject.row_bytes,
+                working_set_bytes=subject.table_bytes,
+                touched_bytes=int(self.touched.sum()) * subject.row_bytes,
+            ),
+            precision=subject.precision,
+        )
+        joined: StepBudget = subject.ranks.join(budget, self.clocked, self.plain, queued=self.sync is not None)
         return joined
 
 
@@ -239,39 +240,30 @@ def endless(order: Order, epoch: int) -> Generator[Any, None, None]:
         epoch += 1
 
 
-def spread(nanoseconds: list[int]) -> dict[str, float]:
+def spread(nanoseconds: list[int]) -> Percentiles:
     """p20, p50 and p80 in ms."""
     return percentiles([ns / 1e6 for ns in nanoseconds])
 
 
-def overhead(clocked: list[int], plain: list[int]) -> dict[str, Any]:
-    """The cost of measuring: clocked steps relative to the plain ones in between."""
-    on, off = spread(clocked)["p50"], spread(plain)
-    return {"plain_ms": off["p50"], "clocked_ms": on, "share": on / off["p50"] - 1, "plain": off}
+def overhead(clocked: list[int], plain: list[int]) -> Overhead:
+    on, off = spread(clocked).p50, spread(plain)
+    return Overhead(off.p50, on, on / off.p50 - 1, off)
 
 
-def components(clocked: list[tuple[int, dict[str, int]]], costs: dict[str, Cost]) -> list[dict[str, Any]]:
+def components(clocked: list[tuple[int, dict[str, int]]], costs: dict[str, Cost]) -> list[Component]:
     """Each part with its time, its share (all sum to 1) and its counted work, in the order they first ran.
 
     Shares are of the sum of the medians, so that a few slow steps change no share and none contradicts a time.
     """
     names = list(dict.fromkeys(name for _, parts in clocked for name in parts))
     times = {name: spread([parts.get(name, 0) for _, parts in clocked]) for name in names}
-    whole = sum(ms["p50"] for ms in times.values()) or 1.0
+    whole = sum(ms.p50 for ms in times.values()) or 1.0
     booked = _booked(costs, names)
     rows = []
     for name in names:
         cost = booked.get(name)
-        rows.append(
-            {
-                "name": name,
-                "phase": phase_of(name),
-                "ms": times[name],
-                "share": times[name]["p50"] / whole,
-                "flops": cost.flops if cost else None,
-                "bytes": cost.bytes if cost else None,
-            }
-        )
+        work = (cost.flops, cost.bytes) if cost else (None, None)
+        rows.append(Component(name, phase_of(name), times[name], times[name].p50 / whole, *work))
     return rows
 
 

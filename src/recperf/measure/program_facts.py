@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..machine import usable_cores
+from .records import EmbeddingFacts, LoaderFacts, Operator, OptimizerFacts, ProgramFacts
 
 FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers of torch that have `fused=True`."""
@@ -18,60 +18,6 @@ SMALLEST_TABLE = 1000
 """Rows of a parameter that may be a table."""
 _STEP = re.compile(r"(?:Optimizer\.step#|optimizer )(\w+)\.step")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-@dataclass(frozen=True)
-class OptimizerFacts:
-    kind: str
-    """Its class."""
-    way: str
-    """fused, foreach, or for-loop: how it passes over its parameters."""
-    fusable: bool = False
-    """Whether fused=True is possible for all of them."""
-    plain: bool = False
-    """Whether it has neither momentum nor weight decay, so that sparse gradients are as good as dense ones."""
-    lr: float | None = None
-    parameters: int = 0
-    elements: int = 0
-    """Of the parameters with dense gradients."""
-    element_bytes: int = 4
-    tables: list[list[int]] = field(default_factory=list)
-    """Shapes of matrices of many rows with dense gradients."""
-    sparse: list[list[int]] = field(default_factory=list)
-    """Shapes of parameters with sparse gradients."""
-
-
-@dataclass(frozen=True)
-class LoaderFacts:
-    workers: int
-    pinned: bool
-    batch_size: int | None = None
-
-
-@dataclass(frozen=True)
-class EmbeddingFacts:
-    name: str
-    """Its path in the model."""
-    kind: str
-    rows: int
-    width: int
-    sparse: bool
-
-
-@dataclass
-class ProgramFacts:
-    threads: int = 0
-    """0: not known."""
-    cores: int = 0
-    optimizers: list[OptimizerFacts] = field(default_factory=list)
-    loader: LoaderFacts | None = None
-    """The loader that most steps use."""
-    embeddings: list[EmbeddingFacts] = field(default_factory=list)
-    has_model: bool = False
-    """Whether the model is known, so that it can be compiled from outside."""
-    compiled: bool = False
-    huge_pages: str | None = None
-    """Linux: whether transparent huge pages are used: always, madvise or never."""
 
 
 class ProgramWatch:
@@ -159,11 +105,11 @@ def optimizer_of(part: str | None) -> str | None:
     return match[1] if match else None
 
 
-def facts_of_rows(operators: list[dict[str, Any]]) -> ProgramFacts:
+def facts_of_rows(operators: list[Operator]) -> ProgramFacts:
     """What the names in a trace tell: its optimizers and how they pass over their parameters."""
     facts = ProgramFacts()
-    for kind in sorted({kind for row in operators if (kind := optimizer_of(row["part"]))}):
-        names = [row["name"] for row in operators if optimizer_of(row["part"]) == kind]
+    for kind in sorted({kind for row in operators if (kind := optimizer_of(row.part))}):
+        names = [row.name for row in operators if optimizer_of(row.part) == kind]
         ways = [way for way, start in (("fused", "aten::_fused_"), ("foreach", "aten::_foreach_"))
                 if any(name.startswith(start) for name in names)]  # fmt: skip
         facts.optimizers.append(OptimizerFacts(kind, ways[0] if ways else "for-loop", kind in FUSABLE))

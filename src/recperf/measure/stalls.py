@@ -11,10 +11,10 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
-from typing import Any
 
 from ..folders import temporary_folder
 from ..stop import call
+from .profile_records import StalledKernel, Stalls
 
 _REASON = "smsp__pcsamp_warps_issue_stalled_"
 _PERCENT = {
@@ -28,7 +28,7 @@ OVERSAMPLING = 8
 """Launches profiled for each one requested: frequent kernels must not use up the count."""
 
 
-def stalls(command: list[str], kernels: list[str], *, timeout_s: float = 300.0) -> dict[str, Any]:
+def stalls(command: list[str], kernels: list[str], *, timeout_s: float = 300.0) -> Stalls:
     """Stall reasons of the named kernels while a command runs, or `missing` with the cause.
 
     `kernels` are names from a trace. Reasons are shares of the samples of a kernel; `selected` means that the warp was
@@ -36,19 +36,19 @@ def stalls(command: list[str], kernels: list[str], *, timeout_s: float = 300.0) 
     """
     tool = shutil.which("ncu")
     if tool is None:
-        return {"missing": "ncu, the command of Nsight Compute, is not on PATH; it comes with the CUDA toolkit"}
+        return Stalls(missing="ncu, the command of Nsight Compute, is not on PATH; it comes with the CUDA toolkit")
     if not kernels:
-        return {"missing": "the profile has no kernels"}
+        return Stalls(missing="the profile has no kernels")
     with temporary_folder() as folder:
         log = folder / "ncu.csv"
         arguments = [tool, *ncu_options(kernels), "--log-file", str(log), *command]
         code, output = _run(arguments, timeout_s)
         text = log.read_text(errors="replace") if log.is_file() else output
     if code is None:
-        return {"missing": f"ncu was stopped after {timeout_s:.0f} s; name fewer kernels or run fewer steps"}
+        return Stalls(missing=f"ncu was stopped after {timeout_s:.0f} s; name fewer kernels or run fewer steps")
     rows = parse(text)
     if not rows:
-        return {"missing": _failure(text, output, code)}
+        return Stalls(missing=_failure(text, output, code))
     return summary(rows, kernels)
 
 
@@ -98,7 +98,7 @@ def parse(text: str) -> list[dict[str, str]]:
     return [row for row in rows if (row.get("ID") or "").isdigit() and row.get("Kernel Name")]
 
 
-def summary(rows: list[dict[str, str]], kernels: list[str]) -> dict[str, Any]:
+def summary(rows: list[dict[str, str]], kernels: list[str]) -> Stalls:
     """One row per kernel, over its first launches."""
     groups: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
@@ -114,15 +114,15 @@ def summary(rows: list[dict[str, str]], kernels: list[str]) -> dict[str, Any]:
                     counts[column.removeprefix(_REASON)] += _number(value) or 0.0
         samples = sum(counts.values())
         shares = {reason: count / samples for reason, count in counts.items() if count}
-        line: dict[str, Any] = {"name": name, "launches": len(members), "samples": round(samples)}
-        line["reasons"] = dict(sorted(shares.items(), key=lambda item: -item[1]))
+        line = StalledKernel(
+            name, len(members), round(samples), dict(sorted(shares.items(), key=lambda item: -item[1]))
+        )
         for column, short in _PERCENT.items():
             values = [number for row in members if (number := _number(row.get(column))) is not None]
-            line[short] = sum(values) / len(values) if values else None
+            setattr(line, short, sum(values) / len(values) if values else None)
         summaries.append(line)
-    summaries.sort(key=lambda line: -line["samples"])
-    unseen = [kernel for kernel in kernels if kernel not in groups]
-    return {"kernels": summaries, **({"not_seen": unseen} if unseen else {})}
+    summaries.sort(key=lambda line: -line.samples)
+    return Stalls(kernels=summaries, not_seen=[kernel for kernel in kernels if kernel not in groups])
 
 
 def _trace_name(name: str, kernels: list[str]) -> str:

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from msgspec.structs import replace as replace_fields
+
 from ..units import time as time_text
 from .operators import COLLECTIVE, TABLE_BATCHED, CallWork, kind_of_call, limit_of_kernel
-from .places import Place
+from .records import Observed, Operator, Place
 from .spans import EXCHANGE
 from .trace.collectives import collectives
 from .trace.idle import DeviceTimes
@@ -255,49 +257,45 @@ class CountedInOrder:
         return works[min(place, len(works) - 1)]
 
 
-def operator_rows(times: StepTimes, works: list[CallWork]) -> list[dict[str, Any]]:
+def operator_rows(times: StepTimes, works: list[CallWork]) -> list[Operator]:
     """Operators per step, those of equal name, part and size of work together; `works` are the counted calls of a
     step."""
     fused = _fused(times, works)
     table = []
     for (name, part, *_), members in _groups(times, fused).items():
         counted = [work for _, work in members if work is not None and work.known]
-        row: dict[str, Any] = {
-            "name": name,
-            "part": part,
-            "kind": kind_of_call(name),
-            "calls": len(members) / times.steps,
-            "python_calls": sum(call.python for call, _ in members) / times.steps,
-            "ms": sum(call.us for call, _ in members) / 1e3 / times.steps,
-            "kernels": sum(call.kernels for call, _ in members) / times.steps,
-        }
-        if part == GRAPH:
-            row["by_name"] = limit_of_kernel(name)
-        if COLLECTIVE.match(name):
-            row["communication"] = True
+        row = Operator(
+            name=name,
+            part=part,
+            kind=kind_of_call(name),
+            calls=len(members) / times.steps,
+            python_calls=sum(call.python for call, _ in members) / times.steps,
+            ms=sum(call.us for call, _ in members) / 1e3 / times.steps,
+            kernels=sum(call.kernels for call, _ in members) / times.steps,
+            by_name=limit_of_kernel(name) if part == GRAPH else None,
+            communication=bool(COLLECTIVE.match(name)),
+            place=_place(call for call, _ in members),
+            parallel=max(call.parallel for call, _ in members),
+            counted=len(counted) == len(members),
+            fused=any(id(call) in fused for call, _ in members),
+            largest=list(counted[0].largest) if counted and counted[0].largest else None,
+        )
         for figure in COUNTED:
-            row[figure] = sum(getattr(work, figure) for work in counted) / times.steps
+            setattr(row, figure, sum(getattr(work, figure) for work in counted) / times.steps)
         for fact in ("precision", "row_bytes", "table_rows"):
-            row[fact] = next((getattr(work, fact) for work in counted if getattr(work, fact)), None)
-        row["place"] = _place(call for call, _ in members)
-        row["parallel"] = max(call.parallel for call, _ in members)
-        row["counted"] = len(counted) == len(members)
-        if any(id(call) in fused for call, _ in members):
-            row["fused"] = True
-        if counted and counted[0].largest:
-            row["largest"] = list(counted[0].largest)
+            setattr(row, fact, next((getattr(work, fact) for work in counted if getattr(work, fact)), None))
         table.append(row)
-    return sorted(table, key=lambda row: -row["ms"])
+    return sorted(table, key=lambda row: -row.ms)
 
 
-def unknown_work(operators: list[dict[str, Any]]) -> list[str]:
+def unknown_work(operators: list[Operator]) -> list[str]:
     """A note on the operators whose work is not known, where they take a noticeable part of the operators' time."""
     unknown: defaultdict[str, float] = defaultdict(float)
     for row in operators:
-        if not row["counted"] and not row.get("communication") and row["kind"] not in ("function", "node", "view"):
-            unknown[row["name"]] += row["ms"]
+        if not row.counted and not row.communication and row.kind not in ("function", "node", "view"):
+            unknown[row.name] += row.ms
     names = sorted(unknown, key=lambda name: -unknown[name])
-    names = [name for name in names if unknown[name] >= NOTICEABLE * sum(row["ms"] for row in operators)]
+    names = [name for name in names if unknown[name] >= NOTICEABLE * sum(row.ms for row in operators)]
     if not names:
         return []
     listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
@@ -305,13 +303,13 @@ def unknown_work(operators: list[dict[str, Any]]) -> list[str]:
     return [f"the work of {count} is not known: {listed} ({time_text(sum(map(unknown.__getitem__, names)))})"]
 
 
-def _place(calls: Iterable[Call]) -> dict[str, Any] | None:
+def _place(calls: Iterable[Call]) -> Place | None:
     """The place with most of the calls' time."""
     times: defaultdict[Place, float] = defaultdict(float)
     for call in calls:
         if call.place is not None:
             times[call.place] += call.us
-    return max(times, key=lambda place: times[place])._asdict() if times else None
+    return max(times, key=lambda place: times[place], default=None)
 
 
 def clip(times: StepTimes) -> float:
@@ -327,28 +325,26 @@ def clip(times: StepTimes) -> float:
     return cut
 
 
-def compact(figures: dict[str, Any]) -> dict[str, Any]:
+def compact(figures: Observed) -> Observed:
     """The figures with at most `MOST_ROWS` operators; the smaller ones are joined by their kind."""
-    operators = figures["operators"]
-    rest: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for row in operators[MOST_ROWS:]:
-        kind = row["kind"], bool(row["kernels"]), row.get("by_name"), bool(row.get("communication"))
-        rest[*kind, row["precision"], row["row_bytes"]].append(row)
-    joined = [{**group[0], **_joined(group)} for group in rest.values()]
-    return {**figures, "operators": [*operators[:MOST_ROWS], *joined]}
+    rest: defaultdict[tuple[Any, ...], list[Operator]] = defaultdict(list)
+    for row in figures.operators[MOST_ROWS:]:
+        kind = row.kind, bool(row.kernels), row.by_name, row.communication
+        rest[*kind, row.precision, row.row_bytes].append(row)
+    joined = [_joined(group) if len(group) > 1 else group[0] for group in rest.values()]
+    return replace_fields(figures, operators=[*figures.operators[:MOST_ROWS], *joined])
 
 
-def _joined(group: list[dict[str, Any]]) -> dict[str, Any]:
-    if len(group) == 1:
-        return {}
+def _joined(group: list[Operator]) -> Operator:
     summed = ("calls", "python_calls", "ms", "kernels", *COUNTED)
-    return {
-        "name": f"{len(group)} smaller operators ({group[0]['kind']})",
-        "part": None,
-        "place": None,
-        **{name: sum(row[name] for row in group) for name in summed},
-        "counted": all(row["counted"] for row in group),
-    }
+    return replace_fields(
+        group[0],
+        name=f"{len(group)} smaller operators ({group[0].kind})",
+        part=None,
+        place=None,
+        counted=all(row.counted for row in group),
+        **{name: sum(getattr(row, name) for row in group) for name in summed},
+    )
 
 
 def _groups(times: StepTimes, fused: dict[int, CallWork]) -> dict[tuple[Any, ...], list[tuple[Call, Any]]]:

@@ -6,31 +6,32 @@ memory follows from the size of an operator's tensors against the knee of the ca
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from platform import node
 from statistics import median
-from typing import Any
 
-from .advice import Evidence, as_json
+from msgspec.structs import asdict, replace
+
+from .advice import Evidence
 from .advice_rules import advise
 from .attribution import attribute
 from .call_places import place_rows, trace_places
-from .ceilings import Ceilings, ceilings_of
-from .limits import UNCLEAR, UNDECIDED, Verdict, decide
+from .ceilings import Ceilings, Peaks, ceilings_of
+from .limits import UNCLEAR, UNDECIDED, decide
 from .operators import CallWork
 from .program_facts import facts_of_rows
+from .records import Attribution, Observed, Verdict
 from .timeline import Call, operator_rows, step_times, unknown_work
 from .trace.analyse import analyse_steps, counted, device_name, facts_of, read_one, steps_of
 from .trace.collectives import collectives, lateness
 from .trace.idle import device_times
 from .trace.nesting import NONE, Nesting
 from .trace.read import Trace, facts_in, number_of
+from .trace.records import TraceAnalysis, TraceLimit
 from .trace.window import TracedSteps, spread
 from .trace.work import creates
-
-Json = dict[str, Any]
 
 MAPPED = 32 << 20
 """Larger tensors may be new memory on a CPU whenever they are allocated: glibc never keeps blocks above its highest
@@ -44,7 +45,7 @@ UNKNOWN_KINDS = 0.05
 NEEDS_CEILINGS = ("compute", "bandwidth", "latency", "cache", "dispatch", "operator")
 
 
-def analyse_file(path: Path, peaks: Json | None = None, *, chosen: bool = False) -> Json:
+def analyse_file(path: Path, peaks: Peaks | None = None, *, chosen: bool = False) -> TraceAnalysis:
     """The analysis of a trace file with what limits its steps.
 
     `peaks` are the ceilings of this machine, or with `chosen` those of a machine that the user names.
@@ -55,25 +56,19 @@ def analyse_file(path: Path, peaks: Json | None = None, *, chosen: bool = False)
     device = device_name(facts, window)
     ceilings = ceilings_of(peaks, device=device)
     doubts = []
-    if ceilings and device == "cpu" and not chosen and facts["host"] != node():
+    if ceilings and device == "cpu" and not chosen and facts.host != node():
         doubts.append("the ceilings may be those of another machine than the one that recorded the trace")
     if trace.untimed > UNKNOWN_KINDS * trace.events:
         doubts.append("the trace has many events without valid times, which are left out")
     if trace.ignored - trace.untimed > UNKNOWN_KINDS * trace.events:
         doubts.append("the trace has many events of unknown kinds, perhaps of a device that recperf does not know")
     limit = limit_of(trace, nesting, window, ceilings, doubts)
-    return {
-        **facts,
-        **analyse_steps(trace, nesting, window),
-        "limit": {
-            **limit,
-            "notes": [*limit["notes"], *([trace.part] if trace.part else [])],
-            "ceilings": whose(device, facts["host"], peaks, measured=ceilings is not None, chosen=chosen),
-        },
-    }
+    limit.notes += [trace.part] if trace.part else []
+    limit.ceilings = whose(device, facts.host, peaks, measured=ceilings is not None, chosen=chosen)
+    return TraceAnalysis(**asdict(analyse_steps(trace, nesting, window, facts)), limit=limit)
 
 
-def whose(device: str, host: str | None, peaks: Json | None, *, measured: bool, chosen: bool) -> str:
+def whose(device: str, host: str | None, peaks: Peaks | None, *, measured: bool, chosen: bool) -> str:
     """Which machine's ceilings were used, or why none."""
     if peaks is None:
         return "no ceilings: those of this machine were not measured; recperf peaks measures them"
@@ -92,23 +87,23 @@ def whose(device: str, host: str | None, peaks: Json | None, *, measured: bool, 
 
 def limit_of(
     trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None, doubts: Iterable[str] = ()
-) -> Json:
+) -> TraceLimit:
     """What limits the steps of a trace: verdict, shares, operators with their limits, advice."""
     seen = observed(trace, nesting, window, ceilings)
     attribution = attribute(seen, ceilings)
     verdict = decide(attribution, seen, ceilings)
-    return {
-        "verdict": _qualified(verdict, attribution, seen, ceilings, doubts).as_json(),
-        "shares": attribution["shares"],
-        "operators": attribution["operators"],
-        "places": place_rows(attribution["operators"], attribution["shares"], seen),
-        "advice": as_json(advise(Evidence(seen, attribution["operators"], ceilings, facts_of_rows(seen["operators"])))),
-        "step_ms": seen["step_ms"],
-        "notes": seen["notes"],
-    }
+    return TraceLimit(
+        verdict=_qualified(verdict, attribution, seen, ceilings, doubts),
+        shares=attribution.shares,
+        operators=attribution.operators,
+        places=place_rows(attribution.operators, attribution.shares, seen),
+        advice=advise(Evidence(seen, attribution.operators, ceilings, facts_of_rows(seen.operators))),
+        step_ms=seen.step_ms,
+        notes=seen.notes,
+    )
 
 
-def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> Json:
+def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> Observed:
     """The figures of a step, in ms; see attribution.py for how they are divided."""
     all_steps = window.step_ms()
     notes: list[str] = []
@@ -139,15 +134,16 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
     notes += [*(unknown_work(operators) if works.sized else ()), *lateness(collectives(nesting, window))]
     if not trace.python and not window.work:
         notes.append("python and blocked cannot be distinguished without stacks; with_stack=True records them")
-    return {
-        **({} if others is None else {"other_work": others}),
-        "device": "device" if window.work else "cpu",
-        "step_ms": spread(all_steps),
-        "notes": notes,
-        "places": places,
-        "waits": {name: us / 1e3 / window.count for name, us in waits.items()},
-        "operators": operators,
-    }
+    return Observed(
+        device="device" if window.work else "cpu",
+        threads=0,
+        step_ms=spread(all_steps),
+        waits={name: us / 1e3 / window.count for name, us in waits.items()},
+        operators=operators,
+        other_work=others,
+        notes=notes,
+        places=places,
+    )
 
 
 def _typical(times: list[float]) -> list[int]:
@@ -177,7 +173,7 @@ class _Works:
         if (id(work), tf32) not in self._known:
             knee, stream_knee = self._knees
             streamed, table = work.bytes - work.rows * work.row_bytes, work.table_rows * work.row_bytes
-            self._known[id(work), tf32] = replace(
+            self._known[id(work), tf32] = dataclasses.replace(
                 work,
                 precision="tf32" if tf32 else work.precision,
                 beyond=streamed if streamed > stream_knee else 0,
@@ -195,19 +191,19 @@ class _Works:
             while above != NONE and not creates(self._nesting.events[above].name):
                 above = self._nesting.above(self._nesting.parent[above], "op")
             if above != NONE or not call.name.endswith("_"):
-                call.work = replace(call.work, fresh=written)  # type: ignore[type-var]
+                call.work = dataclasses.replace(call.work, fresh=written)  # type: ignore[type-var]
 
 
 def _qualified(
-    verdict: Verdict, attribution: Json, seen: Json, ceilings: Ceilings | None, more: Iterable[str]
+    verdict: Verdict, attribution: Attribution, seen: Observed, ceilings: Ceilings | None, more: Iterable[str]
 ) -> Verdict:
     """What a trace alone cannot know lowers the confidence, or makes the verdict unclear."""
     if ceilings is None:
-        inside = attribution["shares"]["operator"]
+        inside = attribution.shares["operator"]
         reason = f"Operators take {inside:.0%} of the step; dividing them among limits needs measured ceilings."
         others = [sentence for sentence in verdict.because if not sentence.startswith("Operators that no ceiling")]
         if verdict.limit in NEEDS_CEILINGS:
-            shares = {limit: share for limit, share in attribution["shares"].items() if limit != "operator"}
+            shares = {limit: share for limit, share in attribution.shares.items() if limit != "operator"}
             first, second = sorted(shares, key=lambda limit: -shares[limit])[:2]
             reason += (
                 f" Outside of them the nearest are {first} ({shares[first]:.0%}) and {second} ({shares[second]:.0%})."
@@ -216,11 +212,11 @@ def _qualified(
             verdict = replace(verdict, because=[reason, *others], doubts=[*verdict.doubts, *more])
             return replace(verdict, limit=UNCLEAR, share=inside, confidence="low")
         verdict = replace(verdict, because=[*others, reason])
-    unknown = sum(row["ms"] for row in seen["operators"] if not row["counted"])
+    unknown = sum(row.ms for row in seen.operators if not row.counted)
     doubts = [*verdict.doubts, *more]
-    if verdict.limit in ("operator", "dispatch") and unknown > 0.5 * sum(row["ms"] for row in seen["operators"]):
+    if verdict.limit in ("operator", "dispatch") and unknown > 0.5 * sum(row.ms for row in seen.operators):
         doubts.append("the work of most operators is not known from the trace")
-    if verdict.limit in ("python", "blocked") and any("cannot be distinguished" in note for note in seen["notes"]):
+    if verdict.limit in ("python", "blocked") and any("cannot be distinguished" in note for note in seen.notes):
         doubts.append("a trace without stacks does not tell Python code from waits outside of operators")
     confidence = verdict.confidence if doubts == verdict.doubts else ("medium", "low")[len(doubts) > 1]
     return replace(verdict, doubts=doubts, confidence=verdict.confidence if verdict.limit in UNDECIDED else confidence)

@@ -6,18 +6,19 @@ measured where there is one, else one core of the CPU while a second process doe
 
 from __future__ import annotations
 
+import json
 import math
 import multiprocessing
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from ..config import from_json
 from ..errors import MachineError, RecperfError
 from ..files import make_folder, write_json
 from ..folders import temporary_folder
-from ..jsonfile import Struct, read, read_sealed, sealed
+from ..jsonfile import read, read_sealed, sealed
 from ..machine import available_bytes, fingerprint, host_facts
 from ..measure.peaks import quiet_now
 from ..measure.peaks.other_work import DISTURBED, OtherWork
@@ -56,6 +57,10 @@ TIMEOUT = 300
 Say = Callable[[str], None]
 Timer = Callable[[Callable[[], object]], float]
 """Nanoseconds of a call."""
+
+
+class _Stored(TypedDict):
+    entries: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -136,17 +141,10 @@ class Calibration:
         )
 
 
-class _Stored(Struct):
-    format: str
-    version: int
-    entries: dict[str, Calibration]
-    """By device and model."""
-
-
 def stored(device: str, work: Work) -> Calibration | None:
     """What an earlier call measured here for this model, and no torch is needed to read."""
     try:
-        return _read().entries[_key(device, Model.of(work))]
+        return from_json(Calibration, _entries()[_key(device, Model.of(work))], field="calibration")
     except (RecperfError, KeyError):
         # Not measured, or damaged: it is measured again.
         return None
@@ -210,8 +208,10 @@ def _path() -> Path:
     return places.home() / "calibrations" / f"{fingerprint(host_facts())}.json"
 
 
-def _read() -> _Stored:
-    return read_sealed(_path(), FORM, _Stored, fix="recperf plan measures again")
+def _entries() -> dict[str, Any]:
+    """What is stored by device and model."""
+    entries: dict[str, Any] = read_sealed(_path(), FORM, _Stored, fix="recperf plan measures again")["entries"]
+    return entries
 
 
 def _key(device: str, model: Model) -> str:
@@ -221,15 +221,19 @@ def _key(device: str, model: Model) -> str:
 def _store(calibration: Calibration, model: Model, say: Say) -> None:
     path = _path()
     try:
-        known = _read()
+        entries = _entries()
     except RecperfError:
-        known = _Stored(*FORM, entries={})
+        entries = {}
     try:
         make_folder(path.parent)
-        known.entries[_key(calibration.device, model)] = calibration
-        write_json(path, sealed(known))
+        entries[_key(calibration.device, model)] = _entry(calibration)
+        write_json(path, sealed({"format": FORM[0], "version": FORM[1], "entries": entries}))
     except MachineError as error:
         say(f"the calibration is not stored: {error.what}")
+
+
+def _entry(calibration: Calibration) -> dict[str, Any]:
+    return {name: value for name, value in asdict(calibration).items() if value is not None}
 
 
 def _of_gpu(model: Model, batch: int) -> Calibration:
@@ -368,7 +372,7 @@ def _process(rank: int, parent: int, meeting: str, file: Path, model: Model, bat
     rates = _rates(model, batch, "cpu", ns_of, name="cpu", memory=available_bytes())
     if rank == 0:
         rates = replace(rates, latency_s=latency_s, link_bytes_per_s=link_bytes_per_s)
-        write_json(file, rates)
+        file.write_text(json.dumps(_entry(rates)))
     distributed.barrier()
     distributed.destroy_process_group()
 

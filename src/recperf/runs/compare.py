@@ -10,25 +10,23 @@ import math
 import re
 import statistics
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import jsonfile
-from ..config import ConfigValues
 from ..errors import DataError, UsageError
 from ..jsonfile import Struct
 from ..measure.limits import TEXTS
+from ..measure.profile_records import SCHEMA, Profile, Trust
+from ..measure.trace.file import looks_like_trace
 from . import step_report
-from .record import read_config
+from .record import PROFILE_MARK, read_config
 from .report.compare import changed_fields
 from .report.formats import percent, printable
-from .report.reading import kind_of
 from .report.step_sections import why_missing
-from .schemas import ComparedProfile, Kernels, Machine, require_schema
+from .schemas import Machine, require_schema
 
-SCHEMA = 2
 GATED = ("parts", "regions")
 """The groups that are held to the gate, beside the step itself."""
 GATED_SHARE = 0.05
@@ -130,6 +128,23 @@ class Side:
     shares: dict[str, Any] = field(default_factory=dict)
 
 
+def kind_of(path: Path) -> str:
+    """Whether a path is a `run`, a `profile`, a `trace` or a folder of `traces`."""
+    if path.is_dir():
+        if (path / PROFILE_MARK).exists():
+            return "profile"
+        if any((path / name).exists() for name in ("config.json", "result.json")):
+            return "run"
+        if (path / "profile.json").exists():
+            return "profile"
+        return "traces" if any(path.glob("*.json")) or any(path.glob("*.json.gz")) else "run"
+    if not path.exists():
+        raise DataError("there is nothing at this path", where={"file": path}, fix="name a run, a profile or a trace")
+    if not path.is_file():
+        raise DataError("not a file", where={"file": path}, fix="name a run, a profile or a trace")
+    return "trace" if path.name.endswith(".gz") or looks_like_trace(path) else "profile"
+
+
 def load(path: Path) -> Side:
     """A trace, a profile or the folder that holds one, validated as far as a comparison reads it."""
     if kind_of(path) == "trace":
@@ -144,70 +159,65 @@ def load(path: Path) -> Side:
     return of_workload(file, content)
 
 
-def of_workload(file: Path, profile: dict[str, Any]) -> Side:
+def of_workload(file: Path, content: Any) -> Side:
     """A profile of recperf profile WORKLOAD or of recperf run."""
-    require_schema(file, profile, SCHEMA)
+    require_schema(file, content, SCHEMA)
     what, fix = "is not a profile", "recperf profile WORKLOAD"
-    known = jsonfile.require(profile, ComparedProfile, file, what=what, fix=fix)
-    wrong = None if known.components else "components is empty"
-    spreads = [("step_ms", known.step_ms), *((f"components.{part.name}.ms", part.ms) for part in known.components)]
+    profile = jsonfile.require(content, Profile, file, what=what, fix=fix)
+    wrong = None if profile.components else "components is empty"
+    spreads = [("step_ms", profile.step_ms), *((f"components.{part.name}.ms", part.ms) for part in profile.components)]
     for name, ms in spreads:
         if not 0 <= ms.p20 <= ms.p50 <= ms.p80 <= LARGEST_MS:
             wrong = wrong or f"p20, p50 and p80 of {printable(name)} are not times in rising order"
-    rows = []
-    kernels = profile.get("kernels")
-    if isinstance(kernels, dict) and "missing" not in kernels:
-        rows = jsonfile.require(kernels, Kernels, file, what=what, at="kernels", fix=fix).rows
-        if any(not 0 <= value <= LARGEST_MS for row in rows for value in (row.count, row.total_ms)):
-            wrong = wrong or "kernels.rows has negative times or counts"
+    rows = profile.kernels.rows if profile.kernels else []
+    if any(not 0 <= value <= LARGEST_MS for row in rows for value in (row.count, row.total_ms)):
+        wrong = wrong or "kernels.rows has negative times or counts"
     if wrong:
         raise DataError(f"{file.name} {what}: {wrong}", where={"file": file}, fix=fix)
     workload, config, machine = _about(file.parent)
-    absent = why_missing(profile, "kernels")
-    step = _time(known.step_ms)
-    parts = {part.name: TimedPart(time=_time(part.ms), share=part.share) for part in known.components}
+    absent, trust = why_missing(profile, "kernels"), profile.trust or Trust()
+    step = _time(profile.step_ms)
+    parts = {part.name: TimedPart(time=_time(part.ms), share=part.share) for part in profile.components}
     named = [(row.name, row.total_ms, row.count) for row in rows]
     return Side(
         path=file,
-        steps=known.steps,
+        steps=profile.steps,
         step=step,
         groups={"parts": parts, "kernels": _added_up(named, step)},
         missing={"kernels": absent} if absent else {},
         identity={
-            "workloads": _text(profile.get("workload")) or workload,
-            "presets": _text(profile.get("preset")),
-            "devices": known.device,
-            "batch sizes": known.batch_size,
+            "workloads": profile.workload or workload,
+            "presets": profile.preset,
+            "devices": profile.device,
+            "batch sizes": profile.batch_size,
         },
         circumstances={
-            "": {"machine": machine, "threads": profile.get("threads"),
-                 "seed": _section(profile, "trust").get("seed")},
-            "version of ": _section(profile, "trust", "versions"),
+            "": {"machine": machine, "threads": profile.threads, "seed": trust.seed},
+            "version of ": trust.versions,
             # Without the reason after the colon.
-            "switch ": {name: str(value).split(":")[0] for name, value in _section(profile, "switches").items()},
+            "switch ": {name: value.split(":")[0] for name, value in profile.switches.items()},
             "config ": config,
         },
-        limit=_text(_section(profile, "verdict").get("limit")),
-        shares=_section(profile, "shares"),
+        limit=printable(profile.verdict.limit),
+        shares=profile.shares,
     )  # fmt: skip
 
 
 def of_program(file: Path) -> Side:
     """A profile of recperf profile --script or of the Python API, whose operators have no spread."""
-    profile = step_report.load(file).as_json()
-    step = Time(**{name: float(profile["step_ms"][name]) for name in ("p20", "p50", "p80")})
-    named = [(row["name"], row["ms"], row.get("calls")) for row in profile["operators"]]
-    machine = profile.get("machine") or {}
+    profile = step_report.load(file)
+    step = _time(profile.step_ms)
+    named = [(row.name, row.ms, row.calls) for row in profile.operators]
     return Side(
         path=file,
-        steps=int(profile["steps"].get("plain") or 0),
+        steps=profile.steps.plain,
         step=step,
         groups={"operators": _added_up(named, step)},
-        identity={"devices": profile["device"]},
-        circumstances={"": {"machine": machine.get("fingerprint"), "threads": profile["threads"]},
-                       "version of ": {"torch": machine.get("torch")}},
-        limit=_text(_section(profile, "verdict").get("limit")),
-        shares=profile["shares"],
+        identity={"devices": profile.device},
+        circumstances={"": {"machine": profile.machine.get("fingerprint"), "threads": profile.threads},
+                       "version of ": {"torch": profile.machine.get("torch")}},
+        limit=printable(profile.verdict.limit),
+        shares=profile.shares,
     )  # fmt: skip
 
 
@@ -215,22 +225,21 @@ def load_trace(path: Path) -> Side:
     from ..measure.trace.analyse import timed_file
 
     trace = timed_file(path)
-    steps = trace["times"]["steps"]
-    step = _time_over(steps)
+    step = _time_over(trace.steps)
     groups = {
         kind: {name: TimedPart(time=_time_over(times), share=_time_over(times).p50 / (step.p50 or 1.0))
-               for name, times in trace["times"][kind].items()}
+               for name, times in trace.times[kind].items()}
         for kind in ("regions", "operators", "kernels")
     }  # fmt: skip
-    stepless = trace["window"]["steps_from"] == "whole trace"
+    stepless = trace.steps_from == "whole trace"
     return Side(
         path=path,
-        steps=len(steps),
+        steps=len(trace.steps),
         step=step,
         groups=groups,
-        identity={"devices": trace["device"], "units": "the whole trace, which has no steps" if stepless else "steps"},
-        circumstances={"version of ": {name: trace[name] for name in ("torch", "cuda")}},
-        notes=[trace["part"]] if trace["part"] else [],
+        identity={"devices": trace.device, "units": "the whole trace, which has no steps" if stepless else "steps"},
+        circumstances={"version of ": {"torch": trace.facts.torch, "cuda": trace.facts.cuda}},
+        notes=[trace.facts.part] if trace.facts.part else [],
     )
 
 
@@ -247,8 +256,11 @@ def compare(old: Side, new: Side) -> Comparison:
         if group in new.groups and group not in missing
     }
     if not groups:
-        what, fix = "these two have nothing in common to compare", "name two runs, two profiles or two traces"
-        raise UsageError(what, where={"one": old.path, "other": new.path}, fix=fix)
+        raise UsageError(
+            "these two have nothing in common to compare",
+            where={"one": old.path, "other": new.path},
+            fix="name two runs, two profiles or two traces",
+        )
     return Comparison(
         files=(printable(old.path), printable(new.path)),
         warnings=_warnings(old, new),
@@ -321,10 +333,11 @@ def _notes(old: Side, new: Side) -> list[str]:
         after = new.circumstances.get(kind)
         if not before or not after:
             continue
-        for name, (one, other) in changed_fields([before, after]).items():
+        for row in changed_fields([before, after]):
+            one, other = row.values
             # What only one side records is no difference, except for a switch or a package that only one has.
             if kind or None not in (one, other):
-                notes.append(f"{kind}{printable(name)}: {_named(one)}, then {_named(other)}")
+                notes.append(f"{kind}{printable(row.name)}: {_named(one)}, then {_named(other)}")
     if old.steps != new.steps and "regions" in old.groups:
         notes.append(f"different numbers of steps: {old.steps:,} and {new.steps:,}; all times are per step")
     for side in (old, new):
@@ -347,16 +360,19 @@ def parse_gate(text: str) -> float:
     return float(match[1]) / 100
 
 
-def _about(folder: Path) -> tuple[str | None, ConfigValues, str | None]:
+def _about(folder: Path) -> tuple[str | None, dict[str, Any], str | None]:
     """Workload, config and machine of a profile. They only explain differences, so a damaged file counts as missing."""
     workload: str | None = None
-    config: ConfigValues = {}
+    config: dict[str, Any] = {}
     machine: str | None = None
-    with suppress(DataError):
-        workload, config = read_config(folder)
-    with suppress(DataError):
+    try:
+        if (folder / "config.json").is_file():
+            workload, config = read_config(folder)
         path = folder / "machine.json"
-        machine = jsonfile.require(jsonfile.read(path), Machine, path, what="is damaged").fingerprint
+        if path.is_file():
+            machine = jsonfile.require(jsonfile.read(path), Machine, path, what="is damaged").fingerprint
+    except DataError:
+        pass
     return workload, config, _text(machine)
 
 
@@ -382,14 +398,6 @@ def _added_up(rows: Iterable[tuple[str, float, float | None]], step: Time) -> di
             time=Time(p50=total), share=total / (step.p50 or 1.0), count=(before.count or 0.0) + float(count or 0.0)
         )
     return sums
-
-
-def _section(profile: dict[str, Any], *names: str) -> dict[str, Any]:
-    """An optional part of a profile; empty if it is missing."""
-    part: Any = profile
-    for name in names:
-        part = part.get(name) if isinstance(part, dict) else None
-    return part if isinstance(part, dict) else {}
 
 
 def _text(value: Any) -> str | None:

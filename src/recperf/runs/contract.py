@@ -13,20 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..jsonfile import Struct, as_json, shorten
-from ..measure.ceilings import cache_holds, cold_over_hot, measured_beside
+from ..jsonfile import as_json, shorten
+from ..measure.ceilings import Peaks, cache_holds, cold_over_hot, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
+from ..measure.profile_records import Component, StepBudget, StepFigures
+from ..measure.records import Percentiles, Verdict
 from ..units import size
 from .derive import Stated, bounds, quality_of, result_of
-from .events import Event, Step, Timing
 from .evidence import Evidence, NoEvidence, broken, own_fingerprint, present
 from .report.formats import printable
-from .result import Percentiles, fault
-from .schemas import Component, PairArm, Profile
+from .result import fault
 
 __all__ = ["Claim", "Evidence", "Finding", "NoEvidence", "check_run"]
 
 Derive = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]
+Judge = Callable[[StepFigures, Peaks | None], tuple[dict[str, float], Verdict]]
 
 SAME = 1e-9
 """Largest relative difference of two numbers that should be equal: the order of a sum may change its last bits."""
@@ -55,22 +56,10 @@ class Claim:
     holds: Callable[[Evidence], Finding]
 
 
-class JudgedClaim(Struct):
-    name: str
-    text: str
-    holds: bool | None
-    """None: not judged."""
-    found: str
-    """What the evidence shows."""
-
-
-def check_run(folder: Path, claims: Sequence[Claim]) -> list[JudgedClaim]:
-    """Judges every claim: first those of every run, then those of the workload."""
-    evidence, judged = Evidence(folder), []
-    for claim in (*ALWAYS, *claims):
-        finding = judge(claim, evidence)
-        judged.append(JudgedClaim(claim.name, claim.text, finding.holds, finding.detail))
-    return judged
+def check_run(folder: Path, claims: Sequence[Claim]) -> list[tuple[str, Finding]]:
+    """The text and the finding of every claim: first those of every run, then those of the workload."""
+    evidence = Evidence(folder)
+    return [(claim.text, judge(claim, evidence)) for claim in (*ALWAYS, *claims)]
 
 
 def judge(claim: Claim, evidence: Evidence) -> Finding:
@@ -100,12 +89,12 @@ def _intact(evidence: Evidence) -> Finding:
 def _foreign_events(evidence: Evidence) -> Iterator[str]:
     """The events that do not fit the config of the run, or each other."""
     seeds = evidence.seeds()
-    strangers = {event.seed for event in evidence.events(Event) if event.seed is not None} - set(seeds)
+    strangers = {event["seed"] for event in evidence.events() if event.get("seed") is not None} - set(seeds)
     if strangers:
         yield f"events.jsonl has events of seed {min(strangers)}, which the config does not ask for"
     for seed in seeds:
-        logged = len(evidence.events(Step, seed=seed))
-        timed = sum(event.steps for event in evidence.events(Timing, seed=seed))
+        logged = len(evidence.events("step", seed=seed))
+        timed = sum(event.get("steps", 0) for event in evidence.events("timing", seed=seed))
         if logged != timed:
             yield f"events.jsonl has {logged:,} steps of seed {seed}, its stretches {timed:,}"
 
@@ -212,7 +201,7 @@ def _undisturbed(objections: list[str], fits: bool, shown: str, **other_work: fl
     return finding(objections if fits else [*objections, shown], shown)
 
 
-def limits_lead(*names: str, derive: Derive, cached_rows: bool = False, called: str = "") -> Claim:
+def limits_lead(*names: str, derive: Judge, cached_rows: bool = False, called: str = "") -> Claim:
     """These limits together have a larger share than any other; not judged if they differ by less than the steps do.
 
     With `cached_rows`, work in the cache counts too where the cache, by its measured knee, holds the rows of one step:
@@ -223,12 +212,9 @@ def limits_lead(*names: str, derive: Derive, cached_rows: bool = False, called: 
 
     def holds(evidence: Evidence) -> Finding:
         stated, peaks = evidence.profile, evidence.peaks
-        if stated.verdict is None:
-            raise NoEvidence("profile.json has no verdict")
         # The stated verdict is left out: it must follow from the measurements alone.
-        raw = evidence.raw("profile.json")
-        derived = derive({name: part for name, part in raw.items() if name not in ("verdict", "shares")}, peaks)
-        limit, shares = derived["verdict"]["limit"], derived["shares"]
+        shares, verdict = derive(evidence.file("profile.json", StepFigures), peaks)
+        limit = verdict.limit
         objections = _foreign_peaks(evidence)
         if stated.verdict.limit != limit:
             objections.append(f"profile.json states {stated.verdict.limit!r}, its measurements give {limit!r}")
@@ -238,7 +224,7 @@ def limits_lead(*names: str, derive: Derive, cached_rows: bool = False, called: 
                     f"profile.json states a share of {stated.shares.get(name, 0.0):.4f} for {name}, its measurements "
                     f"give {share:.4f}"
                 )
-        held = cached_rows and _step_in_cache(stated, peaks)
+        held = cached_rows and cache_holds(peaks, stated.device, stated.ids.unique_rows * stated.ids.row_bytes)
         counted = (*names, "cache") if held else names
         own = sum(shares[name] for name in counted)
         others = {name: share for name, share in shares.items() if name not in counted}
@@ -254,13 +240,6 @@ def limits_lead(*names: str, derive: Derive, cached_rows: bool = False, called: 
 
     cache = ", with cache where it holds the rows of a step," if cached_rows else ""
     return Claim(name=f"limit: {together}", text=f"{together}{cache} takes the largest share of a step", holds=holds)
-
-
-def _step_in_cache(profile: Profile, peaks: dict[str, Any]) -> bool:
-    ids = profile.ids
-    if ids is None or ids.unique_rows is None or ids.row_bytes is None:
-        raise NoEvidence("profile.json counts no rows")
-    return cache_holds(peaks, profile.device, ids.unique_rows * ids.row_bytes)
 
 
 def _component(place: str, components: list[Component], name: str) -> Component:
@@ -292,8 +271,7 @@ def pair_ratio_as_measured(component: str) -> Claim:
             objections.append("pair.json: the cold arm draws from no more ids than the hot one")
         if stated is None or not math.isclose(stated, measured, rel_tol=MEASURED_SAME):
             objections.append(f"pair.json states a ratio of {stated}, its arms give {measured:.6g}")
-        arm, rows = evidence.raw("pair.json")["hot"], {"hot": pair.ids.hot, "cold": pair.ids.cold}
-        expected = cold_over_hot(evidence.peaks, arm, hot.p50, rows)
+        expected = cold_over_hot(evidence.peaks, pair.hot, hot.p50, pair.ids)
         if expected is None:
             raise NoEvidence("peaks.json has no random rows by implementation for this device and number of threads")
         low, high = cold.p20 / hot.p80, cold.p80 / hot.p20
@@ -309,16 +287,14 @@ def pair_ratio_as_measured(component: str) -> Claim:
     return Claim(name=f"cold over hot: {component}", text=text, holds=holds)
 
 
-def _ms(name: str, arm: PairArm, component: str) -> Percentiles:
+def _ms(name: str, arm: StepBudget, component: str) -> Percentiles:
     times = _component(f"pair.json: {name}", arm.components, component).ms
     for quantile in (times.p20, times.p50, times.p80):
         _positive(f"pair.json: {name}: time of {component}", quantile)
     return times
 
 
-def _unequal_work(hot: PairArm, cold: PairArm, component: str) -> Iterator[str]:
-    if hot.ids is None or cold.ids is None:
-        raise NoEvidence("pair.json counts no ids")
+def _unequal_work(hot: StepBudget, cold: StepBudget, component: str) -> Iterator[str]:
     if hot.device != cold.device:
         yield "the arms ran on different devices"
     # Bytes are not compared: they count distinct rows, whose number is what the arms differ in.

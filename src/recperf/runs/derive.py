@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..jsonfile import fit
-from ..measure.ceilings import ceilings_of_profile
+from msgspec import convert
+
+from ..measure.ceilings import Peaks, ceilings_of_profile
 from ..measure.peaks.other_work import DISTURBED
+from ..measure.profile_records import Profile
+from ..measure.records import Percentiles
 from ..measure.spans import budget_part
 from ..train.config import baseline_to_beat
-from .events import ChangeEvent, Timing
 from .evidence import Evidence
 from .quality import add_detail, percentile
 from .result import (
     SCHEMA,
     Metrics,
     Overall,
-    Percentiles,
     Performance,
     Provenance,
     Quality,
@@ -88,7 +89,7 @@ def result_of(evidence: Evidence, stated: Stated) -> Result:
             data_digest=data.digest,
             started=progress.started,
             resumes=progress.resumes,
-            changes=tuple(reported_changes(evidence.events(ChangeEvent), config.changed, config.config)),
+            changes=tuple(reported_changes(evidence.events("change"), config.changed, config.config)),
         ),
     )
 
@@ -128,35 +129,36 @@ def bounds(metrics: Metrics, baselines: dict[str, Metrics], target: Target) -> I
 
 
 def _performance(evidence: Evidence, stated: Stated) -> Performance:
-    speed = speed_of(evidence.events(Timing))
+    speed = speed_of(evidence.events())
     performance = Performance(
         device=stated.device, settings=stated.settings, **speed, budget=None, steps_in_budget=0
     )  # fmt: skip
     if evidence.has("profile.json"):
-        measured, profile = evidence.profile, evidence.raw("profile.json")
-        performance.budget, performance.steps_in_budget = budget_of(profile), measured.steps
-        performance.tables = measured.tables
+        profile = evidence.profile
+        performance.budget, performance.steps_in_budget = budget_of(profile), profile.steps
+        performance.tables = profile.tables
         performance.mfu = mfu(profile, evidence.peaks if evidence.has("peaks.json") else None, speed["steady"])
-        ranks = fit(profile.get("communication"), Ranks)
-        performance.ranks = ranks if isinstance(ranks, Ranks) else None
+        if profile.communication and profile.communication.each:
+            performance.ranks = convert(profile.communication, Ranks, from_attributes=True)
     return performance
 
 
-def mfu(profile: Json, peaks: Json | None, steady: Throughput | None) -> float | None:
+def mfu(profile: Profile, peaks: Peaks | None, steady: Throughput | None) -> float | None:
     """FLOPs per second at the steady throughput, as a share of the machine's fastest matrix product in that precision
     and with as many threads; a sample has the FLOPs that were counted for those of the measured batches."""
     ceilings = ceilings_of_profile(profile, peaks)
-    peak = ceilings.flops.get(profile.get("precision") or "float32") if ceilings else None
+    peak = ceilings.flops.get(profile.precision) if ceilings else None
     if steady is None or not peak:
         return None
-    per_sample = sum(part["flops"] or 0 for part in profile["components"]) / profile["batch_size"]
-    return float(per_sample * steady.samples_per_s / peak)
+    per_sample = sum(part.flops or 0 for part in profile.components) / profile.batch_size
+    return per_sample * steady.samples_per_s / peak
 
 
-def speed_of(timed: list[Timing]) -> Json:
+def speed_of(events: Iterable[Json]) -> Json:
     """The fields of a result's performance that follow from the log."""
-    steady = [event for event in timed if event.part == "steady"]
-    times = [ms for event in steady for ms in event.step_ms]
+    timed = [event for event in events if event["kind"] == "timing"]
+    steady = [event for event in timed if event["part"] == "steady"]
+    times = [ms for event in steady for ms in event["step_ms"]]
     step_ms = None
     if len(times) >= FEWEST:
         step_ms = Percentiles(*(percentile(times, share) for share in (20, 50, 80)))
@@ -170,29 +172,29 @@ def speed_of(timed: list[Timing]) -> Json:
     }
 
 
-def _rate(stretches: list[Timing]) -> Json | None:
-    total = {name: sum(getattr(event, name) for event in stretches) for name in ("samples", "steps", "seconds")}
+def _rate(stretches: list[Json]) -> Json | None:
+    total = {name: sum(event.get(name, 0) for event in stretches) for name in ("samples", "steps", "seconds")}
     return {"samples_per_s": total["samples"] / total["seconds"], **total} if total["steps"] else None
 
 
-def _overall(timed: list[Timing]) -> Overall | None:
+def _overall(timed: list[Json]) -> Overall | None:
     rate = _rate(timed)
     if rate is None:
         return None
     parts: Json = {
-        f"{part}_s": math.fsum(event.seconds for event in timed if event.part == part)
+        f"{part}_s": math.fsum(event["seconds"] for event in timed if event["part"] == part)
         for part in ("steady", "warmup", "evaluation", "save")
     }
-    return Overall(**rate, **parts, shuffle_s=math.fsum(event.shuffle_s for event in timed))
+    return Overall(**rate, **parts, shuffle_s=math.fsum(event.get("shuffle_s", 0.0) for event in timed))
 
 
-def difference(rate: Throughput, steady: list[Timing], times: list[float], p50: float) -> str | None:
+def difference(rate: Throughput, steady: list[Json], times: list[float], p50: float) -> str | None:
     """Why steady throughput is not a batch per median step; None where the two are close."""
-    batch, mean = max(event.batch for event in steady), sum(times) / len(times)
+    batch, mean = max(event["batch"] for event in steady), sum(times) / len(times)
     ratio = rate.samples_per_s / (batch / p50 * 1e3)
     if abs(ratio - 1) <= CLOSE:
         return None
-    seconds, shuffle = rate.seconds, sum(event.shuffle_s for event in steady)
+    seconds, shuffle = rate.seconds, sum(event["shuffle_s"] for event in steady)
     between = max(0.0, seconds - shuffle - sum(times) / 1e3)
     causes = {
         f"the mean step takes {mean / p50:.2f} times the median": abs(math.log(mean / p50)),
@@ -203,17 +205,17 @@ def difference(rate: Throughput, steady: list[Timing], times: list[float], p50: 
         f"the time between steps is {between / seconds:.0%}": between / seconds,
     }
     stated = [text for text, size in sorted(causes.items(), key=lambda item: -item[1]) if size >= MINOR]
-    others = sum((event.other_work or 0.0) * event.seconds for event in steady) / seconds
+    others = sum((event.get("other_work") or 0.0) * event["seconds"] for event in steady) / seconds
     stated += [f"other work took {others:.0%} of the cores"] if others > DISTURBED else []
     sense = "below" if ratio < 1 else "above"
     return f"{abs(ratio - 1):.0%} {sense} {batch:,} samples per median step: {'; '.join(stated)}"
 
 
-def budget_of(profile: Json | None) -> dict[str, float] | None:
+def budget_of(profile: Profile) -> dict[str, float] | None:
     """The share of each part of a step, from the steps measured after training: the one source for every report."""
     budget: dict[str, float] = {}
-    for row in (profile or {}).get("components", ()):
+    for row in profile.components:
         # The spans of a model are declared only where its workload is loaded.
-        part = budget_part(row["name"], default="backward" if row["phase"] == "backward" else row["name"])
-        budget[part] = budget.get(part, 0.0) + row["share"]
+        part = budget_part(row.name, default="backward" if row.phase == "backward" else row.name)
+        budget[part] = budget.get(part, 0.0) + row.share
     return budget or None

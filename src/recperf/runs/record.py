@@ -21,8 +21,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from .. import jsonfile
-from ..config import ConfigValues
 from ..errors import DataError, MachineError, UsageError
 from ..files import (
     append,
@@ -36,7 +37,8 @@ from ..files import (
     writing,
 )
 from ..folders import MARK, alone
-from .events import BadEvent, Event, Step, Timing, event_of, parse_events
+from ..measure.profile_records import Profile
+from .events import BadEvent, parse_events
 from .schemas import Progress, SavedConfig, require_schema
 
 CONFIG_SCHEMA = 1
@@ -94,7 +96,7 @@ class Run:
             raise
 
     @classmethod
-    def create(cls, workload: str, config: ConfigValues, *, folder: Path | None, job: str = "") -> Run:
+    def create(cls, workload: str, config: dict[str, Any], *, folder: Path | None, job: str = "") -> Run:
         """A new folder, by default runs/<workload>-<time>-<id>. An existing run is never overwritten.
 
         `job`: torchrun's id of the job that creates it.
@@ -118,7 +120,7 @@ class Run:
             run = cls(folder, made=made)
         # A folder with a config is a run; a job that is restarted must know it as its own from then on.
         run.note_job(job)
-        write_json(folder / "config.json", SavedConfig(schema=CONFIG_SCHEMA, workload=workload, config=config))
+        write_json(folder / "config.json", {"schema": CONFIG_SCHEMA, "workload": workload, "config": config})
         return run
 
     @classmethod
@@ -203,7 +205,7 @@ class Run:
                 self._digest, self._digested = hashlib.sha256(), 0
             append(self._events, own)
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[dict[str, Any]]:
         """The log so far."""
         try:
             yield from parse_events(self._lines())
@@ -257,7 +259,7 @@ class Run:
         saved = (self.read("progress.json", Progress) or {}).get("saved")
         if saved is not None:
             return seed in saved
-        return any(isinstance(event, Step) and event.seed == seed for event in self.events())
+        return any(event["kind"] == "step" and event["seed"] == seed for event in self.events())
 
     def note_saved(self, seed: int) -> None:
         """Remember outside the checkpoints that a seed has one."""
@@ -298,6 +300,12 @@ class Run:
         os.close(self._lock)
 
 
+def profile_of(run: Run) -> Profile | None:
+    """The profile of a run; None if its steps were not measured yet. On several ranks, rank 0 sends what it reads."""
+    value = run.read("profile.json", Profile)
+    return None if value is None else msgspec.convert(value, Profile)
+
+
 def hold(folder: Path, *, busy: str = "wait for it, or choose another --run-dir", refused: str | None = None) -> int:
     """Take the lock of a run folder, which the process has until it closes the handle.
 
@@ -316,13 +324,14 @@ def hold(folder: Path, *, busy: str = "wait for it, or choose another --run-dir"
 def _is_save(line: bytes, step: int | None) -> bool:
     """Whether a line of the log says how long saving the checkpoint of a step took; a damaged one does not."""
     try:
-        event = event_of(jsonfile.decode(line))
+        event = jsonfile.decode(line)
     except ValueError:
         return False
-    return isinstance(event, Timing) and (event.part, event.step) == ("save", step)
+    about = (event.get("kind"), event.get("part"), event.get("step")) if isinstance(event, dict) else ()
+    return about == ("timing", "save", step)
 
 
-def read_config(path: Path) -> tuple[str, ConfigValues]:
+def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """The workload's name and the config values of a saved config; a folder stands for its config.json."""
     named = not path.is_dir()
     if not named:
@@ -339,11 +348,11 @@ def read_saved_config(path: Path, *, named: bool = False) -> SavedConfig:
     return jsonfile.require(value, SavedConfig, path, what="is not a config that recperf saved")
 
 
-def checkout(besides: str = "") -> dict[str, str | bool | None]:
+def checkout(besides: str = "") -> dict[str, Any]:
     """Commit of the checkout and whether it has uncommitted changes, in other places than one; None if recperf does not
     run from its checkout."""
     source = Path(__file__).resolve().parents[3]
-    unknown: dict[str, str | bool | None] = {"commit": None, "dirty": None}
+    unknown = {"commit": None, "dirty": None}
     if not (source / ".git").exists() or not (source / "src" / "recperf").is_dir():
         return unknown
     commit = _git(source, "rev-parse", "HEAD")

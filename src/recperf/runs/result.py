@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from ..errors import DataError
 from ..jsonfile import Meta, Number, Problem, Struct, as_json, fit
+from ..measure.profile_records import Rank, RankTimes, TableTraffic
+from ..measure.records import Percentiles
 
 SCHEMA = 2
 
@@ -15,12 +17,6 @@ Metrics = dict[str, Number]
 
 Baselines = Annotated[dict[str, Metrics], Meta(min_length=1)]
 """Metrics of simple rules on the same split: majority, item_bias, user_item_bias; popularity for dlrm-v4."""
-
-
-class Percentiles(Struct):
-    p20: Number
-    p50: Number
-    p80: Number
 
 
 class Evaluation(Struct):
@@ -183,24 +179,6 @@ class Quality(Struct, omit_defaults=True):
     """Reasons to doubt the metrics."""
 
 
-class RankTimes(Struct):
-    """Milliseconds of a step of the profile."""
-
-    step_ms: Number
-    own_ms: Number
-    """Outside collectives."""
-    exposed_ms: Number
-    """Waiting in collectives."""
-    late_ms: Number | None
-    """Waiting for a rank that arrives late; None: not measured."""
-    moving_ms: Number | None
-    """Waiting for bytes to move; None: not measured."""
-
-
-class Rank(RankTimes):
-    rank: int
-
-
 class Ranks(RankTimes):
     """Means over the ranks."""
 
@@ -228,27 +206,6 @@ class Overall(Throughput):
     """While training waited."""
     shuffle_s: Number
     """Before the first step of epochs; part of the warm-up and of the steady time."""
-
-
-class TableTraffic(Struct, omit_defaults=True):
-    """Tables that do not lie on the device: figures of a mean step after training."""
-
-    placement: str
-    """host or file."""
-    cache_bytes: int
-    """Memory of the device for rows in use."""
-    rows: Number
-    """Distinct rows of a batch."""
-    hit_rate: Number
-    """Share of them that the cache held."""
-    fetched_bytes: Number
-    written_back_bytes: Number
-    placing_ms: Number
-    """Time of fetching and writing back, beside the step."""
-    exposed_ms: Number
-    """Time that the step waited for its batch."""
-    process: dict[str, int] | None = None
-    """Bytes in memory of the process: its own, those of files such as libraries, and the peak of both."""
 
 
 class Performance(Struct, omit_defaults=True):

@@ -5,35 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Struct
-from ..measure.limits import Verdict
-from .result import CalibrationBin, Evaluation, Metrics, Percentiles, Rank, TableTraffic
+from .result import CalibrationBin, Evaluation, Metrics
 
 
-class SavedConfig(Struct, omit_defaults=True):
+class SavedConfig(Struct):
     """config.json."""
 
     schema: int
     workload: str
-    config: ConfigValues
-    changed: tuple[Change, ...] = ()
+    config: dict[str, Any]
+    changed: tuple[ChangedField, ...] = ()
     """Fields that were changed on purpose when the run was resumed."""
 
 
-class Change(Struct, omit_defaults=True):
-    """A config field that differs from what a run was started with."""
-
+class ChangedField(Struct):
     field: str
-    was: Any
-    now: Any
-    when: str = ""
-    """The time at which config.json recorded it."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.field} is {self.now!r}; this run has {self.was!r}"
+    was: Any = None
+    now: Any = None
 
 
 class Progress(Struct):
@@ -147,167 +137,6 @@ class Machine(Struct):
 
     fingerprint: str
     caches: dict[str, Count] | None = None
-
-
-class Component(Struct):
-    name: str
-    phase: str
-    ms: Percentiles
-    share: Number
-    flops: Number | None
-    bytes: Number | None
-
-
-class Ids(Struct):
-    lookups: Number | None
-    unique_rows: Number | None
-    row_bytes: Number | None
-    working_set_bytes: Number | None
-    touched_bytes: Number | None
-
-
-class Overhead(Struct):
-    plain_ms: Number
-    clocked_ms: Number
-    share: Number
-
-
-class Experiment(Struct):
-    name: str
-    expected: str
-    measured: str
-    outcome: str = "not run"
-    """agrees, disagrees, inconclusive or not run."""
-
-
-class Operator(Struct):
-    """An operator of an observed step; what is left out is 0."""
-
-    name: str
-    part: str | None
-    kind: str
-    calls: Number
-    python_calls: Number
-    ms: Number
-    precision: str | None
-    row_bytes: Number | None
-    flops: Number
-    bytes: Number
-    rows: Number
-    missed: Number
-
-
-class Observed(Struct):
-    """The figures of a step that the verdict follows from."""
-
-    device: str
-    threads: int
-    step_ms: Percentiles
-    waits: dict[str, Number]
-    operators: list[Operator]
-    other_work: Number | None = None
-
-
-class Timed(Struct):
-    """The fields that a profile and an arm of a pair share."""
-
-    device: str
-    batch_size: int
-    step_ms: Percentiles
-    components: list[Component]
-
-
-class ComparedProfile(Timed):
-    """The fields of profile.json that a comparison of two profiles needs."""
-
-    schema: int
-    steps: int
-
-
-class Profile(ComparedProfile):
-    """profile.json: the fields that every profile has."""
-
-    warmup: int
-    overhead: Overhead | None
-    ids: Ids | None
-    verdict: Verdict | None
-    shares: dict[str, Number]
-    experiments: list[Experiment]
-    observed: Observed
-    other_work: Number | None = None
-    tables: TableTraffic | None = None
-    """What moved between the tiers of tables; None: they lie on the device."""
-
-
-class RankRow(Rank):
-    awaited_ms: Number | None
-    largest_part: str
-
-
-class Collective(Struct):
-    part: str
-    what: str
-    count: Number
-    bytes: Number
-    exposed_ms: Number
-    late_ms: Number
-    moving_ms: Number
-    awaited_rank: int
-
-
-class Communication(Struct):
-    """The section `communication` of a profile of several ranks."""
-
-    ranks: int
-    hosts: int
-    slowest: int
-    steps: int
-    sharing: int
-    exposed_ms: Number
-    exposed_share: Number
-    clock_error_ms: Number
-    late_ms: Number | None
-    moving_ms: Number | None
-    not_told_apart: str | None
-    each: list[RankRow]
-    collectives: list[Collective]
-
-
-class Kernel(Struct):
-    name: str
-    count: Number
-    total_ms: Number
-
-
-class Kernels(Struct):
-    """The section `kernels` of a profile."""
-
-    rows: list[Kernel]
-
-
-class PairArm(Timed):
-    ids: Ids | None
-    threads: int | None = None
-
-
-class PairIds(Struct):
-    """Number of table rows that the ids of each arm refer to."""
-
-    hot: int
-    cold: int
-
-
-class Pair(Struct):
-    """pair.json."""
-
-    schema: int
-    ids: PairIds
-    ratio: dict[str, Number | None]
-    verdict: str
-    hot: PairArm
-    cold: PairArm
-    other_work: Number | None = None
-    """Share of the cores that others took during the turns that count."""
 
 
 def require_schema(path: Path, value: Any, schema: int) -> None:

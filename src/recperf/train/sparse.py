@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from ..models.streams import SideStreams
 from ..models.tables import HashedTable, SparseTables
 from ..models.tiers.columns import TableColumns, require_read
 from ..ops.table_rules import RULES, RuleName
-from .loop import State
 from .optim import DenseOptimizer
 
 EPS = 1e-8
@@ -140,10 +140,10 @@ class SplitOptimizer:
         norm = math.sqrt(sum(squares))
         return min(1.0, self.clip / norm) if norm else 1.0
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> dict[str, Any]:
         return {"dense": self.dense.state_dict(), "rows": self.sparse.saved_state(), "updates": self.sparse.count}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.dense.load_state_dict(state["dense"])
         if self.sparse.count is not None:
             self.sparse.count.copy_(state["updates"])

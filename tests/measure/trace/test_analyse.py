@@ -5,22 +5,25 @@ from typing import Any
 
 import example_traces as made
 import pytest
+from msgspec.structs import asdict
 
 from recperf.errors import DataError
+from recperf.jsonfile import as_json
 from recperf.measure.trace.analyse import analyse, steps_of
 from recperf.measure.trace.read import collect, read
+from recperf.measure.trace.records import StepTables
 from recperf.measure.trace_evidence import observed
 
 NAMELESS = Path("made")
 
 
-def analysed(events: list[dict[str, Any]]) -> dict[str, Any]:
+def analysed(events: list[dict[str, Any]]) -> StepTables:
     return analyse(collect(events, NAMELESS))
 
 
-def operators(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def operators(events: list[dict[str, Any]]) -> dict[str, Any]:
     trace = collect(events, NAMELESS)
-    return by_name(observed(trace, *steps_of(trace), None)["operators"])
+    return by_name(observed(trace, *steps_of(trace), None).operators)
 
 
 def of_two_steps() -> list[dict[str, Any]]:
@@ -31,53 +34,51 @@ def of_two_steps() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def two_steps() -> dict[str, Any]:
+def two_steps() -> StepTables:
     return analysed(of_two_steps())
 
 
-def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in rows}
+def by_name(rows: Any) -> dict[str, Any]:
+    return {row.name: row for row in rows}
 
 
-def test_every_gap_has_one_cause_and_the_causes_sum_to_the_idle_time(two_steps: dict[str, Any]) -> None:
-    idle = two_steps["idle"]
-    assert idle["wall_ms"] == pytest.approx(1.0)
-    assert idle["busy_ms"] == pytest.approx(0.420)
-    assert idle["causes"] == pytest.approx(
-        {"input wait": 0.220, "host wait": 0.150, "kernel gap": 0.008, "sync": 0.202}
-    )
-    assert sum(idle["causes"].values()) == pytest.approx(idle["idle_ms"])
+def test_every_gap_has_one_cause_and_the_causes_sum_to_the_idle_time(two_steps: StepTables) -> None:
+    idle = two_steps.idle
+    assert idle.wall_ms == pytest.approx(1.0)
+    assert idle.busy_ms == pytest.approx(0.420)
+    assert idle.causes == pytest.approx({"input wait": 0.220, "host wait": 0.150, "kernel gap": 0.008, "sync": 0.202})
+    assert sum(idle.causes.values()) == pytest.approx(idle.idle_ms)
 
 
-def test_kernels_are_counted_per_step_and_part(two_steps: dict[str, Any]) -> None:
-    kernels = two_steps["kernels"]
-    rows = by_name(kernels["rows"])
+def test_kernels_are_counted_per_step_and_part(two_steps: StepTables) -> None:
+    kernels = two_steps.kernels
+    rows = by_name(kernels.rows)
     assert set(rows) == {"gemm<64>", "relu", "back", "update"}
-    assert {name: row["part"] for name, row in rows.items()} == {
+    assert {name: row.part for name, row in rows.items()} == {
         "gemm<64>": "forward",
         "relu": "forward",
         "back": "backward",
         "update": "update",
     }
-    assert kernels["count"] == 5
-    assert rows["back"]["count"] == 2
-    assert rows["back"]["mean_us"] == pytest.approx(100)
-    assert rows["back"]["share"] == pytest.approx(0.5)
-    assert kernels["busy_ms"] == pytest.approx(0.4)
-    assert kernels["small"] == pytest.approx({"count": 1, "share_of_count": 0.2, "total_ms": 0.005})
+    assert kernels.count == 5
+    assert rows["back"].count == 2
+    assert rows["back"].mean_us == pytest.approx(100)
+    assert rows["back"].share == pytest.approx(0.5)
+    assert kernels.busy_ms == pytest.approx(0.4)
+    assert asdict(kernels.small) == pytest.approx({"count": 1, "share_of_count": 0.2, "total_ms": 0.005})
 
 
-def test_launch_delay_runs_from_the_end_of_the_call(two_steps: dict[str, Any]) -> None:
-    rows = by_name(two_steps["kernels"]["rows"])
-    assert rows["gemm<64>"]["launch_delay_us"] == pytest.approx(4)
-    assert rows["relu"]["launch_delay_us"] == pytest.approx(89)
+def test_launch_delay_runs_from_the_end_of_the_call(two_steps: StepTables) -> None:
+    rows = by_name(two_steps.kernels.rows)
+    assert rows["gemm<64>"].launch_delay_us == pytest.approx(4)
+    assert rows["relu"].launch_delay_us == pytest.approx(89)
     # Of the two kernels of a graph only the first waited for its launch.
-    assert rows["back"]["launch_delay_us"] == pytest.approx(30)
+    assert rows["back"].launch_delay_us == pytest.approx(30)
 
 
-def test_parts_sum_to_the_step(two_steps: dict[str, Any]) -> None:
-    parts = by_name(two_steps["parts"])
-    assert {name: round(part["host_ms"], 6) for name, part in parts.items()} == {
+def test_parts_sum_to_the_step(two_steps: StepTables) -> None:
+    parts = by_name(two_steps.parts)
+    assert {name: round(part.host_ms, 6) for name, part in parts.items()} == {
         "data": 0.2,
         "forward": 0.17,
         "backward": 0.12,
@@ -85,9 +86,9 @@ def test_parts_sum_to_the_step(two_steps: dict[str, Any]) -> None:
         "update": 0.06,
         "other": 0.24,
     }
-    assert parts["forward"]["device_ms"] == pytest.approx(0.125)
-    assert parts["backward"]["device_ms"] == pytest.approx(0.2)
-    assert (parts["backward"]["launches"], parts["backward"]["kernels"]) == (1, 2)
+    assert parts["forward"].device_ms == pytest.approx(0.125)
+    assert parts["backward"].device_ms == pytest.approx(0.2)
+    assert (parts["backward"].launches, parts["backward"].kernels) == (1, 2)
     assert list(parts)[-1] == "other"
 
 
@@ -95,8 +96,8 @@ def test_operators_have_the_time_of_their_kernels_and_no_work_counts_twice() -> 
     rows = operators(of_two_steps())
     assert "aten::linear" not in rows
     product = rows["aten::mm"]
-    assert (product["part"], product["calls"], product["ms"]) == ("forward", 1, pytest.approx(0.1))
-    assert (product["flops"], product["bytes"]) == (2 * 64 * 32 * 16, 4 * (64 * 32 + 32 * 16 + 64 * 16))
+    assert (product.part, product.calls, product.ms) == ("forward", 1, pytest.approx(0.1))
+    assert (product.flops, product.bytes) == (2 * 64 * 32 * 16, 4 * (64 * 32 + 32 * 16 + 64 * 16))
 
 
 def test_copies_overlap_kernels_and_block_without_pinned_memory() -> None:
@@ -111,12 +112,12 @@ def test_copies_overlap_kernels_and_block_without_pinned_memory() -> None:
             made.copy("Memset (Device)", 130, 2, 3, 64),
         ]
     )
-    rows = by_name([{**row, "name": row["kind"]} for row in analysis["transfers"]])
-    assert rows["device to host"]["pinned"] is False
-    assert rows["device to host"]["overlapped_share"] == pytest.approx(1.0)
-    assert (rows["memset"]["pinned"], rows["memset"]["bytes"]) == (None, 64)
-    assert [row["caller"] for row in analysis["idle"]["syncs"]] == ["aten::copy_"]
-    assert analysis["idle"]["causes"]["sync"] == pytest.approx(0.020)
+    rows = {row.kind: row for row in analysis.transfers}
+    assert rows["device to host"].pinned is False
+    assert rows["device to host"].overlapped_share == pytest.approx(1.0)
+    assert (rows["memset"].pinned, rows["memset"].bytes) == (None, 64)
+    assert [row.caller for row in analysis.idle.syncs] == ["aten::copy_"]
+    assert analysis.idle.causes["sync"] == pytest.approx(0.020)
 
 
 def test_a_host_that_runs_ahead_does_not_make_steps_look_short() -> None:
@@ -133,9 +134,9 @@ def test_a_host_that_runs_ahead_does_not_make_steps_look_short() -> None:
             made.kernel("k", 195, 100, 3),
         ]
     )
-    assert analysis["idle"]["wall_ms"] == pytest.approx(0.1)
-    assert analysis["idle"]["idle_ms"] == pytest.approx(0.0)
-    assert analysis["kernels"]["count"] == 1
+    assert analysis.idle.wall_ms == pytest.approx(0.1)
+    assert analysis.idle.idle_ms == pytest.approx(0.0)
+    assert analysis.kernels.count == 1
 
 
 def test_steps_and_loader_of_torch_are_recognised() -> None:
@@ -147,27 +148,28 @@ def test_steps_and_loader_of_torch_are_recognised() -> None:
             made.kernel("k", 90, 10, 1),
         ]
     )
-    assert analysis["window"]["steps"] == 1
-    assert analysis["window"]["named"]
-    assert analysis["idle"]["causes"]["input wait"] == pytest.approx(0.09)
+    assert analysis.window.steps == 1
+    assert analysis.window.named
+    assert analysis.idle.causes["input wait"] == pytest.approx(0.09)
 
 
 def test_without_a_device_sections_are_missing() -> None:
     analysis = analysed([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 0, 30)])
-    assert analysis["kernels"] == analysis["idle"] == analysis["transfers"] == {"missing": "no device in this trace"}
+    reasons = {analysis.kernels.missing, analysis.idle.missing, analysis.transfers.missing}
+    assert reasons == {"no device in this trace"}
 
 
 def test_kernels_without_launch_calls_are_found_through_their_operator() -> None:
     tagged = made.kernel("k", 150, 10, 0)
     tagged["args"] = {"device": 0, "stream": 7, "External id": 5}
     rows = operators([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 10, 30, external=5), tagged])
-    assert rows["aten::mm"]["ms"] == pytest.approx(0.01)
+    assert rows["aten::mm"].ms == pytest.approx(0.01)
 
 
 def test_whole_microseconds_of_older_profilers_still_nest() -> None:
     """The inner operator seems to end 1 us after the outer one, because both were cut to whole microseconds."""
     rows = operators([made.op("aten::linear", 0, 10), made.op("aten::mm", 2, 9), made.op("aten::relu", 11, 1)])
-    assert {name: round(1e3 * row["ms"], 6) for name, row in rows.items()} == {
+    assert {name: round(1e3 * row.ms, 6) for name, row in rows.items()} == {
         "aten::mm": 9,
         "aten::linear": 1,
         "aten::relu": 1,
@@ -177,7 +179,7 @@ def test_whole_microseconds_of_older_profilers_still_nest() -> None:
 def test_adjacent_ranges_do_not_nest() -> None:
     parts = [made.around("recperf.part.a", 0.5, 50.001), made.around("recperf.part.b", 50.5, 40)]
     analysis = analysed([made.around("recperf.step#0", 0, 100), *parts])
-    assert {part["name"]: round(1e3 * part["host_ms"]) for part in analysis["parts"]} == {"a": 50, "b": 40, "other": 10}
+    assert {part.name: round(1e3 * part.host_ms) for part in analysis.parts} == {"a": 50, "b": 40, "other": 10}
 
 
 def test_regions_of_a_program_nest_and_its_optimizer_ends_the_steps() -> None:
@@ -187,12 +189,12 @@ def test_regions_of_a_program_nest_and_its_optimizer_ends_the_steps() -> None:
         events += [made.around("forward", at, 40), made.around("encode", at + 5, 20), made.op("aten::mm", at + 6, 10)]
         events += [made.around("update", at + 50, 35), made.around("Optimizer.step#Adam.step", at + 55, 25)]
     analysis = analysed(events)
-    assert (analysis["window"]["steps"], analysis["window"]["steps_from"]) == (2, "optimizer")
-    parts = by_name(analysis["parts"])
+    assert (analysis.window.steps, analysis.window.steps_from) == (2, "optimizer")
+    parts = by_name(analysis.parts)
     assert list(parts) == ["forward", "forward/encode", "update", "update/Optimizer.step#Adam.step", "other"]
-    assert parts["forward"]["host_ms"] == pytest.approx(0.020)
-    assert parts["forward"]["total_ms"] == pytest.approx(0.040)
-    assert operators(events)["aten::mm"]["part"] == "forward/encode"
+    assert parts["forward"].host_ms == pytest.approx(0.020)
+    assert parts["forward"].total_ms == pytest.approx(0.040)
+    assert operators(events)["aten::mm"].part == "forward/encode"
 
 
 def test_the_backward_pass_belongs_to_the_region_that_waits_and_to_its_module() -> None:
@@ -211,13 +213,13 @@ def test_the_backward_pass_belongs_to_the_region_that_waits_and_to_its_module() 
             made.kernel("k", 90, 30, 1),
         ]
     )
-    assert analysis["kernels"]["rows"][0]["part"] == "backward"
-    modules = by_name(analysis["modules"])
-    assert {name: row["host_ms"] for name, row in modules.items()} == pytest.approx(
+    assert analysis.kernels.rows[0].part == "backward"
+    modules = by_name(analysis.modules)
+    assert {name: row.host_ms for name, row in modules.items()} == pytest.approx(
         {"Net_0": 0.020, "Net_0/Linear_0": 0.030}
     )
     linear = modules["Net_0/Linear_0"]
-    assert (linear["backward_ms"], linear["device_ms"]) == (pytest.approx(0.040), pytest.approx(0.030))
+    assert (linear.backward_ms, linear.device_ms) == (pytest.approx(0.040), pytest.approx(0.030))
 
 
 def test_collectives_are_exposed_where_nothing_else_runs() -> None:
@@ -230,7 +232,7 @@ def test_collectives_are_exposed_where_nothing_else_runs() -> None:
             made.kernel(nccl, 40, 100, 2, stream=9),
         ]
     )
-    assert analysis["communication"]["rows"] == [
+    assert as_json(analysis.communication.rows) == [
         {"name": "AllReduce", "count": 1, "bytes": 0, "ms": 0.1, "exposed_ms": pytest.approx(0.080)}
     ]
     host = [
@@ -238,7 +240,7 @@ def test_collectives_are_exposed_where_nothing_else_runs() -> None:
         made.op("aten::mm", 10, 50),
         made.around("gloo:all_reduce", 40, 100, thread=7),
     ]
-    assert analysed(host)["communication"]["exposed_ms"] == pytest.approx(0.080)
+    assert analysed(host).communication.exposed_ms == pytest.approx(0.080)
 
 
 def test_the_busiest_device_is_analysed() -> None:
@@ -251,8 +253,8 @@ def test_the_busiest_device_is_analysed() -> None:
             made.kernel("large", 10, 90, 2, device=3),
         ]
     )
-    assert (analysis["window"]["device"], analysis["window"]["devices"]) == (3, 2)
-    assert analysis["idle"]["busy_ms"] == pytest.approx(0.09)
+    assert (analysis.window.device, analysis.window.devices) == (3, 2)
+    assert analysis.idle.busy_ms == pytest.approx(0.09)
 
 
 def test_a_trace_of_another_tool_is_refused(tmp_path: Path) -> None:

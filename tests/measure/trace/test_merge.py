@@ -69,28 +69,28 @@ def test_every_rank_is_a_process(tmp_path: Path) -> None:
     # Arrows from launches to kernels stay inside their rank.
     ends = {(e["pid"], e["ph"]): e["id"] for e in events if e["ph"] in ("s", "f")}
     assert ends[1, "s"] == ends[1, "f"] != ends[2, "s"] == ends[2, "f"]
-    assert merged_trace["events"] == 2 * 13
-    assert [row["rank"] for row in merged_trace["ranks"]] == [0, 1]
+    assert merged_trace.events == 2 * 13
+    assert [row.rank for row in merged_trace.ranks] == [0, 1]
 
 
 def test_ranks_on_one_host_share_its_clock(tmp_path: Path) -> None:
     """The second counts from a moment 1 ms earlier, and was 200 us late to begin and 30 us more at each barrier."""
     late = [trace(tmp_path, 0), trace(tmp_path, 1, at=2200.0, base=BASE - 1_000_000, marks=(30.0, 80.0, 110.0))]
     merged_trace, events = merged(tmp_path, late)
-    assert merged_trace["clock"] == "one host's clock"
+    assert merged_trace.clock == "one host's clock"
     assert steps(events)[2] - steps(events)[1] == pytest.approx(200.0)
-    assert merged_trace["ranks"][1]["shift_us"] == 0
-    assert merged_trace["apart_us"] == pytest.approx(230.0)
+    assert merged_trace.ranks[1].shift_us == 0
+    assert merged_trace.apart_us == pytest.approx(230.0)
 
 
 def test_hosts_are_aligned_at_barriers(tmp_path: Path) -> None:
     """A clock that is 5 s ahead; one of the three barriers ended late on the second host."""
     other = trace(tmp_path, 1, base=BASE + 5_000_000_000, host="two", marks=(7.0, 50.0, 80.0))
     merged_trace, events = merged(tmp_path, [trace(tmp_path, 0), other])
-    assert merged_trace["clock"] == "barriers"
-    assert merged_trace["ranks"][1]["shift_us"] == pytest.approx(-5e6)
+    assert merged_trace.clock == "barriers"
+    assert merged_trace.ranks[1].shift_us == pytest.approx(-5e6)
     assert steps(events)[2] == pytest.approx(steps(events)[1])
-    assert merged_trace["apart_us"] == pytest.approx(7.0)
+    assert merged_trace.apart_us == pytest.approx(7.0)
 
 
 def test_ranks_on_one_host_are_shifted_together(tmp_path: Path) -> None:
@@ -99,18 +99,18 @@ def test_ranks_on_one_host_are_shifted_together(tmp_path: Path) -> None:
     for rank, at in ((2, 1000.0), (3, 1004.0)):
         paths.append(trace(tmp_path, rank, ranks=4, at=at, base=BASE + 5_000_000_000, host="two"))
     merged_trace, events = merged(tmp_path, paths)
-    assert merged_trace["clock"] == "barriers"
-    assert [row["shift_us"] for row in merged_trace["ranks"]] == pytest.approx([0.0, 0.0, -5e6 - 2.0, -5e6 - 2.0])
+    assert merged_trace.clock == "barriers"
+    assert [row.shift_us for row in merged_trace.ranks] == pytest.approx([0.0, 0.0, -5e6 - 2.0, -5e6 - 2.0])
     began = steps(events)
     assert [began[pid] - began[1] for pid in (2, 3, 4)] == pytest.approx([9.0, -2.0, 2.0])
-    assert merged_trace["apart_us"] == pytest.approx(9.0)
+    assert merged_trace.apart_us == pytest.approx(9.0)
 
 
 def test_without_barriers_clocks_are_not_verified(tmp_path: Path) -> None:
     paths = [trace(tmp_path, 0, marks=(), host=None), trace(tmp_path, 1, marks=(), host=None)]
     merged_trace, _ = merged(tmp_path, paths)
-    assert "not verified" in merged_trace["clock"]
-    assert merged_trace["apart_us"] is None
+    assert "not verified" in merged_trace.clock
+    assert merged_trace.apart_us is None
 
 
 def test_traces_of_other_programs_name_their_rank(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_traces_of_other_programs_name_their_rank(tmp_path: Path) -> None:
         info = {"backend": "nccl", "rank": rank, "world_size": 2}
         paths.append(made.write(tmp_path / f"{rank}.json", [made.op("mm", 5.0, 2.0)], distributedInfo=info))
     merged_trace, events = merged(tmp_path, paths)
-    assert merged_trace["of"] == 2
+    assert merged_trace.of == 2
     assert {event["pid"] for event in events} == {1, 2}
 
 
@@ -168,5 +168,5 @@ def test_events_without_a_valid_time_are_left_out(tmp_path: Path, value: Any) ->
         content["traceEvents"] += strange
         path.write_bytes(gzip.compress(json.dumps(content).encode()))
     after, events = merged(tmp_path, paths)
-    assert (after["apart_us"], events) == (before["apart_us"], sane)
+    assert (after.apart_us, events) == (before.apart_us, sane)
     assert read(paths[0]).ignored == 2

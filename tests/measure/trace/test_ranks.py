@@ -29,18 +29,18 @@ def test_the_slowest_rank_and_who_waits_for_it(tmp_path: Path) -> None:
     write_rank(tmp_path / "host_rank2.json", 2, 50.0)
     (tmp_path / "config.json").write_text(json.dumps({"lr": 0.1}))
     compared = compare_ranks(tmp_path)
-    assert compared["slowest"] == 1
-    assert compared["file"].endswith("b.json.gz")
-    each = {row["rank"]: row for row in compared["each"]}
+    assert compared.slowest == 1
+    assert compared.file.endswith("b.json.gz")
+    each = {row.rank: row for row in compared.each}
     # Own work is the step without 10, 40 or 70 us in the all-reduce and 2 in the barrier.
-    assert [round(1e3 * each[rank]["own_ms"]) for rank in range(3)] == [28, 88, 58]
-    assert [round(1e3 * each[rank]["late_ms"]) for rank in range(3)] == [60, 0, 30]
-    assert round(1e3 * each[1]["awaited_ms"]) == 90
-    reduce, barrier = compared["collectives"]
-    assert (reduce["name"], reduce["count"], reduce["awaited_rank"]) == ("all_reduce", 1, 1)
-    assert (reduce["ms"], reduce["late_ms"], reduce["moving_ms"]) == pytest.approx((0.040, 0.030, 0.010))
-    assert (barrier["name"], barrier["late_ms"], barrier["awaited_rank"]) == ("barrier", 0, None)
-    assert compared["notes"] == []
+    assert [round(1e3 * each[rank].own_ms) for rank in range(3)] == [28, 88, 58]
+    assert [round(1e3 * each[rank].late_ms) for rank in range(3)] == [60, 0, 30]
+    assert round(1e3 * each[1].awaited_ms) == 90
+    reduce, barrier = compared.collectives
+    assert (reduce.name, reduce.count, reduce.awaited_rank) == ("all_reduce", 1, 1)
+    assert (reduce.ms, reduce.late_ms, reduce.moving_ms) == pytest.approx((0.040, 0.030, 0.010))
+    assert (barrier.name, barrier.late_ms, barrier.awaited_rank) == ("barrier", 0, None)
+    assert compared.notes == []
 
 
 def test_unequal_ranks_are_said_and_wrong_folders_refused(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_unequal_ranks_are_said_and_wrong_folders_refused(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="one trace"):
         compare_ranks(tmp_path)
     write_rank(tmp_path / "rank1.json", 1, 30.0, steps=3)
-    notes = " ".join(compare_ranks(tmp_path)["notes"])
+    notes = " ".join(compare_ranks(tmp_path).notes)
     assert "different numbers of all_reduce, barrier" in notes
     assert "2 of 4 ranks have no trace" in notes
     assert "different numbers of steps" in notes

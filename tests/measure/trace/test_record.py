@@ -45,16 +45,16 @@ def test_a_recorded_step_of_a_model_is_explained_part_by_part(
     trace = read(tmp_path / "trace.json.gz")
     assert trace.header["torch_version"] == torch.__version__
     analysis = analyse(trace)
-    assert analysis["window"]["steps"] == 4
-    parts = {part["name"]: part["host_ms"] for part in analysis["parts"]}
+    assert analysis.window.steps == 4
+    parts = {part.name: part.host_ms for part in analysis.parts}
     assert {"data", "bottom", "embedding", "interaction", "top", "loss", "top_backward"} < set(parts)
-    assert sum(parts.values()) == pytest.approx(analysis["window"]["host_ms"])
-    assert parts["other"] < 0.5 * analysis["window"]["host_ms"]
+    assert sum(parts.values()) == pytest.approx(analysis.window.host_ms)
+    assert parts["other"] < 0.5 * analysis.window.host_ms
     assert min(parts.values()) >= 0
-    rows = observed(trace, *steps_of(trace), None)["operators"]
-    products = [row for row in rows if row["part"] == "bottom" and row["flops"]]
-    assert sum(row["flops"] for row in products) == 2 * BATCH * (8 * 64 + 64 * 16)
-    assert analysis["idle"] == {"missing": "no device in this trace"}
+    rows = observed(trace, *steps_of(trace), None).operators
+    products = [row for row in rows if row.part == "bottom" and row.flops]
+    assert sum(row.flops for row in products) == 2 * BATCH * (8 * 64 + 64 * 16)
+    assert analysis.idle.missing == "no device in this trace"
 
 
 def test_a_step_that_fails_leaves_no_listener_and_no_profiler(tmp_path: Path) -> None:

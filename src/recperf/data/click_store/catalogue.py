@@ -1,17 +1,15 @@
-"""`recperf data import --clicks | check | info` for a user's own clicks."""
+"""`recperf data import --clicks | check | info` for a user's own clicks; each returns plain values."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
-from msgspec.structs import asdict
-
-from ...jsonfile import Struct
-from ..user_files.text_rows import SkippedRows
+from ...config import from_json
 from .columns import open_columns
-from .encode import MANIFEST, ColumnFacts, read_manifest
+from .encode import MANIFEST, ColumnFacts, layout_of, read_manifest
 from .imports import Progress, import_clicks
 from .options import ClickOptions
 from .vocabulary import read_vocabulary
@@ -19,97 +17,69 @@ from .vocabulary import read_vocabulary
 _YEAR_US = 365 * 86_400_000_000
 
 
-class ClickInfo(Struct, kw_only=True):
-    """What is in a store of clicks."""
-
-    name: str
-    folder: str
-    rows: int
-    positives: int
-    positive_share: float
-    label_column: str
-    label: str
-    user: str | None
-    item: str | None
-    time: str | None
-    first: str | None
-    last: str | None
-    left_out: dict[str, str]
-    skipped_rows: SkippedRows | None
-    min_count: int
-    columns: dict[str, str]
-    digest: str
-
-
-class ClickImport(ClickInfo, kw_only=True):
-    imported: bool
-    """False: the store was there already."""
-    seconds: float
-    rows_per_s: int | None
-    store_bytes: int
-    next: str = ""
-    """The command that trains on it."""
-
-
-def make(options: ClickOptions, folder: Path, *, reading: Progress, rows: Progress) -> ClickImport:
+def make(options: ClickOptions, folder: Path, *, reading: Progress, rows: Progress) -> dict[str, Any]:
     """Import a file, or reuse its import."""
     began, existed = monotonic(), (folder / MANIFEST).is_file()
     manifest = import_clicks(options, folder, reading=reading, writing_rows=rows)
     seconds = monotonic() - began
-    return ClickImport(
-        **asdict(info(folder)),
-        imported=not existed,
-        seconds=round(seconds, 2),
-        rows_per_s=None if existed else round(manifest.rows / seconds),
-        store_bytes=sum(file.stat().st_size for file in folder.iterdir()),
-    )
+    return {
+        **info(folder),
+        "imported": not existed,
+        "seconds": round(seconds, 2),
+        "rows_per_s": None if existed else round(manifest["rows"] / seconds),
+        "store_bytes": sum(file.stat().st_size for file in folder.iterdir()),
+    }
 
 
-def info(folder: Path) -> ClickInfo:
+def info(folder: Path) -> dict[str, Any]:
     """What is in a store, from its description."""
     manifest = read_manifest(folder)
-    label, times = manifest.label, manifest.times
-    threshold, rule = label.positive_from, ", ".join(label.positives or ("1", "true"))
-    return ClickInfo(
-        name=manifest.name,
-        folder=str(folder),
-        rows=manifest.rows,
-        positives=manifest.positives,
-        positive_share=manifest.positives / manifest.rows,
-        label_column=label.name,
-        label=f"a click: {rule}" if threshold is None else f"a click from {threshold:g} on",
-        user=manifest.user,
-        item=manifest.item,
-        time=manifest.time,
-        first=_date(times[0]) if times else None,
-        last=_date(times[1]) if times else None,
-        left_out=manifest.left_out,
-        skipped_rows=manifest.skipped_rows,
-        min_count=manifest.min_count,
-        columns={one.name: _column(one, manifest.scale) for one in manifest.columns},
-        digest=manifest.digest,
-    )
+    label, times = manifest["label"], manifest["times"]
+    threshold, rule = label["positive_from"], ", ".join(label.get("positives") or ("1", "true"))
+    return {
+        "name": manifest["name"],
+        "folder": str(folder),
+        "rows": manifest["rows"],
+        "positives": manifest["positives"],
+        "positive_share": manifest["positives"] / manifest["rows"],
+        "label_column": label["name"],
+        "label": f"a click: {rule}" if threshold is None else f"a click from {threshold:g} on",
+        **{role: manifest[role] for role in ("user", "item", "time")},
+        "first": _date(times[0]) if times else None,
+        "last": _date(times[1]) if times else None,
+        "left_out": manifest["left_out"],
+        "skipped_rows": manifest.get("skipped_rows"),
+        "min_count": manifest["min_count"],
+        "columns": {one["name"]: _column(from_json(ColumnFacts, one), manifest) for one in manifest["columns"]},
+        "digest": manifest["digest"],
+    }
 
 
-def check(folder: Path) -> dict[str, object]:
+def check(folder: Path) -> dict[str, Any]:
     """Compare all arrays and vocabularies with their digests; damage is an error."""
     manifest = read_manifest(folder)
-    for column in open_columns(folder, manifest.parts[0], manifest.layout).values():
+    facts = [from_json(ColumnFacts, one) for one in manifest["columns"]]
+    layout = layout_of(facts, times=manifest["times"] is not None)
+    for column in open_columns(folder, manifest["parts"][0], layout).values():
         column.require(0, len(column))
-    for one in manifest.columns:
+    for one in facts:
         if one.vocabulary:
             read_vocabulary(folder, one.vocabulary)
-    return {"name": manifest.name, "folder": str(folder), "intact": True, "rows": manifest.rows}
+    return {"name": manifest["name"], "folder": str(folder), "intact": True, "rows": manifest["rows"]}
 
 
-def _column(one: ColumnFacts, scale: str) -> str:
+def _column(one: ColumnFacts, manifest: dict[str, Any]) -> str:
     if one.kind == "numeric":
-        span = "" if one.least is None else f", {one.least:g} to {one.most:g}, {scale} scale"
-        parts = [f"numeric{span}"]
+        parts = (
+            [f"numeric, {one.least:g} to {one.most:g}, {manifest['scale']} scale"]
+            if one.least is not None
+            else ["numeric"]
+        )
     elif one.vocabulary is None:
         parts = [f"categorical, hashed to {one.buckets:,} rows"]
     else:
-        parts = [f"categorical, {one.vocabulary.entries:,} categories"]
+        entries = one.vocabulary["entries"]
+        parts = [f"categorical, {entries:,} categories"]
     if one.slots > 1:
         parts.append(f"up to {one.slots} in a row")
     if one.cut:

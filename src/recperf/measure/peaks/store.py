@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 from ... import places
 from ...errors import DataError, MachineError, RecperfError
 from ...files import write_json, writing
-from ...jsonfile import Count, Meta, Number, Struct, misfit, sealed
+from ...jsonfile import Count, Meta, Number, Problem, Struct, fit, sealed
 from ...jsonfile import load as load_json
 from ...machine import host_facts, machine_facts
 from .other_work import DISTURBED, QUIET
@@ -282,7 +282,7 @@ def _describe(facts: dict[str, Any]) -> str:
 
 def faults(peaks: Any) -> list[str]:
     """Errors in the content of a file; empty if there are none."""
-    problem = misfit(peaks, Peaks)
-    if problem:
+    problem = fit(peaks, Peaks)
+    if isinstance(problem, Problem):
         return [str(problem)]
     return [] if "elementwise" in peaks["calls"] else ["calls.elementwise is missing"]

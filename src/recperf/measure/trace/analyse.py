@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec.structs import asdict
 
 from ...errors import DataError
 from ..operators import CallWork
+from ..profile_records import Idle, Kernel, Kernels, Missing, SmallKernels
 from .collectives import communication
 from .idle import idle, transfers
 from .nesting import NONE, Nesting, merged
 from .read import MERGED, Device, Trace, facts_in, read
+from .records import RankFacts, StepTables, TraceFacts
 from .regions import modules, parts, timings
 from .window import SMALL_US, TracedSteps, per_step
 from .work import work_of
@@ -25,8 +29,8 @@ NO_DEVICE = "no device in this trace"
 NO_WORK = "the steps launched no device work"
 
 
-def analyse(trace: Trace) -> dict[str, Any]:
-    """The sections kernels, idle, transfers and parts, and the window they cover.
+def analyse(trace: Trace) -> StepTables:
+    """The tables of the steps of a trace.
 
     Steps are the ranges `recperf.step#N`, or torch's own `ProfilerStep#N`, or end with the optimizer's step; a trace
     with none of these counts as one step.
@@ -34,22 +38,18 @@ def analyse(trace: Trace) -> dict[str, Any]:
     return analyse_steps(trace, *steps_of(trace))
 
 
-def analyse_steps(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
-    sections: dict[str, Any] = {
-        "window": window.as_json(),
-        "parts": parts(nesting, window),
-        "modules": modules(trace, nesting, window),
-        "communication": communication(trace, nesting, window),
-    }
-    if not window.work:
-        missing = {"missing": NO_WORK if trace.device else NO_DEVICE}
-        return {**sections, "kernels": missing, "idle": missing, "transfers": missing}
-    return {
-        **sections,
-        "kernels": _kernels(nesting, window),
-        "idle": idle(trace, nesting, window),
-        "transfers": transfers(window),
-    }
+def analyse_steps(trace: Trace, nesting: Nesting, window: TracedSteps, facts: TraceFacts | None = None) -> StepTables:
+    missing = None if window.work else NO_WORK if trace.device else NO_DEVICE
+    return StepTables(
+        **asdict(facts or TraceFacts()),
+        window=window.summary(),
+        parts=parts(nesting, window),
+        modules=modules(trace, nesting, window),
+        communication=communication(trace, nesting, window),
+        kernels=Kernels(missing=missing) if missing else _kernels(nesting, window),
+        idle=Idle(missing=missing) if missing else idle(trace, nesting, window),
+        transfers=Missing(missing) if missing else transfers(window),
+    )
 
 
 def steps_of(trace: Trace) -> tuple[Nesting, TracedSteps]:
@@ -64,30 +64,36 @@ def steps_of(trace: Trace) -> tuple[Nesting, TracedSteps]:
     return nesting, TracedSteps(trace, nesting)
 
 
-def timed_file(path: Path) -> dict[str, Any]:
+class TimedTrace(NamedTuple):
     """The times of every single step of a trace file, with facts about the file."""
+
+    facts: TraceFacts
+    steps_from: str
+    device: str
+    steps: list[float]
+    times: dict[str, dict[str, list[float]]]
+    """By kind and name, in ms."""
+
+
+def timed_file(path: Path) -> TimedTrace:
     trace = read_one(path)
     nesting, window = steps_of(trace)
     facts = facts_of(trace)
-    return {
-        **facts,
-        "window": window.as_json(),
-        "device": device_name(facts, window),
-        "times": timings(nesting, window, self_times(nesting, window)),
-    }
+    times = timings(nesting, window, self_times(nesting, window))
+    return TimedTrace(facts, window.steps_from, device_name(facts, window), window.step_ms(), times)
 
 
-def device_name(facts: dict[str, Any], window: TracedSteps) -> str:
+def device_name(facts: TraceFacts, window: TracedSteps) -> str:
     """The name of the busiest device; `cpu` where the steps launched no device work.
 
     The trace of an AMD machine counts its processors too: number 2 may be the first GPU of the list.
     """
     if window.device is None:
         return "cpu"
-    names = facts["devices"]
+    names = facts.devices
     if len(set(names)) == 1:
-        return str(names[0])
-    return str(names[window.device]) if window.device < len(names) else f"device {window.device}"
+        return names[0]
+    return names[window.device] if window.device < len(names) else f"device {window.device}"
 
 
 def read_one(path: Path) -> Trace:
@@ -100,21 +106,21 @@ def read_one(path: Path) -> Trace:
     return trace
 
 
-def facts_of(trace: Trace) -> dict[str, Any]:
+def facts_of(trace: Trace) -> TraceFacts:
     """What the header of a trace says about its origin."""
     host = facts_in(trace.header).get("host") or trace.header.get("host_name")
-    return {
-        "host": str(host) if host else None,
-        "file": str(trace.path),
-        "bytes": trace.path.stat().st_size,
-        "events": trace.events,
-        "part": trace.part or None,
-        "ignored": trace.ignored,
-        "torch": _plain(trace.header.get("torch_version")),
-        "cuda": _version(trace.header.get("cuda_runtime_version")),
-        "devices": _devices(trace.header.get("deviceProperties")),
-        "ranks": _ranks(facts_in(trace.header, "distributedInfo")),
-    }
+    return TraceFacts(
+        host=str(host) if host else None,
+        file=str(trace.path),
+        bytes=trace.path.stat().st_size,
+        events=trace.events,
+        part=trace.part or None,
+        ignored=trace.ignored,
+        torch=_plain(trace.header.get("torch_version")),
+        cuda=_version(trace.header.get("cuda_runtime_version")),
+        devices=_devices(trace.header.get("deviceProperties")),
+        ranks=_ranks(facts_in(trace.header, "distributedInfo")),
+    )
 
 
 def _version(number: Any) -> str | None:
@@ -127,10 +133,10 @@ def _devices(properties: Any) -> list[str]:
     return [str(item["name"]) for item in devices if isinstance(item, dict) and "name" in item]
 
 
-def _ranks(distributed: dict[str, Any]) -> dict[str, Any] | None:
+def _ranks(distributed: dict[str, Any]) -> RankFacts | None:
     if "rank" not in distributed:
         return None
-    return {name: _plain(distributed.get(name)) for name in ("rank", "world_size", "backend")}
+    return RankFacts(*(_plain(distributed.get(name)) for name in ("rank", "world_size", "backend")))
 
 
 def _plain(value: Any) -> str | int | None:
@@ -196,38 +202,38 @@ def _above_any(nesting: Nesting, indices: Iterable[int]) -> set[int]:
     return ancestors
 
 
-def _kernels(nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
+def _kernels(nesting: Nesting, window: TracedSteps) -> Kernels:
     kernels = [work for work in window.work if work.kind == "kernel"]
     groups: defaultdict[tuple[str, str | None], list[Device]] = defaultdict(list)
     for kernel in kernels:
         groups[kernel.name, nesting.part_of(nesting.origin(kernel))].append(kernel)
     total = sum(kernel.end - kernel.start for kernel in kernels)
-    rows: list[dict[str, Any]] = []
+    rows: list[Kernel] = []
     for (name, part), members in groups.items():
         time = sum(kernel.end - kernel.start for kernel in members)
         delays = [delay for kernel in members if (delay := window.delay(kernel)) is not None]
         rows.append(
-            {
-                "name": name,
-                "part": part,
-                "count": per_step(len(members), window.count),
-                "total_ms": time / 1e3 / window.count,
-                "mean_us": time / len(members),
-                "share": time / total if total else 0.0,
-                "launch_delay_us": sum(delays) / len(delays) if delays else None,
-            }
+            Kernel(
+                name=name,
+                part=part,
+                count=per_step(len(members), window.count),
+                total_ms=time / 1e3 / window.count,
+                mean_us=time / len(members),
+                share=time / total if total else 0.0,
+                launch_delay_us=sum(delays) / len(delays) if delays else None,
+            )
         )
-    rows.sort(key=lambda row: (-row["total_ms"], row["name"]))
+    rows.sort(key=lambda row: (-row.total_ms, row.name))
     small = [kernel for kernel in kernels if kernel.end - kernel.start < SMALL_US]
     busy = sum(end - start for start, end in merged((kernel.start, kernel.end) for kernel in kernels))
-    return {
-        "rows": rows,
-        "count": per_step(len(kernels), window.count),
-        "busy_ms": busy / 1e3 / window.count,
-        "small": {
-            "count": per_step(len(small), window.count),
-            "share_of_count": len(small) / len(kernels) if kernels else 0.0,
-            "total_ms": sum(kernel.end - kernel.start for kernel in small) / 1e3 / window.count,
-        },
-        "steps": window.count,
-    }
+    return Kernels(
+        rows=rows,
+        count=per_step(len(kernels), window.count),
+        busy_ms=busy / 1e3 / window.count,
+        small=SmallKernels(
+            count=per_step(len(small), window.count),
+            share_of_count=len(small) / len(kernels) if kernels else 0.0,
+            total_ms=sum(kernel.end - kernel.start for kernel in small) / 1e3 / window.count,
+        ),
+        steps=window.count,
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...units import size, time
 from .nesting import COLLECTIVE, Cover, Nesting, merged
 from .read import ELEMENT_BYTES, Host, Trace
+from .records import TracedCollective, TracedCommunication
 from .window import TracedSteps, per_step
 
 _KERNEL = re.compile(r"(?:nccl|rccl)\w*?Kernel_(?P<name>[A-Za-z]+)", re.IGNORECASE)
@@ -58,36 +59,36 @@ def lateness(items: list[Collective]) -> list[str]:
     ]
 
 
-def communication(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
+def communication(trace: Trace, nesting: Nesting, window: TracedSteps) -> TracedCommunication:
     """Collectives by name: how long they take, and for how long nothing else runs."""
     items = collectives(nesting, window)
     if not items:
-        return {"missing": "no collective in this trace"}
+        return TracedCommunication(missing="no collective in this trace")
     on_device = any(_KERNEL.search(work.name) for work in window.work)
     busy = Cover(other_work(nesting, window, on_device=on_device))
     groups: defaultdict[str, list[Collective]] = defaultdict(list)
     for item in items:
         groups[item.name].append(item)
     scale = 1e3 * window.count
-    rows: list[dict[str, Any]] = []
+    rows: list[TracedCollective] = []
     for name, members in groups.items():
         union = merged((item.start, item.end) for item in members)
         rows.append(
-            {
-                "name": name,
-                "count": per_step(len(members), window.count),
-                "bytes": per_step(sum(item.bytes for item in members), window.count),
-                "ms": sum(item.end - item.start for item in members) / scale,
-                "exposed_ms": sum(end - start - busy.of(start, end) for start, end in union) / scale,
-            }
+            TracedCollective(
+                name=name,
+                count=per_step(len(members), window.count),
+                bytes=per_step(sum(item.bytes for item in members), window.count),
+                ms=sum(item.end - item.start for item in members) / scale,
+                exposed_ms=sum(end - start - busy.of(start, end) for start, end in union) / scale,
+            )
         )
-    rows.sort(key=lambda row: (-row["exposed_ms"], -row["ms"], row["name"]))
+    rows.sort(key=lambda row: (-(row.exposed_ms or 0.0), -(row.ms or 0.0), row.name))
     union = merged((item.start, item.end) for item in items)
-    return {
-        "where": "device" if on_device else "host",
-        "rows": rows,
-        "exposed_ms": sum(end - start - busy.of(start, end) for start, end in union) / scale,
-    }
+    return TracedCommunication(
+        where="device" if on_device else "host",
+        rows=rows,
+        exposed_ms=sum(end - start - busy.of(start, end) for start, end in union) / scale,
+    )
 
 
 def other_work(nesting: Nesting, window: TracedSteps, *, on_device: bool) -> list[tuple[float, float]]:

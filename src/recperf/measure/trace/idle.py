@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from ..profile_records import Idle, Sync, Transfer
 from .nesting import NONE, Cover, Innermost, Nesting, merged
 from .read import Device, Host, Trace
 from .stacks import frame_of
@@ -26,7 +26,7 @@ _COLLECTIVE = re.compile(r"nccl|c10d|rccl", re.IGNORECASE)
 _BETWEEN = re.compile(r"HtoD|DtoH")
 
 
-def idle(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
+def idle(trace: Trace, nesting: Nesting, window: TracedSteps) -> Idle:
     """Idle time of the device. Every gap has one cause, so the causes sum to the idle time."""
     waits = waits_for_device(nesting, window)
     blocked = merged((call.start, call.end + SLACK_US) for call in (nesting.events[i] for i in waits))
@@ -36,13 +36,13 @@ def idle(trace: Trace, nesting: Nesting, window: TracedSteps) -> dict[str, Any]:
         causes[_cause(start, end, following, window, inputs, blocked)] += end - start
     wall, idle_us = window.end - window.begin, sum(causes.values())
     scale = 1e3 * window.count
-    return {
-        "wall_ms": wall / scale,
-        "busy_ms": (wall - idle_us) / scale,
-        "idle_ms": idle_us / scale,
-        "causes": {name: time / scale for name, time in causes.items()},
-        "syncs": _callers(trace, nesting, window, waits),
-    }
+    return Idle(
+        wall_ms=wall / scale,
+        busy_ms=(wall - idle_us) / scale,
+        idle_ms=idle_us / scale,
+        causes={name: time / scale for name, time in causes.items()},
+        syncs=_callers(trace, nesting, window, waits),
+    )
 
 
 def gaps(window: TracedSteps) -> list[tuple[float, float, Device | None]]:
@@ -99,7 +99,7 @@ def waits_for_device(nesting: Nesting, window: TracedSteps) -> list[int]:
     return waits
 
 
-def _callers(trace: Trace, nesting: Nesting, window: TracedSteps, waits: list[int]) -> list[dict[str, Any]]:
+def _callers(trace: Trace, nesting: Nesting, window: TracedSteps, waits: list[int]) -> list[Sync]:
     frames: dict[str, Innermost] = {}
     groups: defaultdict[tuple[str, str], list[Host]] = defaultdict(list)
     for index in waits:
@@ -113,19 +113,19 @@ def _callers(trace: Trace, nesting: Nesting, window: TracedSteps, waits: list[in
         context += [f"part {part}"] if part else []
         context += [frame.name] if frame else []
         groups[call.name, ", ".join(context) or "no operator, part or stack is known"].append(call)
-    rows: list[dict[str, Any]] = [
-        {
-            "what": what,
-            "caller": caller,
-            "count": per_step(len(calls), window.count),
-            "ms": sum(call.end - call.start for call in calls) / 1e3 / window.count,
-        }
+    rows = [
+        Sync(
+            what=what,
+            caller=caller,
+            count=per_step(len(calls), window.count),
+            ms=sum(call.end - call.start for call in calls) / 1e3 / window.count,
+        )
         for (what, caller), calls in groups.items()
     ]
-    return sorted(rows, key=lambda row: row["ms"], reverse=True)
+    return sorted(rows, key=lambda row: row.ms, reverse=True)
 
 
-def transfers(window: TracedSteps) -> list[dict[str, Any]]:
+def transfers(window: TracedSteps) -> list[Transfer]:
     """Copies and fills by kind and by whether host memory was pinned."""
     kernels: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for work in window.work:
@@ -136,23 +136,23 @@ def transfers(window: TracedSteps) -> list[dict[str, Any]]:
     for work in window.work:
         if work.kind != "kernel":
             groups[_kind(work), _pinned(work)].append(work)
-    rows: list[dict[str, Any]] = []
+    rows: list[Transfer] = []
     for (kind, pinned), members in groups.items():
         time = sum(work.end - work.start for work in members)
         size = sum(work.bytes for work in members)
         overlapped = sum(cover[work.device].of(work.start, work.end) for work in members if work.device in cover)
         rows.append(
-            {
-                "kind": kind,
-                "count": per_step(len(members), window.count),
-                "bytes": per_step(size, window.count),
-                "ms": time / 1e3 / window.count,
-                "gb_per_s": size / time / 1e3 if time else 0.0,
-                "pinned": pinned,
-                "overlapped_share": overlapped / time if time else 0.0,
-            }
+            Transfer(
+                kind=kind,
+                count=per_step(len(members), window.count),
+                bytes=per_step(size, window.count),
+                ms=time / 1e3 / window.count,
+                gb_per_s=size / time / 1e3 if time else 0.0,
+                pinned=pinned,
+                overlapped_share=overlapped / time if time else 0.0,
+            )
         )
-    return sorted(rows, key=lambda row: row["ms"], reverse=True)
+    return sorted(rows, key=lambda row: row.ms, reverse=True)
 
 
 def _kind(work: Device) -> str:

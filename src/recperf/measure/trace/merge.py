@@ -18,6 +18,7 @@ from typing import Any
 from ...errors import DataError, UsageError
 from .file import Event, Scan, write_trace
 from .read import ABOUT, MARK, MERGED, facts_in, number_of, rank_in, whole_of
+from .records import MergedRank, MergedTraces
 
 FlowIds = dict[tuple[int, str, str], int]
 """Ids that are unique in the whole file by rank, category and id: viewers connect flows with equal ids."""
@@ -47,29 +48,28 @@ class Source:
         return self.base_ns + round(us * 1e3) + self.shift_ns
 
 
-def merge(paths: Sequence[Path], target: Path) -> dict[str, Any]:
+def merge(paths: Sequence[Path], target: Path) -> MergedTraces:
     """Write one trace from those of the ranks; returns what it holds and how clocks were aligned."""
     sources = sorted((inspect(path) for path in paths), key=lambda source: source.rank)
     _require_one_run(sources)
     if any(target.resolve() == source.path.resolve() for source in sources):
         raise UsageError("the file to write is one of the traces to merge", where={"file": target})
-    clock = _align(sources)
+    clock, barriers, apart_us = _align(sources)
     _require_one_time(sources)
-    size = _write(sources, target, clock["clock"])
-    return {
-        "file": str(target),
-        "bytes": size,
-        "events": sum(source.events for source in sources),
-        "ranks": [
-            {
-                "rank": source.rank, "file": str(source.path), "events": source.events, "host": source.host,
-                "shift_us": source.shift_ns / 1e3,
-            }
+    size = _write(sources, target, clock)
+    return MergedTraces(
+        file=str(target),
+        bytes=size,
+        events=sum(source.events for source in sources),
+        ranks=[
+            MergedRank(source.rank, str(source.path), source.events, source.host, source.shift_ns / 1e3)
             for source in sources
         ],
-        "of": sources[0].ranks,
-        **clock,
-    }  # fmt: skip
+        of=sources[0].ranks,
+        clock=clock,
+        barriers=barriers,
+        apart_us=apart_us,
+    )
 
 
 def inspect(path: Path) -> Source:
@@ -145,8 +145,9 @@ def _require_one_time(sources: list[Source]) -> None:
         )
 
 
-def _align(sources: list[Source]) -> dict[str, Any]:
-    """Set the shift of every source; returns the method and the largest remaining difference at a barrier."""
+def _align(sources: list[Source]) -> tuple[str, int, float | None]:
+    """Set the shift of every source; returns the method, the number of common barriers and the largest remaining
+    difference at one, in us."""
     first = sources[0]
     shared = sorted(set(first.marks).intersection(*(source.marks for source in sources)))
     hosts: defaultdict[str | int, list[Source]] = defaultdict(list)
@@ -164,7 +165,7 @@ def _align(sources: list[Source]) -> dict[str, Any]:
         apart += [abs(_late(source, first, mark)) / 1e3 for source in ranks for mark in shared]
     one_host = len(hosts) == 1
     how = "one host's clock" if one_host else "barriers" if shared else "the hosts' own clocks, not verified"
-    return {"clock": how, "barriers": len(shared), "apart_us": max(apart) if shared else None}
+    return how, len(shared), max(apart) if shared else None
 
 
 def _late(source: Source, first: Source, mark: str) -> int:

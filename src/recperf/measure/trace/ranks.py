@@ -11,13 +11,13 @@ from array import array
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...errors import DataError
 from .analyse import analyse_steps, read_one, steps_of
 from .collectives import collectives
 from .file import looks_like_trace
 from .read import Trace, rank_in
+from .records import ComparedRanks, TracedCollective, TracedRank
 from .regions import OTHER
 
 _NUMBER = re.compile(r"(?:rank|worker|gpu|node)[-_.]?(\d{1,6})", re.IGNORECASE)
@@ -60,7 +60,7 @@ def traces_in(folder: Path) -> list[Path]:
     return paths
 
 
-def compare_ranks(folder: Path) -> dict[str, Any]:
+def compare_ranks(folder: Path) -> ComparedRanks:
     """The section `communication` of several ranks, with the file of the slowest one."""
     ranks = sorted((_summary(path) for path in traces_in(folder)), key=lambda rank: (rank.rank, rank.file))
     for one, other in zip(ranks, ranks[1:]):
@@ -71,45 +71,45 @@ def compare_ranks(folder: Path) -> dict[str, Any]:
                 fix="leave one trace of each rank in the folder",
             )
     waits = _Waits(ranks)
-    each: list[dict[str, Any]] = []
+    each: list[TracedRank] = []
     for rank in ranks:
         late = waits.late[rank.rank]
         each.append(
-            {
-                "rank": rank.rank,
-                "file": rank.file,
-                "steps": rank.steps,
-                "step_ms": rank.step_ms,
-                "own_ms": max(0.0, rank.step_ms - rank.exposed_ms),
-                "exposed_ms": rank.exposed_ms,
+            TracedRank(
+                rank=rank.rank,
+                file=rank.file,
+                steps=rank.steps,
+                step_ms=rank.step_ms,
+                own_ms=max(0.0, rank.step_ms - rank.exposed_ms),
+                exposed_ms=rank.exposed_ms,
                 # A collective may wait in the background: only what the rank itself waits is a loss.
-                "late_ms": min(late, rank.exposed_ms),
-                "moving_ms": max(0.0, rank.exposed_ms - late),
-                "awaited_ms": waits.awaited[rank.rank],
-                "largest_part": rank.largest_part,
-            }
+                late_ms=min(late, rank.exposed_ms),
+                moving_ms=max(0.0, rank.exposed_ms - late),
+                awaited_ms=waits.awaited[rank.rank],
+                largest_part=rank.largest_part,
+            )
         )
-    slowest = max(each, key=lambda row: row["own_ms"])
-    exposed, step = (statistics.fmean(row[name] for row in each) for name in ("exposed_ms", "step_ms"))
+    slowest = max(each, key=lambda row: row.own_ms)
+    exposed, step = statistics.fmean(row.exposed_ms for row in each), statistics.fmean(row.step_ms for row in each)
     of = max((rank.of or 0 for rank in ranks), default=0)
     notes = [UNEQUAL.format(names=", ".join(waits.unequal))] if waits.unequal else []
     if of > len(ranks):
         notes.append(f"{of - len(ranks)} of {of} ranks have no trace in the folder")
     if len({rank.steps for rank in ranks}) > 1:
         notes.append("the ranks recorded different numbers of steps")
-    return {
-        "ranks": len(ranks),
-        "steps": min(rank.steps for rank in ranks),
-        "slowest": slowest["rank"],
-        "file": str(folder / slowest["file"]),
-        "each": each,
-        "collectives": waits.rows,
-        "exposed_ms": exposed,
-        "exposed_share": exposed / step if step else 0.0,
-        "late_ms": statistics.fmean(row["late_ms"] for row in each),
-        "moving_ms": statistics.fmean(row["moving_ms"] for row in each),
-        "notes": notes,
-    }
+    return ComparedRanks(
+        ranks=len(ranks),
+        steps=min(rank.steps for rank in ranks),
+        slowest=slowest.rank,
+        file=str(folder / slowest.file),
+        each=each,
+        collectives=waits.rows,
+        exposed_ms=exposed,
+        exposed_share=exposed / step if step else 0.0,
+        late_ms=statistics.fmean(row.late_ms or 0.0 for row in each),
+        moving_ms=statistics.fmean(row.moving_ms or 0.0 for row in each),
+        notes=notes,
+    )
 
 
 def _summary(path: Path) -> Rank:
@@ -119,20 +119,19 @@ def _summary(path: Path) -> Rank:
     times: defaultdict[tuple[str, int], array[float]] = defaultdict(lambda: array("d"))
     for item in collectives(nesting, window):
         times[item.name, item.bytes].append((item.end - item.start) / 1e3)
-    communication = analysis["communication"]
-    parts = [part for part in analysis["parts"] if part["name"] != OTHER] or analysis["parts"]
-    largest = max(parts, key=lambda part: max(part["host_ms"], part["device_ms"] or 0.0))
+    parts = [part for part in analysis.parts if part.name != OTHER] or analysis.parts
+    largest = max(parts, key=lambda part: max(part.host_ms, part.device_ms or 0.0))
     rank, of = rank_of(trace)
     return Rank(
         rank=rank,
         file=path.name,
         of=of,
         steps=window.count,
-        step_ms=analysis["window"]["wall_ms"],
-        exposed_ms=communication.get("exposed_ms", 0.0),
-        largest_part=largest["name"],
+        step_ms=analysis.window.wall_ms,
+        exposed_ms=analysis.communication.exposed_ms,
+        largest_part=largest.name,
         times=dict(times),
-        bytes={row["name"]: row["bytes"] for row in communication.get("rows", ())},
+        bytes={row.name: row.bytes for row in analysis.communication.rows},
     )
 
 
@@ -168,7 +167,9 @@ class _Waits:
             for number, time in by_rank.items():
                 self.awaited[number] += time
         names = dict.fromkeys(name for rank in ranks for name, _ in rank.times)
-        self.rows = sorted((self._row(name, ranks) for name in names), key=lambda row: (-row["late_ms"], -row["ms"]))
+        self.rows = sorted(
+            (self._row(name, ranks) for name in names), key=lambda row: (-(row.late_ms or 0.0), -(row.ms or 0.0))
+        )
 
     def _compare(self, key: tuple[str, int], ranks: list[Rank]) -> None:
         series = [rank.times.get(key, array("d")) for rank in ranks]
@@ -181,18 +182,18 @@ class _Waits:
                 self.late[rank.rank] += (time - shortest) / rank.steps
                 self._awaited[key[0]][last] += (time - shortest) / rank.steps
 
-    def _row(self, name: str, ranks: list[Rank]) -> dict[str, Any]:
+    def _row(self, name: str, ranks: list[Rank]) -> TracedCollective:
         """A collective per step, mean over the ranks."""
         series = [(rank, times) for rank in ranks for (own, _), times in rank.times.items() if own == name]
         awaited = self._awaited[name]
         whole = sum(sum(times) / rank.steps for rank, times in series) / len(ranks)
         late = sum(awaited.values()) / len(ranks)
-        return {
-            "name": name,
-            "count": sum(len(times) / rank.steps for rank, times in series) / len(ranks),
-            "bytes": statistics.fmean(rank.bytes.get(name, 0.0) for rank in ranks),
-            "ms": whole,
-            "late_ms": late,
-            "moving_ms": max(0.0, whole - late),
-            "awaited_rank": max(awaited, key=lambda number: awaited[number]) if late else None,
-        }
+        return TracedCollective(
+            name=name,
+            count=sum(len(times) / rank.steps for rank, times in series) / len(ranks),
+            bytes=statistics.fmean(rank.bytes.get(name, 0.0) for rank in ranks),
+            ms=whole,
+            late_ms=late,
+            moving_ms=max(0.0, whole - late),
+            awaited_rank=max(awaited, key=lambda number: awaited[number]) if late else None,
+        )

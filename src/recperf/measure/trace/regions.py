@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
+from ..profile_records import Missing, TracedPart
 from .nesting import NONE, Innermost, Nesting
 from .read import Host, Trace
+from .records import ModuleTime
 from .window import TracedSteps, per_step
 
 OTHER = "other"
@@ -15,7 +16,7 @@ _MODULE = "nn.Module: "
 _BACKWARD = "autograd::"
 
 
-def parts(nesting: Nesting, window: TracedSteps) -> list[dict[str, Any]]:
+def parts(nesting: Nesting, window: TracedSteps) -> list[TracedPart]:
     """Time of every part on the host, with and without inner parts, and on the device; `other` is outside of all."""
     own: defaultdict[str, float] = defaultdict(float)
     total: defaultdict[str, float] = defaultdict(float)
@@ -45,15 +46,15 @@ def parts(nesting: Nesting, window: TracedSteps) -> list[dict[str, Any]]:
     names = _as_tree(name for name in (*own, *device) if name != OTHER)
     scale = 1e3 * window.count
     return [
-        {
-            "name": name,
-            "calls": per_step(calls[name], window.count),
-            "host_ms": own[name] / scale,
-            "total_ms": total[name] / scale,
-            "device_ms": device[name] / scale if window.work else None,
-            "kernels": per_step(kernels[name], window.count),
-            "launches": per_step(launches[name], window.count),
-        }
+        TracedPart(
+            name=name,
+            calls=per_step(calls[name], window.count),
+            host_ms=own[name] / scale,
+            total_ms=total[name] / scale,
+            device_ms=device[name] / scale if window.work else None,
+            kernels=per_step(kernels[name], window.count),
+            launches=per_step(launches[name], window.count),
+        )
         for name in [*names, OTHER]
     ]
 
@@ -128,11 +129,11 @@ def _paths(frames: Innermost) -> list[str]:
     return paths
 
 
-def modules(trace: Trace, nesting: Nesting, window: TracedSteps) -> list[dict[str, Any]] | dict[str, str]:
+def modules(trace: Trace, nesting: Nesting, window: TracedSteps) -> list[ModuleTime] | Missing:
     """Time of every module on the host, forward (with and without inner modules) and backward, and on the device."""
     known = Modules(trace, nesting)
     if not known.frames:
-        return {"missing": "the trace has no modules; with_stack=True records them"}
+        return Missing("the trace has no modules; with_stack=True records them")
     own: defaultdict[str, float] = defaultdict(float)
     total: defaultdict[str, float] = defaultdict(float)
     backward: defaultdict[str, float] = defaultdict(float)
@@ -151,19 +152,19 @@ def modules(trace: Trace, nesting: Nesting, window: TracedSteps) -> list[dict[st
         device[known.of(nesting.origin(work)) or OTHER] += work.end - work.start
     scale = 1e3 * window.count
     return [
-        {
-            "name": name,
-            "host_ms": own[name] / scale,
-            "total_ms": total[name] / scale,
-            "backward_ms": backward[name] / scale,
-            "device_ms": device[name] / scale if window.work else None,
-        }
+        ModuleTime(
+            name=name,
+            host_ms=own[name] / scale,
+            total_ms=total[name] / scale,
+            backward_ms=backward[name] / scale,
+            device_ms=device[name] / scale if window.work else None,
+        )
         for name in _as_tree(name for name in (*own, *backward, *device) if name != OTHER)
     ]
 
 
-def timings(nesting: Nesting, window: TracedSteps, own: dict[int, float]) -> dict[str, Any]:
-    """Milliseconds in every single step: the step, operators without inner operators, kernels, regions.
+def timings(nesting: Nesting, window: TracedSteps, own: dict[int, float]) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds in every single step: operators without inner operators, kernels, regions.
 
     `own` is the time of every operator without inner operators, by index.
     """
@@ -183,4 +184,4 @@ def timings(nesting: Nesting, window: TracedSteps, own: dict[int, float]) -> dic
         name = nesting.part[index] or OTHER
         if outer == NONE or nesting.part[outer] != name:
             add("regions", name, window.step(nesting.events[index].start), length)
-    return {"steps": window.step_ms(), **{kind: dict(table) for kind, table in tables.items()}}
+    return {kind: dict(table) for kind, table in tables.items()}

@@ -10,7 +10,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ..places import LIBRARY, USER, Frame, Place, Stack, place_in, surrounding
+from ..places import LIBRARY, USER, Frame, Stack, place_in, surrounding
+from ..records import Place
 from .nesting import NONE, Cover, Innermost, Nesting
 from .read import Host, Trace
 from .window import TracedSteps

@@ -6,10 +6,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection
 from statistics import quantiles
-from typing import Any
 
+from ..records import Percentiles
 from .nesting import NONE, Nesting
 from .read import Device, Trace
+from .records import Window
 
 SMALL_US = 10.0
 """A kernel shorter than this takes about as long to launch as to run."""
@@ -91,16 +92,16 @@ class TracedSteps:
             before = max(end, begin)
         return times
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "steps": self.count,
-            "named": self.named,
-            "steps_from": self.steps_from,
-            "wall_ms": (self.end - self.begin) / 1e3 / self.count,
-            "host_ms": self.host_us / 1e3 / self.count,
-            "devices": len({work.device for work in self.work}),
-            "device": self.device,
-        }
+    def summary(self) -> Window:
+        return Window(
+            steps=self.count,
+            named=self.named,
+            steps_from=self.steps_from,
+            wall_ms=(self.end - self.begin) / 1e3 / self.count,
+            host_ms=self.host_us / 1e3 / self.count,
+            devices=len({work.device for work in self.work}),
+            device=self.device,
+        )
 
     def _launched(self, work: Device) -> float:
         origin = self.nesting.origin(work)
@@ -125,9 +126,9 @@ def per_step(count: int, steps: int) -> int | float:
     return count // steps if count % steps == 0 else count / steps
 
 
-def spread(values: list[float]) -> dict[str, float]:
+def spread(values: list[float]) -> Percentiles:
     """p20, p50 and p80; the values themselves where there are too few for a spread."""
     if len(values) < 2:
-        return dict.fromkeys(("p20", "p50", "p80"), values[0] if values else 0.0)
+        return Percentiles(*[values[0] if values else 0.0] * 3)
     cuts = quantiles(values, n=10, method="inclusive")
-    return {"p20": cuts[1], "p50": cuts[4], "p80": cuts[7]}
+    return Percentiles(cuts[1], cuts[4], cuts[7])

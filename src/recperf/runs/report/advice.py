@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ...measure.records import Advice
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Table, Text, cells
 
@@ -13,45 +12,45 @@ SHOWN_AS = {"rejected": "changes the losses"}
 TONES = {"tried": "good", "rejected": "bad", "not judged": "bad"}
 
 
-def advice_blocks(advice: list[dict[str, Any]]) -> list[Block]:
+def advice_blocks(advice: list[Advice]) -> list[Block]:
     """The changes with the largest gains, the others on a page only, and a table of all where some were tried."""
     if not advice:
         return [Text("No rule of recperf knows a change that would make this step faster.", "note")]
-    doubts = [one["note"] for one in advice if one["status"] == "not judged" and one["note"]]
+    doubts = [one.note for one in advice if one.status == "not judged" and one.note]
     blocks: list[Block] = []
     if doubts:
         blocks.append(Text(f"{len(doubts)} of {len(advice)} changes are not judged. {doubts[0]}.", "warning"))
-    elif advice[0]["note"] and not any(one["measured_ms"] for one in advice):
-        blocks.append(Text(f"{advice[0]['note']}.", "warning"))
+    elif advice[0].note and not any(one.measured_ms for one in advice):
+        blocks.append(Text(f"{advice[0].note}.", "warning"))
     for one in advice[:SHOWN]:
-        blocks += [Text(f"{one['seen']} {_gains(one)}."), Code("Change", one["change"])]
+        blocks += [Text(f"{one.seen} {_gains(one)}."), Code("Change", one.change)]
     if others := advice[SHOWN:]:
-        rows = [cells(Cell(one["change"], "code"), one["seen"], _gains(one)) for one in others]
+        rows = [cells(Cell(one.change, "code"), one.seen, _gains(one)) for one in others]
         blocks.append(Table(("change", "seen", "gain"), rows, left=(1, 2), fold=f"{len(others)} more changes"))
-    if any(one["measured_ms"] for one in advice):
+    if any(one.measured_ms for one in advice):
         blocks.append(_tried(advice))
-        notes = (f"{one['name']}: {one['note']}." for one in advice if one["note"] and one["status"] != "not judged")
+        notes = (f"{one.name}: {one.note}." for one in advice if one.note and one.status != "not judged")
         blocks += [Text(note, "note") for note in notes]
     return blocks
 
 
-def _gains(one: dict[str, Any]) -> str:
-    predicted = f"Predicted gain: {fmt.gain(one['predicted_gain'], one['predicted_range'])}"
-    text = predicted if one["predicted_gain"] else "Its gain cannot be predicted"
-    if one["measured_gain"]:
-        text += f"; measured: {fmt.gain(one['measured_gain'])}"
-    return text + ("; it changes the losses" if one["same_losses"] is False else "")
+def _gains(one: Advice) -> str:
+    predicted = f"Predicted gain: {fmt.gain(one.predicted_gain, one.predicted_range)}"
+    text = predicted if one.predicted_gain else "Its gain cannot be predicted"
+    if one.measured_gain:
+        text += f"; measured: {fmt.gain(one.measured_gain)}"
+    return text + ("; it changes the losses" if one.same_losses is False else "")
 
 
-def _tried(advice: list[dict[str, Any]]) -> Table:
+def _tried(advice: list[Advice]) -> Table:
     rows = [
         cells(
-            Cell(one["name"], width=28),
-            fmt.gain(one["predicted_gain"], one["predicted_range"]),
-            fmt.time(one["measured_ms"]),
-            fmt.gain(one["measured_gain"], one["measured_range"]),
+            Cell(one.name, width=28),
+            fmt.gain(one.predicted_gain, one.predicted_range),
+            fmt.time(one.measured_ms),
+            fmt.gain(one.measured_gain, one.measured_range),
             _same_losses(one),
-            Cell(SHOWN_AS.get(one["status"], one["status"]), TONES.get(one["status"], "muted")),
+            Cell(SHOWN_AS.get(one.status, one.status), TONES.get(one.status, "muted")),
         )
         for one in advice
     ]
@@ -60,6 +59,6 @@ def _tried(advice: list[dict[str, Any]]) -> Table:
     return Table(head, rows, note, left=(5,))
 
 
-def _same_losses(one: dict[str, Any]) -> str:
-    same, difference = one["same_losses"], one["largest_difference"]
+def _same_losses(one: Advice) -> str:
+    same, difference = one.same_losses, one.largest_difference
     return fmt.yes_or_no(same) + (f" ({difference:.1e})" if difference and not same else "")

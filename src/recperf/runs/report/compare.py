@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...config import ConfigValues, flatten
-from ...jsonfile import Struct
-from ..result import Percentiles, Target
+from ...config import flatten
+from ...measure.records import Percentiles
+from ..result import Target
 from ..resume import change_text
 from .formats import sentence
 from .plots import from_profile, in_order
@@ -18,48 +19,65 @@ BEYOND_CHANCE = 2.0
 """A difference in quality counts if it exceeds this many standard deviations of the seeds."""
 
 
-Values = tuple[Any, ...]
-"""One value of every run; None if a run does not have it."""
+@dataclass(frozen=True)
+class Row:
+    """One value of every run; None if a run does not have it."""
 
-
-class Row(Struct):
-    values: Values
+    name: str
+    values: tuple[Any, ...]
     remark: str = ""
     """How large a difference is, or why it may mean nothing."""
 
-
-Rows = dict[str, Row]
-
-
-class ComparedRun(Struct):
-    name: str
-    folder: str
-    workload: str
+    @property
+    def differs(self) -> bool:
+        return any(value != self.values[0] for value in self.values[1:])
 
 
-class Comparison(Struct):
-    runs: list[ComparedRun]
-    notes: list[str]
+@dataclass(frozen=True)
+class Comparison:
+    runs: tuple[str, ...]
+    folders: tuple[str, ...]
+    workloads: tuple[str, ...]
+    notes: list[str] = field(default_factory=list)
     """Reasons why the runs may not be comparable."""
-    config: dict[str, Values]
+    config: list[Row] = field(default_factory=list)
     """Only fields that differ."""
-    quality: Rows
-    speed: Rows
-    budget: Rows
+    quality: list[Row] = field(default_factory=list)
+    speed: list[Row] = field(default_factory=list)
+    budget: list[Row] = field(default_factory=list)
     """Shares of a step."""
-    limit: Values
+    limit: Row = Row("limit", ())
+
+    def as_json(self) -> dict[str, Any]:
+        def by_name(rows: list[Row]) -> dict[str, Any]:
+            return {row.name: {"values": list(row.values), "remark": row.remark} for row in rows}
+
+        return {
+            "runs": [
+                {"name": name, "folder": folder, "workload": workload}
+                for name, folder, workload in zip(self.runs, self.folders, self.workloads)
+            ],
+            "notes": self.notes,
+            "config": {row.name: list(row.values) for row in self.config},
+            "quality": by_name(self.quality),
+            "speed": by_name(self.speed),
+            "budget": by_name(self.budget),
+            "limit": list(self.limit.values),
+        }
 
 
 def compare(runs: Sequence[Reading]) -> Comparison:
     """Compare every run with the first."""
     return Comparison(
-        runs=[ComparedRun(name, str(run.folder), run.workload) for name, run in zip(labels(runs), runs)],
+        runs=labels(runs),
+        folders=tuple(str(run.folder) for run in runs),
+        workloads=tuple(run.workload for run in runs),
         notes=notes_on(runs),
         config=changed_fields([run.config for run in runs]),
         quality=quality(runs),
         speed=speed(runs),
         budget=budget(runs),
-        limit=tuple(_limit(run) for run in runs),
+        limit=Row("limit", tuple(_limit(run) for run in runs)),
     )
 
 
@@ -69,13 +87,14 @@ def summary(comparison: Comparison) -> str:
     facts = [
         f"{fields} config fields differ" if fields > 1 else "one config field differs" if fields else "same config"
     ]
-    auc, step = comparison.quality.get("auc"), comparison.speed["step ms, p50"].values
-    if auc and None not in auc.values:
+    auc = next((row for row in comparison.quality if row.name == "auc" and None not in row.values), None)
+    if auc:
         facts.append("AUC " + arrow.join(f"{value:.4f}" for value in auc.values))
+    step = comparison.speed[0].values
     if None not in step:
         facts.append("step " + arrow.join(f"{value:.3g}" for value in step) + " ms")
-    if any(comparison.limit):
-        facts.append(arrow.join(value or "not measured" for value in comparison.limit))
+    if any(comparison.limit.values):
+        facts.append(arrow.join(value or "not measured" for value in comparison.limit.values))
     return sentence("; ".join(facts))
 
 
@@ -88,11 +107,11 @@ def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
     )
 
 
-def changed_fields(configs: Sequence[ConfigValues]) -> dict[str, Values]:
+def changed_fields(configs: Sequence[dict[str, Any]]) -> list[Row]:
     """The fields that differ; a field that a config lacks is None."""
     flats = [flatten(config) for config in configs]
-    rows = {name: tuple(one.get(name) for one in flats) for name in _union(flats)}
-    return {name: values for name, values in rows.items() if any(value != values[0] for value in values[1:])}
+    rows = [Row(name, tuple(one.get(name) for one in flats)) for name in _union(flats)]
+    return [row for row in rows if row.differs]
 
 
 def notes_on(runs: Sequence[Reading]) -> list[str]:
@@ -123,14 +142,15 @@ def notes_on(runs: Sequence[Reading]) -> list[str]:
     return notes
 
 
-def quality(runs: Sequence[Reading]) -> Rows:
-    parts, rows = [run.result.quality for run in runs], {}
+def quality(runs: Sequence[Reading]) -> list[Row]:
+    parts = [run.result.quality for run in runs]
+    rows = []
     for name in _union(part.metrics for part in parts):
         values = tuple(part.metrics.get(name) for part in parts)
-        rows[name] = Row(values, _chance(values, [part.spread.get(name) for part in parts]))
+        rows.append(Row(name, values, _chance(values, [part.spread.get(name) for part in parts])))
     # Without a bound there is no target to meet.
     targets = [part.target != Target(beat=None, accuracy=None, auc=None) for part in parts]
-    rows["target met"] = Row(tuple(part.met if target else None for part, target in zip(parts, targets)))
+    rows.append(Row("target met", tuple(part.met if target else None for part, target in zip(parts, targets))))
     return rows
 
 
@@ -146,16 +166,14 @@ def _chance(values: Sequence[float | None], spreads: Sequence[float | None]) -> 
     return "beyond the seeds' spread" if all(clear) else "" if any(clear) else "within the seeds' spread"
 
 
-def speed(runs: Sequence[Reading]) -> Rows:
+def speed(runs: Sequence[Reading]) -> list[Row]:
     parts = [run.result.performance for run in runs]
     steps = [part.step_ms for part in parts]
-    return {
-        "step ms, p50": Row(tuple(step and step.p50 for step in steps), _overlap(steps)),
-        "step ms, p20": Row(tuple(step and step.p20 for step in steps)),
-        "step ms, p80": Row(tuple(step and step.p80 for step in steps)),
-        "steady samples/s": Row(tuple(part.steady and part.steady.samples_per_s for part in parts)),
-        "overall samples/s": Row(tuple(part.overall and part.overall.samples_per_s for part in parts)),
-    }
+    rows = [Row("step ms, p50", tuple(step and step.p50 for step in steps), _overlap(steps))]
+    rows += [Row(f"step ms, {name}", tuple(step and getattr(step, name) for step in steps)) for name in ("p20", "p80")]
+    rows.append(Row("steady samples/s", tuple(part.steady and part.steady.samples_per_s for part in parts)))
+    rows.append(Row("overall samples/s", tuple(part.overall and part.overall.samples_per_s for part in parts)))
+    return rows
 
 
 def _overlap(steps: Sequence[Percentiles | None]) -> str:
@@ -168,18 +186,18 @@ def _overlap(steps: Sequence[Percentiles | None]) -> str:
     return f"{others[0].p50 / first.p50:.2f} x the first" if len(others) == 1 else "p20 to p80 apart from the first"
 
 
-def budget(runs: Sequence[Reading]) -> Rows:
+def budget(runs: Sequence[Reading]) -> list[Row]:
     steps = [from_profile(run.profile) if run.profile else [] for run in runs]
     shares = [{part.name: part.share for part in parts} for parts in steps]
     phases = {part.name: part for parts in steps for part in parts}
     names = [part.name for part in in_order(phases.values())]
-    return {name: Row(tuple(one.get(name) for one in shares)) for name in names}
+    return [Row(name, tuple(one.get(name) for one in shares)) for name in names]
 
 
 def _limit(run: Reading) -> str | None:
-    return run.profile["verdict"]["limit"] if run.profile and run.profile["verdict"] else None
+    return run.profile.verdict.limit if run.profile else None
 
 
-def _union(groups: Iterable[Mapping[str, object]]) -> list[str]:
+def _union(groups: Iterable[dict[str, Any]]) -> list[str]:
     """Every key once, in order of first appearance."""
     return list(dict.fromkeys(key for group in groups for key in group))

@@ -177,15 +177,15 @@ def sweep(sweep: dict[str, Any]) -> str:
         axes = figure.add_subplot()
         for part, colour in zip(sweep["parts"], ("#4c6ef5", "#e8590c")):
             ms = [swept_ms(row["profile"], part) for row in rows]
-            middle = [m["p50"] for m in ms]
-            spread = [[m["p50"] - m["p20"] for m in ms], [m["p80"] - m["p50"] for m in ms]]
+            middle = [m.p50 for m in ms]
+            spread = [[m.p50 - m.p20 for m in ms], [m.p80 - m.p50 for m in ms]]
             axes.errorbar(x, middle, yerr=spread, marker="o", capsize=3, color=colour, label=part)
         axes.set_ylim(bottom=0)
         axes.set_xlabel(", ".join(names))
         axes.set_ylabel("ms per step, p50 with p20 to p80")
         if not numeric:
             axes.set_xticks(x, labels)
-        axes.set_title(f"{sweep['workload']}: {rows[0]['profile']['steps']} steps per point, new ids, warm-up excluded")
+        axes.set_title(f"{sweep['workload']}: {rows[0]['profile'].steps} steps per point, new ids, warm-up excluded")
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         return svg_text(figure)

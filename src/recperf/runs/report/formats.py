@@ -6,8 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from ... import units
-from ..result import Overall, Percentiles, Throughput
+from ...jsonfile import Struct
+from ...measure.records import Percentiles
+from ..result import Overall, Throughput
 
 NONE = "–"
 """Shown where a row has no value."""
@@ -56,10 +60,9 @@ def time(ms: float | None) -> str:
     return NONE if ms is None else units.time(ms)
 
 
-def spread(figure: dict[str, float] | Percentiles) -> str:
+def spread(figure: Percentiles) -> str:
     """The range from p20 to p80."""
-    low, high = (figure["p20"], figure["p80"]) if isinstance(figure, dict) else (figure.p20, figure.p80)
-    (low_text, high_text), unit = units.times(low, high)
+    (low_text, high_text), unit = units.times(figure.p20, figure.p80)
     return f"{low_text} – {high_text} {unit}"
 
 
@@ -77,9 +80,9 @@ def whole_time(overall: Overall) -> str:
     return f"{time(1e3 * overall.seconds)}: {listed}"
 
 
-def measuring_cost(share: float, step_ms: dict[str, float]) -> str:
+def measuring_cost(share: float, step_ms: Percentiles) -> str:
     """What measuring adds to a step, compared with the spread of the steps from p20 to p80."""
-    small = share * step_ms["p50"] < step_ms["p80"] - step_ms["p20"]
+    small = share * step_ms.p50 < step_ms.p80 - step_ms.p20
     # Steps that got faster by it only show how much they vary.
     figures = [f"{percent(share)} of a step"] if share > 0 else []
     return ", ".join(figures + ["less than the spread of the steps"] * (small or not figures))
@@ -163,6 +166,8 @@ def all_printable(value: Any) -> Any:
         return {printable(key): all_printable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [all_printable(item) for item in value]
+    if isinstance(value, Struct):
+        return replace(value, **{name: all_printable(getattr(value, name)) for name in value.__struct_fields__})
     return printable(value) if isinstance(value, str) else value
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...measure.profile_records import StepBudget
+from ...measure.records import Percentiles
 from ...measure.spans import PHASES
 from ..result import Interval
 from .blocks import Figure
@@ -93,12 +95,12 @@ class StepPart:
     phase: str
     share: float
     """Share of the step."""
-    ms: dict[str, float] | None
-    """p20, p50 and p80; None if only the share is known."""
+    ms: Percentiles | None
+    """None if only the share is known."""
 
 
-def from_profile(profile: dict[str, Any]) -> list[StepPart]:
-    return in_order(StepPart(p["name"], p["phase"], p["share"], p["ms"]) for p in profile["components"])
+def from_profile(profile: StepBudget) -> list[StepPart]:
+    return in_order(StepPart(part.name, part.phase, part.share, part.ms) for part in profile.components)
 
 
 def in_order(parts: Iterable[StepPart]) -> list[StepPart]:

@@ -3,78 +3,75 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
+from ...measure.ceilings import Peaks
+from ...measure.profile_records import Embeddings, Idle, Kernels, RooflinePoint, Stalls, Transfer
 from ...units import digits
 from . import curves, plots
 from . import formats as fmt
 from .blocks import Block, Cell, Figure, Table, Text, Tile, cells
 from .formats import NONE, component
-from .step_sections import TOP, keyed, last_name, why_missing
-
-Profile = dict[str, Any]
+from .step_sections import TOP, keyed, last_name
 
 IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
 
 
-def kernels(profile: Profile, top: int = TOP) -> list[Block]:
-    kernels, step = profile["kernels"], profile["step_ms"]["p50"]
-    small = kernels["small"]
-    share = f" ({fmt.percent(kernels['busy_ms'] / step, 0)} of the {fmt.time(step)} step)" if step else ""
+def kernels(kernels: Kernels, step: float, top: int = TOP, stalls: Stalls | None = None) -> list[Block]:
+    """The kernels of a step of `step` ms."""
+    small = kernels.small
+    share = f" ({fmt.percent(kernels.busy_ms / step, 0)} of the {fmt.time(step)} step)" if step else ""
     sentence = (
-        f"{fmt.count(kernels['count'])} kernels per step keep the device busy for {fmt.time(kernels['busy_ms'])}"
-        f"{share}. {fmt.count(small['count'])} of them ({fmt.percent(small['share_of_count'], 0)}) run for less than "
-        f"10 µs, {fmt.time(small['total_ms'])} in total."
+        f"{fmt.count(kernels.count)} kernels per step keep the device busy for {fmt.time(kernels.busy_ms)}"
+        f"{share}. {fmt.count(small.count)} of them ({fmt.percent(small.share_of_count, 0)}) run for less than "
+        f"10 µs, {fmt.time(small.total_ms)} in total."
     )
-    listed = sorted(kernels["rows"], key=lambda row: row["total_ms"], reverse=True)
+    listed = sorted(kernels.rows, key=lambda row: row.total_ms, reverse=True)
     rows = [
         cells(
-            Cell(row["name"], width=44),
-            Cell(last_name(row["part"]) or NONE, "muted", width=24),
-            fmt.count(row["count"]),
-            fmt.time(row["total_ms"]),
-            fmt.time(row["mean_us"] / 1e3),
-            fmt.percent(row["share"], 1),
-            fmt.time(None if row.get("launch_delay_us") is None else row["launch_delay_us"] / 1e3),
+            Cell(row.name, width=44),
+            Cell(last_name(row.part) or NONE, "muted", width=24),
+            fmt.count(row.count),
+            fmt.time(row.total_ms),
+            fmt.time(row.mean_us / 1e3),
+            fmt.percent(row.share, 1),
+            fmt.time(None if row.launch_delay_us is None else row.launch_delay_us / 1e3),
         )
         for row in listed
     ]
     rest = listed[top:]
-    more = f"{len(rest)} more kernels take {fmt.time(math.fsum(row['total_ms'] for row in rest))}."
+    more = f"{len(rest)} more kernels take {fmt.time(math.fsum(row.total_ms for row in rest))}."
     head = ("kernel", "part", "count", "total", "mean", "share", "launch delay")
     note = "Per step. Launch delay: from the end of the launching call to the start of the kernel."
     return [
-        Text(sentence, "lead"), Table(head, rows, note, left=(1,), top=top, rest=more), *_stalls(profile)
+        Text(sentence, "lead"), Table(head, rows, note, left=(1,), top=top, rest=more), *_stalls(stalls)
     ]  # fmt: skip
 
 
-def _stalls(profile: Profile) -> list[Block]:
-    if profile.get("stalls") is None:
+def _stalls(stalls: Stalls | None) -> list[Block]:
+    if stalls is None:
         return []
-    reason = why_missing(profile, "stalls")
-    if reason:
-        return [Text(f"Stall reasons were not measured: {reason}.", "missing")]
+    if stalls.missing:
+        return [Text(f"Stall reasons were not measured: {stalls.missing}.", "missing")]
     rows = []
-    for kernel in profile["stalls"]["kernels"]:
-        reasons = sorted(kernel["reasons"].items(), key=lambda item: -item[1])[:5]
+    for kernel in stalls.kernels:
+        reasons = sorted(kernel.reasons.items(), key=lambda item: -item[1])[:5]
         listed = ", ".join(f"{name} {fmt.percent(share, 0)}" for name, share in reasons)
-        rows.append(cells(Cell(kernel["name"], width=36), f"{kernel['samples']:,}", listed))
+        rows.append(cells(Cell(kernel.name, width=36), f"{kernel.samples:,}", listed))
     note = "Program counter samples by Nsight Compute, which replays each kernel: these are not times of the step."
     return [Table(("why warps stall", "samples", "reasons"), rows, note, left=(2,))]
 
 
-def roofline_blocks(profile: Profile, peaks: Profile | None, key: str) -> list[Block]:
-    points = profile["roofline"]
+def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None, key: str) -> list[Block]:
     rows = [
         cells(
-            keyed(point["name"], f"{index}. {component(point['name'])}"),
-            fmt.scaled(point["flops"]),
-            fmt.size(point["bytes"]),
-            NONE if point.get("intensity") is None else digits(point["intensity"]),
-            fmt.flop_rate(point["flops_per_s"]),
-            fmt.byte_rate(point["bytes_per_s"]),
-            fmt.percent(point.get("share_of_roof")),
-            Cell(point["bound"], "muted"),
+            keyed(point.name, f"{index}. {component(point.name)}"),
+            fmt.scaled(point.flops),
+            fmt.size(point.bytes),
+            NONE if point.intensity is None else digits(point.intensity),
+            fmt.flop_rate(point.flops_per_s),
+            fmt.byte_rate(point.bytes_per_s),
+            fmt.percent(point.share_of_roof),
+            Cell(point.bound, "muted"),
         )
         for index, point in enumerate(points, 1)
     ]
@@ -86,28 +83,28 @@ def roofline_blocks(profile: Profile, peaks: Profile | None, key: str) -> list[B
     return [*_roofline_figure(points, key), Table(head, rows, note, left=(7,))]
 
 
-def _roofline_figure(points: list[dict[str, Any]], key: str) -> list[Block]:
-    if not points or not points[0]["ceiling_flops_per_s"]:
+def _roofline_figure(points: list[RooflinePoint], key: str) -> list[Block]:
+    if not points or not points[0].ceiling_flops_per_s:
         return []
     dots = [
-        curves.Dot(index, fmt.short(point["name"], 28), point["intensity"], point["flops_per_s"])
+        curves.Dot(index, fmt.short(point.name, 28), point.intensity, point.flops_per_s)
         for index, point in enumerate(points, 1)
-        if (point.get("intensity") or 0) > 0 < point["flops_per_s"]
+        if point.intensity and point.flops_per_s > 0
     ]
-    bandwidth, peak = (points[0][name] for name in ("ceiling_bytes_per_s", "ceiling_flops_per_s"))
+    bandwidth, peak = points[0].ceiling_bytes_per_s, points[0].ceiling_flops_per_s
     return [curves.roofline_figure(f"{key}-roofline", bandwidth, peak, dots)]
 
 
-def idle_tiles(idle: dict[str, Any]) -> list[Tile]:
-    if "missing" in idle or not idle["wall_ms"]:
+def idle_tiles(idle: Idle) -> list[Tile]:
+    if not idle.wall_ms:
         return []
-    cause = max(idle["causes"], key=lambda name: idle["causes"][name], default="")
-    return [Tile("device idle", fmt.percent(idle["idle_ms"] / idle["wall_ms"], 0), f"main cause: {cause}")]
+    cause = max(idle.causes, key=lambda name: idle.causes[name], default="")
+    return [Tile("device idle", fmt.percent(idle.idle_ms / idle.wall_ms, 0), f"main cause: {cause}")]
 
 
-def idle(idle: dict[str, Any]) -> list[Block]:
-    wall = idle["wall_ms"]
-    states = [("busy", idle["busy_ms"]), *idle["causes"].items()]
+def idle(idle: Idle) -> list[Block]:
+    wall = idle.wall_ms
+    states = [("busy", idle.busy_ms), *idle.causes.items()]
     slices = [plots.BarPart(name, max(0.0, ms), tone=IDLE_COLOURS.get(name, "other")) for name, ms in states]
 
     def shares(ms: float) -> tuple[str, str]:
@@ -119,10 +116,10 @@ def idle(idle: dict[str, Any]) -> list[Block]:
     ]
     rows.append(tuple(Cell(text, "strong") for text in ("sum", *shares(math.fsum(part.value for part in slices)))))
     rows.append(cells("whole step", *shares(wall)))
-    share = f" ({fmt.percent(idle['idle_ms'] / wall, 0)})" if wall else ""
+    share = f" ({fmt.percent(idle.idle_ms / wall, 0)})" if wall else ""
     sentence = (
-        f"In a traced step of {fmt.time(wall)} the device is busy for {fmt.time(idle['busy_ms'])} and idle for "
-        f"{fmt.time(idle['idle_ms'])}{share}."
+        f"In a traced step of {fmt.time(wall)} the device is busy for {fmt.time(idle.busy_ms)} and idle for "
+        f"{fmt.time(idle.idle_ms)}{share}."
     )
     listed = ", ".join(f"{part.name} {fmt.time(part.value)}" for part in slices)
     figure = Figure(
@@ -134,10 +131,10 @@ def idle(idle: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = [Text(sentence, "lead"), figure, Table(("device", "per step", "share"), rows, _IDLE_NOTE)]
     syncs = [
         cells(
-            Cell(sync["what"], width=40), Cell(sync["caller"], width=44), fmt.count(sync["count"]),
-            fmt.time(sync["ms"]),
+            Cell(sync.what, width=40), Cell(sync.caller, width=44), fmt.count(sync.count),
+            fmt.time(sync.ms),
         )
-        for sync in sorted(idle.get("syncs") or [], key=lambda sync: -sync["ms"])
+        for sync in sorted(idle.syncs, key=lambda sync: -sync.ms)
     ]  # fmt: skip
     if syncs:
         blocks.append(Table(("synchronisation", "called by", "count", "host waits"), syncs, left=(1,), top=TOP))
@@ -150,18 +147,18 @@ _IDLE_NOTE = (
 )
 
 
-def transfers(transfers: list[dict[str, Any]]) -> list[Block]:
+def transfers(transfers: list[Transfer]) -> list[Block]:
     if not transfers:
         return [Text("Nothing was copied or set.")]
     rows = [
         cells(
-            row["kind"],
-            fmt.count(row["count"]),
-            fmt.size(row["bytes"]),
-            fmt.time(row["ms"]),
-            fmt.byte_rate(row["gb_per_s"] * 1e9 if row.get("gb_per_s") else None),
-            Cell(fmt.yes_or_no(row.get("pinned")), "bad" if row.get("pinned") is False else ""),
-            fmt.percent(row["overlapped_share"], 0),
+            row.kind,
+            fmt.count(row.count),
+            fmt.size(row.bytes),
+            fmt.time(row.ms),
+            fmt.byte_rate(row.gb_per_s * 1e9 if row.gb_per_s else None),
+            Cell(fmt.yes_or_no(row.pinned), "bad" if row.pinned is False else ""),
+            fmt.percent(row.overlapped_share, 0),
         )
         for row in transfers
     ]
@@ -169,53 +166,46 @@ def transfers(transfers: list[dict[str, Any]]) -> list[Block]:
     return [Table(("kind", "count", "bytes", "time", "rate", "pinned", "overlapped"), rows, note)]
 
 
-def embeddings(embeddings: dict[str, Any]) -> list[Block]:
-    tables = sorted(embeddings["tables"], key=lambda row: row["lookups"], reverse=True)
+def embeddings(embeddings: Embeddings) -> list[Block]:
+    tables = sorted(embeddings.tables, key=lambda row: row.lookups, reverse=True)
     blocks: list[Block] = [Text(" ".join(_embedding_sentences(embeddings)), "lead")]
     if not tables:
         return blocks
     rows = [
         cells(
-            Cell(row["name"], width=24),
-            f"{row['rows']:,}",
-            fmt.size(row["row_bytes"]),
-            fmt.count(row["lookups"]),
-            fmt.count(row["unique"]),
-            fmt.percent(row["unique_ratio"], 1),
-            fmt.size(row["touched_bytes"]),
-            fmt.percent(row["busiest_share"], 0),
+            Cell(row.name, width=24),
+            f"{row.rows:,}",
+            fmt.size(row.row_bytes),
+            fmt.count(row.lookups),
+            fmt.count(row.unique),
+            fmt.percent(row.unique_ratio, 1),
+            fmt.size(row.touched_bytes),
+            fmt.percent(row.busiest_share, 0),
         )
         for row in tables
     ]
     rest = tables[TOP:]
-    more = f"{len(rest)} more tables with {fmt.count(sum(row['lookups'] for row in rest))} lookups."
+    more = f"{len(rest)} more tables with {fmt.count(sum(row.lookups for row in rest))} lookups."
     head = ("table", "rows", "row size", "lookups", "distinct", "distinct share", "touched", "busiest 1%")
     note = "Busiest 1%: the share of lookups that read the most frequent hundredth of the touched rows."
     return [*blocks, Table(head, rows, note, top=TOP, rest=more)]
 
 
-def _embedding_sentences(embeddings: dict[str, Any]) -> list[str]:
-    rates, cached = embeddings.get("gb_per_s") or {}, embeddings.get("cached") or {}
-    skew = embeddings.get("skew") or {}
+def _embedding_sentences(embeddings: Embeddings) -> list[str]:
+    rates, skew = embeddings.gb_per_s, embeddings.skew
     sentences = [
-        f"{fmt.count(embeddings['lookups'])} lookups per step read {fmt.count(embeddings['unique'])} distinct rows "
-        f"({fmt.percent(embeddings['unique_ratio'], 1)})."
+        f"{fmt.count(embeddings.lookups)} lookups per step read {fmt.count(embeddings.unique)} distinct rows "
+        f"({fmt.percent(embeddings.unique_ratio, 1)})."
     ]
     passes = [
-        f"{name.replace('_', ' ')} {digits(rates[name])} GB/s"
-        if rates.get(name)
-        else f"{name.replace('_', ' ')} not measured"
+        f"{name.replace('_', ' ')} " + (f"{digits(rate)} GB/s" if (rate := rates.get(name)) else "not measured")
         for name in ("forward", "backward_and_update")
     ]
     sentences.append(f"Bandwidth: {', '.join(passes)}.")
-    fits = {True: "Cached", False: "Not cached", None: "Cached or not: not measured"}[cached.get("fits")]
-    sentences.append(f"{fits}: {cached['why']}." if cached.get("why") else f"{fits}.")
-    if skew.get("largest_table_share") is not None:
-        uneven = (
-            f"; the Gini coefficient over the tables is {max(0.0, skew['gini']):.2f}"
-            if skew.get("gini") is not None
-            else ""
-        )
-        share = fmt.percent(skew["largest_table_share"], 0)
-        sentences.append(f"The table with the most lookups gets {share} of them{uneven}.")
+    fits = {True: "Cached", False: "Not cached", None: "Cached or not: not measured"}[embeddings.cached.fits]
+    sentences.append(f"{fits}: {embeddings.cached.why}.")
+    sentences.append(
+        f"The table with the most lookups gets {fmt.percent(skew.largest_table_share, 0)} of them; the Gini "
+        f"coefficient over the tables is {max(0.0, skew.gini):.2f}."
+    )
     return sentences

@@ -6,8 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ...measure.ceilings import Peaks
 from ...measure.peaks.other_work import DISTURBED
-from ...units import digits
+from ...measure.profile_records import MeasuringCost, Profile, Trust
+from ...measure.records import Percentiles
 from . import formats as fmt
 from . import page, plots, ranks
 from . import profile_device as device
@@ -20,124 +22,117 @@ from .step_sections import (
     headline,
     keyed,
     measured_sections,
-    why_missing,
     workload_blocks,
     workload_operators,
 )
 from .text import render
 
-Profile = dict[str, Any]
-
 SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
 
 
-def text(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> str:
+def text(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> str:
     """The whole report as plain text."""
     return render(report(profile, peaks, machine))
 
 
-def html(profile: Profile, peaks: Profile | None, machine: Profile | None) -> str:
+def html(profile: Profile, peaks: Peaks | None, machine: dict[str, Any] | None) -> str:
     """The whole report as a page."""
     built = report(profile, peaks, machine)
     return page.render(f"{built.title}: profile", [built])
 
 
-def write_page(profile: Profile, peaks: Profile | None, machine: Profile | None, target: Path) -> Path:
+def write_page(profile: Profile, peaks: Peaks | None, machine: dict[str, Any] | None, target: Path) -> Path:
     return page.write(html(profile, peaks, machine), target)
 
 
-def report(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> Report:
+def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> Report:
     # Every text of the report comes from these, so one pass here keeps control characters out of all of it.
     profile, peaks, machine = (fmt.all_printable(value) for value in (profile, peaks, machine))
-    verdict = profile.get("verdict")
-    versions = (profile.get("trust") or {}).get("versions") or {}
-    subtitle = [
-        profile["device"],
-        f"{fmt.time(_plain(profile))} per step of {profile['batch_size']:,} samples",
-    ]
-    subtitle += [f"torch {versions['torch']}"] if versions.get("torch") else []
+    torch = profile.trust.versions.get("torch") if profile.trust else None
+    step = f"{fmt.time(profile.overhead.plain_ms)} per step of {profile.batch_size:,} samples"
+    subtitle = [profile.device, step, *([f"torch {torch}"] if torch else [])]
     return Report(
         key="profile",
-        title=profile.get("workload") or "profile",
-        name=profile.get("preset") or "",
+        title=profile.workload or "profile",
+        name=profile.preset or "",
         subtitle=" · ".join(subtitle),
-        verdict=headline(verdict) if verdict else "What limits this step was not measured.",
-        measured=verdict is not None,
-        badges=badges(verdict),
+        verdict=headline(profile.verdict),
+        measured=True,
+        badges=badges(profile.verdict),
         tiles=_tiles(profile),
         sections=sections(profile, peaks, machine),
     )
 
 
-def _plain(profile: Profile) -> float:
-    """Median step without timers, in ms."""
-    return float((profile.get("overhead") or {}).get("plain_ms") or profile["step_ms"]["p50"])
-
-
 def _tiles(profile: Profile) -> list[Tile]:
-    step, plain = profile["step_ms"], _plain(profile)
-    timed = f"with timers {fmt.time(step['p50'])} (p20 – p80: {fmt.spread(step)}, {profile['steps']:,} steps)"
+    step, plain = profile.step_ms, profile.overhead.plain_ms
+    timed = f"with timers {fmt.time(step.p50)} (p20 – p80: {fmt.spread(step)}, {profile.steps:,} steps)"
     tiles = [Tile("step", fmt.time(plain), timed)]
-    largest = max(profile["components"], key=lambda part: part["share"])
-    tiles.append(Tile("largest part", fmt.percent(largest["share"], 0), fmt.component(largest["name"])))
-    idle = [] if why_missing(profile, "idle") else device.idle_tiles(profile["idle"])
-    rate = f"{profile['batch_size'] / plain * 1e3:,.0f}" if plain else fmt.NONE
+    largest = max(profile.components, key=lambda part: part.share)
+    tiles.append(Tile("largest part", fmt.percent(largest.share, 0), fmt.component(largest.name)))
+    idle = device.idle_tiles(profile.idle) if profile.idle else []
+    rate = f"{profile.batch_size / plain * 1e3:,.0f}" if plain else fmt.NONE
     tiles += idle or [Tile("batch / median step", f"{rate} samples/s", "without timers; a run states its throughput")]
-    advice = [] if why_missing(profile, "advice") else [one for one in profile["advice"] if one["status"] != "rejected"]
+    advice = [one for one in profile.advice if one.status != "rejected"] if isinstance(profile.advice, list) else []
     for kind in ("measured", "predicted"):
-        gains = {one["name"]: one[f"{kind}_gain"] for one in advice if one.get(f"{kind}_gain")}
+        gains = {one.name: gain for one in advice if (gain := getattr(one, f"{kind}_gain"))}
         if gains:
             best = max(gains, key=lambda name: gains[name])
             tiles.append(Tile(f"best change, {kind}", fmt.gain(gains[best]), best))
             break
     several = ranks.of_several(profile)
     if several:
-        tiles.append(Tile("slowest rank", str(several["slowest"]), f"of {several['ranks']}, by its own work"))
-        tiles.append(ranks.exposed_tile(several["exposed_ms"], several["exposed_share"]))
+        tiles.append(Tile("slowest rank", str(several.slowest), f"of {several.ranks}, by its own work"))
+        tiles.append(ranks.exposed_tile(several.exposed_ms, several.exposed_share))
     return tiles
 
 
-def sections(profile: Profile, peaks: Profile | None = None, machine: Profile | None = None) -> list[Section]:
+def sections(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> list[Section]:
     """Every section that was measured, and which were not."""
     measured, missing = step_sections_of(profile, peaks, "profile")
     return [*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))]
 
 
-def step_sections_of(profile: Profile, peaks: Profile | None, key: str) -> tuple[list[Section], dict[str, list[str]]]:
+def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections about a step of a workload, and the titles of those that were not measured, by reason."""
     return measured_sections(
         profile,
         (
-            ("evidence", "Verdict", "verdict", lambda: workload_blocks(profile)),
-            ("advice", "What to change", "advice", lambda: advice_blocks(profile["advice"])),
-            ("budget", "Step budget", "components", lambda: budget_blocks(profile, key)),
-            ("operators", "Operators", "observed", lambda: workload_operators(profile, peaks)),
-            ("kernels", "Kernels", "kernels", lambda: device.kernels(profile)),
-            ("roofline", "Roofline", "roofline", lambda: device.roofline_blocks(profile, peaks, key)),
-            ("idle", "Device idle", "idle", lambda: device.idle(profile["idle"])),
-            ("transfers", "Transfers", "transfers", lambda: device.transfers(profile["transfers"])),
-            ("embeddings", "Embeddings", "embeddings", lambda: device.embeddings(profile["embeddings"])),
-            ("communication", "Communication", "communication", lambda: ranks.blocks(key, profile)),
+            ("evidence", "Verdict", "verdict", lambda _: workload_blocks(profile)),
+            ("advice", "What to change", "advice", advice_blocks),
+            ("budget", "Step budget", "components", lambda _: budget_blocks(profile, key)),
+            ("operators", "Operators", "observed", lambda _: workload_operators(profile, peaks)),
+            (
+                "kernels",
+                "Kernels",
+                "kernels",
+                lambda kernels: device.kernels(kernels, profile.step_ms.p50, stalls=profile.stalls),
+            ),
+            ("roofline", "Roofline", "roofline", lambda points: device.roofline_blocks(points, peaks, key)),
+            ("idle", "Device idle", "idle", device.idle),
+            ("transfers", "Transfers", "transfers", device.transfers),
+            ("embeddings", "Embeddings", "embeddings", device.embeddings),
+            ("communication", "Communication", "communication", lambda several: ranks.blocks(key, several)),
         ),
     )
 
 
 def budget_blocks(profile: Profile, key: str) -> list[Block]:
     """The parts of a step as a bar and a table."""
-    step, parts = profile["step_ms"], from_profile(profile)
+    step, parts = profile.step_ms, from_profile(profile)
     total = math.fsum(part.share for part in parts)
     rows = [
         cells(
             keyed(part.name),
             fmt.percent(part.share, 1),
-            *((fmt.time(part.ms["p50"]), fmt.spread(part.ms)) if part.ms else (NONE, NONE)),
+            *((fmt.time(part.ms.p50), fmt.spread(part.ms)) if part.ms else (NONE, NONE)),
             Cell(part.phase, "muted"),
         )
         for part in parts
     ]
-    whole = ("whole step", fmt.percent(total, 1), fmt.time(step["p50"]), fmt.spread(step), "")
+    whole = ("whole step", fmt.percent(total, 1), fmt.time(step.p50), fmt.spread(step), "")
     rows.append(tuple(Cell(text, "strong") for text in whole))
-    figure = plots.budget_figure(f"{key}-budget", parts, f"a step of {fmt.time(step['p50'])}")
+    figure = plots.budget_figure(f"{key}-budget", parts, f"a step of {fmt.time(step.p50)}")
     table = Table(("part", "share", "p50", "p20 – p80", "phase"), rows, f"Steps with timers. {SHARES_NOTE}", left=(4,))
     if abs(total - 1) > 0.01:
         warning = Text(f"The parts sum to {total:.1%} of the step, so do not trust this budget.", "warning")
@@ -145,31 +140,30 @@ def budget_blocks(profile: Profile, key: str) -> list[Block]:
     return [figure, table]
 
 
-def _trust(profile: Profile, machine: Profile, missing: dict[str, list[str]]) -> list[Block]:
+def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[str]]) -> list[Block]:
     """What a reader must know to believe the other sections."""
-    trust = profile.get("trust") or {}
-    steps = f"{profile['steps']} measured after {profile['warmup']} of warm-up, batch {profile['batch_size']:,}"
+    trust = profile.trust or Trust()
+    steps = f"{profile.steps} measured after {profile.warmup} of warm-up, batch {profile.batch_size:,}"
     rows: list[tuple[str, str | Cell]] = [("steps", steps)]
-    overheads = trust.get("profiling") or {"budget": profile.get("overhead")}
-    rows += [(f"cost of measuring ({name})", _overhead(cost, profile["step_ms"])) for name, cost in overheads.items()]
-    clocks = trust.get("clocks") or {}
+    overheads = trust.profiling or {"budget": profile.overhead}
+    rows += [(f"cost of measuring ({name})", _overhead(cost, profile.step_ms)) for name, cost in overheads.items()]
+    clocks = trust.clocks or {}
     units = (("sm_mhz", "SM", "MHz"), ("mem_mhz", "memory", "MHz"), ("power_w", "power", "W"))
     listed = [f"{label} {clocks[name]:,.0f} {unit}" for name, label, unit in units if clocks.get(name) is not None]
     rows.append(("clocks", ", ".join(listed) or fmt.NOT_MEASURED))
-    versions = trust.get("versions") or {}
-    rows.append(("versions", ", ".join(f"{name} {text}" for name, text in versions.items() if text) or "not recorded"))
-    if trust.get("seed") is not None:
-        rows.append(("seed", _nested(trust["seed"])))
-    busy = (trust.get("other_work") or {}).get("share")
+    versions = ", ".join(f"{name} {text}" for name, text in trust.versions.items() if text)
+    rows.append(("versions", versions or "not recorded"))
+    if trust.seed is not None:
+        rows.append(("seed", str(trust.seed)))
+    busy = trust.other_work.get("share")
     if busy is not None:
         doubt = "; too much for the times to be trusted" if busy > DISTURBED else ""
         rows.append(("other processes", f"{busy:.0%} of all cores{doubt}"))
-    rows += [(f"switch {name}", why) for name, why in (profile.get("switches") or {}).items()]
-    trace = profile.get("trace")
-    if trace:
-        rows.append(("trace", f"{trace['file']}, {fmt.size(trace['bytes'])}, {trace['steps']} steps"))
+    rows += [(f"switch {name}", why) for name, why in profile.switches.items()]
+    if trace := profile.trace:
+        rows.append(("trace", f"{trace.file}, {fmt.size(trace.bytes)}, {trace.steps} steps"))
     rows += [(f"not measured: {', '.join(titles)}", reason) for reason, titles in missing.items()]
-    rows += [("not measured", reason) for reason in trust.get("not_measured") or ()]
+    rows += [("not measured", reason) for reason in trust.not_measured]
     for name in ("cpu", "cores", "memory_gib", "system", "fingerprint"):
         if machine.get(name) is not None:
             rows.append((f"machine: {name.replace('_gib', ' (GiB)')}", str(machine[name])))
@@ -177,15 +171,8 @@ def _trust(profile: Profile, machine: Profile, missing: dict[str, list[str]]) ->
     return [definitions([*rows, *([("machine: GPUs", gpus)] if gpus else [])])]
 
 
-def _overhead(cost: dict[str, float] | None, step_ms: dict[str, float]) -> str:
+def _overhead(cost: MeasuringCost | None, step_ms: Percentiles) -> str:
     if not cost:
         return fmt.NOT_MEASURED
-    plain, clocked = fmt.time(cost["plain_ms"]), fmt.time(cost["clocked_ms"])
-    return f"{fmt.measuring_cost(cost['share'], step_ms)}: a step takes {plain} without, {clocked} with it"
-
-
-def _nested(value: Any) -> str:
-    """A value, or a nested set of values, on one line."""
-    if isinstance(value, dict):
-        return ", ".join(f"{str(key).replace('_', ' ')} {_nested(item)}" for key, item in value.items()) or NONE
-    return digits(value) if isinstance(value, float) else str(fmt.NOT_MEASURED if value is None else value)
+    plain, clocked = fmt.time(cost.plain_ms), fmt.time(cost.clocked_ms)
+    return f"{fmt.measuring_cost(cost.share, step_ms)}: a step takes {plain} without, {clocked} with it"

@@ -9,22 +9,22 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ... import jsonfile
-from ...config import ConfigValues
 from ...errors import DataError
 from ...files import open_regular, reading
 from ...measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
-from ...measure.trace.file import looks_like_trace
-from ..events import BadEvent, Scores, Step, parse_events
+from ...measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
+from ...measure.profile_records import SCHEMA as PROFILE_SCHEMA
+from ..events import BadEvent, parse_events
 from ..record import PROFILE_MARK, read_config
 from ..result import SCHEMA, Result
-from ..schemas import Communication, Machine, Pair, Profile, require_schema
+from ..schemas import Machine, require_schema
 
-PROFILE_SCHEMA, PAIR_SCHEMA = 2, 1
+T = TypeVar("T")
 MISFIT = "does not fit its description"
 
 
@@ -35,7 +35,7 @@ class Events:
 
     losses: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     norms: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
-    metrics: list[Scores] = field(default_factory=list)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Reading:
 
     folder: Path
     workload: str
-    config: ConfigValues
+    config: dict[str, Any]
     machine: dict[str, Any]
     result: Result
     events: Events = field(default_factory=Events)
     peaks: dict[str, Any] | None = None
-    profile: dict[str, Any] | None = None
-    pair: dict[str, Any] | None = None
+    profile: Profile | None = None
+    pair: Pair | None = None
 
     @property
     def name(self) -> str:
@@ -70,23 +70,6 @@ class Reading:
     def peaks_command(self) -> str:
         """The command that measures missing ceilings of the machine."""
         return f"recperf peaks && {self.profile_command}"
-
-
-def kind_of(path: Path) -> str:
-    """Whether a path is a `run`, a `profile`, a `trace` or a folder of `traces`."""
-    if path.is_dir():
-        if (path / PROFILE_MARK).exists():
-            return "profile"
-        if any((path / name).exists() for name in ("config.json", "result.json")):
-            return "run"
-        if (path / "profile.json").exists():
-            return "profile"
-        return "traces" if any(path.glob("*.json")) or any(path.glob("*.json.gz")) else "run"
-    if not path.exists():
-        raise DataError("there is nothing at this path", where={"file": path}, fix="name a run, a profile or a trace")
-    if not path.is_file():
-        raise DataError("not a file", where={"file": path}, fix="name a run, a profile or a trace")
-    return "trace" if path.name.endswith(".gz") or looks_like_trace(path) else "profile"
 
 
 def read(folder: Path) -> Reading:
@@ -126,19 +109,18 @@ def _result(folder: Path, workload: str) -> Result:
             where={"folder": folder},
             fix=f"recperf run --resume {shlex.quote(str(folder))}",
         )
-    result = jsonfile.require(_validated(path, Result, SCHEMA), Result, path, what=MISFIT)
+    result = _validated(path, Result, SCHEMA)
     if result.workload != workload:
         what = f"result.json is of workload {result.workload!r}, config.json of {workload!r}"
         raise DataError(what, where={"file": path})
     return result
 
 
-def _validated(path: Path, kind: type, schema: int) -> dict[str, Any]:
+def _validated(path: Path, kind: type[T], schema: int) -> T:
     """The content of a file; fields that a later version added are ignored."""
     value = jsonfile.read(path)
     require_schema(path, value, schema)
-    jsonfile.require(value, kind, path, what=MISFIT)
-    return dict(value)
+    return jsonfile.require(value, kind, path, what=MISFIT)
 
 
 def _peaks(path: Path, machine: dict[str, Any]) -> dict[str, Any] | None:
@@ -153,26 +135,23 @@ def _peaks(path: Path, machine: dict[str, Any]) -> dict[str, Any] | None:
     return dict(value)
 
 
-def read_profile(path: Path) -> dict[str, Any]:
+def read_profile(path: Path) -> Profile:
     profile = _validated(path, Profile, PROFILE_SCHEMA)
-    _require_shares(path, profile, "components")
-    ranks = profile.get("communication")
-    if isinstance(ranks, dict) and "each" in ranks:
-        jsonfile.require(ranks, Communication, path, what=MISFIT, at="communication")
+    _require_shares(path, profile.components, "components")
     return profile
 
 
-def _pair(path: Path) -> dict[str, Any] | None:
+def _pair(path: Path) -> Pair | None:
     if not path.exists():
         return None
     pair = _validated(path, Pair, PAIR_SCHEMA)
-    for arm in ("hot", "cold"):
-        _require_shares(path, pair[arm], f"{arm}.components")
+    _require_shares(path, pair.hot.components, "hot.components")
+    _require_shares(path, pair.cold.components, "cold.components")
     return pair
 
 
-def _require_shares(path: Path, profile: dict[str, Any], where: str) -> None:
-    shares = [component["share"] for component in profile["components"]]
+def _require_shares(path: Path, components: list[Component], where: str) -> None:
+    shares = [component.share for component in components]
     if not shares or min(shares) < 0 or abs(math.fsum(shares) - 1) > 0.01:
         raise DataError(f"{path.name} does not fit: the shares of {where} do not sum to 1", where={"file": path})
 
@@ -183,11 +162,11 @@ def _events(path: Path) -> Events:
         return events
     try:
         for event in parse_events(_whole_lines(path)):
-            if isinstance(event, Step) and event.loss is not None:
-                events.losses.setdefault(event.seed, []).append((event.step, event.loss))
-                if event.gradient_norm is not None:
-                    events.norms.setdefault(event.seed, []).append((event.step, event.gradient_norm))
-            elif isinstance(event, Scores) and event.kind == "metric":
+            if event["kind"] == "step" and event["loss"] is not None:
+                events.losses.setdefault(event["seed"], []).append((event["step"], float(event["loss"])))
+                if event.get("gradient_norm") is not None:
+                    events.norms.setdefault(event["seed"], []).append((event["step"], float(event["gradient_norm"])))
+            elif event["kind"] == "metric":
                 events.metrics.append(event)
     except BadEvent as error:
         raise DataError(str(error), where={"file": path, "line": error.line}) from None

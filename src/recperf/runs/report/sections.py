@@ -7,10 +7,12 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ...config import flatten
+from ...measure.profile_records import Profile
 from ...measure.sections import roofline
 from ...train.config import baseline_to_beat
-from ..events import Scores
 from ..result import Performance, Quality, Result
 from ..resume import change_text, is_free, repeatable
 from . import curves, plots, quality_sections
@@ -127,7 +129,7 @@ def step_sections(run: Reading, key: str) -> list[Section]:
     if run.profile is None:
         what = "What limits this run, and where a step spends its time"
         return [Section("evidence", "Verdict", [Missing(what, run.profile_command)])]
-    profile = {**run.profile, "roofline": roofline(run.profile, run.peaks) if run.peaks else None}
+    profile = structs.replace(run.profile, roofline=roofline(run.profile, run.peaks) if run.peaks else None)
     measured, _ = step_sections_of(profile, run.peaks, key)
     return [
         replace(section, blocks=[*_training_steps(run, run.profile), *section.blocks])
@@ -137,13 +139,13 @@ def step_sections(run: Reading, key: str) -> list[Section]:
     ]
 
 
-def _training_steps(run: Reading, profile: dict[str, Any]) -> list[Block]:
+def _training_steps(run: Reading, profile: Profile) -> list[Block]:
     """The steps of the training beside those of the profile."""
     performance, step = run.result.performance, run.result.performance.step_ms
     lead = f"Step time: {NOT_MEASURED}, too few steps."
     if step:
         samples, times = (
-            f"{count(profile['batch_size'])} samples",
+            f"{count(profile.batch_size)} samples",
             f"{fmt.time(step.p50)} (p20 – p80: {fmt.spread(step)})",
         )
         lead = f"A training step of {samples} takes {times}. Measured after it: {measured_steps(profile)}."
@@ -156,24 +158,23 @@ def _training_steps(run: Reading, profile: dict[str, Any]) -> list[Block]:
     return [*blocks, *([Text(unsteady, "warning")] if unsteady else [])]
 
 
-def measured_steps(profile: dict[str, Any]) -> str:
+def measured_steps(profile: Profile) -> str:
     """The steps behind the budget and behind the verdict, which are not those of the training."""
-    observed, clocked = profile["observed"], profile["step_ms"]["p50"]
-    plain = (profile["overhead"] or {}).get("plain_ms")
-    without = f", {fmt.time(plain)} without" if plain else ""
+    observed = profile.observed
     return (
-        f"parts of {count(profile['steps'])} steps with timers ({fmt.time(clocked)} each{without}), limit: from "
-        f"{count((observed.get('steps') or {}).get('plain'))} observed steps "
-        f"(median {fmt.time(observed['step_ms']['p50'])})"
+        f"parts of {count(profile.steps)} steps with timers ({fmt.time(profile.step_ms.p50)} each, "
+        f"{fmt.time(profile.overhead.plain_ms)} without), limit: from "
+        f"{count(observed.steps.plain if observed.steps else None)} observed steps "
+        f"(median {fmt.time(observed.step_ms.p50)})"
     )
 
 
-def unsteady_steps(performance: Performance, profile: dict[str, Any]) -> str | None:
+def unsteady_steps(performance: Performance, profile: Profile) -> str | None:
     """A warning if steps took clearly longer or shorter in the profile than in training."""
     trained = performance.step_ms
     if not trained:
         return None
-    profiled = (profile["overhead"] or {}).get("plain_ms") or profile["step_ms"]["p50"]
+    profiled = profile.overhead.plain_ms
     if max(profiled, trained.p50) <= UNSTEADY * min(profiled, trained.p50):
         return None
     return (
@@ -186,18 +187,17 @@ def pair(run: Reading) -> list[Section]:
     """The same step with hot and with cold ids; no section for a run without this comparison."""
     if run.pair is None:
         return []
-    arms = {name: run.pair[name] for name in ("hot", "cold")}
-    times = {name: {part.name: part.ms["p50"] for part in from_profile(arm) if part.ms} for name, arm in arms.items()}
-    rows = [(Cell("whole step", "strong"), *_pair_cells(*(arm["step_ms"]["p50"] for arm in arms.values())))]
-    for name in dict.fromkeys([*times["hot"], *times["cold"]]):
-        rows.append((keyed(name), *_pair_cells(times["hot"].get(name), times["cold"].get(name))))
-    ids = run.pair["ids"]
+    hot, cold, ids = run.pair.hot, run.pair.cold, run.pair.ids
+    hot_ms, cold_ms = ({part.name: part.ms.p50 for part in from_profile(arm) if part.ms} for arm in (hot, cold))
+    rows = [(Cell("whole step", "strong"), *_pair_cells(hot.step_ms.p50, cold.step_ms.p50))]
+    for name in dict.fromkeys([*hot_ms, *cold_ms]):
+        rows.append((keyed(name), *_pair_cells(hot_ms.get(name), cold_ms.get(name))))
     note = (
-        f"Median times of the same model and shapes, with new ids every step: hot ids of {count(ids['hot'])} rows, "
-        f"cold ids of {count(ids['cold'])}."
+        f"Median times of the same model and shapes, with new ids every step: hot ids of {count(ids.hot)} rows, "
+        f"cold ids of {count(ids.cold)}."
     )
     table = Table(("part", "cold / hot", "hot", "cold"), rows, note)
-    return [Section("pair", "Hot and cold ids", [Text(run.pair["verdict"], "lead"), table])]
+    return [Section("pair", "Hot and cold ids", [Text(run.pair.verdict, "lead"), table])]
 
 
 def _pair_cells(hot: float | None, cold: float | None) -> tuple[Cell, ...]:
@@ -223,10 +223,10 @@ def training(run: Reading, key: str) -> Section:
     label = f"Training loss ({'; '.join(ends)}), gradient norm and {title} over the steps"
     draw = lambda: curves.training(panels, {} if bound is None else {title: bound})  # noqa: E731
     blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
-    names = [name for name in run.result.quality.metrics if any(name in event.metrics for event in events.metrics)]
+    names = [name for name in run.result.quality.metrics if any(name in event for event in events.metrics)]
     if events.metrics and names:
         rows = [
-            cells(event.seed, f"{event.step:,}", NONE if event.epoch is None else event.epoch, *_scores(event, names))
+            cells(event["seed"], f"{event['step']:,}", event.get("epoch", NONE), *(_score(event, n) for n in names))
             for event in events.metrics
         ]
         head = ("seed", "step", "epoch", *(metric(name) for name in names))
@@ -234,18 +234,16 @@ def training(run: Reading, key: str) -> Section:
     return Section("training", "Training", blocks)
 
 
-def _scores(event: Scores, names: list[str]) -> list[str]:
-    values = [event.metrics.get(name) for name in names]
-    return [f"{value:.4f}" if isinstance(value, float) else NONE for value in values]
+def _score(event: dict[str, Any], name: str) -> str:
+    return f"{event[name]:.4f}" if isinstance(event.get(name), float) else NONE
 
 
 def _history(run: Reading, name: str) -> dict[int, list[tuple[int, float]]]:
     """The evaluations of a metric by seed, as pairs of step and value."""
     history: dict[int, list[tuple[int, float]]] = {}
     for event in run.events.metrics:
-        value = event.metrics.get(name)
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            history.setdefault(event.seed, []).append((event.step, float(value)))
+        if isinstance(event.get(name), (int, float)) and math.isfinite(event[name]):
+            history.setdefault(event["seed"], []).append((event["step"], float(event[name])))
     return history
 
 

@@ -7,18 +7,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ...jsonfile import Struct
 from ...measure.attribution import attribute, divided_ms
 from ...measure.call_places import place_rows
-from ...measure.ceilings import ceilings_of_profile
+from ...measure.ceilings import Peaks, ceilings_of_profile
 from ...measure.limits import NOT_JUDGED, TEXTS, UNDECIDED
 from ...measure.places import place_text
+from ...measure.profile_records import Profile
+from ...measure.records import DividedOperator, Experiment, Observed, PartTime, PlaceTime, StepProfile, Verdict
 from . import formats as fmt
 from . import plots
 from .advice import advice_blocks
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, cells
 from .svg import family
 
-Json = dict[str, Any]
 CONFIDENCE = {"high": "good", "medium": "plain", "low": "warning"}
 TOP = 12
 """Rows of a long table that are always visible."""
@@ -32,18 +34,15 @@ TONES = {
 """The colour of each limit, from the palette of parts."""
 
 
-def why_missing(profile: Json, key: str) -> str | None:
+def why_missing(profile: Struct, key: str) -> str | None:
     """Why a section was not measured; None if it was."""
-    part = profile.get(key)
-    if part is None:
-        return ABSENT
-    if isinstance(part, dict) and "missing" in part:
-        return fmt.printable(part["missing"])
-    return None
+    part = getattr(profile, key)
+    reason = ABSENT if part is None else getattr(part, "missing", None)
+    return reason and fmt.printable(reason)
 
 
 def measured_sections(
-    profile: Json, listed: Iterable[tuple[str, str, str, Callable[[], list[Block]]]]
+    profile: Struct, listed: Iterable[tuple[str, str, str, Callable[[Any], list[Block]]]]
 ) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections that were measured, and the titles of the others by the reason why they were not.
 
@@ -56,7 +55,7 @@ def measured_sections(
         if reason:
             missing.setdefault(reason, []).append(title.lower())
         else:
-            built.append(Section(key, title, build()))
+            built.append(Section(key, title, build(getattr(profile, field))))
     return built, missing
 
 
@@ -71,17 +70,16 @@ def keyed(name: str, text: str = "") -> Cell:
     return Cell(text or fmt.component(name), swatch=hue, faint=faint, width=30)
 
 
-def report_of(profile: Json) -> Report:
+def report_of(profile: StepProfile) -> Report:
     """The report of a profiled step, named after its program."""
     profile = fmt.all_printable(profile)
-    verdict, step = profile["verdict"], profile["step_ms"]
-    machine = profile.get("machine") or {}
-    subtitle = [profile["device"], f"{fmt.time(step['p50'])} per step"]
-    subtitle += [f"{profile['threads']} threads"] if profile["device"] == "cpu" else []
+    verdict, machine = profile.verdict, profile.machine
+    subtitle = [profile.device, f"{fmt.time(profile.step_ms.p50)} per step"]
+    subtitle += [f"{profile.threads} threads"] if profile.device == "cpu" else []
     subtitle += [f"torch {machine['torch']}"] if machine.get("torch") else []
     return Report(
         key="step",
-        title=(profile.get("program") or {}).get("script", "step"),
+        title=profile.program["script"] if profile.program else "step",
         name="",
         subtitle=" · ".join(subtitle),
         verdict=headline(verdict),
@@ -92,79 +90,77 @@ def report_of(profile: Json) -> Report:
     )
 
 
-def headline(verdict: Json) -> str:
+def headline(verdict: Verdict) -> str:
     """The verdict in one line."""
-    because = verdict["because"][0] if verdict["because"] else ""
-    confidence = "" if verdict["limit"] == NOT_JUDGED else f" ({verdict['confidence']} confidence)"
-    return f"{verdict['limit']}{confidence}: {because}"
+    because = verdict.because[0] if verdict.because else ""
+    confidence = "" if verdict.limit == NOT_JUDGED else f" ({verdict.confidence} confidence)"
+    return f"{verdict.limit}{confidence}: {because}"
 
 
-def badges(verdict: Json | None) -> list[Badge]:
+def badges(verdict: Verdict) -> list[Badge]:
     """The limit of a step, and how certain it is."""
-    if not verdict:
-        return []
-    confidence = verdict["confidence"]
-    if verdict["limit"] == NOT_JUDGED:
+    confidence = verdict.confidence
+    if verdict.limit == NOT_JUDGED:
         return [Badge(NOT_JUDGED, "plain")]
-    return [Badge(verdict["limit"], "plain"), Badge(f"{confidence} confidence", CONFIDENCE.get(confidence, "plain"))]
+    return [Badge(verdict.limit, "plain"), Badge(f"{confidence} confidence", CONFIDENCE.get(confidence, "plain"))]
 
 
-def limit_tiles(verdict: Json) -> list[Tile]:
-    if verdict["limit"] in UNDECIDED:
+def limit_tiles(verdict: Verdict) -> list[Tile]:
+    if verdict.limit in UNDECIDED:
         return []
-    return [Tile(verdict["limit"], fmt.percent(verdict["share"], 0), f"{verdict['confidence']} confidence")]
+    return [Tile(verdict.limit, fmt.percent(verdict.share, 0), f"{verdict.confidence} confidence")]
 
 
-def sections(profile: Json) -> list[Section]:
+def sections(profile: StepProfile) -> list[Section]:
+    shares = share_blocks(profile.shares, divided_ms(profile.waits, profile.operators))
     listed = [
-        Section("limits", "What limits the step", limit_blocks(profile)),
-        Section("advice", "What to change", advice_blocks(profile["advice"])),
-        Section("shares", "Where the time goes", [*share_blocks(profile, divided_ms(profile)), *place_blocks(profile)]),
-        Section("operators", "Operators", operator_blocks(profile["operators"])),
+        Section("limits", "What limits the step", limit_blocks(profile.verdict)),
+        Section("advice", "What to change", advice_blocks(profile.advice)),
+        Section("shares", "Where the time goes", [*shares, *place_blocks(profile.places)]),
+        Section("operators", "Operators", operator_blocks(profile.operators)),
     ]
-    if profile["parts"]:
-        listed.append(Section("parts", "Parts", part_blocks(profile["parts"])))
-    listed.append(Section("experiments", "Experiments", experiment_blocks(profile["experiments"])))
+    if profile.parts:
+        listed.append(Section("parts", "Parts", part_blocks(profile.parts)))
+    listed.append(Section("experiments", "Experiments", experiment_blocks(profile.experiments)))
     listed.append(Section("trust", "How it was measured", _trust(profile)))
     return listed
 
 
-def limit_blocks(profile: Json) -> list[Block]:
-    verdict = profile["verdict"]
+def limit_blocks(verdict: Verdict) -> list[Block]:
     blocks: list[Block] = [
-        Text(sentence, "lead" if index == 0 else "") for index, sentence in enumerate(verdict["because"])
+        Text(sentence, "lead" if index == 0 else "") for index, sentence in enumerate(verdict.because)
     ]
-    blocks += [Text(f"Doubt: {doubt}.", "note") for doubt in verdict["doubts"]]
+    blocks += [Text(f"Doubt: {doubt}.", "note") for doubt in verdict.doubts]
     return blocks
 
 
-def workload_blocks(profile: Json) -> list[Block]:
+def workload_blocks(profile: Profile) -> list[Block]:
     """What limits the step of a workload: sentences, shares and experiments."""
-    observed = profile["observed"]
+    observed = profile.observed
     return [
-        *limit_blocks(profile),
+        *limit_blocks(profile.verdict),
         Text(_observed_steps(observed), "note"),
-        *share_blocks(profile, divided_ms(observed)),
-        *place_blocks({"places": place_rows([], profile["shares"], observed)}),
-        *experiment_blocks(profile["experiments"]),
-        *(Text(fmt.sentence(note), "note") for note in observed.get("notes") or () if note),
+        *share_blocks(profile.shares, divided_ms(observed.waits, observed.operators)),
+        *place_blocks(place_rows([], profile.shares, observed)),
+        *experiment_blocks(profile.experiments),
+        *(Text(fmt.sentence(note), "note") for note in observed.notes if note),
     ]
 
 
-def workload_operators(profile: Json, peaks: Json | None) -> list[Block]:
+def workload_operators(profile: Profile, peaks: Peaks | None) -> list[Block]:
     """The operators of the step of a workload with their limits."""
-    return operator_blocks(attribute(profile["observed"], ceilings_of_profile(profile, peaks))["operators"])
+    return operator_blocks(attribute(profile.observed, ceilings_of_profile(profile, peaks)).operators)
 
 
-def _observed_steps(observed: Json) -> str:
-    steps, waited = (observed.get("steps") or {}).get("plain"), observed.get("preempted") or 0.0
+def _observed_steps(observed: Observed) -> str:
+    steps, waited = observed.steps.plain if observed.steps else None, observed.preempted or 0.0
     without = f"; the {waited:.0%} in which other work held their core is left out" if waited >= 0.01 else ""
-    return f"From {fmt.count(steps)} observed steps of {fmt.time(observed['step_ms']['p50'])}{without}."
+    return f"From {fmt.count(steps)} observed steps of {fmt.time(observed.step_ms.p50)}{without}."
 
 
-def share_blocks(profile: Json, whole: float) -> list[Block]:
+def share_blocks(shares: dict[str, float], whole: float) -> list[Block]:
     """The shares as a bar and a table; they sum to the `whole`, in ms."""
-    shares = {limit: share for limit, share in profile["shares"].items() if limit in TEXTS and share >= 0.001}
+    shares = {limit: share for limit, share in shares.items() if limit in TEXTS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
     bar = [plots.BarPart(limit, shares[limit], tone=TONES[limit]) for limit in ordered]
     rows = [
@@ -188,40 +184,35 @@ def share_blocks(profile: Json, whole: float) -> list[Block]:
     ]
 
 
-def place_blocks(profile: Json) -> list[Block]:
+def place_blocks(places: list[PlaceTime]) -> list[Block]:
     """The places of the program that take most of the step."""
-    rows = [
-        cells(place_text(row, width=60), row["limit"], fmt.percent(row["share"]), fmt.time(row["ms"]))
-        for row in profile.get("places") or ()
-    ]
+    rows = [cells(place_text(row, width=60), row.limit, fmt.percent(row.share), fmt.time(row.ms)) for row in places]
     return [Table(("place", "limit", "share", "time"), rows, left=(1,), top=PLACES)] if rows else []
 
 
-def operator_blocks(operators: list[Json], top: int = TOP) -> list[Block]:
+def operator_blocks(operators: list[DividedOperator], top: int = TOP) -> list[Block]:
     if not operators:
         return [Text("No operator was seen.", "missing")]
     rows = [
         cells(
-            Cell(row["name"], width=52), Cell(last_name(row["part"]), width=24),
-            Cell(_short_place(row), width=32), fmt.count(round(row["calls"], 1)),
-            fmt.time(row["ms"]), _limits(row["limits"]),
-            fmt.scaled(row["flops"]) if row["flops"] else "", fmt.size(row["bytes"]) if row["bytes"] else "",
+            Cell(row.name, width=52), Cell(last_name(row.part), width=24),
+            Cell(_short_place(row), width=32), fmt.count(round(row.calls, 1)),
+            fmt.time(row.ms), _limits(row.limits),
+            fmt.scaled(row.flops) if row.flops else "", fmt.size(row.bytes) if row.bytes else "",
         )
         for row in operators
     ]  # fmt: skip
     head = ("operator", "part", "place", "calls", "time", "limit", "FLOP", "bytes")
-    rest = (
-        f"{max(0, len(rows) - top):,} more operators take {fmt.time(math.fsum(row['ms'] for row in operators[top:]))}."
-    )
+    rest = f"{max(0, len(rows) - top):,} more operators take {fmt.time(math.fsum(row.ms for row in operators[top:]))}."
     blocks: list[Block] = [Table(head, rows, left=(1, 2, 5), top=top, rest=rest)]
-    noted = [row for row in operators[:top] if row.get("note")]
-    blocks += [Text(f"{row['name']}: {row['note']}.", "note") for row in noted[:3]]
+    noted = [row for row in operators[:top] if row.note]
+    blocks += [Text(f"{row.name}: {row.note}.", "note") for row in noted[:3]]
     return blocks
 
 
-def _short_place(row: Json) -> str:
-    backward = (row["part"] or "").endswith("backward")
-    return place_text(row.get("place"), short=True).removeprefix("backward of " if backward else "")
+def _short_place(row: DividedOperator) -> str:
+    backward = (row.part or "").endswith("backward")
+    return place_text(row.place, short=True).removeprefix("backward of " if backward else "")
 
 
 def _limits(limits: dict[str, float]) -> str:
@@ -230,11 +221,8 @@ def _limits(limits: dict[str, float]) -> str:
     return ", ".join(f"{limit} {limits[limit] / whole:.0%}" if len(large) > 1 else limit for limit in large)
 
 
-def part_blocks(parts: list[Json]) -> list[Block]:
-    rows = [
-        cells(Cell(part["name"], width=60), fmt.time(part["ms"]), fmt.percent(part["share_of_operators"]))
-        for part in parts
-    ]
+def part_blocks(parts: list[PartTime]) -> list[Block]:
+    rows = [cells(Cell(part.name, width=60), fmt.time(part.ms), fmt.percent(part.share_of_operators)) for part in parts]
     caption = "Parts are modules, spans and regions named by record_function; times are those of their operators."
     return [
         Table(
@@ -247,29 +235,28 @@ def part_blocks(parts: list[Json]) -> list[Block]:
     ]
 
 
-def experiment_blocks(experiments: list[Json]) -> list[Block]:
+def experiment_blocks(experiments: list[Experiment]) -> list[Block]:
     if not experiments:
         return [Text("None: the step was not run again.", "note")]
     tones = {"agrees": "good", "disagrees": "bad"}
     rows = [
-        cells(row["name"], row["expected"], row["measured"], Cell(outcome, tones.get(outcome, "muted")))
+        cells(row.name, row.expected, row.measured, Cell(row.outcome, tones.get(row.outcome, "muted")))
         for row in experiments
-        for outcome in (row.get("outcome", "not run"),)
     ]
     return [Table(("experiment", "expected", "measured", ""), rows, left=(1, 2, 3))]
 
 
-def _trust(profile: Json) -> list[Block]:
-    steps, step = profile["steps"], profile["step_ms"]
-    others = profile["other_work"]
+def _trust(profile: StepProfile) -> list[Block]:
+    steps, step, others = profile.steps, profile.step_ms, profile.other_work
+    sampling = profile.sampling.share if profile.sampling else 0.0
     lines: list[Block] = [
         Text(
-            f"{steps['seen']:,} steps seen: {steps['plain']:,} timed (p20 – p80 {fmt.spread(step)}), "
-            f"{steps['traced']:,} traced, {steps.get('counted', 0):,} counted."
+            f"{steps.seen:,} steps seen: {steps.plain:,} timed (p20 – p80 {fmt.spread(step)}), "
+            f"{steps.traced:,} traced, {steps.counted:,} counted."
         ),
         Text(
-            f"Timing costs {fmt.measuring_cost(profile['overhead']['share'], step)}, sampling the stack "
-            f"{fmt.percent((profile.get('sampling') or {}).get('share', 0.0))} of the time."
+            f"Timing costs {fmt.measuring_cost(profile.overhead.share, step)}, sampling the stack "
+            f"{fmt.percent(sampling)} of the time."
         ),
         Text(
             "Other work on this machine is not known."
@@ -277,24 +264,23 @@ def _trust(profile: Json) -> list[Block]:
             else f"Other work used {fmt.percent(others)} of the cores."
         ),
     ]
-    return lines + [Text(fmt.sentence(note), "note") for note in profile["notes"]]
+    return lines + [Text(fmt.sentence(note), "note") for note in profile.notes]
 
 
-def _tiles(profile: Json) -> list[Tile]:
-    verdict, step = profile["verdict"], profile["step_ms"]
+def _tiles(profile: StepProfile) -> list[Tile]:
+    verdict, step = profile.verdict, profile.step_ms
     tiles = [
-        Tile("step", fmt.time(step["p50"]), f"p20 – p80: {fmt.spread(step)}"),
+        Tile("step", fmt.time(step.p50), f"p20 – p80: {fmt.spread(step)}"),
         *limit_tiles(verdict),
     ]
-    if verdict["second"]:
-        second = verdict["second"]
-        tiles.append(Tile(second, fmt.percent(profile["shares"][second], 0), "second limit"))
-    return tiles + busiest_tiles(profile["operators"])
+    if second := verdict.second:
+        tiles.append(Tile(second, fmt.percent(profile.shares[second], 0), "second limit"))
+    return tiles + busiest_tiles(profile.operators)
 
 
-def busiest_tiles(operators: list[Json]) -> list[Tile]:
+def busiest_tiles(operators: list[DividedOperator]) -> list[Tile]:
     by_name: defaultdict[str, float] = defaultdict(float)
     for row in operators:
-        by_name[row["name"]] += row["ms"]
+        by_name[row.name] += row.ms
     name = max(by_name, key=lambda name: by_name[name], default="")
     return [Tile("busiest operator", fmt.time(by_name[name]), fmt.short(name, 28))] if name else []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...measure.limits import ranks_sentence
+from ...measure.profile_records import TracedPart
+from ...measure.trace.records import ComparedRanks, ModuleTime, TraceAnalysis, TraceLimit
 from . import formats as fmt
 from . import page, ranks, step_sections
 from . import profile_device as device
@@ -18,8 +20,7 @@ from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, View
 from .step_sections import TOP, last_name
 from .text import render
 
-Analysis = dict[str, Any]
-Columns = dict[str, Callable[[dict[str, Any]], str]]
+Columns = dict[str, Callable[[Any], str]]
 """The columns of a table: what each shows of a row."""
 
 EMBEDDED = 5_000_000
@@ -37,14 +38,14 @@ RANKS_METHOD = (
 )
 
 
-def text(analysis: Analysis, *, top: int = TOP) -> str:
+def text(analysis: TraceAnalysis, *, top: int = TOP) -> str:
     """The whole report as plain text."""
     return render(report(analysis, top=top))
 
 
-def write_page(analysis: Analysis, target: Path) -> Path:
+def write_page(analysis: TraceAnalysis, target: Path) -> Path:
     """The whole report as a page, with the trace in it where it is small enough."""
-    built = report(analysis, viewer=viewer(Path(analysis["file"])))
+    built = report(analysis, viewer=viewer(Path(analysis.file)))
     return page.write(page.render(f"{built.name}: trace", [built]), target)
 
 
@@ -58,113 +59,109 @@ def viewer(path: Path) -> Viewer:
     return Viewer(fmt.printable(path.name), base64.b64encode(packed).decode() if len(packed) <= EMBEDDED else "")
 
 
-def report(analysis: Analysis, *, top: int = TOP, viewer: Viewer | None = None) -> Report:
+def report(analysis: TraceAnalysis, *, top: int = TOP, viewer: Viewer | None = None) -> Report:
     # Names in a trace are anybody's text: one pass keeps control characters out of all of it.
     analysis = fmt.all_printable(analysis)
-    several = analysis.get("ranks_compared")
-    subtitle = [_device(analysis), f"{fmt.time(analysis['limit']['step_ms']['p50'])} per step"]
-    subtitle += [f"torch {analysis['torch']}"] if analysis["torch"] else []
+    several = analysis.ranks_compared
+    subtitle = [_device(analysis), f"{fmt.time(analysis.limit.step_ms.p50)} per step"]
+    subtitle += [f"torch {analysis.torch}"] if analysis.torch else []
     return Report(
         key="trace",
         title="Trace",
-        name=Path(analysis["file"]).name,
+        name=Path(analysis.file).name,
         subtitle=" · ".join(subtitle),
-        verdict=ranks_sentence(several) or step_sections.headline(analysis["limit"]["verdict"]),
+        verdict=ranks_sentence(several) or step_sections.headline(analysis.limit.verdict),
         measured=True,
         badges=[
-            *([Badge(f"{several['ranks']} ranks", "plain")] if several else []),
-            *step_sections.badges(analysis["limit"]["verdict"]),
+            *([Badge(f"{several.ranks} ranks", "plain")] if several else []),
+            *step_sections.badges(analysis.limit.verdict),
         ],
         tiles=_tiles(analysis),
         sections=_sections(analysis, top, viewer),
     )
 
 
-def _sections(analysis: Analysis, top: int, viewer: Viewer | None) -> list[Section]:
-    listed: tuple[tuple[str, str, str, Callable[[], list[Block]]], ...] = (
-        ("ranks", "Ranks", "ranks_compared", lambda: _ranks(analysis["ranks_compared"])),
-        ("limits", "What limits the step", "limit", lambda: _limit(analysis["limit"])),
-        ("advice", "What to change", "limit", lambda: advice_blocks(analysis["limit"]["advice"])),
-        ("shares", "Where the time goes", "limit", lambda: _shares(analysis["limit"])),
-        ("parts", "Regions", "parts", lambda: _parts(analysis, top)),
-        ("modules", "Modules", "modules", lambda: _modules(analysis, top)),
-        ("operators", "Operators", "limit", lambda: step_sections.operator_blocks(analysis["limit"]["operators"], top)),
-        ("kernels", "Kernels", "kernels", lambda: device.kernels(_with_step(analysis), top)),
-        ("idle", "Device idle", "idle", lambda: device.idle(analysis["idle"])),
-        ("transfers", "Copies", "transfers", lambda: device.transfers(analysis["transfers"])),
-        ("communication", "Communication", "communication", lambda: _communication(analysis)),
+def _sections(analysis: TraceAnalysis, top: int, viewer: Viewer | None) -> list[Section]:
+    listed: tuple[tuple[str, str, str, Callable[[Any], list[Block]]], ...] = (
+        ("ranks", "Ranks", "ranks_compared", _ranks),
+        ("limits", "What limits the step", "limit", _limit),
+        ("advice", "What to change", "limit", lambda limit: advice_blocks(limit.advice)),
+        ("shares", "Where the time goes", "limit", _shares),
+        ("parts", "Regions", "parts", lambda _: _parts(analysis, top)),
+        ("modules", "Modules", "modules", lambda rows: _modules(rows, top)),
+        ("operators", "Operators", "limit", lambda limit: step_sections.operator_blocks(limit.operators, top)),
+        ("kernels", "Kernels", "kernels", lambda kernels: device.kernels(kernels, analysis.window.wall_ms, top)),
+        ("idle", "Device idle", "idle", device.idle),
+        ("transfers", "Copies", "transfers", device.transfers),
+        ("communication", "Communication", "communication", lambda _: _communication(analysis)),
     )
-    built, missing = step_sections.measured_sections(analysis, (row for row in listed if row[2] in analysis))
+    built, missing = step_sections.measured_sections(
+        analysis, (row for row in listed if getattr(analysis, row[2]) is not None)
+    )
     return [*built, Section("file", "The trace", _file(analysis, missing, viewer))]
 
 
-def _with_step(analysis: Analysis) -> Analysis:
-    return {**analysis, "step_ms": {"p50": analysis["window"]["wall_ms"]}}
-
-
-def _device(analysis: Analysis) -> str:
-    used = analysis["window"]["device"]
+def _device(analysis: TraceAnalysis) -> str:
+    used = analysis.window.device
     if used is None:
         return "CPU"
-    names = analysis["devices"]
+    names = analysis.devices
     name = names[used] if used < len(names) else f"device {used}"
-    several = analysis["window"]["devices"]
+    several = analysis.window.devices
     return name + (f", the busiest of {several}" if several > 1 else "")
 
 
-def _tiles(analysis: Analysis) -> list[Tile]:
-    window = analysis["window"]
-    step, verdict = analysis["limit"]["step_ms"], analysis["limit"]["verdict"]
+def _tiles(analysis: TraceAnalysis) -> list[Tile]:
+    window = analysis.window
+    step, verdict = analysis.limit.step_ms, analysis.limit.verdict
     tiles = [
-        Tile("step", fmt.time(step["p50"]), f"p20 – p80: {fmt.spread(step)}, {window['steps']:,} traced steps"),
+        Tile("step", fmt.time(step.p50), f"p20 – p80: {fmt.spread(step)}, {window.steps:,} traced steps"),
     ]
     tiles += step_sections.limit_tiles(verdict)
-    rows = [row for row in analysis["parts"] if row["name"] != OTHER]
-    if rows and window["host_ms"]:
-        largest = max(rows, key=lambda row: row["host_ms"])
-        tiles.append(
-            Tile("largest region", fmt.percent(largest["host_ms"] / window["host_ms"], 0), last_name(largest["name"]))
-        )
-    tiles += step_sections.busiest_tiles(analysis["limit"]["operators"])
-    tiles += device.idle_tiles(analysis["idle"])
-    communication = analysis["communication"]
-    if "missing" not in communication and window["wall_ms"]:
-        exposed = communication["exposed_ms"]
-        tiles.append(ranks.exposed_tile(exposed, exposed / window["wall_ms"]))
+    rows = [row for row in analysis.parts if row.name != OTHER]
+    if rows and window.host_ms:
+        largest = max(rows, key=lambda row: row.host_ms)
+        tiles.append(Tile("largest region", fmt.percent(largest.host_ms / window.host_ms, 0), last_name(largest.name)))
+    tiles += step_sections.busiest_tiles(analysis.limit.operators)
+    tiles += device.idle_tiles(analysis.idle)
+    communication = analysis.communication
+    if not communication.missing and window.wall_ms:
+        exposed = communication.exposed_ms
+        tiles.append(ranks.exposed_tile(exposed, exposed / window.wall_ms))
     return tiles
 
 
-def _limit(limit: Analysis) -> list[Block]:
+def _limit(limit: TraceLimit) -> list[Block]:
     """The verdict, whose ceilings they rest on, and what the trace does not tell."""
-    blocks = step_sections.limit_blocks(limit)
-    notes = [limit["ceilings"], *limit["notes"]]
+    blocks = step_sections.limit_blocks(limit.verdict)
+    notes = [limit.ceilings, *limit.notes]
     return [*blocks, *(Text(fmt.sentence(note), "note") for note in notes)]
 
 
-def _shares(limit: Analysis) -> list[Block]:
-    figure, table = step_sections.share_blocks(limit, limit["step_ms"]["p50"])
-    if isinstance(table, Table) and limit["ceilings"].startswith("no ceilings"):
+def _shares(limit: TraceLimit) -> list[Block]:
+    figure, table = step_sections.share_blocks(limit.shares, limit.step_ms.p50)
+    if isinstance(table, Table) and limit.ceilings.startswith("no ceilings"):
         undivided = Cell("the time of operators; without ceilings it is not divided")
         rows = [(*row[:-1], undivided) if row[0].text == "operator" else row for row in table.rows]
         table = replace(table, rows=rows)
-    return [figure, table, *step_sections.place_blocks(limit)]
+    return [figure, table, *step_sections.place_blocks(limit.places)]
 
 
-def _parts(analysis: Analysis, top: int) -> list[Block]:
-    rows, step = analysis["parts"], analysis["window"]["host_ms"] or 1.0
+def _parts(analysis: TraceAnalysis, top: int) -> list[Block]:
+    rows, step = analysis.parts, analysis.window.host_ms or 1.0
     if len(rows) < 2:
         return [
             Text("The trace has no regions: torch.profiler.record_function(name) around a piece of code makes one.")
         ]
     columns: Columns = {
-        "calls": lambda row: fmt.count(row["calls"]) if row["calls"] else fmt.NONE,
-        "host": lambda row: fmt.time(row["total_ms"]),
-        "of the step": lambda row: fmt.percent(row["total_ms"] / step, 1),
-        "without inner": lambda row: fmt.time(row["host_ms"]),
+        "calls": lambda row: fmt.count(row.calls) if row.calls else fmt.NONE,
+        "host": lambda row: fmt.time(row.total_ms),
+        "of the step": lambda row: fmt.percent(row.total_ms / step, 1),
+        "without inner": lambda row: fmt.time(row.host_ms),
     }
-    if rows[0]["device_ms"] is not None:
-        columns["device"] = lambda row: fmt.time(row["device_ms"])
-        columns["kernels"] = lambda row: fmt.count(row["kernels"])
+    if rows[0].device_ms is not None:
+        columns["device"] = lambda row: fmt.time(row.device_ms)
+        columns["kernels"] = lambda row: fmt.count(row.kernels)
     note = (
         "Per step, in the thread of the steps. Device work belongs to the region that launched it; the backward pass "
         "to the region that waits for it."
@@ -172,23 +169,23 @@ def _parts(analysis: Analysis, top: int) -> list[Block]:
     return [_tree("region", rows, columns, note, top)]
 
 
-def _modules(analysis: Analysis, top: int) -> list[Block]:
+def _modules(rows: list[ModuleTime], top: int) -> list[Block]:
     columns: Columns = {
-        "forward, host": lambda row: fmt.time(row["total_ms"]),
-        "without inner": lambda row: fmt.time(row["host_ms"]),
-        "backward, host": lambda row: fmt.time(row["backward_ms"]),
+        "forward, host": lambda row: fmt.time(row.total_ms),
+        "without inner": lambda row: fmt.time(row.host_ms),
+        "backward, host": lambda row: fmt.time(row.backward_ms),
     }
-    if any(row["device_ms"] is not None for row in analysis["modules"]):
-        columns["device"] = lambda row: fmt.time(row["device_ms"])
+    if any(row.device_ms is not None for row in rows):
+        columns["device"] = lambda row: fmt.time(row.device_ms)
     note = "Per step. The backward pass belongs to the module whose forward operator it differentiates."
-    return [_tree("module", analysis["modules"], columns, note, top)]
+    return [_tree("module", rows, columns, note, top)]
 
 
-def _tree(kind: str, rows: list[dict[str, Any]], columns: Columns, note: str, top: int) -> Table:
+def _tree(kind: str, rows: Sequence[ModuleTime | TracedPart], columns: Columns, note: str, top: int) -> Table:
     """A table of nested names: each is its last name, with a mark for every name around it."""
     table = [
         cells(
-            Cell("› " * row["name"].count("/") + last_name(row["name"]), width=48),
+            Cell("› " * row.name.count("/") + last_name(row.name), width=48),
             *(show(row) for show in columns.values()),
         )
         for row in rows
@@ -196,46 +193,44 @@ def _tree(kind: str, rows: list[dict[str, Any]], columns: Columns, note: str, to
     return Table((kind, *columns), table, note, top=max(top, 24))
 
 
-def _communication(analysis: Analysis) -> list[Block]:
-    communication = analysis["communication"]
-    step = analysis["window"]["wall_ms"] or 1.0
-    exposed = communication["exposed_ms"]
-    where = "no other kernel runs" if communication["where"] == "device" else "the step's thread runs no operator"
+def _communication(analysis: TraceAnalysis) -> list[Block]:
+    communication = analysis.communication
+    step = analysis.window.wall_ms or 1.0
+    exposed = communication.exposed_ms
+    where = "no other kernel runs" if communication.where == "device" else "the step's thread runs no operator"
     sentence = (
         f"For {fmt.time(exposed)} of a step ({fmt.percent(exposed / step, 0)}) a collective is under way while {where}."
     )
-    return [Text(sentence, "lead"), *ranks.collective_blocks(communication["rows"], "Per step.")]
+    return [Text(sentence, "lead"), *ranks.collective_blocks(communication.rows, "Per step.")]
 
 
-def _ranks(compared: Analysis) -> list[Block]:
+def _ranks(compared: ComparedRanks) -> list[Block]:
     note = "Per step, mean over the ranks, whether or not other work runs meanwhile."
     return [
-        *(Text(fmt.sentence(note), "warning") for note in compared["notes"]),
+        *(Text(fmt.sentence(note), "warning") for note in compared.notes),
         *ranks.rank_blocks("trace", compared, RANKS_METHOD),
-        *ranks.collective_blocks(compared["collectives"], note),
+        *ranks.collective_blocks(compared.collectives, note),
     ]
 
 
-def _file(analysis: Analysis, missing: dict[str, list[str]], viewer: Viewer | None) -> list[Block]:
-    window = analysis["window"]
-    unknown = (
-        f", {analysis['ignored']:,} of them of unknown kinds or without a valid time" if analysis["ignored"] else ""
-    )
+def _file(analysis: TraceAnalysis, missing: dict[str, list[str]], viewer: Viewer | None) -> list[Block]:
+    window = analysis.window
+    unknown = f", {analysis.ignored:,} of them of unknown kinds or without a valid time" if analysis.ignored else ""
     software = [
-        f"torch {analysis['torch']}" if analysis["torch"] else "",
-        f"CUDA {analysis['cuda']}" if analysis["cuda"] else "",
+        f"torch {analysis.torch}" if analysis.torch else "",
+        f"CUDA {analysis.cuda}" if analysis.cuda else "",
     ]
     rows: list[tuple[str, str | Cell]] = [
-        ("file", f"{analysis['file']}, {fmt.size(analysis['bytes'])}, {analysis['events']:,} events{unknown}"),
+        ("file", f"{analysis.file}, {fmt.size(analysis.bytes)}, {analysis.events:,} events{unknown}"),
         ("recorded by", ", ".join(name for name in software if name) or "unknown"),
         ("device", _device(analysis)),
         (
             "steps",
-            f"{window['steps']:,}, from {STEPS[window['steps_from']]}" if window["named"] else STEPS["whole trace"],
+            f"{window.steps:,}, from {STEPS[window.steps_from]}" if window.named else STEPS["whole trace"],
         ),
     ]
-    own = analysis["ranks"]
+    own = analysis.ranks
     if own:
-        rows.append(("rank", f"{own['rank']} of {own['world_size']}, {own['backend']}"))
+        rows.append(("rank", f"{own.rank} of {own.world_size}, {own.backend}"))
     rows += [(f"missing: {', '.join(titles)}", reason) for reason, titles in missing.items()]
     return [definitions(rows), *([viewer] if viewer else [])]

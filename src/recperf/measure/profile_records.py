@@ -1,0 +1,385 @@
+"""Records of a profile, as they are passed around and written to profile.json and pair.json. Torch-free."""
+
+from __future__ import annotations
+
+from ..jsonfile import Count, Number, Struct
+from .records import Advice, Experiment, Observed, Percentiles, Verdict
+
+SCHEMA, PAIR_SCHEMA = 2, 1
+
+
+class Missing(Struct):
+    """Stands for a section that was not measured."""
+
+    missing: str
+
+
+class Section(Struct, omit_defaults=True, kw_only=True):
+    """A section of a profile that may be missing, with the reason: then nothing else is in it."""
+
+    missing: str | None = None
+
+
+class Kernel(Struct):
+    name: str
+    part: str | None
+    count: Number
+    total_ms: Number
+    mean_us: Number
+    share: Number
+    launch_delay_us: Number | None = None
+
+
+class SmallKernels(Struct, frozen=True):
+    count: Number
+    share_of_count: Number
+    total_ms: Number
+
+
+class Kernels(Section):
+    """The kernels of traced steps, per step."""
+
+    rows: list[Kernel] = []
+    count: Number = 0
+    busy_ms: Number = 0.0
+    small: SmallKernels = SmallKernels(0, 0.0, 0.0)
+    steps: int = 0
+
+
+class Sync(Struct):
+    """A call in which the host waits for the device."""
+
+    what: str
+    caller: str
+    count: Number
+    ms: Number
+
+
+class Idle(Section):
+    """The device in traced steps, per step; the causes sum to the idle time."""
+
+    wall_ms: Number = 0.0
+    busy_ms: Number = 0.0
+    idle_ms: Number = 0.0
+    causes: dict[str, Number] = {}
+    syncs: list[Sync] = []
+
+
+class Transfer(Struct):
+    """Copies of one kind, per step."""
+
+    kind: str
+    count: Number
+    bytes: Number
+    ms: Number
+    gb_per_s: Number
+    pinned: bool | None
+    overlapped_share: Number
+
+
+class TracedPart(Struct):
+    """A region of traced steps, per step."""
+
+    name: str
+    calls: Number
+    host_ms: Number
+    """Without inner regions."""
+    total_ms: Number
+    device_ms: Number | None
+    kernels: Number
+    launches: Number
+
+
+class RankTimes(Struct):
+    """Milliseconds of a step of the profile."""
+
+    step_ms: Number
+    own_ms: Number
+    """Outside collectives."""
+    exposed_ms: Number
+    """Waiting in collectives."""
+    late_ms: Number | None
+    """Waiting for a rank that arrives late; None: not measured."""
+    moving_ms: Number | None
+    """Waiting for bytes to move; None: not measured."""
+
+
+class Rank(RankTimes):
+    rank: int
+
+
+class MeasuredRank(Rank):
+    awaited_ms: Number | None
+    """Time that the others waited for it."""
+    largest_part: str
+
+
+class CollectiveTimes(Struct, omit_defaults=True, kw_only=True):
+    """A kind of collective, per step; times are means over the ranks, None where they are not known."""
+
+    count: Number
+    bytes: Number
+    ms: Number | None = None
+    exposed_ms: Number | None = None
+    late_ms: Number | None = None
+    moving_ms: Number | None = None
+    awaited_rank: int | None = None
+    """The rank for which the others waited longest."""
+
+
+class Collective(CollectiveTimes, kw_only=True):
+    part: str
+    what: str
+
+
+class Communication(Section):
+    """What ranks wait for, in ms per step."""
+
+    ranks: int = 1
+    hosts: int = 1
+    slowest: int = 0
+    """The rank with the most work of its own."""
+    steps: int = 0
+    step_ms: Number = 0.0
+    own_ms: Number = 0.0
+    exposed_ms: Number = 0.0
+    exposed_share: Number = 0.0
+    late_ms: Number | None = None
+    moving_ms: Number | None = None
+    clock_error_ms: Number = 0.0
+    not_told_apart: str | None = None
+    """Why waiting for a rank and for bytes could not be separated."""
+    each: list[MeasuredRank] = []
+    collectives: list[Collective] = []
+    sharing: int = 1
+    """Ranks that share the processor."""
+
+    def __post_init__(self) -> None:
+        if (self.missing is None) != bool(self.each):
+            raise ValueError("`each` lists no rank")
+
+
+class TableTraffic(Struct, omit_defaults=True):
+    """Tables that do not lie on the device: figures of a mean step after training."""
+
+    placement: str
+    """host or file."""
+    cache_bytes: int
+    """Memory of the device for rows in use."""
+    rows: Number
+    """Distinct rows of a batch."""
+    hit_rate: Number
+    """Share of them that the cache held."""
+    fetched_bytes: Number
+    written_back_bytes: Number
+    placing_ms: Number
+    """Time of fetching and writing back, beside the step."""
+    exposed_ms: Number
+    """Time that the step waited for its batch."""
+    process: dict[str, int] | None = None
+    """Bytes in memory of the process: its own, those of files such as libraries, and the peak of both."""
+
+
+class Component(Struct):
+    """A part of a clocked step with its counted work."""
+
+    name: str
+    phase: str
+    ms: Percentiles
+    share: Number
+    """Of the sum of all parts' medians."""
+    flops: Number | None = None
+    bytes: Number | None = None
+
+
+class Ids(Struct):
+    """What the lookups of a step touch."""
+
+    lookups: Number
+    unique_rows: Number
+    row_bytes: int
+    working_set_bytes: Count
+    touched_bytes: Count
+    """By all measured steps."""
+
+
+class MeasuringCost(Struct):
+    """The cost of measuring: measured steps relative to plain ones."""
+
+    plain_ms: Number
+    clocked_ms: Number
+    share: Number
+
+
+class Overhead(MeasuringCost):
+    """Of clocked steps, relative to the plain ones in between."""
+
+    plain: Percentiles
+
+
+class StepBudget(Struct, kw_only=True):
+    """The time of a step by part; an arm of a pair."""
+
+    schema: int
+    device: str
+    steps: int
+    warmup: int
+    batch_size: int
+    step_ms: Percentiles
+    overhead: Overhead
+    components: list[Component]
+    ids: Ids
+    threads: int
+    operators: int = 0
+    """Operators that torch dispatches in a step."""
+    precision: str = "float32"
+    communication: Communication | None = None
+
+
+class StepFigures(StepBudget, kw_only=True):
+    """What was measured of a step, from which its verdict follows."""
+
+    observed: Observed
+    experiments: list[Experiment]
+    other_work: Number | None = None
+    """Share of the cores that others took."""
+    tables: TableTraffic | None = None
+    """What moved between the tiers of tables; None: they lie on the device."""
+
+
+class RooflinePoint(Struct):
+    """A part with counted work, relative to the ceilings."""
+
+    name: str
+    flops: Number
+    bytes: Number
+    intensity: Number | None
+    flops_per_s: Number
+    bytes_per_s: Number
+    ceiling_flops_per_s: Number
+    ceiling_bytes_per_s: Number
+    share_of_roof: Number | None
+    bound: str
+
+
+class TableLookups(Struct):
+    """The lookups of a step in one table."""
+
+    name: str
+    rows: int
+    row_bytes: int
+    lookups: Number
+    unique: Number
+    unique_ratio: Number
+    touched_bytes: Count
+    busiest_share: Number
+    """Share of the lookups that read the most frequent hundredth of the touched rows."""
+
+
+class Cached(Struct):
+    fits: bool | None
+    """Whether most random rows come from a cache; None: not known."""
+    why: str
+
+
+class Skew(Struct):
+    """How unevenly the tables are used."""
+
+    largest_table_share: Number
+    gini: Number
+
+
+class Embeddings(Struct):
+    tables: list[TableLookups]
+    lookups: Number
+    unique: Number
+    unique_ratio: Number
+    gb_per_s: dict[str, Number | None]
+    cached: Cached
+    skew: Skew
+
+
+class SavedTrace(Struct):
+    file: str
+    bytes: int
+    steps: int
+
+
+class StalledKernel(Struct):
+    """Why the warps of a kernel wait, as shares of its samples."""
+
+    name: str
+    launches: int
+    samples: int
+    reasons: dict[str, Number]
+    sm_percent: Number | None = None
+    dram_percent: Number | None = None
+
+
+class Stalls(Section):
+    kernels: list[StalledKernel] = []
+    not_seen: list[str] = []
+
+
+class Trust(Struct):
+    """What a reader must know to believe a profile."""
+
+    steps: int = 0
+    warmup: int = 0
+    profiling: dict[str, MeasuringCost | None] = {}
+    """The cost of measuring, by what was measured."""
+    seed: int | None = None
+    versions: dict[str, str | None] = {}
+    clocks: dict[str, Number] | None = None
+    other_work: dict[str, Number | None] = {}
+    not_measured: list[str] = []
+
+
+class Profile(StepFigures, kw_only=True):
+    """profile.json. The sections from `kind` on are those of recperf profile; a run has none of them."""
+
+    shares: dict[str, Number]
+    verdict: Verdict
+    kind: str | None = None
+    workload: str | None = None
+    preset: str | None = None
+    switches: dict[str, str] = {}
+    kernels: Kernels | None = None
+    idle: Idle | None = None
+    transfers: list[Transfer] | Missing | None = None
+    roofline: list[RooflinePoint] | Missing | None = None
+    embeddings: Embeddings | None = None
+    trace: SavedTrace | None = None
+    stalls: Stalls | None = None
+    advice: list[Advice] | Missing | None = None
+    trust: Trust | None = None
+
+
+class ColdOverHot(Struct):
+    """How many times as long lookups of cold ids should take as those of hot ids."""
+
+    low: Number
+    expected: Number
+    high: Number
+
+
+class PairIds(Struct):
+    """Number of table rows that the ids of each arm refer to."""
+
+    hot: int
+    cold: int
+
+
+class Pair(Struct, kw_only=True):
+    """pair.json: the same step with ids whose rows stay in a cache, and with ids from the whole table."""
+
+    schema: int
+    hot: StepBudget
+    cold: StepBudget
+    ids: PairIds
+    ratio: dict[str, Number]
+    """Time with cold ids over that with hot ids, by part."""
+    expected: ColdOverHot | None = None
+    other_work: Number | None = None
+    """Share of the cores that others took during the turns that count."""
+    verdict: str

@@ -1,0 +1,303 @@
+"""Records of an observed step and what follows from it, as they are passed around and written to files. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..jsonfile import Count, Number, Struct
+
+
+class Percentiles(Struct):
+    p20: Number
+    p50: Number
+    p80: Number
+
+
+class Place(Struct, frozen=True):
+    """A line of the user's program."""
+
+    function: str
+    file: str
+    """Relative to the working directory, or to the folder from which it is imported."""
+    line: int
+    backward: bool = False
+    """Whether it is the backward pass of what this line computes."""
+
+
+class PlaceTime(Place, frozen=True, kw_only=True):
+    """The time of a step that a limit takes at a place."""
+
+    limit: str
+    share: Number
+    """Of the step."""
+    ms: Number
+
+
+class PlaceShare(Struct):
+    """A place outside of operators."""
+
+    limit: str
+    share: Number
+    """Of the limit's time outside of operators."""
+    place: Place
+
+
+class Operator(Struct):
+    """An operator of an observed step: its time and its counted work per step."""
+
+    name: str
+    part: str | None
+    """The span, region or module that it belongs to."""
+    kind: str
+    calls: Number
+    python_calls: Number
+    """Calls that come from Python, not from another operator."""
+    ms: Number
+    kernels: Number = 0
+    flops: Number = 0
+    special: Number = 0
+    bytes: Number = 0
+    beyond: Number = 0
+    """Of them, streamed from memory."""
+    fresh: Number = 0
+    """Of those, written to new memory."""
+    rows: Number = 0
+    """Random rows."""
+    missed: Number = 0
+    """Of them, from memory."""
+    distinct: Number = 0
+    precision: str | None = None
+    row_bytes: int | None = None
+    table_rows: int | None = None
+    place: Place | None = None
+    parallel: Number = 1.0
+    """How many such operators ran at the same time."""
+    counted: bool = True
+    """Whether the work of all calls is known."""
+    by_name: str | None = None
+    """The limit that the name of a kernel of a CUDA graph stands for."""
+    communication: bool = False
+    fused: bool = False
+    largest: list[int] | None = None
+    """Shape of the largest tensor."""
+
+
+class DividedOperator(Operator, kw_only=True):
+    """An operator with its time (ms per step) by limit."""
+
+    limits: dict[str, Number]
+    random_ms: Number
+    """Time of random rows from memory."""
+    note: str
+    """Why a ceiling does not apply; empty where all do."""
+
+
+class PartTime(Struct):
+    name: str
+    ms: Number
+    share_of_operators: Number
+
+
+class ObservedSteps(Struct):
+    seen: int
+    plain: int
+    traced: int
+    counted: int = 0
+
+
+class TimingCost(Struct):
+    """What timing one step costs."""
+
+    ns: Number
+    share: Number
+
+
+class NativeCode(Struct):
+    """C code of libraries outside of operators."""
+
+    share: Number
+    """Of the time outside of operators."""
+    modules: list[str]
+
+
+class Sampling(Struct):
+    samples: int
+    share: Number
+    """What sampling the stack costs."""
+
+
+class Observed(Struct):
+    """The figures of a step that its verdict follows from, in ms per step."""
+
+    device: str
+    threads: int
+    step_ms: Percentiles
+    waits: dict[str, Number]
+    operators: list[Operator]
+    other_work: Number | None = None
+    """Share of the cores that other work took."""
+    steps: ObservedSteps | None = None
+    """None: those of a trace."""
+    overhead: TimingCost | None = None
+    parts: list[PartTime] = []
+    notes: list[str] = []
+    places: list[PlaceShare] = []
+    native: NativeCode | None = None
+    sampling: Sampling | None = None
+    preempted: Number | None = None
+    """Share of the time in which the thread of the steps waited for a core."""
+    input_off: Number = 0.0
+    """Share of the wait for input in which the thread was off its core."""
+    inside: Number | None = None
+    """Part of a call's cost that is inside the operator."""
+    crowded: Number = 0.0
+    """Share of the cores that worker processes took from operators."""
+    scale: Number | None = None
+    """Time of plain steps over that of traced ones."""
+    busy_ms: Number | None = None
+
+
+class Attribution(Struct):
+    """Every nanosecond of a step by limit."""
+
+    shares: dict[str, float]
+    random: float
+    """Share of random rows from memory, which is divided between latency and bandwidth."""
+    operators: list[DividedOperator]
+
+
+class Verdict(Struct):
+    """What limits a step."""
+
+    limit: str
+    """One of the limits, "unclear", or "not judged" beside too much other work."""
+    share: Number
+    """Its share of the step; of an unclear step, or one that is not judged, the largest one."""
+    confidence: str
+    """high, medium or low."""
+    because: list[str]
+    """Sentences with the figures that led to it."""
+    doubts: list[str] = []
+    """What lowers the confidence."""
+    second: str | None = None
+
+
+class Experiment(Struct):
+    name: str
+    expected: str
+    measured: str
+    outcome: str = "not run"
+    """agrees, disagrees, inconclusive or not run."""
+
+
+class Advice(Struct):
+    """One change, with its predicted and its measured gain (1.5: a step is 1.5 times as fast)."""
+
+    name: str
+    seen: str
+    """What was seen, with figures."""
+    change: str
+    """A line to paste, or the options to give."""
+    predicted_gain: Number | None = None
+    predicted_range: list[Number] | None = None
+    measured_ms: Number | None = None
+    measured_gain: Number | None = None
+    measured_range: list[Number] | None = None
+    same_losses: bool | None = None
+    largest_difference: Number | None = None
+    status: str = "suggested"
+    """suggested, tried, rejected (changes the losses), not judged, or not applicable."""
+    note: str | None = None
+    settings: dict[str, Any] = {}
+    """What --try-fixes changes in a program from outside; empty where only its author can."""
+
+
+class OptimizerFacts(Struct):
+    kind: str
+    """Its class."""
+    way: str
+    """fused, foreach, or for-loop: how it passes over its parameters."""
+    fusable: bool = False
+    """Whether fused=True is possible for all of them."""
+    plain: bool = False
+    """Whether it has neither momentum nor weight decay, so that sparse gradients are as good as dense ones."""
+    lr: float | None = None
+    parameters: int = 0
+    elements: int = 0
+    """Of the parameters with dense gradients."""
+    element_bytes: int = 4
+    tables: list[list[int]] = []
+    """Shapes of matrices of many rows with dense gradients."""
+    sparse: list[list[int]] = []
+    """Shapes of parameters with sparse gradients."""
+
+
+class LoaderFacts(Struct):
+    workers: int
+    pinned: bool
+    batch_size: int | None = None
+
+
+class EmbeddingFacts(Struct):
+    name: str
+    """Its path in the model."""
+    kind: str
+    rows: int
+    width: int
+    sparse: bool
+
+
+class ProgramFacts(Struct):
+    """What operators do not tell about a program."""
+
+    threads: int = 0
+    """0: not known."""
+    cores: int = 0
+    optimizers: list[OptimizerFacts] = []
+    loader: LoaderFacts | None = None
+    """The loader that most steps use."""
+    embeddings: list[EmbeddingFacts] = []
+    has_model: bool = False
+    """Whether the model is known, so that it can be compiled from outside."""
+    compiled: bool = False
+    huge_pages: str | None = None
+    """Linux: whether transparent huge pages are used: always, madvise or never."""
+
+
+class StepProfile(Struct, kw_only=True):
+    """The profile of any training step: what limits it, and the figures behind that."""
+
+    kind: str
+    schema: int
+    verdict: Verdict
+    shares: dict[str, Number]
+    """Share of the step by limit; they sum to 1."""
+    parts: list[PartTime]
+    """Modules, spans and named regions with their time, largest first."""
+    operators: list[DividedOperator]
+    """Operators with their time, counted work and limits, largest first."""
+    places: list[PlaceTime] = []
+    """Functions, files and lines of the program by limit, with their share of the step, largest first."""
+    native: NativeCode | None = None
+    sampling: Sampling | None = None
+    advice: list[Advice]
+    """Changes that would make the step faster, the largest predicted gain first."""
+    program_facts: ProgramFacts | None = None
+    experiments: list[Experiment]
+    """What each experiment should have done and did."""
+    step_ms: Percentiles
+    """Of the plain steps."""
+    waits: dict[str, Number]
+    steps: ObservedSteps
+    device: str
+    threads: Count
+    other_work: Number | None
+    """Share of the cores that other work took."""
+    overhead: TimingCost
+    notes: list[str]
+    machine: dict[str, Any]
+    ceilings: dict[str, Any] | None
+    analysis_s: Number
+    own_cpu_s: Number
+    program: dict[str, Any] | None = None
+    """The script and its arguments, where a program was profiled."""

@@ -1,0 +1,151 @@
+"""Records of the analysis of a trace, as they are passed around and printed as JSON. Torch-free."""
+
+from __future__ import annotations
+
+from ...jsonfile import Number, Struct
+from ..profile_records import CollectiveTimes, Idle, Kernels, MeasuredRank, Missing, Section, TracedPart, Transfer
+from ..records import Advice, DividedOperator, Percentiles, PlaceTime, Verdict
+
+
+class Window(Struct):
+    """The steps that are analysed; times are per step."""
+
+    steps: int
+    named: bool
+    steps_from: str
+    """names, optimizer, or whole trace."""
+    wall_ms: Number
+    host_ms: Number
+    devices: int
+    """Devices that the steps used."""
+    device: int | None
+    """The busiest of them."""
+
+
+class ModuleTime(Struct):
+    """The time of a module per step, on the host and on the device."""
+
+    name: str
+    host_ms: Number
+    """Forward, without inner modules."""
+    total_ms: Number
+    backward_ms: Number
+    device_ms: Number | None
+
+
+class TracedCollective(CollectiveTimes, kw_only=True):
+    name: str
+
+
+class TracedCommunication(Section):
+    """The collectives of a trace, per step."""
+
+    where: str = "host"
+    rows: list[TracedCollective] = []
+    exposed_ms: Number = 0.0
+    """Time in which nothing else runs."""
+
+
+class RankFacts(Struct):
+    """The rank that recorded a trace, as its header says."""
+
+    rank: str | int | None
+    world_size: str | int | None
+    backend: str | int | None
+
+
+class TraceFacts(Struct, kw_only=True):
+    """The origin of a trace, as its header says."""
+
+    host: str | None = None
+    file: str = ""
+    bytes: int = 0
+    events: int = 0
+    part: str | None = None
+    """Why only a part of the file was read."""
+    ignored: int = 0
+    torch: str | int | None = None
+    cuda: str | None = None
+    devices: list[str] = []
+    ranks: RankFacts | None = None
+
+
+class StepTables(TraceFacts, kw_only=True):
+    """The tables of traced steps, all per step."""
+
+    window: Window
+    parts: list[TracedPart]
+    modules: list[ModuleTime] | Missing
+    communication: TracedCommunication
+    kernels: Kernels
+    idle: Idle
+    transfers: list[Transfer] | Missing
+
+
+class TraceLimit(Struct, kw_only=True):
+    """What limits the steps of a trace."""
+
+    verdict: Verdict
+    shares: dict[str, Number]
+    operators: list[DividedOperator]
+    places: list[PlaceTime]
+    advice: list[Advice]
+    step_ms: Percentiles
+    notes: list[str]
+    ceilings: str = ""
+    """Whose ceilings were used, or why none."""
+
+
+class TracedRank(MeasuredRank, kw_only=True):
+    file: str
+    steps: int
+
+
+class ComparedRanks(Struct, kw_only=True):
+    """The traces of several ranks compared, in ms per step."""
+
+    ranks: int
+    steps: int
+    slowest: int
+    file: str
+    """The trace of the slowest rank."""
+    each: list[TracedRank]
+    collectives: list[TracedCollective]
+    exposed_ms: Number
+    exposed_share: Number
+    late_ms: Number
+    moving_ms: Number
+    notes: list[str]
+
+
+class MergedRank(Struct):
+    rank: int
+    file: str
+    events: int
+    host: str | None
+    shift_us: Number
+    """What was added to its clock."""
+
+
+class MergedTraces(Struct, kw_only=True):
+    """One file of the traces of all ranks."""
+
+    file: str
+    bytes: int
+    events: int
+    ranks: list[MergedRank]
+    of: int | None
+    """The number of ranks that recorded."""
+    clock: str
+    """How clocks were aligned."""
+    barriers: int
+    apart_us: Number | None
+    """Largest remaining difference at the end of a barrier."""
+
+
+class TraceAnalysis(StepTables, kw_only=True):
+    """What recperf profile --trace prints as JSON."""
+
+    limit: TraceLimit
+    ranks_compared: ComparedRanks | None = None
+    merged: MergedTraces | None = None
