@@ -1,4 +1,5 @@
-"""What HSTU is measured against: softmax attention through torch (SDPA) in the same run, and figures of other kernels.
+"""What HSTU is measured against: softmax attention through torch (SDPA) and, with a bias, plain torch on padded rows in
+the same run, and figures of other kernels.
 
 The reference's and NVIDIA's kernels cannot be run here, so their rates are constants, taken on one NVIDIA H200 (torch
 2.11, triton 3.6, CUDA 13.0). Rates are only compared with them on such a GPU.
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from recperf.ops.hstu_attention import Mask, RelativeBias
 
 GPU = "H200"
 GEMM_TFLOPS = 795.0
@@ -79,6 +82,13 @@ SHAPES = (
 WIDTHS = tuple(replace(SHAPES[1], qk=width, v=width, others={}, goals=None) for width in (64, 256))
 """Other widths of a head, to be compared with 128 at the same lengths."""
 
+BIASED = tuple(
+    Shape(128, longest, longest, heads=heads, qk=width, v=width)
+    for heads, width in ((2, 25), (8, 32))
+    for longest in (50, 100, 200)
+)
+"""Rows of next-item models, with a relative bias."""
+
 TINY = (Shape(2, 48, 48, heads=2, qk=16, v=16), Shape(3, 40, 5, heads=2, qk=16, v=16))
 
 STACK_REFERENCE = {
@@ -119,6 +129,40 @@ class Softmax:
         wide = [x.detach().double().transpose(1, 2).flatten(0, 1) for x in (*self.qkv, self.grad)]
         peer = Softmax(tuple(wide), self.grad.shape[0], SDPBackend.MATH)
         return peer.forward(), *peer.backward()
+
+
+class Padded:
+    """HSTU attention with a relative bias as a short script writes it: rows of equal length, all scores in memory."""
+
+    def __init__(self, inputs: tuple[Tensor, ...], rows: int, mask: Mask, bias: RelativeBias) -> None:
+        """Of q, k, v [T, H, width] and the gradient of the output."""
+        *qkv, self.grad = (x.detach().reshape(rows, -1, *x.shape[1:]) for x in inputs)
+        assert bias.buckets_K is not None
+        assert bias.key_times_T is not None
+        assert bias.query_times_T is not None
+        self.leaves = [x.detach().requires_grad_() for x in (*qkv, bias.positions_P, bias.buckets_K)]
+        self.times = bias.key_times_T.view(rows, 1, -1), bias.query_times_T.view(rows, -1, 1)
+        places_N = torch.arange(mask.longest, device=self.grad.device)
+        self.distances_NN = (places_N[:, None] - places_N).clamp(min=0)
+        self.causal_NN = torch.ones_like(self.distances_NN, dtype=self.grad.dtype).tril()
+        self.mask = mask
+
+    def _attend(self) -> Tensor:
+        q, k, v, positions_P, buckets_K = self.leaves
+        keys, queries = self.times
+        logs_BNN = (queries - keys).abs().clamp(min=1).float().log()
+        buckets_BNN = (logs_BNN / 0.301).long().clamp(max=len(buckets_K) - 1)
+        scores_BHNN = torch.einsum("bmhd,bnhd->bhmn", q, k) * self.mask.alpha
+        scores_BHNN = scores_BHNN + (positions_P[self.distances_NN] + buckets_K[buckets_BNN])[:, None]
+        weights_BHNN = F.silu(scores_BHNN) / self.mask.length * self.causal_NN
+        return torch.einsum("bhmn,bnhd->bmhd", weights_BHNN, v)
+
+    def forward(self) -> Tensor:
+        with torch.no_grad():
+            return self._attend().flatten(0, 1)
+
+    def both(self) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(self._attend(), self.leaves, self.grad)
 
 
 def on_the_gpu(device: torch.device) -> bool:

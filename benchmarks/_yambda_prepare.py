@@ -47,8 +47,9 @@ def ours(raw: Path, folder: Path) -> dict[str, Any]:
     prepare(files, folder, name="benchmark", memory=MEMORY)
     seconds, peak = perf_counter() - began, peak_bytes()
     manifest = open_store(folder).manifest
-    size = sum(column["bytes"] for column in manifest["columns"].values())
-    return {"events": manifest["split"]["raw_events"], "seconds": seconds, "peak": peak, "bytes": size}
+    assert manifest.split is not None
+    size = sum(column.bytes for column in manifest.columns.values())
+    return {"events": manifest.split["raw_events"], "seconds": seconds, "peak": peak, "bytes": size}
 
 
 def raw_files(raw: Path, events: int) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
 from recperf.data.yambda.config import HistoryConfig
 from recperf.data.yambda.history import Histories
+from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, LISTENS, SKIP
 from recperf.data.yambda.store import EventStore, kinds_of, open_store
 from recperf.data.yambda.writer import StoreWriter
@@ -76,8 +77,8 @@ def made_up(folder: Path, events: int) -> EventStore:
                 kinds=kinds_of(types, ratios, draw.random(count) < 0.5),
             )
         catalogue_I2 = np.stack([draw.integers(1, ARTISTS, ITEMS), draw.integers(1, ALBUMS, ITEMS)], 1)
-        facts = {"name": "history_gather", "synthetic": True, "licence": "made up"}
-        return open_store(writer.finish(catalogue_I2.astype(np.uint32), facts))
+        manifest = Manifest(name="history_gather", synthetic=True, licence="made up")
+        return open_store(writer.finish(catalogue_I2.astype(np.uint32), manifest))
 
 
 def anchors(store: EventStore) -> dict[str, NDArray[np.int64]]:

@@ -10,6 +10,9 @@ rate of a short kernel does not depend on the host. A reading is a batch of call
 The first calls, compiling included, are taken with empty caches of kernels. Errors are against float64 on a small batch
 of the same width, relative to the norm of what is compared. `order` says whether a backward pass repeats its bits.
 
+With `--bias`, on any device: float32 rows of 50 to 200 tokens with a relative bias by position and time, as next-item
+models have them, beside plain torch on padded rows. Products may be rounded to TF32 on either side.
+
 Shapes: T tokens of all rows, H heads, A width of q and k a head, V of v, B rows.
 
 Run as `python benchmarks/hstu_attention.py`. Exits with 5 where a goal is missed; `--tiny` runs anywhere.
@@ -24,6 +27,7 @@ import statistics
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -32,10 +36,10 @@ import torch
 from torch import Tensor
 
 from _clock import Work, captured, once, readings
-from _hstu_peer import GPU, PASSES, SHAPES, TINY, WIDTHS, Shape, Softmax, offsets_of, on_the_gpu
+from _hstu_peer import BIASED, GPU, PASSES, SHAPES, TINY, WIDTHS, Padded, Shape, Softmax, offsets_of, on_the_gpu
 from _rows import RESULTS, record, row, show
 from recperf.ops import hstu_attention
-from recperf.ops.hstu_attention import Mask, reference
+from recperf.ops.hstu_attention import Mask, RelativeBias, attention, reference
 
 NAME = "hstu_attention"
 SAMPLES, SECONDS = 20, 0.01
@@ -82,6 +86,66 @@ class Recperf:
         q, k, v = (x.double() for x in self.qkv)
         inputs = (q, k, v, self.offsets_B1, self.mask)
         return reference.forward(*inputs), *reference.backward(self.grad_THV.double(), *inputs)
+
+
+class Biased:
+    """A batch of equal rows with a relative bias; events lie seconds to days apart."""
+
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        draw, tokens = torch.Generator().manual_seed(SEED), shape.rows * shape.longest
+        drawn = (torch.randn(tokens, shape.heads, shape.qk, generator=draw) for _ in range(4))
+        self.inputs = tuple(x.to(device, dtype) for x in drawn)
+        key_times_T = torch.rand(tokens, generator=draw).mul(12).exp().long().cumsum(0).to(device)
+        sizes = shape.longest, 128
+        positions_P, buckets_K = self.learned = [
+            torch.randn(size, generator=draw).mul(0.02).to(device) for size in sizes
+        ]
+        self.bias = RelativeBias(
+            positions_P.requires_grad_(), buckets_K.requires_grad_(), key_times_T, key_times_T.roll(-1)
+        )
+        self.mask = Mask(alpha=1.0, length=shape.longest, longest=shape.longest)
+        self.offsets_B1 = offsets_of(torch.full((shape.rows,), shape.longest), device)
+        self.q, self.k, self.v = (x.detach().requires_grad_() for x in self.inputs[:3])
+
+    def _attend(self) -> Tensor:
+        return attention(self.q, self.k, self.v, self.offsets_B1, self.mask, bias=self.bias)
+
+    def forward(self) -> Tensor:
+        with torch.no_grad():
+            return self._attend()
+
+    def both(self) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(self._attend(), (self.q, self.k, self.v, *self.learned), self.inputs[3])
+
+
+def biased(shapes: Sequence[Shape], device: torch.device, samples: int, seconds: float) -> list[dict[str, Any]]:
+    """Milliseconds of a pass by either side, and how many times as fast ours is."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    entries = []
+    for shape in shapes:
+        ours = Biased(shape, device)
+        ways: dict[str, Any] = {OURS: ours, "padded torch": Padded(ours.inputs, shape.rows, ours.mask, ours.bias)}
+        if device.type == "cuda":
+            ways[f"{OURS}, bfloat16"] = Biased(shape, device, torch.bfloat16)
+        at: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"}
+        at |= {"heads": shape.heads, "width": shape.qk, "rows": shape.rows, "longest": shape.longest, "goal": None}
+        at |= {"threads": torch.get_num_threads()}
+        for what in ("forward", "both"):
+            works = {name: getattr(way, what) for name, way in ways.items()}
+            for timing, calls in CALLS.items() if device.type == "cuda" else [("one by one", 1)]:
+                timed = works if calls == 1 else graphs_of(works, calls, device)
+                taken = readings(timed, device, samples=samples, seconds=seconds)
+                name = f"B{shape.rows} N{shape.longest}, {shape.heads} heads of {shape.qk}, {what}, {timing}"
+                here = at | {"what": what, "timing": timing}
+                for who, times in taken.items():
+                    ms = [one * 1e3 / calls for one in times]
+                    entries.append(row(NAME, f"bias, {who}, {name}", "time", "ms", ms, here | {"who": who}))
+                if "padded torch" in taken:
+                    ratios = [slow / fast for slow, fast in zip(taken["padded torch"], taken[OURS])]
+                    entries.append(row(NAME, f"bias, ratio, {name}", "speed_ratio", "x", ratios, here))
+                for entry in entries[-len(taken) - 1 :]:
+                    print(f"{entry['variant']:<76} {entry['p50']:9.3f} {entry['unit']}", flush=True)
+    return entries
 
 
 def ways_of(shape: Shape, device: torch.device) -> dict[str, Recperf | Softmax]:
@@ -238,6 +302,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--shapes", type=int, nargs="+", default=list(range(len(every))), help="numbers, from 0")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
+    parser.add_argument("--bias", action="store_true", help="only rows with a relative bias; on any device")
     parser.add_argument("--table", action="store_true", help="only print the newest stored rows as a table")
     options = parser.parse_args(words)
     if options.table:
@@ -247,8 +312,14 @@ def main(words: list[str]) -> int:
     if device.type == "cuda":
         # A backward pass runs on the stream of its forward pass, and the default stream cannot be captured.
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    if options.bias:
+        entries = biased(BIASED, device, options.samples, SECONDS)
+        if not options.no_record:
+            print(f"rows appended to {record(entries).name}")
+        return 0
     if options.tiny:
         measure(list(TINY), device, 3, 0.0)
+        biased(TINY[:1], device, 3, 0.0)
         return 0
     if device.type == "cpu":
         print("nothing to measure: torch sees no GPU here")

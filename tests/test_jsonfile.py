@@ -68,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
                 lambda: catalogue.check(folder),
                 lambda: catalogue.info(folder),
                 lambda: ImportedClicks(folder, SplitConfig()),
-                lambda: at(folder).facts(),
+                lambda: at(folder).rows,
             ),
         ),
         "ceilings": Described(ceilings, (load,)),

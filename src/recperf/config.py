@@ -25,6 +25,10 @@ def within(low: float, value: float, high: float, field: str) -> None:
     require(low <= value <= high, field, value, shown)
 
 
+ConfigValues = dict[str, Any]
+"""A config as JSON values: nested by section, or every field by its dotted name."""
+
+
 def to_json(config: Any) -> Any:
     """A config as plain JSON values; `from_json` is its inverse."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -36,9 +40,9 @@ def to_json(config: Any) -> Any:
     return config
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: ConfigValues, prefix: str = "") -> ConfigValues:
     """Nested JSON objects as one object whose keys are dotted paths; lists stay whole."""
-    fields: dict[str, Any] = {}
+    fields: ConfigValues = {}
     for key, value in values.items():
         if isinstance(value, dict):
             fields |= flatten(value, f"{prefix}{key}.")

@@ -112,14 +112,15 @@ def read(path: Path, *, linked: bool = False, named: bool = False) -> Any:
         raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
 
 
-def sealed(value: dict[str, Any]) -> dict[str, Any]:
-    """A value with a digest of itself, so that no byte of its file can change unnoticed."""
+def sealed(record: Any) -> dict[str, Any]:
+    """The content of a file with a digest of itself, so that no byte of it can change unnoticed."""
+    value: dict[str, Any] = as_json(record)
     content = json.dumps(value, sort_keys=True).encode()
     return {**value, "seal": hashlib.sha256(content).hexdigest()}
 
 
-def read_sealed(path: Path, form: tuple[str, int], kind: Any = dict[str, Any], *, fix: str) -> dict[str, Any]:
-    """The content of a dataset's file that was written as `sealed`, with a format and a version, and fits `kind`."""
+def read_sealed(path: Path, form: tuple[str, int], kind: type[T], *, fix: str) -> T:
+    """The content of a dataset's file that was written as `sealed`, with a format and a version, as `kind`."""
     try:
         with reading(path):
             content = content_of(path, linked=True)
@@ -130,15 +131,15 @@ def read_sealed(path: Path, form: tuple[str, int], kind: Any = dict[str, Any], *
         if stated != form:
             names = [" ".join(map(shorten, pair)) for pair in (stated, form)]
             raise DataError(f"{path.name} has format {names[0]}; this recperf reads {names[1]}")
-        require(value, kind, path, what="is damaged")
         seal = value.pop("seal", None)
+        record = require(value, kind, path, what="is damaged")
         if sealed(value)["seal"] != seal or json_bytes({**value, "seal": seal}) != content:
             raise ValueError("it was changed after it was written")
     except ValueError as error:
         raise DataError(f"{path.name} is damaged: {error}", where={"file": path}, fix=fix) from None
     except DataError as error:
         raise DataError(error.what, where={"file": path}, fix=fix) from None
-    return value
+    return record
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def change_of(field: str, was: Any, now: Any, after_step: int | None = 20, seed:
 
 def agrees() -> bool:
     """Whether the run's files are as sealed and tell of one run."""
-    return all(finding.holds for _, finding in check_run(Path("r"), ()))
+    return all(claim.holds for claim in check_run(Path("r"), ()))
 
 
 def test_a_field_of_the_contract_is_refused_by_name(begun: Path, call: Call) -> None:

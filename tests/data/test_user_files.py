@@ -15,6 +15,7 @@ from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
 from recperf.data.user_files.load import RowFile
 from recperf.data.user_files.source import LONGEST_LINE, inspect
+from recperf.data.user_files.text_rows import SkippedRows
 from recperf.data.user_files.values import COLUMNS
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.imports import ImportOptions, import_events
@@ -44,15 +45,15 @@ def test_recbole_types_are_no_part_of_names_and_decide_what_columns_are(tmp_path
     store = open_store(
         import_events(ImportOptions(events=_written(tmp_path / "ml.inter", INTER), genres="tags"), tmp_path / "store")
     )
-    names = {role: store.manifest["import"][role] for role in ("user", "item", "time", "rating")}
+    names = {role: getattr(store.imported.options, role) for role in ("user", "item", "time", "rating")}
     assert names == {"user": "user_id", "item": "item_id", "time": "timestamp", "rating": "rating"}
     assert originals(store.folder, "albums") == ["a|b", "b"]
     manifest = clicks(tmp_path / "ml.inter", INTER)
-    kinds = {column["name"]: (column["kind"], column["slots"]) for column in manifest["columns"]}
+    kinds = {column.name: (column.kind, column.slots) for column in manifest.columns}
     # By its values, each different or few, neither would be what its type says.
     expected = {"user_id": ("categorical", 1), "item_id": ("categorical", 1), "price": ("numeric", 0)}
     assert kinds == {**expected, "tags": ("multi", 2)}
-    assert manifest["left_out"] == {"vector": "a list of numbers"}
+    assert manifest.left_out == {"vector": "a list of numbers"}
     assert inspect(_written(tmp_path / "some.csv", "user:token,item\n1,2\n"), {}).names == ["user:token", "item"]
 
 
@@ -74,7 +75,7 @@ def test_sequences_keep_their_order_and_get_no_dates(tmp_path: Path, content: st
     assert sequence == [("u1", 5), ("u1", 3), ("u1", 5), ("u2", 5), ("u2", 3), ("u2", 9)]
     # All sequences end together, so that the last items of every user are held out.
     assert store.times_E[:].tolist() == [0, 1, 2] * 2
-    assert "days" not in store.manifest
+    assert store.imported.days is None
     assert store.split_note == "; events without times, in the order of each user's items"
 
 
@@ -132,15 +133,15 @@ BAD = [
 
 def test_bad_events_are_left_out_and_listed(tmp_path: Path) -> None:
     store = events(tmp_path / "log.csv", BAD_EVENTS, skip_bad=6)
-    assert store.manifest["skipped_rows"] == {"count": 6, "first": BAD}
+    assert store.imported.skipped_rows == SkippedRows(count=6, first=BAD)
     assert originals(store.folder, "users") == [1, 3, 6]
-    assert store.manifest["identity"]["options"]["skip_bad"] == 6
+    assert store.manifest.identity["options"]["skip_bad"] == 6
     facts = catalogue.import_events(
         ImportOptions(events=tmp_path / "log.csv", skip_bad=6),
         store=tmp_path / "store",
         progress=lambda *_: lambda *_: None,
     )
-    assert facts["skipped_rows"]["count"] == 6
+    assert facts.skipped_rows.count == 6
     for allowed, message in ((5, BAD[4]), (0, BAD[1])):
         with pytest.raises(DataError) as caught:
             events(tmp_path / "log.csv", BAD_EVENTS, "other", skip_bad=allowed)
@@ -162,9 +163,9 @@ def test_bad_clicks_are_left_out_and_listed(tmp_path: Path) -> None:
         "row 23 has 2 columns; the first line has 4",
         "row 24: the time 'time' is 'never', which cannot be read",
     ]
-    assert manifest["skipped_rows"] == {"count": 4, "first": first}
+    assert manifest.skipped_rows == SkippedRows(count=4, first=first)
     clean = clicks(tmp_path / "rows.csv", "shop,price,clicked,time\n" + "\n".join(good) + "\n", "clean", **options)
-    assert (manifest["rows"], manifest["parts"]) == (40, clean["parts"])
+    assert (manifest.rows, manifest.parts) == (40, clean.parts)
     with pytest.raises(DataError, match="row 22: column 'price' is 'cheap'"):
         clicks(tmp_path / "rows.csv", content, "other", skip_bad=3, **options)
 

@@ -23,7 +23,7 @@ from recperf.measure.profile_records import Profile
 from recperf.ops import choice, relu
 from recperf.ops.relu import native as relu_native
 from recperf.runs.derive import mfu
-from recperf.runs.events import parse_events
+from recperf.runs.events import ChangeEvent, parse_events
 from recperf.runs.record import Run
 from recperf.runs.result import Throughput
 from recperf.stop import StopFlag
@@ -136,7 +136,8 @@ def test_other_operators_than_the_run_was_trained_with_are_refused_or_noted(
     assert resumed.restore().step == 4
     assert notices == ["operators change from native: relu to reference: relu"]
     (change,) = parse_events((run.folder / "events.jsonl").read_bytes().splitlines())
-    assert (change["field"], change["step"]) == ("operators", 4)
+    assert isinstance(change, ChangeEvent)
+    assert (change.field, change.step) == ("operators", 4)
 
 
 def test_what_only_other_ranks_lack_is_no_misfit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from golden_cases import attention_limit
 from torch import Tensor
 from torch.testing import assert_close
 
-from recperf.ops.hstu_attention import Mask, choose, reference
+from recperf.ops.hstu_attention import Mask, RelativeBias, choose, reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -19,7 +20,7 @@ LENGTHS = {
     "one long": [16_384],
     "mixed": [4096, 3, 2663, 900, 0, 2048],
 }
-NAMES = ("out", "dq", "dk", "dv")
+NAMES = ("out", "dq", "dk", "dv", "dpositions", "dbuckets")
 
 
 @pytest.fixture(params=["of this chip", "of every GPU"])
@@ -58,7 +59,7 @@ def exact(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: 
 
 def hold(dtype: torch.dtype, got: Any, right: list[Tensor]) -> None:
     for what, mine, true in zip(NAMES, got, right):
-        assert mine.dtype == dtype
+        assert mine.dtype == (torch.float32 if what in NAMES[4:] else dtype)
         assert not mine.isnan().any(), what
         off = float((mine.double() - true).norm() / true.norm())
         assert off <= attention_limit("triton", dtype), f"{what} is off by {off:.1e}"
@@ -91,6 +92,47 @@ def test_long_rows(lengths: str, width: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_every_dtype_and_width(dtype: torch.dtype, qk: int, width: int) -> None:
     check(dtype, *make(LENGTHS["odd"], dtype, qk=qk, width=width))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("times", [True, False], ids=["times", "positions alone"])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "width"),
+    [
+        (torch.float32, 2, 25),
+        (torch.bfloat16, 2, 25),
+        (torch.float16, 3, 48),
+        (torch.bfloat16, 8, 64),
+        (torch.float32, 1, 16),
+    ],
+    ids=str,
+)
+def test_a_relative_bias(dtype: torch.dtype, heads: int, width: int, times: bool) -> None:
+    lengths = [200, 0, 1, 63, 64, 65, 199, 128, *range(100, 180)]
+    grad, q, k, v, offsets, mask = make(lengths, dtype, heads=heads, qk=width, width=width)
+    draw = torch.Generator("cuda").manual_seed(width)
+    positions_P = torch.randn(211, device="cuda", generator=draw)
+    bias = RelativeBias(positions_P)
+    if times:
+        steps = torch.rand(len(q), device="cuda", generator=draw).mul(15).exp().long()
+        key_times_T = 1_700_000_000 + steps.cumsum(0)
+        bias = RelativeBias(positions_P, torch.randn(128, device="cuda"), key_times_T, key_times_T.roll(-1))
+    wide = [one.double() for one in (q, k, v)]
+    exact_bias = replace(
+        bias,
+        positions_P=positions_P.double(),
+        buckets_K=bias.buckets_K.double() if bias.buckets_K is not None else None,
+    )
+    right = [
+        reference.forward(*wide, offsets, mask, exact_bias),
+        *reference.backward_biased(grad.double(), *wide, offsets, mask, exact_bias),
+    ]
+    body, _ = choose("auto", q.device)
+    once = body.backward_biased(grad, q, k, v, offsets, mask, bias)
+    count = 6 if times else 5
+    hold(dtype, (body.forward(q, k, v, offsets, mask, bias), *once)[:count], right)
+    again = body.backward_biased(grad, q, k, v, offsets, mask, bias)
+    assert all(map(torch.equal, once[: count - 1], again))
 
 
 @pytest.mark.usefixtures("poisoned")

@@ -183,6 +183,8 @@ def test_a_product_far_below_its_ceiling() -> None:
     advice = only(slow)
     assert (advice.name, "2 GFLOP/s where this machine reaches 100 GFLOP/s" in advice.seen) == ("shape", True)
     assert names(replace(slow, flops=4e9, limits={"compute": 50.0})) == []
+    trained = only(replace(slow, part="top"), row("mm", 5.0, part="top, backward", kind="product", flops=1e8))
+    assert (trained.predicted_gain, "Time both passes" in trained.seen) == (None, True)
     busy = evidence(slow, row("zero_", 20.0, part="optimizer Adam.zero_grad"))
     busy.observed.other_work = 0.5
     (other,) = rules.advise(busy)
@@ -233,6 +235,10 @@ def test_workers_of_a_loader() -> None:
     # With one of two cores busy all the time, workers cannot hide everything.
     narrow = only(input=50.0, facts=replace(alone, threads=2, cores=2))
     assert narrow.predicted_gain == pytest.approx(STEP / 75)
+    # Batches that two threads make take a worker, which has one, twice as long.
+    parallel = evidence(input=60.0, facts=replace(alone, threads=2, cores=2))
+    parallel.observed.input_cores = 2.0
+    assert rules.advise(parallel) == []
 
 
 def test_the_device_waits() -> None:

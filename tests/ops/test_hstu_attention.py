@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from golden_cases import attention_limit
 from torch import Tensor
 
-from recperf.ops.hstu_attention import Mask, reference
+from recperf.errors import ArgumentError
+from recperf.ops.hstu_attention import Mask, RelativeBias, attention, reference
 
 ALL = ["reference", "native", "triton"]
-NAMES = ("out", "dq", "dk", "dv")
+NAMES = ("out", "dq", "dk", "dv", "dpositions", "dbuckets")
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Mask]
 
 
@@ -35,21 +37,38 @@ def body(name: str) -> ModuleType:
     return importlib.import_module(f"recperf.ops.hstu_attention.{name}")
 
 
-def oracle(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: Mask) -> Tensor:
+def oracle(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: Mask, bias: RelativeBias | None = None) -> Tensor:
     outs = []
     for first, last in zip(offsets.tolist(), offsets[1:].tolist()):
         scores = torch.einsum("mhd,nhd->hmn", q[first:last], k[first:last]) * mask.alpha
+        if bias is not None:
+            scores = scores + oracle_bias(bias, first, last)
         weights = (torch.nn.functional.silu(scores) / mask.length).tril()
         outs.append(torch.einsum("hmn,nhd->mhd", weights, v[first:last]))
     return torch.cat(outs) if outs else torch.zeros_like(v)
 
 
-def exact(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: Mask) -> list[Tensor]:
+def oracle_bias(bias: RelativeBias, first: int, last: int) -> Tensor:
+    places = torch.arange(last - first)
+    values = bias.positions_P[(places[:, None] - places).clamp(min=0)]
+    if bias.buckets_K is None or bias.query_times_T is None or bias.key_times_T is None:
+        return values
+    seconds = (bias.query_times_T[first:last, None] - bias.key_times_T[first:last]).abs().clamp(min=1)
+    return values + bias.buckets_K[(seconds.double().log() / 0.301).long().clamp(max=len(bias.buckets_K) - 1)]
+
+
+def exact(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, mask: Mask, bias: RelativeBias | None = None
+) -> list[Tensor]:
     """The oracle's output and autograd's gradients in float64."""
     inputs = [given.double().clone().requires_grad_() for given in (q, k, v)]
-    out = oracle(*inputs, offsets, mask)
+    parts = () if bias is None else (bias.positions_P, bias.buckets_K)
+    learned = [one.detach().double().requires_grad_() for one in parts if one is not None]
+    if bias is not None:
+        bias = replace(bias, positions_P=learned[0], buckets_K=learned[1] if learned[1:] else None)
+    out = oracle(*inputs, offsets, mask, bias)
     out.backward(grad.double())
-    return [out.detach(), *(given.grad for given in inputs if given.grad is not None)]
+    return [out.detach(), *(torch.zeros_like(one) if one.grad is None else one.grad for one in (*inputs, *learned))]
 
 
 def make(
@@ -116,6 +135,58 @@ def test_the_error_against_float64_is_below_its_limit(name: str, qk: int, width:
     )
     assert {actual.dtype for actual in got} == {dtype}
     hold(name, dtype, got, [out[last], dq[last], dk, dv])
+
+
+def make_bias(tokens: int, positions: int, *, times: bool, seed: int = 0) -> RelativeBias:
+    """Times of a row go up and down, in steps of seconds to years; a few differences are the edges of buckets."""
+    draw = torch.Generator().manual_seed(seed)
+    positions_P = torch.randn(positions, generator=draw)
+    if not times:
+        return RelativeBias(positions_P)
+    steps = torch.rand(tokens, generator=draw).mul(18).exp().long() * torch.randint(-1, 4, (tokens,), generator=draw)
+    key_times_T = 1_700_000_000 + steps.cumsum(0)
+    return RelativeBias(positions_P, torch.randn(60, generator=draw), key_times_T, key_times_T.roll(-1) + 1)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("times", [True, False], ids=["times", "positions alone"])
+@pytest.mark.parametrize(
+    ("lengths", "shape"),
+    [([63, 0, 1, 48], {"qk": 25, "width": 25}), ([3, 70], {"heads": 1, "qk": 40, "width": 16}), ([0, 0], {})],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ALL)
+def test_a_relative_bias_and_its_gradients_are_the_oracles(
+    name: str, lengths: list[int], shape: dict[str, int], times: bool
+) -> None:
+    grad, *inputs, offsets, mask = make(lengths, **shape)
+    bias = make_bias(sum(lengths), mask.longest + 3, times=times)
+    right = exact(grad, *inputs, offsets, mask, bias)
+    out = body(name).forward(*inputs, offsets, mask, bias)
+    gradients = body(name).backward_biased(grad, *inputs, offsets, mask, bias)
+    assert (gradients[-1] is None) is not times
+    hold(name, torch.float32, (out, *gradients), right)
+    again = body(name).backward_biased(grad, *inputs, offsets, mask, bias)
+    assert all(map(torch.equal, gradients[:-1], again)), "a repeat changes bits"
+
+
+def test_attention_is_differentiable_in_what_a_bias_has_learned() -> None:
+    grad, *inputs, offsets, mask = make([20, 5])
+    bias = make_bias(25, 20, times=True)
+    leaves = [one.requires_grad_() for one in (bias.positions_P, bias.buckets_K) if one is not None]
+    right = exact(grad, *inputs, offsets, mask, bias)
+    attention(*inputs, offsets, mask, bias=bias).backward(grad)
+    hold("native", torch.float32, [one.grad for one in leaves], right[-2:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"window": 2}, "plain causal mask"), ({"longest": 21}, "21 tokens"), ({}, "one time")]
+)
+@pytest.mark.parametrize("name", ALL)
+def test_a_bias_that_does_not_fit_is_refused(name: str, change: dict[str, Any], message: str) -> None:
+    _, *inputs, offsets, mask = make([20, 5])
+    with pytest.raises(ArgumentError, match=message):
+        body(name).forward(*inputs, offsets, replace(mask, **change), make_bias(25 - (not change), 20, times=True))
 
 
 @pytest.mark.parametrize("name", ALL)

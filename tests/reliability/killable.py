@@ -106,9 +106,9 @@ def claims(folder: Path) -> dict[str, Any]:
     from recperf.cli.check import report
     from recperf.runs.contract import ALWAYS
 
-    rows = {row["name"]: row for row in report(folder)["claims"]}
-    assert [rows[claim.name] for claim in ALWAYS if not rows[claim.name]["holds"]] == []
-    return {name: row["holds"] for name, row in rows.items()}
+    rows = {claim.name: claim for claim in report(folder).claims}
+    assert [rows[claim.name] for claim in ALWAYS if not rows[claim.name].holds] == []
+    return {name: claim.holds for name, claim in rows.items()}
 
 
 KILLED = -signal.SIGKILL

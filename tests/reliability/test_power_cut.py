@@ -82,7 +82,7 @@ def resumes(folder: Path, passed: tuple[str, ...]) -> None:
     elif state:
         assert run.log_fault(state["bytes"], state["digest"]) is None
         run.rewind_events(state["bytes"], step=step)
-        assert [event["step"] for event in run.events() if event["kind"] == "step"] == list(range(1, step + 1))
+        assert [event.step for event in run.events() if event.kind == "step"] == list(range(1, step + 1))
         save(run, store, step + 1, best=True)
     run.close()
 

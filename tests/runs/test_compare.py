@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 
 import example_runs as examples
+import msgspec
 import pytest
 
 from recperf.runs.report.compare import compare, summary
 from recperf.runs.report.reading import read
-
-
-def rows(found: list) -> dict:
-    return {row.name: row for row in found}
 
 
 def test_two_runs(tmp_path: Path) -> None:
@@ -22,17 +19,17 @@ def test_two_runs(tmp_path: Path) -> None:
     examples.change(two, "result.json", "performance.step_ms", {"p20": 2.2, "p50": 2.24, "p80": 2.3})
     examples.change(two, "profile.json", "verdict.limit", "latency")
     found = compare([read(one), read(two)])
-    assert rows(found.config)["train.epochs"].values == (4, 9)
-    assert rows(found.config)["train.learning_rate"].values == (0.005, None)
-    assert rows(found.quality)["auc"].values == (0.8212, 0.83)
-    assert rows(found.quality)["auc"].remark == "one seed: may be chance"
-    assert rows(found.speed)["step ms, p50"].remark == "2.00 x the first"
-    assert found.limit.values == ("dispatch", "latency")
-    assert found.budget[0].name == "data"
-    assert found.budget[-1].name == "other"
+    assert found.config["train.epochs"] == (4, 9)
+    assert found.config["train.learning_rate"] == (0.005, None)
+    assert found.quality["auc"].values == (0.8212, 0.83)
+    assert found.quality["auc"].remark == "one seed: may be chance"
+    assert found.speed["step ms, p50"].remark == "2.00 x the first"
+    assert found.limit == ("dispatch", "latency")
+    first, *_, last = found.budget
+    assert (first, last) == ("data", "other")
     said = "2 config fields differ; AUC 0.8212 → 0.8300; step 1.12 → 2.24 ms; dispatch → latency."
     assert summary(found) == said
-    assert json.loads(json.dumps(found.as_json(), allow_nan=False))["config"]["train.epochs"] == [4, 9]
+    assert json.loads(json.dumps(msgspec.to_builtins(found), allow_nan=False))["config"]["train.epochs"] == [4, 9]
 
 
 @pytest.mark.parametrize(
@@ -41,15 +38,15 @@ def test_two_runs(tmp_path: Path) -> None:
 def test_a_difference_is_held_against_the_spread_of_the_seeds(tmp_path: Path, auc: float, remark: str) -> None:
     one = examples.make_run(tmp_path / "one", seeds=3)
     two = examples.make_run(tmp_path / "two", seeds=3, auc=auc)
-    assert rows(compare([read(one), read(two)]).quality)["auc"].remark == remark
+    assert compare([read(one), read(two)]).quality["auc"].remark == remark
 
 
 def test_overlapping_step_times_are_no_difference(tmp_path: Path) -> None:
     one, two = examples.make_run(tmp_path / "one"), examples.make_run(tmp_path / "two")
     examples.change(two, "result.json", "performance.step_ms", {"p20": 1.1, "p50": 1.15, "p80": 1.2})
-    assert rows(compare([read(one), read(two)]).speed)["step ms, p50"].remark == "p20 to p80 overlap"
+    assert compare([read(one), read(two)]).speed["step ms, p50"].remark == "p20 to p80 overlap"
     examples.change(two, "result.json", "performance.step_ms", None)
-    assert rows(compare([read(one), read(two)]).speed)["step ms, p50"].values == (1.12, None)
+    assert compare([read(one), read(two)]).speed["step ms, p50"].values == (1.12, None)
 
 
 def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
@@ -64,4 +61,4 @@ def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
     notes = " ".join(compare([read(one), read(two)]).notes)
     for what in ("workloads (micro-dlrm, other)", "data", "machines", "commits", "devices"):
         assert f"Different {what}" in notes
-    assert compare([read(one), read(two)]).limit.values == ("dispatch", None)
+    assert compare([read(one), read(two)]).limit == ("dispatch", None)

@@ -111,10 +111,10 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 
 def failed(folder: Path, claims: tuple[Claim, ...] = CLAIMS) -> dict[str, str]:
-    findings = check_run(folder, claims)
-    assert len(findings) == len(contract.ALWAYS) + len(claims)
-    assert all(isinstance(finding, Finding) and finding.detail for _, finding in findings)
-    return {name: finding.detail for name, (_, finding) in zip(NAMES, findings) if not finding.holds}
+    judged = check_run(folder, claims)
+    assert len(judged) == len(contract.ALWAYS) + len(claims)
+    assert all(claim.found for claim in judged)
+    return {name: claim.found for name, claim in zip(NAMES, judged) if not claim.holds}
 
 
 def edit(folder: Path, name: str, change: Callable[[Any], object]) -> None:
@@ -134,9 +134,9 @@ def edit_events(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict
 
 def test_a_fresh_run_passes(folder: Path) -> None:
     assert failed(folder) == {}
-    findings = dict(check_run(folder, CLAIMS))
-    assert findings["evidence is intact"].detail == f"{len(present(folder))} files match seal.json"
-    assert "(above 0." in findings["the logged metrics meet the quality target"].detail
+    found = {claim.text: claim.found for claim in check_run(folder, CLAIMS)}
+    assert found["evidence is intact"] == f"{len(present(folder))} files match seal.json"
+    assert "(above 0." in found["the logged metrics meet the quality target"]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_claims_about_speed_are_not_judged_beside_other_work(folder: Path) -> No
     edit(folder, "profile.json", lambda p: p.update(other_work=0.0))
     assert failed(folder) == {}
     edit(folder, "profile.json", lambda p: p.update(other_work=0.2))
-    judged = dict(zip(NAMES, (finding.holds for _, finding in check_run(folder, CLAIMS))))
+    judged = dict(zip(NAMES, (claim.holds for claim in check_run(folder, CLAIMS))))
     assert {name for name, holds in judged.items() if holds is None} == names
     assert all(holds for name, holds in judged.items() if name not in names)
 
@@ -387,7 +387,7 @@ def test_checking_needs_no_torch(finished: Path) -> None:
     code = (
         "import sys, pathlib; from recperf.runs import contract as c; import recperf.cli.check\n"
         "claims = [c.loss_falls(0.1)]\n"
-        "assert all(f.holds for _, f in c.check_run(pathlib.Path(sys.argv[1]), claims))\n"
+        "assert all(f.holds for f in c.check_run(pathlib.Path(sys.argv[1]), claims))\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code, str(finished)], check=True, capture_output=True)

@@ -14,6 +14,7 @@ from msgspec import convert
 from recperf.errors import MachineError
 from recperf.measure.profile_records import Profile
 from recperf.measure.records import Verdict
+from recperf.runs.events import Event, event_of
 from recperf.runs.loggers import open_curves, scalars_of
 from recperf.runs.record import Run
 
@@ -36,8 +37,8 @@ class Log:
     def __init__(self, *events: dict[str, Any]) -> None:
         self.kept = [*events]
 
-    def events(self) -> list[dict[str, Any]]:
-        return self.kept
+    def events(self) -> list[Any]:
+        return [event_of(dict(event)) for event in self.kept]
 
 
 def trained(name: str, folder: Path, steps: list[dict[str, Any]], *, done: int = 0, end: bool = True) -> None:
@@ -54,13 +55,19 @@ def trained(name: str, folder: Path, steps: list[dict[str, Any]], *, done: int =
     assert not notices
 
 
+def points(event: dict[str, Any]) -> dict[str, float]:
+    parsed = event_of(dict(event))
+    assert isinstance(parsed, Event)
+    return scalars_of(parsed)
+
+
 def test_points_of_events() -> None:
-    assert scalars_of(STEPS[0]) == {"train/loss": 1.0, "train/gradient_norm": 2.0, "train/learning_rate": 0.1}
-    assert scalars_of(METRIC) == {"valid/auc": 0.75}
-    assert scalars_of({"kind": "step", "seed": 3, "step": 2, "loss": 1.0}) == {}
-    assert scalars_of({**STEPS[0], "gradient_norm": None}).keys() == {"train/loss", "train/learning_rate"}
+    assert points(STEPS[0]) == {"train/loss": 1.0, "train/gradient_norm": 2.0, "train/learning_rate": 0.1}
+    assert points(METRIC) == {"valid/auc": 0.75}
+    assert points({"kind": "step", "seed": 3, "step": 2, "loss": 1.0}) == {}
+    assert points({**STEPS[0], "gradient_norm": None}).keys() == {"train/loss", "train/learning_rate"}
     timing = {"kind": "timing", "seed": 3, "step": 9, "part": "steady", "seconds": 2.0, "samples": 100}
-    assert scalars_of(timing) == {"throughput/samples_per_s": 50.0}
+    assert points(timing) == {"throughput/samples_per_s": 50.0}
 
 
 def test_a_logger_that_fails_is_dropped_with_one_notice(tmp_path: Path) -> None:

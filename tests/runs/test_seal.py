@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from recperf.errors import DataError
+from recperf.runs.events import Event
 from recperf.runs.evidence import Evidence, NoEvidence, broken, seal
 
 
@@ -90,7 +91,7 @@ def test_a_folder_in_the_place_of_a_file(folder: Path) -> None:
 def test_a_line_that_is_not_an_event_is_named(folder: Path, line: str) -> None:
     (folder / "events.jsonl").write_text(f'{{"kind": "notice"}}\n{line}\n{{"kind": "notice"}}\n')
     with pytest.raises(NoEvidence, match="line 2 is not an event"):
-        Evidence(folder).events("notice")
+        Evidence(folder).events(Event)
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "seal.json"])

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from recperf.train import checkpoint_tensors
 from recperf.train.checkpoint import shape_mismatch
-from recperf.train.checkpoint_tensors import Rectangle, Shard, Sharded
+from recperf.train.checkpoint_folder import Rectangle
+from recperf.train.checkpoint_tensors import Shard, Sharded
 
 
 def trained(count: int = 20, initial: dict[str, Any] = UNIFORM) -> Table:

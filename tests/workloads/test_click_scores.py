@@ -67,7 +67,7 @@ def test_scores_are_equal_from_files_and_frames(run: Any, tmp_path: Path) -> Non
     typed.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
     for name in ("a.csv", "a.parquet", "a.jsonl"):
         summary = score_file(run.model, tmp_path / name, tmp_path / "scores.parquet")
-        assert set(summary["unknown"].values()) == {0}
+        assert set(summary.unknown.values()) == {0}
         logits[name] = pq.read_table(tmp_path / "scores.parquet")["logit"]
     assert len({np.asarray(one, np.float32).tobytes() for one in logits.values()}) == 1, logits
     assert len(np.unique(np.asarray(logits["text"]))) > 8

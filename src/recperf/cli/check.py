@@ -11,8 +11,9 @@ import tyro
 
 from ..config import from_json
 from ..errors import DataError, GateFailed, RecperfError, UsageError
-from ..runs.checkpoints import listed, prune
-from ..runs.contract import ALWAYS, Claim, Evidence, Finding, NoEvidence, check_run
+from ..jsonfile import Struct
+from ..runs.checkpoints import Checkpoint, listed, prune
+from ..runs.contract import Claim, Evidence, Finding, JudgedClaim, NoEvidence, check_run
 from ..runs.evidence import SEAL
 from ..runs.record import PROFILE_MARK, hold, read_config
 from ..runs.report.formats import printable
@@ -62,10 +63,10 @@ def command(arguments: list[str]) -> int:
         terminal.say(as_text(reports[-1]))
     error = damage(reports) or failure(reports)
     if error is None:
-        rows = [row for one in reports for row in one["claims"]]
-        open_ = sum(row["holds"] is None for row in rows)
+        rows = [row for one in reports for row in one.claims]
+        open_ = sum(row.holds is None for row in rows)
         what = f"no claim is contradicted, {open_} not judged" if open_ else "everything holds"
-        saved = sum(len(one["checkpoints"]) for one in reports)
+        saved = sum(len(one.checkpoints) for one in reports)
         terminal.say(f"{what} (runs: {len(reports)}, claims: {len(rows)}, intact checkpoints: {saved})")
     return conclude(error, {"holds": error is None, "runs": reports} if options.json else None)
 
@@ -105,30 +106,36 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in MARKS)
 
 
-def report(folder: Path) -> dict[str, Any]:
+class RunReport(Struct, kw_only=True):
     """The findings about one run, and its checkpoints."""
+
+    run: str
+    workload: str | None
+    holds: bool
+    claims: list[JudgedClaim]
+    checkpoints: list[Checkpoint]
+    checkpoints_lost: str | None
+    """Why the checkpoints cannot be listed."""
+
+
+def report(folder: Path) -> RunReport:
     name, claims = claims_of(folder)
-    findings = check_run(folder, claims)
-    rows = [
-        {"name": claim.name, "text": text, "holds": finding.holds, "found": finding.detail}
-        for claim, (text, finding) in zip((*ALWAYS, *claims), findings)
-    ]
-    holds = all(row["holds"] is not False for row in rows)
-    checkpoints: list[dict[str, Any]] = []
+    judged = check_run(folder, claims)
+    checkpoints: list[Checkpoint] = []
     lost = None
     try:
         # Without a config, which the claims report, it cannot be told whose checkpoints these are.
         checkpoints = listed(folder, hashed=True) if name is not None else []
     except RecperfError as error:
         lost = error.what
-    return {
-        "run": printable(str(folder)),
-        "workload": name,
-        "holds": holds,
-        "claims": rows,
-        "checkpoints": checkpoints,
-        "checkpoints_lost": lost,
-    }
+    return RunReport(
+        run=printable(str(folder)),
+        workload=name,
+        holds=all(claim.holds is not False for claim in judged),
+        claims=judged,
+        checkpoints=checkpoints,
+        checkpoints_lost=lost,
+    )
 
 
 def claims_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
@@ -156,42 +163,42 @@ def _unknown_workload(detail: str) -> Claim:
     return Claim(name="workload", text="the workload is known", holds=lambda evidence: finding)
 
 
-def as_text(report: dict[str, Any]) -> str:
-    lines = [f"{report['run']} ({report['workload'] or 'unknown workload'})"]
-    for row in report["claims"]:
-        outcome = {True: "ok", False: "FAILED", None: "open"}[row["holds"]]
-        lines.append(f"  {outcome:<6}  {row['text']}: {row['found']}")
-    return "\n".join([*lines, *checkpoint_lines(report["checkpoints"])])
+def as_text(report: RunReport) -> str:
+    lines = [f"{report.run} ({report.workload or 'unknown workload'})"]
+    for claim in report.claims:
+        outcome = {True: "ok", False: "FAILED", None: "open"}[claim.holds]
+        lines.append(f"  {outcome:<6}  {claim.text}: {claim.found}")
+    return "\n".join([*lines, *checkpoint_lines(report.checkpoints)])
 
 
-def checkpoint_lines(checkpoints: list[dict[str, Any]]) -> list[str]:
+def checkpoint_lines(checkpoints: list[Checkpoint]) -> list[str]:
     """A table of the checkpoints, then their damages."""
     if not checkpoints:
         return []
     rows = [["checkpoint", "saved", "size", "files", "role", "state"]]
     for entry in checkpoints:
-        role = " and ".join(word for word in ("last", "best") if entry[word])
-        state = "damaged" if entry["fault"] else "intact"
-        where = f"seed {entry['seed']}  step {entry['step']:,}"
-        rows.append([where, entry["when"] or "", size(entry["bytes"]), str(entry["files"]), role, state])
-    return [table(rows), *(f"  seed {e['seed']} step {e['step']:,}: {e['fault']}" for e in checkpoints if e["fault"])]
+        role = " and ".join(word for word, has in (("last", entry.last), ("best", entry.best)) if has)
+        state = "damaged" if entry.fault else "intact"
+        where = f"seed {entry.seed}  step {entry.step:,}"
+        rows.append([where, entry.when or "", size(entry.bytes), str(entry.files), role, state])
+    return [table(rows), *(f"  seed {e.seed} step {e.step:,}: {e.fault}" for e in checkpoints if e.fault)]
 
 
-def damage(reports: list[dict[str, Any]]) -> DataError | None:
+def damage(reports: list[RunReport]) -> DataError | None:
     """The damaged and the lost checkpoints; None if all are intact."""
-    where: dict[str, object] = {one["run"]: one["checkpoints_lost"] for one in reports if one["checkpoints_lost"]}
+    where: dict[str, object] = {one.run: one.checkpoints_lost for one in reports if one.checkpoints_lost}
     fix = "restore it from a copy, or start a new run"
     for one in reports:
-        damaged = [entry for entry in one["checkpoints"] if entry["fault"]]
-        where |= {f"{one['run']}, seed {entry['seed']} {entry['name']}": entry["fault"] for entry in damaged}
-        lost = {e["seed"] for e in damaged} - {e["seed"] for e in one["checkpoints"] if not e["fault"]}
+        damaged = [entry for entry in one.checkpoints if entry.fault]
+        where |= {f"{one.run}, seed {entry.seed} {entry.name}": entry.fault for entry in damaged}
+        lost = {e.seed for e in damaged} - {e.seed for e in one.checkpoints if not e.fault}
         if damaged and not lost:
             fix = "recperf run --resume continues from the newest intact one"
-    count, total = len(where), sum(len(one["checkpoints"]) for one in reports)
+    count, total = len(where), sum(len(one.checkpoints) for one in reports)
     return DataError(f"{count} of {total} checkpoints are damaged", where=where, fix=fix) if where else None
 
 
-def remove_old(run: Path, keep: int, terminal: Terminal) -> dict[str, Any]:
+def remove_old(run: Path, keep: int, terminal: Terminal) -> dict[str, object]:
     """Remove the older checkpoints of a run."""
     listed(run, hashed=False)
     # A running training must not lose checkpoints it relies on.
@@ -211,13 +218,13 @@ def remove_old(run: Path, keep: int, terminal: Terminal) -> dict[str, Any]:
     return {"run": printable(str(run)), "removed": removed, "checkpoints": remaining}
 
 
-def failure(reports: list[dict[str, Any]]) -> GateFailed | None:
+def failure(reports: list[RunReport]) -> GateFailed | None:
     """How many claims failed, and which in which run; None if all hold."""
-    failed = {r["run"]: [row["name"] for row in r["claims"] if row["holds"] is False] for r in reports}
+    failed = {r.run: [claim.name for claim in r.claims if claim.holds is False] for r in reports}
     failed = {run: names for run, names in failed.items() if names}
     if not failed:
         return None
-    count, total = sum(map(len, failed.values())), sum(len(r["claims"]) for r in reports)
+    count, total = sum(map(len, failed.values())), sum(len(r.claims) for r in reports)
     return GateFailed(
         f"{count} of {total} claims failed, in {len(failed)} of {len(reports)} runs",
         where={run: ", ".join(names) for run, names in failed.items()},

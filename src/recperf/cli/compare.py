@@ -14,6 +14,7 @@ from ..measure.records import Percentiles
 from ..runs import compare as timing
 from ..runs.compare import Comparison, TimeChange
 from ..runs.report.formats import NONE, component, count, percent, short, spread, time
+from ..runs.report.reading import kind_of
 from ..runs.report.text import columns
 from .parse import JsonOption, parse
 from .terminal import conclude, print_text
@@ -37,7 +38,7 @@ class Options(JsonOption):
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf compare", description=DESCRIPTION)
-    runs = len(options.paths) >= 2 and {timing.kind_of(path) for path in options.paths} == {"run"}
+    runs = len(options.paths) >= 2 and {kind_of(path) for path in options.paths} == {"run"}
     if len(options.paths) != 2 and not (runs and options.gate is None):
         what = "compare takes two runs, profiles or traces, or several runs without --gate"
         raise UsageError(f"{what}; got {len(options.paths)}", fix="recperf compare OLD NEW")
@@ -72,7 +73,8 @@ def compared_runs(folders: tuple[Path, ...]) -> tuple[str, dict[str, Any]]:
     from ..runs.report.text import render_sections
 
     comparison = compare([read(folder) for folder in folders])
-    return "\n".join([summary(comparison), *render_sections(comparison_sections(comparison))]), comparison.as_json()
+    text = "\n".join([summary(comparison), *render_sections(comparison_sections(comparison))])
+    return text, msgspec.to_builtins(comparison)
 
 
 def failure(comparison: Comparison, gate: float | None) -> GateFailed | None:

@@ -53,8 +53,7 @@ def check(arguments: list[str]) -> int:
     rcp = convergence(paths) if len(paths) > 1 else None
     error = _failure(verdicts, rcp)
     if options.json:
-        report = {"logs": [one.as_json() for one in verdicts], "rcp": rcp.as_json() if rcp else None}
-        return conclude(error, report)
+        return conclude(error, {"logs": verdicts, "rcp": rcp})
     print_text("\n".join([*(_verdict_text(one) for one in verdicts), *(_rcp_text(rcp) if rcp else [])]))
     return conclude(error)
 
@@ -122,7 +121,7 @@ def package(arguments: list[str]) -> int:
         raise UsageError("the folder to create is among the logs", where={"folder": folder})
     made = lay_out(folder, logs_in(logs), force=options.force)
     if options.json:
-        print_json(made.as_json())
+        print_json(made)
         return 0
     lines = [str(made.folder), *(f"  {path}" for path in made.files)]
     lines += ["", f"official package checker: {'no errors' if made.passed else 'errors'}"]

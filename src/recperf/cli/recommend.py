@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from ..errors import UsageError
+from ..jsonfile import as_json
 from ..units import number
 from .parse import parse
 from .score import ModelOptions, open_run
@@ -78,7 +79,7 @@ def command(arguments: list[str]) -> int:
     seconds = perf_counter() - began
     meeting = run.model.meeting
     summary = {
-        **run.model.facts,
+        **as_json(run.model.facts),
         "users": len(users),
         "unknown": {column: one.rows for column, one in unknown.items()},
         "seconds": round(seconds, 3),

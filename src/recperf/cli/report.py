@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from ..errors import UsageError
-from ..runs.compare import kind_of
+from ..runs.report.reading import kind_of
 from .parse import JsonOption, parse
 from .terminal import print_json, print_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -13,6 +13,9 @@ from ..units import number
 from ..workloads.opened import OpenRun
 from .parse import OutputOptions, parse
 from .terminal import Terminal, print_json
+
+if TYPE_CHECKING:
+    from ..execution.scoring import ScoreSummary
 
 DESCRIPTION = """Score the rows of a file with the model of a run. The output has the columns of the file, the
 probability of a positive label (score) and its log odds (logit). A stopped or killed command continues where it was."""
@@ -81,16 +84,16 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def text_of(summary: dict[str, Any]) -> str:
+def text_of(summary: ScoreSummary) -> str:
     """The summary of a scoring for people."""
     from ..execution.serving import unknown_text
 
-    resumed = f", {summary['resumed_at']:,} of them before this command," if summary["resumed_at"] else ""
+    resumed = f", {summary.resumed_at:,} of them before this command," if summary.resumed_at else ""
     lines = [
-        f"{summary['rows']:,} rows scored{resumed} in {summary['seconds']:.1f} s on {summary['device']}: "
-        f"{number(summary['rows_per_s'])} rows/s",
-        f"  model:  seed {summary['seed']}, checkpoint {summary['checkpoint']}",
+        f"{summary.rows:,} rows scored{resumed} in {summary.seconds:.1f} s on {summary.device}: "
+        f"{number(summary.rows_per_s)} rows/s",
+        f"  model:  seed {summary.seed}, checkpoint {summary.checkpoint}",
     ]
-    if unknown := unknown_text(summary["unknown"]):
+    if unknown := unknown_text(summary.unknown):
         lines.append(f"  {unknown}")
-    return "\n".join([*lines, f"  scores: {summary['output']}"])
+    return "\n".join([*lines, f"  scores: {summary.output}"])

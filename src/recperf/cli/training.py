@@ -22,7 +22,6 @@ from ..runs.evidence import differences
 from ..runs.record import JOB, Busy, Run, profile_of, read_config
 from ..runs.result import Result, fault
 from ..runs.resume import (
-    Change,
     allowed_fields,
     changed_before,
     changes,
@@ -31,7 +30,7 @@ from ..runs.resume import (
     record_changes,
     require_allowed,
 )
-from ..runs.schemas import Progress
+from ..runs.schemas import Change, Progress
 from ..stop import FLAG
 from .terminal import Terminal, conclude, page_optional, print_error, print_json
 
@@ -195,8 +194,8 @@ def report_finished(record: Run, result: Result, config: Any, options: Options[A
     from ..runs.checkpoints import listed
 
     for one in listed(record.folder, hashed=False):
-        if one["fault"]:
-            terminal.notice(f"checkpoint {one['name']} of seed {one['seed']} is damaged: {one['fault']}")
+        if one.fault:
+            terminal.notice(f"checkpoint {one.name} of seed {one.seed} is damaged: {one.fault}")
 
 
 def conclude_run(record: Run, result: Result, options: Options[Any], terminal: Terminal) -> int:

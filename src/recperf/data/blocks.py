@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..jsonfile import Count, Struct
 from ..machine import usable_cores
 
 MOST_THREADS = 16
@@ -132,6 +133,15 @@ class Column:
                     f"has {len(self):,} rows, not {first.min():,} to {stop.max() - 1:,}",
                 )
             self.blocks.require(first * self._width, stop * self._width)
+
+
+class StoredColumn(Struct, omit_defaults=True):
+    """The file of a column, as the manifest of its folder describes it."""
+
+    bytes: Count
+    blocks: list[str]
+    """Digests of its blocks."""
+    dtype: str = ""
 
 
 def verified(columns: Iterable[Column]) -> dict[str, int]:

@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -51,7 +50,7 @@ def load(config: MovieLensConfig) -> MovieLens:
     return movielens_like.generate(config.embedded_seed)
 
 
-def get(name: str, *, say: Say, url: str | None = None) -> dict[str, Any]:
+def get(name: str, *, say: Say, url: str | None = None) -> dict[str, object]:
     """Download a dataset into the user's cache and verify it; an intact copy is left as it is."""
     if name == SYNTHETIC:
         raise UsageError(
@@ -72,7 +71,7 @@ def get(name: str, *, say: Say, url: str | None = None) -> dict[str, Any]:
     return {**answer, "downloaded": True}
 
 
-def check(name: str, *, path: Path | None = None) -> dict[str, Any]:
+def check(name: str, *, path: Path | None = None) -> dict[str, object]:
     """Read a whole dataset and verify its checksums; a difference is an error."""
     if name == SYNTHETIC and path is None:
         folder, data = None, movielens_like.generate(DEFAULT_SEED)
@@ -102,7 +101,7 @@ def check(name: str, *, path: Path | None = None) -> dict[str, Any]:
     }
 
 
-def make(name: str, *, path: Path, seed: int = DEFAULT_SEED) -> dict[str, Any]:
+def make(name: str, *, path: Path, seed: int = DEFAULT_SEED) -> dict[str, object]:
     """Write the embedded dataset as files."""
     if name != SYNTHETIC:
         raise UsageError(f"{name} is real data and cannot be made", fix=f"recperf data get {name}")
@@ -121,7 +120,7 @@ def make(name: str, *, path: Path, seed: int = DEFAULT_SEED) -> dict[str, Any]:
     }
 
 
-def info(name: str, *, path: Path | None = None, seed: int = DEFAULT_SEED) -> dict[str, Any]:
+def info(name: str, *, path: Path | None = None, seed: int = DEFAULT_SEED) -> dict[str, object]:
     """Describe the content of a dataset."""
     if name == SYNTHETIC and path is None:
         data = _generated(seed)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .. import places
 from ..config import require
@@ -59,15 +58,14 @@ class Dataset:
     manifest: Path | None = None
     """Description of an imported dataset."""
 
-    def facts(self) -> dict[str, Any]:
-        """The description of an imported dataset; empty for another."""
-        if self.manifest is None:
-            return {}
-        return read_sealed(self.manifest, KINDS[self.kind].form, fix=f"remove {self.folder} and import it again")
-
     @property
     def rows(self) -> int | None:
-        return self.facts().get(KINDS[self.kind].rows) if self.kind in KINDS else None
+        """The number of rows of an imported dataset; None for another."""
+        if self.manifest is None:
+            return None
+        kind, again = KINDS[self.kind], f"remove {self.folder} and import it again"
+        rows: int | None = read_sealed(self.manifest, kind.form, dict, fix=again).get(kind.rows)
+        return rows
 
     @property
     def bytes(self) -> int:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from ..errors import DataError, MachineError
 from ..files import read_linked, sha256
+from ..jsonfile import Struct
 
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 
-def check_sums(folder: Path, sums: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Names of the files that are missing, that differ, and that the list does not have. `progress` receives the bytes
-    read and the total."""
+class ComparedFiles(Struct, kw_only=True):
+    folder: str
+    intact: bool
+    compared: int
+    bytes: int
+    missing: list[str]
+    differing: list[str]
+    extra: list[str]
+    """Files that the list does not have."""
+
+
+def check_sums(folder: Path, sums: Path, progress: Callable[[int, int], None]) -> ComparedFiles:
+    """Compares the files with their sums. `progress` receives the bytes read and the total."""
     folder, sums = folder.expanduser(), sums.expanduser()
     if not folder.is_dir():
         raise DataError("there is no such folder", where={"folder": folder}, fix="name the folder of the listed files")
@@ -39,15 +49,15 @@ def check_sums(folder: Path, sums: Path, progress: Callable[[int, int], None]) -
             raise MachineError(what, where={"file": files[name]}, fix="check its permissions and the disk") from error
     missing = sorted(expected.keys() - files.keys())
     extra = sorted(name for name in files.keys() - expected.keys() if not files[name].samefile(sums))
-    return {
-        "folder": str(folder),
-        "intact": not (missing or differing or extra),
-        "compared": len(present),
-        "bytes": total,
-        "missing": missing,
-        "differing": sorted(differing),
-        "extra": extra,
-    }
+    return ComparedFiles(
+        folder=str(folder),
+        intact=not (missing or differing or extra),
+        compared=len(present),
+        bytes=total,
+        missing=missing,
+        differing=sorted(differing),
+        extra=extra,
+    )
 
 
 def read_sums(path: Path) -> dict[str, str]:

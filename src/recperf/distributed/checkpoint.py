@@ -21,6 +21,7 @@ from ..machine import out_of_memory
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, read_state
 from ..train.checkpoint_state import Content, Written
+from ..train.loop import State
 from .ranks import Ranks
 
 
@@ -30,28 +31,28 @@ class RankStore(CheckpointStore):
 
     world: Ranks = field(default_factory=Ranks)
     _content: Content | None = None
-    _into: dict[str, Any] | None = None
-    _state: dict[str, Any] | None = None
+    _into: State | None = None
+    _state: State | None = None
     """What this rank has read."""
 
     def __post_init__(self) -> None:
         # A path in a command of rank 0 must mean the same place to all.
         self.folder = self.folder.absolute()
 
-    def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
+    def save(self, step: int, state: State, *, best: bool) -> None:
         """Save a state; it is on disk when this returns."""
         self._content = content = Content.of(state)
         self._lead(lambda: self._write(step, content, best))
         self._content = None
 
-    def load(self, which: str = "last", into: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    def load(self, which: str = "last", into: State | None = None) -> State | None:
         """Read a state as a single process does; each rank reads the shards that its own `into` has."""
         self._into, self._state = into, None
         self._lead(lambda: self._load_first(which, into))
         state, self._into, self._state = self._state, None, None
         return state
 
-    def _load_first(self, which: str, into: dict[str, Any] | None) -> None:
+    def _load_first(self, which: str, into: State | None) -> None:
         probe = _nearest(self.folder) / f".seen.{os.getpid()}.tmp"
         with writing(probe):
             probe.write_bytes(b"")
@@ -154,7 +155,7 @@ class RankStore(CheckpointStore):
         answers = self._all("verify", (path, from_disk, _manifest_digest(path)))
         return next((answer for answer in answers if answer), None)
 
-    def _read(self, path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
+    def _read(self, path: Path, into: State | None) -> State:
         damage = next((answer for answer in self._all("read", path) if answer), None)
         if damage is not None:
             raise folders.Damaged(damage)

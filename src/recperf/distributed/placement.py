@@ -90,18 +90,15 @@ def place(
     batch: int,
     kind: KindOrAuto = "auto",
     named: Mapping[str, KindOrAuto] | None = None,
-    *,
-    column_width: int = COLUMN_WIDTH,
 ) -> list[Placed]:
     """Shards of each table; `named` has the kind of single tables. The largest tables are placed first, each on the
     ranks that hold least so far, counting weights, optimizer state and what they send in a step."""
     within(1, ranks, 1 << 20, "ranks")
-    within(1, column_width, 1 << 16, "column width")
-    mean = sum(_bytes_R(_shards(table, "row", ranks, column_width), batch).mean() for table in tables)
+    mean = sum(_bytes_R(_shards(table, "row", ranks), batch).mean() for table in tables)
     selected = []
     for table in tables:
         table_kind, why = _kind(table, ranks, batch, kind, named or {}, mean)
-        selected.append(replace(_shards(table, table_kind, ranks, column_width), why=why))
+        selected.append(replace(_shards(table, table_kind, ranks), why=why))
     held_R = np.zeros(ranks)
     placed: dict[str, Placed] = {}
     for one in sorted(selected, key=lambda one: -_bytes_R(one, batch).max()):
@@ -149,7 +146,7 @@ def _kind(
         return "table", "there is one rank"
     if not table.pooled:
         return "row", "every rank sends its share of the rows"
-    if _bytes_R(_shards(table, "table", ranks, COLUMN_WIDTH), batch).max() <= mean:
+    if _bytes_R(_shards(table, "table", ranks), batch).max() <= mean:
         return "table", "small enough to stay whole: each sum is sent once"
     return "row", "too large for one rank"
 
@@ -159,20 +156,20 @@ def rows_for_all(rows: int, ranks: int) -> bool:
     return -(-rows // ranks) * (ranks - 1) < rows
 
 
-def shard_columns(dim: int, ranks: int, least: int = COLUMN_WIDTH) -> int:
+def shard_columns(dim: int, ranks: int) -> int:
     """Columns of a column-wise shard: all shards are equally wide, and there are at most as many as ranks."""
     even = -(-dim // ranks)
-    narrowest = max(even, least) if dim > least else even
+    narrowest = max(even, COLUMN_WIDTH) if dim > COLUMN_WIDTH else even
     return next((width for width in range(narrowest, dim) if dim % width == 0 and width % LEAST_COLUMNS == 0), dim)
 
 
-def _shards(table: Table, kind: Kind, ranks: int, column_width: int) -> Placed:
+def _shards(table: Table, kind: Kind, ranks: int) -> Placed:
     """The shards of a table on the first ranks."""
     width_R = np.zeros(ranks, np.int64)
     if kind in ("row", "data-parallel"):
         width_R[:] = table.dim
     else:
-        width = table.dim if kind == "table" else shard_columns(table.dim, ranks, column_width)
+        width = table.dim if kind == "table" else shard_columns(table.dim, ranks)
         width_R[: table.dim // width] = width
     return Placed(table, kind, width_R)
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.table_rules import RULES, RuleName, TableRule
-from ..train.checkpoint_tensors import Rectangle, Shard, Sharded
+from ..train.checkpoint_folder import Rectangle
+from ..train.checkpoint_tensors import Shard, Sharded
 from .config import Demand, DistributedConfig
 from .library import require_torchrec
 from .placement import Placed, placed_by

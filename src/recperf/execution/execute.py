@@ -22,15 +22,8 @@ from ..runs.loggers import Curves
 from ..runs.record import Run, checkout, now, packages, profile_of, read_saved_config
 from ..runs.result import Data, Result, Target, Verified, checked
 from ..runs.result import Trial as TrialFile
-from ..runs.resume import (
-    RANKS,
-    Change,
-    operator_changes,
-    operators_text,
-    recorded_fields,
-    since_start,
-)
-from ..runs.schemas import Machine, Progress
+from ..runs.resume import RANKS, operator_changes, operators_text, recorded_fields, since_start
+from ..runs.schemas import Change, Machine, Progress
 from ..stop import StopFlag, poll
 from ..train.device import applied
 from .measuring import MEASURED, measure_run

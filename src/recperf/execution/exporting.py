@@ -22,6 +22,7 @@ from ..data.rows import pyarrow
 from ..errors import MachineError
 from ..files import write_atomic, write_json
 from ..folders import fresh_folder, temporary_folder
+from ..jsonfile import as_json
 from ..stop import call, poll
 from ..train.checkpoint_tensors import write_tensors
 from ..train.device import applied
@@ -70,7 +71,7 @@ def export(
         manifest = {
             "format": FORMAT,
             **facts,
-            **model.facts,
+            **as_json(model.facts),
             "tables": [_write_table(draft, one, number) for number, one in enumerate(content.tables)],
             "dense": {"file": DENSE},
             "program": _write_program(draft, content, served.settings.precision),

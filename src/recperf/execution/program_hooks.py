@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
@@ -27,7 +27,6 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -199,9 +198,8 @@ class Hooks(ExitStack):
                 return original(loader)
             facts = Loader(length(loader), loader.num_workers, prefetched(loader), loader_facts(loader))
             self._loaders.setdefault(id(loader.dataset), facts)
-            # Worker processes must not inherit the counting of operators.
-            counts = self.profiler.observer.state == "counted"
-            with self._waiting(), _disable_current_modes() if counts else nullcontext():
+            # Worker processes do not inherit the counting of operators, which a wait for input leaves out.
+            with self._waiting():
                 return original(loader)
 
         return iterate

@@ -21,11 +21,11 @@ from ..data.user_files.load import RowFile
 from ..errors import DataError, Interrupted, Stopped, UsageError, did_you_mean
 from ..files import atomic_file, read_regular, require_writable, sync_folder, write_json, writing
 from ..folders import alone, remove_folder
-from ..jsonfile import read_sealed, sealed
+from ..jsonfile import as_json, read_sealed, sealed
 from ..stop import FLAG, poll
 from ..version import __version__
 from .frames import with_columns
-from .serving import SCORES, TrainedModel, require_known, score_columns
+from .serving import SCORES, ModelFacts, TrainedModel, require_known, score_columns
 
 JOB, JOINED = "job.json", "joined"
 FORM = "recperf scores", 1
@@ -53,6 +53,17 @@ def format_of(path: Path) -> str:
     return form
 
 
+class ScoreSummary(ModelFacts, kw_only=True):
+    rows: int
+    resumed_at: int
+    """Rows that were scored before this command."""
+    unknown: dict[str, int]
+    """Rows with an id that the training data does not have, by column."""
+    seconds: float
+    rows_per_s: float
+    output: str
+
+
 def score_file(
     model: TrainedModel,
     source: Path | None,
@@ -61,11 +72,11 @@ def score_file(
     columns: Sequence[str] | None = None,
     allow_unknown: bool = False,
     progress: Progress = lambda done, total: None,
-) -> dict[str, Any]:
+) -> ScoreSummary:
     """Score the rows of a file, or without one the held-out rows of the run, and write them with their scores.
 
     `columns` are the input's columns to write, by default all. `allow_unknown` accepts a file most of whose ids are
-    unknown. Returns a summary.
+    unknown.
     """
     format_of(output)
     require_writable(output.parent)
@@ -74,7 +85,7 @@ def score_file(
         raise UsageError("the output is the input", fix="write the scores to another file")
     job = {
         "format": FORM[0], "version": FORM[1], "recperf": __version__, "checkpoint": model.digest, "data": rows.data,
-        **model.facts, "input": rows.identity,
+        **as_json(model.facts), "input": rows.identity,
     }  # fmt: skip
     folder = output.with_name(f"{output.name}.parts")
     with alone(folder, what="scoring into this file", ours=OURS, again=AGAIN):
@@ -100,15 +111,15 @@ def score_file(
             if not parts.paths:
                 remove_folder(folder, OURS)
         seconds = perf_counter() - began
-    return {
-        **model.facts,
-        "rows": parts.rows,
-        "resumed_at": before,
-        "unknown": {column: one.rows for column, one in parts.unknown.items()},
-        "seconds": round(seconds, 3),
-        "rows_per_s": round((parts.rows - before) / max(seconds, 1e-9), 1),
-        "output": str(output),
-    }
+    return ScoreSummary(
+        **as_json(model.facts),
+        rows=parts.rows,
+        resumed_at=before,
+        unknown={column: one.rows for column, one in parts.unknown.items()},
+        seconds=round(seconds, 3),
+        rows_per_s=round((parts.rows - before) / max(seconds, 1e-9), 1),
+        output=str(output),
+    )
 
 
 def _write_scored(parts: Parts, rows: FileRows | HeldOut, form: str, progress: Progress) -> None:
@@ -206,7 +217,7 @@ class Parts:
         self.unknown: dict[str, Unknown] = {}
         self.paths: list[Path] = []
         path, parts = folder / JOB, [*folder.glob("part-*.rows")]
-        before = read_sealed(path, FORM, fix=f"remove {folder}") if parts or os.path.lexists(path) else None
+        before = read_sealed(path, FORM, dict, fix=f"remove {folder}") if parts or os.path.lexists(path) else None
         if before != json.loads(json.dumps(job)):
             for part in parts:
                 part.unlink()

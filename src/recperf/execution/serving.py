@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..data.rows import Ids, Table, Unknown, find_column, pyarrow
 from ..errors import DataError, UsageError, did_you_mean
 from ..files import digest_of, open_regular, reading
-from ..jsonfile import check, read
+from ..jsonfile import Struct, check, read
 from ..runs.checkpoints import trainings
 from ..runs.result import Data
 from ..stop import poll
@@ -152,6 +152,15 @@ class Served(Protocol):
         return torch.zeros(0, dtype=torch.int64)
 
 
+class ModelFacts(Struct, kw_only=True):
+    """What a summary says of a model."""
+
+    seed: int
+    checkpoint: str
+    step: int
+    device: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedModel:
     """A model with the weights of a checkpoint."""
@@ -169,14 +178,9 @@ class TrainedModel:
             return digest_of(file)
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What a summary says of the model."""
-        return {
-            "seed": self.seed,
-            "checkpoint": self.checkpoint.name,
-            "step": folders.step_of(self.checkpoint),
-            "device": self.served.settings.device_name,
-        }
+    def facts(self) -> ModelFacts:
+        step, device = folders.step_of(self.checkpoint), self.served.settings.device_name
+        return ModelFacts(seed=self.seed, checkpoint=self.checkpoint.name, step=step, device=device)
 
     @cached_property
     def meeting(self) -> tuple[Tensor, str] | None:

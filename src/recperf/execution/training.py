@@ -11,14 +11,14 @@ import torch
 
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, RecperfError
-from ..jsonfile import check
+from ..jsonfile import as_json, check
 from ..machine import out_of_memory
 from ..measure.spans import LimitSoFar
 from ..ops import choice
 from ..runs.loggers import Curves
 from ..runs.record import Run
-from ..runs.resume import OPERATORS, RANKS, Change, changes, is_free, operator_changes, recorded_fields, require_allowed
-from ..runs.schemas import SavedState
+from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
+from ..runs.schemas import Change, SavedState
 from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, shape_mismatch
@@ -314,7 +314,7 @@ class SeedTraining:
         for change in changes:
             if change.field in (OPERATORS, RANKS):
                 self.report.notice(f"{change.field} change from {change.was} to {change.now}")
-            self.run.event("change", seed=self.seed, step=step, **vars(change))
+            self.run.event("change", seed=self.seed, step=step, **as_json(change))
 
     def _require_baselines(self, digest: str | None) -> None:
         """Refuse baselines that were edited: they go into the result as they are."""

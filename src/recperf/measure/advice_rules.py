@@ -194,6 +194,10 @@ def product_shape(evidence: Evidence) -> Advice | None:
         f"machine reaches {number(ceilings.product(row.precision))}FLOP/s: {evidence.cost(row.ms, [row])}."
     )
     change = "pad its sizes to multiples of 16 and pass contiguous operands: x = x.contiguous()"
+    if any((other.part or "").endswith("backward") for other in rows):
+        # What is contiguous in one pass is transposed in the other.
+        seen += " Time both passes: an operand that is contiguous forward is transposed backward."
+        return Advice("shape", seen, change)
     return evidence.advice("shape", seen, change, row.ms, least / FAR)
 
 
@@ -239,13 +243,14 @@ def loader(evidence: Evidence) -> Advice | None:
         seen = f"The DataLoader has {facts.workers} workers for {cores} cores."
         return Advice("workers", seen, f"DataLoader(..., num_workers={cores})", settings={"workers": cores})
     rest = evidence.step_ms - waited
-    making = waited if not facts.workers else evidence.step_ms * facts.workers
+    # A worker computes with one thread, and needs no core while it sleeps or waits for a disk.
+    cores_used = evidence.observed.input_cores
+    making = waited * max(1.0, cores_used) if not facts.workers else evidence.step_ms * facts.workers
     workers = max(1, min(cores - 1 or 1, round(making / max(rest, 1e-9) + 0.5)))
     if workers <= facts.workers:
         return None
     busy = rest * (evidence.facts.threads if evidence.on_cpu else 1)
-    # What the loader sleeps or waits for a disk needs no core.
-    computed = making * (1 - evidence.observed.input_off)
+    computed = making * min(1.0, cores_used)
     left = max(0.0, making / workers - rest, (computed + busy) / cores - rest)
     made = f"by {facts.workers} workers" if facts.workers else "in the process of the step"
     seen = f"The step waits for its batch, which is made {made}: {evidence.cost(waited)}."

@@ -90,7 +90,7 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
         preempted=preempted,
         overhead=TimingCost(overhead_ns, overhead_ns / 1e6 / step_ms if step_ms else 0.0),
         waits={"input": input_ms, "communication": ranks_ms},
-        input_off=sum(step.input.off for step in observer.plain)
+        input_cores=sum(step.input.process for step in observer.plain)
         / max(1, sum(step.input.wall for step in observer.plain)),
         operators=[],
         notes=list(observer.notes),

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _push_mode
+from torch.utils._python_dispatch import _disable_current_modes, _push_mode
 
 from ..ops.operators import fast_range, hear_calls, recorded
 from .counting import Counter
@@ -103,6 +103,7 @@ class Observer:
         self._input = self._ranks = _ZERO
         self.waiting = ""
         """What the step waits for: input, ranks."""
+        self._trace_few = False
         self.stacks = Stacks(own=spans)
         self.end_stack: tuple[Position, ...] = ()
         self.sampler = Sampler(self.stacks, lambda: self.waiting)
@@ -132,7 +133,8 @@ class Observer:
             return
         before, self.waiting = self.clock.now(), "input"
         try:
-            with fast_range(f"{PART}data") if self.state == "traced" else nullcontext():
+            # How a batch is made is not divided by operators, and a loader may call thousands.
+            with _INPUT_RANGE.get(self.state, nullcontext)():
                 yield
         finally:
             self.waiting = ""
@@ -260,7 +262,7 @@ class Observer:
         if self._in_state > self._unnamed:
             self.traced.append(spent.since(self._input.plus(self._ranks)))
         seconds = sum(moment.wall for moment in self.traced) / 1e9
-        enough = len(self.traced) >= (FEW_TRACED if self.few or self.light else TRACED)
+        enough = len(self.traced) >= (FEW_TRACED if self._trace_few else TRACED)
         enough = enough or (bool(self.traced) and seconds > 4 * PLAIN_SECONDS)
         if enough if self.counts is None else len(self.traced) >= self.counts.traced:
             self._stop_trace()
@@ -375,8 +377,10 @@ class Observer:
         self.recording = Recording(cuda=self.cuda, about={**(self._about or {}), "other_work": self.others})
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
-        waits = sum(step.input.wall for step in self.plain) > WAITS * sum(step.whole.wall for step in self.plain)
-        self._unnamed = 1 + (self.buffered if waits and not self.hurries else 0)
+        waits = sum(step.input.wall for step in self.plain) / max(1, sum(step.whole.wall for step in self.plain))
+        self._unnamed = 1 + (self.buffered if waits > WAITS and not self.hurries else 0)
+        # Operators have little of such a step.
+        self._trace_few = self.few or self.light or waits > 0.5
         if self.model is not None and not self.light:
             self._stack.enter_context(module_ranges(self.model))
         if self._spans:
@@ -432,4 +436,5 @@ class Observer:
         counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
-_ZERO = Moment(0, 0, 0)
+_ZERO = Moment(0, 0, 0, 0)
+_INPUT_RANGE = {"traced": lambda: fast_range(f"{PART}data"), "counted": _disable_current_modes}

@@ -146,8 +146,8 @@ class Observed(Struct):
     sampling: Sampling | None = None
     preempted: Number | None = None
     """Share of the time in which the thread of the steps waited for a core."""
-    input_off: Number = 0.0
-    """Share of the wait for input in which the thread was off its core."""
+    input_cores: Number = 1.0
+    """Cores that the process used while a step waited for its input."""
     inside: Number | None = None
     """Part of a call's cost that is inside the operator."""
     crowded: Number = 0.0

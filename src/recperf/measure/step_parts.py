@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any, NamedTuple
 
 import torch
@@ -44,12 +44,14 @@ class Moment(NamedTuple):
     cpu: int
     waiting: int
     """Time since the thread began in which it could have run but other work had its core."""
+    process: int
+    """CPU time of all threads of the process."""
 
     def since(self, before: Moment) -> Moment:
-        return Moment(self.wall - before.wall, self.cpu - before.cpu, self.waiting - before.waiting)
+        return Moment(*(now - then for now, then in zip(self, before, strict=True)))
 
     def plus(self, other: Moment) -> Moment:
-        return Moment(self.wall + other.wall, self.cpu + other.cpu, self.waiting + other.waiting)
+        return Moment(*(one + more for one, more in zip(self, other, strict=True)))
 
     @property
     def off(self) -> int:
@@ -83,7 +85,7 @@ class ThreadClock:
                 waiting = int(os.pread(self._file, 96, 0).split()[1])
             except (OSError, IndexError, ValueError):
                 waiting = 0
-        return Moment(perf_counter_ns(), thread_time_ns(), waiting)
+        return Moment(perf_counter_ns(), thread_time_ns(), waiting, process_time_ns())
 
     def close(self) -> None:
         if self._file is not None:

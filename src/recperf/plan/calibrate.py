@@ -6,19 +6,18 @@ measured where there is one, else one core of the CPU while a second process doe
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from ..config import from_json
 from ..errors import MachineError, RecperfError
 from ..files import make_folder, write_json
 from ..folders import temporary_folder
-from ..jsonfile import read, read_sealed, sealed
+from ..jsonfile import Struct, read, read_sealed, sealed
 from ..machine import available_bytes, fingerprint, host_facts
 from ..measure.peaks import quiet_now
 from ..measure.peaks.other_work import DISTURBED, OtherWork
@@ -57,10 +56,6 @@ TIMEOUT = 300
 Say = Callable[[str], None]
 Timer = Callable[[Callable[[], object]], float]
 """Nanoseconds of a call."""
-
-
-class _Stored(TypedDict):
-    entries: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -141,10 +136,17 @@ class Calibration:
         )
 
 
+class _Stored(Struct):
+    format: str
+    version: int
+    entries: dict[str, Calibration]
+    """By device and model."""
+
+
 def stored(device: str, work: Work) -> Calibration | None:
     """What an earlier call measured here for this model, and no torch is needed to read."""
     try:
-        return from_json(Calibration, _entries()[_key(device, Model.of(work))], field="calibration")
+        return _read().entries[_key(device, Model.of(work))]
     except (RecperfError, KeyError):
         # Not measured, or damaged: it is measured again.
         return None
@@ -208,10 +210,8 @@ def _path() -> Path:
     return places.home() / "calibrations" / f"{fingerprint(host_facts())}.json"
 
 
-def _entries() -> dict[str, Any]:
-    """What is stored by device and model."""
-    entries: dict[str, Any] = read_sealed(_path(), FORM, _Stored, fix="recperf plan measures again")["entries"]
-    return entries
+def _read() -> _Stored:
+    return read_sealed(_path(), FORM, _Stored, fix="recperf plan measures again")
 
 
 def _key(device: str, model: Model) -> str:
@@ -221,19 +221,15 @@ def _key(device: str, model: Model) -> str:
 def _store(calibration: Calibration, model: Model, say: Say) -> None:
     path = _path()
     try:
-        entries = _entries()
+        known = _read()
     except RecperfError:
-        entries = {}
+        known = _Stored(*FORM, entries={})
     try:
         make_folder(path.parent)
-        entries[_key(calibration.device, model)] = _entry(calibration)
-        write_json(path, sealed({"format": FORM[0], "version": FORM[1], "entries": entries}))
+        known.entries[_key(calibration.device, model)] = calibration
+        write_json(path, sealed(known))
     except MachineError as error:
         say(f"the calibration is not stored: {error.what}")
-
-
-def _entry(calibration: Calibration) -> dict[str, Any]:
-    return {name: value for name, value in asdict(calibration).items() if value is not None}
 
 
 def _of_gpu(model: Model, batch: int) -> Calibration:
@@ -372,7 +368,7 @@ def _process(rank: int, parent: int, meeting: str, file: Path, model: Model, bat
     rates = _rates(model, batch, "cpu", ns_of, name="cpu", memory=available_bytes())
     if rank == 0:
         rates = replace(rates, latency_s=latency_s, link_bytes_per_s=link_bytes_per_s)
-        file.write_text(json.dumps(_entry(rates)))
+        write_json(file, rates)
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ..errors import DataError, MachineError
 from ..folders import require_own_folders
+from ..jsonfile import Struct
 from ..train import checkpoint_folder as folders
 from .record import read_config
 
@@ -27,7 +28,24 @@ def trainings(run: Path) -> list[Path]:
     return sorted(numbered, key=lambda path: int(path.name.removeprefix("seed-")))
 
 
-def listed(run: Path, *, hashed: bool) -> list[dict[str, Any]]:
+class Checkpoint(Struct, kw_only=True):
+    """A checkpoint as `recperf check` lists it."""
+
+    seed: int
+    name: str
+    folder: str
+    step: int
+    when: str | None
+    """None: its manifest is damaged."""
+    files: int
+    bytes: int
+    last: bool
+    best: bool
+    fault: str | None
+    """None: it is intact, as far as it was read."""
+
+
+def listed(run: Path, *, hashed: bool) -> list[Checkpoint]:
     """Every checkpoint of a run, each seed's newest first; `hashed` reads all of their bytes."""
     for folder in trainings(run):
         if hashed and folders.ever_saved(folder) and not folders.saved(folder):
@@ -35,25 +53,23 @@ def listed(run: Path, *, hashed: bool) -> list[dict[str, Any]]:
     return [_facts(path, hashed=hashed) for folder in trainings(run) for path in folders.saved(folder)]
 
 
-def _facts(path: Path, *, hashed: bool) -> dict[str, Any]:
-    fault = folders.fault(path, hashed=hashed)
-    try:
+def _facts(path: Path, *, hashed: bool) -> Checkpoint:
+    fault, manifest = folders.fault(path, hashed=hashed), None
+    with suppress(folders.Damaged):
         manifest = folders.read_manifest(path)
-    except folders.Damaged:
-        manifest = {"when": None, "files": {}}
-    newest, best = folders.saved(path.parent)[0], folders.best_of(path.parent)
-    return {
-        "seed": int(path.parent.name.removeprefix("seed-")),
-        "name": path.name,
-        "folder": str(path),
-        "step": folders.step_of(path),
-        "when": manifest["when"],
-        "files": len(manifest["files"]),
-        "bytes": sum(stated["bytes"] for stated in manifest["files"].values()),
-        "last": path == newest,
-        "best": path == best,
-        "fault": fault,
-    }
+    files = manifest.files if manifest else {}
+    return Checkpoint(
+        seed=int(path.parent.name.removeprefix("seed-")),
+        name=path.name,
+        folder=str(path),
+        step=folders.step_of(path),
+        when=manifest.when if manifest else None,
+        files=len(files),
+        bytes=sum(stated.bytes for stated in files.values()),
+        last=path == folders.saved(path.parent)[0],
+        best=path == folders.best_of(path.parent),
+        fault=fault,
+    )
 
 
 def prune(run: Path, keep: int) -> Iterator[tuple[Path, str]]:

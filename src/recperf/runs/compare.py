@@ -10,20 +10,22 @@ import math
 import re
 import statistics
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import jsonfile
+from ..config import ConfigValues
 from ..errors import DataError, UsageError
 from ..jsonfile import Struct
 from ..measure.limits import TEXTS
 from ..measure.profile_records import SCHEMA, Profile, Trust
-from ..measure.trace.file import looks_like_trace
 from . import step_report
-from .record import PROFILE_MARK, read_config
+from .record import read_config
 from .report.compare import changed_fields
 from .report.formats import percent, printable
+from .report.reading import kind_of
 from .report.step_sections import why_missing
 from .schemas import Machine, require_schema
 
@@ -126,23 +128,6 @@ class Side:
     notes: list[str] = field(default_factory=list)
     limit: str | None = None
     shares: dict[str, Any] = field(default_factory=dict)
-
-
-def kind_of(path: Path) -> str:
-    """Whether a path is a `run`, a `profile`, a `trace` or a folder of `traces`."""
-    if path.is_dir():
-        if (path / PROFILE_MARK).exists():
-            return "profile"
-        if any((path / name).exists() for name in ("config.json", "result.json")):
-            return "run"
-        if (path / "profile.json").exists():
-            return "profile"
-        return "traces" if any(path.glob("*.json")) or any(path.glob("*.json.gz")) else "run"
-    if not path.exists():
-        raise DataError("there is nothing at this path", where={"file": path}, fix="name a run, a profile or a trace")
-    if not path.is_file():
-        raise DataError("not a file", where={"file": path}, fix="name a run, a profile or a trace")
-    return "trace" if path.name.endswith(".gz") or looks_like_trace(path) else "profile"
 
 
 def load(path: Path) -> Side:
@@ -256,11 +241,8 @@ def compare(old: Side, new: Side) -> Comparison:
         if group in new.groups and group not in missing
     }
     if not groups:
-        raise UsageError(
-            "these two have nothing in common to compare",
-            where={"one": old.path, "other": new.path},
-            fix="name two runs, two profiles or two traces",
-        )
+        what, fix = "these two have nothing in common to compare", "name two runs, two profiles or two traces"
+        raise UsageError(what, where={"one": old.path, "other": new.path}, fix=fix)
     return Comparison(
         files=(printable(old.path), printable(new.path)),
         warnings=_warnings(old, new),
@@ -333,11 +315,10 @@ def _notes(old: Side, new: Side) -> list[str]:
         after = new.circumstances.get(kind)
         if not before or not after:
             continue
-        for row in changed_fields([before, after]):
-            one, other = row.values
+        for name, (one, other) in changed_fields([before, after]).items():
             # What only one side records is no difference, except for a switch or a package that only one has.
             if kind or None not in (one, other):
-                notes.append(f"{kind}{printable(row.name)}: {_named(one)}, then {_named(other)}")
+                notes.append(f"{kind}{printable(name)}: {_named(one)}, then {_named(other)}")
     if old.steps != new.steps and "regions" in old.groups:
         notes.append(f"different numbers of steps: {old.steps:,} and {new.steps:,}; all times are per step")
     for side in (old, new):
@@ -360,19 +341,16 @@ def parse_gate(text: str) -> float:
     return float(match[1]) / 100
 
 
-def _about(folder: Path) -> tuple[str | None, dict[str, Any], str | None]:
+def _about(folder: Path) -> tuple[str | None, ConfigValues, str | None]:
     """Workload, config and machine of a profile. They only explain differences, so a damaged file counts as missing."""
     workload: str | None = None
-    config: dict[str, Any] = {}
+    config: ConfigValues = {}
     machine: str | None = None
-    try:
-        if (folder / "config.json").is_file():
-            workload, config = read_config(folder)
+    with suppress(DataError):
+        workload, config = read_config(folder)
+    with suppress(DataError):
         path = folder / "machine.json"
-        if path.is_file():
-            machine = jsonfile.require(jsonfile.read(path), Machine, path, what="is damaged").fingerprint
-    except DataError:
-        pass
+        machine = jsonfile.require(jsonfile.read(path), Machine, path, what="is damaged").fingerprint
     return workload, config, _text(machine)
 
 

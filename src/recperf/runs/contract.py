@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..jsonfile import as_json, shorten
+from ..jsonfile import Struct, as_json, shorten
 from ..measure.ceilings import Peaks, cache_holds, cold_over_hot, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
 from ..measure.profile_records import Component, StepBudget, StepFigures
 from ..measure.records import Percentiles, Verdict
 from ..units import size
 from .derive import Stated, bounds, quality_of, result_of
+from .events import Event, Step, Timing
 from .evidence import Evidence, NoEvidence, broken, own_fingerprint, present
 from .report.formats import printable
 from .result import fault
@@ -56,10 +57,22 @@ class Claim:
     holds: Callable[[Evidence], Finding]
 
 
-def check_run(folder: Path, claims: Sequence[Claim]) -> list[tuple[str, Finding]]:
-    """The text and the finding of every claim: first those of every run, then those of the workload."""
-    evidence = Evidence(folder)
-    return [(claim.text, judge(claim, evidence)) for claim in (*ALWAYS, *claims)]
+class JudgedClaim(Struct):
+    name: str
+    text: str
+    holds: bool | None
+    """None: not judged."""
+    found: str
+    """What the evidence shows."""
+
+
+def check_run(folder: Path, claims: Sequence[Claim]) -> list[JudgedClaim]:
+    """Judges every claim: first those of every run, then those of the workload."""
+    evidence, judged = Evidence(folder), []
+    for claim in (*ALWAYS, *claims):
+        finding = judge(claim, evidence)
+        judged.append(JudgedClaim(claim.name, claim.text, finding.holds, finding.detail))
+    return judged
 
 
 def judge(claim: Claim, evidence: Evidence) -> Finding:
@@ -89,12 +102,12 @@ def _intact(evidence: Evidence) -> Finding:
 def _foreign_events(evidence: Evidence) -> Iterator[str]:
     """The events that do not fit the config of the run, or each other."""
     seeds = evidence.seeds()
-    strangers = {event["seed"] for event in evidence.events() if event.get("seed") is not None} - set(seeds)
+    strangers = {event.seed for event in evidence.events(Event) if event.seed is not None} - set(seeds)
     if strangers:
         yield f"events.jsonl has events of seed {min(strangers)}, which the config does not ask for"
     for seed in seeds:
-        logged = len(evidence.events("step", seed=seed))
-        timed = sum(event.get("steps", 0) for event in evidence.events("timing", seed=seed))
+        logged = len(evidence.events(Step, seed=seed))
+        timed = sum(event.steps for event in evidence.events(Timing, seed=seed))
         if logged != timed:
             yield f"events.jsonl has {logged:,} steps of seed {seed}, its stretches {timed:,}"
 

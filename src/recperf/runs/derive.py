@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..measure.profile_records import Profile
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
 from ..train.config import baseline_to_beat
+from .events import ChangeEvent, Timing
 from .evidence import Evidence
 from .quality import add_detail, percentile
 from .result import (
@@ -89,7 +90,7 @@ def result_of(evidence: Evidence, stated: Stated) -> Result:
             data_digest=data.digest,
             started=progress.started,
             resumes=progress.resumes,
-            changes=tuple(reported_changes(evidence.events("change"), config.changed, config.config)),
+            changes=tuple(reported_changes(evidence.events(ChangeEvent), config.changed, config.config)),
         ),
     )
 
@@ -129,7 +130,7 @@ def bounds(metrics: Metrics, baselines: dict[str, Metrics], target: Target) -> I
 
 
 def _performance(evidence: Evidence, stated: Stated) -> Performance:
-    speed = speed_of(evidence.events())
+    speed = speed_of(evidence.events(Timing))
     performance = Performance(
         device=stated.device, settings=stated.settings, **speed, budget=None, steps_in_budget=0
     )  # fmt: skip
@@ -154,11 +155,10 @@ def mfu(profile: Profile, peaks: Peaks | None, steady: Throughput | None) -> flo
     return per_sample * steady.samples_per_s / peak
 
 
-def speed_of(events: Iterable[Json]) -> Json:
+def speed_of(timed: list[Timing]) -> Json:
     """The fields of a result's performance that follow from the log."""
-    timed = [event for event in events if event["kind"] == "timing"]
-    steady = [event for event in timed if event["part"] == "steady"]
-    times = [ms for event in steady for ms in event["step_ms"]]
+    steady = [event for event in timed if event.part == "steady"]
+    times = [ms for event in steady for ms in event.step_ms]
     step_ms = None
     if len(times) >= FEWEST:
         step_ms = Percentiles(*(percentile(times, share) for share in (20, 50, 80)))
@@ -172,29 +172,29 @@ def speed_of(events: Iterable[Json]) -> Json:
     }
 
 
-def _rate(stretches: list[Json]) -> Json | None:
-    total = {name: sum(event.get(name, 0) for event in stretches) for name in ("samples", "steps", "seconds")}
+def _rate(stretches: list[Timing]) -> Json | None:
+    total = {name: sum(getattr(event, name) for event in stretches) for name in ("samples", "steps", "seconds")}
     return {"samples_per_s": total["samples"] / total["seconds"], **total} if total["steps"] else None
 
 
-def _overall(timed: list[Json]) -> Overall | None:
+def _overall(timed: list[Timing]) -> Overall | None:
     rate = _rate(timed)
     if rate is None:
         return None
     parts: Json = {
-        f"{part}_s": math.fsum(event["seconds"] for event in timed if event["part"] == part)
+        f"{part}_s": math.fsum(event.seconds for event in timed if event.part == part)
         for part in ("steady", "warmup", "evaluation", "save")
     }
-    return Overall(**rate, **parts, shuffle_s=math.fsum(event.get("shuffle_s", 0.0) for event in timed))
+    return Overall(**rate, **parts, shuffle_s=math.fsum(event.shuffle_s for event in timed))
 
 
-def difference(rate: Throughput, steady: list[Json], times: list[float], p50: float) -> str | None:
+def difference(rate: Throughput, steady: list[Timing], times: list[float], p50: float) -> str | None:
     """Why steady throughput is not a batch per median step; None where the two are close."""
-    batch, mean = max(event["batch"] for event in steady), sum(times) / len(times)
+    batch, mean = max(event.batch for event in steady), sum(times) / len(times)
     ratio = rate.samples_per_s / (batch / p50 * 1e3)
     if abs(ratio - 1) <= CLOSE:
         return None
-    seconds, shuffle = rate.seconds, sum(event["shuffle_s"] for event in steady)
+    seconds, shuffle = rate.seconds, sum(event.shuffle_s for event in steady)
     between = max(0.0, seconds - shuffle - sum(times) / 1e3)
     causes = {
         f"the mean step takes {mean / p50:.2f} times the median": abs(math.log(mean / p50)),
@@ -205,7 +205,7 @@ def difference(rate: Throughput, steady: list[Json], times: list[float], p50: fl
         f"the time between steps is {between / seconds:.0%}": between / seconds,
     }
     stated = [text for text, size in sorted(causes.items(), key=lambda item: -item[1]) if size >= MINOR]
-    others = sum((event.get("other_work") or 0.0) * event["seconds"] for event in steady) / seconds
+    others = sum((event.other_work or 0.0) * event.seconds for event in steady) / seconds
     stated += [f"other work took {others:.0%} of the cores"] if others > DISTURBED else []
     sense = "below" if ratio < 1 else "above"
     return f"{abs(ratio - 1):.0%} {sense} {batch:,} samples per median step: {'; '.join(stated)}"

@@ -16,14 +16,16 @@ class BadEvent(Exception):
         self.line = line
 
 
-class Event(Struct):
+class Event(Struct, kw_only=True):
     """The fields that every event has. Events about one training name its seed."""
 
     kind: str
     seed: int | None = None
+    step: int = 0
+    """Steps done at the time."""
 
 
-class Step(Struct):
+class Step(Event, kw_only=True):
     """A training step; the loss and the norm are None if they were not finite."""
 
     seed: int
@@ -34,19 +36,22 @@ class Step(Struct):
     learning_rate: Number | None = None
 
 
-class Metric(Struct):
-    """An evaluation; its metrics are further fields of the event."""
+class Scores(Event, kw_only=True):
+    """An evaluation, or the metrics of the training batches since the one before; in the log the metrics are fields of
+    the event itself."""
 
     seed: int
     step: int
+    metrics: dict[str, Any]
+    epoch: int | None = None
+    split: str | None = None
 
 
-class Timing(Struct):
+class Timing(Event, kw_only=True):
     """The wall time of a stretch of training, or of an evaluation or a save, which have no steps."""
 
     seed: int
     step: int
-    """Steps done when it ended."""
     part: str
     """warmup, steady, evaluation or save."""
     seconds: Number
@@ -62,7 +67,7 @@ class Timing(Struct):
     """The time of every step, without the warm-up."""
 
 
-class ChangeEvent(Struct):
+class ChangeEvent(Event, kw_only=True):
     """A config field that differs from then on; `step` is the last step before."""
 
     seed: int
@@ -72,31 +77,30 @@ class ChangeEvent(Struct):
     now: Any
 
 
-KINDS: dict[str, type] = {"step": Step, "metric": Metric, "timing": Timing, "change": ChangeEvent}
+KINDS: dict[str, type[Event]] = {
+    "step": Step, "metric": Scores, "training": Scores, "timing": Timing, "change": ChangeEvent
+}  # fmt: skip
 ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
-"""Fields of an evaluation that say where and when it happened; the others are its metrics."""
+"""Fields of `Scores` in the log that say where and when; the others are metrics."""
 
 
-def parse_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Every line of a log as an object, validated by its kind."""
-    return (_event(number, line) for number, line in enumerate(lines, 1))
+def event_of(value: Any) -> Event | Problem:
+    """A parsed line of the log, validated by its kind."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    declared = KINDS.get(kind, Event) if isinstance(kind, str) else Event
+    if declared is Scores:
+        metrics = {name: value.pop(name) for name in list(value) if name not in ABOUT}
+        value["metrics"] = metrics
+    return fit(value, declared)
 
 
-def _event(number: int, line: bytes) -> dict[str, Any]:
-    try:
-        value = decode(line)
-    except ValueError as error:
-        raise BadEvent(number, error) from None
-    event: Event | Problem = fit(value, Event)
-    if isinstance(event, Problem):
-        raise BadEvent(number, event)
-    details = fit(value, KINDS.get(event.kind, Event))
-    if isinstance(details, Problem):
-        raise BadEvent(number, details)
-    return dict(value)
-
-
-def metrics_of(event: dict[str, Any]) -> dict[str, float] | Problem:
-    """The metrics of an evaluation: every field that does not say where and when it happened."""
-    rest = {name: value for name, value in event.items() if name not in ABOUT}
-    return fit(rest, dict[str, Number])
+def parse_events(lines: Iterable[bytes]) -> Iterator[Event]:
+    """Every line of a log, validated by its kind."""
+    for number, line in enumerate(lines, 1):
+        try:
+            event = event_of(decode(line))
+        except ValueError as error:
+            raise BadEvent(number, error) from None
+        if isinstance(event, Problem):
+            raise BadEvent(number, event)
+        yield event

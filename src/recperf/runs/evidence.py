@@ -17,11 +17,12 @@ from ..jsonfile import Problem, Struct, as_json, fit, load
 from ..machine import fingerprint
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ..measure.profile_records import PAIR_SCHEMA, SCHEMA, Pair, Profile
-from .events import BadEvent, metrics_of, parse_events
+from .events import BadEvent, Event, Scores, Step, parse_events
 from .result import Data, Evaluation, Metrics, Result, Trial
 from .schemas import Progress, SavedConfig
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Event)
 Json = dict[str, Any]
 
 SEAL_SCHEMA = 1
@@ -113,7 +114,7 @@ class Evidence:
         return own_fingerprint("machine.json", self.raw("machine.json"))
 
     @cached_property
-    def _events(self) -> list[Json]:
+    def _events(self) -> list[Event]:
         try:
             with open(open_regular(self.folder / "events.jsonl"), "rb") as file:
                 return list(parse_events(file))
@@ -122,10 +123,9 @@ class Evidence:
         except OSError as error:
             raise _unreadable("events.jsonl", error) from None
 
-    def events(self, kind: str | None = None, *, seed: int | None = None) -> list[Json]:
-        """Lines of events.jsonl in their order: all of them, or those of a kind and of a seed."""
-        events = self._events if kind is None else [event for event in self._events if event["kind"] == kind]
-        return events if seed is None else [event for event in events if event.get("seed") == seed]
+    def events(self, kind: type[E], *, seed: int | None = None) -> list[E]:
+        """Events of a kind in their order, of all seeds or of one."""
+        return [event for event in self._events if isinstance(event, kind) and seed in (None, event.seed)]
 
     def seeds(self) -> range:
         """The seeds that the config asks for; every one must have a trial."""
@@ -154,23 +154,24 @@ class Evidence:
     def _history(self, seed: int) -> list[Evaluation]:
         """The evaluations of a seed on validation rows."""
         history = []
-        for event in self.events("metric", seed=seed):
-            if event.get("split") == "valid":
-                metrics = metrics_of(event)
-                if isinstance(metrics, Problem) or "auc" not in metrics or type(event.get("epoch")) is not int:
+        for event in self.events(Scores, seed=seed):
+            if event.split == "valid":
+                metrics = fit(event.metrics, Metrics)
+                if isinstance(metrics, Problem) or "auc" not in metrics or event.epoch is None:
                     raise NoEvidence(f"events.jsonl has an evaluation of seed {seed} that is damaged")
-                history.append(Evaluation(step=event["step"], epoch=event["epoch"], metrics=metrics))
+                history.append(Evaluation(step=event.step, epoch=event.epoch, metrics=metrics))
         if not history:
             raise NoEvidence(f"events.jsonl has no evaluation of seed {seed}")
         return history
 
     def losses(self, seed: int) -> list[float]:
         """The loss of every step of a seed; each step must be in the log exactly once."""
-        events = self.events("step", seed=seed)
-        losses = {event["step"]: event["loss"] for event in events}
-        if len(events) < 2 or sorted(losses) != list(range(1, len(events) + 1)) or None in losses.values():
+        steps = sorted(self.events(Step, seed=seed), key=lambda event: event.step)
+        losses = [event.loss for event in steps if event.loss is not None]
+        complete = [event.step for event in steps] == [*range(1, len(losses) + 1)]
+        if len(losses) < 2 or not complete:
             raise NoEvidence(f"events.jsonl does not have every step of seed {seed} once")
-        return [float(losses[step]) for step in sorted(losses)]
+        return losses
 
 
 def _unreadable(name: str, error: OSError) -> NoEvidence:

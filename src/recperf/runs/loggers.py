@@ -18,16 +18,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..config import flatten
+from ..config import ConfigValues, flatten
 from ..errors import MachineError
 from ..files import make_folder
 from ..measure.profile_records import Profile
-from .events import ABOUT
+from .events import Event, Scores, Step, Timing, event_of
 from .record import Run
 from .report.step_sections import headline
 from .result import Result
-
-Json = dict[str, Any]
 
 
 class Logger(Protocol):
@@ -39,24 +37,24 @@ class Logger(Protocol):
 
     def scalars(self, step: int, values: dict[str, float]) -> None: ...
 
-    def finish(self, step: int, text: str, config: Json, metrics: dict[str, float]) -> None:
+    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
         """The end of the run: the verdict in one line, the hyper-parameters, and the metrics they led to."""
         ...
 
     def close(self) -> None: ...
 
 
-def scalars_of(event: Json) -> dict[str, float]:
+def scalars_of(event: Event) -> dict[str, float]:
     """The points that an event adds to the curves."""
-    kind = event["kind"]
     values: dict[str, Any] = {}
-    if kind == "step" and "gradient_norm" in event:
-        values = {f"train/{name}": event.get(name) for name in ("loss", "gradient_norm", "learning_rate")}
-    elif kind == "timing" and event.get("samples") and event["seconds"] > 0:
-        values = {"throughput/samples_per_s": event["samples"] / event["seconds"]}
-    elif kind in ("metric", "training"):
-        where = "valid" if kind == "metric" else "train"
-        values = {f"{where}/{name}": value for name, value in event.items() if name not in ABOUT}
+    # The learning rate is logged with the gradient's norm, in some steps only.
+    if isinstance(event, Step) and event.learning_rate is not None:
+        values = {f"train/{name}": getattr(event, name) for name in ("loss", "gradient_norm", "learning_rate")}
+    elif isinstance(event, Timing) and event.samples and event.seconds > 0:
+        values = {"throughput/samples_per_s": event.samples / event.seconds}
+    elif isinstance(event, Scores):
+        where = "valid" if event.kind == "metric" else "train"
+        values = {f"{where}/{name}": value for name, value in event.metrics.items()}
     return {name: float(value) for name, value in values.items() if _is_number(value)}
 
 
@@ -81,21 +79,24 @@ class Curves:
             known = self._call(name, lambda logger: logger.begin(seed, done))
             if known is not None and known < done:
                 for event in run.events():
-                    if event.get("seed") == seed and known < event.get("step", 0) <= done:
+                    if event.seed == seed and known < event.step <= done:
                         self._send(event, (name,))
 
-    def event(self, kind: str, fields: Json) -> None:
-        if self.loggers:
-            self._send({"kind": kind, **fields}, tuple(self.loggers))
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
+        event = event_of({"kind": kind, **fields}) if self.loggers else None
+        if isinstance(event, Event):
+            self._send(event, tuple(self.loggers))
 
-    def _send(self, event: Json, names: Iterable[str]) -> None:
+    def _send(self, event: Event, names: Iterable[str]) -> None:
         if values := scalars_of(event):
             for name in names:
-                self._call(name, lambda logger: logger.scalars(event["step"], values))
+                self._call(name, lambda logger: logger.scalars(event.step, values))
 
-    def finish(self, run: Run, result: Result, profile: Profile | None, config: Json, *, replay: bool = False) -> None:
+    def finish(
+        self, run: Run, result: Result, profile: Profile | None, config: ConfigValues, *, replay: bool = False
+    ) -> None:
         """Send what was measured after training, with `replay` also the trainings, and close."""
-        steps = {event["seed"]: event["step"] for event in run.events() if event["kind"] == "step"}
+        steps = {event.seed: event.step for event in run.events() if isinstance(event, Step)}
         seeds = [trial.seed for trial in result.quality.seeds]
         for seed in seeds if replay else seeds[-1:]:
             if self._seed != seed:
@@ -163,7 +164,7 @@ class TensorBoard:
         points = [self._summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(step=step, summary=self._summary.Summary(value=points))
 
-    def finish(self, step: int, text: str, config: Json, metrics: dict[str, float]) -> None:
+    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
         summary = require("torch.utils.tensorboard.summary", "tensorboard")
 
         shown = {
@@ -207,7 +208,7 @@ class WeightsAndBiases:
     def scalars(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
 
-    def finish(self, step: int, text: str, config: Json, metrics: dict[str, float]) -> None:
+    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
         self._run.config.update(config, allow_val_change=True)
         self._run.summary.update({"verdict": text, **{f"result/{name}": value for name, value in metrics.items()}})
 
@@ -267,7 +268,7 @@ class MLflow:
         for start in range(0, len(points), 1000):
             self._client.log_batch(self._run, metrics=points[start : start + 1000])
 
-    def finish(self, step: int, text: str, config: Json, metrics: dict[str, float]) -> None:
+    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
         parameters = [self._entities.Param(name, str(value)[:500]) for name, value in config.items()]
         for start in range(0, len(parameters), 100):
             self._client.log_batch(self._run, params=parameters[start : start + 100])

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from .. import jsonfile
+from ..config import ConfigValues
 from ..errors import DataError, MachineError, UsageError
 from ..files import (
     append,
@@ -38,7 +39,7 @@ from ..files import (
 )
 from ..folders import MARK, alone
 from ..measure.profile_records import Profile
-from .events import BadEvent, parse_events
+from .events import BadEvent, Event, Step, Timing, event_of, parse_events
 from .schemas import Progress, SavedConfig, require_schema
 
 CONFIG_SCHEMA = 1
@@ -96,7 +97,7 @@ class Run:
             raise
 
     @classmethod
-    def create(cls, workload: str, config: dict[str, Any], *, folder: Path | None, job: str = "") -> Run:
+    def create(cls, workload: str, config: ConfigValues, *, folder: Path | None, job: str = "") -> Run:
         """A new folder, by default runs/<workload>-<time>-<id>. An existing run is never overwritten.
 
         `job`: torchrun's id of the job that creates it.
@@ -120,7 +121,7 @@ class Run:
             run = cls(folder, made=made)
         # A folder with a config is a run; a job that is restarted must know it as its own from then on.
         run.note_job(job)
-        write_json(folder / "config.json", {"schema": CONFIG_SCHEMA, "workload": workload, "config": config})
+        write_json(folder / "config.json", SavedConfig(schema=CONFIG_SCHEMA, workload=workload, config=config))
         return run
 
     @classmethod
@@ -205,7 +206,7 @@ class Run:
                 self._digest, self._digested = hashlib.sha256(), 0
             append(self._events, own)
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[Event]:
         """The log so far."""
         try:
             yield from parse_events(self._lines())
@@ -259,7 +260,7 @@ class Run:
         saved = (self.read("progress.json", Progress) or {}).get("saved")
         if saved is not None:
             return seed in saved
-        return any(event["kind"] == "step" and event["seed"] == seed for event in self.events())
+        return any(isinstance(event, Step) and event.seed == seed for event in self.events())
 
     def note_saved(self, seed: int) -> None:
         """Remember outside the checkpoints that a seed has one."""
@@ -324,14 +325,13 @@ def hold(folder: Path, *, busy: str = "wait for it, or choose another --run-dir"
 def _is_save(line: bytes, step: int | None) -> bool:
     """Whether a line of the log says how long saving the checkpoint of a step took; a damaged one does not."""
     try:
-        event = jsonfile.decode(line)
+        event = event_of(jsonfile.decode(line))
     except ValueError:
         return False
-    about = (event.get("kind"), event.get("part"), event.get("step")) if isinstance(event, dict) else ()
-    return about == ("timing", "save", step)
+    return isinstance(event, Timing) and (event.part, event.step) == ("save", step)
 
 
-def read_config(path: Path) -> tuple[str, dict[str, Any]]:
+def read_config(path: Path) -> tuple[str, ConfigValues]:
     """The workload's name and the config values of a saved config; a folder stands for its config.json."""
     named = not path.is_dir()
     if not named:
@@ -348,11 +348,11 @@ def read_saved_config(path: Path, *, named: bool = False) -> SavedConfig:
     return jsonfile.require(value, SavedConfig, path, what="is not a config that recperf saved")
 
 
-def checkout(besides: str = "") -> dict[str, Any]:
+def checkout(besides: str = "") -> dict[str, str | bool | None]:
     """Commit of the checkout and whether it has uncommitted changes, in other places than one; None if recperf does not
     run from its checkout."""
     source = Path(__file__).resolve().parents[3]
-    unknown = {"commit": None, "dirty": None}
+    unknown: dict[str, str | bool | None] = {"commit": None, "dirty": None}
     if not (source / ".git").exists() or not (source / "src" / "recperf").is_dir():
         return unknown
     commit = _git(source, "rev-parse", "HEAD")

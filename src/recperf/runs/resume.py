@@ -8,18 +8,19 @@ the next checkpoint may be hours away. events.jsonl says after which step each t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..config import flatten, to_json
+from msgspec.structs import replace
+
+from ..config import ConfigValues, flatten, to_json
 from ..errors import ConfigError, UsageError, did_you_mean
 from ..files import read_regular, write_json
-from ..jsonfile import read
-from .record import CONFIG_SCHEMA, now, read_saved_config
+from .events import ChangeEvent
+from .record import now, read_saved_config
 from .result import ReportedChange
-from .schemas import ChangedField
+from .schemas import Change
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
@@ -31,34 +32,23 @@ are saved, which rank holds which table or works on which samples, where rows li
 the number of ranks."""
 
 
-@dataclass(frozen=True)
-class Change:
-    field: str
-    was: Any
-    now: Any
-
-    @property
-    def text(self) -> str:
-        return f"{self.field} is {self.now!r}; this run has {self.was!r}"
-
-
 OPERATORS = "operators"
 """Stands for the implementations of operators: no config field, but numbers depend on it as on one."""
 RANKS = "ranks"
 """Stands for the number of ranks: no config field, but a change is recorded, since it changes the last bits."""
 
 
-def fields_of(config: Any) -> dict[str, Any]:
+def fields_of(config: Any) -> ConfigValues:
     """Every field of a config by its dotted name, as JSON values."""
     return flatten(to_json(config))
 
 
-def fixed_fields(config: Any) -> dict[str, Any]:
+def fixed_fields(config: Any) -> ConfigValues:
     """The fields that a resumed run may not change."""
     return {name: value for name, value in fields_of(config).items() if not is_free(name)}
 
 
-def recorded_fields(config: Any) -> dict[str, Any]:
+def recorded_fields(config: Any) -> ConfigValues:
     """The fixed fields, and free ones whose changes are recorded, such as how ranks divide the tables."""
     return {name: value for name, value in fields_of(config).items() if not is_free(name) or _is_recorded(name)}
 
@@ -76,7 +66,7 @@ def is_free(field: str) -> bool:
     return any(fnmatchcase(field, pattern) for pattern in FREE)
 
 
-def changes(was: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+def changes(was: ConfigValues, now: ConfigValues) -> list[Change]:
     """Fields that differ. A field that only one side has was added by a later version and does not count."""
     return [Change(name, was[name], now[name]) for name in was if name in now and was[name] != now[name]]
 
@@ -146,28 +136,26 @@ def record_changes(folder: Path, config: Any, changes: list[Change]) -> bytes:
     """Write the config of a resumed run and its changes into config.json; return the previous content of the file."""
     path = folder / "config.json"
     saved, before = read_saved_config(path), read_regular(path)
-    values = {"schema": CONFIG_SCHEMA, "workload": saved.workload, "config": to_json(config)}
-    changed = [*read(path).get("changed", []), *({**vars(change), "when": now()} for change in changes)]
-    write_json(path, {**values, **({"changed": changed} if changed else {})})
+    saved.config = to_json(config)
+    saved.changed += tuple(replace(change, when=now()) for change in changes)
+    write_json(path, saved)
     return before
 
 
-def since_start(recorded: Iterable[ChangedField], fields: dict[str, Any]) -> list[Change]:
+def since_start(recorded: Iterable[Change], fields: ConfigValues) -> list[Change]:
     """What differs from the config the run was started with, from the changes that config.json records."""
-    first: dict[str, Any] = {}
+    first: ConfigValues = {}
     for change in recorded:
         first.setdefault(change.field, change.was)
     return changes(first, fields)
 
 
 def reported_changes(
-    logged: Iterable[dict[str, Any]], recorded: Iterable[ChangedField], config: dict[str, Any]
+    logged: Iterable[ChangeEvent], recorded: Iterable[Change], config: ConfigValues
 ) -> list[ReportedChange]:
     """The changes of a run as its result states them, from the change events of its log and from config.json."""
     rows = [
-        ReportedChange(
-            field=event["field"], was=event["was"], now=event["now"], after_step=event["step"], seed=event["seed"]
-        )
+        ReportedChange(field=event.field, was=event.was, now=event.now, after_step=event.step, seed=event.seed)
         for event in logged
     ]
     latest = {row.field: row.now for row in rows}

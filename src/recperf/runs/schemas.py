@@ -5,25 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Struct
 from .result import CalibrationBin, Evaluation, Metrics
 
 
-class SavedConfig(Struct):
+class SavedConfig(Struct, omit_defaults=True):
     """config.json."""
 
     schema: int
     workload: str
-    config: dict[str, Any]
-    changed: tuple[ChangedField, ...] = ()
+    config: ConfigValues
+    changed: tuple[Change, ...] = ()
     """Fields that were changed on purpose when the run was resumed."""
 
 
-class ChangedField(Struct):
+class Change(Struct, omit_defaults=True):
+    """A config field that differs from what a run was started with."""
+
     field: str
-    was: Any = None
-    now: Any = None
+    was: Any
+    now: Any
+    when: str = ""
+    """The time at which config.json recorded it."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.field} is {self.now!r}; this run has {self.was!r}"
 
 
 class Progress(Struct):

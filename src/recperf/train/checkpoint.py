@@ -24,6 +24,7 @@ from ..units import size
 from . import checkpoint_folder as folders
 from .checkpoint_state import Content, StateReader, Written
 from .checkpoint_tensors import Sharded, write_file
+from .loop import State
 
 
 @dataclass(kw_only=True)
@@ -35,7 +36,7 @@ class CheckpointStore:
     keep_last: int = 1
     background: bool = False
     """Copy the state to host memory and let a thread write it, one checkpoint at a time."""
-    accept: Callable[[int, dict[str, Any]], None] = lambda step, state: None
+    accept: Callable[[int, State], None] = lambda step, state: None
     """Is called with the step and the state of a checkpoint whose digests hold; raises `Damaged` to refuse it."""
     on_disk: Callable[[], None] = lambda: None
     """Is called when a checkpoint can be read from the disk, maybe by the thread that wrote it."""
@@ -47,7 +48,7 @@ class CheckpointStore:
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
 
-    def save(self, step: int, state: dict[str, Any], *, best: bool) -> None:
+    def save(self, step: int, state: State, *, best: bool) -> None:
         """Save a state. An intact checkpoint of the same step stays, and becomes the best one with `best`."""
         self.wait()
         content = Content.of(state)
@@ -118,8 +119,8 @@ class CheckpointStore:
             written = self._write_tensors(draft, content)
             reached("save: tensors written")
             when = datetime.now(UTC).isoformat(timespec="seconds")
-            about = {"format": folders.FORMAT, "step": step, "best": best, "when": when}
-            write_file(draft / folders.MANIFEST, folders.manifest_bytes({**about, **content.manifest(written)}))
+            manifest = content.manifest(written, step=step, best=best, when=when)
+            write_file(draft / folders.MANIFEST, folders.manifest_bytes(manifest))
             reached("save: manifest written")
             sync_folder(draft)
             reached("save: draft synced")
@@ -185,7 +186,7 @@ class CheckpointStore:
         folders.sweep(self.folder)
         reached("prune: done")
 
-    def load(self, which: str = "last", into: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    def load(self, which: str = "last", into: State | None = None) -> State | None:
         """Read the newest intact state (or the best one); none when nothing was ever saved.
 
         Where `into`, a tree like the state's, has a tensor of the same path, shape and dtype, the data is read
@@ -250,18 +251,18 @@ class CheckpointStore:
             state = "missing" if fault == "missing" else f"damaged ({fault})"
             self.notice(f"the best checkpoint {best.name} is {state}; {loaded.name} is intact")
 
-    def _read(self, path: Path, into: dict[str, Any] | None) -> dict[str, Any]:
+    def _read(self, path: Path, into: State | None) -> State:
         state = read_state(path, into)
         self.accept(folders.step_of(path), state)
         return state
 
 
-def read_state(path: Path, into: dict[str, Any] | None = None, *, part: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_state(path: Path, into: State | None = None, *, part: tuple[str, ...] = ()) -> State:
     """Read the state of a checkpoint whose digests hold, or a part of it, such as ("trial", "model")."""
     try:
         manifest = folders.read_manifest(path)
         for name in part:
-            manifest["state"] = manifest["state"][name]
+            manifest.state = manifest.state[name]
         state = StateReader(path, manifest).read(into)
     except folders.Damaged:
         raise

@@ -21,11 +21,11 @@ import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import MachineError
 from ..files import digest_of, is_alive, open_regular, write_json
-from ..jsonfile import content_of, decode, load
+from ..jsonfile import Count, Problem, Struct, as_json, content_of, decode, fit, load
 from ..points import reached
 
 FORMAT = 6
@@ -34,7 +34,67 @@ INDEX = "index.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"rank\d+-\d+\.safetensors")
 _DRAFT = re.compile(r"\.(?:step-\d{8,}|index\.json)\.(\d+)\.(?:tmp|aside)")
-_TYPES = {"step": int, "best": bool, "when": str, "files": dict, "tensors": dict}
+
+
+class StoredFile(Struct):
+    """Size and digest of a file."""
+
+    bytes: Count
+    sha256: str
+
+
+class Rectangle(NamedTuple):
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+
+    @property
+    def area(self) -> int:
+        return self.rows * self.columns
+
+    def below(self, rows: int) -> Rectangle:
+        return self._replace(first_row=self.first_row + rows)
+
+    def overlap(self, other: Rectangle) -> Rectangle:
+        """The rectangle that is in both; it may be empty."""
+        row, column = max(self.first_row, other.first_row), max(self.first_column, other.first_column)
+        rows = min(self.first_row + self.rows, other.first_row + other.rows) - row
+        columns = min(self.first_column + self.columns, other.first_column + other.columns) - column
+        return Rectangle(row, max(0, rows), column, max(0, columns))
+
+
+class StoredShard(Struct):
+    """A rectangle of a tensor in a file."""
+
+    file: str
+    key: str
+    place: Rectangle
+
+
+class StoredTensor(Struct, omit_defaults=True):
+    shape: tuple[int, ...]
+    dtype: str
+    width: int
+    """Columns of a row; of a tensor in tiers those of its values."""
+    initial: dict[str, Any] | None = None
+    """What rows begin as that were never trained; only of a tensor in tiers."""
+    shards: tuple[StoredShard, ...] = ()
+
+
+class Manifest(Struct, kw_only=True):
+    """manifest.json."""
+
+    format: int
+    step: Count
+    best: bool
+    """Whether it was the best checkpoint when it was written."""
+    when: str
+    files: dict[str, StoredFile]
+    tensors: dict[str, StoredTensor]
+    """By their paths in the state."""
+    state: Any
+    """The tree of JSON values, with the paths of tensors in their places."""
 
 
 class Damaged(Exception):
@@ -89,13 +149,14 @@ def ever_saved(folder: Path) -> bool:
     return (folder / INDEX).exists() or bool(saved(folder)) or any(folder.glob(".step-*.aside"))
 
 
-def manifest_bytes(body: dict[str, Any]) -> bytes:
+def manifest_bytes(manifest: Any) -> bytes:
     """The content of a manifest's file, with a digest of itself so that no byte of it can change unnoticed."""
+    body = as_json(manifest)
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return (json.dumps({**body, "sha256": digest}, indent=1, allow_nan=False) + "\n").encode()
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> Manifest:
     """A checkpoint's manifest, once its digest holds."""
     try:
         if path.is_symlink():
@@ -123,24 +184,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
         genuine = False
     if not genuine:
         raise Damaged(f"{MANIFEST} does not match its digest")
-    for name, kind in _TYPES.items():
-        if type(body.get(name)) is not kind:
-            raise Damaged(f"{MANIFEST} has no valid {name}")
-    if not body["when"].isprintable():
+    manifest = fit(body, Manifest)
+    if isinstance(manifest, Problem):
+        raise Damaged(f"{MANIFEST} is not valid: {manifest}")
+    if not manifest.when.isprintable():
         raise Damaged(f"{MANIFEST} has no valid when")
-    if _final(path).name != name_of(body["step"]):
-        raise Damaged(f"its manifest is of step {body['step']}")
-    for name, facts in body["files"].items():
-        if not _FILE.fullmatch(name) or not _are_facts(facts):
+    if _final(path).name != name_of(manifest.step):
+        raise Damaged(f"its manifest is of step {manifest.step}")
+    for name in manifest.files:
+        if not _FILE.fullmatch(name):
             raise Damaged(f"{MANIFEST} has an invalid file {name!r}")
-    return body
-
-
-def _are_facts(facts: Any) -> bool:
-    """Whether a manifest states size and digest of a file."""
-    if not isinstance(facts, dict) or facts.keys() != {"bytes", "sha256"}:
-        return False
-    return type(facts["bytes"]) is int and facts["bytes"] >= 0 and isinstance(facts["sha256"], str)
+    return manifest
 
 
 def fault(path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1)) -> str | None:
@@ -150,8 +204,7 @@ def fault(path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1)) -
     (1, 4) every fourth file is read, beginning with the second: other ranks read the rest.
     """
     try:
-        manifest = read_manifest(path)
-        files = manifest["files"]
+        files = read_manifest(path).files
         extra = sorted(set(os.listdir(path)) - {*files, MANIFEST})
         if extra:
             return f"{extra[0]} does not belong to it"
@@ -174,7 +227,7 @@ def _lost(error: OSError) -> bool:
     return is_damage(error) or error.errno == errno.EIO
 
 
-def _file_fault(file: Path, stated: dict[str, Any], hashed: bool) -> str | None:
+def _file_fault(file: Path, stated: StoredFile, hashed: bool) -> str | None:
     """What is wrong with a file of a checkpoint, whose size and maybe digest are compared with those stated."""
     try:
         opened = open(open_regular(file), "rb")
@@ -184,9 +237,9 @@ def _file_fault(file: Path, stated: dict[str, Any], hashed: bool) -> str | None:
         return "is missing" if error.errno == errno.ENOENT else "is not a file"
     with opened:
         size = os.fstat(opened.fileno()).st_size
-        if size != stated["bytes"]:
-            return f"has {size} bytes instead of {stated['bytes']}"
-        return "does not match its digest" if hashed and digest_of(opened) != stated["sha256"] else None
+        if size != stated.bytes:
+            return f"has {size} bytes instead of {stated.bytes}"
+        return "does not match its digest" if hashed and digest_of(opened) != stated.sha256 else None
 
 
 def drop_from_cache(path: Path) -> None:
@@ -220,7 +273,7 @@ def best_of(folder: Path, without: Collection[Path] = ()) -> Path | None:
         if path.name == marked:
             return path
         with contextlib.suppress(Damaged):
-            if read_manifest(path)["best"]:
+            if read_manifest(path).best:
                 return path
     return None
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from ..machine import available_bytes
@@ -25,19 +26,19 @@ from ..models.init import Fill, initial_rows
 from ..models.tiers.columns import TableColumns, table_columns
 from ..units import size
 from . import checkpoint_tensors as tensors
+from .checkpoint_folder import FORMAT, Manifest, Rectangle, StoredFile, StoredShard, StoredTensor
 from .checkpoint_tensors import (
     DTYPE_NAMES,
     DTYPES,
     ChunkedTensor,
     Piece,
-    Rectangle,
     Sharded,
-    StoredShard,
     TensorFile,
     by_file,
     fill,
     write_tensors,
 )
+from .loop import State
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -45,8 +46,8 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 class Written(NamedTuple):
     """What one process wrote: size and digest of its files, and what is in them by the paths of tensors."""
 
-    files: dict[str, dict[str, Any]]
-    shards: dict[str, list[dict[str, Any]]]
+    files: dict[str, StoredFile]
+    shards: dict[str, list[StoredShard]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,12 @@ class Content:
     """A state, ready to be written."""
 
     tree: Any
-    tensors: dict[str, dict[str, Any]]
-    """Shape, dtype and width by path; of sharded tensors too, which other ranks write parts of."""
+    tensors: dict[str, StoredTensor]
+    """By path, without their shards; sharded tensors too, which other ranks write parts of."""
     pieces: list[Piece]
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> Content:
+    def of(cls, state: State) -> Content:
         content = cls(tree=None, tensors={}, pieces=[])
         return replace(content, tree=content._value(state, ()))
 
@@ -100,10 +101,9 @@ class Content:
     def _take(self, tensor: Tensor | Sharded | TableColumns, path: str) -> str:
         if path in self.tensors:
             raise TypeError(f"two tensors of the state have the path {path}")
-        described = {}
+        initial = None
         if isinstance(tensor, TableColumns):
-            width = math.prod(tensor.shape[1:])
-            described = {"initial": tensor.initial}
+            width, initial = math.prod(tensor.shape[1:]), tensor.initial
             self.pieces.extend(_written_rows(path, tensor, width))
         elif isinstance(tensor, Sharded):
             width = tensor.width
@@ -120,8 +120,8 @@ class Content:
             self.pieces.append(Piece(path, place, path, tensor))
         if tensor.dtype not in DTYPE_NAMES:
             raise TypeError(f"{path} is a tensor of {tensor.dtype}, which a checkpoint cannot hold")
-        about = {"shape": list(tensor.shape), "dtype": DTYPE_NAMES[tensor.dtype], "width": width}
-        self.tensors[path] = {**about, **described}
+        dtype = DTYPE_NAMES[tensor.dtype]
+        self.tensors[path] = StoredTensor(shape=tuple(tensor.shape), dtype=dtype, width=width, initial=initial)
         return path
 
     def write(self, folder: Path, *, rank: int = 0) -> Written:
@@ -132,18 +132,23 @@ class Content:
             name = f"rank{rank}-{number:05d}.safetensors"
             written.files[name] = write_tensors(folder / name, {piece.key: piece.tensor for piece in pieces})
             for piece in pieces:
-                entry = {"file": name, "key": piece.key, "place": list(piece.place)}
-                written.shards.setdefault(piece.path, []).append(entry)
+                shard = StoredShard(file=name, key=piece.key, place=piece.place)
+                written.shards.setdefault(piece.path, []).append(shard)
         return written
 
-    def manifest(self, written: list[Written]) -> dict[str, Any]:
-        """What the manifest says of the state, from what all ranks wrote."""
-        tensors = {
-            path: {**about, "shards": [shard for each in written for shard in each.shards.get(path, [])]}
-            for path, about in self.tensors.items()
-        }
-        files = {name: facts for each in written for name, facts in each.files.items()}
-        return {"files": files, "tensors": tensors, "state": self.tree}
+    def manifest(self, written: list[Written], *, step: int, best: bool, when: str) -> Manifest:
+        """The manifest of the state, from what all ranks wrote."""
+        for path, tensor in self.tensors.items():
+            tensor.shards = tuple(shard for each in written for shard in each.shards.get(path, []))
+        return Manifest(
+            format=FORMAT,
+            step=step,
+            best=best,
+            when=when,
+            files={name: facts for each in written for name, facts in each.files.items()},
+            tensors=self.tensors,
+            state=self.tree,
+        )
 
 
 def _written_rows(path: str, columns: TableColumns, width: int) -> Iterator[Piece]:
@@ -192,7 +197,7 @@ class StoredRows:
     shape: tuple[int, ...]
     dtype: torch.dtype
     initial: dict[str, Any]
-    shards: list[StoredShard]
+    shards: Sequence[StoredShard]
     """The numbers of the rows and their values; none where no row was ever trained."""
     open_file: Callable[[str], TensorFile]
 
@@ -260,12 +265,12 @@ def _fill_rectangle_(out: Tensor, place: Rectangle, fill: Fill, shape: tuple[int
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class StoredParts:
     """A tensor that a checkpoint holds in rectangles, which cover it."""
 
     shape: tuple[int, ...]
     width: int
-    shards: list[StoredShard]
+    shards: Sequence[StoredShard]
     open_file: Callable[[str], TensorFile]
 
     def load(self, into: TableColumns) -> None:
@@ -289,7 +294,7 @@ class StoredTensor:
         if len(self.shape) == 1 and self.width == 1:
             # One process wrote the numbers of rows without knowing how wide those are.
             columns = place.first_column + place.columns
-            shards = [shard._replace(place=shard.place._replace(columns=columns)) for shard in shards]
+            shards = [structs.replace(shard, place=shard.place._replace(columns=columns)) for shard in shards]
         fill(place, out, shards, self._read)
 
     def _read(self, shard: StoredShard, into: Tensor, row: int, column: int) -> None:
@@ -306,7 +311,7 @@ class StateReader:
     """Reads a state whose digests hold; a manifest or a header that makes no sense is some error."""
 
     folder: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     _open: dict[str, TensorFile] = field(default_factory=dict)
     _read: set[str] = field(default_factory=set)
     """Tensors that were read: a few bytes of a state must not name one a thousand times."""
@@ -317,7 +322,7 @@ class StateReader:
             if columns.written():
                 columns.clear()
         try:
-            return self._value(self.manifest["state"], into)
+            return self._value(self.manifest.state, into)
         finally:
             for file in self._open.values():
                 file.close()
@@ -341,9 +346,9 @@ class StateReader:
         return {key: self._value(inner, into.get(key)) for key, inner in pairs}
 
     def _tensor(self, path: str, into: Any) -> Tensor | Sharded | TableColumns:
-        about = self.manifest["tensors"][path]
-        shape, dtype = tuple(about["shape"]), DTYPES[about["dtype"]]
-        stored = self._stored(about, shape, dtype)
+        about = self.manifest.tensors[path]
+        shape, dtype = about.shape, DTYPES[about.dtype]
+        stored = self._stored(about, dtype)
         some_rows = isinstance(stored, StoredRows)
         in_place = isinstance(into, Sharded | TableColumns) or (some_rows and isinstance(into, Tensor))
         if in_place and (tuple(into.shape) != shape or into.dtype != dtype):
@@ -364,19 +369,18 @@ class StateReader:
             if some_rows and nbytes > available_bytes():
                 raise MemoryError(f"{path} of {size(nbytes)} does not fit into memory")
             tensor = torch.empty(shape, dtype=dtype)
-        stored.fill_(tensor, _whole(shape)._replace(columns=about["width"]))
+        stored.fill_(tensor, _whole(shape)._replace(columns=about.width))
         return tensor
 
-    def _stored(self, about: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> StoredRows | StoredTensor:
-        shards = [StoredShard(Rectangle(*each["place"]), each["file"], each["key"]) for each in about["shards"]]
-        if "initial" in about:
-            return StoredRows(shape, dtype, about["initial"], shards, self._file)
-        if math.prod(shape) * dtype.itemsize > sum(file["bytes"] for file in self.manifest["files"].values()):
-            raise ValueError(f"a tensor of shape {shape} is larger than the files of this checkpoint")
-        return StoredTensor(shape, about["width"], shards, self._file)
+    def _stored(self, about: StoredTensor, dtype: torch.dtype) -> StoredRows | StoredParts:
+        if about.initial is not None:
+            return StoredRows(about.shape, dtype, about.initial, about.shards, self._file)
+        if math.prod(about.shape) * dtype.itemsize > sum(file.bytes for file in self.manifest.files.values()):
+            raise ValueError(f"a tensor of shape {about.shape} is larger than the files of this checkpoint")
+        return StoredParts(about.shape, about.width, about.shards, self._file)
 
     def _file(self, name: str) -> TensorFile:
-        if name not in self.manifest["files"]:
+        if name not in self.manifest.files:
             raise ValueError(f"{name!r} is not a file of this checkpoint")
         if name not in self._open:
             self._open[name] = TensorFile(self.folder / name)

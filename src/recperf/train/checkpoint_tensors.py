@@ -21,13 +21,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..files import open_regular
 from ..jsonfile import decode
+from .checkpoint_folder import Rectangle, StoredFile, StoredShard
 
 CHUNK = 1 << 24
 """Bytes that are copied at a time where a tensor cannot be written or read in place."""
@@ -84,12 +85,12 @@ class SyncedFile:
             os.close(self.handle)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> StoredFile:
         """Size and digest as the manifest states them."""
-        return {"bytes": self.size, "sha256": self.digest.hexdigest()}
+        return StoredFile(bytes=self.size, sha256=self.digest.hexdigest())
 
 
-def write_file(path: Path, content: bytes) -> dict[str, Any]:
+def write_file(path: Path, content: bytes) -> StoredFile:
     with SyncedFile(path) as file:
         file.write(content)
     return file.facts
@@ -126,7 +127,7 @@ class ChunkedTensor:
         return copy
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> dict[str, Any]:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> StoredFile:
     """Write a safetensors file, and return its size and digest."""
     # Wide types first: then every tensor starts at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
@@ -224,27 +225,6 @@ class TensorFile:
             into, at = into[count:], at + count
 
 
-class Rectangle(NamedTuple):
-    first_row: int
-    rows: int
-    first_column: int
-    columns: int
-
-    @property
-    def area(self) -> int:
-        return self.rows * self.columns
-
-    def below(self, rows: int) -> Rectangle:
-        return self._replace(first_row=self.first_row + rows)
-
-    def overlap(self, other: Rectangle) -> Rectangle:
-        """The rectangle that is in both; it may be empty."""
-        row, column = max(self.first_row, other.first_row), max(self.first_column, other.first_column)
-        rows = min(self.first_row + self.rows, other.first_row + other.rows) - row
-        columns = min(self.first_column + self.columns, other.first_column + other.columns) - column
-        return Rectangle(row, max(0, rows), column, max(0, columns))
-
-
 class Shard(NamedTuple):
     """A rectangle of a tensor in this process."""
 
@@ -309,14 +289,6 @@ def by_file(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         size += piece.nbytes
     if together:
         yield together
-
-
-class StoredShard(NamedTuple):
-    """A rectangle of a tensor in a file."""
-
-    place: Rectangle
-    file: str
-    key: str
 
 
 Read = Callable[[StoredShard, Tensor, int, int], None]

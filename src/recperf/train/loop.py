@@ -12,6 +12,8 @@ from torch import Tensor
 from ..measure.spans import span
 from ..stop import poll
 
+State = dict[str, Any]
+"""A tree of numbers, texts and tensors, as a checkpoint holds it."""
 RecordNorm = Callable[[Tensor], None]
 """Receives the norm of a step's dense gradient, on its device."""
 
@@ -46,9 +48,9 @@ class Optimizer(Protocol):
         dense gradient and are not counted."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: State) -> None: ...
 
 
 class WholeStep(Protocol):

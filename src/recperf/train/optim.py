@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import compress
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..ops import many
 from ..ops.table_rules import RULES
 from .config import DLRMTrainConfig
+from .loop import State
 
 FLOOR = 1e-7
 """The quadratic decay stops here, as in the public DLRM."""
@@ -64,10 +65,10 @@ class DenseOptimizer(ABC):
     def _plain(self, rate: Rate) -> None: ...
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State: ...
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: State) -> None: ...
 
 
 class SGD(DenseOptimizer):
@@ -80,10 +81,10 @@ class SGD(DenseOptimizer):
         for parameter, gradient in zip(*_trained(self.parameters)):
             parameter -= rate * gradient
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """SGD has no state."""
 
 
@@ -124,10 +125,10 @@ class Adagrad(DenseOptimizer):
             squares += gradient * gradient
             parameter -= rate * gradient / (squares.sqrt() + self.eps)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"sums": self.sums}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         _copy(self.sums, state["sums"])
 
 
@@ -180,11 +181,11 @@ class AdamW(DenseOptimizer):
                 square += (1 - self.betas[1]) * (gradient * gradient - square)
                 parameter -= rate / mean_correction * mean / ((square / square_correction).sqrt() + self.eps)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         moments = [{"means": group.means, "squares": group.squares} for group in self.groups]
         return {"steps": self.steps, "moments": moments}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.steps.copy_(state["steps"])
         for group, saved in zip(self.groups, state["moments"], strict=True):
             _copy(group.means, saved["means"])

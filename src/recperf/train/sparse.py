@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from ..models.streams import SideStreams
 from ..models.tables import HashedTable, SparseTables
 from ..models.tiers.columns import TableColumns, require_read
 from ..ops.table_rules import RULES, RuleName
+from .loop import State
 from .optim import DenseOptimizer
 
 EPS = 1e-8
@@ -140,10 +140,10 @@ class SplitOptimizer:
         norm = math.sqrt(sum(squares))
         return min(1.0, self.clip / norm) if norm else 1.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"dense": self.dense.state_dict(), "rows": self.sparse.saved_state(), "updates": self.sparse.count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.dense.load_state_dict(state["dense"])
         if self.sparse.count is not None:
             self.sparse.count.copy_(state["updates"])

@@ -153,7 +153,7 @@ class ServedImported(ServedClicks):
 
     def __init__(self, clicks: ImportedClicks, model: DLRM, settings: Settings) -> None:
         self.clicks, self.model, self.settings = clicks, model, settings
-        self.data_digest = clicks.manifest["digest"]
+        self.data_digest = clicks.manifest.digest
         self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
         self.roles = {one.name: (one.name,) for one in clicks.columns.facts}
         self.users, self.items = self._ids("user"), self._ids("item")
@@ -162,7 +162,7 @@ class ServedImported(ServedClicks):
         return self.clicks.columns.sparse[self.keys.index(key)][1].values
 
     def _ids(self, role: str) -> Ids | None:
-        column = self.clicks.manifest[role]
+        column = getattr(self.clicks.manifest, role)
         values = None if column not in self.keys else self._vocabulary(column)
         return None if values is None else CategoryIds(self.clicks, column, values)
 

@@ -94,7 +94,7 @@ def imported_rows(clicks: ImportedClicks, split: Split = "valid") -> ScoredRows:
 
 def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
     """Of baselines on the features of imported clicks."""
-    roles = {role: clicks.manifest[role] for role in ("user", "item")}
+    roles = {role: getattr(clicks.manifest, role) for role in ("user", "item")}
     names = {role: name if name in clicks.keys else None for role, name in roles.items()}
     rules = click_rules(_feature_rows(clicks, clicks.every("train", _fitted_step(clicks))), **names)
     logits: dict[str, list[Tensor]] = {name: [] for name in rules}
@@ -175,8 +175,8 @@ def require_tables(model: DLRMConfig, clicks: ImportedClicks) -> None:
         what = "the model has the tables of the data in another order"
     else:
         return
-    fix = f"recperf run dlrm --data {clicks.manifest['name']}"
-    raise ConfigError(what, where={"field": "model", "data": clicks.manifest["name"]}, fix=fix)
+    fix = f"recperf run dlrm --data {clicks.manifest.name}"
+    raise ConfigError(what, where={"field": "model", "data": clicks.manifest.name}, fix=fix)
 
 
 class DLRMTrialState:

@@ -149,7 +149,7 @@ def test_an_import_refuses_what_scoring_refuses(tmp_path: Path, value: Any) -> N
     assert error.value.where == {"file": str(path)}
     if not isinstance(value, float | list):
         # Where nothing is asked for, such a column is no feature.
-        assert list(imported(path, categorical=None).manifest["left_out"]) == ["a"]
+        assert list(imported(path, categorical=None).manifest.left_out) == ["a"]
 
 
 def test_labels_and_several_categories_are_the_same_from_every_type(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_labels_and_several_categories_are_the_same_from_every_type(tmp_path: Pa
     expected = None
     for name in ("a.csv", "a.jsonl", "a.parquet"):
         clicks = imported(write(tmp_path / name, columns), **options)
-        assert clicks.manifest["positives"] == 40
+        assert clicks.manifest.positives == 40
         for values in ([[1, 2], [10]], [[2.0, 1.0], [10.0]], [["02", "1"], ["10"]], ["1|2", "10.0"], ["[2, 1]", "10"]):
             encoded = clicks.encode(pa.table({"a": values}))[0].ids_NS.tolist()
             expected = expected or encoded

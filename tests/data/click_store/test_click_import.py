@@ -18,6 +18,7 @@ from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
 from recperf.data.config import SplitConfig
 from recperf.errors import RecperfError
+from recperf.jsonfile import as_json
 
 ROWS = 400
 Record = dict[str, Any]
@@ -73,7 +74,7 @@ def test_compressed_text_and_parquet_give_the_same_rows(folder: Path, tmp_path: 
     pq.write_table(table(records()), tmp_path / "parquet")
     for name in ("gzip", "parquet"):
         other = imported(tmp_path / name, tmp_path / f"store of {name}")
-        assert (first["digest"], first["rows"], first["columns"]) == (other["digest"], ROWS, other["columns"])
+        assert (first["digest"], first["rows"], first["columns"]) == (other.digest, ROWS, as_json(other.columns))
 
 
 def test_encode_gives_what_the_import_stored(folder: Path) -> None:
@@ -130,7 +131,7 @@ def test_splits_by_time_and_by_user(folder: Path) -> None:
 
 def test_hashed_categories_need_no_vocabulary(tmp_path: Path) -> None:
     manifest = imported(write_csv(tmp_path / "a.csv", records()), tmp_path / "store", hash=(20,), scale="quantile")
-    assert [one["vocabulary"] for one in manifest["columns"]] == [None] * 4
+    assert [one.vocabulary for one in manifest.columns] == [None] * 4
     clicks = ImportedClicks(tmp_path / "store", SplitConfig())
     assert clicks.table_rows == (20, 20, 20)
     rows = clicks.rows_of("train", 0, clicks.count("train"))
@@ -143,10 +144,10 @@ def test_ratings_and_criteo_need_no_options(tmp_path: Path) -> None:
     plain = tmp_path / "u.data"
     plain.write_text("".join(f"{at % 9}\t{at % 7}\t{1 + at % 5}\t{880000000 + at}\n" for at in range(200)))
     facts = import_clicks(ClickOptions(clicks=plain), tmp_path / "one")
-    assert (facts["user"], facts["item"], facts["time"], facts["label"]["positive_from"]) == (
+    assert (facts.user, facts.item, facts.time, facts.label.positive_from) == (
         "user", "item", "timestamp", 4.0,
     )  # fmt: skip
-    assert [one["name"] for one in facts["columns"]] == ["user", "item"]
+    assert [one.name for one in facts.columns] == ["user", "item"]
     header = ["label", *(f"I{at}" for at in range(1, 14)), *(f"C{at}" for at in range(1, 27))]
     lines = [
         [at % 2, *(at % 3 + k for k in range(13)), *(f"{(at % 5) + k:08x}" for k in range(26))] for at in range(100)
@@ -154,13 +155,13 @@ def test_ratings_and_criteo_need_no_options(tmp_path: Path) -> None:
     log = tmp_path / "criteo.tsv"
     log.write_text("\n".join("\t".join(map(str, line)) for line in [header, *lines]) + "\n")
     facts = import_clicks(ClickOptions(clicks=log), tmp_path / "two")
-    assert [one["kind"] for one in facts["columns"]] == ["numeric"] * 13 + ["categorical"] * 26
+    assert [one.kind for one in facts.columns] == ["numeric"] * 13 + ["categorical"] * 26
     log.write_text("\n".join("\t".join(map(str, line)) for line in lines) + "\n")
     sizes = tuple(range(10, 36))
     facts = import_clicks(ClickOptions(clicks=log, hash=sizes), tmp_path / "three")
     names = [*(f"i{at}" for at in range(1, 14)), *(f"c{at}" for at in range(1, 27))]
-    assert [one["name"] for one in facts["columns"]] == names
-    assert facts["rows"] == 100
+    assert [one.name for one in facts.columns] == names
+    assert facts.rows == 100
     clicks = ImportedClicks(tmp_path / "three", SplitConfig(split="time"))
     assert clicks.table_rows == sizes
     assert clicks.labels("valid").tolist() == [0, 1] * 10
@@ -171,13 +172,13 @@ def test_ratings_and_criteo_need_no_options(tmp_path: Path) -> None:
 def test_types_decide_where_no_column_is_given(tmp_path: Path) -> None:
     rows = [{**row, "number": at, "name": f"n{at}", "half": at / 2} for at, row in enumerate(records())]
     facts = import_clicks(ClickOptions(clicks=write_csv(tmp_path / "a.csv", rows)), tmp_path / "store")
-    kinds = {one["name"]: one["kind"] for one in facts["columns"]}
+    kinds = {one.name: one.kind for one in facts.columns}
     assert kinds == {
         "user_id": "categorical", "city": "categorical", "genres": "multi", "price": "numeric", "number": "numeric",
         "half": "numeric",
     }  # fmt: skip
-    assert facts["left_out"] == {"name": "almost every row has a value of its own"}
-    assert (facts["time"], facts["user"]) == ("ts", "user_id")
+    assert facts.left_out == {"name": "almost every row has a value of its own"}
+    assert (facts.time, facts.user) == ("ts", "user_id")
 
 
 BAD = "a,b,y\n1,x,0\n2,x,1\n"

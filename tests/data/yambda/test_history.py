@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recperf.data.batch import HistoryBatch
+from recperf.data.blocks import Column
 from recperf.data.yambda.config import HistoryConfig, Strategy
 from recperf.data.yambda.history import KEYS, Histories
+from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.reference import open_reference
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LEAST_PLAYED
 from recperf.data.yambda.store import EventStore, kinds_of
@@ -56,9 +58,10 @@ def store_of(events: list[Event], layout: Layout = "packed") -> EventStore:
     kinds = kinds_of(types.astype(np.uint8), ratios.astype(np.uint16), organic.astype(np.uint8))
     columns: dict[str, Any] = {"items_E": items.astype(np.uint32), "times_E": times.astype(np.uint32)}
     columns["packed_kinds_E"] = kinds
+    flags: Any = None
     if layout == "reference":
-        flags = (*((kinds & bit) > 0 for bit in (1, 2, 4)), organic.astype(np.int8))
-        columns = {"items_E": items.copy(), "times_E": times.copy(), "flags": flags, "types_E": types.copy()}
+        flags = tuple(map(Column, (*((kinds & bit) > 0 for bit in (1, 2, 4)), organic.astype(np.int8))))
+        columns = {"items_E": items.copy(), "times_E": times.copy(), "types_E": types.copy()}
     every = np.arange(ITEMS, dtype=np.uint32)
     return EventStore(
         folder=Path("nowhere"),
@@ -66,7 +69,9 @@ def store_of(events: list[Event], layout: Layout = "packed") -> EventStore:
         user_ids_U=users,
         user_first_U1=np.append(first, len(events)),
         catalogue_I2=np.stack([every % ARTISTS, every % ALBUMS], 1),
-        **columns,
+        manifest=Manifest(name="made", synthetic=True, licence=""),
+        flags=flags,
+        **{name: Column(array) for name, array in columns.items()},
     )
 
 
@@ -208,9 +213,9 @@ def golden_store(case: Path, layout: Layout, length: int) -> EventStore:
     return replace(
         store,
         layout="packed",
-        items_E=store.items_E[:].astype(np.uint32),
-        times_E=store.times_E[:].astype(np.uint32),
-        packed_kinds_E=store.kinds(slice(None)),
+        items_E=Column(store.items_E[:].astype(np.uint32)),
+        times_E=Column(store.times_E[:].astype(np.uint32)),
+        packed_kinds_E=Column(store.kinds(slice(None))),
         flags=None,
         types_E=None,
     )
@@ -295,8 +300,8 @@ def test_an_item_outside_the_catalogue_is_an_error_wherever_it_is(body: Any) -> 
 @pytest.mark.parametrize(
     ("changes", "how"),
     [
-        ({"times_E": np.zeros(4, np.uint32)}, "columns differ in length"),
-        ({"packed_kinds_E": np.zeros(4, np.uint8)}, "columns differ in length"),
+        ({"times_E": Column(np.zeros(4, np.uint32))}, "columns differ in length"),
+        ({"packed_kinds_E": Column(np.zeros(4, np.uint8))}, "columns differ in length"),
         ({"user_first_U1": np.array([0, 4])}, "users do not cover its events"),
         ({"user_first_U1": np.array([1, 5])}, "users do not cover its events"),
         ({"user_first_U1": np.array([0, 2, 5])}, "users do not cover its events"),

@@ -115,9 +115,9 @@ def test_original_ids_are_listed_with_their_digest(tmp_path: Path) -> None:
     store = import_file(path)
     assert originals(store.folder, "users") == ["b\u2028c", "p\nq", "x"]
     assert originals(store.folder, "items") == ["2", 'say "hi"']
-    entry = store.manifest["originals"]["items"]
-    assert entry["sha256"] == hashlib.sha256((store.folder / entry["file"]).read_bytes()).hexdigest()
-    assert (entry["lines"], entry["kind"]) == (2, "text")
+    entry = store.originals["items"]
+    assert entry.sha256 == hashlib.sha256((store.folder / entry.file).read_bytes()).hexdigest()
+    assert (entry.lines, entry.kind) == (2, "text")
 
 
 def test_parquet_of_several_row_groups(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_the_last_artist_and_album_of_an_item_count(tmp_path: Path) -> None:
     assert store.catalogue_I2.tolist() == [[0, 0], [1, 2], [0, 1], [2, 2]]
     assert originals(store.folder, "artists") == ["A", "B"]
     assert originals(store.folder, "albums") == [7, 8]
-    assert store.manifest["items_with_several"] == {"artists": 1, "albums": 1}
+    assert store.imported.items_with_several == {"artists": 1, "albums": 1}
 
 
 NOT_KEPT = "is not an integer from 0 to 2,147,483,647"

@@ -16,6 +16,7 @@ from recperf.data.yambda.catalogue import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.manifest import DrawnNegatives
 from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
 from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.data.yambda.windows import WindowIndex
@@ -43,10 +44,10 @@ def implicit(tmp_path: Path) -> EventStore:
 
 def test_columns_are_recognised_by_usual_names(tmp_path: Path) -> None:
     store = imported(tmp_path / "log.csv", "Movie ID,userId,rating,timestamp,title\n7,1,5,9,A\n8,2,1,8,B\n")
-    columns = {role: store.manifest["import"][role] for role in ("user", "item", "rating", "time")}
+    columns = {role: getattr(store.imported.options, role) for role in ("user", "item", "rating", "time")}
     assert columns == {"user": "userId", "item": "Movie ID", "rating": "rating", "time": "timestamp"}
-    assert store.manifest["unused_columns"] == ["title"]
-    assert store.manifest["distinct"] == {"users": 2, "items": 2}
+    assert store.imported.unused_columns == ["title"]
+    assert store.imported.distinct == {"users": 2, "items": 2}
     for header, message in (
         ("who,item,r", "no column has a usual name for the user"),
         ("1,2,3", "the first line has numbers in place of column names"),
@@ -60,7 +61,7 @@ def test_drawn_negatives_are_items_that_the_user_has_not_had_yet(implicit: Event
     drawn = (implicit.kinds(slice(None)) & DRAWN) > 0
     items, times = implicit.items_at(slice(0, implicit.events)), implicit.times_E[:]
     users = implicit.users_of(np.arange(implicit.events))
-    assert implicit.manifest["negatives"] == {"per_event": 3, "by": "uniform", "seed": 7, "drawn": 1080, "left_out": 0}
+    assert implicit.imported.negatives == DrawnNegatives(per_event=3, by="uniform", seed=7, drawn=1080, left_out=0)
     assert drawn.reshape(-1, 4).tolist() == [[True, True, True, False]] * 360, "each positive follows its negatives"
     assert (times.reshape(-1, 4) == times.reshape(-1, 4)[:, :1]).all()
     same = (users[:, None] == users) & (items[:, None] == items) & drawn[:, None] & ~drawn
@@ -128,8 +129,8 @@ def test_genres_become_groups_that_models_read(tmp_path: Path, form: str) -> Non
 def test_the_unit_of_times_follows_from_them(tmp_path: Path, times: tuple[str, str], unit: str) -> None:
     store = imported(tmp_path / "log.csv", f"user,item,time,label\n1,1,{times[0]},1\n2,1,{times[1]},0\n")
     assert store.times_E[:].tolist() == [1_700_000_000, 1_700_000_009]
-    assert store.manifest["import"]["time_unit"] == unit
-    assert store.manifest["days"]["first"] == "2023-11-14"
+    assert store.imported.options.time_unit == unit
+    assert store.imported.days.first == "2023-11-14"
 
 
 def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:
         path.write_text(content)
         options = ImportOptions(events=path, name=name)
         facts = catalogue.import_events(options, store=tmp_path / name, progress=lambda *_: lambda *_: None)
-        return list(facts["notes"])
+        return list(facts.notes)
 
     assert notes("user,item,time,rating\n1,1,4102444800,5\n1,2,9,1\n", "one") == [
         "all rows have the same user: check --user",

@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
+from recperf.data.blocks import Column
 from recperf.data.yambda import loader as loader_module
 from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.loader import Loader
+from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.order import StreamOrder
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, SKIP
 from recperf.data.yambda.store import EventStore
@@ -193,16 +195,17 @@ def test_ctrl_c_while_waiting_ends_everything(monkeypatch: pytest.MonkeyPatch) -
 
 def test_real_histories_by_threads_equal_sequential_ones(tmp_path: Path) -> None:
     draw, users, events = np.random.default_rng(1), 6, 200
+    kinds = np.array([LISTEN_PLUS, SKIP, LIKE], np.uint8)
     store = EventStore(
         folder=tmp_path,
         layout="packed",
         user_ids_U=np.arange(users) + 1,
         user_first_U1=np.arange(users + 1) * events,
-        items_E=draw.integers(0, 30, users * events).astype(np.uint32),
-        times_E=np.sort(draw.integers(0, 9000, (users, events)), axis=1).reshape(-1).astype(np.uint32),
-        packed_kinds_E=draw.choice(np.array([LISTEN_PLUS, SKIP, LIKE], np.uint8), users * events, p=[0.6, 0.3, 0.1]),
+        items_E=Column(draw.integers(0, 30, users * events).astype(np.uint32)),
+        times_E=Column(np.sort(draw.integers(0, 9000, (users, events)), axis=1).reshape(-1).astype(np.uint32)),
+        packed_kinds_E=Column(draw.choice(kinds, users * events, p=[0.6, 0.3, 0.1])),
         catalogue_I2=draw.integers(0, 9, (30, 2)).astype(np.uint32),
-        manifest={"digest": "h"},
+        manifest=Manifest(name="made", synthetic=True, licence="", digest="h"),
     )
     index = WindowIndex.open(store, WindowConfig(seconds=1000, min_history=20, shuffle=0.5), cache=tmp_path)
     order = StreamOrder(index, windows=range(index.windows), batch_size=16, leftover="carry")

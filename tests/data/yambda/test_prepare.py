@@ -69,7 +69,7 @@ def test_a_golden_case_gives_the_reference_s_events(
             by_id[store.user_ids_U] = positions
             np.testing.assert_array_equal(by_id, flat[name], name)
         expected = json.loads((processed / "split_meta.json").read_text())
-        split = store.manifest["split"]
+        split = store.manifest.split
         for name in ("t_min", "t_max", "train_start", "train_end", "test_start", "test_end"):
             assert split[name] == expected[name]
         assert split["train_events"] == store.events == expected["num_train_events"]
@@ -89,7 +89,7 @@ def test_every_boundary_of_the_split_is_where_the_benchmark_has_it(
     store = open_store(prepare(locate(write_raw(tmp_path, events)), tmp_path / "s", name="x"))
     start, end = split.train_start, split.train_end
     assert store.times_E[:].tolist() == [start, start + 1, end - 1]
-    split_facts = store.manifest["split"]
+    split_facts = store.manifest.split
     assert {name: split_facts[name] for name in asdict(split)} == asdict(split)
     counted = ("dropped_before", "train_events", "dropped_gap", "test_events", "dropped_last")
     assert [split_facts[name] for name in counted] == [1, 3, 3, 3, 1]

@@ -68,7 +68,7 @@ def test_the_reference_s_own_cache_holds_the_events_of_the_store(yambda_case: Pa
             opened = open_reference(folder)
             assert opened.layout == "reference"
             same_events(opened, packed)
-            assert opened.manifest["events"] == np.load(folder / "flat_uid.npy").size
+            assert opened.manifest.events == np.load(folder / "flat_uid.npy").size
             assert check_store(opened, lambda *_: None)["verified_by_digest"] == []
 
 

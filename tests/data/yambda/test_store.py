@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from recperf.data.yambda import writer as writer_module
 from recperf.data.yambda.config import WindowConfig
 from recperf.data.yambda.describe import describe
+from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import (
     COLUMNS,
@@ -35,7 +36,7 @@ from recperf.folders import alone
 Make = Callable[..., Any]
 Events = dict[str, Any]
 EVENTS, BLOCK = 500, 300
-FACTS = {"name": "t", "synthetic": True, "licence": "none"}
+FACTS = Manifest(name="t", synthetic=True, licence="none")
 CATALOGUE = np.arange(102, dtype=np.uint32).reshape(-1, 2)
 
 
@@ -187,8 +188,8 @@ def test_digests_taken_in_passing_are_those_of_the_files(tmp_path: Path, events:
     for name in COLUMNS:
         content = file_of(store.folder, name).read_bytes()
         blocks = [hashlib.sha256(content[at : at + BLOCK]).hexdigest() for at in range(0, len(content), BLOCK)]
-        assert store.manifest["columns"][name]["blocks"] == blocks
-    assert len(store.manifest["columns"]["items"]["blocks"]) == -(-EVENTS * 4 // BLOCK)
+        assert store.manifest.columns[name].blocks == blocks
+    assert len(store.manifest.columns["items"].blocks) == -(-EVENTS * 4 // BLOCK)
     verify(store)
     assert sorted(contents(store.folder)) == sorted([MANIFEST, *(file_of(Path(), name).name for name in COLUMNS)])
 

@@ -33,8 +33,8 @@ def test_the_default_is_the_dataset_that_was_published_with_the_code(tmp_path: P
     store = open_store(write_store(default(), tmp_path / "store"))
     assert store.digest == DEFAULT_DIGEST
     assert (store.name, store.synthetic, store.users) == ("yambda-like", True, default().users)
-    assert "synthetic" in store.manifest["licence"]
-    assert int(store.times_E[:].max()) < store.manifest["split"]["train_end"]
+    assert "synthetic" in store.manifest.licence
+    assert int(store.times_E[:].max()) < store.manifest.split["train_end"]
 
 
 @pytest.mark.parametrize("listens", [1, 500, 1 << 20])
@@ -50,8 +50,8 @@ def test_what_prepare_makes_of_the_raw_files_is_the_store(tmp_path: Path) -> Non
     prepared = open_store(prepare(files, tmp_path / "prepared", name="own"))
     direct = open_store(write_store(config, tmp_path / "direct"))
     assert prepared.digest == direct.digest
-    boundaries = {name: prepared.manifest["split"][name] for name in direct.manifest["split"]}
-    assert boundaries == direct.manifest["split"]
+    boundaries = {name: prepared.manifest.split[name] for name in direct.manifest.split}
+    assert boundaries == direct.manifest.split
     assert facts["events"] == RawEvents(files.events).rows > direct.events
     assert not list((tmp_path / "raw").rglob("*.tmp"))
 

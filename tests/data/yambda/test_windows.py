@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recperf.data.blocks import Column
 from recperf.data.yambda import window_build, windows
 from recperf.data.yambda.config import WindowConfig
+from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.reference import open_reference
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, LISTENS, SKIP
 from recperf.data.yambda.store import EventStore
@@ -40,19 +42,23 @@ def store_of(users: list[User], folder: Path, layout: str = "packed", digest: st
         "user_ids_U": np.arange(len(users)) * 3 + 1,
         "user_first_U1": np.concatenate([[0], np.cumsum([len(user) for user in users])]),
         "catalogue_I2": np.zeros((2, 2), np.uint32),
-        "manifest": {"digest": digest},
+        "manifest": Manifest(name="made", synthetic=True, licence="", digest=digest),
     }
     if layout == "packed":
         zeros = np.zeros(len(events), np.uint32)
         return EventStore(
-            layout="packed", items_E=zeros, times_E=times.astype(np.uint32), packed_kinds_E=kinds, **shared
+            layout="packed",
+            items_E=Column(zeros),
+            times_E=Column(times.astype(np.uint32)),
+            packed_kinds_E=Column(kinds),
+            **shared,
         )
-    flags = tuple((kinds & bit) > 0 for bit in (LISTEN_PLUS, LIKE, SKIP))
+    flags = tuple(Column((kinds & bit) > 0) for bit in (LISTEN_PLUS, LIKE, SKIP))
     return EventStore(
         layout="reference",
-        items_E=np.zeros(len(events), np.int64),
-        times_E=times.astype(np.int64),
-        flags=(*flags, np.zeros(len(events), np.int8)),  # type: ignore[arg-type]
+        items_E=Column(np.zeros(len(events), np.int64)),
+        times_E=Column(times.astype(np.int64)),
+        flags=(*flags, Column(np.zeros(len(events), np.int8))),  # type: ignore[arg-type]
         **shared,
     )
 
@@ -200,7 +206,8 @@ def test_an_index_is_built_once_and_read_after(tmp_path: Path, monkeypatch: pyte
     assert {path.name for path in first.folder.iterdir()} == {".recperf", window_build.MANIFEST, *window_build.COLUMNS}
     for other in (replace(config, seconds=4999), replace(config, min_history=6)):
         assert WindowIndex.open(store, other).folder != first.folder
-    assert WindowIndex.open(replace(store, manifest={"digest": "b"}), config).folder != first.folder
+    store = replace(store, manifest=Manifest(name="made", synthetic=True, licence="", digest="b"))
+    assert WindowIndex.open(store, config).folder != first.folder
     assert len(built) == 4
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+import tyro
 
 from ... import workloads
 from ...data import datasets
+from ...data.sums import check_sums
 from ...errors import DataError, UsageError, closest
 from ...units import size
 from ..parse import OutputOptions, choose_action, parse
-from ..terminal import Terminal, print_json, print_text
+from ..terminal import Terminal, conclude, print_json, print_text
+from .output import count_of, progress_bars
 
 ACTIONS = {
     "list": "list the datasets on this machine, with the command that trains on each",
@@ -76,9 +82,7 @@ def command(arguments: list[str]) -> int:
 
         return reuse(arguments[1:])
     if action == "check" and any(argument.partition("=")[0] == "--sums" for argument in arguments):
-        from .sums import check
-
-        return check(arguments[1:])
+        return check_list(arguments[1:])
     if action in NAMED_BY and _named(arguments[1:]) is None:
         names = ", ".join(NAMED_BY[action])
         if not {"-h", "--help"} & set(arguments):
@@ -104,13 +108,41 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     facts = family.perform(action, options, terminal)
     if action == "import":
-        name = options.name if options.store is None else facts["folder"]
-        facts["next"] = f"recperf run {'dlrm' if kind == 'clicks' else 'dlrm-v4'} --data {shlex.quote(name)}"
+        name = options.name if options.store is None else facts.folder
+        facts.next = f"recperf run {'dlrm' if kind == 'clicks' else 'dlrm-v4'} --data {shlex.quote(name)}"
     if options.json:
         print_json(facts)
     else:
         family.say(facts, terminal)
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSums(OutputOptions):
+    path: tyro.conf.Positional[Path]
+    """Folder of the files."""
+    sums: Path
+    """List of SHA-256 sums with paths below the folder, as sha256sum writes it."""
+
+
+def check_list(arguments: list[str]) -> int:
+    description = "Compare the files of a folder with a list of SHA-256 sums."
+    options = parse(CheckSums, arguments, prog="recperf data check", description=description)
+    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    with progress_bars(terminal, resumable=False) as bar:
+        found = check_sums(options.path, options.sums, bar("comparing", "bytes"))
+    faults = {"missing": found.missing, "differing": found.differing, "extra": found.extra}
+    for how, names in faults.items():
+        for name in names:
+            terminal.say(f"{how:<9}  {name}")
+    error = None
+    if found.intact:
+        terminal.say(f"{count_of(found.compared, 'file')} as listed, {found.bytes:,} bytes")
+    else:
+        counts = ", ".join(f"{len(names)} {how}" for how, names in faults.items() if names)
+        fix = "get missing and differing files again, and move extra ones away"
+        error = DataError(f"the files are not those of the list: {counts}", where={"folder": found.folder}, fix=fix)
+    return conclude(error, found if options.json else None)
 
 
 def list_datasets(arguments: list[str]) -> int:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from ... import places
 from ...data import datasets
 from ...data.click_store.options import ClickOptions
+from ...jsonfile import as_json
 from ..parse import OutputOptions
 from ..terminal import Terminal
 from .output import print_facts, print_import, progress_bars
+
+if TYPE_CHECKING:
+    from ...data.click_store.catalogue import ClickImport, ClickInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,7 @@ class Info(OutputOptions):
 OPTIONS: dict[str, Any] = {"import": Import, "check": Info, "info": Info}
 
 
-def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
+def perform(action: str, options: Any, terminal: Terminal) -> ClickInfo | dict[str, object]:
     from ...data.click_store import catalogue
 
     if action == "import":
@@ -47,10 +51,13 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
     return catalogue.info(place) if action == "info" else catalogue.check(place)
 
 
-def say(facts: dict[str, Any], terminal: Terminal) -> None:
-    if "imported" in facts:
-        _say_import(facts, terminal)
+def say(done: ClickImport | ClickInfo | dict[str, object], terminal: Terminal) -> None:
+    from ...data.click_store.catalogue import ClickImport
+
+    if isinstance(done, ClickImport):
+        _say_import(done, terminal)
         return
+    facts = as_json(done)
     columns = facts.pop("columns", {})
     print_facts(facts, terminal)
     width = max([20, *map(len, columns)])
@@ -58,22 +65,22 @@ def say(facts: dict[str, Any], terminal: Terminal) -> None:
         terminal.say(f"{name:<{width}} {text}")
 
 
-def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
-    days = (facts["first"].split()[0], facts["last"].split()[0]) if facts["time"] else None
-    roles = {facts[role]: f"{role}, " for role in ("user", "item") if facts[role]}
-    columns = {facts["label_column"]: f"label, {facts['label']}"}
-    columns |= {facts["time"]: "time"} if facts["time"] else {}
-    columns |= {name: roles.get(name, "") + text for name, text in facts["columns"].items()}
-    columns |= {name: f"left out: {why}" for name, why in facts["left_out"].items()}
+def _say_import(done: ClickImport, terminal: Terminal) -> None:
+    days = (done.first.split()[0], done.last.split()[0]) if done.first and done.last else None
+    roles = {done.user: "user, ", done.item: "item, "}
+    columns = {done.label_column: f"label, {done.label}"}
+    columns |= {done.time: "time"} if done.time else {}
+    columns |= {name: roles.get(name, "") + text for name, text in done.columns.items()}
+    columns |= {name: f"left out: {why}" for name, why in done.left_out.items()}
     held_out = "by default a random fifth"
     print_import(
-        facts,
+        done,
         terminal,
-        counts=f"{facts['rows']:,} rows, {facts['positives']:,} clicks ({facts['positive_share']:.1%})",
+        counts=f"{done.rows:,} rows, {done.positives:,} clicks ({done.positive_share:.1%})",
         dates=days,
         columns=columns,
         lines={
-            "tables": f"categories of fewer than {facts['min_count']} training rows share a table row",
+            "tables": f"categories of fewer than {done.min_count} training rows share a table row",
             "held out": held_out + ("; the last fifth with --data.split time" if days else ""),
         },
     )

@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from ...data.user_files.values import TIME_UNITS
-from ...data.yambda.imports.options import ImportOptions
+from ...data.yambda.import_options import ImportOptions
 from ...errors import UsageError
 from ..parse import OutputOptions
 from ..terminal import Terminal
 from .output import count_of, print_facts, print_import, progress_bars
+
+if TYPE_CHECKING:
+    from ...data.yambda.catalogue import EventImport
 
 SYNTHETIC = "yambda-like"
 TIME_NAMES = {"iso": "dates", **{unit: name for unit, (name, _) in TIME_UNITS.items()}}
@@ -89,7 +92,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
+def perform(action: str, options: Any, terminal: Terminal) -> EventImport | dict[str, object]:
     from ...data.yambda import catalogue
 
     with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
@@ -114,7 +117,7 @@ def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
         return catalogue.import_events(ImportOptions(**values), store=options.store, progress=bar)
 
 
-def _get(options: Get, terminal: Terminal) -> dict[str, Any]:
+def _get(options: Get, terminal: Terminal) -> dict[str, object]:
     from ...data.yambda import download
 
     if options.name == SYNTHETIC:
@@ -125,7 +128,7 @@ def _get(options: Get, terminal: Terminal) -> dict[str, Any]:
     return {"name": options.name, **facts}
 
 
-def _info(options: Info, terminal: Terminal) -> dict[str, Any]:
+def _info(options: Info, terminal: Terminal) -> dict[str, object]:
     from ...data.yambda import catalogue
     from ...data.yambda.config import WindowConfig
     from ...data.yambda.describe import describe, usual_history
@@ -135,7 +138,7 @@ def _info(options: Info, terminal: Terminal) -> dict[str, Any]:
     return describe(store, WindowConfig(seconds=options.window_seconds, min_history=least))
 
 
-def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, Any]:
+def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, object]:
     from ...data.yambda import catalogue
     from ...data.yambda.synthesize import config as synthesize_config
 
@@ -152,10 +155,11 @@ def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, Any]
     return catalogue.make(config, path=options.path, form=options.form, progress=progress)
 
 
-def say(facts: dict[str, Any], terminal: Terminal) -> None:
-    if "imported" in facts:
-        _say_import(facts, terminal)
+def say(done: EventImport | dict[str, Any], terminal: Terminal) -> None:
+    if not isinstance(done, dict):
+        _say_import(done, terminal)
         return
+    facts = done
     if "days_of_events" in facts:
         facts = {name: value for name, value in facts.items() if name not in ("first_time", "last_time")}
         facts["windows"] = {
@@ -172,49 +176,47 @@ def day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
-def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
-    days, per_user = facts.get("days"), facts["events_per_user"]
-    counts = f"{count_of(facts['events_in_file'], 'event')} of {count_of(facts['users'], 'user')}"
+def _say_import(done: EventImport, terminal: Terminal) -> None:
+    days, per_user = done.days, done.events_per_user
+    counts = f"{count_of(done.events_in_file, 'event')} of {count_of(done.users, 'user')}"
     lines = {}
-    if facts["positive_share"] is not None:
-        labelled = facts["by_type"]["listen"] + facts.get("negatives", {}).get("drawn", 0)
-        lines["positives"] = f"{facts['positive_share']:.1%} of {labelled:,} labelled events"
+    if done.positive_share is not None:
+        lines["positives"] = f"{done.positive_share:.1%} of {done.labelled:,} labelled events"
     lines["per user"] = f"{count_of(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
-    begin = f", from {days['held_out_from']} on" if days else ""
-    lines["held out"] = f"by default the last fifth, about {facts['held_out']:,} events{begin}"
+    begin = f", from {days.held_out_from} on" if days else ""
+    lines["held out"] = f"by default the last fifth, about {done.held_out:,} events{begin}"
     print_import(
-        facts,
+        done,
         terminal,
-        counts=f"{counts} and {count_of(facts['items'], 'item')}",
-        dates=(days["first"], days["last"]) if days else None,
-        columns=dict(_columns(facts)),
+        counts=f"{counts} and {count_of(done.items, 'item')}",
+        dates=(days.first, days.last) if days else None,
+        columns=dict(_columns(done)),
         lines=lines,
-        notes=facts["notes"],
+        notes=done.notes,
     )
 
 
-def _columns(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _columns(done: EventImport) -> Iterator[tuple[str, str]]:
     """The columns of the file that were used, and what became of each."""
-    options = facts["import"]
-    groups = {role: _group(facts, role) for role in ("artist", "album") if f"{role}s" in facts}
+    options = done.options
+    groups = {role: _group(done, role) for role in ("artist", "album") if f"{role}s" in done.distinct}
     texts = {
-        "user": f"user, {facts['users']:,} different",
-        "item": f"item, {facts['items']:,} different",
-        "time": f"time, in {TIME_NAMES.get(options['time_unit'], 'seconds')}",
-        "rating": f"rating, positive from {options['positive_from'] or 0:g} on",
+        "user": f"user, {done.users:,} different",
+        "item": f"item, {done.items:,} different",
+        "time": f"time, in {TIME_NAMES.get(options.time_unit, 'seconds')}",
+        "rating": f"rating, positive from {options.positive_from or 0:g} on",
         "ratio": "share played, positive from 50 % on",
-        "label": f"label, positive: {', '.join(options['positives'] or ('1', 'true'))}",
+        "label": f"label, positive: {', '.join(options.positives or ('1', 'true'))}",
         "type": "kind of event",
         "genres": f"genres, the first is the artist and the set of all the album: {', '.join(groups.values())}",
         **groups,
     }
-    yield from ((options[role], text) for role, text in texts.items() if options[role] is not None)
-    unused = facts["unused_columns"]
-    yield from ((name, "not used") for name in unused[:MOST_UNUSED])
-    if len(unused) > MOST_UNUSED:
-        yield "...", f"{len(unused) - MOST_UNUSED:,} more columns not used"
+    yield from ((options.columns[role], text) for role, text in texts.items() if role in options.columns)
+    yield from ((name, "not used") for name in done.unused_columns[:MOST_UNUSED])
+    if len(done.unused_columns) > MOST_UNUSED:
+        yield "...", f"{len(done.unused_columns) - MOST_UNUSED:,} more columns not used"
 
 
-def _group(facts: dict[str, Any], role: str) -> str:
-    missing = facts["items_without"][f"{role}s"]
-    return count_of(facts[f"{role}s"], role) + (f" ({count_of(missing, 'item')} without)" if missing else "")
+def _group(done: EventImport, role: str) -> str:
+    missing = done.items_without[f"{role}s"]
+    return count_of(done.distinct[f"{role}s"], role) + (f" ({count_of(missing, 'item')} without)" if missing else "")

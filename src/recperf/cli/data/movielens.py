@@ -29,7 +29,7 @@ class Options(OutputOptions):
 OPTIONS: dict[str, Any] = dict.fromkeys(("get", "check", "make", "info"), Options)
 
 
-def perform(action: str, options: Options, terminal: Terminal) -> dict[str, Any]:
+def perform(action: str, options: Options, terminal: Terminal) -> dict[str, object]:
     from ...data import catalogue
 
     if action == "get":

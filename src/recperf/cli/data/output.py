@@ -14,6 +14,9 @@ from ..terminal import Terminal, progress_bar
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from ...data.click_store.catalogue import ClickImport
+    from ...data.yambda.catalogue import EventImport
+
 Unit = Literal["events", "rows", "users", "steps", "bytes", "share"]
 _SHOWN = 5
 """Bad rows that the end of an import shows."""
@@ -29,7 +32,7 @@ def print_facts(facts: dict[str, Any], terminal: Terminal) -> None:
 
 
 def print_import(
-    facts: Mapping[str, Any],
+    done: ClickImport | EventImport,
     terminal: Terminal,
     *,
     counts: str,
@@ -39,23 +42,23 @@ def print_import(
     notes: Iterable[str] = (),
 ) -> None:
     """A sentence of what was imported, its columns, a few further facts, and the next command."""
-    verb = "imported" if facts["imported"] else "already imported"
-    terminal.say(f"{verb} {facts['name']}: {counts}{f', {dates[0]} to {dates[1]}' if dates else ''}")
+    verb = "imported" if done.imported else "already imported"
+    terminal.say(f"{verb} {done.name}: {counts}{f', {dates[0]} to {dates[1]}' if dates else ''}")
     terminal.say("  columns")
     width = max(map(len, columns))
     for name, text in columns.items():
         terminal.say(f"    {name:<{width}}  {text}")
-    skipped = facts.get("skipped_rows")
+    skipped = done.skipped_rows
     if skipped:
-        more = f"; and {skipped['count'] - _SHOWN:,} more" * (skipped["count"] > _SHOWN)
-        shown = "; ".join(skipped["first"][:_SHOWN]) + more
-        lines = {**lines, "skipped": f"{count_of(skipped['count'], 'bad row')}: {shown}"}
-    written = f", written in {facts['seconds']:.1f} s" if facts["imported"] else ""
-    for name, text in {**lines, "store": f"{facts['folder']}, {size(facts['store_bytes'])}{written}"}.items():
+        more = f"; and {skipped.count - _SHOWN:,} more" * (skipped.count > _SHOWN)
+        shown = "; ".join(skipped.first[:_SHOWN]) + more
+        lines = {**lines, "skipped": f"{count_of(skipped.count, 'bad row')}: {shown}"}
+    written = f", written in {done.seconds:.1f} s" if done.imported else ""
+    for name, text in {**lines, "store": f"{done.folder}, {size(done.store_bytes)}{written}"}.items():
         terminal.say(f"  {name:<9}  {text}")
     for note in notes:
         terminal.notice(note)
-    terminal.say(f"next: {facts['next']}")
+    terminal.say(f"next: {done.next}")
 
 
 def count_of(count: int, noun: str) -> str:

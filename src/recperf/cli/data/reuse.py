@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Annotated, Any
 
 import tyro
+from msgspec.structs import asdict
 
 from ... import workloads
 from ...config import require, within
@@ -16,6 +17,7 @@ from ...data.reuse import FOLLOWED, SIZES_D, Reuse
 from ...errors import UsageError
 from ...execution.tables import Lookups
 from ...execution.workload import load
+from ...jsonfile import Struct
 from ...units import byte_count, size
 from ..options import C, WorkloadOptions, choose, read_options
 from ..terminal import Terminal, print_json, table
@@ -59,11 +61,11 @@ def reuse(arguments: list[str]) -> int:
     lookups: Lookups = load(choice.workload.lookups)(options.values)
     counted = _count(lookups, options, terminal)
     depth = getattr(getattr(options.values, "tables", None), "depth", 2)
-    facts = {"workload": choice.workload.name, **describe(counted, lookups, [m for m in memory if m], depth)}
+    found = describe(choice.workload.name, counted, lookups, [m for m in memory if m], depth)
     if options.json:
-        print_json(facts)
+        print_json(found)
     else:
-        terminal.say(as_text(facts))
+        terminal.say(as_text(found))
     return 0
 
 
@@ -111,41 +113,80 @@ def _count(lookups: Lookups, options: Options[Any], terminal: Terminal) -> Reuse
     return counted
 
 
-def describe(counted: Reuse, lookups: Lookups, memory: list[int], depth: int) -> dict[str, Any]:
+class CachePoint(Struct, kw_only=True):
+    """What a cache of one size does."""
+
+    rows: int
+    bytes: int
+    served: float
+    """Share of the lookups that it serves."""
+    error: float
+    in_bytes_per_step: float
+    out_bytes_per_step: float
+
+
+class Recommended(CachePoint, kw_only=True):
+    option: str
+
+
+class StepsRead(Struct):
+    read: int
+    of: int
+
+
+class CacheCurve(Struct, kw_only=True):
+    workload: str
+    data: str
+    steps: StepsRead
+    rows: int
+    record_bytes: int
+    table_bytes: int
+    used_rows: int
+    rows_per_step: float
+    first_use_share: float
+    followed_share: float
+    batches_in_cache: int
+    least_bytes: int
+    curve: list[CachePoint]
+    recommended: Recommended
+
+
+def describe(workload: str, counted: Reuse, lookups: Lookups, memory: list[int], depth: int) -> CacheCurve:
     """The curve with everything that is printed; `depth` batches are fetched ahead of the current one."""
     record, steps, table_rows = lookups.record_bytes, max(1, counted.batches), sum(lookups.tables.values())
     least = min((depth + 1) * counted.most_in_batch, table_rows)
 
-    def point(slots: int) -> dict[str, Any]:
+    def point(slots: int) -> CachePoint:
         misses = counted.misses(slots)
-        return {
-            "rows": slots,
-            "bytes": slots * record,
-            "served": counted.served(slots),
-            "error": counted.error(slots),
+        return CachePoint(
+            rows=slots,
+            bytes=slots * record,
+            served=counted.served(slots),
+            error=counted.error(slots),
             # A row that was never used before has its initial value, which is computed and not copied.
-            "in_bytes_per_step": (misses - counted.first) * record / steps,
-            "out_bytes_per_step": max(0, misses - slots) * record / steps,
-        }
+            in_bytes_per_step=(misses - counted.first) * record / steps,
+            out_bytes_per_step=max(0, misses - slots) * record / steps,
+        )
 
     first_use_share = counted.first / max(1, counted.uses)
     best = point(max(least, counted.slots_for(GOAL * (1 - first_use_share)) or 0))
     sizes = {bytes_ // record for bytes_ in memory} | set(_sizes(least, counted.first, record))
-    return {
-        "data": lookups.data,
-        "steps": {"read": counted.batches, "of": lookups.steps},
-        "rows": table_rows,
-        "record_bytes": record,
-        "table_bytes": record * table_rows,
-        "used_rows": counted.first,
-        "rows_per_step": counted.uses / steps,
-        "first_use_share": first_use_share,
-        "followed_share": counted.rate,
-        "batches_in_cache": depth + 1,
-        "least_bytes": least * record,
-        "curve": [point(slots) for slots in sorted(sizes)],
-        "recommended": best | {"option": f"--tables.device-bytes {_rounded_up(best['bytes'])}"},
-    }
+    return CacheCurve(
+        workload=workload,
+        data=lookups.data,
+        steps=StepsRead(counted.batches, lookups.steps),
+        rows=table_rows,
+        record_bytes=record,
+        table_bytes=record * table_rows,
+        used_rows=counted.first,
+        rows_per_step=counted.uses / steps,
+        first_use_share=first_use_share,
+        followed_share=counted.rate,
+        batches_in_cache=depth + 1,
+        least_bytes=least * record,
+        curve=[point(slots) for slots in sorted(sizes)],
+        recommended=Recommended(**asdict(best), option=f"--tables.device-bytes {_rounded_up(best.bytes)}"),
+    )
 
 
 def _sizes(least: int, used: int, record: int) -> list[int]:
@@ -162,41 +203,41 @@ def _rounded_up(count: int) -> str:
     return f"{max(1, -(-count >> unit))}{name}"
 
 
-def as_text(facts: dict[str, Any]) -> str:
-    steps, record = facts["steps"], facts["record_bytes"]
-    read = "" if steps["read"] == steps["of"] else f"the first {steps['read']:,} of "
-    all_followed = facts["followed_share"] == 1
-    followed = "" if all_followed else f"; 1 of {1 / facts['followed_share']:,.0f} rows was followed"
-    used = f"{'' if all_followed else 'about '}{facts['used_rows']:,} are used, {size(facts['used_rows'] * record)}"
+def as_text(found: CacheCurve) -> str:
+    steps, record = found.steps, found.record_bytes
+    read = "" if steps.read == steps.of else f"the first {steps.read:,} of "
+    all_followed = found.followed_share == 1
+    followed = "" if all_followed else f"; 1 of {1 / found.followed_share:,.0f} rows was followed"
+    used = f"{'' if all_followed else 'about '}{found.used_rows:,} are used, {size(found.used_rows * record)}"
     lines = [
-        f"{facts['workload']} on {facts['data']}, {read}{steps['of']:,} steps: {facts['rows_per_step']:,.0f} distinct "
+        f"{found.workload} on {found.data}, {read}{steps.of:,} steps: {found.rows_per_step:,.0f} distinct "
         "rows per step",
-        f"tables {size(facts['table_bytes'])}: {facts['rows']:,} rows of {record:,} bytes with optimizer state; {used}",
-        f"{facts['first_use_share']:.1%} of the lookups are first uses, which no cache serves{followed}",
+        f"tables {size(found.table_bytes)}: {found.rows:,} rows of {record:,} bytes with optimizer state; {used}",
+        f"{found.first_use_share:.1%} of the lookups are first uses, which no cache serves{followed}",
         "",
-        table([["cache", "rows", "serves", "in per step", "out per step"], *map(_row, facts["curve"])]),
+        table([["cache", "rows", "serves", "in per step", "out per step"], *map(_row, found.curve)]),
         "",
-        f"at least {size(facts['least_bytes'])}: the rows of {facts['batches_in_cache']} batches have to fit",
-        _recommendation(facts),
+        f"at least {size(found.least_bytes)}: the rows of {found.batches_in_cache} batches have to fit",
+        _recommendation(found),
     ]
     return "\n".join(lines)
 
 
-def _row(point: dict[str, Any]) -> list[str]:
-    error = f" ± {100 * point['error']:.1f}" if point["error"] else ""
-    moved = (size(point[f"{way}_bytes_per_step"]) for way in ("in", "out"))
-    return [size(point["bytes"]), f"{point['rows']:,}", f"{100 * point['served']:.1f}{error} %", *moved]
+def _row(point: CachePoint) -> list[str]:
+    error = f" ± {100 * point.error:.1f}" if point.error else ""
+    moved = (size(point.in_bytes_per_step), size(point.out_bytes_per_step))
+    return [size(point.bytes), f"{point.rows:,}", f"{100 * point.served:.1f}{error} %", *moved]
 
 
-def _recommendation(facts: dict[str, Any]) -> str:
-    best = facts["recommended"]
-    if facts["first_use_share"] == 1:
+def _recommendation(found: CacheCurve) -> str:
+    best = found.recommended
+    if found.first_use_share == 1:
         return "no row is used twice in these steps: read more of them with --steps"
-    if best["bytes"] >= facts["table_bytes"]:
-        whole = size(facts["table_bytes"])
+    if best.bytes >= found.table_bytes:
+        whole = size(found.table_bytes)
         return f"recommended: --tables.placement device: nothing smaller than all tables, {whole}, serves {GOAL:.0%}"
-    moved = (size(best["in_bytes_per_step"]), size(best["out_bytes_per_step"]))
+    moved = (size(best.in_bytes_per_step), size(best.out_bytes_per_step))
     return (
-        f"recommended: {best['option']} (on a CPU --tables.resident): it serves {GOAL:.0%} of the lookups of rows that "
+        f"recommended: {best.option} (on a CPU --tables.resident): it serves {GOAL:.0%} of the lookups of rows that "
         f"were used before; {moved[0]} a step come from host memory or files, {moved[1]} go back"
     )

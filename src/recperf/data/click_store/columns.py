@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, TypedDict
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import open_linked, read_linked, writing
-from ...jsonfile import Count, Meta
+from ...jsonfile import Count, Meta, Struct
 from ..blocks import Blocks, Column
 from ..user_files.database import RESTART
 
@@ -51,7 +51,7 @@ class Rows:
         return Rows(self.dense_ND.take(order_N, axis=0), self.ids_NS.take(order_N, axis=0), self.labels_N.take(order_N))
 
 
-class StoredPart(TypedDict):
+class StoredPart(Struct):
     """The array files in a manifest."""
 
     rows: Count
@@ -125,15 +125,15 @@ def open_columns(folder: Path, part: StoredPart, layout: Layout) -> dict[str, Co
     that are missing or have another length than the manifest states are an error."""
     for name, width in layout.widths.items():
         path = path_of(folder, name)
-        if not path.is_file() or path.stat().st_size != part["rows"] * width:
+        if not path.is_file() or path.stat().st_size != part.rows * width:
             raise damaged(path, "is missing or has another length than its manifest states")
     digests, columns = _piece_digests(folder, part, layout), {}
     for name, (kind, count) in layout.arrays.items():
         path, width = path_of(folder, name), layout.widths[name]
         with open_linked(path) as file:
-            content = np.memmap(file, dtype=np.uint8, mode="r", shape=(part["rows"] * width,))
-        blocks = Blocks(path, content, digests[name], block=part["piece"] * width, damaged=damaged)
-        shape = (part["rows"], count) if count else (part["rows"],)
+            content = np.memmap(file, dtype=np.uint8, mode="r", shape=(part.rows * width,))
+        blocks = Blocks(path, content, digests[name], block=part.piece * width, damaged=damaged)
+        shape = (part.rows, count) if count else (part.rows,)
         columns[name] = Column(content.view(kind).reshape(shape), blocks)
     return columns
 
@@ -149,10 +149,10 @@ def _piece_digests(folder: Path, part: StoredPart, layout: Layout) -> dict[str, 
     pieces = [content[at : at + width] for at in range(0, len(content), width)]
     for digests in pieces:
         chain = chained(chain, digests)
-    if chain != part["chain"]:
+    if chain != part.chain:
         raise damaged(path, "differs from its checksum")
     # A last piece without rows has digests too.
-    filled = pieces[: -(-part["rows"] // part["piece"])]
+    filled = pieces[: -(-part.rows // part.piece)]
     return {name: [one[at * _DIGEST :][:_DIGEST].hex() for one in filled] for at, name in enumerate(layout.arrays)}
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, closest
-from ...jsonfile import Count, read_sealed
+from ...jsonfile import Count, Struct, read_sealed
 from ..datasets import KINDS
 from ..rows import optional_package, pyarrow
 from ..user_files.database import NOT_USED, column_types, fetch_row
+from ..user_files.text_rows import SkippedRows
 from ..user_files.values import (
     Values,
     categories,
@@ -32,7 +33,7 @@ from ..user_files.values import (
     values_of,
 )
 from .columns import Layout, StoredPart
-from .vocabulary import Vocabulary, as_text, denoted
+from .vocabulary import StoredVocabulary, Vocabulary, as_text, denoted, read_vocabulary
 
 FORMAT, VERSION = KINDS["clicks"].form
 MANIFEST = "clicks.json"
@@ -54,18 +55,19 @@ class ColumnFacts:
     """Most categories of a row; 0 for a number."""
     cut: int = 0
     """Categories left out because their row has more than that."""
-    vocabulary: dict[str, Any] | None = None
-    """File, entries and digest of the vocabulary."""
+    vocabulary: StoredVocabulary | None = None
     buckets: int = 0
     """Codes of a hashed column."""
     least: float | None = None
     most: float | None = None
 
-    def hashed(self) -> Vocabulary:
-        return Vocabulary(buckets=self.buckets, seed=self.name)
+    @property
+    def categories(self) -> int:
+        """Most rows that a table of the column needs; 0 for a number."""
+        return self.buckets or (self.vocabulary.entries if self.vocabulary else 0)
 
 
-class Label(TypedDict):
+class Label(Struct):
     """Which rows are clicks."""
 
     name: str
@@ -73,7 +75,7 @@ class Label(TypedDict):
     positives: list[str]
 
 
-class Manifest(TypedDict):
+class Manifest(Struct, kw_only=True, omit_defaults=True):
     """The description of a store."""
 
     format: str
@@ -96,10 +98,14 @@ class Manifest(TypedDict):
     identity: dict[str, Any]
     seconds: float
     split_note: str
-    skipped_rows: NotRequired[dict[str, Any]]
+    skipped_rows: SkippedRows | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.columns, times=self.times is not None)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """The description of a store; damage is one line."""
     return read_sealed(folder / MANIFEST, (FORMAT, VERSION), Manifest, fix=f"remove {folder} and import again")
 
@@ -112,6 +118,17 @@ class StoredColumns:
     vocabularies: list[Vocabulary]
     """One for each of `facts`; not used for numbers."""
     separator: str
+
+    @classmethod
+    def of(cls, folder: Path, facts: list[ColumnFacts], separator: str) -> StoredColumns:
+        """The features of a store in a folder, which has the vocabularies."""
+        vocabularies = [
+            read_vocabulary(folder, one.vocabulary)
+            if one.vocabulary
+            else Vocabulary(buckets=one.buckets, seed=one.name)
+            for one in facts
+        ]
+        return cls(facts=facts, vocabularies=vocabularies, separator=separator)
 
     @property
     def numeric(self) -> list[ColumnFacts]:

@@ -78,13 +78,13 @@ class _Columns:
         self.store, self.arrow = store, pyarrow()
         self.own = {role: self.arrow.array(own_ids(store, role)) for role in ("user", "item")}
         self.by_item: dict[str, Any] = {}
-        options = store.manifest.get("import", {})
-        sets = options.get(LIST_ROLE) is not None and options.get("album") is None
+        options = store.imported.options if store.imported else None
+        sets = options is not None and getattr(options, LIST_ROLE) is not None and options.album is None
         for position, role in enumerate(_GROUPS):
             ids_I = store.catalogue_I2[:, position].astype(np.int64)
             if not ids_I.any() or (sets and role == "artist"):
                 continue
-            listed = originals(store.folder, f"{role}s") if f"{role}s" in store.manifest.get("originals", {}) else None
+            listed = originals(store.folder, f"{role}s") if f"{role}s" in store.originals else None
             known = self.arrow.array([None, *(listed or range(1, int(ids_I.max()) + 1))])
             self.by_item[LIST_ROLE if sets else role] = known.take(self.arrow.array(ids_I))
         self.multi = [LIST_ROLE] if LIST_ROLE in self.by_item else []

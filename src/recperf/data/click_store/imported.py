@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config import from_json
 from ...errors import DataError
 from ..blocks import verified
 from ..clicks import mark_validation
@@ -26,8 +25,8 @@ from ..config import SplitConfig
 from ..rows import Unknown, pyarrow
 from ..user_files.values import MISSING as MISSING_TEXTS
 from .columns import EMPTY, Rows, Split, open_columns
-from .encode import ColumnFacts, StoredColumns, encode_table, layout_of, read_manifest
-from .vocabulary import UNSEEN, read_vocabulary
+from .encode import StoredColumns, encode_table, read_manifest
+from .vocabulary import UNSEEN
 
 RARE, MISSING, FIRST = 0, 1, 2
 """Rows of a table: of rare and new categories, of missing ones, and of the first listed category."""
@@ -93,18 +92,12 @@ class ImportedClicks:
     def __init__(self, folder: Path, split: SplitConfig) -> None:
         self.folder, self.split = folder.expanduser(), split
         self.manifest = read_manifest(self.folder)
-        facts = [from_json(ColumnFacts, one) for one in self.manifest["columns"]]
-        self.columns = StoredColumns(
-            facts=facts,
-            vocabularies=[read_vocabulary(self.folder, f.vocabulary) if f.vocabulary else f.hashed() for f in facts],
-            separator=self.manifest["separator"],
-        )
-        layout = layout_of(facts, times=self.manifest["times"] is not None)
-        self.arrays = open_columns(self.folder, self.manifest["parts"][0], layout)
-        self.rows: int = self.manifest["rows"]
+        self.columns = StoredColumns.of(self.folder, self.manifest.columns, self.manifest.separator)
+        self.arrays = open_columns(self.folder, self.manifest.parts[0], self.manifest.layout)
+        self.rows = self.manifest.rows
         if not self.columns.sparse:
             raise DataError(
-                f"{self.manifest['name']} has no categorical column, which a model with tables needs",
+                f"{self.manifest.name} has no categorical column, which a model with tables needs",
                 where={"folder": self.folder},
                 fix="import it with --categorical COLUMNS",
             )
@@ -249,7 +242,7 @@ class ImportedClicks:
     def role_ids(self, role: str, split: Split) -> NDArray[np.int64] | None:
         """The user or item of every row of a split, as codes of the whole file; None if the dataset has no such
         column."""
-        name = self.manifest[role]
+        name = getattr(self.manifest, role)
         if name not in self.keys:
             return None
         return self._slot(name)[self._index[split]].astype(np.int64)
@@ -265,8 +258,8 @@ class ImportedClicks:
     def describe(self) -> dict[str, Any]:
         """Facts about the data for a result."""
         return {
-            "name": self.manifest["name"],
-            "digest": self.manifest["digest"],
+            "name": self.manifest.name,
+            "digest": self.manifest.digest,
             "rows": self.rows,
             "train_rows": self.count("train"),
             "valid_rows": self.count("valid"),
@@ -276,20 +269,21 @@ class ImportedClicks:
 
     def _split_note(self) -> str:
         """What takes the place of time, and what was drawn."""
-        note = str(self.manifest.get("split_note", ""))
+        note = self.manifest.split_note
         by_time = self.split.split in ("last", "time")
         if by_time and "times" not in self.arrays and not note.startswith("; events without times"):
             note = "; rows without times, in order of the file" + note
         return note
 
     def _validation_rows(self) -> NDArray[np.bool_]:
-        by_user = self.split.split in ("last", "cold") and self.manifest["user"] in self.keys
+        user = self.manifest.user
+        by_user = self.split.split in ("last", "cold") and user in self.keys
         by_time = self.split.split in ("last", "time") and "times" in self.arrays
         return mark_validation(
             self.split,
-            name=self.manifest["name"],
+            name=self.manifest.name,
             rows=self.rows,
-            users=self._slot(self.manifest["user"]).astype(np.int64) if by_user else None,
+            users=self._slot(user).astype(np.int64) if user and by_user else None,
             times=self.arrays["times"][:] if by_time else None,
         )
 
@@ -325,7 +319,7 @@ class ImportedClicks:
         tables = []
         for size, count, has_list in zip(sizes, counts, listed):
             rows = np.full(size + 3, RARE, np.int32)
-            frequent = count[1:] >= self.manifest["min_count"] if has_list else np.ones(size, np.bool_)
+            frequent = count[1:] >= self.manifest.min_count if has_list else np.ones(size, np.bool_)
             rows[1 : size + 1][frequent] = FIRST + np.arange(int(frequent.sum()), dtype=np.int32)
             rows[0], rows[-1] = MISSING, EMPTY
             tables.append(rows)
@@ -335,7 +329,7 @@ class ImportedClicks:
         """The scale of each numeric column, and the columns that some training row lacks."""
         train = self._index["train"]
         sample = self._raw("dense", train[:: -(-len(train) // _MOST_FITTED)])
-        scales = [NumberScale.fit(sample[:, at], self.manifest["scale"]) for at in range(sample.shape[1])]
+        scales = [NumberScale.fit(sample[:, at], self.manifest.scale) for at in range(sample.shape[1])]
         return scales, [at for at in range(sample.shape[1]) if np.isnan(sample[:, at]).any()]
 
     def _transform(self, dense_ND: NDArray[Any], ids_NS: NDArray[Any], labels_N: NDArray[np.uint8]) -> Rows:

@@ -22,7 +22,7 @@ from ...config import to_json
 from ...errors import DataError
 from ...files import sha256, write_json
 from ...folders import fresh_folder
-from ...jsonfile import sealed
+from ...jsonfile import as_json, sealed
 from ..rows import in_blocks, pyarrow
 from ..user_files.database import RESTART, column_types, fetch_row, open_database
 from ..user_files.load import load_file
@@ -51,6 +51,8 @@ from .encode import (
     MANIFEST,
     VERSION,
     ColumnFacts,
+    Label,
+    Manifest,
     StoredColumns,
     layout_of,
     read_manifest,
@@ -59,7 +61,7 @@ from .encode import (
     stored_arrays,
 )
 from .options import MOST_SLOTS, ClickOptions
-from .vocabulary import read_vocabulary, write_vocabulary
+from .vocabulary import write_vocabulary
 
 RATING_SHARE = 0.8
 """A rating of at least this share of the largest one is a click."""
@@ -83,7 +85,7 @@ def import_clicks(
     reading: Progress = lambda *_: None,
     writing_rows: Progress = lambda *_: None,
     split_note: str = "",
-) -> dict[str, Any]:
+) -> Manifest:
     """Write a store of a user's click rows and return its manifest. If it fails it leaves nothing behind.
 
     A finished store of the same file and options is left as it is. `split_note` is what the description of a split
@@ -93,10 +95,11 @@ def import_clicks(
     source, columns = choose_columns(options)
     hidden = ("clicks", "memory_mib", "name")
     settings = {name: value for name, value in to_json(options).items() if name not in hidden}
-    identity: dict[str, Any] = {"source": source.path.name, "sha256": sha256(source.path), "options": settings}
+    hashed = sha256(source.path)
+    identity = {"source": source.path.name, "sha256": hashed, "options": settings}
     if os.path.lexists(folder / MANIFEST):
         manifest = read_manifest(folder)
-        if manifest["identity"] != identity:
+        if manifest.identity != identity:
             raise DataError(
                 "a dataset of this name exists already, from another file or with other options",
                 where={"folder": folder},
@@ -106,10 +109,10 @@ def import_clicks(
     with fresh_folder(folder, fix=RESTART) as draft:
         with open_database(draft / "rows", memory=options.memory_mib << 20) as connection:
             bad = BadRows(source.path, options.skip_bad)
-            source.require_unchanged(identity["sha256"], load_file(connection, source, reading, bad))
+            source.require_unchanged(hashed, load_file(connection, source, reading, bad))
             manifest = _Build(connection, source, columns, options, draft, bad).run(writing_rows)
-        manifest |= {"name": options.name, "identity": identity, "seconds": round(monotonic() - began, 2)}
-        manifest["split_note"] = split_note
+        manifest.identity, manifest.split_note = identity, split_note
+        manifest.seconds = round(monotonic() - began, 2)
         write_json(draft / MANIFEST, sealed(manifest))
     return manifest
 
@@ -140,7 +143,7 @@ class _Build:
             raise self._bad(what, "name a file with rows")
         return rows
 
-    def run(self, progress: Progress) -> dict[str, Any]:
+    def run(self, progress: Progress) -> Manifest:
         label_sql, threshold = self._label()
         time_sql = self._time()
         for at, how in self.columns.features.items():
@@ -150,13 +153,7 @@ class _Build:
         self.rows = self._count()
         self._require_both_labels(label_sql, threshold)
         facts = [self._column(at) for at in self.columns.features]
-        stored = StoredColumns(
-            facts=facts,
-            vocabularies=[
-                read_vocabulary(self.folder, one.vocabulary) if one.vocabulary else one.hashed() for one in facts
-            ],
-            separator=self.separator,
-        )
+        stored = StoredColumns.of(self.folder, facts, self.separator)
         layout = layout_of(facts, times=time_sql is not None)
         part = self._write(stored, layout, label_sql, time_sql, progress)
         positives, first, last = fetch_row(
@@ -164,28 +161,35 @@ class _Build:
             f"SELECT sum({label_sql}), {f'min({time_sql}), max({time_sql})' if time_sql else 'NULL, NULL'} FROM raw",
         )
         roles = {role: getattr(self.columns, role) for role in ("user", "item", "time")}
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "rows": self.rows,
-            "positives": int(positives),
-            "label": {
-                "name": self.columns.name(self.columns.label),
-                "positive_from": threshold,
-                "positives": [*self.options.positives],
-            },
-            "columns": [to_json(one) for one in facts],
-            "separator": self.separator,
+        manifest = Manifest(
+            format=FORMAT,
+            version=VERSION,
+            name=self.options.name,
+            rows=self.rows,
+            positives=int(positives),
+            label=Label(
+                name=self.columns.name(self.columns.label),
+                positive_from=threshold,
+                positives=[*self.options.positives],
+            ),
+            columns=facts,
+            separator=self.separator,
             **{role: None if at is None else self.columns.name(at) for role, at in roles.items()},
-            "times": None if first is None else [int(first), int(last)],
-            "left_out": self.columns.left_out,
-            "min_count": self.options.min_count,
-            "scale": self.options.scale,
-            "parts": [part],
-            **self.bad.facts,
-        }
-        decide = json.dumps([manifest[name] for name in _DECIDE], sort_keys=True)
-        return {**manifest, "digest": hashlib.sha256(decide.encode()).hexdigest()}
+            times=None if first is None else (int(first), int(last)),
+            left_out=self.columns.left_out,
+            min_count=self.options.min_count,
+            scale=self.options.scale,
+            parts=(part,),
+            skipped_rows=self.bad.skipped,
+            digest="",
+            identity={},
+            seconds=0.0,
+            split_note="",
+        )
+        values = as_json(manifest)
+        decide = json.dumps([values[name] for name in _DECIDE], sort_keys=True)
+        manifest.digest = hashlib.sha256(decide.encode()).hexdigest()
+        return manifest
 
     def _label(self) -> tuple[str, float | None]:
         """SQL for the label of a row, and the least rating that is a click."""
@@ -327,7 +331,7 @@ class _Build:
         names = {one.name: sql_name(at) for one, at in zip(stored.facts, self.columns.features)}
         more = {"label": label_sql, **({"time": time_sql} if time_sql else {})}
         query = selection(stored, names, self.kinds, "raw", trimmed=True, more=more)
-        part: StoredPart = {"rows": 0, "piece": PIECE, "chain": ""}
+        part = StoredPart(rows=0, piece=PIECE, chain="")
         # Wide tables have fewer rows at once, so that their text stays within the memory limit.
         at_once = min(PIECE, 1 << (_VALUES_AT_ONCE // (1 + len(stored.facts))).bit_length() - 1)
         with ColumnWriter(self.folder, layout) as writer:
@@ -339,10 +343,10 @@ class _Build:
                 if time_sql:
                     arrays["times"] = batch["time"].to_numpy().astype(np.int64)
                 writer.append(arrays)
-                part["rows"] += len(arrays["labels"])
-                if part["rows"] % PIECE == 0 or part["rows"] == self.rows:
-                    part["chain"] = writer.commit(part["chain"])
-                progress(part["rows"], self.rows)
+                part.rows += len(arrays["labels"])
+                if part.rows % PIECE == 0 or part.rows == self.rows:
+                    part.chain = writer.commit(part.chain)
+                progress(part.rows, self.rows)
         return part
 
     def _require_numbers(self, at: int) -> None:

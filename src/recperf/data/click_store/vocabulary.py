@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import read_linked, sha256
+from ...jsonfile import Struct
 from ..rows import optional_package, pyarrow
 from ..user_files.values import Values, is_value, key
 from .columns import EMPTY
@@ -25,6 +26,14 @@ from .columns import EMPTY
 UNSEEN = -2
 """Code of a category that is not in the vocabulary; `EMPTY` is a slot without one."""
 _AT_ONCE = 1 << 16
+
+
+class StoredVocabulary(Struct):
+    """The file of a vocabulary."""
+
+    file: str
+    entries: int
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,7 +110,7 @@ def denoted(vocabulary: Vocabulary, values: Values, column: str) -> Vocabulary:
     return Vocabulary(values=vocabulary.values, keys=keys, repeated=repeated, seed=column)
 
 
-def write_vocabulary(connection: Any, query: str, path: Path) -> dict[str, Any]:
+def write_vocabulary(connection: Any, query: str, path: Path) -> StoredVocabulary:
     """Write the rows of a query (value, key, count) as Parquet in their order, and describe the file. A key that equals
     its value is NULL."""
     arrow, parquet = pyarrow(), pyarrow(".parquet")
@@ -113,20 +122,20 @@ def write_vocabulary(connection: Any, query: str, path: Path) -> dict[str, Any]:
             entries += len(batch)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-    return {"file": path.name, "entries": entries, "sha256": sha256(path)}
+    return StoredVocabulary(file=path.name, entries=entries, sha256=sha256(path))
 
 
-def read_vocabulary(folder: Path, facts: dict[str, Any]) -> Vocabulary:
+def read_vocabulary(folder: Path, stored: StoredVocabulary) -> Vocabulary:
     """Open a vocabulary, compared with its digest."""
     arrow, parquet = pyarrow(), pyarrow(".parquet")
-    path = folder / Path(facts["file"]).name
+    path = folder / Path(stored.file).name
     again = f"remove {folder} and import again"
     try:
         content = read_linked(path)
     except OSError as error:
         what = f"a vocabulary cannot be read: {error.strerror}"
         raise DataError(what, where={"file": path}, fix=again) from None
-    if hashlib.sha256(content).hexdigest() != facts["sha256"]:
+    if hashlib.sha256(content).hexdigest() != stored.sha256:
         raise DataError("a vocabulary differs from its checksum", where={"file": path}, fix=again)
     table = parquet.read_table(arrow.BufferReader(content), columns=["value", "key"])
     values, keys = (table[name].combine_chunks() for name in ("value", "key"))

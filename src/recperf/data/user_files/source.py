@@ -16,7 +16,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -48,12 +48,12 @@ class Source:
     size: int
     state: tuple[int, int, int]
     """Inode, size and time of the last change when it was inspected."""
-    format: Format
-    names: list[str]
+    format: Format = "csv"
+    names: list[str] = field(default_factory=list)
     """Names of the columns; empty strings where a file has no header."""
-    columns: dict[str, int]
+    columns: dict[str, int] = field(default_factory=dict)
     """Position of the column that serves each role."""
-    types: dict[int, str]
+    types: dict[int, str] = field(default_factory=dict)
     """Types of the columns by position where the header states them, as RecBole's does."""
     gzipped: bool = False
     delimiter: str = ","
@@ -90,6 +90,18 @@ def _state(facts: os.stat_result) -> tuple[int, int, int]:
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
+def _begin(path: Path) -> tuple[bytes, tuple[int, int, int]]:
+    """The first four bytes of a file, and its state."""
+    try:
+        with open_linked(path) as file:
+            magic, state = file.read(4), _state(os.fstat(file.fileno()))
+    except OSError as error:
+        raise bad_file(path, f"the file cannot be opened: {error.strerror}", "check the path") from None
+    if not state[1]:
+        raise bad_file(path, "the file is empty", "name a file with rows")
+    return magic, state
+
+
 def _open(path: Path, gzipped: bool) -> gzip.GzipFile | BinaryIO:
     return gzip.open(path) if gzipped else open_linked(path)
 
@@ -107,34 +119,25 @@ def inspect(
     has the usual names of the columns of other roles, which need not exist. A file of `sequences` has a user and items
     on each line, and the columns user and item."""
     path = path.expanduser()
-    try:
-        with open_linked(path) as file:
-            magic, state = file.read(4), _state(os.fstat(file.fileno()))
-        size = state[1]
-        gzipped = magic[:2] == b"\x1f\x8b"
-    except OSError as error:
-        raise bad_file(path, f"the file cannot be opened: {error.strerror}", "check the path") from None
     if delimiter is not None and not (delimiter.isascii() and delimiter in (delimiter[:1], 2 * delimiter[:1])):
         raise UsageError(f"the delimiter {delimiter!r} is not one ASCII character, or the same twice")
-    if not size:
-        raise bad_file(path, "the file is empty", "name a file with rows")
+    magic, state = _begin(path)
+    source = Source(path=path, size=state[1], state=state, gzipped=magic[:2] == b"\x1f\x8b")
     if magic == b"PAR1":
         names = _parquet_names(path)
         positions = _positions(path, columns, names, recognised or {})
-        return Source(path=path, size=size, state=state, format="parquet", names=names, columns=positions, types={})
+        return replace(source, format="parquet", names=names, columns=positions)
     if path.suffix in (".parquet", ".pq"):
         raise bad_file(path, "this is not a Parquet file", "name it .csv if it is text")
     try:
-        with _open(path, gzipped) as file:
+        with _open(path, source.gzipped) as file:
             sample = file.read(_SAMPLE_BYTES).removeprefix(BOM)
     except READ_ERRORS as error:
         raise unreadable(path, error) from None
     first_line = _first_line(path, sample)
-    facts: dict[str, Any] = {"path": path, "size": size, "state": state, "gzipped": gzipped}
     if sequences:
         names, positions = ["user", "item"], {"user": 0, "item": 1}
-        has_header = header == "yes"
-        return Source(**facts, format="sequences", names=names, columns=positions, types={}, has_header=has_header)
+        return replace(source, format="sequences", names=names, columns=positions, has_header=header == "yes")
     if delimiter is None and re.match(r"\s*\[\s*(\{|$)", first_line):
         raise bad_file(path, "this is one JSON array", "write one object on each line, as jq -c '.[]' does")
     is_json = delimiter is None and first_line.lstrip().startswith("{")
@@ -148,8 +151,8 @@ def inspect(
         raise UsageError(what, where={"file": path}, fix=f"give columns by number, 1 to {len(names)}")
     names = names if has_header or is_json else [""] * len(names)
     names, types = _without_types(names)
-    return Source(
-        **facts,
+    return replace(
+        source,
         format="json" if is_json else "csv",
         names=names,
         columns=_positions(path, columns, names, recognised or {}),

@@ -15,12 +15,12 @@ from bisect import bisect_right
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...jsonfile import Struct
 from ...stop import poll
 from .source import BOM, LONGEST_LINE, READ_ERRORS, HashedFile, Source, bad_file, unreadable
 
@@ -32,6 +32,13 @@ _LISTED = 20
 _FEED, _RETURN, _QUOTE, _SPACE = b'\n\r" '
 
 Places = NDArray[np.int64]
+
+
+class SkippedRows(Struct):
+    """Rows that an import left out: how many, and what the first of them are."""
+
+    count: int
+    first: list[str]
 
 
 class BadRows:
@@ -65,10 +72,10 @@ class BadRows:
         self._rows.append((row, what))
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """The number of rows left out and the first of them, for the description of an import; {} if there are none."""
+    def skipped(self) -> SkippedRows | None:
+        """The rows left out, for the description of an import; None if there are none."""
         first = [f"row {row:,}{what}" for row, what in sorted(self._rows)[:_LISTED]]
-        return {"skipped_rows": {"count": len(self._rows), "first": first}} if first else {}
+        return SkippedRows(count=len(self._rows), first=first) if first else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""`recperf data prepare | check | info | make | import` for listening events; each returns plain values."""
+"""`recperf data prepare | check | info | make | import` for listening events."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
+from msgspec.structs import asdict
 
 from ... import places
 from ...errors import DataError, UsageError
 from ...folders import one_at_a_time
 from . import raw
+from .import_options import ImportOptions
+from .manifest import ImportFacts
 from .maps import catalogue
 from .reference import CACHE_META, READY, check_cache, open_events
 from .schema import EVENT_TYPES, EVENTS_FILE, LICENCE
@@ -31,9 +34,8 @@ from .store import (
 )
 from .synthesize.config import YambdaLike, default
 
-if TYPE_CHECKING:
-    from .imports.options import ImportOptions
-
+Facts = dict[str, object]
+"""What a command prints, line by line or as JSON."""
 Say = Callable[[str], None]
 Progress = Callable[..., None]
 """Called with the amount done, the total, and for bytes the number of rows in them."""
@@ -63,7 +65,7 @@ def prepare(
     memory: int,
     progress: Bars,
     say: Say,
-) -> dict[str, Any]:
+) -> Facts:
     """Convert raw files to a store."""
     from .prepare import prepare as build
 
@@ -82,18 +84,18 @@ def prepare(
         "events": made.events,
         "users": made.users,
         "items": made.items,
-        "split": made.manifest.get("split"),
-        "store_bytes": sum(column["bytes"] for column in made.manifest["columns"].values()),
+        "split": made.manifest.split,
+        "store_bytes": sum(column.bytes for column in made.manifest.columns.values()),
         "bytes_an_event": EVENT_BYTES,
         "digest": made.digest,
-        "licence": made.manifest["licence"],
+        "licence": made.manifest.licence,
         "seconds": round(seconds, 2),
     }
 
 
-def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> dict[str, Any]:
+def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> Facts:
     """Read a whole dataset, raw files and store; damage is an error. Files without digests are listed."""
-    answer: dict[str, Any] = {"name": name, "intact": True}
+    answer: Facts = {"name": name, "intact": True}
     if name == SYNTHETIC and path is None:
         return answer | {"store": check_store(embedded(say=say), progress("checking the store", "share"))}
     places_by_kind = _places(name, path)
@@ -109,7 +111,7 @@ def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> dict[str
     return answer
 
 
-def check_raw(files: raw.RawFiles, progress: Progress) -> dict[str, Any]:
+def check_raw(files: raw.RawFiles, progress: Progress) -> Facts:
     """Check schema, values and order of raw files."""
     events = raw.RawEvents(files.events)
     items = len(catalogue(files.artists, files.albums))
@@ -132,11 +134,11 @@ def check_raw(files: raw.RawFiles, progress: Progress) -> dict[str, Any]:
         "first_time": first,
         "last_time": last,
         "by_type": dict(zip(EVENT_TYPES, map(int, by_type))),
-        "footer_sha256": events.identity["sha256"],
+        "footer_sha256": raw.identity_of(files.events)["sha256"],
     }
 
 
-def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
+def check_store(store: EventStore, progress: Progress) -> Facts:
     """Compare a store with its digests, or the columns of a reference cache with each other.
 
     `verified_by_digest` names the files that were compared with digests.
@@ -144,7 +146,7 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
     files: list[str] = []
     if store.layout == "packed":
         verify(store, progress)
-        lists = sorted(store.manifest.get("originals", {}))
+        lists = sorted(store.originals)
         for role in lists:
             originals(store.folder, role)
         files = [*(file_of(store.folder, name).name for name in COLUMNS), *(f"{role}.jsonl" for role in lists)]
@@ -155,13 +157,13 @@ def check_store(store: EventStore, progress: Progress) -> dict[str, Any]:
         "layout": store.layout,
         "events": store.events,
         "users": store.users,
-        "items": store.manifest.get("distinct", {}).get("items", store.items),
+        "items": store.distinct_items,
         "digest": store.digest,
         "verified_by_digest": sorted(files),
     }
 
 
-def _digests(name: str, files: raw.RawFiles, progress: Bars | None) -> dict[str, list[str]]:
+def _digests(name: str, files: raw.RawFiles, progress: Bars | None) -> Facts:
     """Raw files that are the published ones by their digests, and those without digests."""
     from . import download
 
@@ -170,8 +172,8 @@ def _digests(name: str, files: raw.RawFiles, progress: Bars | None) -> dict[str,
             "verified_by_digest": [],
             "not_verified_by_digest": [f.name for f in (files.events, files.artists, files.albums)],
         }
-    checked = download.verify(size_of(name), progress("comparing with the published files", "bytes"))
-    return {"verified_by_digest": checked["verified"], "not_verified_by_digest": checked["unverified"]}
+    verified, unverified = download.verify(size_of(name), progress("comparing with the published files", "bytes"))
+    return {"verified_by_digest": verified, "not_verified_by_digest": unverified}
 
 
 def find(name: str, *, path: Path | None, say: Say) -> EventStore:
@@ -206,7 +208,7 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
     return open_store(folder)
 
 
-def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> dict[str, Any]:
+def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> Facts:
     """Write the synthetic dataset, as a store or as raw files in the layout of the real data."""
     from . import synthesize
 
@@ -214,7 +216,7 @@ def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> di
     if form == "store":
         synthesize.write_store(config, folder, progress=progress)
         store = open_store(folder)
-        facts = {"events": store.events, "users": store.users, "items": store.items, "digest": store.digest}
+        facts: Facts = {"events": store.events, "users": store.users, "items": store.items, "digest": store.digest}
     else:
         if _looks_like_a_store(folder):
             raise DataError(
@@ -235,7 +237,40 @@ def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> di
     }
 
 
-def import_events(options: ImportOptions, *, store: Path | None, progress: Bars) -> dict[str, Any]:
+class EventImport(ImportFacts, kw_only=True):
+    """A finished import of a user's events."""
+
+    name: str
+    folder: str
+    imported: bool
+    """False: the store was there already."""
+    licence: str
+    synthetic: bool
+    events: int
+    users: int
+    items: int
+    artists: int | None = None
+    albums: int | None = None
+    first_time: int
+    last_time: int
+    largest_item: int
+    by_type: dict[str, int]
+    by_pool: dict[str, int]
+    labelled: int
+    """Events that a model can be trained on: listens in the file, and drawn negatives."""
+    positive_share: float | None
+    items_without: dict[str, int]
+    """The number of items without an artist or album, where the file has them."""
+    held_out: int
+    store_bytes: int
+    digest: str
+    notes: list[str]
+    seconds: float
+    next: str = ""
+    """The command that trains on it."""
+
+
+def import_events(options: ImportOptions, *, store: Path | None, progress: Bars) -> EventImport:
     """Import events from a file of the user as a store."""
     from .imports import HELD_OUT
     from .imports import import_events as build
@@ -245,51 +280,57 @@ def import_events(options: ImportOptions, *, store: Path | None, progress: Bars)
     build(options, folder, reading=progress("reading", "bytes"), sorting=progress("sorting"))
     made = open_store(folder)
     seconds = monotonic() - began
-    hidden = ("format", "version", "columns", "seal", "identity", "digest", "name")
-    facts = {key: value for key, value in made.manifest.items() if key not in hidden}
-    drawn = facts.get("negatives", {}).get("drawn", 0)
-    labelled = facts["by_type"]["listen"] + drawn
-    return {
-        "name": options.name,
-        "folder": str(folder),
-        "imported": not existed,
-        **facts,
-        **facts["distinct"],
-        "positive_share": facts["by_pool"]["listen_plus"] / labelled if labelled else None,
-        "items_without": {
-            role: facts["distinct"]["items"] - int((made.catalogue_I2[:, at] != 0).sum())
+    manifest, facts = made.manifest, made.imported
+    assert facts is not None
+    labelled = manifest.by_type["listen"] + (facts.negatives.drawn if facts.negatives else 0)
+    return EventImport(
+        **(asdict(facts) | facts.distinct),
+        name=options.name,
+        folder=str(folder),
+        imported=not existed,
+        licence=manifest.licence,
+        synthetic=manifest.synthetic,
+        events=manifest.events,
+        first_time=manifest.first_time,
+        last_time=manifest.last_time,
+        largest_item=manifest.largest_item,
+        by_type=manifest.by_type,
+        by_pool=manifest.by_pool,
+        labelled=labelled,
+        positive_share=manifest.by_pool["listen_plus"] / labelled if labelled else None,
+        items_without={
+            role: facts.distinct["items"] - int((made.catalogue_I2[:, at] != 0).sum())
             for at, role in enumerate(("artists", "albums"))
-            if role in facts["distinct"]
+            if role in facts.distinct
         },
-        "held_out": round(HELD_OUT * labelled),
-        "store_bytes": sum(column["bytes"] for column in made.manifest["columns"].values()),
-        "digest": made.digest,
-        "notes": list(_notes(facts)),
-        "seconds": round(seconds, 2),
-    }
+        held_out=round(HELD_OUT * labelled),
+        store_bytes=sum(column.bytes for column in manifest.columns.values()),
+        digest=made.digest,
+        notes=list(_notes(facts)),
+        seconds=round(seconds, 2),
+    )
 
 
-def _notes(facts: dict[str, Any]) -> Iterator[str]:
+def _notes(facts: ImportFacts) -> Iterator[str]:
     """What a user should know about an import, one sentence each."""
-    if facts["distinct"]["users"] == 1:
+    if facts.distinct["users"] == 1:
         yield "all rows have the same user: check --user"
-    if facts["time_order"] == "random order":
+    if facts.time_order == "random order":
         yield "the file has no time: events are in random order, and a random fifth is held out; or: --order rows"
-    elif facts["import"].get("sequences"):
+    elif facts.options.sequences:
         yield "the file has no time: only the order of each user's items is known, and their last items are held out"
-    elif facts["time_order"] == "order of the file":
+    elif facts.time_order == "order of the file":
         yield "the file has no time: the order of its rows is used, and its last fifth is held out"
-    elif date.fromisoformat(facts["days"]["last"]) > datetime.now(UTC).date():
-        yield f"the last event is in the future, {facts['days']['last']}: check --time and --time-unit"
-    share = facts["positive_share_in_file"]
-    if "negatives" in facts:
-        drawn = facts["negatives"]
+    elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
+        yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
+    share, drawn = facts.positive_share_in_file, facts.negatives
+    if drawn:
         yield (
-            f"the file has no label: every row is positive, with {drawn['per_event']} negatives drawn for each "
-            f"({drawn['by']}, seed {drawn['seed']}), none of them an item of the same user"
+            f"the file has no label: every row is positive, with {drawn.per_event} negatives drawn for each "
+            f"({drawn.by}, seed {drawn.seed}), none of them an item of the same user"
         )
-        if drawn["left_out"]:
-            yield f"{drawn['left_out']:,} negatives could not be drawn: their users have every item"
+        if drawn.left_out:
+            yield f"{drawn.left_out:,} negatives could not be drawn: their users have every item"
     elif share in (0.0, 1.0):
         which = "positive" if share else "negative"
         yield f"all rows are {which}: check --positive-from, or draw negatives with --negatives 4 and without a label"

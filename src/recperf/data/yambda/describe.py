@@ -6,11 +6,11 @@ Shapes: E events, U users, I items, W windows.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...jsonfile import as_json
 from .config import HistoryConfig, WindowConfig
 from .reference import FLAT_COLUMNS
 from .schema import DAY_S, DRAWN, EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
@@ -31,7 +31,7 @@ def usual_history(store: EventStore) -> int:
     return full if enough * 10 >= store.users else 100
 
 
-def describe(store: EventStore, windows: WindowConfig) -> dict[str, Any]:
+def describe(store: EventStore, windows: WindowConfig) -> dict[str, object]:
     """Everything that `data info` prints."""
     events_I, by_kind = _tallies(store)
     lengths_U = np.diff(store.user_first_U1)
@@ -53,10 +53,10 @@ def describe(store: EventStore, windows: WindowConfig) -> dict[str, Any]:
         "synthetic": store.synthetic,
         "layout": store.layout,
         "folder": str(store.folder),
-        "licence": store.manifest.get("licence", "that of the source"),
+        "licence": store.manifest.licence,
         "digest": store.digest,
         "users": store.users,
-        "items": store.manifest.get("distinct", {}).get("items", store.items),
+        "items": store.distinct_items,
         "items_with_events": len(seen),
         "artists": _distinct(store.catalogue_I2[:, 0]),
         "albums": _distinct(store.catalogue_I2[:, 1]),
@@ -83,7 +83,7 @@ def describe(store: EventStore, windows: WindowConfig) -> dict[str, Any]:
     }
 
 
-def _windows(index: WindowIndex | None, seconds: int) -> dict[str, Any]:
+def _windows(index: WindowIndex | None, seconds: int) -> dict[str, int | None]:
     return {
         "seconds": seconds,
         "count": index.windows if index else 0,
@@ -92,18 +92,16 @@ def _windows(index: WindowIndex | None, seconds: int) -> dict[str, Any]:
     }
 
 
-def _imported(store: EventStore) -> dict[str, Any]:
+def _imported(store: EventStore) -> dict[str, object]:
     """What an import recorded about its file: days, columns, negatives."""
-    manifest = store.manifest
-    if "import" not in manifest or "distinct" not in manifest:
+    facts = store.imported
+    if facts is None:
         return {}
-    days = (
-        {"days_of_events": f"{manifest['days']['first']} to {manifest['days']['last']}"} if "days" in manifest else {}
-    )
-    columns = {role: name for role, name in manifest["import"].items() if role in ROLES and name is not None}
+    days = {"days_of_events": f"{facts.days.first} to {facts.days.last}"} if facts.days else {}
+    columns = {role: getattr(facts.options, role) for role in ROLES if getattr(facts.options, role) is not None}
     names = ("time_order", "events_in_file", "density", "negatives", "unused_columns", "skipped_rows")
-    facts = {name: manifest[name] for name in names if manifest.get(name)}
-    return {**days, "columns": columns, **facts}
+    others = {name: value for name, value in as_json(facts).items() if name in names and value}
+    return {**days, "columns": columns, **others}
 
 
 def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from ... import places, units
 from ...errors import DataError, Interrupted, MachineError, Stopped, UsageError
 from ...files import sha256, sync_folder, write_json, writing
 from ...folders import alone
-from ...jsonfile import Count, read, require
+from ...jsonfile import Count, Struct, as_json, read, require
 from ...stop import poll
 from ...version import __version__
 from .schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE, LICENCE, REPOSITORY, REVISION, SIZES
@@ -58,7 +58,7 @@ def files_of(size: str) -> tuple[str, ...]:
 
 def get(
     size: str, *, say: Say, offline: bool = False, endpoint: str | None = None, bars: bool | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Download missing files and describe the result. `endpoint` is another hub; `bars` defaults to whether stderr is a
     terminal."""
     if size not in SIZES:
@@ -82,24 +82,24 @@ def get(
         "folder": str(folder),
         "revision": REVISION,
         "licence": LICENCE,
-        "files": _recorded(folder),
+        "files": as_json(_recorded(folder)),
         "unverified": missing,
         "bytes": sum((folder / name).stat().st_size for name in files_of(size)),
     }
 
 
-def verify(size: str, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Compare the downloaded files with their digests; a difference is an error. Files from another source have no
-    digest and are listed as unverified. `progress` receives the bytes read and the total."""
+def verify(size: str, progress: Callable[[int, int], None] | None = None) -> tuple[list[str], list[str]]:
+    """Compare the downloaded files with their digests; a difference is an error. Returns the names of the files, then
+    of those without a digest, which are from another source. `progress` receives the bytes read and the total."""
     folder = folder_of(size)
     recorded = _recorded(folder)
     for name, entry in recorded.items():
         path = folder / name
         if not path.is_file():
             raise _changed(size, path, "is missing")
-        if path.stat().st_size != entry["bytes"]:
-            raise _changed(size, path, f"has {path.stat().st_size:,} bytes, not {entry['bytes']:,}")
-    total, done = sum(entry["bytes"] for entry in recorded.values()), 0
+        if path.stat().st_size != entry.bytes:
+            raise _changed(size, path, f"has {path.stat().st_size:,} bytes, not {entry.bytes:,}")
+    total, done = sum(entry.bytes for entry in recorded.values()), 0
 
     def tick(count: int) -> None:
         nonlocal done
@@ -108,9 +108,9 @@ def verify(size: str, progress: Callable[[int, int], None] | None = None) -> dic
             progress(done, total)
 
     for name, entry in recorded.items():
-        if sha256(folder / name, tick) != entry["sha256"]:
+        if sha256(folder / name, tick) != entry.sha256:
             raise _changed(size, folder / name, "differs from the published file by checksum")
-    return {"verified": list(recorded), "unverified": [name for name in files_of(size) if name not in recorded]}
+    return list(recorded), [name for name in files_of(size) if name not in recorded]
 
 
 def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | None, say: Say) -> None:
@@ -216,16 +216,16 @@ class _PolledFile:
 
 def _complete(folder: Path, name: str) -> bool:
     entry = _recorded(folder).get(name)
-    return entry is not None and (folder / name).is_file() and _size(folder / name) == entry["bytes"]
+    return entry is not None and (folder / name).is_file() and _size(folder / name) == entry.bytes
 
 
-class _Downloaded(TypedDict):
+class _Downloaded(Struct):
     bytes: Count
     sha256: str
     etag: str
 
 
-class _Record(TypedDict):
+class _Record(Struct):
     repository: str
     revision: str
     files: dict[str, _Downloaded]
@@ -237,12 +237,12 @@ def _recorded(folder: Path) -> dict[str, _Downloaded]:
         record = require(read(folder / RECORD, linked=True), _Record, folder / RECORD, what="is damaged")
     except DataError:
         return {}
-    return record["files"] if (record["repository"], record["revision"]) == (REPOSITORY, REVISION) else {}
+    return record.files if (record.repository, record.revision) == (REPOSITORY, REVISION) else {}
 
 
 def _record(folder: Path, name: str, remote: _Remote, digest: str) -> None:
-    files = _recorded(folder) | {name: {"bytes": remote.bytes, "sha256": digest, "etag": remote.etag}}
-    write_json(folder / RECORD, {"repository": REPOSITORY, "revision": REVISION, "files": files})
+    files = _recorded(folder) | {name: _Downloaded(bytes=remote.bytes, sha256=digest, etag=remote.etag)}
+    write_json(folder / RECORD, _Record(repository=REPOSITORY, revision=REVISION, files=files))
 
 
 def _require_complete(size: str, folder: Path) -> None:

@@ -32,7 +32,7 @@ class Moments:
 
     def __init__(self, store: EventStore) -> None:
         self.store = store
-        self.imported: Mapping[str, Any] = store.manifest.get("import", {})
+        self.options = store.imported.options if store.imported else None
         self.users = Ids.of("user", own_ids(store, "user"), np.arange(store.users))
         has_events_I = np.zeros(store.items, np.bool_)
         for first in range(0, store.events, AT_ONCE):
@@ -43,13 +43,13 @@ class Moments:
 
     def spellings(self, role: str) -> tuple[str, ...]:
         """Names of the column of a role: the one it was imported from, then the role itself."""
-        column = str(self.imported.get(role) or "")
+        column = getattr(self.options, role, None) or ""
         return tuple(dict.fromkeys([*([column] if column and not column.isdecimal() else []), role, f"{role}_id"]))
 
     @property
     def has_times(self) -> bool:
         """Whether events have times; those of an import without them only say which event was first."""
-        return str(self.store.manifest.get("time_order", "time")) == "time"
+        return self.store.time_order == "time"
 
     @cached_property
     def now(self) -> int:
@@ -117,9 +117,8 @@ class Moments:
 
     @property
     def _unit(self) -> str:
-        unit = str(self.imported.get("time_unit"))
         # An import without times leaves the unit open: its times are numbers of rows.
-        return unit if unit in UNITS else "s"
+        return self.options.time_unit if self.options and self.options.time_unit in UNITS else "s"
 
     def seconds(self, column: Any) -> Longs:
         """Times as whole seconds of the store, in the unit they were imported with; -1 where missing."""

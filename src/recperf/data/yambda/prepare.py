@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ... import units
 from ...errors import DataError, MachineError, UsageError
 from ...files import sha256
+from ...jsonfile import Struct, require
+from .manifest import Manifest
 from .maps import catalogue
 from .raw import Chunk, RawEvents, RawFiles, identity_of, require_known
 from .schema import GAP_MINUTES, LICENCE, SYNTHETIC_KEY, SYNTHETIC_LICENCE, TEST_DAYS, TRAIN_DAYS, Split, split_of
 from .store import EVENT_BYTES, kinds_of
-from .writer import StoreWriter, finished
+from .writer import JOURNAL, StoreWriter, finished
 
 COMMIT_ROWS = 1 << 24
 """Rows between two commits: the most work that a killed process loses."""
@@ -33,6 +33,21 @@ ROW_BYTES = 220
 """Maximum memory per row read: decoded columns, masks and copies."""
 ROOM_SHARE = 0.9
 """A disk with less than this share of the space that the events may need is refused at the start."""
+
+
+LEFT_OUT = ("test_events", "test_events_of_unknown_users", "dropped_before", "dropped_gap", "dropped_last")
+
+
+class Pass(Struct, kw_only=True):
+    """How far the pass over the file has come."""
+
+    row: int = 0
+    last: tuple[int, int] | None = None
+    """User and time of the last row."""
+    t_min: int = 1 << 32
+    t_max: int = -1
+    counts: dict[str, int]
+    """Events that are not in the store, by the names in LEFT_OUT."""
 
 
 def prepare(
@@ -67,10 +82,10 @@ def prepare(
         if writer.discarded and say:
             say("the unfinished store here has another source or version: it is discarded, and preparing starts over")
         state = _append_all(writer, raw, rows, split, len(catalogue_I2), files, progress)
-        if (state["t_min"], state["t_max"]) != (t_min, t_max):
+        if (state.t_min, state.t_max) != (t_min, t_max):
             raise DataError(
-                f"the event file's statistics give times {t_min:,} to {t_max:,}, but its rows have {state['t_min']:,} "
-                f"to {state['t_max']:,}",
+                f"the event file's statistics give times {t_min:,} to {t_max:,}, but its rows have {state.t_min:,} "
+                f"to {state.t_max:,}",
                 where={"file": files.events},
                 fix="write the file again without statistics",
             )
@@ -78,20 +93,18 @@ def prepare(
             what = "the raw files changed while they were read"
             raise DataError(what, where={"file": files.events}, fix="prepare them when they are complete")
         synthetic = SYNTHETIC_KEY in raw.metadata
-        counts = {"raw_events": raw.rows, "train_events": writer.events, **state["counts"]}
-        return writer.finish(
-            catalogue_I2,
-            {
-                "name": name,
-                "size": files.size,
-                "synthetic": synthetic,
-                "licence": SYNTHETIC_LICENCE if synthetic else LICENCE,
-                "split": {"t_min": t_min, "t_max": t_max, **asdict(split), **counts},
-            },
+        counts = {"raw_events": raw.rows, "train_events": writer.events, **state.counts}
+        manifest = Manifest(
+            name=name,
+            size=files.size,
+            synthetic=synthetic,
+            licence=SYNTHETIC_LICENCE if synthetic else LICENCE,
+            split={"t_min": t_min, "t_max": t_max, **vars(split), **counts},
         )
+        return writer.finish(catalogue_I2, manifest)
 
 
-def source_identity(files: RawFiles) -> dict[str, Any]:
+def source_identity(files: RawFiles) -> dict[str, object]:
     """Facts that identify the source of a store."""
     for path in (files.artists, files.albums):
         if not path.is_file():
@@ -127,26 +140,25 @@ def _append_all(
     items: int,
     files: RawFiles,
     progress: Callable[[int, int], None] | None,
-) -> dict[str, Any]:
-    """Append the training events from the last commit on. Returns the final state of the pass: its position, the
-    range of times, and counts of the events that it left out."""
-    names = ("test_events", "test_events_of_unknown_users", "dropped_before", "dropped_gap", "dropped_last")
-    start = {"row": 0, "last": None, "t_min": 1 << 32, "t_max": -1, "counts": dict.fromkeys(names, 0)}
-    state: dict[str, Any] = writer.bookmark or start
-    _require_room(writer, raw.rows - state["row"])
-    committed, after = state["row"], tuple(state["last"]) if state["last"] else None
-    for chunk in raw.chunks(committed, rows, after=after):
+) -> Pass:
+    """Append the training events from the last commit on. Returns the final state of the pass."""
+    state = Pass(counts=dict.fromkeys(LEFT_OUT, 0))
+    if writer.bookmark:
+        state = require(writer.bookmark, Pass, writer.draft / JOURNAL, what="is damaged", at="bookmark")
+    _require_room(writer, raw.rows - state.row)
+    committed = state.row
+    for chunk in raw.chunks(committed, rows, after=state.last):
         require_known(chunk, items, files)
-        _append(writer, chunk, split, state["counts"])
-        state["row"] += len(chunk)
-        state["last"] = [int(chunk.uids[-1]), int(chunk.times[-1])]
-        state["t_min"] = min(state["t_min"], int(chunk.times.min()))
-        state["t_max"] = max(state["t_max"], int(chunk.times.max()))
+        _append(writer, chunk, split, state.counts)
+        state.row += len(chunk)
+        state.last = int(chunk.uids[-1]), int(chunk.times[-1])
+        state.t_min = min(state.t_min, int(chunk.times.min()))
+        state.t_max = max(state.t_max, int(chunk.times.max()))
         if progress:
-            progress(state["row"], raw.rows)
-        if state["row"] - committed >= COMMIT_ROWS:
+            progress(state.row, raw.rows)
+        if state.row - committed >= COMMIT_ROWS:
             writer.commit(state)
-            committed = state["row"]
+            committed = state.row
     writer.commit(state)
     return state
 
@@ -158,7 +170,7 @@ def _append(writer: StoreWriter, chunk: Chunk, split: Split, counts: dict[str, i
     uids = chunk.uids[train]
     if len(uids) < len(chunk):
         test = (times >= split.test_start) & (times < split.test_end)
-        known = int(np.isin(chunk.uids[test], np.append(uids, writer.last_user)).sum())
+        known = int(np.isin(chunk.uids[test], np.append(uids, writer.state.last_user)).sum())
         counts["test_events"] += known
         counts["test_events_of_unknown_users"] += int(test.sum()) - known
         counts["dropped_before"] += int((times < split.train_start).sum())

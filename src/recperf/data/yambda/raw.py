@@ -128,11 +128,6 @@ class RawEvents:
         """Key-value metadata of the file."""
         return dict(self._arrow_schema.metadata or {})
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Facts that identify this file; its footer has sizes and statistics of every part."""
-        return identity_of(self.path)
-
     def time_range(self) -> tuple[int, int]:
         """First and last time, from the statistics in the footer."""
         groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
@@ -256,8 +251,8 @@ def require_known(chunk: Chunk, items: int, files: RawFiles) -> None:
         )
 
 
-def identity_of(path: Path) -> dict[str, Any]:
-    """Name, length and digest of the footer of a parquet file."""
+def identity_of(path: Path) -> dict[str, str | int]:
+    """Name, length and digest of the footer of a parquet file, which has sizes and statistics of every part."""
     with reading(path), open_linked(path) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 8))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...errors import DataError, MachineError, notice_once
 from ...jsonfile import load
 from ..blocks import Column
+from .manifest import Manifest
 from .maps import catalogue
 from .schema import ALBUMS_FILE, ARTISTS_FILE, EVENT_TYPES, LICENCE
 from .store import MANIFEST, EventStore, is_store_folder, kinds_of, map_file, open_store
@@ -93,14 +94,14 @@ def open_reference(cache_folder: Path) -> EventStore:
         catalogue_I2=_catalogue(folder),
         flags=(flat["flat_is_listen_plus"], flat["flat_is_like"], flat["flat_is_skip"], flat["flat_is_organic"]),
         types_E=flat["flat_event_types"],
-        manifest={
-            "name": folder.absolute().parent.name.replace("processed_", "yambda-", 1),
-            "synthetic": False,
-            "licence": LICENCE,
-            "events": events,
-            "users": users,
-            "digest": _identification(folder),
-        },
+        manifest=Manifest(
+            name=folder.absolute().parent.name.replace("processed_", "yambda-", 1),
+            synthetic=False,
+            licence=LICENCE,
+            events=events,
+            users=users,
+            digest=_identification(folder),
+        ),
     )
 
 

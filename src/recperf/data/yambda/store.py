@@ -14,7 +14,7 @@ import json
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
 from ...files import open_linked, read_linked
-from ...jsonfile import decode, read_sealed
-from ..blocks import Blocks, Column, verified
+from ...jsonfile import decode, read_sealed, require
+from ..blocks import Blocks, Column, StoredColumn, verified
 from ..datasets import KINDS
+from .manifest import ImportFacts, Manifest, Originals
 from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 
 FORMAT, VERSION = KINDS["events"].form
@@ -65,14 +66,9 @@ class EventStore:
     """With layout reference: listen-plus, like, skip, organic."""
     types_E: Column | None = None
     """With layout reference: event types."""
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: Manifest
     tables: tuple[Column, ...] = ()
     """The columns of users and items, which were verified when the store was opened."""
-
-    def __post_init__(self) -> None:
-        for name in ("items_E", "times_E", "packed_kinds_E", "types_E"):
-            object.__setattr__(self, name, _as_column(getattr(self, name)))
-        object.__setattr__(self, "flags", self.flags and tuple(map(_as_column, self.flags)))
 
     @property
     def events(self) -> int:
@@ -89,33 +85,47 @@ class EventStore:
 
     @property
     def name(self) -> str:
-        return str(self.manifest.get("name", self.folder.name))
+        return self.manifest.name
 
     @property
     def synthetic(self) -> bool:
-        return bool(self.manifest.get("synthetic", False))
+        return self.manifest.synthetic
 
     @property
     def digest(self) -> str:
         """Digest of the content; of a reference cache, of its sizes and samples. See `verified`."""
-        return str(self.manifest["digest"])
+        return self.manifest.digest
+
+    @property
+    def imported(self) -> ImportFacts | None:
+        return self.manifest.imported
+
+    @property
+    def originals(self) -> dict[str, Originals]:
+        """The lists of original ids by role: users, items, artists, albums."""
+        return self.imported.originals if self.imported else {}
+
+    @property
+    def distinct_items(self) -> int:
+        """The number of items of an import; otherwise the length of the catalogue."""
+        return self.imported.distinct["items"] if self.imported else self.items
 
     @property
     def time_order(self) -> str:
         """The order of the events: by time, or the order that an import used for a file without times."""
-        return str(self.manifest.get("time_order", "time"))
+        return self.imported.time_order if self.imported else "time"
 
     @property
     def split_note(self) -> str:
         """What the description of a split should say about an import: no times, drawn negatives."""
-        order, negatives = self.time_order, self.manifest.get("negatives")
+        order, negatives = self.time_order, self.imported and self.imported.negatives
         note = "" if order == "time" else f"; events without times, in {order}"
-        return note + (f"; {negatives['per_event']} negatives drawn per event, {negatives['by']}" if negatives else "")
+        return note + (f"; {negatives.per_event} negatives drawn per event, {negatives.by}" if negatives else "")
 
     @property
     def stored_per_event(self) -> int:
         """Events stored for every event that happened: more than 1 where an import drew negatives."""
-        return 1 + int(self.manifest.get("negatives", {}).get("per_event", 0))
+        return 1 + (self.imported.negatives.per_event if self.imported and self.imported.negatives else 0)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -126,7 +136,7 @@ class EventStore:
     def verified(self) -> dict[str, int]:
         """Bytes of the store that this process compared with their digests, and bytes of all its columns."""
         facts = verified((*self.columns, *self.tables))
-        stated = sum(int(column["bytes"]) for column in self.manifest.get("columns", {}).values())
+        stated = sum(column.bytes for column in self.manifest.columns.values())
         return {**facts, "of": stated or facts["of"]}
 
     def items_at(self, which: Which) -> NDArray[np.int64]:
@@ -176,11 +186,6 @@ class Queries:
         return Queries(*(column[rows] for column in vars(self).values()))
 
 
-def _as_column(values: Any) -> Any:
-    """An array in memory as a column without digests."""
-    return Column(values) if isinstance(values, np.ndarray) else values
-
-
 def open_store(folder: Path) -> EventStore:
     """Open a complete store; anything else is an error."""
     folder = folder.expanduser()
@@ -201,7 +206,7 @@ def open_store(folder: Path) -> EventStore:
     )
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     with _readable(path):
         exists = path.is_file()
@@ -213,14 +218,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if not exists:
         raise DataError("there is no event store here", where={"folder": folder}, fix="recperf data prepare --help")
-    return read_sealed(path, (FORMAT, VERSION), fix=f"remove {folder} and prepare it again")
+    value: dict[str, Any] = read_sealed(path, (FORMAT, VERSION), dict, fix=f"remove {folder} and prepare it again")
+    manifest = require(value, Manifest, path, what="is damaged")
+    if "import" in value:
+        manifest.imported = require(value, ImportFacts, path, what="is damaged")
+    return manifest
 
 
 def own_ids(store: EventStore, role: str) -> list[int | str]:
     """The ids that users (role user) or items (role item) have in the file that was imported, by their numbers in the
     store; an item without events keeps the id of the store."""
     numbers = store.user_ids_U.tolist() if role == "user" else list(range(store.items))
-    if f"{role}s" not in store.manifest.get("originals", {}):
+    if f"{role}s" not in store.originals:
         return numbers
     listed = originals(store.folder, f"{role}s")
     return [listed[number - 1] if 0 < number <= len(listed) else number for number in numbers]
@@ -228,23 +237,23 @@ def own_ids(store: EventStore, role: str) -> list[int | str]:
 
 def originals(folder: Path, role: str) -> list[int | str]:
     """The ids in the imported file: entry k - 1 is that of id k. Roles: users, items, artists, albums."""
-    path, listed = folder / f"{role}.jsonl", read_manifest(folder).get("originals", {}).get(role)
-    if listed is None:
+    path, imported = folder / f"{role}.jsonl", read_manifest(folder).imported
+    if imported is None or role not in imported.originals:
         what = f"this store has no list of its original {role}"
         raise DataError(what, where={"file": path}, fix="import with --ids dense, which writes one")
     try:
         content = read_linked(path)
     except FileNotFoundError:
         content = b""
-    if hashlib.sha256(content).hexdigest() != listed["sha256"]:
+    if hashlib.sha256(content).hexdigest() != imported.originals[role].sha256:
         what = f"the event store is damaged: {path.name} is not the file that was written"
         raise DataError(what, where={"file": path}, fix=f"remove {folder} and import it again")
     return [decode(line) for line in content.split(b"\n")[:-1]]
 
 
-def content_digest(columns: dict[str, Any]) -> str:
+def content_digest(columns: dict[str, StoredColumn]) -> str:
     """One digest of all columns, computed from those of their blocks."""
-    content = [[name, columns[name]["bytes"], columns[name]["blocks"]] for name in sorted(columns)]
+    content = [[name, columns[name].bytes, columns[name].blocks] for name in sorted(columns)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -284,8 +293,8 @@ class BlockDigests:
 
 def verify(store: EventStore, progress: Callable[[int, int], None] | None = None) -> None:
     """Compare every byte of a packed store with its digests; the first difference is an error."""
-    columns = store.manifest["columns"]
-    total, done = sum(column["bytes"] for column in columns.values()), 0
+    columns = store.manifest.columns
+    total, done = sum(column.bytes for column in columns.values()), 0
     for name in COLUMNS:
         # Mapped again: the store may have verified some of it long ago.
         column = _mapped(store.folder, name, store.manifest)
@@ -296,7 +305,7 @@ def verify(store: EventStore, progress: Callable[[int, int], None] | None = None
             done += stop - first
             if progress:
                 progress(done, total)
-    if content_digest(columns) != store.manifest["digest"]:
+    if content_digest(columns) != store.digest:
         raise _damaged(store.folder / MANIFEST, "has a digest that its columns do not have")
 
 
@@ -312,14 +321,12 @@ def map_file(path: Path, dtype: str, bytes_: int | None = None) -> NDArray[Any]:
         return np.frombuffer(mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ), dtype)
 
 
-def _mapped(folder: Path, name: str, manifest: dict[str, Any]) -> Column:
-    try:
-        length, digests = int(manifest["columns"][name]["bytes"]), list(manifest["columns"][name]["blocks"])
-    except (KeyError, TypeError, ValueError):
-        raise _damaged(folder / MANIFEST, f"has no entry for {name}") from None
-    path = file_of(folder, name)
-    array = map_file(path, COLUMNS[name], length)
-    blocks = Blocks(path, array.view(np.uint8), digests, block=DIGEST_BLOCK, damaged=_damaged)
+def _mapped(folder: Path, name: str, manifest: Manifest) -> Column:
+    stated, path = manifest.columns.get(name), file_of(folder, name)
+    if stated is None:
+        raise _damaged(folder / MANIFEST, f"has no entry for {name}")
+    array = map_file(path, COLUMNS[name], stated.bytes)
+    blocks = Blocks(path, array.view(np.uint8), stated.blocks, block=DIGEST_BLOCK, damaged=_damaged)
     return Column(array, blocks)
 
 

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
 from ...files import write_json, writing
-from ...jsonfile import sealed
+from ...jsonfile import Struct, as_json, sealed
 from ...stop import poll
+from ..blocks import StoredColumn
 from .schema import ANCHORS
 from .store import EventStore
 
@@ -40,6 +41,27 @@ _DRAFT = "rows"
 _CHUNK = 1 << 18
 _STEPS = 32
 _FIX = "the next start builds the index again"
+
+
+class IndexSource(Struct, kw_only=True):
+    """What an index of windows is made of."""
+
+    format: str
+    version: int
+    store: str
+    """Digest of the events."""
+    seconds: int
+    min_history: int
+
+
+class IndexManifest(IndexSource, kw_only=True):
+    t_min: int
+    t_max: int
+    windows: int
+    rows: int
+    anchors: int
+    digest_block: int
+    columns: dict[str, StoredColumn]
 
 
 class NoAnchors(DataError):
@@ -175,9 +197,9 @@ def _joined(rows: NDArray[Any], carried: int) -> NDArray[Any]:
     return rows[1:]
 
 
-def build(store: EventStore, folder: Path, facts: dict[str, Any], chunk: int = _CHUNK) -> None:
-    """Write the index of a store into an empty folder; its manifest contains `facts`."""
-    seconds, anchors = facts["seconds"], anchor_range(store, facts["min_history"])
+def build(store: EventStore, folder: Path, source: IndexSource, chunk: int = _CHUNK) -> None:
+    """Write the index of a store into an empty folder."""
+    seconds, anchors = source.seconds, anchor_range(store, source.min_history)
     windows = anchors.windows(seconds)
     if windows > MOST_WINDOWS:
         raise ConfigError(
@@ -197,23 +219,23 @@ def build(store: EventStore, folder: Path, facts: dict[str, Any], chunk: int = _
     with writing(folder, fix=_FIX):
         _scatter(draft, folder, offsets_W1, chunk)
         draft.unlink()
-    manifest = {
-        **facts,
-        "t_min": anchors.t_min,
-        "t_max": anchors.t_max,
-        "windows": windows,
-        "rows": int(offsets_W1[-1]),
-        "anchors": total,
-        "digest_block": DIGEST_BLOCK,
-        "columns": {name: _described(folder / name) for name in COLUMNS},
-    }
+    manifest = IndexManifest(
+        **as_json(source),
+        t_min=anchors.t_min,
+        t_max=anchors.t_max,
+        windows=windows,
+        rows=int(offsets_W1[-1]),
+        anchors=total,
+        digest_block=DIGEST_BLOCK,
+        columns={name: _described(folder / name) for name in COLUMNS},
+    )
     write_json(folder / MANIFEST, sealed(manifest))
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _described(path: Path) -> StoredColumn:
     with path.open("rb") as file:
         blocks = [hashlib.sha256(block).hexdigest() for block in iter(lambda: file.read(DIGEST_BLOCK), b"")]
-    return {"bytes": path.stat().st_size, "blocks": blocks}
+    return StoredColumn(bytes=path.stat().st_size, blocks=blocks)
 
 
 def _scatter(draft: Path, folder: Path, offsets_W1: NDArray[np.int64], chunk: int) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...errors import DataError, MachineError
 from ...files import require_writable
 from ...folders import fresh_folder, one_at_a_time
-from ...jsonfile import read_sealed
+from ...jsonfile import as_json, read_sealed
 from ...ops.splitmix import GOLDEN, finalise_numpy_
 from ...places import home
 from ..blocks import Blocks, Column
@@ -36,6 +36,8 @@ from .window_build import (
     MANIFEST,
     OFFSETS,
     VERSION,
+    IndexManifest,
+    IndexSource,
     build,
     is_listen,
 )
@@ -105,23 +107,23 @@ class WindowIndex:
         Its folder is in `cache`, by default in the store, or in the user's cache folder if the store is read-only or
         a reference cache.
         """
-        facts = {
-            "format": FORMAT,
-            "version": VERSION,
-            "store": store.digest,
-            "seconds": config.seconds,
-            "min_history": config.min_history,
-        }
-        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+        source = IndexSource(
+            format=FORMAT,
+            version=VERSION,
+            store=store.digest,
+            seconds=config.seconds,
+            min_history=config.min_history,
+        )
+        key = hashlib.sha256(json.dumps(as_json(source), sort_keys=True).encode()).hexdigest()[:24]
         places = [cache.expanduser()] if cache is not None else _default_folders(store)
         for place in places:
-            if (index := _read(place / key, store, config, facts)) is not None:
+            if (index := _read(place / key, store, config, source)) is not None:
                 return index
         place = _first_writable(places)
         with one_at_a_time(place / f"{key}.lock"):
-            if (index := _read(place / key, store, config, facts)) is None:
-                _write(place / key, store, facts)
-                index = _read(place / key, store, config, facts)
+            if (index := _read(place / key, store, config, source)) is None:
+                _write(place / key, store, source)
+                index = _read(place / key, store, config, source)
         if index is None:
             raise MachineError(
                 "the index of windows cannot be read back after it was written",
@@ -237,21 +239,21 @@ def _default_folders(store: EventStore) -> list[Path]:
     return [*([store.folder / "windows"] if store.layout == "packed" else []), home() / "windows"]
 
 
-def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str, Any]) -> WindowIndex | None:
+def _read(folder: Path, store: EventStore, config: WindowConfig, source: IndexSource) -> WindowIndex | None:
     """The index of this store; None if it does not exist or is damaged."""
     try:
         fix = f"remove {folder}; the next start builds it again"
-        manifest = read_sealed(folder / MANIFEST, (FORMAT, VERSION), fix=fix)
-        if any(manifest[name] != facts[name] for name in facts):
+        manifest = read_sealed(folder / MANIFEST, (FORMAT, VERSION), IndexManifest, fix=fix)
+        if any(getattr(manifest, name) != value for name, value in as_json(source).items()):
             return None
         columns = {name: _column(folder, name, manifest, store) for name in COLUMNS}
         index = WindowIndex(
             store=store,
             config=config,
             folder=folder,
-            windows=manifest["windows"],
-            t_min=manifest["t_min"],
-            t_max=manifest["t_max"],
+            windows=manifest.windows,
+            t_min=manifest.t_min,
+            t_max=manifest.t_max,
             offsets_W1=columns[OFFSETS][:],
             users_R=columns["users"],
             first_R=columns["first"],
@@ -265,23 +267,23 @@ def _read(folder: Path, store: EventStore, config: WindowConfig, facts: dict[str
     return index
 
 
-def _column(folder: Path, name: str, manifest: dict[str, Any], store: EventStore) -> Column:
-    path, stated = folder / name, manifest["columns"][name]
-    array = map_file(path, COLUMNS[name], stated["bytes"])
+def _column(folder: Path, name: str, manifest: IndexManifest, store: EventStore) -> Column:
+    path, stated = folder / name, manifest.columns[name]
+    array = map_file(path, COLUMNS[name], stated.bytes)
     blocks = Blocks(
         path,
         array.view(np.uint8),
-        stated["blocks"],
-        block=manifest["digest_block"],
+        stated.blocks,
+        block=manifest.digest_block,
         damaged=lambda *_: _damaged_index(folder, store),
     )
     return Column(array, blocks)
 
 
-def _write(folder: Path, store: EventStore, facts: dict[str, Any]) -> None:
+def _write(folder: Path, store: EventStore, source: IndexSource) -> None:
     """Build the index; a damaged one of ours is replaced."""
     with fresh_folder(folder, ours="|".join(map(re.escape, (*COLUMNS, MANIFEST)))) as draft:
-        build(store, draft, facts)
+        build(store, draft, source)
 
 
 def _first_writable(places: list[Path]) -> Path:

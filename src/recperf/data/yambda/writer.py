@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from contextlib import ExitStack
-from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import sync_folder, write_json, writing
+from ...files import plain_json, sync_folder, write_json, writing
 from ...folders import MARK, alone
-from ...jsonfile import read_sealed, sealed
+from ...jsonfile import Struct, read_sealed, sealed
+from ..blocks import StoredColumn
+from .manifest import Manifest
 from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, SKIP, TYPE_SHIFT
 from .store import (
     CATALOGUE,
@@ -47,17 +48,25 @@ OURS = (
     rf"|{'|'.join(re.escape(file_of(Path(), name).name) for name in COLUMNS)}"
 )
 """Names of files that recperf writes into a draft: the writer's, and those of an import (sorting, original ids)."""
-_START: dict[str, Any] = {
-    "events": 0,
-    "users": 0,
-    "last_user": -1,
-    "first_time": 1 << 32,
-    "last_time": -1,
-    "largest_item": -1,
-    "by_kind": [0] * 256,
-    "blocks": {name: [] for name in _GROWING},
-    "bookmark": None,
-}
+
+
+class Journal(Struct, kw_only=True):
+    """What is on disk for certain: lengths, counts, digests, and the position in the source."""
+
+    format: str
+    version: int
+    identity: Any
+    blocks: dict[str, list[str]]
+    """Digests of the full blocks of each column."""
+    by_kind: list[int]
+    events: int = 0
+    users: int = 0
+    last_user: int = -1
+    """The user of the last event, -1 before the first."""
+    first_time: int = 1 << 32
+    last_time: int = -1
+    largest_item: int = -1
+    bookmark: Any = None
 
 
 class StoreWriter:
@@ -67,30 +76,24 @@ class StoreWriter:
     `discarded` says that an unfinished store of another source or version was deleted.
     """
 
-    def __init__(
-        self, folder: Path, *, identity: dict[str, Any], again: str = "run the same command again; it resumes"
-    ) -> None:
+    def __init__(self, folder: Path, *, identity: Any, again: str = "run the same command again; it resumes") -> None:
         self.folder = folder.expanduser()
         self.draft = self.folder.with_name(self.folder.name + ".building")
-        self.identity = json.loads(json.dumps(identity))
+        self.identity = plain(identity)
         self.again = again
         self.discarded = False
         self._open = ExitStack()
         self._columns: dict[str, _Column] = {}
-        self._state = deepcopy(_START)
+        blocks: dict[str, list[str]] = {name: [] for name in _GROWING}
+        self.state = Journal(format=FORMAT, version=VERSION, identity=self.identity, blocks=blocks, by_kind=[0] * 256)
 
     @property
     def bookmark(self) -> Any:
-        return self._state["bookmark"]
+        return self.state.bookmark
 
     @property
     def events(self) -> int:
-        return int(self._state["events"])
-
-    @property
-    def last_user(self) -> int:
-        """The user of the last event, -1 before the first."""
-        return int(self._state["last_user"])
+        return self.state.events
 
     def __enter__(self) -> StoreWriter:
         self._require_no_other()
@@ -101,8 +104,8 @@ class StoreWriter:
             self._resume()
             with writing(self.draft, fix=self.again):
                 for name in _GROWING:
-                    rows = self._state["events"] if name in EVENT_COLUMNS else self._state["users"]
-                    column = _Column(self.draft, name, rows, self._state["blocks"][name])
+                    rows = self.state.events if name in EVENT_COLUMNS else self.state.users
+                    column = _Column(self.draft, name, rows, self.state.blocks[name])
                     self._open.callback(column.close)
                     self._columns[name] = column
             self._open = self._open.pop_all()
@@ -115,43 +118,42 @@ class StoreWriter:
         """Append events in the order of the store: by user, then by time."""
         if not len(uids):
             return
+        state = self.state
         new = np.flatnonzero(uids[1:] != uids[:-1]) + 1
-        if int(uids[0]) != self.last_user:
+        if int(uids[0]) != state.last_user:
             new = np.concatenate([[0], new])
         starting = uids[new].astype(np.int64)
-        if len(starting) and (starting[0] <= self.last_user or (np.diff(starting) <= 0).any()):
+        if len(starting) and (starting[0] <= state.last_user or (np.diff(starting) <= 0).any()):
             raise ValueError("users must come in ascending order, each once")
         arrays = {"items": items, "times": times, "kinds": kinds}
         arrays |= {"user_ids": starting, "user_first": new + self.events}
         for name, array in arrays.items():
             with writing(file_of(self.draft, name), fix=self.again):
                 self._columns[name].write(array)
-        state = self._state
-        state["events"] += len(uids)
-        state["users"] += len(starting)
-        state["last_user"] = int(uids[-1])
-        state["first_time"] = min(state["first_time"], int(times.min()))
-        state["last_time"] = max(state["last_time"], int(times.max()))
-        state["largest_item"] = max(state["largest_item"], int(items.max()))
-        state["by_kind"] = (np.bincount(kinds, minlength=256) + state["by_kind"]).tolist()
+        state.events += len(uids)
+        state.users += len(starting)
+        state.last_user = int(uids[-1])
+        state.first_time = min(state.first_time, int(times.min()))
+        state.last_time = max(state.last_time, int(times.max()))
+        state.largest_item = max(state.largest_item, int(items.max()))
+        state.by_kind = (np.bincount(kinds, minlength=256) + state.by_kind).tolist()
 
     def commit(self, bookmark: Any) -> None:
         """Make everything appended so far durable."""
         for name, column in self._columns.items():
             with writing(file_of(self.draft, name), fix=self.again):
                 column.sync()
-            self._state["blocks"][name] = list(column.digests.blocks)
-        self._state["bookmark"] = bookmark
-        journal = {"format": FORMAT, "version": VERSION, "identity": self.identity, **self._state}
-        write_json(self.draft / JOURNAL, sealed(journal), fix=self.again)
+            self.state.blocks[name] = list(column.digests.blocks)
+        self.state.bookmark = bookmark
+        write_json(self.draft / JOURNAL, sealed(self.state), fix=self.again)
 
-    def finish(self, catalogue_I2: NDArray[np.uint32], facts: dict[str, Any]) -> Path:
-        """Complete the columns, write the manifest and rename the folder."""
+    def finish(self, catalogue_I2: NDArray[np.uint32], manifest: Manifest) -> Path:
+        """Complete the columns and the manifest, write it and rename the folder."""
         if not self.events:
             raise DataError("there is no training event", where={"folder": self.folder}, fix="check the source")
-        if self._state["largest_item"] >= len(catalogue_I2):
+        if self.state.largest_item >= len(catalogue_I2):
             raise DataError(
-                f"an event has item {self._state['largest_item']:,}; the catalogue ends at {len(catalogue_I2) - 1:,}",
+                f"an event has item {self.state.largest_item:,}; the catalogue ends at {len(catalogue_I2) - 1:,}",
                 where={"folder": self.draft},
                 fix="the catalogue must hold every item that has events",
             )
@@ -163,8 +165,8 @@ class StoreWriter:
             self._columns[CATALOGUE].write(catalogue_I2)
             for column in self._columns.values():
                 column.sync()
-        manifest = self._described(len(catalogue_I2), facts)
-        write_json(self.draft / MANIFEST, sealed(manifest), fix=self.again)
+        self._describe(manifest, len(catalogue_I2))
+        write_json(self.draft / MANIFEST, sealed(manifest.content()), fix=self.again)
         with writing(self.folder, fix=self.again):
             os.rename(self.draft, self.folder)
             sync_folder(self.folder.parent)
@@ -186,42 +188,34 @@ class StoreWriter:
         """Continue with the journal of the same source, or start over."""
         (self.draft / MANIFEST).unlink(missing_ok=True)
         try:
-            journal = read_sealed(self.draft / JOURNAL, (FORMAT, VERSION), fix=self.again)
-            if journal["identity"] == self.identity:
-                self._state = {name: journal[name] for name in _START}
+            journal = read_sealed(self.draft / JOURNAL, (FORMAT, VERSION), Journal, fix=self.again)
+            if journal.identity == self.identity:
+                self.state = journal
                 return
-        except (DataError, KeyError):
+        except DataError:
             pass
         self.discarded = (self.draft / JOURNAL).exists()
         for path in self.draft.iterdir():
             if path.name != MARK:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _described(self, items: int, facts: dict[str, Any]) -> dict[str, Any]:
-        by_kind, kinds = np.array(self._state["by_kind"]), np.arange(256)
-        columns = {
-            name: {"bytes": column.digests.length, "dtype": COLUMNS[name], "blocks": column.digests.all()}
+    def _describe(self, manifest: Manifest, items: int) -> None:
+        """Add what was written to the manifest."""
+        by_kind, kinds = np.array(self.state.by_kind), np.arange(256)
+        manifest.format, manifest.version, manifest.identity = FORMAT, VERSION, self.identity
+        manifest.items = items
+        for name in ("events", "users", "first_time", "last_time", "largest_item"):
+            setattr(manifest, name, getattr(self.state, name))
+        manifest.by_type = {
+            name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)
+        }
+        pools = (("listen_plus", LISTEN_PLUS), ("like", LIKE), ("skip", SKIP))
+        manifest.by_pool = {name: int(by_kind[(kinds & bit) > 0].sum()) for name, bit in pools}
+        manifest.columns = {
+            name: StoredColumn(bytes=column.digests.length, dtype=COLUMNS[name], blocks=column.digests.all())
             for name, column in sorted(self._columns.items())
         }
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            **facts,
-            "identity": self.identity,
-            "events": self.events,
-            "users": self._state["users"],
-            "items": items,
-            **{name: self._state[name] for name in ("first_time", "last_time", "largest_item")},
-            "by_type": {
-                name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)
-            },
-            "by_pool": {
-                name: int(by_kind[(kinds & bit) > 0].sum())
-                for name, bit in (("listen_plus", LISTEN_PLUS), ("like", LIKE), ("skip", SKIP))
-            },
-            "columns": columns,
-            "digest": content_digest(columns),
-        }
+        manifest.digest = content_digest(manifest.columns)
 
 
 class _Column:
@@ -264,12 +258,12 @@ class _Column:
             self._file = -1
 
 
-def finished(folder: Path, identity: dict[str, Any]) -> bool:
+def finished(folder: Path, identity: Any) -> bool:
     """Whether the store of this source is complete; a store of another source in its folder is an error."""
     folder = folder.expanduser()
     if not (folder / MANIFEST).is_file():
         return False
-    if read_manifest(folder)["identity"] != json.loads(json.dumps(identity)):
+    if read_manifest(folder).identity != plain(identity):
         raise DataError(
             "the folder has a store of another source",
             where={"folder": folder},
@@ -278,6 +272,11 @@ def finished(folder: Path, identity: dict[str, Any]) -> bool:
     with writing(folder):
         _tidy(folder)
     return True
+
+
+def plain(identity: Any) -> Any:
+    """What identifies a source as a file holds it."""
+    return json.loads(json.dumps(identity, default=plain_json))
 
 
 def _tidy(folder: Path) -> None:

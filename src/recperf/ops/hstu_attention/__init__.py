@@ -1,24 +1,28 @@
-"""HSTU attention over packed rows of different lengths, SiLU(alpha q.k) / length under a mask: `reference` (plain
-torch, any device), `native` (C, a CPU; for rows of up to 512 tokens) and `triton` (a GPU).
+"""HSTU attention over packed rows of different lengths, SiLU(alpha q.k + bias) / length under a mask: `reference`
+(plain torch, any device), `native` (C, a CPU; for rows of up to 512 tokens) and `triton` (a GPU).
 
-The mask of the models is plainly causal. Masks with targets, a window or a context are always computed by `reference`.
+The mask of the models is plainly causal. Masks with targets, a window or a context are always computed by `reference`,
+and take no bias.
 
 `attention` is differentiable; the others are its forward and backward pass, for callers with an own autograd function:
-out_THV = forward(q_THA, k_THA, v_THV, offsets_B1, mask)
+out_THV = forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias=None)
 dq_THA, dk_THA, dv_THV = backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=None, sums=None,
                                   deterministic=None)
-Each body also has `forward_last` and `backward_last`, for the last token of every row.
+Each body also has `backward_biased`, which returns the gradients of positions_P and buckets_K of a bias too, and
+`forward_last` and `backward_last`, for the last token of every row.
 
 q, k, v and the tensors of `into` may be views with any stride between tokens, as pieces of one wider buffer are; the
 numbers of a head lie together. Row b holds the tokens offsets_B1[b] .. offsets_B1[b + 1], and every token has a row.
 
-Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v.
+Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, P distances and K time
+buckets of a bias.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -27,9 +31,9 @@ from torch import Tensor
 
 from .. import choice
 from ..choice import Name
-from .reference import Mask
+from .reference import Mask, RelativeBias
 
-__all__ = ["Mask", "attention", "backward", "choose", "forward"]
+__all__ = ["Mask", "RelativeBias", "attention", "backward", "choose", "forward"]
 
 choose = functools.partial(choice.choose, __name__)
 forward: Callable[..., Tensor] = choice.dispatch(__name__, "forward")
@@ -37,25 +41,34 @@ backward: Callable[..., tuple[Tensor, Tensor, Tensor]] = choice.dispatch(__name_
 
 
 def attention(
-    q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, impl: Name = "auto"
-) -> Tensor:
-    """The output of every token, differentiable; the backward pass recomputes the scores."""
+    q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, impl: Name = "auto",
+    bias: RelativeBias | None = None,
+) -> Tensor:  # fmt: skip
+    """The output of every token, differentiable in q, k, v and what the bias has learned; the backward pass recomputes
+    the scores."""
     body, _ = choose(impl, q_THA.device)
-    out_THV: Tensor = _Attention.apply(q_THA, k_THA, v_THV, offsets_B1, mask, body)  # type: ignore[no-untyped-call]
+    learned = (None, None) if bias is None else (bias.positions_P, bias.buckets_K)
+    out_THV: Tensor = _Attention.apply(q_THA, k_THA, v_THV, *learned, offsets_B1, mask, bias, body)  # type: ignore[no-untyped-call]
     return out_THV
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, body: ModuleType
-    ) -> Tensor:
-        ctx.save_for_backward(q_THA, k_THA, v_THV, offsets_B1)
-        ctx.mask, ctx.body = mask, body
-        out_THV: Tensor = body.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
+        ctx: Any, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, positions_P: Tensor | None, buckets_K: Tensor | None,
+        offsets_B1: Tensor, mask: Mask, bias: RelativeBias | None, body: ModuleType,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(q_THA, k_THA, v_THV, positions_P, buckets_K, offsets_B1)
+        ctx.mask, ctx.bias, ctx.body = mask, bias, body
+        options = {} if bias is None else {"bias": bias}
+        out_THV: Tensor = body.forward(q_THA, k_THA, v_THV, offsets_B1, mask, **options)
         return out_THV
 
     @staticmethod
     def backward(ctx: Any, grad_THV: Tensor) -> Any:
-        q_THA, k_THA, v_THV, offsets_B1 = ctx.saved_tensors
-        return (*ctx.body.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, ctx.mask), None, None, None)
+        q_THA, k_THA, v_THV, positions_P, buckets_K, offsets_B1 = ctx.saved_tensors
+        inputs = (grad_THV, q_THA, k_THA, v_THV, offsets_B1, ctx.mask)
+        if ctx.bias is None:
+            return (*ctx.body.backward(*inputs), *[None] * 6)
+        bias = replace(ctx.bias, positions_P=positions_P, buckets_K=buckets_K)
+        return (*ctx.body.backward_biased(*inputs, bias), *[None] * 4)

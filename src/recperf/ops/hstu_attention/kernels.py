@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import add, product, put, row_of, share, silu, silu_and_slope, tile
+from .tiles import add, product, put, row_of, share, silu, silu_and_slope, tile, with_bias
 
 VARYING = ["pairs", "blocks", "group"]
 """Numbers of a batch: a kernel compiled anew for a convenient one would stop the training."""
@@ -20,16 +20,17 @@ VARYING = ["pairs", "blocks", "group"]
 
 @triton.jit
 def _attend_block(
-    total, q, k, v, k_token, v_token, start, j, m, tokens, half,
+    total, q, k, v, k_token, v_token, start, j, m, tokens, half, positions, times,
     KEYS: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
-    TANH: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, MASKED)
     score = product(q, tl.trans(keys), None, PRECISION)
     values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, MASKED)
-    weight = silu(score * half, TANH)
+    n = j + tl.arange(0, KEYS)
+    score = with_bias(score * half, positions, times, start, m[:, None], n[None, :], tokens, K)
+    weight = silu(score, TANH)
     if MASKED:
-        n = j + tl.arange(0, KEYS)
         weight = tl.where(m[:, None] >= n[None, :], weight, 0.0)
     return product(weight.to(values.dtype), values, total, PRECISION)
 
@@ -37,10 +38,10 @@ def _attend_block(
 @triton.jit(do_not_specialize=VARYING)
 def attend(
     q, k, v, out, offsets, q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
-    half, over, pairs, blocks, group,
+    half, over, pairs, blocks, group, positions, times,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    TANH: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     pair, block = share(pairs, blocks, group)
     row, head = pair // H, (pair % H).to(tl.int64)
@@ -56,13 +57,13 @@ def attend(
     total = tl.zeros([QUERIES, PV], tl.float32)
     for j in tl.range(edge, end, KEYS, num_stages=1):
         total = _attend_block(
-            total, queries, k, v, k_token, v_token, start, j, m, tokens, half,
-            KEYS, A, V, PA, PV, True, TANH, PRECISION,
+            total, queries, k, v, k_token, v_token, start, j, m, tokens, half, positions, times,
+            KEYS, A, V, PA, PV, True, K, TANH, PRECISION,
         )  # fmt: skip
     for j in tl.range(0, edge, KEYS, num_stages=STAGES):
         total = _attend_block(
-            total, queries, k, v, k_token, v_token, start, j, m, tokens, half,
-            KEYS, A, V, PA, PV, False, TANH, PRECISION,
+            total, queries, k, v, k_token, v_token, start, j, m, tokens, half, positions, times,
+            KEYS, A, V, PA, PV, False, K, TANH, PRECISION,
         )  # fmt: skip
     put(out, out_token, start + first, tokens - first, total * over, QUERIES, V, PV)
 
@@ -70,18 +71,20 @@ def attend(
 @triton.jit
 def _grad_keys_block(
     dk, dv, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens, half,
+    positions, times,
     QUERIES: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
-    TANH: tl.constexpr, PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
+    K: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
 ):  # fmt: skip
     """Scores lie with the keys down and the queries across: the sums over queries then need no turning."""
     queries = tile(q, q_token, start + i, tokens - i, QUERIES, A, PA, MASKED)
     score = product(keys, tl.trans(queries), None, PRECISION)
     grads = tile(grad, grad_token, start + i, tokens - i, QUERIES, V, PV, MASKED)
     dweight = product(values, tl.trans(grads), None, PRECISION)
-    weight, slope = silu_and_slope(score * half, TANH)
+    m = i + tl.arange(0, QUERIES)
+    score = with_bias(score * half, positions, times, start, m[None, :], n[:, None], tokens, K)
+    weight, slope = silu_and_slope(score, TANH)
     dscore = dweight * slope
     if MASKED:
-        m = i + tl.arange(0, QUERIES)
         visible = m[None, :] >= n[:, None]
         weight, dscore = tl.where(visible, weight, 0.0), tl.where(visible, dscore, 0.0)
     dv = product(weight.to(grads.dtype), grads, dv, PRECISION)
@@ -97,10 +100,10 @@ def _grad_keys_block(
 def grad_keys(
     grad, q, k, v, dq, dk, dv, offsets, grad_token, grad_head, q_token, q_head, k_token, k_head,
     v_token, v_head, dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,
-    half, over, pairs, blocks, group,
+    half, over, pairs, blocks, group, positions, times,
     H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    TANH: tl.constexpr, PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
+    K: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr, ATOMIC: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values; with ATOMIC what they owe the queries is added to `dq`, still to be scaled."""
     pair, block = share(pairs, blocks, group)
@@ -125,71 +128,12 @@ def grad_keys(
         i = tl.where(turn >= whole, turn - whole + edge, turn)
         total_k, total_v = _grad_keys_block(
             total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens, half,
-            QUERIES, A, V, PA, PV, True, TANH, PRECISION, ATOMIC,
+            positions, times, QUERIES, A, V, PA, PV, True, K, TANH, PRECISION, ATOMIC,
         )  # fmt: skip
     for i in tl.range(whole, edge, QUERIES, num_stages=STAGES):
         total_k, total_v = _grad_keys_block(
             total_k, total_v, keys, values, q, grad, dq, q_token, grad_token, dq_token, start, i, n, tokens, half,
-            QUERIES, A, V, PA, PV, False, TANH, PRECISION, ATOMIC,
+            positions, times, QUERIES, A, V, PA, PV, False, K, TANH, PRECISION, ATOMIC,
         )  # fmt: skip
     put(dk, dk_token, start + first, tokens - first, total_k * (half * over), KEYS, A, PA)
     put(dv, dv_token, start + first, tokens - first, total_v * over, KEYS, V, PV)
-
-
-@triton.jit
-def _grad_queries_block(
-    total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, half,
-    KEYS: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr, MASKED: tl.constexpr,
-    TANH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    keys = tile(k, k_token, start + j, tokens - j, KEYS, A, PA, MASKED)
-    score = product(queries, tl.trans(keys), None, PRECISION)
-    values = tile(v, v_token, start + j, tokens - j, KEYS, V, PV, MASKED)
-    dweight = product(grads, tl.trans(values), None, PRECISION)
-    _, slope = silu_and_slope(score * half, TANH)
-    dscore = dweight * slope
-    if MASKED:
-        n = j + tl.arange(0, KEYS)
-        dscore = tl.where(m[:, None] >= n[None, :], dscore, 0.0)
-    return product(dscore.to(keys.dtype), keys, total, PRECISION)
-
-
-@triton.jit(do_not_specialize=VARYING)
-def grad_queries(
-    grad, q, k, v, dq, offsets, grad_token, grad_head, q_token, q_head, k_token, k_head, v_token, v_head,
-    dq_token, dq_head, half, over, pairs, blocks, group,
-    H: tl.constexpr, A: tl.constexpr, V: tl.constexpr, PA: tl.constexpr, PV: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    TANH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Gradients of the queries alone, summed in one order: the same bits every time."""
-    pair, block = share(pairs, blocks, group)
-    row, head = pair // H, (pair % H).to(tl.int64)
-    start, tokens = row_of(offsets, row)
-    first = (blocks - 1 - block) * QUERIES
-    if first >= tokens:
-        return
-    end = tl.minimum(first + QUERIES, tokens)
-    grad, q, k, v, dq = (
-        grad + head * grad_head,
-        q + head * q_head,
-        k + head * k_head,
-        v + head * v_head,
-        dq + head * dq_head,
-    )
-    edge = first // KEYS * KEYS
-    queries = tile(q, q_token, start + first, tokens - first, QUERIES, A, PA, True)
-    grads = tile(grad, grad_token, start + first, tokens - first, QUERIES, V, PV, True)
-    m = first + tl.arange(0, QUERIES)
-    total = tl.zeros([QUERIES, PA], tl.float32)
-    for j in tl.range(edge, end, KEYS, num_stages=1):
-        total = _grad_queries_block(
-            total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, half,
-            KEYS, A, V, PA, PV, True, TANH, PRECISION,
-        )  # fmt: skip
-    for j in tl.range(0, edge, KEYS, num_stages=STAGES):
-        total = _grad_queries_block(
-            total, queries, grads, k, v, k_token, v_token, start, j, m, tokens, half,
-            KEYS, A, V, PA, PV, False, TANH, PRECISION,
-        )  # fmt: skip
-    put(dq, dq_token, start + first, tokens - first, total * (half * over), QUERIES, A, PA)

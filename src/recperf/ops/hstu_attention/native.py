@@ -20,7 +20,7 @@ from ..arguments import address, require_offsets, widened
 from ..compile import I64, POINTER, native_library, share, usable
 from ..operators import operator
 from . import reference
-from .reference import Mask, activations, flops
+from .reference import Mask, RelativeBias, activations, flops
 
 SMALL = 1 << 20
 """With fewer multiplications a second thread costs more than it saves."""
@@ -55,7 +55,11 @@ library = native_library(__file__, _FUNCTIONS, dict.fromkeys(_FUNCTIONS, ctypes.
 """Returns the compiled library, or the reason why it cannot be used."""
 
 
-def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
+def forward(
+    q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, bias: RelativeBias | None = None
+) -> Tensor:
+    if bias is not None:
+        return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias)
     if _left_to_torch(q_THA, mask):
         return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
     return _forward(q_THA, k_THA, v_THV, offsets_B1, mask, last_only=False)
@@ -210,3 +214,6 @@ def self_check() -> None:
     assert_close(backward(v_THV, *inputs), reference.backward(v_THV, *inputs))
     assert_close(forward_last(*last), reference.forward_last(*last))
     assert_close(backward_last(v_THV[:2], *last), reference.backward_last(v_THV[:2], *last))
+
+
+backward_biased = reference.backward_biased

@@ -2,11 +2,14 @@
 
 Half precision is computed in float32. The lengths are read on the host.
 
-Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, M queries of a block, N keys it sees.
+Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, M queries of a block, N keys it sees,
+P distances and K buckets of a bias.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,11 +18,17 @@ import torch
 from torch import Tensor
 
 from ...config import require
+from ...errors import ArgumentError
 
 SCORES = 1 << 22
 """How many scores are held at a time; a few tensors of that size live at once."""
 
+BUCKET = 0.301
+"""The width of a time bucket, in natural logarithms of seconds."""
+
 Into = tuple[Tensor, Tensor, Tensor]
+Biased = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""Gradients of q, k, v, and of a bias's positions_P and buckets_K."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +95,67 @@ class Mask:
         return (oldest + shift if oldest > 0 else 0), last
 
 
+@dataclass(frozen=True, eq=False)
+class RelativeBias:
+    """What is added to alpha q.k of a query and a key of the same row, the same for all heads.
+
+    The bucket of a time difference of s seconds is min(K - 1, floor(log(max(1, |s|)) / 0.301)).
+    """
+
+    positions_P: Tensor
+    """Learned; entry d belongs to a key that lies d tokens before its query. Rows have at most P tokens."""
+    buckets_K: Tensor | None = None
+    """Learned; by the bucket of the time between the query and the key."""
+    key_times_T: Tensor | None = None
+    """Seconds of every token, int64."""
+    query_times_T: Tensor | None = None
+    """Seconds that the query of every token stands at, int64: for example the time of the next event."""
+
+    def __post_init__(self) -> None:
+        times = self.key_times_T, self.query_times_T
+        if any((one is None) != (self.buckets_K is None) for one in times):
+            raise ArgumentError("a bias by time needs buckets_K, key_times_T and query_times_T together")
+        if any(one is not None and one.dtype != torch.int64 for one in times):
+            raise ArgumentError("key_times_T and query_times_T must be int64 seconds")
+
+    def require_fit(self, tokens: int, mask: Mask) -> None:
+        """Fail unless the bias covers a batch of this many tokens under the mask."""
+        if not mask.causal:
+            raise ArgumentError("a relative bias needs the plain causal mask, without targets, window and context")
+        if mask.longest > len(self.positions_P):
+            raise ArgumentError(f"a row has {mask.longest} tokens, but positions_P only {len(self.positions_P)}")
+        if any(one is not None and one.shape != (tokens,) for one in (self.key_times_T, self.query_times_T)):
+            raise ArgumentError(f"key_times_T and query_times_T must have one time for each of the {tokens} tokens")
+
+    def values_MN(self, queries: slice, keys: slice, dtype: torch.dtype) -> Tensor:
+        """What is added to the score of every pair of a query and a key."""
+        distances_MN, buckets_MN = self.entries_MN(queries, keys)
+        values_MN = self.positions_P.to(dtype)[distances_MN]
+        if self.buckets_K is not None and buckets_MN is not None:
+            values_MN += self.buckets_K.to(dtype)[buckets_MN]
+        return values_MN
+
+    def entries_MN(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+        """The distance and the bucket of every pair of a query and a key; a key after its query has distance 0."""
+        device = self.positions_P.device
+        query_M1 = torch.arange(queries.start, queries.stop, device=device)[:, None]
+        distances_MN = (query_M1 - torch.arange(keys.start, keys.stop, device=device)).clamp_(min=0)
+        if self.buckets_K is None or self.query_times_T is None or self.key_times_T is None:
+            return distances_MN, None
+        seconds_MN = (self.query_times_T[queries, None] - self.key_times_T[keys]).abs()
+        starts_K = bucket_starts(len(self.buckets_K), device)[:-1]
+        return distances_MN, torch.searchsorted(starts_K, seconds_MN.clamp_(min=1), right=True) - 1
+
+
+@functools.cache
+def bucket_starts(buckets: int, device: torch.device) -> Tensor:
+    """The first whole second of every bucket, and a last entry that no time reaches."""
+    most = torch.iinfo(torch.int64).max
+    logs = (BUCKET * bucket for bucket in range(buckets))
+    starts = [math.ceil(math.exp(log)) if log < math.log(most) else most for log in logs]
+    return torch.tensor([*starts, most], device=device)
+
+
 class _Block(NamedTuple):
     """Queries of one row and the keys they can see, as places among all tokens."""
 
@@ -95,11 +165,17 @@ class _Block(NamedTuple):
     hidden_MN: Tensor
 
 
-def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
+def forward(
+    q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, bias: RelativeBias | None = None
+) -> Tensor:
+    if bias is not None:
+        bias.require_fit(len(q_THA), mask)
     out_THV = torch.zeros_like(v_THV, memory_format=torch.contiguous_format)
     for block in _blocks(offsets_B1, mask, q_THA.shape[1], v_THV.device):
         q_HMA, k_HNA, v_HNV = _wide(q_THA[block.queries]), _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
-        out_THV[block.queries] = _forward(q_HMA, k_HNA, v_HNV, block.hidden_MN, mask).transpose(0, 1).to(out_THV.dtype)
+        bias_MN = None if bias is None else bias.values_MN(block.queries, block.keys, q_HMA.dtype)
+        out_HMV = _forward(q_HMA, k_HNA, v_HNV, block.hidden_MN, mask, bias_MN)
+        out_THV[block.queries] = out_HMV.transpose(0, 1).to(out_THV.dtype)
     return out_THV
 
 
@@ -117,21 +193,63 @@ def backward(
 ) -> Into:
     """Gradients of q, k and v, written into `into` if set, and their sums over all tokens into `sums`; always the same
     bits, whatever `deterministic` says."""
-    dq_THA, dk_THA, dv_THV = _room(q_THA, k_THA, v_THV, into)
+    gradients = _room(q_THA, k_THA, v_THV, into)
+    _gradients(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, gradients, None)
+    add_up(gradients, sums)
+    return gradients
+
+
+def backward_biased(
+    grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, bias: RelativeBias
+) -> Biased:
+    """Gradients of q, k, v, positions_P and buckets_K (None where there is none); on a CPU always the same bits."""
+    bias.require_fit(len(q_THA), mask)
+    gradients, total = _room(q_THA, k_THA, v_THV, None), _BiasGradient(bias)
+    _gradients(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, gradients, total)
+    return *gradients, *total.gradients()
+
+
+class _BiasGradient:
+    """Adds up the gradients of the scores by distance and by time bucket."""
+
+    def __init__(self, bias: RelativeBias) -> None:
+        self.bias = bias
+        self.learned = [one for one in (bias.positions_P, bias.buckets_K) if one is not None]
+        self.totals = [torch.zeros_like(one, dtype=_precise(one)) for one in self.learned]
+
+    def add(self, block: _Block, dscores_HMN: Tensor) -> None:
+        dscores_S = dscores_HMN.sum(0).flatten()
+        for total, entries_MN in zip(self.totals, self.bias.entries_MN(block.queries, block.keys)):
+            if entries_MN is not None:
+                total.index_add_(0, entries_MN.flatten(), dscores_S.to(total.dtype))
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        positions_P, *buckets_K = (total.to(one.dtype) for total, one in zip(self.totals, self.learned))
+        return positions_P, buckets_K[0] if buckets_K else None
+
+
+def _gradients(
+    grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
+    into: Into, total: _BiasGradient | None,
+) -> None:  # fmt: skip
+    dq_THA, dk_THA, dv_THV = into
     for row, (first, last) in enumerate(_rows(offsets_B1)):
         k_HNA, v_HNV = _wide(k_THA[first:last]), _wide(v_THV[first:last])
         dk_HNA, dv_HNV = torch.zeros_like(k_HNA), torch.zeros_like(v_HNV)
         for block in _row_blocks(row, first, last, mask, q_THA.shape[1], q_THA.device):
             grad_HMV, q_HMA = _wide(grad_THV[block.queries]), _wide(q_THA[block.queries])
             near = slice(block.keys.start - first, block.keys.stop - first)
-            dq_HMA, dk, dv = _backward(grad_HMV, q_HMA, k_HNA[:, near], v_HNV[:, near], block.hidden_MN, mask)
+            bias_MN = None if total is None else total.bias.values_MN(block.queries, block.keys, q_HMA.dtype)
+            dq_HMA, dk, dv, dscores_HMN = _backward(
+                grad_HMV, q_HMA, k_HNA[:, near], v_HNV[:, near], block.hidden_MN, mask, bias_MN
+            )
             dq_THA[block.queries] = dq_HMA.transpose(0, 1).to(dq_THA.dtype)
             dk_HNA[:, near] += dk
             dv_HNV[:, near] += dv
+            if total is not None:
+                total.add(block, dscores_HMN)
         dk_THA[first:last] = dk_HNA.transpose(0, 1).to(dk_THA.dtype)
         dv_THV[first:last] = dv_HNV.transpose(0, 1).to(dv_THV.dtype)
-    add_up((dq_THA, dk_THA, dv_THV), sums)
-    return dq_THA, dk_THA, dv_THV
 
 
 def add_up(gradients: Into, sums: Into | None) -> None:
@@ -164,30 +282,39 @@ def backward_last(
     for block in _last_blocks(offsets_B1, mask, q_BHA.device):
         grad_H1V, q_H1A = _wide(grad_BHV[block.queries]), _wide(q_BHA[block.queries])
         k_HNA, v_HNV = _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
-        dq, dk, dv = _backward(grad_H1V, q_H1A, k_HNA, v_HNV, block.hidden_MN, mask)
+        dq, dk, dv, _ = _backward(grad_H1V, q_H1A, k_HNA, v_HNV, block.hidden_MN, mask)
         dq_BHA[block.queries] = dq.transpose(0, 1).to(dq_BHA.dtype)
         dk_THA[block.keys] = dk.transpose(0, 1).to(dk_THA.dtype)
         dv_THV[block.keys] = dv.transpose(0, 1).to(dv_THV.dtype)
     return dq_BHA, dk_THA, dv_THV
 
 
-def _forward(q_HMA: Tensor, k_HNA: Tensor, v_HNV: Tensor, hidden_MN: Tensor, mask: Mask) -> Tensor:
+def _forward(
+    q_HMA: Tensor, k_HNA: Tensor, v_HNV: Tensor, hidden_MN: Tensor, mask: Mask, bias_MN: Tensor | None = None
+) -> Tensor:
     scores_HMN = (q_HMA * mask.alpha) @ k_HNA.mT
+    if bias_MN is not None:
+        scores_HMN += bias_MN
     weights_HMN = torch.nn.functional.silu(scores_HMN).masked_fill_(hidden_MN, 0.0)
     return (weights_HMN @ v_HNV) / mask.length
 
 
 def _backward(
-    grad_HMV: Tensor, q_HMA: Tensor, k_HNA: Tensor, v_HNV: Tensor, hidden_MN: Tensor, mask: Mask
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_HMV: Tensor, q_HMA: Tensor, k_HNA: Tensor, v_HNV: Tensor, hidden_MN: Tensor, mask: Mask,
+    bias_MN: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the queries, the keys, the values and the scores."""
     scores_HMN = (q_HMA * mask.alpha) @ k_HNA.mT
+    if bias_MN is not None:
+        scores_HMN += bias_MN
     open_HMN = torch.sigmoid(scores_HMN)
     weights_HMN = (scores_HMN * open_HMN).masked_fill_(hidden_MN, 0.0)
     grad_HMV = grad_HMV / mask.length
     dv_HNV = weights_HMN.mT @ grad_HMV
     slope_HMN = open_HMN * (1 + scores_HMN * (1 - open_HMN))
     dscores_HMN = (slope_HMN * (grad_HMV @ v_HNV.mT)).masked_fill_(hidden_MN, 0.0)
-    return (dscores_HMN @ k_HNA) * mask.alpha, (dscores_HMN.mT @ q_HMA) * mask.alpha, dv_HNV
+    dq_HMA, dk_HNA = (dscores_HMN @ k_HNA) * mask.alpha, (dscores_HMN.mT @ q_HMA) * mask.alpha
+    return dq_HMA, dk_HNA, dv_HNV, dscores_HMN
 
 
 def _rows(offsets_B1: Tensor) -> list[tuple[int, int]]:
@@ -224,7 +351,11 @@ def _last_blocks(offsets_B1: Tensor, mask: Mask, device: torch.device) -> Iterat
 
 def _wide(rows_THD: Tensor) -> Tensor:
     """Heads first, in the precision of the computation."""
-    return rows_THD.to(torch.promote_types(rows_THD.dtype, torch.float32)).transpose(0, 1)
+    return rows_THD.to(_precise(rows_THD)).transpose(0, 1)
+
+
+def _precise(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _room(q: Tensor, k: Tensor, v: Tensor, into: Into | None) -> Into:

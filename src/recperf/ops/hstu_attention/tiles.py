@@ -1,12 +1,19 @@
-"""What the attention kernels share: which part of a batch a program has, blocks of rows, products and SiLU."""
+"""What the attention kernels share: which part of a batch a program has, blocks of rows, products, biases and SiLU."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-calls=False, check-untyped-defs=False
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
+
+from .reference import BUCKET
+
+PER_OCTAVE = tl.constexpr(math.log(2) / BUCKET)
+"""Buckets from a time to twice that time."""
 
 
 @triton.jit
@@ -72,6 +79,29 @@ def product(left, right, total, PRECISION: tl.constexpr):
     if PRECISION == "wide":
         return tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
     return tl.dot(left, right, total, input_precision=PRECISION)
+
+
+@triton.jit
+def bucket_of(times, query, key, K: tl.constexpr):
+    """The bucket of the time between tokens: from a logarithm that is a little too small, corrected by exact edges."""
+    _, starts, key_times, query_times = times
+    seconds = tl.abs(tl.load(query_times + query) - tl.load(key_times + key))
+    near = tl.log2(tl.maximum(seconds, 1).to(tl.float32)) * PER_OCTAVE - 0.001
+    bucket = tl.minimum(tl.maximum(near, 0.0).to(tl.int32), K - 1)
+    return bucket + (seconds >= tl.load(starts + bucket + 1)).to(tl.int32)
+
+
+@triton.jit
+def with_bias(half_score, positions, times, start, m, n, tokens, K: tl.constexpr):
+    """Half a score, and half the bias of its query m and key n; unchanged where there is none or no key is seen."""
+    if positions is not None:
+        bias = tl.load(positions + (m - n), mask=(m >= n) & (m < tokens), other=0.0).to(tl.float32)
+        if times is not None:
+            # What lies behind the end of the row gets some place of it.
+            bucket = bucket_of(times, start + tl.minimum(m, tokens - 1), start + tl.minimum(n, tokens - 1), K)
+            bias += tl.load(times[0] + bucket).to(tl.float32)
+        half_score += 0.5 * bias
+    return half_score
 
 
 @triton.jit

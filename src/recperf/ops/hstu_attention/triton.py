@@ -1,10 +1,12 @@
 """HSTU attention on a GPU: nothing of the size of the scores is ever written, and no length is read on the host.
 
-The reference serves float64, heads wider than 256 and masks that are not plainly causal. Tile sizes follow a rule
+The reference serves float64, heads wider than 256, masks that are not plainly causal, and rows longer than 512 with a
+bias, whose gradient is the one thing that needs memory of the size of the scores, of one head. Tile sizes follow a rule
 instead of autotuning, so that the first call only compiles. Where kernels for one chip exist (`hopper`), they serve
 what they can.
 
-Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, C chunks of a row.
+Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, C chunks of a row; P distances and K
+time buckets of a bias, S programs.
 """
 
 from __future__ import annotations
@@ -21,15 +23,22 @@ from torch import Tensor
 
 from ..operators import operator
 from . import reference
-from .kernels import attend, grad_keys, grad_queries
+from .kernels import attend, grad_keys
 from .kernels_last import attend_last, grad_last
-from .reference import Into, Mask, flops
+from .kernels_queries import grad_queries
+from .reference import Biased, Into, Mask, RelativeBias, bucket_starts, flops
 
 WIDEST = 256
+LONG = 512
+"""With longer rows the reference serves a bias."""
 CACHED = 24 << 20
 """Bytes of keys and values that programs running together may read: about half of a large GPU's cache."""
 CHUNK = 512
 """Keys of a row that one program reads for the last token."""
+
+
+SHORT = 4
+"""Rows with a bias are short: they have the smaller tiles of float32, whatever their type."""
 
 
 class Tiles(NamedTuple):
@@ -72,21 +81,26 @@ def last_keys(width: int) -> int:
 
 
 @operator("attention_forward", flops=lambda q, k, v, offsets_B1, *_, **__: flops(offsets_B1, k, v))
-def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
-    if not _served(q_THA, v_THV, mask):
-        return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
-    fast = _hopper(q_THA.device)
+def forward(
+    q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, bias: RelativeBias | None = None
+) -> Tensor:
+    if bias is not None:
+        bias.require_fit(len(q_THA), mask)
+    if not _served(q_THA, v_THV, mask, bias):
+        return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias)
+    fast = _hopper(q_THA.device) if bias is None else None
     if fast is not None and fast.serves(q_THA, k_THA, v_THV, offsets_B1, mask):
         out: Tensor = fast.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
         return out
     out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    shape, tiles = _shape(q_THA, v_THV), forward_tiles(_width(q_THA, v_THV), q_THA.element_size(), _roomy(q_THA.device))
+    itemsize = q_THA.element_size() if bias is None else SHORT
+    shape, tiles = _shape(q_THA, v_THV), forward_tiles(_width(q_THA, v_THV), itemsize, _roomy(q_THA.device))
     grid, cut = _cut(q_THA, v_THV, offsets_B1, mask, tiles.queries)
     if grid[0]:
         q, k, v = _near(q_THA), _near(k_THA), _near(v_THV)
         attend[grid](
             q, k, v, out_THV, offsets_B1, *_strides(q, k, v, out_THV),
-            *_scales(mask), *cut, **shape, **_tile_options(tiles, q),
+            *_scales(mask), *cut, *_bias(bias), **shape, **_tile_options(tiles, q, bias),
         )  # fmt: skip
     return out_THV
 
@@ -133,7 +147,7 @@ def _backward(
         return dq, dk, dv
     grad_keys[grid](
         grad, q, k, v, sum_q, dk, dv, offsets_B1, *_strides(grad, q, k, v, sum_q, dk, dv),
-        *_scales(mask), *cut, **_shape(q, v), **_tile_options(tiles, q), ATOMIC=not deterministic,
+        *_scales(mask), *cut, *_bias(None), **_shape(q, v), **_tile_options(tiles, q), ATOMIC=not deterministic,
     )  # fmt: skip
     if not deterministic:
         torch.mul(sum_q, mask.alpha / 2 / mask.length, out=dq)
@@ -143,9 +157,47 @@ def _backward(
     grid, cut = _cut(q, v, offsets_B1, mask, tiles.queries)
     grad_queries[grid](
         grad, q, k, v, dq, offsets_B1, *_strides(grad, q, k, v, dq),
-        *_scales(mask), *cut, **_shape(q, v), **_tile_options(tiles, q),
+        *_scales(mask), *cut, *_bias(None), None, None, 0, **_shape(q, v), **_tile_options(tiles, q), **_sums(q, 0),
     )  # fmt: skip
     return dq, dk, dv
+
+
+@operator(
+    "attention_backward",
+    flops=lambda grad, q, k, v, offsets_B1, *_, **__: flops(offsets_B1, k, v, backward=True),
+)
+def backward_biased(
+    grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, bias: RelativeBias
+) -> Biased:
+    """Gradients of q, k, v, positions_P and buckets_K (None where there is none); the same bits every time."""
+    bias.require_fit(len(q_THA), mask)
+    if not _served(q_THA, v_THV, mask, bias):
+        return reference.backward_biased(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, bias)
+    dq, dk, dv = _room(q_THA, k_THA, v_THV)
+    grad, q, k, v = _near(grad_THV.to(v_THV.dtype)), _near(q_THA), _near(k_THA), _near(v_THV)
+    tiles = backward_tiles(_width(q, v), SHORT, _roomy(q.device))
+    buckets = 0 if bias.buckets_K is None else len(bias.buckets_K)
+    grid, cut = _cut(q, v, offsets_B1, mask, tiles.keys)
+    if grid[0]:
+        grad_keys[grid](
+            grad, q, k, v, dq, dk, dv, offsets_B1, *_strides(grad, q, k, v, dq, dk, dv),
+            *_scales(mask), *cut, *_bias(bias), **_shape(q, v), **_tile_options(tiles, q, bias), ATOMIC=False,
+        )  # fmt: skip
+    tiles = tiles._replace(queries=tiles.keys, keys=tiles.queries)
+    rows, blocks = offsets_B1.numel() - 1, triton.cdiv(mask.longest, tiles.queries)
+    parts_S = torch.zeros(rows * blocks, mask.longest + buckets, device=q.device)
+    if rows * blocks:
+        dscores = torch.empty(len(q), mask.longest, device=q.device)
+        grad_queries[(rows * blocks,)](
+            grad, q, k, v, dq, offsets_B1, *_strides(grad, q, k, v, dq), *_scales(mask), rows, blocks, rows,
+            *_bias(bias), dscores, parts_S, mask.longest, **_shape(q, v), **_tile_options(tiles, q, bias),
+            **_sums(q, buckets),
+        )  # fmt: skip
+    sums = parts_S.sum(0)
+    dpositions_P = torch.zeros_like(bias.positions_P)
+    dpositions_P[: mask.longest] = sums[: mask.longest]
+    dbuckets_K = None if bias.buckets_K is None else sums[mask.longest :].to(bias.buckets_K.dtype)
+    return dq, dk, dv, dpositions_P, dbuckets_K
 
 
 @operator(
@@ -193,8 +245,8 @@ def backward_last(
     return dq, dk, dv
 
 
-def _served(q: Tensor, v: Tensor, mask: Mask) -> bool:
-    narrow = max(q.shape[2], v.shape[2]) <= WIDEST
+def _served(q: Tensor, v: Tensor, mask: Mask, bias: RelativeBias | None = None) -> bool:
+    narrow = max(q.shape[2], v.shape[2]) <= WIDEST and (bias is None or mask.longest <= LONG)
     return mask.causal and narrow and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -270,9 +322,35 @@ def _precision(q: Tensor) -> str:
     return "wide" if q.dtype == torch.bfloat16 and _interpreted() else "ieee"
 
 
-def _tile_options(tiles: Tiles, q: Tensor) -> dict[str, Any]:
+def _tile_options(tiles: Tiles, q: Tensor, bias: RelativeBias | None = None) -> dict[str, Any]:
     sizes = {"QUERIES": tiles.queries, "KEYS": tiles.keys, "STAGES": tiles.stages, "num_warps": tiles.warps}
-    return sizes | {"TANH": _tanh(q), "PRECISION": _precision(q)}
+    buckets = 0 if bias is None or bias.buckets_K is None else len(bias.buckets_K)
+    precision = "tf32" if bias is not None and q.dtype == torch.float32 and _tf32(q) else _precision(q)
+    return sizes | {"K": buckets, "TANH": _tanh(q), "PRECISION": precision}
+
+
+def _bias(bias: RelativeBias | None) -> tuple[Tensor | None, tuple[Tensor, ...] | None]:
+    """The pointers of a bias that kernels take."""
+    if bias is None:
+        return None, None
+    if bias.buckets_K is None or bias.key_times_T is None or bias.query_times_T is None:
+        return bias.positions_P.contiguous(), None
+    times = bias.key_times_T.contiguous(), bias.query_times_T.contiguous()
+    starts = bucket_starts(len(bias.buckets_K), bias.buckets_K.device)
+    return bias.positions_P.contiguous(), (bias.buckets_K.contiguous(), starts, *times)
+
+
+def _sums(q: Tensor, buckets: int) -> dict[str, Any]:
+    """How gradients are added up by bucket: rows of 16, and the precision of what is added."""
+    half = q.dtype != torch.float32
+    precise = "tf32" if half or _tf32(q) else "tf32x3"
+    high = max(16, int(triton.next_power_of_2(triton.cdiv(buckets, 16))))
+    return {"HIGH": high, "SUMMED": precise if _nvidia(q) else "ieee"}
+
+
+def _tf32(q: Tensor) -> bool:
+    """Whether products of float32 may be rounded to TF32: torch's own setting, which a bias follows."""
+    return _nvidia(q) and torch.backends.cuda.matmul.allow_tf32
 
 
 def _last_options(q: Tensor, v: Tensor) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...config import flatten, to_json
+from ...config import ConfigValues, flatten
 from ...errors import DataError, RecperfError
 from ...folders import temporary_folder
 from ..record import read_saved_config
@@ -28,9 +28,7 @@ class LogVerdict:
     warnings: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     """Rules that could not be checked, and why."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {**to_json(self), "ruleset": RULESET}
+    ruleset: str = RULESET
 
 
 def verdict(path: Path) -> LogVerdict:
@@ -55,7 +53,7 @@ def _with_own_rules(verdict: LogVerdict, lines: Lines) -> LogVerdict:
     )
 
 
-def _config_beside(log: Path, lines: Lines) -> dict[str, Any] | str:
+def _config_beside(log: Path, lines: Lines) -> ConfigValues | str:
     """The fields of the config that the log names and recperf wrote beside it, or why they are not known."""
     name = lines.first("config_filename")
     name = Path(name).name if isinstance(name, str) and name else "config.json"
@@ -77,7 +75,7 @@ def _recorder(compliance: Any) -> Any:
             self.received.append((key, msg))
             super().put_message(msg, key)
 
-        def overwrite_messages(self, keys: dict[str, Any]) -> None:
+        def overwrite_messages(self, keys: dict[str, object]) -> None:
             self.received = [(key, message) for key, message in self.received if key not in keys]
             super().overwrite_messages(keys)
 
@@ -140,9 +138,7 @@ class Convergence:
     """Below this mean the set converges faster than chance allows."""
     normalisation: float | None = None
     """Factor on the score if the set is faster than the reference but allowed."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {**to_json(self), "ruleset": RULESET}
+    ruleset: str = RULESET
 
 
 def convergence(paths: list[Path]) -> Convergence:

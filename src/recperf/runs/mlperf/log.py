@@ -18,8 +18,9 @@ import math
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...errors import DataError
 from ...files import append, open_regular, reading, writing
@@ -126,14 +127,14 @@ class MLPerfLog:
         self._end_block(samples)
         self._mark("end", "run_stop", samples, status="success" if reached else "aborted")
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, int | str]:
         """Length and digest of the log, for a checkpoint. The log is synced first: after a power cut, it must not be
         shorter than a checkpoint says."""
         with writing(self.path):
             os.fsync(self._handle)
         return {"bytes": self._size, "digest": self._digest.hexdigest()}
 
-    def rewind(self, state: dict[str, Any] | None) -> None:
+    def rewind(self, state: dict[str, int | str] | None) -> None:
         """Cut the log back to the state of a checkpoint; None: there is none, so back to the start of training."""
         content = self._content()
         size = len(content) if state is None else self._matching_size(content, state)
@@ -152,7 +153,7 @@ class MLPerfLog:
             os.close(self._handle)
             self._handle = -1
 
-    def _matching_size(self, content: bytes, state: dict[str, Any]) -> int:
+    def _matching_size(self, content: bytes, state: dict[str, int | str]) -> int:
         """The length of the log in a checkpoint's state, if the log up to there has the same digest."""
         size, digest = state.get("bytes"), state.get("digest")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not isinstance(digest, str):
@@ -218,7 +219,7 @@ class MLPerfLog:
         place = {"samples_count": int(samples), "epoch_num": int(samples) / total}
         self._write(kind, key, value, {**place, **more})
 
-    def _write(self, kind: Kind, key: str, value: Value, metadata: dict[str, Any] | None = None) -> None:
+    def _write(self, kind: Kind, key: str, value: Value, metadata: Mapping[str, object] | None = None) -> None:
         self._refuse(self._faults)
         # Times must not decrease, even if the system clock was set back.
         now = max(int(time.time() * 1000), self._latest)

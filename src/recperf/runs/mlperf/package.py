@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ... import jsonfile, units
-from ...config import to_json
 from ...errors import DataError, GateFailed
 from ...folders import fresh_folder, refuse_occupied, temporary_folder
 from .check import LogVerdict, verdict
@@ -47,9 +46,7 @@ class Package:
     """The checker's objections."""
     left: list[str]
     """What a submitter must still do."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {**to_json(self), "ruleset": RULESET}
+    ruleset: str = RULESET
 
 
 def package(folder: Path, logs: list[Path], *, force: bool = False) -> Package:
@@ -112,8 +109,7 @@ def _lay_out(folder: Path, paths: list[Path], logs: list[Lines], platform: str) 
             shutil.copyfile(config, code / f"result_{index}" / config.name)
         else:
             without.append(f"result_{index}.txt")
-    submission = {key: logs[0].first(f"submission_{key}") for key in ("org", "division", "status")}
-    system = describe(_machine(paths[0].parent / "machine.json"), submission, platform)
+    system = describe(_machine(paths[0].parent / "machine.json"), logs[0], platform)
     (folder / "systems" / f"{name}.json").write_text(json.dumps(system, indent=2) + "\n")
     left = _left(paths, logs, system, name)
     if without:
@@ -127,13 +123,13 @@ def _machine(path: Path) -> dict[str, Any]:
     return jsonfile.require(jsonfile.read(path), dict[str, Any], path, what="is damaged") if path.exists() else {}
 
 
-def describe(facts: dict[str, Any], submission: dict[str, Any], platform: str) -> dict[str, str]:
+def describe(facts: dict[str, Any], log: Lines, platform: str) -> dict[str, str]:
     """Every field as text, as the checker expects; empty if it is not known."""
     gpus, caches = facts.get("gpus") or [], facts.get("caches") or {}
     known = {
-        "submitter": submission.get("org"),
-        "division": submission.get("division"),
-        "status": _STATUS.get(str(submission.get("status")), _STATUS["research"]),
+        "submitter": log.first("submission_org"),
+        "division": log.first("submission_division"),
+        "status": _STATUS.get(str(log.first("submission_status")), _STATUS["research"]),
         "system_name": platform,
         "number_of_nodes": 1,
         "host_processor_model_name": facts.get("cpu"),

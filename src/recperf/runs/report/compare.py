@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...config import flatten
+from ...config import ConfigValues, flatten
+from ...jsonfile import Struct
 from ...measure.records import Percentiles
 from ..result import Target
 from ..resume import change_text
@@ -19,65 +19,48 @@ BEYOND_CHANCE = 2.0
 """A difference in quality counts if it exceeds this many standard deviations of the seeds."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One value of every run; None if a run does not have it."""
+Values = tuple[Any, ...]
+"""One value of every run; None if a run does not have it."""
 
-    name: str
-    values: tuple[Any, ...]
+
+class Row(Struct):
+    values: Values
     remark: str = ""
     """How large a difference is, or why it may mean nothing."""
 
-    @property
-    def differs(self) -> bool:
-        return any(value != self.values[0] for value in self.values[1:])
+
+Rows = dict[str, Row]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    runs: tuple[str, ...]
-    folders: tuple[str, ...]
-    workloads: tuple[str, ...]
-    notes: list[str] = field(default_factory=list)
+class ComparedRun(Struct):
+    name: str
+    folder: str
+    workload: str
+
+
+class Comparison(Struct):
+    runs: list[ComparedRun]
+    notes: list[str]
     """Reasons why the runs may not be comparable."""
-    config: list[Row] = field(default_factory=list)
+    config: dict[str, Values]
     """Only fields that differ."""
-    quality: list[Row] = field(default_factory=list)
-    speed: list[Row] = field(default_factory=list)
-    budget: list[Row] = field(default_factory=list)
+    quality: Rows
+    speed: Rows
+    budget: Rows
     """Shares of a step."""
-    limit: Row = Row("limit", ())
-
-    def as_json(self) -> dict[str, Any]:
-        def by_name(rows: list[Row]) -> dict[str, Any]:
-            return {row.name: {"values": list(row.values), "remark": row.remark} for row in rows}
-
-        return {
-            "runs": [
-                {"name": name, "folder": folder, "workload": workload}
-                for name, folder, workload in zip(self.runs, self.folders, self.workloads)
-            ],
-            "notes": self.notes,
-            "config": {row.name: list(row.values) for row in self.config},
-            "quality": by_name(self.quality),
-            "speed": by_name(self.speed),
-            "budget": by_name(self.budget),
-            "limit": list(self.limit.values),
-        }
+    limit: Values
 
 
 def compare(runs: Sequence[Reading]) -> Comparison:
     """Compare every run with the first."""
     return Comparison(
-        runs=labels(runs),
-        folders=tuple(str(run.folder) for run in runs),
-        workloads=tuple(run.workload for run in runs),
+        runs=[ComparedRun(name, str(run.folder), run.workload) for name, run in zip(labels(runs), runs)],
         notes=notes_on(runs),
         config=changed_fields([run.config for run in runs]),
         quality=quality(runs),
         speed=speed(runs),
         budget=budget(runs),
-        limit=Row("limit", tuple(_limit(run) for run in runs)),
+        limit=tuple(_limit(run) for run in runs),
     )
 
 
@@ -87,14 +70,13 @@ def summary(comparison: Comparison) -> str:
     facts = [
         f"{fields} config fields differ" if fields > 1 else "one config field differs" if fields else "same config"
     ]
-    auc = next((row for row in comparison.quality if row.name == "auc" and None not in row.values), None)
-    if auc:
+    auc, step = comparison.quality.get("auc"), comparison.speed["step ms, p50"].values
+    if auc and None not in auc.values:
         facts.append("AUC " + arrow.join(f"{value:.4f}" for value in auc.values))
-    step = comparison.speed[0].values
     if None not in step:
         facts.append("step " + arrow.join(f"{value:.3g}" for value in step) + " ms")
-    if any(comparison.limit.values):
-        facts.append(arrow.join(value or "not measured" for value in comparison.limit.values))
+    if any(comparison.limit):
+        facts.append(arrow.join(value or "not measured" for value in comparison.limit))
     return sentence("; ".join(facts))
 
 
@@ -107,11 +89,11 @@ def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
     )
 
 
-def changed_fields(configs: Sequence[dict[str, Any]]) -> list[Row]:
+def changed_fields(configs: Sequence[ConfigValues]) -> dict[str, Values]:
     """The fields that differ; a field that a config lacks is None."""
     flats = [flatten(config) for config in configs]
-    rows = [Row(name, tuple(one.get(name) for one in flats)) for name in _union(flats)]
-    return [row for row in rows if row.differs]
+    rows = {name: tuple(one.get(name) for one in flats) for name in _union(flats)}
+    return {name: values for name, values in rows.items() if any(value != values[0] for value in values[1:])}
 
 
 def notes_on(runs: Sequence[Reading]) -> list[str]:
@@ -142,15 +124,14 @@ def notes_on(runs: Sequence[Reading]) -> list[str]:
     return notes
 
 
-def quality(runs: Sequence[Reading]) -> list[Row]:
-    parts = [run.result.quality for run in runs]
-    rows = []
+def quality(runs: Sequence[Reading]) -> Rows:
+    parts, rows = [run.result.quality for run in runs], {}
     for name in _union(part.metrics for part in parts):
         values = tuple(part.metrics.get(name) for part in parts)
-        rows.append(Row(name, values, _chance(values, [part.spread.get(name) for part in parts])))
+        rows[name] = Row(values, _chance(values, [part.spread.get(name) for part in parts]))
     # Without a bound there is no target to meet.
     targets = [part.target != Target(beat=None, accuracy=None, auc=None) for part in parts]
-    rows.append(Row("target met", tuple(part.met if target else None for part, target in zip(parts, targets))))
+    rows["target met"] = Row(tuple(part.met if target else None for part, target in zip(parts, targets)))
     return rows
 
 
@@ -166,14 +147,16 @@ def _chance(values: Sequence[float | None], spreads: Sequence[float | None]) -> 
     return "beyond the seeds' spread" if all(clear) else "" if any(clear) else "within the seeds' spread"
 
 
-def speed(runs: Sequence[Reading]) -> list[Row]:
+def speed(runs: Sequence[Reading]) -> Rows:
     parts = [run.result.performance for run in runs]
     steps = [part.step_ms for part in parts]
-    rows = [Row("step ms, p50", tuple(step and step.p50 for step in steps), _overlap(steps))]
-    rows += [Row(f"step ms, {name}", tuple(step and getattr(step, name) for step in steps)) for name in ("p20", "p80")]
-    rows.append(Row("steady samples/s", tuple(part.steady and part.steady.samples_per_s for part in parts)))
-    rows.append(Row("overall samples/s", tuple(part.overall and part.overall.samples_per_s for part in parts)))
-    return rows
+    return {
+        "step ms, p50": Row(tuple(step and step.p50 for step in steps), _overlap(steps)),
+        "step ms, p20": Row(tuple(step and step.p20 for step in steps)),
+        "step ms, p80": Row(tuple(step and step.p80 for step in steps)),
+        "steady samples/s": Row(tuple(part.steady and part.steady.samples_per_s for part in parts)),
+        "overall samples/s": Row(tuple(part.overall and part.overall.samples_per_s for part in parts)),
+    }
 
 
 def _overlap(steps: Sequence[Percentiles | None]) -> str:
@@ -186,18 +169,18 @@ def _overlap(steps: Sequence[Percentiles | None]) -> str:
     return f"{others[0].p50 / first.p50:.2f} x the first" if len(others) == 1 else "p20 to p80 apart from the first"
 
 
-def budget(runs: Sequence[Reading]) -> list[Row]:
+def budget(runs: Sequence[Reading]) -> Rows:
     steps = [from_profile(run.profile) if run.profile else [] for run in runs]
     shares = [{part.name: part.share for part in parts} for parts in steps]
     phases = {part.name: part for parts in steps for part in parts}
     names = [part.name for part in in_order(phases.values())]
-    return [Row(name, tuple(one.get(name) for one in shares)) for name in names]
+    return {name: Row(tuple(one.get(name) for one in shares)) for name in names}
 
 
 def _limit(run: Reading) -> str | None:
     return run.profile.verdict.limit if run.profile else None
 
 
-def _union(groups: Iterable[dict[str, Any]]) -> list[str]:
+def _union(groups: Iterable[Mapping[str, object]]) -> list[str]:
     """Every key once, in order of first appearance."""
     return list(dict.fromkeys(key for group in groups for key in group))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ... import jsonfile
+from ...config import ConfigValues
 from ...errors import DataError
 from ...files import open_regular, reading
 from ...measure.peaks import SCHEMA as PEAKS_SCHEMA
@@ -19,7 +20,8 @@ from ...measure.peaks import faults as peaks_faults
 from ...measure.peaks import require_own
 from ...measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
 from ...measure.profile_records import SCHEMA as PROFILE_SCHEMA
-from ..events import BadEvent, parse_events
+from ...measure.trace.file import looks_like_trace
+from ..events import BadEvent, Scores, Step, parse_events
 from ..record import PROFILE_MARK, read_config
 from ..result import SCHEMA, Result
 from ..schemas import Machine, require_schema
@@ -35,7 +37,7 @@ class Events:
 
     losses: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     norms: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[Scores] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Reading:
 
     folder: Path
     workload: str
-    config: dict[str, Any]
+    config: ConfigValues
     machine: dict[str, Any]
     result: Result
     events: Events = field(default_factory=Events)
@@ -70,6 +72,23 @@ class Reading:
     def peaks_command(self) -> str:
         """The command that measures missing ceilings of the machine."""
         return f"recperf peaks && {self.profile_command}"
+
+
+def kind_of(path: Path) -> str:
+    """Whether a path is a `run`, a `profile`, a `trace` or a folder of `traces`."""
+    if path.is_dir():
+        if (path / PROFILE_MARK).exists():
+            return "profile"
+        if any((path / name).exists() for name in ("config.json", "result.json")):
+            return "run"
+        if (path / "profile.json").exists():
+            return "profile"
+        return "traces" if any(path.glob("*.json")) or any(path.glob("*.json.gz")) else "run"
+    if not path.exists():
+        raise DataError("there is nothing at this path", where={"file": path}, fix="name a run, a profile or a trace")
+    if not path.is_file():
+        raise DataError("not a file", where={"file": path}, fix="name a run, a profile or a trace")
+    return "trace" if path.name.endswith(".gz") or looks_like_trace(path) else "profile"
 
 
 def read(folder: Path) -> Reading:
@@ -162,11 +181,11 @@ def _events(path: Path) -> Events:
         return events
     try:
         for event in parse_events(_whole_lines(path)):
-            if event["kind"] == "step" and event["loss"] is not None:
-                events.losses.setdefault(event["seed"], []).append((event["step"], float(event["loss"])))
-                if event.get("gradient_norm") is not None:
-                    events.norms.setdefault(event["seed"], []).append((event["step"], float(event["gradient_norm"])))
-            elif event["kind"] == "metric":
+            if isinstance(event, Step) and event.loss is not None:
+                events.losses.setdefault(event.seed, []).append((event.step, event.loss))
+                if event.gradient_norm is not None:
+                    events.norms.setdefault(event.seed, []).append((event.step, event.gradient_norm))
+            elif isinstance(event, Scores) and event.kind == "metric":
                 events.metrics.append(event)
     except BadEvent as error:
         raise DataError(str(error), where={"file": path, "line": error.line}) from None

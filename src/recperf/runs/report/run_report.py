@@ -16,7 +16,7 @@ from .reading import Reading, read
 from .step_sections import headline, keyed
 
 if TYPE_CHECKING:
-    from .compare import Comparison, Row
+    from .compare import Comparison, Rows, Values
 
 
 def write(folders: list[Path], out: Path) -> Path:
@@ -114,15 +114,15 @@ def _tiles(run: Reading) -> list[Tile]:
 
 def comparison_sections(comparison: Comparison, parts: list[list[Any]] | None = None) -> list[Section]:
     """The comparison as sections; `parts` are the parts of each run's step, for the figure of a page."""
-    head = ("", *comparison.runs)
+    head = ("", *(run.name for run in comparison.runs))
     every = tuple(range(1, len(head)))
     changed: list[Block] = [Text(note, "warning") for note in comparison.notes]
     if comparison.config:
-        rows = [_row(row, str, fmt.setting, "code") for row in comparison.config]
+        rows = [_row(name, values, fmt.setting, "code") for name, values in comparison.config.items()]
         changed.append(Table(head, rows, "Only fields that differ.", left=every))
     else:
         changed.append(Text("The configs are the same.", "lead"))
-    values = (Cell(value or NOT_MEASURED, "strong" if value else "muted") for value in comparison.limit.values)
+    values = (Cell(value or NOT_MEASURED, "strong" if value else "muted") for value in comparison.limit)
     return [
         Section("changed", "What changed", changed),
         Section("limits", "What limits a step", [Table(head, [(Cell("limit"), *values)], left=every)]),
@@ -138,7 +138,7 @@ def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[
     blocks: list[Block] = []
     bars = [
         (name, [plots.BarPart(part.name, part.share, part.phase) for part in shares])
-        for name, shares in zip(comparison.runs, parts or [])
+        for name, shares in zip(head[1:], parts or [])
         if shares
     ]
     if bars:
@@ -146,22 +146,22 @@ def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[
         draw = lambda: plots.stacked(bars, "share")  # noqa: E731
         blocks.append(Figure("all-budgets", label, "Shares of a step, not times.", draw))
     rows = [
-        (keyed(row.name), *(Cell(NONE if value is None else percent(value)) for value in row.values))
-        for row in comparison.budget
+        (keyed(name), *(Cell(NONE if value is None else percent(value)) for value in row.values))
+        for name, row in comparison.budget.items()
     ]
     return [*blocks, Table(head, rows, "Steps measured after training.")]
 
 
-def _measured(rows: list[Row], head: tuple[str, ...], show: Callable[[Any], str], name: Callable[[str], str]) -> Table:
-    cells = [_row(row, name, show) for row in rows]
-    if not any(row.remark for row in rows):
+def _measured(rows: Rows, head: tuple[str, ...], show: Callable[[Any], str], title: Callable[[str], str]) -> Table:
+    cells = [_row(title(name), row.values, show) for name, row in rows.items()]
+    if not any(row.remark for row in rows.values()):
         return Table(head, cells)
-    remarked = [(*line, Cell(row.remark, "muted")) for line, row in zip(cells, rows)]
+    remarked = [(*line, Cell(row.remark, "muted")) for line, row in zip(cells, rows.values())]
     return Table((*head, "remark"), remarked, left=(len(head),))
 
 
-def _row(row: Row, name: Callable[[str], str], show: Callable[[Any], str], tone: str = "") -> tuple[Cell, ...]:
-    return (Cell(name(row.name), tone), *(Cell(NONE if value is None else show(value), tone) for value in row.values))
+def _row(name: str, values: Values, show: Callable[[Any], str], tone: str = "") -> tuple[Cell, ...]:
+    return (Cell(name, tone), *(Cell(NONE if value is None else show(value), tone) for value in values))
 
 
 def _score(value: Any) -> str:

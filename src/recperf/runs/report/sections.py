@@ -13,6 +13,7 @@ from ...config import flatten
 from ...measure.profile_records import Profile
 from ...measure.sections import roofline
 from ...train.config import baseline_to_beat
+from ..events import Scores
 from ..result import Performance, Quality, Result
 from ..resume import change_text, is_free, repeatable
 from . import curves, plots, quality_sections
@@ -223,10 +224,10 @@ def training(run: Reading, key: str) -> Section:
     label = f"Training loss ({'; '.join(ends)}), gradient norm and {title} over the steps"
     draw = lambda: curves.training(panels, {} if bound is None else {title: bound})  # noqa: E731
     blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
-    names = [name for name in run.result.quality.metrics if any(name in event for event in events.metrics)]
+    names = [name for name in run.result.quality.metrics if any(name in event.metrics for event in events.metrics)]
     if events.metrics and names:
         rows = [
-            cells(event["seed"], f"{event['step']:,}", event.get("epoch", NONE), *(_score(event, n) for n in names))
+            cells(event.seed, f"{event.step:,}", NONE if event.epoch is None else event.epoch, *_scores(event, names))
             for event in events.metrics
         ]
         head = ("seed", "step", "epoch", *(metric(name) for name in names))
@@ -234,16 +235,18 @@ def training(run: Reading, key: str) -> Section:
     return Section("training", "Training", blocks)
 
 
-def _score(event: dict[str, Any], name: str) -> str:
-    return f"{event[name]:.4f}" if isinstance(event.get(name), float) else NONE
+def _scores(event: Scores, names: list[str]) -> list[str]:
+    values = [event.metrics.get(name) for name in names]
+    return [f"{value:.4f}" if isinstance(value, float) else NONE for value in values]
 
 
 def _history(run: Reading, name: str) -> dict[int, list[tuple[int, float]]]:
     """The evaluations of a metric by seed, as pairs of step and value."""
     history: dict[int, list[tuple[int, float]]] = {}
     for event in run.events.metrics:
-        if isinstance(event.get(name), (int, float)) and math.isfinite(event[name]):
-            history.setdefault(event["seed"], []).append((event["step"], float(event[name])))
+        value = event.metrics.get(name)
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            history.setdefault(event.seed, []).append((event.step, float(value)))
     return history
 
 

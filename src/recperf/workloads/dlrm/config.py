@@ -222,10 +222,11 @@ def clicks(rows: int, categories: int) -> DLRMWorkloadConfig:
 def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
     """The config for imported clicks; another preset than the first keeps its layers and its training."""
     if config == experiment():
-        facts = dataset.facts()
-        columns = [column for column in facts.get("columns", []) if column.get("slots")]
-        entries = (column.get("buckets") or column["vocabulary"]["entries"] for column in columns)
-        config = clicks(facts.get("rows", 0), sum(entries))
+        from ...data.click_store.encode import read_manifest
+
+        assert dataset.folder is not None
+        manifest = read_manifest(dataset.folder)
+        config = clicks(manifest.rows, sum(column.categories for column in manifest.columns))
     return replace(config, data=DLRMDataConfig(source="clicks", path=dataset.folder))
 
 

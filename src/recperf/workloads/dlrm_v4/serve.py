@@ -146,7 +146,7 @@ class ServedHistories(Served):
 
     def _group_ids(self, role: str, numbers: NDArray[np.int64]) -> list[int | str]:
         """Own ids of artists or albums."""
-        if f"{role}s" not in self.store.manifest.get("originals", {}):
+        if f"{role}s" not in self.store.originals:
             return numbers.tolist()  # type: ignore[no-any-return]
         listed = originals(self.store.folder, f"{role}s")
         text = any(isinstance(one, str) for one in listed)

@@ -36,7 +36,7 @@ def imported(config: MovieLensConfig) -> ImportedClicks:
     several = [key for key, slots in zip(clicks.keys, clicks.slots) if slots > 1]
     if several:
         what = f"column {several[0]!r} has several categories in a row, which micro-dlrm does not read"
-        raise ConfigError(what, fix=f"recperf run dlrm --data {clicks.manifest['name']}")
+        raise ConfigError(what, fix=f"recperf run dlrm --data {clicks.manifest.name}")
     return clicks
 
 

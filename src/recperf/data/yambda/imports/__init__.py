@@ -23,13 +23,14 @@ from ...user_files.database import RESTART, column_types, fetch_row, open_databa
 from ...user_files.load import load_file
 from ...user_files.source import Source, inspect, require_role
 from ...user_files.text_rows import BadRows
+from ..import_options import ImportOptions
+from ..manifest import Days, DrawnNegatives, ImportFacts, Manifest
 from ..schema import LEAST_PLAYED
 from ..store import MANIFEST, kinds_of, read_manifest
 from ..writer import OURS, StoreWriter, finished
 from .convert import ID_ROLES, convert
 from .ids import catalogue, number_ids, write_originals
 from .negatives import Events, Negatives
-from .options import ImportOptions
 
 __all__ = ["ImportOptions", "import_events"]
 
@@ -91,7 +92,7 @@ def _identifying(options: ImportOptions) -> dict[str, Any]:
 def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
     if not (folder / MANIFEST).is_file():
         return
-    existing = read_manifest(folder)["identity"]
+    existing = read_manifest(folder).identity
     before = existing.get("options", {}) if existing.get("sha256") == identity["sha256"] else {}
     now = identity["options"]
     changed = [
@@ -108,37 +109,30 @@ def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading: Progress, sorting: Progress) -> Path:
-    facts: dict[str, Any] = {"name": options.name, "synthetic": False, "licence": LICENCE}
     with open_database(writer.draft / "sorting", memory=options.memory) as connection:
         bad = BadRows(source.path, options.skip_bad)
         source.require_unchanged(writer.identity["sha256"], load_file(connection, source, reading, bad))
         options = convert(connection, source, options, bad)
-        facts["import"] = to_json(dataclasses.replace(options, events=Path(source.path.name)))
         roles = [role for role in ID_ROLES if f"{role}_id" in column_types(connection, "events")]
-        facts |= {
-            **bad.facts,
-            "unused_columns": _unused(source),
-            **_times(connection, options),
-            **_counts(connection, roles),
-        }
+        facts = _facts(connection, source, options, roles)
+        facts.skipped_rows = bad.skipped
         if options.ids == "dense":
-            facts["originals"] = {}
             for role in roles:
                 number_ids(connection, role)
-                listed = write_originals(connection, role, writer.draft / f"{role}s.jsonl")
-                facts["originals"][f"{role}s"] = listed
-        catalogue_I2, facts["items_with_several"] = catalogue(connection, options)
+                facts.originals[f"{role}s"] = write_originals(connection, role, writer.draft / f"{role}s.jsonl")
+        catalogue_I2, facts.items_with_several = catalogue(connection, options)
         negatives = _negatives(connection, options, len(catalogue_I2))
         _write_sorted(connection, writer, sorting, negatives)
         if negatives is not None:
-            facts["negatives"] = {
-                "per_event": options.drawn,
-                "by": options.negatives_by,
-                "seed": options.seed,
-                "drawn": negatives.drawn,
-                "left_out": negatives.left_out,
-            }
-    return writer.finish(catalogue_I2, facts)
+            facts.negatives = DrawnNegatives(
+                per_event=options.drawn,
+                by=options.negatives_by,
+                seed=options.seed,
+                drawn=negatives.drawn,
+                left_out=negatives.left_out,
+            )
+    manifest = Manifest(name=options.name, synthetic=False, licence=LICENCE, imported=facts)
+    return writer.finish(catalogue_I2, manifest)
 
 
 def _unused(source: Source) -> list[str]:
@@ -146,24 +140,23 @@ def _unused(source: Source) -> list[str]:
     return [name for position, name in enumerate(source.names) if position not in used and name]
 
 
-def _times(connection: Any, options: ImportOptions) -> dict[str, Any]:
-    """What `seconds` mean: times of the file with the days of the first and last, or an order."""
-    if options.time is None:
-        how = "random order" if options.order == "random" else "order of the file"
-        how = "the order of each user's items" if options.sequences else how
-        return {"time_order": how, "earlier_than_the_event_before": 0}
+def _order(options: ImportOptions) -> str:
+    """What `seconds` mean: times of the file, or an order."""
+    if options.time is not None:
+        return "time"
+    if options.sequences:
+        return "the order of each user's items"
+    return "random order" if options.order == "random" else "order of the file"
+
+
+def _days(connection: Any) -> Days:
     # Approximate, since an exact quantile would hold all times in memory.
     held_out = f"approx_quantile(seconds, {1 - HELD_OUT})"
-    first, held_out, last = fetch_row(connection, f"SELECT min(seconds), {held_out}, max(seconds) FROM events")
-    days = {name: _day(seconds) for name, seconds in (("first", first), ("held_out_from", held_out), ("last", last))}
-    return {"time_order": "time", "days": days, "earlier_than_the_event_before": _out_of_order(connection)}
+    times = fetch_row(connection, f"SELECT min(seconds), {held_out}, max(seconds) FROM events")
+    return Days(*(datetime.fromtimestamp(seconds, UTC).date().isoformat() for seconds in times))
 
 
-def _day(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
-
-
-def _counts(connection: Any, roles: list[str]) -> dict[str, Any]:
+def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[str]) -> ImportFacts:
     """How many different users, items, artists and albums there are, and how the events spread over users and items."""
     count = "SELECT count(*) FROM (SELECT DISTINCT {role}_id FROM events WHERE {role}_id IS NOT NULL)"
     ids = {f"{role}s": fetch_row(connection, count.format(role=role))[0] for role in roles}
@@ -171,13 +164,19 @@ def _counts(connection: Any, roles: list[str]) -> dict[str, Any]:
     events, positive = fetch_row(connection, f"SELECT count(*), {played} FROM events")
     shares = ", ".join(f"quantile_disc(count, {share})" for share in QUANTILES.values())
     per_user = fetch_row(connection, f"SELECT {shares} FROM (SELECT count(*) AS count FROM events GROUP BY user_id)")
-    return {
-        "distinct": ids,
-        "events_in_file": events,
-        "positive_share_in_file": positive,
-        "density": events / (ids["users"] * ids["items"]),
-        "events_per_user": dict(zip(QUANTILES, per_user)),
-    }
+    has_times = options.time is not None
+    return ImportFacts(
+        options=dataclasses.replace(options, events=Path(source.path.name)),
+        unused_columns=_unused(source),
+        time_order=_order(options),
+        days=_days(connection) if has_times else None,
+        earlier_than_the_event_before=_out_of_order(connection) if has_times else 0,
+        distinct=ids,
+        events_in_file=events,
+        positive_share_in_file=positive,
+        density=events / (ids["users"] * ids["items"]),
+        events_per_user=dict(zip(QUANTILES, per_user)),
+    )
 
 
 def _out_of_order(connection: Any) -> int:

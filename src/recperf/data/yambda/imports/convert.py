@@ -26,8 +26,8 @@ from ...user_files.values import (
     number,
     present,
 )
+from ..import_options import ImportOptions, TimeUnit
 from ..schema import EVENT_TYPES, LAST_SECOND, MOST_ID
-from .options import ImportOptions, TimeUnit
 
 OPTIONAL_ROLES = ("artist", "album")
 ID_ROLES = ("user", "item", *OPTIONAL_ROLES)

@@ -15,8 +15,9 @@ from ....errors import DataError
 from ....files import writing
 from ....stop import poll
 from ...user_files.database import RESTART, column_types, fetch_row
+from ..import_options import ImportOptions
+from ..manifest import Originals
 from .convert import OPTIONAL_ROLES
-from .options import ImportOptions
 
 _AT_ONCE = 1 << 16
 
@@ -35,7 +36,7 @@ def number_ids(connection: Any, role: str) -> None:
     connection.execute("ALTER TABLE numbered RENAME TO events")
 
 
-def write_originals(connection: Any, role: str, path: Path) -> dict[str, Any]:
+def write_originals(connection: Any, role: str, path: Path) -> Originals:
     """Write one JSON value per line, so that line k has what id k was, and describe the file."""
     digest, lines = hashlib.sha256(), 0
     encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -50,7 +51,7 @@ def write_originals(connection: Any, role: str, path: Path) -> dict[str, Any]:
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-    return {"file": path.name, "lines": lines, "kind": kind, "sha256": digest.hexdigest()}
+    return Originals(file=path.name, lines=lines, kind=kind, sha256=digest.hexdigest())
 
 
 def catalogue(connection: Any, options: ImportOptions) -> tuple[NDArray[np.uint32], dict[str, int]]:

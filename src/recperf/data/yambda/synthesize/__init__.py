@@ -18,6 +18,7 @@ from ....files import atomic_file, writing
 from ....folders import alone
 from ....stop import poll
 from ...rows import pyarrow
+from ..manifest import Manifest
 from ..schema import (
     ALBUMS_FILE,
     ARTISTS_FILE,
@@ -45,7 +46,7 @@ GROUP_ROWS = 1 << 20
 Progress = Callable[[int, int], None]
 
 
-def identity_of(config: YambdaLike) -> dict[str, Any]:
+def identity_of(config: YambdaLike) -> dict[str, object]:
     return {"made": NAME, "stream": STREAM, "config": to_json(config)}
 
 
@@ -65,7 +66,7 @@ def write_store(
     identity = identity_of(config)
     if finished(folder, identity):
         return folder.expanduser()
-    generator, train_end = Generator(config), np.uint32(config.split["train_end"])
+    generator, train_end = Generator(config), np.uint32(config.split.train_end)
     with StoreWriter(folder, identity=identity) as writer:
         committed = writer.events
         for block, next_user in generator.blocks(int(writer.bookmark or 0), block_listens):
@@ -82,13 +83,19 @@ def write_store(
             poll()
             if progress:
                 progress(writer.events, max(writer.events, config.events))
-        facts = {"name": NAME, "synthetic": True, "licence": SYNTHETIC_LICENCE, "split": config.split}
-        return writer.finish(generator.catalogue.columns(), facts | {"config": to_json(config)})
+        manifest = Manifest(
+            name=NAME,
+            synthetic=True,
+            licence=SYNTHETIC_LICENCE,
+            split=vars(config.split),
+            config=to_json(config),
+        )
+        return writer.finish(generator.catalogue.columns(), manifest)
 
 
 def write_raw(
     config: YambdaLike, folder: Path, *, size: str = "like", progress: Progress | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write all events, test day included, and the two maps of the catalogue as parquet files in the real layout.
 
     The event file gets its name last. Returns counts of what was written.

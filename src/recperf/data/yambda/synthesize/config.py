@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ....config import require, within
-from ..schema import DAY_S, GAP_MINUTES, TEST_DAYS, TICK_S, TRAIN_DAYS, split_of
+from ..schema import DAY_S, GAP_MINUTES, TEST_DAYS, TICK_S, TRAIN_DAYS, Split, split_of
 
 MOST_GENRES = 64
 _REAL_EVENTS_PER_USER = 4763
@@ -62,9 +62,9 @@ class YambdaLike:
         return (self.days * DAY_S + GAP_MINUTES * 60 + TEST_DAYS * DAY_S) // TICK_S
 
     @property
-    def split(self) -> dict[str, int]:
+    def split(self) -> Split:
         """Boundaries of training and test data in seconds, by the rule of the real data."""
-        return asdict(split_of(self.end_tick * TICK_S))
+        return split_of(self.end_tick * TICK_S)
 
 
 def default(seed: int = 7) -> YambdaLike:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from ....config import require, within
-from ....errors import UsageError
-from ...datasets import legal_name, require_name
-from ...user_files.values import COLUMNS
+from ...config import require, within
+from ...errors import UsageError
+from ..datasets import legal_name, require_name
+from ..user_files.values import COLUMNS
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
 Signal = Literal["rating", "ratio", "label"]

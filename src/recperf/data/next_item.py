@@ -1,0 +1,152 @@
+"""Users' items in time order for next-item models: which part trains, and which events are to be predicted.
+
+Shapes: U users, E events, S training sequences, N targets, I items (row 0 is padding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .yambda.schema import LIKE, LISTEN_PLUS, POOLS
+from .yambda.store import EventStore
+
+SplitRule = Literal["leave-one-out", "time"]
+HELD_OUT = 0.2
+"""With a split by time: share of the latest events that are held out; the first half of them is for validation."""
+LEAST_EVENTS = 3
+"""Leave-one-out holds out the last two events of users with at least this many."""
+BY_LABEL = ("label", "ratio")
+"""Options of an import whose column says of each row whether the user took the item."""
+TAKEN = LISTEN_PLUS | LIKE
+MOST_EVENTS = 1 << 30
+
+Longs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """The part of each user's events that trains, as ranges of `NextItemData.items_E`."""
+
+    users_S: Longs
+    begins_S: Longs
+    ends_S: Longs
+
+    def __len__(self) -> int:
+        return len(self.users_S)
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Events to predict, at most one of each user. The history is everything of the user before the event."""
+
+    users_N: Longs
+    positions_N: Longs
+    """Places of the target events in `NextItemData.items_E`."""
+
+    def __len__(self) -> int:
+        return len(self.users_N)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NextItemData:
+    """All events by user in time order. Items are numbered 1 to `items`; 0 is padding."""
+
+    name: str
+    items: int
+    users: int
+    offsets_U1: Longs
+    items_E: NDArray[np.int32]
+    times_E: Longs | None
+    """Seconds; None where the file has no times, only an order."""
+    split: SplitRule = "leave-one-out"
+    moments: tuple[int, int] | None = None
+    """With a split by time: validation begins at the first moment and the test at the second."""
+    store: EventStore | None = None
+    padding_id: int = 0
+    """Item k has the number k + padding_id in the store: 0, or -1 if the store has events of its item 0."""
+
+    @staticmethod
+    def from_store(
+        store: EventStore, split: SplitRule = "leave-one-out", *, held_out: float = HELD_OUT
+    ) -> NextItemData:
+        """The items that users took: listens and likes, without those that a label or a played share says were not
+        taken, and without drawn negatives. A rating of any height counts."""
+        if store.events > MOST_EVENTS:
+            what = f"{store.events:,} events are too many for next-item models, which hold all of them in memory"
+            raise DataError(what, where={"store": store.folder}, fix=f"import at most {MOST_EVENTS:,} events")
+        imported = store.imported
+        labelled = imported is None or any(getattr(imported.options, role) for role in BY_LABEL)
+        chosen_E = (store.kinds(slice(None)) & (TAKEN if labelled else POOLS)) > 0
+        if not chosen_E.any():
+            what = f"no event of {store.name} says that a user took an item"
+            raise DataError(what, where={"store": store.folder}, fix="check the label that was imported")
+        items_E = store.items_at(slice(None))[chosen_E]
+        times_E = store.times_E[:][chosen_E].astype(np.int64) if store.time_order == "time" else None
+        before_E1 = np.concatenate([[0], np.cumsum(chosen_E)])
+        padding_id = 0 if items_E.min() > 0 else -1
+        return NextItemData(
+            name=store.name,
+            items=store.items - 1 - padding_id,
+            users=store.users,
+            offsets_U1=before_E1[store.user_first_U1],
+            items_E=(items_E - padding_id).astype(np.int32),
+            times_E=times_E,
+            split=split,
+            moments=None if split == "leave-one-out" else _moments(store, times_E, held_out),
+            store=store,
+            padding_id=padding_id,
+        )
+
+    def train(self) -> Sequences:
+        """The training events of every user that has any."""
+        begins_U, ends_U = self.offsets_U1[:-1], self.offsets_U1[1:]
+        if self.split == "leave-one-out":
+            ends_U = np.where(ends_U - begins_U >= LEAST_EVENTS, ends_U - 2, ends_U)
+        else:
+            ends_U = self._first_from(0)
+        users_S = np.flatnonzero(ends_U > begins_U)
+        return Sequences(users_S, begins_U[users_S], ends_U[users_S])
+
+    def validation(self) -> Targets:
+        """The last event but one of each user, or the first of the time for validation."""
+        return self._targets(0)
+
+    def test(self) -> Targets:
+        """The last event of each user, or the first of the time for the test."""
+        return self._targets(1)
+
+    def _targets(self, part: int) -> Targets:
+        begins_U, ends_U = self.offsets_U1[:-1], self.offsets_U1[1:]
+        if self.split == "leave-one-out":
+            users_N = np.flatnonzero(ends_U - begins_U >= LEAST_EVENTS)
+            return Targets(users_N, ends_U[users_N] - 2 + part)
+        positions_U, stops_U = self._first_from(part), self._first_from(1) if part == 0 else ends_U
+        # Nothing can be predicted from no history.
+        users_N = np.flatnonzero((positions_U < stops_U) & (positions_U > begins_U))
+        return Targets(users_N, positions_U[users_N])
+
+    def _first_from(self, part: int) -> Longs:
+        """Position of each user's first event at or after a moment; the end of the user's events if there is none."""
+        assert self.moments is not None
+        assert self.times_E is not None
+        before_E1 = np.concatenate([[0], np.cumsum(self.times_E < self.moments[part])])
+        begins_U = self.offsets_U1[:-1]
+        first_U: Longs = begins_U + before_E1[self.offsets_U1[1:]] - before_E1[begins_U]
+        return first_U
+
+
+def _moments(store: EventStore, times_E: Longs | None, held_out: float) -> tuple[int, int]:
+    """When validation and test begin, so that each has half of the held-out events."""
+    if times_E is None:
+        what = f"{store.name} has no times, only {store.time_order}: it cannot be split by time"
+        raise DataError(what, where={"store": store.folder}, fix="split leave-one-out")
+    validation, test = np.quantile(times_E, [1 - held_out, 1 - held_out / 2], method="higher")
+    if not times_E.min() < validation < test:
+        what = f"the last {held_out:.0%} of the events of {store.name} have one time: they cannot be split by it"
+        raise DataError(what, where={"store": store.folder}, fix="split leave-one-out")
+    return int(validation), int(test)
