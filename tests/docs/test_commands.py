@@ -44,6 +44,7 @@ SMALLER = {
     r"run dlrm .*criteo": CRITEO,
     r"run dlrm( |$)": f"{DLRM} --no-peaks",
     r"run dlrm-v4": f"{V4} --seeds 1",
+    r"run hstu": "--data.users 60 --train.max-steps 2 --model.blocks 1 --no-peaks",
     r"run micro-dlrm-dram --preset movielens": f"{MICRO} --model.rows 20000 --model.dim 16",
     r"(sweep|pair) micro-dlrm-dram": DRAM,
     r"profile dlrm ": f"{DLRM} {PROFILE}",
@@ -278,6 +279,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
         "FOLDER/trace.rank1.json": trace,
     },
     "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events, "train.txt": clicks},
+    "hstu.md": {"Beauty.txt": events},
     "your-events.md": {"ratings.csv": events, "log.csv": events, "u.data": events, "Beauty.txt": events},
     "your-model.md": {"train.py": program},
 }  # fmt: skip

@@ -49,6 +49,9 @@ def losses(name: str) -> list[float]:
         model = replace(config.model, dim=16, bottom=(64, 64, 16), top=(128, 64, 1))
         config = replace(config, train=replace(config.train, batch_size=256, threads=1))
         config = replace(config, model=model, fast=PLAIN)
+    elif name == "hstu":
+        config = replace(config, data=replace(config.data, users=400))
+        config = replace(config, train=replace(config.train, batch_size=16, threads=1))
     elif name == "dlrm-v4":
         # The default's model on few events and short histories.
         history = replace(config.data.history, length=20, scan=100)
@@ -61,6 +64,7 @@ def losses(name: str) -> list[float]:
         config = replace(config, model=replace(config.model, rows=20_000, dim=32, bag="reference"))
         config = replace(config, train=replace(config.train, threads=1))
     prepared = workload.prepare(config)
+    torch.manual_seed(config.seed)
     with applied(prepared.settings):
         watch = Collect()
         train(prepared.trial(config.seed).recipe, Position(), watch)

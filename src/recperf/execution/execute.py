@@ -27,7 +27,7 @@ from ..runs.schemas import Change, Machine, Progress
 from ..stop import StopFlag, poll
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
-from .quality import Assessment
+from .ranked_quality import assessment_of
 from .submission import open_log, require_same_ranks
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
@@ -75,7 +75,7 @@ def execute(
     ceilings = peaks() if peaks else None
     poll()
     with applied(prepared.settings):
-        assessment = Assessment(run, world, prepared, report.notice)
+        assessment = assessment_of(run, world, prepared, report.notice)
         baselines = assessment.baselines()
         poll()
         job = Job(
@@ -132,7 +132,7 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> Trial | None:
             if trial is not None:
                 trial = None
                 gc.collect()
-            # recperf draws nothing from torch's own generators, but a user's model may.
+            # The dropout of hstu draws from torch's own generators, and a user's model may.
             torch.manual_seed(seed)
             trial = job.prepared.trial(seed)
             poll()

@@ -126,7 +126,7 @@ class Assessment:
         if config.train.max_steps:
             trained = min(trained, config.train.max_steps * config.train.batch_size)
         ranking = config.ranking
-        if earlier and earlier["seeds"] and earlier["rows_digest"] == _digest(rows):
+        if earlier and earlier["seeds"] and earlier["rows_digest"] == rows_digest(rows):
             if reason := earlier.get("not_ranked"):
                 return str(reason)
             facts = earlier["ranking"]
@@ -141,7 +141,7 @@ class Assessment:
         if recorded is None:
             return
         scores["seeds"][str(seed)] = recorded
-        if recorded["auc"] > LEAKED_AUC and "strongest_feature" not in scores:
+        if (recorded["auc"] or 0.0) > LEAKED_AUC and "strongest_feature" not in scores:
             strongest = self.prepared.strongest_feature()
             if strongest:
                 scores["strongest_feature"] = {"name": strongest[0], "auc": strongest[1]}
@@ -152,7 +152,7 @@ class Assessment:
         rows = ScoredRows(predictions.labels_N, predictions.users_N, predictions.items_N)
         if len(rows.labels_N) > MOST_ROWS:
             return None
-        assessed, digest = self._assessed, _digest(rows)
+        assessed, digest = self._assessed, rows_digest(rows)
         if digest != assessed.digest:
             assessed = AssessedRows(rows, None, "")
         recorded = {
@@ -182,7 +182,7 @@ class AssessedRows:
 
     @cached_property
     def digest(self) -> str:
-        return _digest(self.rows)
+        return rows_digest(self.rows)
 
     @cached_property
     def segments(self) -> dict[str, tuple[Tensor, int]]:
@@ -342,7 +342,7 @@ def _same_ranking(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return first == second
 
 
-def _digest(rows: ScoredRows) -> str:
+def rows_digest(rows: ScoredRows) -> str:
     """Tells whether two models were scored on the same rows in the same order."""
     digest = hashlib.sha256(np.packbits(rows.labels_N.numpy() > 0).tobytes())
     if rows.users_N is not None:

@@ -22,6 +22,7 @@ from ..runs.schemas import Change, SavedState
 from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, shape_mismatch
+from ..train.config import leading, merit
 from ..train.loop import Position, train
 from ..train.timing import StepTimer
 from ..train.watch import Evaluator, LossLog, Minutes, TargetMet, Watchers, either, every
@@ -31,6 +32,10 @@ from .workload import Predictions, Prepared, Trial, Workload, load
 if TYPE_CHECKING:
     from ..runs.mlperf.log import MLPerfLog
     from .submission import Submission
+
+
+SHOWN = ("accuracy", "auc", "log_loss", "hit_rate_10", "ndcg_10")
+"""Metrics that the terminal shows of an evaluation."""
 
 
 class Reporter(Protocol):
@@ -139,7 +144,7 @@ class SeedTraining:
         early = last["step"] if last["step"] < recipe.steps else None
         if early is not None:
             self._notice(f"seed {seed} reached the target at step {early} of {recipe.steps} and stopped")
-        best = max(self.evaluator.history, key=lambda entry: float(entry["metrics"]["auc"]))
+        best = max(self.evaluator.history, key=lambda entry: merit(entry["metrics"]))
         return {"seed": seed, "metrics": last["metrics"], "best": best, "stopped_early": early}
 
     @torch.no_grad()
@@ -158,7 +163,7 @@ class SeedTraining:
         self.run.event(kind, **fields)
         self.job.curves.event(kind, fields)
         if kind == "metric":
-            shown = {name: fields[name] for name in ("accuracy", "auc", "log_loss")}
+            shown = {name: fields[name] for name in SHOWN if name in fields}
             self.report.metric(fields["step"], fields["epoch"], shown)
         elif kind == "step" and self.submission:
             self.submission.loss(fields["step"], fields["loss"])
@@ -296,7 +301,9 @@ class SeedTraining:
             raise folders.Damaged(f"its position {position} does not match step {step}")
         if saved["seed"] != self.seed:
             raise folders.Damaged(f"it belongs to seed {saved['seed']}")
-        if any(not entry["step"] <= step or "auc" not in entry["metrics"] for entry in saved["history"]):
+        if any(
+            not entry["step"] <= step or leading(entry["metrics"]) not in entry["metrics"] for entry in saved["history"]
+        ):
             raise folders.Damaged("its evaluations do not belong to this training")
 
     def _require_position(self, position: dict[str, int]) -> None:
@@ -375,7 +382,7 @@ class SeedTraining:
 
 
 def _random_state() -> dict[str, Any]:
-    """The state of torch's generators. Nothing here draws from them, but a user's own model may."""
+    """The state of torch's generators: the dropout of hstu draws from them, and a user's own model may."""
     used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if used else []}
 

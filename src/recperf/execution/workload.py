@@ -153,6 +153,33 @@ class Predictions:
     labels_N: Tensor
     users_N: Tensor | None = None
     items_N: Tensor | None = None
+    ranks_N: Tensor | None = None
+    """Of a workload that ranks all items: the rank of each user's held-out item, from 1 on. Such a workload predicts no
+    labels, and has no logits."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankedTargets:
+    """The held-out items of a workload that ranks all items, one of each user."""
+
+    users_N: Tensor
+    catalogue: int
+    """Number of items."""
+    repeats: bool
+    """Whether items of a user's history compete."""
+    split: str
+    """leave-one-out or time."""
+    baseline_ranks: Callable[[], dict[str, Tensor]]
+    """Computes the ranks that simple rules give the items, by name."""
+
+    def gains(self, ranks_N: Tensor) -> dict[str, Tensor]:
+        """Hit, discounted gain and reciprocal rank of each item."""
+        from ..train.ranking import gains
+
+        return gains(ranks_N - 1, ranks_N * 0)
+
+    def metrics(self, ranks_N: Tensor) -> dict[str, float]:
+        return {name: float(gain_N.mean()) for name, gain_N in self.gains(ranks_N).items()}
 
 
 class Trial(Protocol):
@@ -206,6 +233,10 @@ class Prepared(Protocol):
     def baseline_logits(self) -> dict[str, Tensor]:
         """Logits, or scores of any scale, that simple rules give the scored rows, by name and in the rows' order."""
         ...
+
+    def ranking(self) -> RankedTargets | None:
+        """What a workload that ranks all items is scored on; None where rows have labels."""
+        return None
 
     def catalogue(self) -> Catalogue | None:
         """The items that rows can be ranked among; None where rows have no user or no item."""

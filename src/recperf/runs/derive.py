@@ -20,7 +20,7 @@ from ..measure.peaks.other_work import DISTURBED
 from ..measure.profile_records import Profile
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
-from ..train.config import baseline_to_beat
+from ..train.config import baseline_to_beat, leading
 from .events import ChangeEvent, Timing
 from .evidence import Evidence
 from .quality import add_detail, percentile
@@ -122,10 +122,11 @@ def bounds(metrics: Metrics, baselines: dict[str, Metrics], target: Target) -> I
     """Every bound of the target beside the value that was reached, and whether it is met."""
     beat = baseline_to_beat(target.beat, baselines)
     if beat is not None:
-        auc, least = metrics["auc"], baselines[beat]["auc"]
-        yield f"auc {auc:.4f} (above {least:.4f}, {beat})", auc > least
+        name = leading(metrics)
+        value, least = metrics[name], baselines[beat][name]
+        yield f"{name} {value:.4f} (above {least:.4f}, {beat})", value > least
     for name, bound in (("accuracy", target.accuracy), ("auc", target.auc)):
-        if bound is not None:
+        if bound is not None and name in metrics:
             yield f"{name} {metrics[name]:.4f} (at least {bound:g})", metrics[name] >= bound
 
 

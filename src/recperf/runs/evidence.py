@@ -17,6 +17,7 @@ from ..jsonfile import Problem, Struct, as_json, fit, load
 from ..machine import fingerprint
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ..measure.profile_records import PAIR_SCHEMA, SCHEMA, Pair, Profile
+from ..train.config import leading, merit
 from .events import BadEvent, Event, Scores, Step, parse_events
 from .result import Data, Evaluation, Metrics, Result, Trial
 from .schemas import Progress, SavedConfig
@@ -146,7 +147,7 @@ class Evidence:
             trial = self.file(name, Trial)
             if (trial.seed, trial.metrics) != (seed, history[-1].metrics):
                 raise NoEvidence(f"{name}: seed or metrics differ from the last evaluation in events.jsonl")
-            if trial.best != max(history, key=lambda entry: entry.metrics["auc"]):
+            if trial.best != max(history, key=lambda entry: merit(entry.metrics)):
                 raise NoEvidence(f"{name}: best is not the best evaluation in events.jsonl")
             trials.append(trial)
         return trials
@@ -157,7 +158,7 @@ class Evidence:
         for event in self.events(Scores, seed=seed):
             if event.split == "valid":
                 metrics = fit(event.metrics, Metrics)
-                if isinstance(metrics, Problem) or "auc" not in metrics or event.epoch is None:
+                if isinstance(metrics, Problem) or leading(metrics) not in metrics or event.epoch is None:
                     raise NoEvidence(f"events.jsonl has an evaluation of seed {seed} that is damaged")
                 history.append(Evaluation(step=event.step, epoch=event.epoch, metrics=metrics))
         if not history:

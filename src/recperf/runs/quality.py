@@ -57,7 +57,7 @@ def combined(seeds: Sequence[Sequence[float]]) -> list[float]:
 def add_detail(quality: Quality, scores: Scores) -> None:
     """Fill in what follows from scores.json."""
     seeds, baselines = list(scores.seeds.values()), scores.baselines
-    if seeds:
+    if seeds and seeds[0].auc is not None:
         bounds = interval(combined([seed.auc_replicates for seed in seeds]))
         quality.interval = ModelInterval(
             low=bounds.low, high=bounds.high, by=scores.by, units=scores.units, replicates=len(seeds[0].auc_replicates)
@@ -72,10 +72,10 @@ def add_detail(quality: Quality, scores: Scores) -> None:
         quality.differences = tuple(
             Difference(
                 baseline=name,
-                auc=statistics.fmean(seed.auc for seed in paired) - rule.auc,
+                auc=statistics.fmean(seed.auc or 0.0 for seed in paired) - (rule.auc or 0.0),
                 **_replicated(replicates, rule.auc_replicates),
             )
-            for name, rule in sorted(baselines.items(), key=lambda item: -item[1].auc)
+            for name, rule in sorted(baselines.items(), key=lambda item: -(item[1].auc or 0.0))
         )
     if own := [seed.within_users for seed in paired if seed.within_users]:
         users = {name: rule.within_users for name, rule in baselines.items() if rule.within_users}
@@ -88,11 +88,12 @@ def add_detail(quality: Quality, scores: Scores) -> None:
             negatives=facts.negatives,
             repeats=facts.repeats,
             meeting=facts.meeting,
+            split=facts.split,
             **_beside(ranked, facts.baselines, "ndcg_10"),
         )
     else:
         quality.not_ranked = scores.not_ranked
-    quality.warnings = tuple(warnings(scores, quality.metrics["auc"]))
+    quality.warnings = tuple(warnings(scores, quality.metrics.get("auc", 0.0)))
 
 
 def _segment(name: str, facts: SegmentFacts, seeds: list[SampledScores], scores: Scores) -> Segment:

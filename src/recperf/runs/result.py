@@ -12,7 +12,8 @@ from ..measure.records import Percentiles
 SCHEMA = 2
 
 Metrics = dict[str, Number]
-"""accuracy, auc, log_loss, calibration (predicted over observed positives), calibration_error (over 15 bins)."""
+"""accuracy, auc, log_loss, calibration (predicted over observed positives), calibration_error (over 15 bins); of hstu
+hit_rate_10, ndcg_10, mrr and validation_ndcg_10."""
 
 
 Baselines = Annotated[dict[str, Metrics], Meta(min_length=1)]
@@ -34,7 +35,8 @@ class Trial(Struct, omit_defaults=True):
     metrics: Metrics
     """After the last step."""
     best: Evaluation
-    """The evaluation with the highest AUC: optimistic, because it is chosen on the validation rows."""
+    """The evaluation with the highest AUC: optimistic, because it is chosen on the validation rows. Of hstu, that with
+    the highest NDCG@10 of validation items."""
     stopped_early: int | None = None
     """Steps done when the target was met and training stopped; None: it ran to its end."""
 
@@ -43,7 +45,7 @@ class Target(Struct):
     """What had to be reached; None: no bound."""
 
     beat: str | None
-    """The baseline whose AUC had to be exceeded."""
+    """The baseline whose AUC, or NDCG@10 of hstu, had to be exceeded."""
     accuracy: Number | None
     auc: Number | None
 
@@ -134,6 +136,8 @@ class Ranking(Struct, omit_defaults=True):
     meeting: str | None = None
     """What says how likely a user meets an item: candidates are ranked by that times the predicted probability of a
     positive label. None: by the latter alone."""
+    split: str | None = None
+    """Of hstu, which ranks held-out items: leave-one-out or time. There, ties count against the held-out item."""
 
 
 class WithinUsers(Struct):

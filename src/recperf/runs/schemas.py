@@ -100,12 +100,15 @@ class RankingFacts(Struct):
     """Whether items that a user already has compete."""
     meeting: str | None = None
     """What says how likely users meet items; None: candidates are ranked by predicted labels alone."""
+    split: str | None = None
+    """Of a workload that ranks held-out items: leave-one-out or time."""
 
 
 class SampledScores(Struct):
     """The quality of a baseline or of a trained seed, and of bootstrap replicates of the scored rows."""
 
-    auc: Number
+    auc: Number | None
+    """None where nothing is labelled."""
     auc_replicates: list[Number]
     segments: Metrics
     """The AUC in segments of the rows."""

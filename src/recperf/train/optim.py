@@ -139,11 +139,11 @@ class AdamW(DenseOptimizer):
     takes longer than the arithmetic of a small model.
     """
 
-    betas = (0.9, 0.999)
-
-    def __init__(self, groups: Groups, *, eps: float = 1e-8, plain: bool = False) -> None:
+    def __init__(
+        self, groups: Groups, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, plain: bool = False
+    ) -> None:
         super().__init__([parameter for parameters, _ in groups for parameter in parameters], plain=plain)
-        self.eps = eps
+        self.betas, self.eps = betas, eps
         self.steps = torch.zeros((), device=groups[0][0][0].device)
         """The number of steps, on the device of the parameters as the kernel requires."""
         self.groups = [_Group(parameters, decay) for parameters, decay in groups]

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import GateFailed, Interrupted, Stopped
 from ..ops.arguments import raise_if_any
 from ..points import reached
+from .config import merit
 from .loop import Position, Recipe, RecordNorm
 from .timing import Emit, StepTimer
 
@@ -170,7 +171,7 @@ class Evaluator:
 
     @torch.no_grad()
     def run(self, position: Position) -> bool:
-        """Evaluate now; true when the AUC is better than all before."""
+        """Evaluate now; true when it is better than all before."""
         reached("evaluation: due")
         self.begins(position)
         self.recipe.model.train(False)
@@ -187,7 +188,7 @@ class Evaluator:
         if facts := self.recipe.evaluation_facts(position):
             self.emit("evaluation", seed=self.seed, step=position.step, epoch=position.epoch, **facts)
         self._require_finite(metrics, position.step)
-        best = all(metrics["auc"] > past["metrics"]["auc"] for past in self.history)
+        best = all(merit(metrics) > merit(past["metrics"]) for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
         self.ends(position, metrics)

@@ -19,6 +19,7 @@ NOT_MEASURED = "not measured"
 
 METRICS = {
     "auc": "AUC", "lifetime_auc": "lifetime AUC", "hit_rate_10": "HR@10", "ndcg_10": "NDCG@10", "mrr": "MRR",
+    "validation_ndcg_10": "validation NDCG@10",
     "user_auc": "AUC within users", "user_ndcg_10": "NDCG@10 within users",
 }  # fmt: skip
 BASELINES = {
@@ -29,6 +30,7 @@ BASELINES = {
     "recent_popularity": "item popularity just before",
     "positives": "items' positive rows",
     "item_knn": "item-kNN",
+    "item_to_item": "counts of what follows the last items",
     "rates_regression": "logistic regression on running rates",
     "rates_start": "logistic regression on running rates",
     "planted": "true model of the synthetic data",

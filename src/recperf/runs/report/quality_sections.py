@@ -52,6 +52,10 @@ def _ranked(result: Result) -> list[str]:
 
 
 def _ranked_by(ranking: Ranking) -> str:
+    if ranking.split:
+        own = "compete too" if ranking.repeats else "do not compete"
+        held_out = "the last item of each user" if ranking.split == "leave-one-out" else "each user's first later item"
+        return f"Ranked is {held_out}; items that the user already had {own}; ties count against it."
     if meeting := ranking.meeting:
         return (
             f"Candidates are ranked by the probability that the user meets the item, {meeting}, times the predicted "
@@ -139,6 +143,8 @@ def _ranking(result: Result) -> list[Block]:
     if not ranking:
         why = part.not_ranked
         return [Text(f"Items were not ranked: {why}.", "note")] if why else []
+    if ranking.split:
+        return [_ranking_table(result.workload, ranking, _ranked_by(ranking))]
     own = "compete too, because users of this data repeat" if ranking.repeats else "do not compete: users hardly repeat"
     note = (
         f"The first positive held-out row of {count(ranking.users)} users, ranked among {_candidates(ranking)} that "

@@ -86,14 +86,18 @@ def _badges(run: Reading) -> list[Badge]:
 def _tiles(run: Reading) -> list[Tile]:
     quality, performance = run.result.quality, run.result.performance
     tiles = []
-    name = next((name for name in ("auc", "accuracy") if name in quality.metrics), None)
+    name = next((name for name in ("auc", "accuracy", "ndcg_10") if name in quality.metrics), None)
     if name:
         spread = quality.spread.get(name)
         note = f"± {spread:.4f} over {len(quality.seeds)} seeds" if spread is not None else "one seed"
-        ends = quality.interval
-        if ends and name == "auc":
+        ends = quality.ranking.interval if name == "ndcg_10" and quality.ranking else quality.interval
+        if ends and name != "accuracy":
             note = f"{ends.low:.3f} to {ends.high:.3f}, 95 %; {note}"
-        tiles.append(Tile(f"validation {metric(name)}", f"{quality.metrics[name]:.4f}", note))
+        tiles.append(
+            Tile(
+                f"{'test' if name == 'ndcg_10' else 'validation'} {metric(name)}", f"{quality.metrics[name]:.4f}", note
+            )
+        )
     step, steady, overall = performance.step_ms, performance.steady, performance.overall
     parts = [part for part in (from_profile(run.profile) if run.profile else []) if part.name != "other"]
     short = (NOT_MEASURED, "too few steps")

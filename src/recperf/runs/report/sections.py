@@ -12,7 +12,7 @@ from msgspec import structs
 from ...config import flatten
 from ...measure.profile_records import Profile
 from ...measure.sections import roofline
-from ...train.config import baseline_to_beat
+from ...train.config import baseline_to_beat, leading
 from ..events import Scores
 from ..result import Performance, Quality, Result
 from ..resume import change_text, is_free, repeatable
@@ -35,7 +35,8 @@ def lowest(quality: Quality) -> dict[str, float]:
     target = {name: bound for name, bound in named.items() if bound is not None}
     beat = baseline_to_beat(quality.target.beat, quality.baselines)
     if beat:
-        target["auc"] = max(quality.baselines[beat]["auc"], target.get("auc", 0.0))
+        name = leading(quality.metrics)
+        target[name] = max(quality.baselines[beat][name], target.get(name, 0.0))
     return target
 
 
@@ -43,7 +44,8 @@ def target_text(result: Result) -> str:
     """What had to be reached; empty if no target was set."""
     target, baselines = result.quality.target, result.quality.baselines
     beat = baseline_to_beat(target.beat, baselines)
-    parts = [f"AUC above {baseline(beat)} ({baselines[beat]['auc']:.4f})"] if beat else []
+    name = leading(result.quality.metrics)
+    parts = [f"{metric(name)} above {baseline(beat)} ({baselines[beat][name]:.4f})"] if beat else []
     named = {"accuracy": target.accuracy, "auc": target.auc}
     parts += [f"{metric(name)} at least {bound:g}" for name, bound in named.items() if bound is not None]
     return " and ".join(parts)
@@ -99,7 +101,8 @@ def quality(run: Reading, key: str) -> Section:
         plots.Bar(baseline(rule), metrics, interval=intervals.get(rule, {}))
         for rule, metrics in reversed(part.baselines.items())
     ]
-    panels = [(name, metric(name)) for name in ("auc", "accuracy") if all(name in bar.values for bar in bars)]
+    named = ("auc", "accuracy") if "auc" in part.metrics else ("ndcg_10", "hit_rate_10")
+    panels = [(name, metric(name)) for name in named if all(name in bar.values for bar in bars)]
     if panels:
         listed = "; ".join(
             f"{title}: " + ", ".join(f"{bar.label} {bar.values[name]:.3f}" for bar in bars) for name, title in panels
@@ -209,7 +212,8 @@ def training(run: Reading, key: str) -> Section:
     events = run.events
     if not events.losses and not events.metrics:
         return Section("training", "Training", [Text("events.jsonl holds neither losses nor metrics.", "note")])
-    name = next((name for name in ("auc", "accuracy", "log_loss") if _history(run, name)), "auc")
+    shown = ("auc", "accuracy", "log_loss", "ndcg_10")
+    name = next((name for name in shown if _history(run, name)), "auc")
     title, bound = f"validation {metric(name)}", lowest(run.result.quality).get(name)
     curves_by_title = {"training loss": events.losses, "gradient norm": events.norms, title: _history(run, name)}
     panels = {panel: series for panel, series in curves_by_title.items() if series}

@@ -1,0 +1,165 @@
+"""Next-item quality and the time to it: hstu beside plain torch by the published recipe, in the same run.
+
+FILE has a line "user item" for each event in the order of time, or a line "user item item ..." for each user:
+    python benchmarks/next_item.py FILE --seeds 5 --device cuda
+Each user's last item is the test and the one before it the validation. After each epoch all items are ranked for both,
+those of the history left out; the epoch with the best validation NDCG@10 counts. Times are those of training alone,
+without evaluations, from the first step on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from _next_item_plain import PlainTraining
+from _rows import record, row, show
+from recperf.data.next_item import NextItemData, Targets
+from recperf.train.config import RANKED
+from recperf.train.device import applied
+from recperf.train.loop import take_step
+from recperf.train.next_item import Scorer, rank
+from recperf.workloads.hstu.build import PreparedSequences
+from recperf.workloads.hstu.config import DENSE, HSTUConfig, published, sparse
+
+GOAL = 0.172
+"""NDCG@10 that was published for HSTU on ML-1M."""
+
+
+def read(path: Path) -> NextItemData:
+    lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+    if len(lines[0]) == 2:
+        users, items = np.array(lines, np.int64).T
+        order = np.argsort(users, kind="stable")
+        items, counts = items[order], np.unique(users, return_counts=True)[1]
+    else:
+        items = np.concatenate([np.array(line[1:], np.int64) for line in lines])
+        counts = np.array([len(line) - 1 for line in lines])
+    offsets_U1 = np.concatenate([[0], np.cumsum(counts)])
+    return NextItemData(
+        name=path.stem, items=int(items.max()), users=len(counts), offsets_U1=offsets_U1,
+        items_E=items.astype(np.int32), times_E=None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Side:
+    """A training: takes an epoch, and scores items."""
+
+    epoch: Callable[[int], None]
+    score: Scorer
+    sync: Callable[[], None]
+
+
+def ours(data: NextItemData, config: HSTUConfig, seed: int) -> tuple[PreparedSequences, Side]:
+    prepared = PreparedSequences(config, data)
+    torch.manual_seed(seed)
+    trial = prepared.trial(seed)
+    recipe = trial.recipe
+
+    def epoch(number: int) -> None:
+        recipe.model.train()
+        batches = recipe.order.batches(number)
+        for place in range(len(recipe.order)):
+            take_step(recipe, batches, number * len(recipe.order) + place)
+
+    def score(targets: Targets) -> torch.Tensor:
+        recipe.model.train(False)
+        return trial.score(targets)
+
+    return prepared, Side(epoch, score, prepared.settings.sync or (lambda: None))
+
+
+def measured(data: NextItemData, side: Side, epochs: int, every: int, patience: int, label: str) -> dict[str, float]:
+    """The best epoch by validation, its test metrics, and how long training took to the goal and to that epoch."""
+    seconds, reached, best, waited = 0.0, float("nan"), {RANKED: -1.0}, 0
+    for number in range(epochs):
+        side.sync()
+        start = time.perf_counter()
+        side.epoch(number)
+        side.sync()
+        seconds += time.perf_counter() - start
+        if (number + 1) % every:
+            continue
+        test, validation = (rank(data, part, side.score, seen="left-out").metrics() for part in splits(data))
+        if test["ndcg_10"] >= GOAL and not reached <= seconds:
+            reached = seconds
+        waited += 1
+        if validation["ndcg_10"] > best[RANKED]:
+            best, waited = {**test, RANKED: validation["ndcg_10"], "epoch": number + 1, "seconds": seconds}, 0
+        print(
+            f"{label}  epoch {number + 1}  {seconds:.1f} s  validation NDCG@10 {validation['ndcg_10']:.4f}  "
+            f"test NDCG@10 {test['ndcg_10']:.4f}  HR@10 {test['hit_rate_10']:.4f}",
+            flush=True,
+        )
+        if waited >= patience:
+            break
+    return {**best, "seconds_to_goal": reached, "seconds_an_epoch": seconds / (number + 1)}
+
+
+def splits(data: NextItemData) -> tuple[Targets, Targets]:
+    return data.test(), data.validation()
+
+
+def changed(config: HSTUConfig, settings: list[str]) -> HSTUConfig:
+    """The config with settings such as model.dropout=0.3."""
+    for setting in settings:
+        (part, name), value = setting.split("=")[0].split("."), setting.split("=")[1]
+        section = getattr(config, part)
+        kind = type(next(getattr(section, one.name) for one in fields(section) if one.name == name))
+        config = replace(config, **{part: replace(section, **{name: kind(value)})})
+    return config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--sides", nargs="*", default=["hstu", "plain"], choices=["hstu", "plain"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--every", type=int, default=1, help="evaluate after every so many epochs")
+    parser.add_argument("--patience", type=int, default=20, help="evaluations without a better one after which to stop")
+    parser.add_argument("--set", nargs="*", default=[], help="settings of hstu, such as model.dropout=0.3")
+    parser.add_argument("--dry", action="store_true", help="print rows and do not store them")
+    options = parser.parse_args()
+    data = read(options.file)
+    dense = len(data.items_E) / data.users >= DENSE
+    config = published() if dense else sparse()
+    config = replace(config, model=replace(config.model, items=data.items, time_buckets=0))
+    config = changed(replace(config, train=replace(config.train, device=options.device)), options.set)
+    sizes: dict[str, Any] = {} if dense else {"dim": 64, "blocks": 4, "dropout": 0.5}
+    rows = []
+    for kind in options.sides:
+        results = []
+        for seed in range(1, options.seeds + 1):
+            prepared, side = ours(data, config, seed)
+            with applied(prepared.settings):
+                if kind == "plain":
+                    training = PlainTraining(data, options.device, seed, **sizes)
+                    side = Side(training.epoch, training.score, side.sync)
+                label = f"{kind} {' '.join(options.set) if kind == 'hstu' else ''} seed {seed}"
+                results.append(measured(data, side, options.epochs, options.every, options.patience, label))
+        conditions = {
+            "file": options.file.name, "users": data.users, "items": data.items, "device": options.device,
+            "seeds": options.seeds, "set": options.set if kind == "hstu" else [],
+            "threads": prepared.settings.threads, "best_epochs": [result["epoch"] for result in results],
+        }  # fmt: skip
+        units = {"ndcg_10": "", "hit_rate_10": "", "seconds_to_goal": "s", "seconds": "s", "seconds_an_epoch": "s"}
+        for metric, unit in units.items():
+            values = [result[metric] for result in results]
+            rows.append(row("next_item", f"{options.file.stem}: {kind}", metric, unit, values, conditions))
+            print(f"{show(rows[-1])}  mean {np.mean(values):.4f}", flush=True)
+    if not options.dry:
+        record(rows)
+
+
+if __name__ == "__main__":
+    main()

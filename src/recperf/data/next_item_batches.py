@@ -1,0 +1,116 @@
+"""Batches of sequences, packed without padding and gathered on the device that trains, in an order that is a pure
+function of (seed, epoch).
+
+Shapes: E events, S sequences, B sequences of a batch, T positions of all its sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .next_item import NextItemData, Targets
+from .order import permutation
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceBatch:
+    """Packed sequences: position offsets_B1[b] is the first one of sequence b."""
+
+    offsets_B1: Tensor
+    items_T: Tensor
+    targets_T: Tensor
+    """The item that follows each position."""
+    positions_T: Tensor
+    """Number of each position in its sequence, from 0."""
+    longest: int
+    """Positions of the longest sequence."""
+    times_T: Tensor | None = None
+    next_times_T: Tensor | None = None
+    """When the item that follows is met; None where events have no times."""
+
+    def __len__(self) -> int:
+        return len(self.offsets_B1) - 1
+
+
+class EventsOnDevice:
+    """All events, from which batches are gathered."""
+
+    def __init__(self, data: NextItemData, device: torch.device) -> None:
+        self.device = device
+        self.items_E = torch.from_numpy(data.items_E.astype(np.int64)).to(device)
+        self.times_E = None if data.times_E is None else torch.from_numpy(data.times_E).to(device)
+
+    def batch(self, begins_B: Tensor, lengths_B: Tensor) -> SequenceBatch:
+        """Sequences of so many positions, by their first event. The event after the last position is its target, so it
+        must exist. Begins and lengths are on the host: nothing waits for the device."""
+        offsets_B1 = torch.zeros(len(lengths_B) + 1, dtype=torch.int64)
+        torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
+        positions, longest = int(offsets_B1[-1]), int(lengths_B.max())
+        shifts_B = begins_B - offsets_B1[:-1]
+        copied = torch.cat([offsets_B1, lengths_B, shifts_B]).to(self.device, non_blocking=True)
+        offsets_B1, lengths_B, shifts_B = torch.split(copied, [len(offsets_B1), len(lengths_B), len(shifts_B)])
+        rows_T = torch.repeat_interleave(lengths_B, output_size=positions)
+        numbers_T = torch.arange(positions, device=self.device)
+        places_T = numbers_T + shifts_B[rows_T]
+        return SequenceBatch(
+            offsets_B1=offsets_B1,
+            items_T=self.items_E[places_T],
+            targets_T=self.items_E[places_T + 1],
+            positions_T=numbers_T - offsets_B1[rows_T],
+            longest=longest,
+            times_T=None if self.times_E is None else self.times_E[places_T],
+            next_times_T=None if self.times_E is None else self.times_E[places_T + 1],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceOrder:
+    """Every training sequence once per epoch, shuffled; the last batch may be smaller. A longer sequence than the model
+    reads has windows: the latest positions or, with `all_windows`, as few as cover all positions, evenly spaced."""
+
+    events: EventsOnDevice
+    begins_S: Tensor
+    lengths_S: Tensor
+    batch_size: int
+    seed: int
+
+    @staticmethod
+    def of(
+        data: NextItemData, events: EventsOnDevice, *, length: int, batch_size: int, seed: int, all_windows: bool
+    ) -> SequenceOrder:
+        """The sequences with at least one position and the event that follows it."""
+        train = data.train()
+        positions_S = train.ends_S - train.begins_S - 1
+        windows_S = np.minimum(-(-positions_S // length), positions_S.max() if all_windows else 1)
+        rows_W = np.repeat(np.arange(len(train)), windows_S)
+        number_W = np.arange(len(rows_W)) - (np.cumsum(windows_S) - windows_S)[rows_W]
+        # Window 0 is the latest one; the last one begins with the first event.
+        room_W = np.maximum(positions_S[rows_W] - length, 0)
+        ends_W = positions_S[rows_W] - room_W * number_W // np.maximum(windows_S[rows_W] - 1, 1)
+        lengths_W = np.minimum(ends_W, length)
+        begins_W = train.begins_S[rows_W] + ends_W - lengths_W
+        return SequenceOrder(events, torch.from_numpy(begins_W), torch.from_numpy(lengths_W), batch_size, seed)
+
+    def __len__(self) -> int:
+        return -(-len(self.begins_S) // self.batch_size)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[SequenceBatch]:
+        order_S = permutation(len(self.begins_S), self.seed, epoch)
+        for numbers_B in torch.split(order_S, self.batch_size)[start:]:
+            yield self.events.batch(self.begins_S[numbers_B], self.lengths_S[numbers_B])
+
+
+def histories(
+    data: NextItemData, events: EventsOnDevice, targets: Targets, *, length: int, batch_size: int
+) -> Iterator[SequenceBatch]:
+    """The latest events before each target, in the order of the targets."""
+    lengths_N = np.minimum(targets.positions_N - data.offsets_U1[targets.users_N], length)
+    begins_N = torch.from_numpy(targets.positions_N - lengths_N)
+    parts = (torch.split(values_N, batch_size) for values_N in (begins_N, torch.from_numpy(lengths_N)))
+    for begins_B, lengths_B in zip(*parts):
+        yield events.batch(begins_B, lengths_B)

@@ -1,0 +1,86 @@
+"""What a run of a workload that ranks all items records beside its metrics: those of the baselines, and bootstrap
+replicates over users.
+
+Shapes: N held-out items, one of each user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..distributed.ranks import Ranks
+from ..runs.record import Run
+from ..train.metrics import Resampling
+from .quality import Assessment, rows_digest
+from .workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
+
+
+def assessment_of(run: Run, world: Ranks, prepared: Prepared, notice: Callable[[str], None]) -> Assessment:
+    """How the quality of a workload is assessed: by labels, or by the ranks of held-out items."""
+    targets = prepared.ranking()
+    if targets is None:
+        return Assessment(run, world, prepared, notice)
+    return RankedAssessment(run, world, prepared, notice, targets)
+
+
+class RankedAssessment(Assessment):
+    """Ranks in place of labels; a replicate draws users with replacement, the same ones for every model."""
+
+    def __init__(
+        self, run: Run, world: Ranks, prepared: Prepared, notice: Callable[[str], None], targets: RankedTargets
+    ) -> None:
+        super().__init__(run, world, prepared, notice)
+        self.targets = targets
+
+    def _outdated(self) -> bool:
+        return self._earlier is None
+
+    def _baselines(self, metrics: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        targets = self.targets
+        by_rule = {name: self._recorded(ranks_N) for name, ranks_N in targets.baseline_ranks().items()}
+        scores: dict[str, Any] = {
+            "rows": len(targets.users_N),
+            "rows_digest": self._digest,
+            "by": "users",
+            "units": len(targets.users_N),
+            "baselines": {},
+            "seeds": self._earlier["seeds"] if self._earlier else {},
+            "segments": {},
+            "ranking": {
+                "users": len(targets.users_N),
+                "catalogue": targets.catalogue,
+                "negatives": 0,
+                "repeats": targets.repeats,
+                "split": targets.split,
+                "baselines": by_rule,
+            },
+        }
+        return metrics or {name: recorded["metrics"] for name, recorded in by_rule.items()}, scores
+
+    def _trained(self, trial: Trial, predictions: Predictions) -> dict[str, Any] | None:
+        assert predictions.ranks_N is not None
+        unlabelled: dict[str, Any] = {"auc": None, "auc_replicates": [], "segments": {}}
+        return {**unlabelled, "rows_digest": self._digest, "ranking": self._recorded(predictions.ranks_N)}
+
+    def _recorded(self, ranks_N: Tensor) -> dict[str, Any]:
+        gains = self.targets.gains(ranks_N)
+        ndcg = next(name for name in gains if name.startswith("ndcg"))
+        return {
+            "metrics": {name: float(gain_N.mean()) for name, gain_N in gains.items()},
+            "segments": {},
+            "ndcg_replicates": self._resampling.mean(gains[ndcg], torch.arange(len(ranks_N))),
+        }
+
+    @cached_property
+    def _resampling(self) -> Resampling:
+        return Resampling(len(self.targets.users_N), self.targets.users_N)
+
+    @cached_property
+    def _digest(self) -> str:
+        users_N = self.targets.users_N
+        return rows_digest(ScoredRows(torch.ones(len(users_N)), users_N))

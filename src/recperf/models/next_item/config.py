@@ -1,0 +1,118 @@
+"""Configuration of the next-item model and the counted work of its steps. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...config import require, within
+from ...measure.cost import FLOAT, INDEX, Cost
+from ...measure.spans import declare
+
+declare("forward", "tokens", kind="tables")
+declare("forward", "stu_input", "stu_output", kind="products")
+declare("forward", "attention")
+declare("forward", "softmax", part="loss", kind="products")
+
+FULL_SOFTMAX_ITEMS = 40_000
+"""Catalogues of at most this many items are scored whole at every position."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextItemConfig:
+    """HSTU blocks over a user's items in time order, whose last output is compared with every item."""
+
+    items: int = 0
+    """Items of the catalogue; 0: as many as the data has."""
+    dim: int = 50
+    """Width of an item's embedding and of a token."""
+    blocks: int = 8
+    """Number of HSTU blocks."""
+    heads: int = 2
+    """Attention heads of a block."""
+    head_dim: int = 25
+    """Width of a head's queries, keys, values and gates."""
+    max_length: int = 200
+    """Items of a sequence that the model reads, the latest; scores are divided by it."""
+    dropout: float = 0.2
+    """Share of the numbers that training drops of the tokens and of each block's output."""
+    temperature: float = 0.05
+    """Divisor of the cosine of user vector and item."""
+    time_buckets: int = 128
+    """Buckets of the time between two events, each with a bias of the attention; 0: none, as where events have no
+    times."""
+    loss: Literal["auto", "full", "sampled"] = "auto"
+    """Softmax at every position over the whole catalogue, or over the next item and drawn ones. auto: the whole
+    catalogue, up to 40,000 items."""
+    negatives: int = 1024
+    """Items drawn evenly for the sampled loss: once for all positions of a step."""
+
+    def __post_init__(self) -> None:
+        within(0, self.items, 1 << 31, "model.items")
+        within(1, self.dim, 4096, "model.dim")
+        within(1, self.blocks, 256, "model.blocks")
+        within(1, self.heads, 256, "model.heads")
+        within(1, self.head_dim, 512, "model.head_dim")
+        within(1, self.max_length, 1 << 16, "model.max_length")
+        require(0 <= self.dropout < 1, "model.dropout", self.dropout, "at least 0 and below 1")
+        require(1 / 60 <= self.temperature <= 100, "model.temperature", self.temperature, "1/60 to 100")
+        within(0, self.time_buckets, 1 << 16, "model.time_buckets")
+        within(1, self.negatives, 1 << 20, "model.negatives")
+
+    @property
+    def width(self) -> int:
+        """Numbers of all heads' queries, or keys, values, gates, of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def full_softmax(self) -> bool:
+        return self.loss == "full" or (self.loss == "auto" and self.items <= FULL_SOFTMAX_ITEMS)
+
+    @property
+    def candidates(self) -> int:
+        """Items that each position is scored against."""
+        return self.items if self.full_softmax else self.negatives + 1
+
+    @property
+    def part_parameters(self) -> dict[str, int]:
+        block = 4 * self.dim * self.width + self.width * self.dim + self.dim
+        biases = self.max_length + self.time_buckets
+        return {"positions": self.max_length * self.dim, "blocks": self.blocks * (block + biases)}
+
+    @property
+    def table_parameters(self) -> int:
+        return (self.items + 1) * self.dim
+
+
+def step(model: NextItemConfig, tokens: int, pairs: int, unique: int) -> dict[str, Cost]:
+    """Work of a training step on `tokens` positions that see `pairs` items, by span; `unique` items are distinct."""
+    dim, width, blocks = model.dim, model.width, model.blocks
+    values = FLOAT * tokens
+    forward = {
+        "tokens": Cost(2 * tokens * dim, INDEX * tokens + FLOAT * unique * dim + values * dim),
+        "stu_input": Cost(blocks * 8 * tokens * dim * width, blocks * values * (dim + 4 * width)),
+        "attention": Cost(blocks * 4 * pairs * width, blocks * values * 4 * width),
+        "stu_output": Cost(blocks * 2 * tokens * width * dim, blocks * values * (2 * width + 2 * dim)),
+    }
+    # The loss computes its gradient with its value: three products with the candidates.
+    candidates = min(model.candidates, model.items)
+    scored = Cost(6 * tokens * candidates * dim, 2 * values * dim + 3 * FLOAT * candidates * dim)
+    parameters = model.table_parameters + sum(model.part_parameters.values())
+    return {
+        **forward,
+        "softmax": scored,
+        "backward": sum((Cost(2 * cost.flops, 2 * cost.bytes) for cost in forward.values()), Cost()),
+        "update": Cost(12 * parameters, 7 * FLOAT * parameters),
+    }
+
+
+def memory(model: NextItemConfig, batch: int) -> dict[str, int]:
+    """Bytes of a training step whose sequences all have the maximum length, by kind."""
+    parameters = model.table_parameters + sum(model.part_parameters.values())
+    saved = model.blocks * (5 * model.dim + 9 * model.width)
+    return {
+        "parameters": FLOAT * parameters,
+        "optimizer": 2 * FLOAT * parameters,
+        "gradients": FLOAT * parameters,
+        "activations": FLOAT * batch * model.max_length * saved,
+    }

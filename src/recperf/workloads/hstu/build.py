@@ -1,0 +1,172 @@
+"""A trial of hstu: the model, Adam, the order of its sequences, and the ranks of held-out items.
+
+Shapes: N targets, B sequences of a batch, I items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...data.next_item import NextItemData, Targets
+from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, histories
+from ...distributed.ranks import current
+from ...errors import UsageError
+from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows
+from ...measure.cost import FLOAT, Cost
+from ...models.next_item.config import step
+from ...models.next_item.model import NextItemHSTU
+from ...stop import poll
+from ...train.config import RANKED
+from ...train.device import Settings, choose
+from ...train.loop import Position, Recipe
+from ...train.next_item import Ranked, rank, seen_by_default
+from ...train.next_item_baselines import baselines
+from ...train.optim import AdamW
+from .config import HSTUConfig, bounds, require_room
+from .data import Sequences
+
+BETAS = (0.9, 0.98)
+SCORING_BATCH = 512
+"""Histories that are encoded at a time."""
+
+
+def settings_of(config: HSTUConfig) -> Settings:
+    model = config.model
+    product = 2 * config.train.batch_size * model.max_length * model.dim * 4 * model.width
+    settings = choose(config.train, largest_product_flops=product)
+    return replace(settings, precision="tf32") if settings.device.type == "cuda" else settings
+
+
+class PreparedSequences(Prepared):
+    """Sequences, all on the device that trains, and what ranks their held-out items. `data` are the sequences where
+    they come from elsewhere than the config says."""
+
+    def __init__(self, config: HSTUConfig, data: NextItemData | None = None) -> None:
+        if current().size > 1:
+            raise UsageError("hstu trains in one process", fix="run it without --ranks")
+        require_room(config)
+        self.config = config
+        self.sequences = Sequences(config, data)
+        self.data, self.target = self.sequences.facts(), bounds(config)
+        self.settings = settings_of(config)
+        self.events = EventsOnDevice(self.sequences.data, self.settings.device)
+
+    @cached_property
+    def seen(self) -> Any:
+        """Whether items of a history compete."""
+        asked = self.config.data.seen
+        return seen_by_default(self.sequences.data) if asked == "auto" else asked
+
+    def ranks(self, targets: Targets, score: Any) -> Ranked:
+        return rank(self.sequences.data, targets, score, seen=self.seen)
+
+    def ranking(self) -> RankedTargets:
+        def ranked() -> dict[str, Tensor]:
+            rules = {**self.sequences.oracle(), **baselines(self.sequences.data)}
+            return {name: self.ranks(self.sequences.test, rule).ranks_N for name, rule in rules.items()}
+
+        return RankedTargets(
+            users_N=torch.from_numpy(self.sequences.test.users_N),
+            catalogue=self.sequences.data.items,
+            repeats=self.seen == "kept",
+            split=self.config.data.split,
+            baseline_ranks=ranked,
+        )
+
+    def scored_rows(self) -> ScoredRows:
+        return ScoredRows(torch.ones(len(self.sequences.test)), torch.from_numpy(self.sequences.test.users_N))
+
+    def baseline_logits(self) -> dict[str, Tensor]:
+        """Nothing is labelled: `ranking` has the baselines."""
+        return {}
+
+    def trial(self, seed: int) -> SequenceTrial:
+        return SequenceTrial(self, seed)
+
+    def verified(self) -> dict[str, int] | None:
+        store = self.sequences.data.store
+        return store.verified() if store else None
+
+    def step_cost(self, batch: SequenceBatch, ids: int, unique: int) -> dict[str, Cost]:
+        lengths_B = batch.offsets_B1.diff()
+        pairs = int((lengths_B * (lengths_B + 1) // 2).sum())
+        return step(self.config.model, len(batch.items_T), pairs, unique)
+
+    def table_bytes(self) -> tuple[int, int]:
+        row = FLOAT * self.config.model.dim
+        return row, row * (self.config.model.items + 1)
+
+
+class SequenceTrial:
+    """One model, its optimizer and the order of its sequences."""
+
+    def __init__(self, prepared: PreparedSequences, seed: int) -> None:
+        config, self.prepared = prepared.config, prepared
+        train = config.train
+        self.model = NextItemHSTU(config.model, seed=seed, device=prepared.settings.device)
+        tables = [self.model.items_ID, self.model.positions_ND]
+        blocks = list(self.model.blocks.parameters())
+        groups = [(blocks, train.weight_decay), (tables, train.table_weight_decay)]
+        self.optimizer = AdamW(groups, betas=BETAS)
+        length = config.model.max_length
+        order = SequenceOrder.of(
+            prepared.sequences.data, prepared.events, length=length, batch_size=train.batch_size, seed=seed,
+            all_windows=train.windows == "all",
+        )  # fmt: skip
+        self.recipe = Recipe(
+            model=self.model,
+            optimizer=self.optimizer,
+            order=order,
+            learning_rate=lambda step: train.learning_rate,
+            epochs=train.epochs,
+            max_steps=train.max_steps,
+        )
+
+    @torch.no_grad()
+    def score(self, targets: Targets) -> Tensor:
+        """Scores of all items for the history before each target."""
+        prepared, vectors_ID = self.prepared, self.model.item_vectors()
+        length, parts = prepared.config.model.max_length, []
+        for batch in histories(
+            prepared.sequences.data, prepared.events, targets, length=length, batch_size=SCORING_BATCH
+        ):
+            poll()
+            parts.append(self.model.last(batch) @ vectors_ID.t())
+        return torch.cat(parts)
+
+    def predictions(self, at: Position | None = None) -> Predictions:
+        """The ranks of the test items."""
+        test = self.prepared.sequences.test
+        ranked, none = self.prepared.ranks(test, self.score), torch.zeros(0)
+        return Predictions(none, none, torch.from_numpy(test.users_N), ranks_N=ranked.ranks_N)
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        """Of the test items, and of the validation items, by which the epoch is chosen."""
+        assert predictions.ranks_N is not None
+        validation = self.prepared.ranks(self.prepared.sequences.validation, self.score)
+        scored = self.prepared.ranking().metrics(predictions.ranks_N)
+        return {**scored, RANKED: validation.metrics()["ndcg_10"]}
+
+    def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
+        raise NotImplementedError("hstu ranks all items at once")
+
+    def rows_of(self, batch: SequenceBatch) -> Tensor:
+        return batch.items_T
+
+    def tables(self) -> list[tuple[str, int]]:
+        return [("items", self.prepared.config.model.items + 1)]
+
+    def tiers(self) -> None:
+        """All items lie on the device."""
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])

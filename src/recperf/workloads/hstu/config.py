@@ -1,0 +1,177 @@
+"""hstu: the next item of a user's sequence, ranked among all items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...config import require, within
+from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
+from ...measure.cost import FLOAT
+from ...models.next_item.config import NextItemConfig, memory, step
+from ...train.config import TargetConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from ...data.datasets import Dataset
+    from ...runs.contract import Claim
+
+BASELINES = ("popularity", "recent_popularity", "item_to_item", "item_knn")
+SMALLER = "a smaller --train.batch-size, --model.dim or --model.max-length"
+DENSE = 50
+"""Mean events of a user from which on the published model is the default; below it a smaller one that drops more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequencesConfig:
+    path: Path | None = None
+    """Folder of an event store; default: embedded sequences, in which the group of the next item follows from the last
+    two."""
+    split: Literal["leave-one-out", "time"] = "leave-one-out"
+    """Leave-one-out: the last item of each user is the test and the one before it the validation. time: of the latest
+    fifth of the events, each user's first is the test, and of the first half of them the validation."""
+    seen: Literal["auto", "left-out", "kept"] = "auto"
+    """Whether items of a user's history compete. auto: where over 5 % of the training events repeat an item."""
+    validation_users: int = 2000
+    """Users, drawn at random, whose validation item chooses the epoch; 0: all."""
+    users: int = 4000
+    """Users of the embedded sequences."""
+    groups: int = 8
+    """Groups of items in the embedded sequences."""
+    group_items: int = 40
+    """Items of each group in the embedded sequences."""
+    embedded_seed: int = 7
+    """Seed of the embedded sequences."""
+
+    def __post_init__(self) -> None:
+        within(0, self.validation_users, 1 << 40, "data.validation_users")
+        within(10, self.users, 1 << 32, "data.users")
+        within(2, self.groups, 1 << 12, "data.groups")
+        within(1, self.group_items, 1 << 20, "data.group_items")
+        within(0, self.embedded_seed, 1 << 53, "data.embedded_seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTrainConfig(TrainConfig):
+    """Adam (0.9, 0.98) with a constant rate; the weights of the epoch with the best validation NDCG@10 are kept."""
+
+    epochs: int = 100
+    """Passes over the training sequences, at most."""
+    batch_size: int = 128
+    """Sequences in a step."""
+    learning_rate: float = 1e-3
+    """Learning rate of Adam."""
+    windows: Literal["last", "all"] = "last"
+    """Of sequences longer than model.max_length: train on the latest items, or on windows that cover all items."""
+    patience: int = 10
+    """Stop after this many evaluations without a better validation NDCG@10; 0: never."""
+    weight_decay: float = 0.0
+    """Weight decay of the blocks."""
+    table_weight_decay: float = 0.0
+    """Weight decay of the embeddings of items and positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HSTUConfig(TrialsConfig):
+    data: SequencesConfig = field(default_factory=SequencesConfig)
+    model: NextItemConfig = field(default_factory=NextItemConfig)
+    train: SequenceTrainConfig = field(default_factory=SequenceTrainConfig)
+    target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="best"))
+
+
+def default() -> HSTUConfig:
+    """Embedded sequences and a small model: trains in less than a minute on two cores."""
+    model = NextItemConfig(dim=32, blocks=2, heads=2, head_dim=16, max_length=32, dropout=0.1)
+    train = SequenceTrainConfig(epochs=15, batch_size=32, learning_rate=3e-3, patience=4)
+    return _embedded(HSTUConfig(model=model, train=train))
+
+
+def published() -> HSTUConfig:
+    """The published sizes for ML-1M: 8 blocks of width 50, 2 heads of 25, at most 200 items."""
+    return _embedded(HSTUConfig())
+
+
+def sparse() -> HSTUConfig:
+    """4 blocks of width 64 that drop half: for users with few events, as in Amazon Beauty."""
+    model = NextItemConfig(dim=64, blocks=4, heads=2, head_dim=32, max_length=50, dropout=0.5)
+    return _embedded(HSTUConfig(model=model))
+
+
+def _embedded(config: HSTUConfig) -> HSTUConfig:
+    """With the items of the embedded sequences, which have no times."""
+    items = config.data.groups * config.data.group_items
+    return replace(config, model=replace(config.model, items=items, time_buckets=0))
+
+
+def on_events(config: HSTUConfig, dataset: Dataset) -> HSTUConfig:
+    """The config for an event store. The default preset follows the data; another config gets its items only."""
+    if dataset.folder is None:
+        return config
+    sized = following(dataset.folder) if config == default() else config
+    model = replace(sized.model, items=0, time_buckets=NextItemConfig.time_buckets)
+    return replace(sized, data=replace(sized.data, path=dataset.folder), model=model)
+
+
+def following(path: Path) -> HSTUConfig:
+    """A model for the events of a store: its sizes follow the events of a user."""
+    import numpy as np
+
+    from ...data.yambda.reference import open_events
+
+    counts_U = np.diff(open_events(path).user_first_U1)
+    config = published() if counts_U.mean() >= DENSE else sparse()
+    longest = int(np.percentile(counts_U, 95))
+    return replace(config, model=replace(config.model, max_length=min(config.model.max_length, max(10, longest))))
+
+
+def resolve(config: HSTUConfig) -> HSTUConfig:
+    """With the number of items that the data has, and without a bias by time where it has no times."""
+    if config.data.path is None:
+        return _embedded(config)
+    from ...data.next_item import NextItemData
+    from ...data.yambda.reference import open_events
+
+    data, model = NextItemData.from_store(open_events(config.data.path), config.data.split), config.model
+    buckets = 0 if data.times_E is None else model.time_buckets
+    return replace(config, model=replace(model, items=data.items, time_buckets=buckets))
+
+
+def estimate(config: HSTUConfig) -> Estimate:
+    """Counts a step whose sequences all have the maximum length."""
+    model, batch = config.model, config.train.batch_size
+    tokens = batch * model.max_length
+    return Estimate(
+        parameters={"items": model.table_parameters, **model.part_parameters},
+        table_bytes=FLOAT * model.table_parameters,
+        step=step(model, tokens, tokens * (model.max_length + 1) // 2, min(tokens, model.items)),
+        memory=memory(model, batch),
+    )
+
+
+def require_room(config: HSTUConfig) -> None:
+    require(config.model.items > 0, "model.items", config.model.items, "above 0")
+    require_memory(estimate(config), fix=SMALLER)
+
+
+def bounds(config: HSTUConfig) -> dict[str, Any]:
+    return config.target.bounds(*BASELINES)
+
+
+def claims(config: HSTUConfig) -> tuple[Claim, ...]:
+    from ...runs.contract import quality_target
+
+    return (quality_target(lambda *_: bounds(config)),)
+
+
+HSTU = Workload(
+    name="hstu",
+    summary="the next item of a user's sequence, ranked among all items; a minute on a laptop",
+    config=HSTUConfig,
+    presets={"default": default, "published": published, "sparse": sparse},
+    estimate=estimate,
+    claims=claims,
+    checks="recperf.workloads.hstu.data:check",
+    build="recperf.workloads.hstu.build:PreparedSequences",
+    datasets={"events": on_events},
+    resolve=resolve,
+)
