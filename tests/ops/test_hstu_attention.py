@@ -237,11 +237,13 @@ def test_memory_does_not_grow_with_the_square_of_a_row(monkeypatch: pytest.Monke
 
 def test_threads_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     grad, *inputs, offsets, mask = make([30, 0, 61, 1, 17, 44], heads=2, qk=8, width=24)
+    bias = make_bias(sum([30, 0, 61, 1, 17, 44]), 61, times=True)
     native = body("native")
     monkeypatch.setattr(native, "SMALL", 0)
     actual = []
     for threads in (1, 2, 5, 9):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         actual.append((native.forward(*inputs, offsets, mask), *native.backward(grad, *inputs, offsets, mask)))
+        actual[-1] += native.backward_biased(grad, *inputs, offsets, mask, bias)
     for one in actual[1:]:
         assert all(torch.equal(mine, first) for mine, first in zip(one, actual[0]))

@@ -4,6 +4,8 @@
  * queries: all of them, or one. Of a head, keys are packed by column (A x N) where they meet queries and by row
  * (N x A) where they are added up; every width is filled up with zeros to whole tiles.
  *
+ * A bias and the gradients of its scores are held for a whole row, N x N, because all heads share them.
+ *
  * A row is one thread's alone and its sums have one order, so that threads do not change a bit. */
 
 #include <math.h>
@@ -30,6 +32,10 @@ typedef struct {
     const int64_t *offsets;
     float alpha, length;
     int64_t last_only;
+    /* Of a bias, all null without one: the last distance first, so that the keys of a query lie in order. */
+    const float *positions, *buckets;
+    const int64_t *starts, *key_times, *query_times;
+    int64_t distances, bucket_count;
 } Shape;
 
 /* Where a tensor's numbers are: `token` and `head` are the steps from one to the next. */
@@ -161,28 +167,96 @@ static int64_t longest(const Shape *shape, int64_t first, int64_t last) {
 /* Room for the parts of one head's work, one behind the other. */
 typedef struct {
     float *begin, *keys, *keys_by_row, *values, *values_by_row, *weights, *slopes, *query, *grads, *out, *d_keys,
-        *d_values;
+        *d_values, *bias, *d_bias;
 } Room;
 
 static int make_room(Room *room, const Shape *shape, int64_t most) {
     const int64_t places = padded(most), qk = padded(shape->qk), width = padded(shape->width);
-    const int64_t wide = qk > width ? qk : width;
+    const int64_t wide = qk > width ? qk : width, pairs = shape->positions ? places * places : 0;
     const int64_t sizes[] = {qk * places,      places * qk,   width * places, places * width, QUERIES * places,
                              QUERIES * places, QUERIES * qk,  QUERIES * width, QUERIES * wide, places * qk,
-                             places * width};
+                             places * width,   pairs,         pairs};
     float **parts[] = {&room->keys,   &room->keys_by_row, &room->values, &room->values_by_row,
                        &room->weights, &room->slopes,     &room->query,  &room->grads,
-                       &room->out,    &room->d_keys,      &room->d_values};
+                       &room->out,    &room->d_keys,      &room->d_values,
+                       &room->bias,   &room->d_bias};
     int64_t total = 1;
-    for (int i = 0; i < 11; i++) total += sizes[i];
+    for (int i = 0; i < 13; i++) total += sizes[i];
     room->begin = malloc(total * sizeof(float));
     if (!room->begin) return 0;
     float *at = room->begin;
-    for (int i = 0; i < 11; i++) {
+    for (int i = 0; i < 13; i++) {
         *parts[i] = at;
         at += sizes[i];
     }
     return 1;
+}
+
+/* The bucket of the time between a query and a key of the row, sought from a bucket that is probably near. */
+static inline int64_t bucket_near(const Shape *shape, int64_t query, int64_t key, int64_t bucket) {
+    const int64_t a = shape->query_times[query], b = shape->key_times[key];
+    const uint64_t apart = a > b ? (uint64_t)a - (uint64_t)b : (uint64_t)b - (uint64_t)a;
+    const int64_t seconds = apart < 1 ? 1 : apart < INT64_MAX ? (int64_t)apart : INT64_MAX - 1;
+    while (seconds >= shape->starts[bucket + 1]) bucket++;
+    while (seconds < shape->starts[bucket]) bucket--;
+    return bucket;
+}
+
+/* The bias of every query and the keys it sees; 0 elsewhere. */
+static void fill_bias(const Shape *shape, const Row *row, const Room *room) {
+    const int64_t places = padded(row->tokens), start = shape->offsets[row->row];
+    int64_t first = 0;
+    for (int64_t m = 0; m < row->tokens; m++) {
+        float *to = room->bias + m * places;
+        memcpy(to, shape->positions + shape->distances - 1 - m, (m + 1) * sizeof(float));
+        memset(to + m + 1, 0, (places - m - 1) * sizeof(float));
+        if (!shape->buckets) continue;
+        int64_t bucket = first = bucket_near(shape, start + m, start, first);
+        for (int64_t n = 0; n <= m; n++) {
+            bucket = bucket_near(shape, start + m, start + n, bucket);
+            to[n] += shape->buckets[bucket];
+        }
+    }
+    memset(room->bias + row->tokens * places, 0, (places - row->tokens) * places * sizeof(float));
+}
+
+/* Sums of the scores' gradients of a row by distance, the last one first, and by bucket. */
+static void sum_bias(const Shape *shape, const Row *row, const Room *room, float *restrict out) {
+    const int64_t places = padded(row->tokens), start = shape->offsets[row->row];
+    float *by_bucket = out + shape->distances;
+    int64_t first = 0;
+    memset(out, 0, (shape->distances + shape->bucket_count) * sizeof(float));
+    for (int64_t m = 0; m < row->tokens; m++) {
+        const float *from = room->d_bias + m * places;
+        float *to = out + shape->distances - 1 - m;
+        for (int64_t n = 0; n <= m; n++) to[n] += from[n];
+        if (!shape->buckets) continue;
+        int64_t bucket = first = bucket_near(shape, start + m, start, first);
+        float sum = 0.0f;
+        for (int64_t n = 0; n <= m; n++) {
+            const int64_t next = bucket_near(shape, start + m, start + n, bucket);
+            if (next != bucket) {
+                by_bucket[bucket] += sum;
+                sum = 0.0f;
+                bucket = next;
+            }
+            sum += from[n];
+        }
+        by_bucket[bucket] += sum;
+    }
+}
+
+/* Rows of `count` numbers, added up in their order. */
+void attention_add_up(const float *rows, int64_t number, int64_t count, float *restrict out) {
+    memset(out, 0, count * sizeof(float));
+    for (int64_t b = 0; b < number; b++)
+        for (int64_t c = 0; c < count; c++) out[c] += rows[b * count + c];
+}
+
+/* Adds the bias of the block's queries to TILE scores of each. */
+static inline void add_bias(const float *bias, int64_t places, vec scores[QUERIES][PIECES]) {
+    for (int i = 0; i < QUERIES; i++)
+        for (int p = 0; p < PIECES; p++) scores[i][p] += *(const vec *)(bias + i * places + p * LANES);
 }
 
 static void head_forward(const Shape *shape, const Row *row, const Room *room, const float *q, int64_t q_step,
@@ -196,6 +270,7 @@ static void head_forward(const Shape *shape, const Row *row, const Room *room, c
         for (int64_t n = 0; n < seen; n += TILE) {
             vec scores[QUERIES][PIECES];
             products(room->query, qk, room->keys + n, places, shape->qk, scores);
+            if (shape->positions) add_bias(room->bias + at * places + n, places, scores);
             for (int i = 0; i < QUERIES; i++)
                 for (int p = 0; p < PIECES; p++)
                     *(vec *)(room->weights + i * places + n + p * LANES) =
@@ -217,6 +292,7 @@ int attention_forward(const Shape *shape, int64_t first, int64_t last, const Vie
     for (int64_t b = first; b < last; b++) {
         const Row row = row_of(shape, b);
         const int64_t places = padded(row.tokens);
+        if (shape->positions) fill_bias(shape, &row, &room);
         for (int64_t head = 0; head < shape->heads; head++) {
             pack_columns(of_row(k, shape, &row, head, 0), k->token, row.tokens, shape->qk, places, room.keys);
             pack_rows(of_row(v, shape, &row, head, 0), v->token, row.tokens, row.tokens, shape->width, 1.0f,
@@ -237,6 +313,7 @@ static void block_slopes(const Shape *shape, const Row *row, const Room *room, i
         vec scores[QUERIES][PIECES], grads[QUERIES][PIECES];
         products(room->query, qk, room->keys + n, places, shape->qk, scores);
         products(room->grads, width, room->values + n, places, shape->width, grads);
+        if (shape->positions) add_bias(room->bias + at * places + n, places, scores);
         for (int i = 0; i < QUERIES; i++)
             for (int p = 0; p < PIECES; p++) {
                 const vec score = scores[i][p], open = sigmoid(score), weight = score * open;
@@ -248,6 +325,9 @@ static void block_slopes(const Shape *shape, const Row *row, const Room *room, i
     for (int64_t i = 0; i < count; i++) {
         hide(at + i, seen, room->weights + i * places);
         hide(at + i, seen, room->slopes + i * places);
+        if (!shape->positions) continue;
+        float *restrict to = room->d_bias + (at + i) * places;
+        for (int64_t n = 0; n < at + i + 1; n++) to[n] += room->slopes[i * places + n];
     }
 }
 
@@ -278,13 +358,18 @@ static void unpack(const float *rows, int64_t count, int64_t dim, float *to, int
     for (int64_t n = 0; n < count; n++) memcpy(to + n * step, rows + n * padded(dim), dim * sizeof(float));
 }
 
+/* `d_bias` takes the gradient of the bias of each row: by distance, the last one first, then by bucket. */
 int attention_backward(const Shape *shape, int64_t first, int64_t last, const View *grad, const View *q, const View *k,
-                       const View *v, const View *dq, const View *dk, const View *dv) {
+                       const View *v, const View *dq, const View *dk, const View *dv, float *d_bias) {
     Room room;
     if (!make_room(&room, shape, longest(shape, first, last))) return 1;
     for (int64_t b = first; b < last; b++) {
         const Row row = row_of(shape, b);
         const int64_t places = padded(row.tokens), n = row.tokens;
+        if (shape->positions) {
+            fill_bias(shape, &row, &room);
+            memset(room.d_bias, 0, places * places * sizeof(float));
+        }
         for (int64_t head = 0; head < shape->heads; head++) {
             const float *keys = of_row(k, shape, &row, head, 0), *values = of_row(v, shape, &row, head, 0);
             pack_columns(keys, k->token, n, shape->qk, places, room.keys);
@@ -295,6 +380,7 @@ int attention_backward(const Shape *shape, int64_t first, int64_t last, const Vi
             unpack(room.d_keys, n, shape->qk, of_row(dk, shape, &row, head, 0), dk->token);
             unpack(room.d_values, n, shape->width, of_row(dv, shape, &row, head, 0), dv->token);
         }
+        if (shape->positions) sum_bias(shape, &row, &room, d_bias + b * (shape->distances + shape->bucket_count));
     }
     free(room.begin);
     return 0;

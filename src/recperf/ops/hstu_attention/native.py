@@ -20,7 +20,7 @@ from ..arguments import address, require_offsets, widened
 from ..compile import I64, POINTER, native_library, share, usable
 from ..operators import operator
 from . import reference
-from .reference import Mask, RelativeBias, activations, flops
+from .reference import Biased, Mask, RelativeBias, activations, bucket_starts, flops
 
 SMALL = 1 << 20
 """With fewer multiplications a second thread costs more than it saves."""
@@ -40,6 +40,13 @@ class _Shape(ctypes.Structure):
         ("alpha", ctypes.c_float),
         ("length", ctypes.c_float),
         ("last_only", I64),
+        ("positions", POINTER),
+        ("buckets", POINTER),
+        ("starts", POINTER),
+        ("key_times", POINTER),
+        ("query_times", POINTER),
+        ("distances", I64),
+        ("bucket_count", I64),
     )
 
 
@@ -49,9 +56,12 @@ class _View(ctypes.Structure):
 
 _FUNCTIONS = {
     "attention_forward": [POINTER, I64, I64, *[POINTER] * 4],
-    "attention_backward": [POINTER, I64, I64, *[POINTER] * 7],
+    "attention_backward": [POINTER, I64, I64, *[POINTER] * 8],
+    "attention_add_up": [POINTER, I64, I64, POINTER],
 }
-library = native_library(__file__, _FUNCTIONS, dict.fromkeys(_FUNCTIONS, ctypes.c_int))
+library = native_library(
+    __file__, _FUNCTIONS, {name: ctypes.c_int for name in _FUNCTIONS if name != "attention_add_up"}
+)
 """Returns the compiled library, or the reason why it cannot be used."""
 
 
@@ -59,10 +69,10 @@ def forward(
     q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, bias: RelativeBias | None = None
 ) -> Tensor:
     if bias is not None:
-        return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias)
+        bias.require_fit(len(q_THA), mask)
     if _left_to_torch(q_THA, mask):
-        return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
-    return _forward(q_THA, k_THA, v_THV, offsets_B1, mask, last_only=False)
+        return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias)
+    return _forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias, last_only=False)
 
 
 def backward(
@@ -82,9 +92,25 @@ def backward(
     inputs = (grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask)
     if _left_to_torch(q_THA, mask):
         return reference.backward(*inputs, into=into, sums=sums)
-    gradients = _backward(*inputs, into, last_only=False)
+    gradients, _ = _backward(*inputs, into, last_only=False)
     reference.add_up(gradients, sums)
     return gradients
+
+
+def backward_biased(
+    grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask, bias: RelativeBias
+) -> Biased:
+    """Gradients of q, k, v, positions_P and buckets_K (None where there is none); always the same bits."""
+    bias.require_fit(len(q_THA), mask)
+    if _left_to_torch(q_THA, mask):
+        return reference.backward_biased(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, bias)
+    gradients, rows_BW = _backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, None, bias, last_only=False)
+    assert rows_BW is not None
+    sums_W = torch.empty(rows_BW.shape[1])
+    usable(library()).attention_add_up(rows_BW.data_ptr(), *rows_BW.shape, sums_W.data_ptr())
+    positions = len(bias.positions_P)
+    dbuckets_K = None if bias.buckets_K is None else sums_W[positions:].to(bias.buckets_K.dtype)
+    return *gradients, sums_W[:positions].flip(0).to(bias.positions_P.dtype), dbuckets_K
 
 
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
@@ -108,7 +134,7 @@ def backward_last(
     inputs = (grad_BHV, q_BHA, k_THA, v_THV, offsets_B1, mask)
     if _left_to_torch(q_BHA, mask):
         return reference.backward_last(*inputs, into=into)
-    return _backward(*inputs, into, last_only=True)
+    return _backward(*inputs, into, last_only=True)[0]
 
 
 def _left_to_torch(q: Tensor, mask: Mask) -> bool:
@@ -120,10 +146,13 @@ def _left_to_torch(q: Tensor, mask: Mask) -> bool:
     flops=lambda q, k, v, offsets_B1, *_, last_only: flops(offsets_B1, k, v, last_only=last_only),
     special=lambda q, k, v, offsets_B1, *_, last_only: activations(offsets_B1, k, last_only=last_only),
 )
-def _forward(q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, *, last_only: bool) -> Tensor:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, bias: RelativeBias | None = None,
+    *, last_only: bool,
+) -> Tensor:  # fmt: skip
     out = torch.empty(*q.shape[:2], v.shape[2])
     tensors = {"q": q, "k": k, "v": v, "out": out}
-    _run("attention_forward", tensors, offsets_B1, mask, last_only)
+    _run("attention_forward", tensors, offsets_B1, mask, last_only, bias)
     return out.to(v.dtype)
 
 
@@ -133,21 +162,29 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, *,
     special=lambda grad, q, k, v, offsets_B1, *_, last_only: activations(offsets_B1, k, last_only=last_only),
 )
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, into: Into | None, *, last_only: bool
-) -> Into:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets_B1: Tensor, mask: Mask, into: Into | None,
+    bias: RelativeBias | None = None, *, last_only: bool,
+) -> tuple[Into, Tensor | None]:  # fmt: skip
+    """Gradients of q, k and v, and of a bias by row: by distance, the last one first, then by bucket."""
     fits = into is not None and all(one.dtype == torch.float32 and one.stride(-1) == 1 for one in into)
     dq, dk, dv = into if into is not None and fits else tuple(torch.empty(one.shape) for one in (q, k, v))
     tensors = {"grad": grad, "q": q, "k": k, "v": v, "dq": dq, "dk": dk, "dv": dv}
-    _run("attention_backward", tensors, offsets_B1, mask, last_only)
+    learned = () if bias is None else (bias.positions_P, bias.buckets_K)
+    width = sum(len(one) for one in learned if one is not None)
+    rows_BW = None if bias is None else torch.empty(len(offsets_B1) - 1, width)
+    _run("attention_backward", tensors, offsets_B1, mask, last_only, bias, rows_BW)
     if into is None:
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        return (dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)), rows_BW
     if not fits:
         for target, gradient in zip(into, (dq, dk, dv)):
             target.copy_(gradient)
-    return into
+    return into, rows_BW
 
 
-def _run(name: str, tensors: dict[str, Tensor], offsets_B1: Tensor, mask: Mask, last_only: bool) -> None:
+def _run(
+    name: str, tensors: dict[str, Tensor], offsets_B1: Tensor, mask: Mask, last_only: bool,
+    bias: RelativeBias | None, *rows_BW: Tensor | None,
+) -> None:  # fmt: skip
     """Call the C function on ranges of rows, each on its own thread."""
     tensors = {part: _dense_heads(tensor) for part, tensor in tensors.items()}
     heads, qk, width = (*tensors["k"].shape, tensors["v"].shape[-1])[1:]
@@ -166,6 +203,10 @@ def _run(name: str, tensors: dict[str, Tensor], offsets_B1: Tensor, mask: Mask, 
         length=mask.length,
         last_only=last_only,
     )
+    tables = _bias_tables(bias)
+    for field, table in tables.items():
+        setattr(shape, field, address(field, table, table.dtype, tuple(table.shape)))
+    shape.distances, shape.bucket_count = (len(tables.get(field, ())) for field in ("positions", "buckets"))
     queries = rows if last_only else tokens
     per_query, per_key = {"q": qk, "dq": qk, "out": width, "grad": width}, {"k": qk, "dk": qk, "v": width, "dv": width}
     shapes = {part: (queries, heads, size) for part, size in per_query.items()}
@@ -174,11 +215,29 @@ def _run(name: str, tensors: dict[str, Tensor], offsets_B1: Tensor, mask: Mask, 
     call, places, failures = getattr(usable(library()), name), [ctypes.byref(view) for view in views], []
 
     def work(first: int, last: int) -> None:
-        failures.append(call(ctypes.byref(shape), first, last, *places))
+        failures.append(
+            call(
+                ctypes.byref(shape), first, last, *places, *(None if one is None else one.data_ptr() for one in rows_BW)
+            )
+        )
 
     share(work, _cuts(edges, heads * (qk + width), last_only))
     if any(failures):
         raise MemoryError("not enough memory for the keys and values of a row")
+
+
+def _bias_tables(bias: RelativeBias | None) -> dict[str, Tensor]:
+    """What C reads of a bias: positions with the last distance first."""
+    if bias is None:
+        return {}
+    tables = {"positions": bias.positions_P.float().flip(0)}
+    if bias.buckets_K is not None and bias.key_times_T is not None and bias.query_times_T is not None:
+        tables |= {
+            "buckets": bias.buckets_K.float(),
+            "starts": bucket_starts(len(bias.buckets_K), bias.buckets_K.device),
+        }
+        tables |= {"key_times": bias.key_times_T, "query_times": bias.query_times_T}
+    return {field: table.contiguous() for field, table in tables.items()}
 
 
 def _view(name: str, tensor: Tensor, shape: tuple[int, ...]) -> _View:
@@ -212,8 +271,8 @@ def self_check() -> None:
     inputs, last = (q_THA, -q_THA, v_THV, *rows), (q_THA[:2], -q_THA, v_THV, *rows)
     assert_close(forward(*inputs), reference.forward(*inputs))
     assert_close(backward(v_THV, *inputs), reference.backward(v_THV, *inputs))
+    bias = RelativeBias(torch.linspace(-1, 1, 5), torch.linspace(0, 1, 9), *torch.arange(14).square().view(2, 7))
+    assert_close(forward(*inputs, bias), reference.forward(*inputs, bias))
+    assert_close(backward_biased(v_THV, *inputs, bias), reference.backward_biased(v_THV, *inputs, bias))
     assert_close(forward_last(*last), reference.forward_last(*last))
     assert_close(backward_last(v_THV[:2], *last), reference.backward_last(v_THV[:2], *last))
-
-
-backward_biased = reference.backward_biased
