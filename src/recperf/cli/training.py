@@ -312,7 +312,8 @@ def train(choice: Choice, config: Any, options: Options[Any], record: Run, termi
     peaks = (lambda: require_peaks(None, terminal.notice)) if options.peaks else None
     # A field that config.json already has with its new value was edited there by hand.
     allow = (*changed_before(record.folder), *allowed_fields(options.allow_change, config)) if choice.resume else ()
-    names = options.log or (record.read("progress.json", Progress) or {}).get("log", ())
+    progress: Progress | None = record.read("progress.json", Progress)
+    names = options.log or (progress.log if progress else ())
     curves = open_curves(names, record.folder, terminal.notice)
     world = current()
     world.broadcast(allow)

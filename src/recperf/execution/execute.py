@@ -14,6 +14,7 @@ from ..config import to_json
 from ..distributed.ranks import current
 from ..distributed.shared_run import share_stop
 from ..errors import ConfigError, DataError
+from ..jsonfile import as_json
 from ..machine import machine_facts
 from ..ops import choice
 from ..runs.derive import Stated, meets, result_of
@@ -88,7 +89,7 @@ def execute(
     return _conclude(job, started)
 
 
-def _conclude(job: Job, started: dict[str, Any]) -> Result:
+def _conclude(job: Job, started: Progress) -> Result:
     """Write result.json from the other files of the run, tell the loggers, and seal the run."""
     run, curves, world = job.run, job.curves, current()
     stated = _stated(job, started)
@@ -102,10 +103,10 @@ def _conclude(job: Job, started: dict[str, Any]) -> Result:
     return result
 
 
-def _stated(job: Job, started: dict[str, Any]) -> Stated:
+def _stated(job: Job, started: Progress) -> Stated:
     """What the result states that no other file of the run says."""
     prepared, world = job.prepared, current()
-    operators = operators_text({**(started.get("operators") or {}), **choice.used()})
+    operators = operators_text({**(started.operators or {}), **choice.used()})
     verified = prepared.verified()
     return Stated(
         run=job.run.folder.resolve().name,
@@ -122,7 +123,7 @@ def _stated(job: Job, started: dict[str, Any]) -> Stated:
     )
 
 
-def _train_seeds(job: Job, started: dict[str, Any]) -> Trial | None:
+def _train_seeds(job: Job, started: Progress) -> Trial | None:
     """Train every seed that is not finished; the last trial of this process."""
     trial: Trial | None = None
     for seed in range(job.config.seed, job.config.seed + job.config.seeds):
@@ -138,8 +139,8 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> Trial | None:
             poll()
             current().report_plan(trial, job.report.notice)
             finished = job.finish(seed, trial)
-            started.setdefault("operators", choice.used())
-            job.run.note_progress(operators=started["operators"], ranks=current().size)
+            started.operators = started.operators or choice.used()
+            job.run.note_progress(operators=started.operators, ranks=current().size)
             # After a power cut there must be no trial whose last steps the log lacks.
             job.run.sync_events()
             job.run.write(f"trial-{seed}.json", finished)
@@ -148,12 +149,12 @@ def _train_seeds(job: Job, started: dict[str, Any]) -> Trial | None:
     return trial
 
 
-def _changes(run: Run, config: Any, started: dict[str, Any], allow: tuple[str, ...]) -> tuple[Change, ...]:
+def _changes(run: Run, config: Any, started: Progress, allow: tuple[str, ...]) -> tuple[Change, ...]:
     """What differs from the start of the run: config fields, operators and the number of ranks."""
-    world, used = current(), started.get("operators")
+    world, used = current(), started.operators
     changed = world.on_leader(lambda: _since_start(run, config))
     changed += tuple(operator_changes(used, world.all_gather(choice.replaced(used)), allow, {"run": run.folder}))
-    ranks = started.get("ranks") or world.size
+    ranks = started.ranks or world.size
     if ranks != world.size:
         changed += (Change(RANKS, ranks, world.size),)
         # They say what limited a step of the ranks that finished the training.
@@ -165,18 +166,17 @@ def _since_start(run: Run, config: Any) -> tuple[Change, ...]:
     return tuple(since_start(read_saved_config(run.folder / "config.json").changed, recorded_fields(config)))
 
 
-def _start(run: Run, loggers: tuple[str, ...] = ()) -> dict[str, Any]:
+def _start(run: Run, loggers: tuple[str, ...] = ()) -> Progress:
     """Record the start of the run, count its resumes, and remember its loggers for the next one."""
-    before = run.read("progress.json", Progress)
-    if before is None:
+    progress: Progress | None = run.read("progress.json", Progress)
+    if progress is None:
         # A log that has lost its progress.json may be of a run that has saved.
-        state = {"started": now(), "resumes": 0, **({} if run.event_bytes else {"saved": []})}
+        progress = Progress(started=now(), resumes=0, saved=None if run.event_bytes else ())
     else:
-        state = {**before, "resumes": before["resumes"] + 1}
-    if loggers:
-        state["log"] = list(loggers)
-    run.write("progress.json", state)
-    return state
+        progress.resumes += 1
+    progress.log = loggers or progress.log
+    run.write("progress.json", progress)
+    return progress
 
 
 def _can_stop(config: Any, target: dict[str, Any]) -> None:
@@ -200,22 +200,22 @@ def stopping_rule(
 
 def _same_data(run: Run, prepared: Prepared) -> None:
     """Refuse to resume a run with other data."""
-    before = run.read("data.json", Data)
-    if before is not None and before["digest"] != prepared.data["digest"]:
+    before: Data | None = run.read("data.json", Data)
+    if before is not None and before.digest != prepared.data["digest"]:
         current().shared_error = error = DataError(
             "the data changed since the run started",
-            where={"run": run.folder, "digest then": before["digest"], "digest now": prepared.data["digest"]},
+            where={"run": run.folder, "digest then": before.digest, "digest now": prepared.data["digest"]},
             fix="restore the old data, or start a new run",
         )
         raise error
-    if before != prepared.data:
+    if before is None or as_json(before) != prepared.data:
         # A resumed run may be allowed to use other rows of the same data.
         run.write("data.json", prepared.data)
 
 
 def _same_machine(run: Run, facts: dict[str, Any], report: Reporter) -> None:
-    before = run.read("machine.json", Machine)
-    if before is not None and before["fingerprint"] != facts["fingerprint"]:
+    before: Machine | None = run.read("machine.json", Machine)
+    if before is not None and before.fingerprint != facts["fingerprint"]:
         report.notice(
             "this run was started on another machine or torch version; its numbers may differ in the last bits"
         )

@@ -22,7 +22,6 @@ from ..jsonfile import sealed
 from ..runs.quality import LEAKED_AUC, few_rows
 from ..runs.record import Run
 from ..runs.result import Baselines
-from ..runs.schemas import Scores
 from ..stop import poll
 from ..train.metrics import Resampling, auc, binary_metrics, reliability
 from ..train.ranking import COUNTS, Scorer, drawn, first_positives, gains, joint, positions, within_users
@@ -52,7 +51,7 @@ class Assessment:
 
     def _read(self) -> dict[str, Any] | None:
         """What the run has so far. No checkpoint has a digest of it, so it has one of itself."""
-        scores: dict[str, Any] | None = self.run.read(FILE, Scores)
+        scores: dict[str, Any] | None = self.run.read(FILE)
         seal = scores.pop("seal", None) if scores else None
         if scores is not None and sealed(scores)["seal"] != seal:
             what = f"{FILE} is damaged: it was changed after it was written"

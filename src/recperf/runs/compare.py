@@ -127,7 +127,7 @@ class Side:
     """What may explain a difference, by kind."""
     notes: list[str] = field(default_factory=list)
     limit: str | None = None
-    shares: dict[str, Any] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
 
 
 def load(path: Path) -> Side:
@@ -289,13 +289,9 @@ def _says(old: Time | None, new: Time | None) -> str:
     return "slower" if new.p50 > old.p50 else "faster"
 
 
-def _shares(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[float, float]]:
+def _shares(old: dict[str, float], new: dict[str, float]) -> dict[str, tuple[float, float]]:
     """The shares by limit on both sides, without those under 1 % on both."""
-
-    def share(value: Any) -> float:
-        return float(value) if isinstance(value, int | float) else 0.0
-
-    both = {limit: (share(old.get(limit)), share(new.get(limit))) for limit in TEXTS} if old and new else {}
+    both = {limit: (old.get(limit, 0.0), new.get(limit, 0.0)) for limit in TEXTS} if old and new else {}
     large = [limit for limit, values in both.items() if max(values) >= NOTICED_SHARE]
     return {limit: both[limit] for limit in sorted(large, key=lambda limit: -max(both[limit]))}
 
@@ -351,7 +347,7 @@ def _about(folder: Path) -> tuple[str | None, ConfigValues, str | None]:
     with suppress(DataError):
         path = folder / "machine.json"
         machine = jsonfile.require(jsonfile.read(path), Machine, path, what="is damaged").fingerprint
-    return workload, config, _text(machine)
+    return workload, config, machine
 
 
 def _time(ms: Any) -> Time:
@@ -376,10 +372,6 @@ def _added_up(rows: Iterable[tuple[str, float, float | None]], step: Time) -> di
             time=Time(p50=total), share=total / (step.p50 or 1.0), count=(before.count or 0.0) + float(count or 0.0)
         )
     return sums
-
-
-def _text(value: Any) -> str | None:
-    return printable(value) if isinstance(value, str) else None
 
 
 def _named(value: Any) -> str:

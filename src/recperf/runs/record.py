@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from .. import jsonfile
 from ..config import ConfigValues
@@ -246,27 +246,26 @@ class Run:
             with writing(self.folder / name):
                 (self.folder / name).unlink(missing_ok=True)
 
-    def read(self, name: str, kind: Any = dict[str, Any]) -> Any | None:
-        """The content of a JSON file of the run, which must fit `kind`; None if it was not written yet."""
+    def read(self, name: str, kind: Any = dict) -> Any | None:
+        """The content of a JSON file of the run as `kind`; None if it was not written yet."""
         path = self.folder / name
         if not os.path.lexists(path):
             return None
-        value = jsonfile.read(path)
-        jsonfile.require(value, kind, path, what="is damaged", fix="start a new run")
-        return value
+        return jsonfile.require(jsonfile.read(path), kind, path, what="is damaged", fix="start a new run")
 
     def ever_saved(self, seed: int) -> bool:
         """Whether a seed had a checkpoint. Where progress.json does not say, one that logged steps may have had one."""
-        saved = (self.read("progress.json", Progress) or {}).get("saved")
-        if saved is not None:
-            return seed in saved
+        progress: Progress | None = self.read("progress.json", Progress)
+        if progress and progress.saved is not None:
+            return seed in progress.saved
         return any(isinstance(event, Step) and event.seed == seed for event in self.events())
 
     def note_saved(self, seed: int) -> None:
         """Remember outside the checkpoints that a seed has one."""
-        saved = (self.read("progress.json") or {}).get("saved") or []
+        progress: Progress | None = self.read("progress.json", Progress)
+        saved = (progress and progress.saved) or ()
         if seed not in saved:
-            self.note_progress(saved=[*saved, seed])
+            self.note_progress(saved=(*saved, seed))
 
     def note_job(self, job: str) -> None:
         """Record which torchrun job works on the run, if one does."""
@@ -275,8 +274,8 @@ class Run:
 
     def note_progress(self, **fields: Any) -> None:
         """Change fields of progress.json."""
-        progress = self.read("progress.json") or {"started": now(), "resumes": 0}
-        self.write("progress.json", {**progress, **fields})
+        progress: Progress = self.read("progress.json", Progress) or Progress(started=now(), resumes=0)
+        self.write("progress.json", replace(progress, **fields))
 
     @property
     def finished(self) -> bool:
@@ -303,8 +302,8 @@ class Run:
 
 def profile_of(run: Run) -> Profile | None:
     """The profile of a run; None if its steps were not measured yet. On several ranks, rank 0 sends what it reads."""
-    value = run.read("profile.json", Profile)
-    return None if value is None else msgspec.convert(value, Profile)
+    profile: Profile | None = run.read("profile.json", Profile)
+    return profile
 
 
 def hold(folder: Path, *, busy: str = "wait for it, or choose another --run-dir", refused: str | None = None) -> int:

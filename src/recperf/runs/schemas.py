@@ -35,7 +35,7 @@ class Change(Struct, omit_defaults=True):
         return f"{self.field} is {self.now!r}; this run has {self.was!r}"
 
 
-class Progress(Struct):
+class Progress(Struct, omit_defaults=True):
     """progress.json."""
 
     started: str
