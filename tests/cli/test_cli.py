@@ -268,7 +268,7 @@ def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("where", "became"),
-    [("Assessment.baselines", "nothing was trained yet"), ("measure_run", "what was trained is saved")],
+    [("quality.Assessment.baselines", "nothing was trained yet"), ("execute.measure_run", "what was trained is saved")],
 )
 def test_a_signal_outside_of_the_training_says_what_became_of_it(
     call: Call, monkeypatch: pytest.MonkeyPatch, where: str, became: str
@@ -277,6 +277,6 @@ def test_a_signal_outside_of_the_training_says_what_became_of_it(
         os.kill(os.getpid(), signal.SIGTERM)
         FLAG.poll()
 
-    monkeypatch.setattr(f"recperf.execution.execute.{where}", stopped)
+    monkeypatch.setattr(f"recperf.execution.{where}", stopped)
     code, _, err = call(*QUICK[:-1], "--run-dir", "r", "--train.max-steps", "10")
     assert (code, err.splitlines()[0]) == (75, f"error: stopped by SIGTERM; {became}")
