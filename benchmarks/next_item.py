@@ -150,6 +150,7 @@ def main() -> None:
         conditions = {
             "file": options.file.name, "users": data.users, "items": data.items, "device": options.device,
             "seeds": options.seeds, "set": options.set if kind == "hstu" else [],
+            "graph": prepared.settings.reasons["graph"] if kind == "hstu" else "off",
             "threads": prepared.settings.threads, "best_epochs": [result["epoch"] for result in results],
         }  # fmt: skip
         units = {"ndcg_10": "", "hit_rate_10": "", "seconds_to_goal": "s", "seconds": "s", "seconds_an_epoch": "s"}

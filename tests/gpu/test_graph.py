@@ -11,11 +11,15 @@ import torch
 
 from recperf.data.config import MovieLensConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.execution.measuring import measure_window
+from recperf.train.config import leading
 from recperf.train.device import applied
 from recperf.train.graph import GraphStep
 from recperf.train.loop import take_step
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads.hstu import config as hstu
+from recperf.workloads.hstu.build import PreparedSequences
 from recperf.workloads.micro_dlrm.build import PreparedClicks
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
 
@@ -35,7 +39,18 @@ def histories(graph: Any = "auto", **train: Any) -> PreparedHistories:
     return PreparedHistories(replace(config, data=data, model=replace(config.model, row_scale=0.02), train=options))
 
 
-WORKLOADS: dict[str, Callable[..., Any]] = {"micro-dlrm": clicks, "dlrm-v4": histories}
+def sequences(graph: Any = "auto", **model: Any) -> PreparedSequences:
+    config = hstu.default()
+    config = replace(
+        config,
+        data=replace(config.data, users=790, validation_users=0),
+        model=replace(config.model, **{"dropout": 0.0, **model}),
+        train=replace(config.train, device="cuda", graph=graph),
+    )
+    return PreparedSequences(hstu.resolve(config))
+
+
+WORKLOADS: dict[str, Callable[..., Any]] = {"micro-dlrm": clicks, "dlrm-v4": histories, "hstu": sequences}
 
 
 def trained(
@@ -73,8 +88,9 @@ def test_the_default_is_a_graph_that_trains_as_without_one(name: str) -> None:
     for key, value in other.model.state_dict().items():
         assert float((state[key] - value).norm()) <= 1e-2 * float(value.norm()) + 1e-6, key
     with applied(graph.settings):
-        areas = [one.metrics(one.predictions())["auc"] for one in (resumed, other)]
-        assert areas[0] == pytest.approx(areas[1], abs=5e-3)
+        scored = [one.metrics(one.predictions()) for one in (resumed, other)]
+        name = leading(scored[0])
+        assert scored[0][name] == pytest.approx(scored[1][name], abs=5e-3)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -93,3 +109,40 @@ def test_a_failed_capture_states_why_and_trains_without_a_graph(name: str) -> No
     assert trained(prepared, other, 6) == pytest.approx(expected, rel=1e-3)
     assert other.recipe.whole_step.failed
     assert prepared.settings.reasons["graph"].startswith("off: the step could not be captured: ")
+
+
+def test_drawn_negatives_of_sequences_are_those_of_steps_without_a_graph() -> None:
+    """The warm-up before a capture draws too, and must leave the generator as it was."""
+    losses = []
+    for graph in ("on", "off"):
+        prepared = sequences(graph, loss="sampled", negatives=64)
+        trial = prepared.trial(3)
+        torch.manual_seed(5)
+        losses.append(trained(prepared, trial, 20))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_graph_drops_other_numbers_in_every_step_and_the_same_after_a_resume() -> None:
+    prepared = sequences("on", dropout=0.3)
+    one, resumed = prepared.trial(3), prepared.trial(3)
+    torch.manual_seed(5)
+    trained(prepared, one, 3)
+    generator = torch.cuda.get_rng_state()
+    resumed.restore(one.state())
+    expected = trained(prepared, one, 4, start=3)
+    torch.cuda.set_rng_state(generator)
+    assert trained(prepared, resumed, 4, start=3) == pytest.approx(expected, rel=1e-5)
+    with applied(prepared.settings):
+        batches = [next(one.recipe.order.batches(0, 7)) for _ in range(2)]
+        drops = [float(one.recipe.whole_step(iter([batch]), 0.0)[0]) for batch in batches]
+    assert drops[0] != pytest.approx(drops[1], rel=1e-5)
+
+
+def test_padded_steps_are_measured() -> None:
+    prepared = sequences("on", dropout=0.3)
+    trial = prepared.trial(3)
+    trained(prepared, trial, 3)
+    with applied(prepared.settings):
+        profile = measure_window(prepared, trial, None, steps=20).profile
+    assert not any("could not be observed" in note for note in profile.observed.notes), profile.observed.notes
+    assert {"attention", "loss", "update"} <= {component.name for component in profile.components}

@@ -32,9 +32,17 @@ class SequenceBatch:
     times_T: Tensor | None = None
     next_times_T: Tensor | None = None
     """When the item that follows is met; None where events have no times."""
+    weights_T: Tensor | None = None
+    """Of each position in the mean loss, 0 in sequences that only fill the batch; None: all the same."""
+    samples: int | None = None
+    """Sequences before those that only fill the batch; None: all."""
 
     def __len__(self) -> int:
-        return len(self.offsets_B1) - 1
+        return len(self.offsets_B1) - 1 if self.samples is None else self.samples
+
+    @property
+    def lengths_B(self) -> Tensor:
+        return self.offsets_B1.diff()
 
 
 class EventsOnDevice:
@@ -52,10 +60,14 @@ class EventsOnDevice:
         torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
         positions, longest = int(offsets_B1[-1]), int(lengths_B.max())
         shifts_B = begins_B - offsets_B1[:-1]
-        copied = torch.cat([offsets_B1, lengths_B, shifts_B]).to(self.device, non_blocking=True)
-        offsets_B1, lengths_B, shifts_B = torch.split(copied, [len(offsets_B1), len(lengths_B), len(shifts_B)])
-        rows_T = torch.repeat_interleave(lengths_B, output_size=positions)
-        numbers_T = torch.arange(positions, device=self.device)
+        copied = torch.cat([offsets_B1, shifts_B]).to(self.device, non_blocking=True)
+        return self.gathered(copied, torch.arange(positions, device=self.device), longest)
+
+    def gathered(self, packed: Tensor, numbers_T: Tensor, longest: int) -> SequenceBatch:
+        """Sequences by their offsets_B1 and, after these, what to add to the number of a position to get its event,
+        both on the device."""
+        offsets_B1, shifts_B = torch.split(packed, [len(packed) // 2 + 1, len(packed) // 2])
+        rows_T = torch.searchsorted(offsets_B1, numbers_T, right=True) - 1
         places_T = numbers_T + shifts_B[rows_T]
         return SequenceBatch(
             offsets_B1=offsets_B1,
@@ -66,6 +78,21 @@ class EventsOnDevice:
             times_T=None if self.times_E is None else self.times_E[places_T],
             next_times_T=None if self.times_E is None else self.times_E[places_T + 1],
         )
+
+
+@dataclass(frozen=True, eq=False)
+class WindowBatch:
+    """Sequences of a batch that are not gathered yet, on the host."""
+
+    events: EventsOnDevice
+    begins_B: Tensor
+    lengths_B: Tensor
+
+    def __len__(self) -> int:
+        return len(self.begins_B)
+
+    def gathered(self) -> SequenceBatch:
+        return self.events.batch(self.begins_B, self.lengths_B)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +126,13 @@ class SequenceOrder:
     def __len__(self) -> int:
         return -(-len(self.begins_S) // self.batch_size)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[SequenceBatch]:
+    def windows(self, epoch: int, start: int = 0) -> Iterator[WindowBatch]:
         order_S = permutation(len(self.begins_S), self.seed, epoch)
         for numbers_B in torch.split(order_S, self.batch_size)[start:]:
-            yield self.events.batch(self.begins_S[numbers_B], self.lengths_S[numbers_B])
+            yield WindowBatch(self.events, self.begins_S[numbers_B], self.lengths_S[numbers_B])
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[SequenceBatch]:
+        return (window.gathered() for window in self.windows(epoch, start))
 
 
 def histories(

@@ -202,10 +202,11 @@ class GraphStep:
         return graph
 
     def _warm_up(self, *, norm: bool) -> None:
-        """Take steps at learning rate 0, in which kernels are compiled and libraries allocate memory; weights, moments
-        and counters are as before afterwards."""
+        """Take steps at learning rate 0, in which kernels are compiled and libraries allocate memory; weights, moments,
+        counters and torch's generator are as before afterwards."""
         changed = [self.place_1, *self.feed.counters, *self.state(), *tensors_in(self.optimizer.state_dict())]
         before = [tensor.clone() for tensor in changed]
+        drawn = torch.cuda.get_rng_state()
         self.rate_1.zero_()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -216,6 +217,7 @@ class GraphStep:
         # In place: a graph that was captured before holds the addresses.
         for tensor, value in zip(changed, before):
             tensor.copy_(value)
+        torch.cuda.set_rng_state(drawn)
         torch.cuda.synchronize()
 
     def _record(self, clock: EventClock | None, *, norm: bool) -> torch.cuda.CUDAGraph | None:

@@ -91,11 +91,12 @@ class NextItemHSTU(nn.Module):
         config, targets_T = self.config, batch.targets_T
         with span("softmax"):
             if config.full_softmax:
-                return full_loss(users_TD, self.item_vectors(), targets_T - 1, config.temperature)
+                return full_loss(users_TD, self.item_vectors(), targets_T - 1, config.temperature, batch.weights_T)
             drawn_K = torch.randint(1, config.items + 1, (config.negatives,), device=targets_T.device)
             vectors = F.normalize(F.embedding(torch.cat([drawn_K, targets_T]), self.items_ID), dim=1, eps=EPS)
             drawn_KD, owns_TD = torch.split(vectors, [len(drawn_K), len(targets_T)])
-            return sampled_loss(users_TD, owns_TD, drawn_KD, targets_T[:, None] == drawn_K, config.temperature)
+            same_TK = targets_T[:, None] == drawn_K
+            return sampled_loss(users_TD, owns_TD, drawn_KD, same_TK, config.temperature, batch.weights_T)
 
     def item_vectors(self) -> Tensor:
         """The vectors of items 1 and up, of length 1."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...data.next_item import NextItemData, Targets
-from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, histories
+from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch, histories
 from ...distributed.ranks import current
 from ...errors import UsageError
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows
@@ -23,10 +23,12 @@ from ...models.next_item.model import NextItemHSTU
 from ...stop import poll
 from ...train.config import RANKED
 from ...train.device import Settings, choose
+from ...train.graph import SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe
 from ...train.next_item import Ranked, rank, seen_by_default
 from ...train.next_item_baselines import baselines
 from ...train.optim import AdamW
+from .batches import WindowFeed, WindowOrder
 from .config import HSTUConfig, bounds, require_room
 from .data import Sequences
 
@@ -54,6 +56,10 @@ class PreparedSequences(Prepared):
         self.sequences = Sequences(config, data)
         self.data, self.target = self.sequences.facts(), bounds(config)
         self.settings = settings_of(config)
+        why = "a step is hundreds of small kernels; batches are padded"
+        self.graph, self.settings.reasons["graph"] = choose_graph(
+            config.train.graph, self.settings.device, "", why=why, switch=SWITCH
+        )
         self.events = EventsOnDevice(self.sequences.data, self.settings.device)
 
     @cached_property
@@ -92,10 +98,10 @@ class PreparedSequences(Prepared):
         store = self.sequences.data.store
         return store.verified() if store else None
 
-    def step_cost(self, batch: SequenceBatch, ids: int, unique: int) -> dict[str, Cost]:
-        lengths_B = batch.offsets_B1.diff()
+    def step_cost(self, batch: SequenceBatch | WindowBatch, ids: int, unique: int) -> dict[str, Cost]:
+        lengths_B = batch.lengths_B
         pairs = int((lengths_B * (lengths_B + 1) // 2).sum())
-        return step(self.config.model, len(batch.items_T), pairs, unique)
+        return step(self.config.model, int(lengths_B.sum()), pairs, unique)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -126,6 +132,19 @@ class SequenceTrial:
             epochs=train.epochs,
             max_steps=train.max_steps,
         )
+        if prepared.graph:
+            self.recipe = replace(self.recipe, order=WindowOrder(order), whole_step=self._whole_step(order))
+
+    def _whole_step(self, order: SequenceOrder) -> GraphStep:
+        settings = self.prepared.settings
+        return GraphStep(
+            self.model,
+            self.optimizer,
+            WindowFeed(order),
+            device=settings.device,
+            reasons=settings.reasons,
+            requested_by=SWITCH if self.prepared.config.train.graph == "on" else None,
+        )
 
     @torch.no_grad()
     def score(self, targets: Targets) -> Tensor:
@@ -155,8 +174,8 @@ class SequenceTrial:
     def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         raise NotImplementedError("hstu ranks all items at once")
 
-    def rows_of(self, batch: SequenceBatch) -> Tensor:
-        return batch.items_T
+    def rows_of(self, batch: SequenceBatch | WindowBatch) -> Tensor:
+        return (batch.gathered() if isinstance(batch, WindowBatch) else batch).items_T
 
     def tables(self) -> list[tuple[str, int]]:
         return [("items", self.prepared.config.model.items + 1)]

@@ -10,7 +10,7 @@ from ...config import require, within
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
 from ...measure.cost import FLOAT
 from ...models.next_item.config import NextItemConfig, memory, step
-from ...train.config import TargetConfig, TrainConfig
+from ...train.config import GraphTrainConfig, TargetConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -52,7 +52,7 @@ class SequencesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceTrainConfig(TrainConfig):
+class SequenceTrainConfig(GraphTrainConfig):
     """Adam (0.9, 0.98) with a constant rate; the weights of the epoch with the best validation NDCG@10 are kept."""
 
     epochs: int = 100
