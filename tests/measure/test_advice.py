@@ -6,18 +6,22 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from recperf.measure import advice_rules as rules
 from recperf.measure.advice import Evidence
+from recperf.measure.attribution import classify
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.program_facts import facts_of_rows
+from recperf.measure.random_rows import random_rows
 from recperf.measure.records import (
     Advice,
     DividedOperator,
     EmbeddingFacts,
     LoaderFacts,
     Observed,
+    Operator,
     OptimizerFacts,
     Percentiles,
     Place,
@@ -239,6 +243,22 @@ def test_workers_of_a_loader() -> None:
     parallel = evidence(input=60.0, facts=replace(alone, threads=2, cores=2))
     parallel.observed.input_cores = 2.0
     assert rules.advise(parallel) == []
+
+
+def test_rows_in_host_memory() -> None:
+    """They take the link's time, and are no copies that pinned memory would hide."""
+    linked = dataclasses.replace(CEILINGS, device="H200", link=50e9, stream=4e12)
+    lookup = Operator("fbgemm::lookup", None, "embedding_bag", 1, 1, 2.0, kernels=1, linked=50_000_000)
+    divided = classify(lookup, linked, 0.5)
+    assert divided.limits["transfer"] > 0.9 * lookup.ms
+    slow = row("tables", 60.0, "transfer", linked=2_000_000_000)
+    advice = only(slow, device="H200", ceilings=linked)
+    assert (advice.name, "2 GB of rows" in advice.seen) == ("host rows", True)
+    host, ids, cache = torch.zeros(1000, 64), torch.tensor([3, 3, 7]), torch.zeros(32, 64)
+    arguments = {"weights": host, "linear_cache_indices": ids, "lxu_cache_weights": cache}
+    filled = random_rows("fbgemm::lru_cache_populate", arguments, None, set())
+    assert filled is not None
+    assert (filled.linked, filled.ids.tolist(), filled.row_bytes) == (True, [3, 7], 256)
 
 
 def test_the_device_waits() -> None:

@@ -13,7 +13,7 @@ from linecache import getline
 from msgspec.structs import replace
 
 from ..units import number
-from .advice import Evidence
+from .advice import NOTICEABLE, Evidence
 from .places import place_text
 from .program_facts import optimizer_of
 from .records import Advice, DividedOperator, OptimizerFacts
@@ -194,7 +194,9 @@ def product_shape(evidence: Evidence) -> Advice | None:
         f"machine reaches {number(ceilings.product(row.precision))}FLOP/s: {evidence.cost(row.ms, [row])}."
     )
     change = "pad its sizes to multiples of 16 and pass contiguous operands: x = x.contiguous()"
-    if any((other.part or "").endswith("backward") for other in rows):
+    if row.ms < NOTICEABLE * evidence.step_ms:
+        return None
+    if any((other.part or "").endswith("backward") or "Backward" in other.name for other in evidence.operators):
         # What is contiguous in one pass is transposed in the other.
         seen += " Time both passes: an operand that is contiguous forward is transposed backward."
         return Advice("shape", seen, change)
@@ -262,13 +264,24 @@ def copies(evidence: Evidence) -> Advice | None:
     """Copies to the device that nothing hides."""
     if evidence.on_cpu:
         return None
-    goes = evidence.ms("transfer")
+    goes = evidence.ms("transfer") - sum(row.limits.get("transfer", 0.0) for row in evidence.operators)
     facts = evidence.facts.loader
     pinned = facts is not None and facts.pinned
     needs = 0.0 if pinned or evidence.ceilings is None else goes * evidence.ceilings.pageable
     change = "batch.to(device, non_blocking=True)" + ("" if pinned else " from DataLoader(..., pin_memory=True)")
     seen = f"Copies between host and device that no computation hides take {evidence.cost(goes)}."
     return evidence.advice("pinned", seen, change, goes, needs, **({"pinned": True} if facts and not pinned else {}))
+
+
+def rows_on_the_host(evidence: Evidence) -> Advice | None:
+    """Rows of tables that a device reads from the memory of the host."""
+    rows = [row for row in evidence.operators if row.linked]
+    goes, moved = sum(row.limits.get("transfer", 0.0) for row in rows), sum(row.linked for row in rows)
+    seen = (
+        f"{_names(rows)} read {number(moved)}B of rows from host memory: {evidence.cost(goes, rows)}." if rows else ""
+    )
+    change = "EmbeddingLocation.DEVICE where the table fits, else MANAGED_CACHING with a larger cache_load_factor"
+    return evidence.advice("host rows", seen, change, goes, evidence.stream_ms(moved))
 
 
 def waits_for_values(evidence: Evidence) -> Advice | None:
@@ -415,6 +428,6 @@ def page_faults(evidence: Evidence) -> Advice | None:
 
 RULES: tuple[Callable[[Evidence], Advice | None], ...] = (
     dense_table, optimizer_passes, cleared_gradients, precision, product_shape, attention, threads, loader, copies,
-    waits_for_values, reported_values, small_operators, larger_batch, repeated_passes, wide_rows, repeated_rows,
-    huge_pages, page_faults,
+    rows_on_the_host, waits_for_values, reported_values, small_operators, larger_batch, repeated_passes, wide_rows,
+    repeated_rows, huge_pages, page_faults,
 )  # fmt: skip

@@ -33,6 +33,8 @@ SMALL = 0.25
 """An operator whose work takes less than this part of a call's cost computes nothing to speak of."""
 CALLS = 4.0
 """Such an operator may take this many times the cost of the simplest call of its kind and still be only a call."""
+MEMORY = ("bandwidth", "rows", "cache", "transfer")
+"""Parts of an operator's time in which it reads or writes."""
 DOES_NOT_APPLY, TOO_LOW = "the ceiling does not apply", "the ceiling is too low"
 INSIDE = 0.65
 """Part of a call's cost that is inside the operator; the rest is Python's way to it. Used where it was not measured."""
@@ -146,7 +148,8 @@ def _divided(operator: Operator, ceilings: Ceilings | None, inside: float) -> tu
         if operator.kind == "function":
             return {"dispatch": dispatch, "python": ms - dispatch}, ""
     roofs, note = _roofs(operator, ceilings, ms - dispatch)
-    work = max(roofs["compute"], roofs["bandwidth"] + roofs["rows"] + roofs["cache"])
+    memory = sum(roofs[limit] for limit in MEMORY)
+    work = max(roofs["compute"], memory)
     rest = ms - dispatch
     if work < SMALL * call_ms and ms <= CALLS * call_ms:
         limits["dispatch"] += ms
@@ -157,14 +160,13 @@ def _divided(operator: Operator, ceilings: Ceilings | None, inside: float) -> tu
         return dict(limits), "kernels of a CUDA graph have no counted work: their names stand for it"
     if rest <= 0:
         return dict(limits), note
-    memory = roofs["bandwidth"] + roofs["rows"] + roofs["cache"]
     explained = min(rest, max(roofs["compute"], memory))
     if explained >= EXPLAINED * rest:
         explained = rest
     if roofs["compute"] >= memory and explained:
         limits["compute"] += explained
     elif memory:
-        for limit in ("bandwidth", "rows", "cache"):
+        for limit in MEMORY:
             limits[limit] += explained * roofs[limit] / memory
     limits["operator"] += rest - explained
     return {limit: time for limit, time in limits.items() if time > 0}, note
@@ -183,6 +185,7 @@ def _roofs(operator: Operator, ceilings: Ceilings, rest: float) -> tuple[dict[st
         "bandwidth": ((beyond - fresh) / ceilings.stream + fresh / ceilings.first_touch) * 1e3,
         "rows": missed * ceilings.row_ns(row_bytes) / 1e6 if missed else 0.0,
         "cache": (streamed - beyond) / ceilings.cached * 1e3,
+        "transfer": operator.linked / ceilings.link * 1e3 if ceilings.link else 0.0,
     }
     if rows > missed:
         roofs["cache"] += (rows - missed) * ceilings.row_ns(row_bytes, cached=True) / 1e6

@@ -57,6 +57,8 @@ class Ceilings:
     """GPU: host time to call an operator that queues one kernel."""
     adamw: float = 0.0
     """B/s of a fused AdamW, which computes more than a copy; 0: not measured."""
+    link: float = 0.0
+    """GPU: B/s of copies from pinned memory of the host; 0: not measured."""
     pageable: float = 0.0
     """GPU: rate of copies from pageable memory relative to those from pinned memory; 0: not measured."""
 
@@ -224,6 +226,8 @@ def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[s
     launch, knee = common.get("launch") or {}, int(common["knee"]["bytes"])
     stream_knee = int(common["knee"]["stream"]["bytes"]) if "stream" in common["knee"] else knee
     reported = (common.get("machine") or {}).get("caches") or {"L2": common.get("l2_bytes", 0)}
+    copies = _medians(common.get("transfer") or {})
+    pinned, pageable = (copies.get(f"host_to_device_{memory}", 0.0) for memory in ("pinned", "pageable"))
     return Ceilings(
         device=device,
         threads=threads,
@@ -243,13 +247,9 @@ def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[s
         kernel_ns=float(launch["kernel"]["p50"]) if launch else 0.0,
         queue_ns=float(launch["queue"]["p50"]) if "queue" in launch else 0.0,
         adamw=float((figures.get("update") or {}).get("adamw") or 0.0),
-        pageable=_pageable(common.get("transfer") or {}),
+        link=pinned,
+        pageable=min(1.0, pageable / pinned) if pinned else 0.0,
     )
-
-
-def _pageable(transfer: dict[str, Any]) -> float:
-    rates = [transfer.get(f"host_to_device_{memory}") for memory in ("pageable", "pinned")]
-    return min(1.0, float(rates[0]["p50"] / rates[1]["p50"])) if rates[0] and rates[1] else 0.0
 
 
 def _medians(figures: dict[str, Any]) -> dict[str, float]:

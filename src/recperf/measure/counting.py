@@ -168,6 +168,9 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         count = rows.ids.numel()
         if not count or not rows.table_rows:
             return
+        if rows.linked:
+            work.linked = count * rows.accesses * rows.row_bytes
+            return
         work.row_bytes, work.table_rows = max(1, rows.row_bytes), rows.table_rows
         work.rows = count * rows.accesses
         work.bytes += work.rows * work.row_bytes

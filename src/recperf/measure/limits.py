@@ -184,7 +184,8 @@ def _sentence(limit: str, attribution: Attribution, observed: Observed, ceilings
 
 def _detail(limit: str, attribution: Attribution, observed: Observed, ceilings: Ceilings | None) -> str:
     """A clause with the operator that matters most and its rate."""
-    if limit in ("input", "blocked", "python", "launch", "sync", "transfer"):
+    linked = limit == "transfer" and any(row.linked for row in attribution.operators)
+    if limit in ("input", "blocked", "python", "launch", "sync", "transfer") and not linked:
         step = divided_ms(observed.waits, observed.operators)
         return f": {time(attribution.shares[limit] * step)} of {time(step)}"
     rows = [row for row in attribution.operators if row.limits.get(limit)]
@@ -222,6 +223,11 @@ def _detail(limit: str, attribution: Attribution, observed: Observed, ceilings: 
     elif limit == "bandwidth" and row.bytes:
         text += f", at {number(row.bytes / seconds)}B/s where this machine streams {number(ceilings.stream)}B/s"
         text += f"; {TOO_LOW}" if TOO_LOW in row.note else ""
+    elif linked:
+        text += (
+            f": rows in host memory, at {number(row.linked / seconds)}B/s where the link reaches "
+            f"{number(ceilings.link)}B/s"
+        )
     elif limit == "operator":
         text += f" ({time(row.ms)}, far below every ceiling)"
     return text

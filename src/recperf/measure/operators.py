@@ -54,6 +54,8 @@ TABLE_BATCHED = re.compile(r"fbgemm::(?:int_nbit_|ssd_)?(?:split|dense)_embeddin
 """FBGEMM's operators over the rows of many tables."""
 UPDATING = re.compile(r"_backward_codegen_")
 """Those among them that update the rows: the backward pass applies the optimizer."""
+CACHE_FILL = re.compile(r"fbgemm::l[rf]u_cache_populate")
+"""FBGEMM's operators that copy the rows of a batch from host memory into a cache on the device."""
 _STREAMING = re.compile(
     r"fbgemm::(?:bounds_check|permute_|jagged_|dense_to_jagged|asynchronous_|block_bucketize|linearize_cache|offsets_range"
     r"|segment_sum|recat_|tbe_input|pack_|expand_into)"
@@ -139,6 +141,8 @@ class CallWork:
     table_rows: int = 0
     distinct: int = 0
     """Different rows among them."""
+    linked: int = 0
+    """Bytes of random rows that a device reads from the memory of the host; `rows` does not count them."""
     known: bool = True
     """Whether the work follows from the arguments; where it does not, nothing is counted."""
     off_ns: int = 0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .operators import RESULT, ROW_ACCESS, TABLE_BATCHED, UPDATING, traffic_kind
+from .operators import CACHE_FILL, RESULT, ROW_ACCESS, TABLE_BATCHED, UPDATING, traffic_kind
 
 MOST_IDS = 1 << 22
 """Ids of one call that are looked at; a longer list is counted by its first part."""
@@ -35,6 +35,8 @@ class RandomRows(NamedTuple):
     """How often each id is accessed: a row that is updated is read and written."""
     tables: frozenset[int] = frozenset()
     """Addresses of the tensors of which nothing but these rows is accessed."""
+    linked: bool = False
+    """Whether a device reads them from the memory of the host."""
 
 
 def random_rows(name: str, arguments: dict[str, Any], result: Any, written: set[int]) -> RandomRows | None:
@@ -44,6 +46,8 @@ def random_rows(name: str, arguments: dict[str, Any], result: Any, written: set[
     """
     if TABLE_BATCHED.match(name):
         return _table_batched(name, arguments)
+    if CACHE_FILL.match(name):
+        return _filled(arguments)
     access = ROW_ACCESS.get(name)
     if access is None:
         return _sparse(arguments, result, written) if traffic_kind(name) == "pointwise" else None
@@ -158,15 +162,27 @@ def _table_batched(name: str, arguments: dict[str, Any]) -> RandomRows | None:
         starts, table_rows = tensors["hash_size_cumsum"][:features], int(tensors["hash_size_cumsum"][-1])
     ids = torch.repeat_interleave(starts, lengths.to(starts.device)) + indices
     tables = frozenset(map(address_of, weights))
+    # Managed memory stays on the host; with a cache on the device its rows are read from there.
+    linked = indices.is_cuda and "uvm_weights" in tensors and "lxu_cache_weights" not in tensors
     if not UPDATING.search(name):
-        return RandomRows(address_of(weights[0]), ids, mean_bytes, table_rows, 1, tables)
+        return RandomRows(address_of(weights[0]), ids, mean_bytes, table_rows, 1, tables, linked)
     # Gradients of equal rows are summed first. The state of a row lies elsewhere: another random row.
     states = [state for key, state in tensors.items() if key.endswith(_STATES) and state.numel() >= table_rows]
     pieces = 1 + len(states)
     all_bytes = mean_bytes + sum(_bytes(state) // max(1, table_rows) for state in states)
     ids = torch.cat([torch.unique(ids) + piece * table_rows for piece in range(pieces)])
     tables |= frozenset(map(address_of, states))
-    return RandomRows(address_of(weights[0]), ids, all_bytes // pieces, pieces * table_rows, 2, tables)
+    return RandomRows(address_of(weights[0]), ids, all_bytes // pieces, pieces * table_rows, 2, tables, linked)
+
+
+def _filled(arguments: dict[str, Any]) -> RandomRows | None:
+    """The rows of a batch that a cache on the device needs; those that it holds already are among them."""
+    host, ids, cache = (arguments.get(key) for key in ("weights", "linear_cache_indices", "lxu_cache_weights"))
+    if not (isinstance(host, Tensor) and isinstance(ids, Tensor) and isinstance(cache, Tensor) and cache.dim() == 2):
+        return None
+    row_bytes = cache.shape[1] * cache.element_size()
+    tables = frozenset((address_of(host), address_of(cache)))
+    return RandomRows(address_of(host), torch.unique(ids), row_bytes, cache.shape[0], 1, tables, linked=True)
 
 
 def _quantized_bytes(widths: Tensor, types: Tensor, alignment: int) -> Tensor:

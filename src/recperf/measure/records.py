@@ -66,6 +66,8 @@ class Operator(Struct):
     missed: Number = 0
     """Of them, from memory."""
     distinct: Number = 0
+    linked: Number = 0
+    """Bytes of rows that a device reads from host memory."""
     precision: str | None = None
     row_bytes: int | None = None
     table_rows: int | None = None

@@ -30,7 +30,7 @@ from .trace.window import TracedSteps
 from .trace.work import work_of
 
 GRAPH = "CUDA graph"
-COUNTED = ("flops", "special", "bytes", "beyond", "fresh", "rows", "missed", "distinct")
+COUNTED = ("flops", "special", "bytes", "beyond", "fresh", "rows", "missed", "distinct", "linked")
 """The counted work of an operator."""
 FUSED = ("CompiledFxGraph", "Torch-Compiled Region", "triton_")
 """Parts of the names under which the work of fused operators appears."""
