@@ -212,6 +212,9 @@ def _columns(done: EventImport) -> Iterator[tuple[str, str]]:
         **groups,
     }
     yield from ((options.columns[role], text) for role, text in texts.items() if role in options.columns)
+    if file := done.item_file:
+        parts = [f"id {file.id}", f"title {file.title}" if file.title else "", ", ".join(["features", *file.features])]
+        yield file.source, "; ".join(filter(None, parts if file.features else parts[:2]))
     yield from ((name, "not used") for name in done.unused_columns[:MOST_UNUSED])
     if len(done.unused_columns) > MOST_UNUSED:
         yield "...", f"{len(done.unused_columns) - MOST_UNUSED:,} more columns not used"

@@ -44,13 +44,13 @@ class FilePart(NamedTuple):
     """Whether text has no whitespace around it, and none is empty."""
 
 
-def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows) -> str:
-    """Create the table `raw` from the file without its bad rows. Returns the SHA-256 of what was read."""
-    duckdb, into = optional_package("duckdb"), "CREATE TABLE raw AS"
+def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows, table: str = "raw") -> str:
+    """Create a table from the file without its bad rows. Returns the SHA-256 of what was read."""
+    duckdb, into = optional_package("duckdb"), f"CREATE TABLE {table} AS"
     if source.format != "parquet":
         texts = ", ".join(f'"{role}" VARCHAR' for role in source.columns)
-        connection.execute(f"CREATE TABLE raw ({texts})")
-        into = "INSERT INTO raw"
+        connection.execute(f"CREATE TABLE {table} ({texts})")
+        into = f"INSERT INTO {table}"
     with HashedFile(source.path) as file:
         for part in _parts(connection, source, file, bad):
             try:
@@ -62,7 +62,7 @@ def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows)
                 connection.execute(f"{into} SELECT {columns} FROM {part.sql}")
             except (duckdb.NotImplementedException, duckdb.InvalidInputException) as error:
                 raise unreadable(source.path, error) from None
-            into = "INSERT INTO raw"
+            into = f"INSERT INTO {table}"
             progress(min(part.bytes_read, source.size), source.size)
         digest = sha256(source.path) if source.format == "parquet" else file.sha256.hexdigest()
     progress(source.size, source.size)
@@ -135,8 +135,9 @@ def _parts(connection: Any, source: Source, file: HashedFile, bad: BadRows) -> I
 def _csv_part(connection: Any, source: Source, block: Block, bad: BadRows, number: int) -> str:
     # Each block has a file of its own: DuckDB may remember the content of a file by its name.
     folder = Path(fetch_row(connection, "SELECT current_setting('temp_directory')")[0])
-    (folder / f"{number - 1}.csv").unlink(missing_ok=True)
-    path = folder / f"{number}.csv"
+    inode, *_ = source.state
+    (folder / f"{inode}-{number - 1}.csv").unlink(missing_ok=True)
+    path = folder / f"{inode}-{number}.csv"
     # DuckDB removes a byte order mark, which could be part of the first field.
     path.write_bytes(BOM + block.content)
     columns = ", ".join(f"c{at}: 'VARCHAR'" for at in range(len(source.names)))

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from ... import places
 from ...errors import DataError, UsageError
 from ...folders import one_at_a_time
-from . import raw
+from . import item_features, raw
 from .import_options import ImportOptions
 from .manifest import ImportFacts
 from .maps import catalogue
@@ -150,6 +150,7 @@ def check_store(store: EventStore, progress: Progress) -> Facts:
         for role in lists:
             originals(store.folder, role)
         files = [*(file_of(store.folder, name).name for name in COLUMNS), *(f"{role}.jsonl" for role in lists)]
+        files += [item_features.FILE] * (item_features.read_items(store) is not None)
     else:
         check_cache(store, progress)
     return {
@@ -323,6 +324,10 @@ def _notes(facts: ImportFacts) -> Iterator[str]:
         yield "the file has no time: the order of its rows is used, and its last fifth is held out"
     elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
         yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
+    if file := facts.item_file:
+        if file.without:
+            yield f"{file.without:,} of {facts.distinct['items']:,} items are not in {file.source}"
+        yield from (f"column {name} of {file.source} is not used: {why}" for name, why in file.left_out.items())
     share, drawn = facts.positive_share_in_file, facts.negatives
     if drawn:
         yield (

@@ -51,6 +51,12 @@ class ImportOptions:
     sequences: bool = False
     """Each line is a user and items in the order of time, separated by whitespace or commas; further lines of a user
     continue the sequence. Only that order is known: the last items of all users are held out."""
+    items: Path | None = None
+    """A file of items with their ids, titles and features like genres or brand; it may be Latin-1 text."""
+    items_id: str | None = None
+    """Its column of item ids. Without a usual name for it in the first line, column 1 is the id and 2 the title."""
+    items_title: str | None = None
+    """Its column of titles."""
     seed: int = 7
     """Seed of drawn negatives and of the random order."""
     genres: str | None = None
@@ -103,6 +109,8 @@ class ImportOptions:
         others += ["delimiter"] * bool(self.delimiter) + ["ids keep"] * (self.ids == "keep")
         if self.sequences and others:
             raise UsageError(f"a file of sequences has no {others[0]}", fix=f"leave --{others[0]} out")
+        if self.items is None and (self.items_id or self.items_title):
+            raise UsageError("--items-id and --items-title are columns of a file of items", fix="--items FILE")
         threshold = self.positive_from or 0.0
         require(threshold - threshold == 0, "positive_from", self.positive_from, "a number")
         marks = self.delimiter

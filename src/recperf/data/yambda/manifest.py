@@ -38,6 +38,23 @@ class Originals(Struct):
     sha256: str
 
 
+class ItemFileFacts(Struct):
+    """A file of items that went with the events, and what was stored of it."""
+
+    source: str
+    sha256: str
+    """Of the stored file."""
+    items: int
+    without: int
+    """Items with events that the file does not have."""
+    id: str
+    title: str | None
+    features: list[str]
+    """Names of the columns that became features."""
+    left_out: dict[str, str]
+    """Other columns, and why."""
+
+
 class ImportFacts(Struct, kw_only=True, omit_defaults=True, rename={"options": "import"}):
     """What an import recorded about its file. In store.json these fields stand beside those of the `Manifest`."""
 
@@ -59,6 +76,7 @@ class ImportFacts(Struct, kw_only=True, omit_defaults=True, rename={"options": "
     skipped_rows: SkippedRows | None = None
     originals: dict[str, Originals] = field(default_factory=dict)
     negatives: DrawnNegatives | None = None
+    item_file: ItemFileFacts | None = None
 
 
 class Manifest(Struct, kw_only=True, omit_defaults=True):

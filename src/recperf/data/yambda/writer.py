@@ -44,7 +44,7 @@ from .store import (
 JOURNAL = "journal.json"
 _GROWING = (*EVENT_COLUMNS, *USER_COLUMNS)
 OURS = (
-    rf"sorting/|(users|items|artists|albums)\.jsonl|{re.escape(JOURNAL)}|{re.escape(MANIFEST)}"
+    rf"sorting/|(users|items|artists|albums)\.jsonl|item_features\.parquet|{re.escape(JOURNAL)}|{re.escape(MANIFEST)}"
     rf"|{'|'.join(re.escape(file_of(Path(), name).name) for name in COLUMNS)}"
 )
 """Names of files that recperf writes into a draft: the writer's, and those of an import (sorting, original ids)."""

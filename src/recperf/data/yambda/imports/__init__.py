@@ -30,6 +30,7 @@ from ..store import MANIFEST, kinds_of, read_manifest
 from ..writer import OURS, StoreWriter, finished
 from .convert import ID_ROLES, convert
 from .ids import catalogue, number_ids, write_originals
+from .item_file import ItemFile
 from .negatives import Events, Negatives
 
 __all__ = ["ImportOptions", "import_events"]
@@ -85,8 +86,16 @@ def import_events(
 
 
 def _identifying(options: ImportOptions) -> dict[str, Any]:
-    """The options that decide what is in a store; the file's folder and the memory do not."""
-    return {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
+    """The options that decide what is in a store; the folders of the files and the memory do not."""
+    identifying = {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
+    if options.items is None:
+        # A store that was written before there were files of items has none of these.
+        return {name: value for name, value in identifying.items() if not name.startswith("items")}
+    try:
+        return {**identifying, "items": sha256(options.items.expanduser())}
+    except OSError as error:
+        what = f"the file of items cannot be read: {error.strerror}"
+        raise DataError(what, where={"file": options.items}, fix="check --items") from None
 
 
 def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
@@ -112,6 +121,9 @@ def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading:
     with open_database(writer.draft / "sorting", memory=options.memory) as connection:
         bad = BadRows(source.path, options.skip_bad)
         source.require_unchanged(writer.identity["sha256"], load_file(connection, source, reading, bad))
+        item_file = ItemFile(connection, options, writer.draft / "sorting", reading) if options.items else None
+        if item_file is not None:
+            item_file.add_genres()
         options = convert(connection, source, options, bad)
         roles = [role for role in ID_ROLES if f"{role}_id" in column_types(connection, "events")]
         facts = _facts(connection, source, options, roles)
@@ -120,6 +132,9 @@ def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading:
             for role in roles:
                 number_ids(connection, role)
                 facts.originals[f"{role}s"] = write_originals(connection, role, writer.draft / f"{role}s.jsonl")
+        if item_file is not None:
+            kept = "(SELECT DISTINCT item_id AS value, item_id AS id FROM events)"
+            facts.item_file = item_file.write(writer.draft, "item_ids" if options.ids == "dense" else kept)
         catalogue_I2, facts.items_with_several = catalogue(connection, options)
         negatives = _negatives(connection, options, len(catalogue_I2))
         _write_sorted(connection, writer, sorting, negatives)
@@ -165,8 +180,9 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
     shares = ", ".join(f"quantile_disc(count, {share})" for share in QUANTILES.values())
     per_user = fetch_row(connection, f"SELECT {shares} FROM (SELECT count(*) AS count FROM events GROUP BY user_id)")
     has_times = options.time is not None
+    items = options.items and Path(options.items.name)
     return ImportFacts(
-        options=dataclasses.replace(options, events=Path(source.path.name)),
+        options=dataclasses.replace(options, events=Path(source.path.name), items=items),
         unused_columns=_unused(source),
         time_order=_order(options),
         days=_days(connection) if has_times else None,

@@ -107,7 +107,7 @@ def _leave_out(
 def _columns(connection: Any, source: Source, options: ImportOptions) -> dict[str, Column]:
     """The columns by role, in the order in which the faults of one row are reported."""
     if "genres" in column_types(connection, "raw"):
-        _group_genres(connection, " " if source.types.get(source.columns["genres"]) == "token_seq" else None)
+        _group_genres(connection, " " if source.types.get(source.columns.get("genres", -1)) == "token_seq" else None)
     types = column_types(connection, "raw")
     order = ("user", "item", "time", "type", options.signal, *OPTIONAL_ROLES)
     return {role: Column(role, types[role]) for role in order if role in types}

@@ -1,0 +1,110 @@
+"""Ranks, metrics and lists of next-item models, and the baselines, against what a few lines of plain Python say."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from recperf.data.next_item import NextItemData, Targets
+from recperf.train.next_item import item_counts, list_quality, rank, seen_by_default
+from recperf.train.next_item_baselines import DAMPINGS, DECAY, baselines, following, neighbours
+
+SEQUENCES = [[1, 2, 3, 4], [2, 3, 1, 5, 4], [5, 1, 2, 3, 1], [3, 4], [4, 1, 2, 5]]
+
+
+def data_of(sequences: list[list[int]], times: bool = False) -> NextItemData:
+    lengths = [len(one) for one in sequences]
+    items_E = np.concatenate([np.array(one, np.int32) for one in sequences])
+    return NextItemData(
+        name="test",
+        items=int(items_E.max()),
+        users=len(sequences),
+        offsets_U1=np.concatenate([[0], np.cumsum(lengths)]),
+        items_E=items_E,
+        times_E=np.concatenate([100 * np.arange(length) for length in lengths]) if times else None,
+    )
+
+
+def scorer(rows: list[list[float]]):  # type: ignore[no-untyped-def]
+    return lambda targets: torch.tensor(rows, dtype=torch.float64)[: len(targets)]
+
+
+def test_ties_and_nans_count_against_the_target_and_seen_items_are_left_out_if_asked() -> None:
+    data = data_of([[1, 2, 3], [1, 2, 4], [1, 2, 2]])
+    nan = math.nan
+    score = scorer([[9, 9, 5, 5], [nan, 1, nan, 2], [9, 8, 1, 1]])
+    kept, without = (rank(data, data.test(), score, seen=seen, top=2) for seen in ("kept", "left-out"))  # type: ignore[arg-type]
+    assert kept.ranks_N.tolist() == [4, 3, 2]
+    # The third user's target was met before: it is never recommended, and comes last.
+    assert without.ranks_N.tolist() == [2, 2, 4]
+    assert without.lists_NK[0].sort()[0].tolist() == [3, 4]
+    assert without.metrics(2) == pytest.approx({"hit_rate_2": 2 / 3, "ndcg_2": 2 / 3 / math.log2(3), "mrr": 5 / 12})
+    low, high = without.intervals(2)["hit_rate_2"]
+    assert low < 2 / 3 < high
+    assert seen_by_default(data) == "left-out"
+    assert seen_by_default(data_of([[1, 1, 2, 1, 3, 3]])) == "kept"
+
+
+def test_baselines_are_what_counting_by_hand_gives() -> None:
+    data = data_of(SEQUENCES, times=True)
+    trained = [one[:-2] if len(one) > 2 else one for one in SEQUENCES]
+    counts = Counter(item for one in trained for item in one)
+    test = data.test()
+    scorers = baselines(data)
+    assert scorers["popularity"](test)[0].tolist() == [counts[item] for item in range(1, 6)]
+    assert item_counts(data).tolist() == [counts[item] for item in range(1, 6)]
+
+    after: Counter[tuple[int, int]] = Counter()
+    for one in trained:
+        for at, item in enumerate(one):
+            for distance, other in enumerate(one[at + 1 :]):
+                after[item, other] += DECAY**distance  # type: ignore[assignment]
+    totals = {item: sum(weight for (one, _), weight in after.items() if one == item) for item in range(1, 6)}
+    histories = [one[:-1] for one in SEQUENCES if len(one) > 2]
+    for damping in DAMPINGS:
+        expected = [
+            [
+                sum(
+                    DECAY**age * after[item, other] / totals[item] ** damping
+                    for age, item in enumerate(reversed(history))
+                    if totals[item]
+                )
+                for other in range(1, 6)
+            ]
+            for history in histories
+        ]
+        assert following(data, damping)(test).tolist() == [pytest.approx(row) for row in expected]
+
+    def cosine(one: int, other: int) -> float:
+        both = sum(one in items and other in items for items in trained)
+        return both / math.sqrt(sum(one in items for items in trained) * sum(other in items for items in trained))
+
+    expected = [
+        [sum(DECAY**age * cosine(i, o) for age, i in enumerate(reversed(h)) if i != o and counts[i]) for o in (1, 2, 3)]
+        for h in histories
+    ]
+    assert neighbours(data)(test)[:, :3].tolist() == [pytest.approx(row) for row in expected]
+
+
+def test_recent_popularity_counts_training_events_of_a_time_before_the_target() -> None:
+    sequences = [[1] * 3 + [2] * 5 + [3, 3], [2] * 2 + [1] * 6 + [4, 4]]
+    data = data_of(sequences, times=True)
+    recent = baselines(data)["recent_popularity"]
+    targets = Targets(np.array([0, 1, 0]), np.array([9, 13, 4]))
+    seconds = recent.seconds  # type: ignore[attr-defined]
+    events = [(100 * at, item) for one in sequences for at, item in enumerate(one[:-2])]
+    for row, moment in enumerate((701, 300, 400)):  # Training ends at 700.
+        counted = Counter(item for time, item in events if moment - seconds <= time < moment)
+        assert recent(targets)[row].tolist() == [counted[item] for item in range(1, 5)]
+
+
+def test_list_quality_of_equal_and_of_disjoint_lists() -> None:
+    counts_I = np.array([5, 1, 0, 3])
+    same = list_quality(torch.tensor([[1, 4], [1, 4], [4, 1]]), counts_I)
+    assert same == pytest.approx({"coverage": 0.5, "overlap": 1.0, "same_first": 2 / 3, "popularity": 5 / 6})
+    apart = list_quality(torch.tensor([[1, 4], [2, 3]]), counts_I)
+    assert apart == pytest.approx({"coverage": 1.0, "overlap": 0.0, "same_first": 0.5, "popularity": 0.5})
