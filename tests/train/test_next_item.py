@@ -104,7 +104,7 @@ def test_recent_popularity_counts_training_events_of_a_time_before_the_target() 
 
 def test_list_quality_of_equal_and_of_disjoint_lists() -> None:
     counts_I = np.array([5, 1, 0, 3])
-    same = list_quality(torch.tensor([[1, 4], [1, 4], [4, 1]]), counts_I)
+    same = list_quality(torch.tensor([[1, 4], [1, 4], [4, 1]]), 4, counts_I)
     assert same == pytest.approx({"coverage": 0.5, "overlap": 1.0, "same_first": 2 / 3, "popularity": 5 / 6})
-    apart = list_quality(torch.tensor([[1, 4], [2, 3]]), counts_I)
+    apart = list_quality(torch.tensor([[1, 4], [2, 3]]), 4, counts_I)
     assert apart == pytest.approx({"coverage": 1.0, "overlap": 0.0, "same_first": 0.5, "popularity": 0.5})

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..jsonfile import as_json
@@ -15,9 +15,13 @@ from .parse import parse
 from .score import ModelOptions, open_run
 from .terminal import Terminal, print_json, table
 
+if TYPE_CHECKING:
+    from ..execution.recommending import Requests
+
 DESCRIPTION = """List the items that users most likely meet and like, exact over the whole catalogue: score is the
 predicted probability of a positive label, rank_score its logarithm plus that of the probability that a user meets the
-item. dlrm-v4 reads each user's whole history in the store. Users and items are your own ids."""
+item. hstu lists the items that users most likely take next, also for histories that are not in the data. hstu and
+dlrm-v4 read each user's whole history in the store. Users and items are your own ids."""
 MOST_SHOWN = 20
 """Users whose items are printed; more go to a file."""
 
@@ -30,10 +34,15 @@ class Options(ModelOptions):
     """A CSV, JSON-lines or Parquet file with a column of users."""
     all_users: bool = False
     """Every user of the data."""
+    history: tuple[str, ...] = ()
+    """Histories of users that need not be in the data, for hstu: ids of items separated by commas, the newest last."""
     k: int = 10
     """Items for each user."""
     exclude_seen: bool = False
-    """Leave out the items that a user has in the training rows; with dlrm-v4, in any event of the store."""
+    """Leave out the items that a user has in the training rows; with dlrm-v4 and hstu, in any event of the store or in
+    the history. hstu does so unless users take items again."""
+    include_seen: bool = False
+    """Keep these items."""
     allow_unknown: bool = False
     """Also accept over 100 users of which more than half are unknown to the data of the model."""
     output: Path | None = None
@@ -43,27 +52,30 @@ class Options(ModelOptions):
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf recommend", description=DESCRIPTION)
-    if sum((bool(options.users), options.users_file is not None, options.all_users)) != 1:
-        raise UsageError("give one of --users, --users-file and --all-users", fix="recperf recommend RUN --users 1 2 3")
+    if sum((bool(options.users), options.users_file is not None, options.all_users, bool(options.history))) != 1:
+        what = "give one of --users, --users-file, --all-users and --history"
+        raise UsageError(what, fix="recperf recommend RUN --users 1 2 3")
+    if options.exclude_seen and options.include_seen:
+        raise UsageError("--exclude-seen and --include-seen exclude each other", fix="leave one out")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     run = open_run(options, terminal)
-    from ..execution.recommending import recommend, unknown_users
+    from ..execution.recommending import Lists, quality_text, recommend
     from ..execution.scoring import format_of, write_rows
     from ..execution.serving import require_known, unknown_text
     from .data.output import Bar
 
     if options.output is not None:
         format_of(options.output)
-    users = ids_of(run.model, options)
+    users, lists = requests_of(run.model, options), Lists()
     if options.output is None and len(users) > MOST_SHOWN:
         raise UsageError(f"{len(users):,} users are too many to print", fix="--output recommendations.parquet")
     bar, done = Bar(terminal, "recommending", "users"), 0
-    unknown = unknown_users(run.model, users)
+    unknown, seen = users.unknown, True if options.exclude_seen else False if options.include_seen else None
     require_known(unknown, 0 if options.allow_unknown else len(users))
 
     def tables() -> Iterator[Any]:
         nonlocal done
-        for rows in recommend(run.model, users, options.k, exclude_seen=options.exclude_seen):
+        for rows in recommend(run.model, users, options.k, exclude_seen=seen, lists=lists):
             done += len(rows.column(0).unique())
             bar(done, len(users))
             yield rows
@@ -77,7 +89,7 @@ def command(arguments: list[str]) -> int:
     finally:
         bar.close()
     seconds = perf_counter() - began
-    meeting = run.model.meeting
+    meeting, quality = run.model.meeting, lists.quality(run.model)
     summary = {
         **as_json(run.model.facts),
         "users": len(users),
@@ -85,6 +97,7 @@ def command(arguments: list[str]) -> int:
         "seconds": round(seconds, 3),
         "users_per_s": round(len(users) / max(seconds, 1e-9), 1),
         "meeting": None if meeting is None else meeting[1],
+        "lists": quality,
         "output": None if options.output is None else str(options.output),
     }
     if rows:
@@ -93,6 +106,8 @@ def command(arguments: list[str]) -> int:
         terminal.say(f"ordered by rank_score: the {by}")
     text = f"{len(users):,} users in {seconds:.1f} s on {summary['device']}: {number(summary['users_per_s'])} users/s"
     terminal.say(text)
+    if quality is not None:
+        terminal.say(f"  {quality_text(quality)}")
     if note := unknown_text(summary["unknown"]):
         terminal.say(f"  {note}")
     if options.output is not None:
@@ -104,29 +119,40 @@ def command(arguments: list[str]) -> int:
 
 def table_of(rows: list[dict[str, Any]]) -> str:
     """The recommended items for people, without their logits."""
-    user, rank, item, score, _, rank_score = rows[0]
+    *names, score, _, rank_score = rows[0]
     cells = [
-        [*(str(row[name]) for name in (user, rank, item)), *(f"{row[name]:.4f}" for name in (score, rank_score))]
+        [
+            *("" if row[name] is None else str(row[name]) for name in names),
+            *(f"{row[x]:.4f}" for x in (score, rank_score)),
+        ]
         for row in rows
     ]
-    return table([[user, rank, item, score, rank_score], *cells])
+    return table([[*names, score, rank_score], *cells])
 
 
-def ids_of(model: Any, options: Options) -> Any:
-    """The own ids of the users that the options name."""
+def requests_of(model: Any, options: Options) -> Requests:
+    """The users or histories that the options name."""
+    from ..data.rows import pyarrow
+    from ..execution.recommending import Requests, require_recommender
+
+    users, _ = require_recommender(model)
+    if options.history:
+        return Requests.of_histories(model, [one.replace(",", " ").split() for one in options.history])
+    ids = users.values if options.all_users else pyarrow().array(options.users)
+    return Requests.of_users(model, ids if options.users_file is None else ids_in(model, options.users_file))
+
+
+def ids_in(model: Any, path: Path) -> Any:
+    """The different own ids of the users in a file."""
     from ..data.rows import find_column, pyarrow
     from ..data.user_files.load import RowFile
     from ..execution.recommending import require_recommender
 
     users, _ = require_recommender(model)
     arrow = pyarrow()
-    if options.all_users:
-        return users.values
-    if options.users_file is None:
-        return arrow.array(options.users)
-    file = RowFile(options.users_file)
+    file = RowFile(path)
     column = find_column("user", model.served.roles[users.role], file.names) or ""
     blocks = [block[column] for block in file.blocks([column], 1 << 20)]
     if not blocks:
-        raise UsageError("the file has no users", where={"file": options.users_file}, fix="name a file with users")
+        raise UsageError("the file has no users", where={"file": path}, fix="name a file with users")
     return arrow.chunked_array([chunk for block in blocks for chunk in block.chunks]).unique()

@@ -9,6 +9,7 @@ Shapes: R rows of a table, W width of a row.
 from __future__ import annotations
 
 import re
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from itertools import count as counting
@@ -48,6 +49,7 @@ with torch.no_grad():
 """
 """The program of the process that traces a model."""
 PROGRAM, DENSE, EXAMPLE, EXAMPLE_ROWS = "program.pt2", "dense.safetensors", "example.safetensors", "example.parquet"
+INDEX = "items.faiss"
 
 
 def export(
@@ -77,6 +79,7 @@ def export(
             "program": _write_program(draft, content, served.settings.precision),
             "example": {"inputs": EXAMPLE, "rows": EXAMPLE_ROWS, "logits": "logits of example.safetensors"},
             "more": [f"{name}.parquet" for name in content.more],
+            "index": None if content.vectors_IW is None else _write_index(draft, content.vectors_IW),
             "encoding": dict(content.encoding),
         }
         tensors = {**content.inputs, "logits": content.logits_B}
@@ -133,6 +136,15 @@ def _write_table(draft: Path, table: TableExport, number: int) -> dict[str, Any]
     }  # fmt: skip
 
 
+def _write_index(draft: Path, vectors_IW: Tensor) -> dict[str, Any]:
+    """Write vectors as FAISS writes an exact index for inner products (IndexFlatIP)."""
+    items, width = vectors_IW.shape
+    inner_product, trained, unused = 0, True, 1 << 20
+    header = struct.pack("<4siqqq?iQ", b"IxFI", width, items, unused, unused, trained, inner_product, items * width)
+    write_atomic(draft / INDEX, header + vectors_IW.detach().cpu().float().contiguous().numpy().tobytes())
+    return {"file": INDEX, "items": items, "dim": width, "metric": "inner product"}
+
+
 def _write_program(draft: Path, content: Export, precision: str) -> dict[str, Any]:
     """Trace the dense part for any number of samples, and check that it gives what the model gives."""
     module, inputs = content.program.cpu().eval(), {name: one.cpu() for name, one in content.inputs.items()}
@@ -150,7 +162,7 @@ def _write_program(draft: Path, content: Export, precision: str) -> dict[str, An
         for name, one in inputs.items()
     ]  # fmt: skip
     return {
-        "file": PROGRAM, "inputs": described, "output": "logits, one per sample", "largest_difference": difference,
+        "file": PROGRAM, "inputs": described, "output": content.output, "largest_difference": difference,
         "expected_difference": _expected_difference(content, precision),
     }  # fmt: skip
 
@@ -183,6 +195,13 @@ def _expected_difference(content: Export, precision: str) -> float:
     return ROUNDINGS * (1 + products) * EPSILON[precision] * largest
 
 
+INDEXED = f"""
+`{INDEX}` holds the vectors of the items in the order of the first table: `index = faiss.read_index("{INDEX}")`, and
+`scores, rows = index.search(program(**example).numpy(), 10)`. hnswlib takes the column `embedding` of that table with
+`add_items`, in the space `ip`.
+"""
+
+
 def _readme(manifest: dict[str, Any]) -> str:
     inputs = "\n".join(
         f"- `{one['name']}` {one['shape']} {one['dtype']}: {one['meaning']}" for one in manifest["program"]["inputs"]
@@ -211,8 +230,8 @@ from safetensors.torch import load_file
 program = torch.export.load("{PROGRAM}").module()
 example = load_file("{EXAMPLE}")
 logits = example.pop("logits")
-print((program(**example) - logits).abs().max())  # the probability of a positive label is torch.sigmoid(logits)
+print((program(**example) - logits).abs().max())  # {manifest["program"]["output"]}
 ```
-
+{INDEXED if manifest["index"] else ""}
 `{EXAMPLE_ROWS}` has the rows of the example, `{DENSE}` the weights of the program.
 """

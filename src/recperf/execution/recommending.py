@@ -1,21 +1,25 @@
-"""The items that each user most likely meets and likes, from the whole catalogue.
+"""The items that each user most likely meets and likes, or takes next, from the whole catalogue.
 
-Shapes: U users of a chunk, I items of the catalogue.
+Shapes: U users of a chunk, I items of the catalogue, K items of a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.rows import Ids, Table, Unknown, one_array, pyarrow
+from ..data.rows import Ids, Table, Unknown, add_unknown, one_array, pyarrow
 from ..errors import UsageError
 from ..stop import poll
+from ..train.next_item import list_quality
 from ..train.ranking import rank_scores
-from .serving import TrainedModel, free_name, score_columns
+from .serving import TrainedModel, free_name
 
 PAIRS = 1 << 19
 """Pairs of user and item that are scored at a time."""
@@ -32,45 +36,117 @@ def require_recommender(model: TrainedModel) -> tuple[Ids, Ids]:
     return served.users, served.items
 
 
-def unknown_users(model: TrainedModel, users: Any) -> dict[str, Unknown]:
-    """Users that the data of the model has never had, by the name of their column."""
-    known_users, _ = require_recommender(model)
-    return {known_users.role: Unknown.of(known_users.places(users) < 0, users)}
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """Whom to recommend for: users of the data, or histories of items that need not be in it."""
+
+    ids: Any
+    """Own ids of the users, or the numbers of the histories from 1 on."""
+    role: str
+    """Name of the column of `ids`."""
+    histories: list[NDArray[np.int64]] | None
+    """Places in the model's items, the newest last."""
+    unknown: dict[str, Unknown]
+    """Users, or items of histories, that the data of the model has never had."""
+
+    @staticmethod
+    def of_users(model: TrainedModel, users: Any) -> Requests:
+        known, _ = require_recommender(model)
+        users = one_array(users)
+        unknown = {known.role: Unknown.of(known.places(users) < 0, users)}
+        return Requests(users, free_name("user", model.served.names() - {known.role}), None, unknown)
+
+    @staticmethod
+    def of_histories(model: TrainedModel, histories: Sequence[Sequence[Any]]) -> Requests:
+        """Items of histories are own ids; those that the data does not have are left out."""
+        _, items = require_recommender(model)
+        arrow, known = pyarrow(), []
+        unknown: dict[str, Unknown] = {}
+        for history in histories:
+            column = arrow.array(history) if len(history) else arrow.array([], arrow.int64())
+            places = items.places(column)
+            unknown = add_unknown(unknown, {items.role: Unknown.of(places < 0, column)})
+            known.append(places[places >= 0])
+        ids = arrow.array(range(1, len(known) + 1), arrow.int64())
+        return Requests(ids, free_name("history", model.served.names()), known, unknown)
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
-def recommend(model: TrainedModel, users: Any, k: int, *, exclude_seen: bool = False) -> Iterator[Table]:
-    """Tables of user, rank, item, score, logit and rank_score for the users of a column of own ids, in its order. A
-    column that would be named like a feature of the model has another name.
+@dataclass
+class Lists:
+    """The lists of all users so far."""
+
+    parts: list[Tensor] = field(default_factory=list)
+
+    def quality(self, model: TrainedModel) -> dict[str, float] | None:
+        """What lists of several users have in common, and how popular their items are; None for one list."""
+        if sum(map(len, self.parts)) < 2:
+            return None
+        _, items = require_recommender(model)
+        return list_quality(torch.cat(self.parts), len(items), model.served.item_events())
+
+
+def quality_text(quality: dict[str, float]) -> str:
+    """The quality of lists for people."""
+    popularity = f"; popularity {quality['popularity']:.2f} of 1" if "popularity" in quality else ""
+    return (
+        f"lists: {quality['coverage']:.1%} of all items are in one, two users share {quality['overlap']:.1%} of "
+        f"theirs, {quality['same_first']:.1%} of the users have the same first item{popularity}"
+    )
+
+
+def recommend(
+    model: TrainedModel, requests: Requests, k: int, *, exclude_seen: bool | None = None, lists: Lists | None = None
+) -> Iterator[Table]:
+    """Tables of user or history, rank, item, title if the data has titles, score, logit and rank_score, in the order of
+    the requests. A column that would be named like a feature of the model has another name.
 
     The order is that of rank_score: the log probability that the user meets the item and the label is positive; the
-    logit where labels themselves say which items users meet. Items with equal ones are ranked in the order of their
-    ids. With `exclude_seen` the items that a user has in the training data are left out; a user may then have fewer
-    than k.
+    logit where labels themselves say which items users meet, or where the model predicts the next item. Items with
+    equal ones are ranked in the order of their ids. With `exclude_seen` items that a user has in the training data, or
+    that a history has, are left out; by default next-item models do so unless their data has repeats. A user may then
+    have fewer than k.
     """
     if k < 1:
         raise UsageError(f"k is {k}; allowed: 1 or more")
     known_users, items = require_recommender(model)
-    arrow, users, names = pyarrow(), one_array(users), model.served.names()
-    places = known_users.places(users)
+    arrow, served, names = pyarrow(), model.served, model.served.names()
+    exclude_seen = served.excludes_seen if exclude_seen is None else exclude_seen
+    titles = None if served.titles is None else arrow.array(served.titles, arrow.string())
     k, step, meeting = min(k, len(items)), max(1, PAIRS // max(1, len(items))), model.meeting
-    for first in range(0, len(places), step):
+    for first in range(0, len(requests), step):
         poll()
-        chunk = users[first : first + step]
-        logits_UI = model.rank(chunk)
+        chunk = slice(first, first + step)
+        ids, histories = requests.ids[chunk], None if requests.histories is None else requests.histories[chunk]
+        logits_UI = model.rank(ids) if histories is None else model.rank_histories(histories)
         ranked_UI = logits_UI.clone() if meeting is None else rank_scores(logits_UI, meeting[0])
         if exclude_seen:
-            for row, user in enumerate(places[first : first + step].tolist()):
-                if user >= 0:
-                    ranked_UI[row, model.served.seen(user)] = -torch.inf
+            for row, items_S in enumerate(_seen(model, known_users.places(ids)) if histories is None else histories):
+                ranked_UI[row, torch.as_tensor(items_S)] = -torch.inf
         ranked, items_N, ranks, rows = highest(ranked_UI, k)
+        if lists is not None:
+            lists_UK = torch.zeros((len(ids), k), dtype=torch.int64)
+            lists_UK[rows, ranks - 1] = items_N + 1
+            lists.parts.append(lists_UK)
+        at = arrow.array(items_N.numpy())
         columns = {
-            free_name("user", names - {known_users.role}): chunk.take(arrow.array(rows.numpy())),
+            requests.role: ids.take(arrow.array(rows.numpy())),
             free_name("rank", names): ranks.numpy(),
-            free_name("item", names - {items.role}): items.values.take(arrow.array(items_N.numpy())),
-            **score_columns(logits_UI[rows, items_N], names),
+            free_name("item", names - {items.role}): items.values.take(at),
+            **({} if titles is None else {free_name("title", names): titles.take(at)}),
+            free_name("score", names): served.probabilities(logits_UI)[rows, items_N].numpy(),
+            free_name("logit", names): logits_UI[rows, items_N].numpy(),
             free_name("rank_score", names): ranked.float().numpy(),
         }
         yield arrow.table(columns)
+
+
+def _seen(model: TrainedModel, users: NDArray[np.int64]) -> Iterator[Tensor | NDArray[np.int64]]:
+    """What users, given as places, have met; nothing for an unknown one."""
+    for user in users.tolist():
+        yield model.served.seen(user) if user >= 0 else np.zeros(0, np.int64)
 
 
 def highest(scores_UI: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

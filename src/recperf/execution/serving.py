@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.rows import Ids, Table, Unknown, find_column, pyarrow
@@ -77,7 +78,12 @@ class Export:
     meanings: Mapping[str, str]
     example: Table
     logits_B: Tensor
-    """Logits of the example, computed by the model itself."""
+    """Logits of the example, or vectors of its users, computed by the model itself."""
+    output: str = "logits, one per sample; torch.sigmoid gives the probability of a positive label"
+    """What the program returns."""
+    vectors_IW: Tensor | None = None
+    """Vectors of items whose product with a user's vector is the score, in the order of the first table; they are also
+    written as an index."""
     more: Mapping[str, Table]
     """Further tables that an input needs, by the name of their file."""
     encoding: Mapping[str, Any] = field(default_factory=dict)
@@ -99,6 +105,10 @@ class Served(Protocol):
     users: Ids | None = None
     items: Ids | None = None
     """Own ids of users and items; None where the rows have no such column."""
+    titles: Sequence[str | None] | None = None
+    """Titles of `items`, where the data has some."""
+    excludes_seen: bool = False
+    """Whether recommendations leave out what a user has met, unless asked otherwise."""
     data_digest: str | None = None
     """Digest of the data that rows are encoded by; None where the config alone says how."""
 
@@ -141,6 +151,18 @@ class Served(Protocol):
         pairs = np.repeat(np.arange(len(users)), count), np.tile(np.arange(count), len(users))
         columns = [compute.take(values, pyarrow().array(at)) for values, at in zip((users, self.items.values), pairs)]
         return self.logits(self.encode(dict(zip(("user", "item"), columns))).inputs).view(len(users), count)
+
+    def rank_histories(self, histories: Sequence[NDArray[np.int64]]) -> Tensor:
+        """The logits of all items for histories, each of places in `items` with the newest last, on the host."""
+        raise UsageError("this model ranks items for users of its data only", fix="--users, or a run of hstu")
+
+    def probabilities(self, logits_UI: Tensor) -> Tensor:
+        """The score of each item: the probability of a positive label."""
+        return torch.sigmoid(logits_UI)
+
+    def item_events(self) -> NDArray[np.int64] | None:
+        """How many training events each item of `items` has; None where that is not known."""
+        return None
 
     def meeting(self) -> tuple[Tensor, str] | None:
         """Log probability that a user meets each item of `items`, and what it is computed from; None where labels say
@@ -230,6 +252,12 @@ class TrainedModel:
         """The logits of all items, in the order of their ids, for each user of a column of own ids."""
         with applied(self.served.settings):
             return self.served.rank(users).float()
+
+    @torch.no_grad()
+    def rank_histories(self, histories: Sequence[NDArray[np.int64]]) -> Tensor:
+        """The logits of all items for histories of places in the model's items."""
+        with applied(self.served.settings):
+            return self.served.rank_histories(histories).float()
 
 
 def score_columns(logits_N: Tensor, features: Collection[str]) -> dict[str, Any]:

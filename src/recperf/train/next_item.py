@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -130,27 +130,24 @@ def item_counts(data: NextItemData) -> NDArray[np.int64]:
     return np.bincount(data.items_E[events_P], minlength=data.items + 1)[1:]
 
 
-def list_quality(lists_NK: Tensor, counts_I: NDArray[np.int64]) -> dict[str, Any]:
-    """What users complain of that accuracy does not show. `counts_I` are training events by item.
+def list_quality(lists_NK: Tensor, items: int, counts_I: Longs | None = None) -> dict[str, float]:
+    """What users complain of that accuracy does not show, from lists of items 1 to `items`; 0 stands for no item.
 
     coverage: share of the catalogue that is in some list; overlap: share of a list that another user's list has, on
     average; same_first: share of users who get the most frequent first item; popularity: the mean place of the
-    recommended items among all items by training events, 0 for the rarest and 1 for the most frequent.
+    recommended items among all items by their training events `counts_I`, 0 for the rarest and 1 for the most frequent.
     """
-    users, items = len(lists_NK), len(counts_I)
     there = lists_NK[lists_NK > 0]
-    if not len(there):
-        return {"coverage": 0.0, "overlap": 0.0, "same_first": 0.0, "popularity": 0.0}
     times_I = torch.bincount(there - 1, minlength=items).double()
     pairs = float((times_I * (times_I - 1)).sum())
-    firsts = lists_NK[:, 0]
-    firsts = firsts[firsts > 0]
-    return {
+    quality = {
         "coverage": float((times_I > 0).double().mean()),
-        "overlap": pairs / (len(there) * max(1, users - 1)),
-        "same_first": float(torch.bincount(firsts).max()) / users,
-        "popularity": float((torch.from_numpy(_places(counts_I)) * times_I).sum() / len(there)),
+        "overlap": pairs / max(1, len(there) * (len(lists_NK) - 1)),
+        "same_first": float(torch.bincount(lists_NK[:, 0])[1:].max()) / len(lists_NK) if len(there) else 0.0,
     }
+    if counts_I is not None and len(there):
+        quality["popularity"] = float((torch.from_numpy(_places(counts_I)) * times_I).sum() / len(there))
+    return quality
 
 
 def _places(counts_I: NDArray[np.int64]) -> NDArray[np.float64]:

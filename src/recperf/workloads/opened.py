@@ -109,20 +109,28 @@ class OpenRun:
         _say_unknown(unknown, len(table), allow_unknown)
         return with_columns(frame, score_columns(torch.cat(logits), columns.values()))
 
-    def recommend(self, users: Any, k: int = 10, *, exclude_seen: bool = False, allow_unknown: bool = False) -> Any:
-        """The k items of all that each user most likely meets and likes: columns user, rank, item, score, logit, and
-        rank_score, which orders them.
+    def recommend(
+        self, users: Any, k: int = 10, *, exclude_seen: bool | None = None, allow_unknown: bool = False
+    ) -> Any:
+        """The k items of all that each user most likely meets and likes, or takes next: columns user, rank, item, title
+        if the data has titles, score, logit, and rank_score, which orders them.
 
-        `users` are own ids, as a list or as a column of a frame. With `exclude_seen`, items that a user has in the
-        training rows are left out; with dlrm-v4, those of any event of the store. Unknown users are as in `score`.
+        `users` are own ids, as a list or as a column of a frame. For next-item models they may be lists of own item
+        ids, the newest last: histories of users that need not be in the data; the column `history` counts them from 1.
+        With `exclude_seen`, items that a user has in the training rows are left out; with dlrm-v4 and hstu, those of
+        any event of the store or of the history. hstu does so by default where users take no item twice. Unknown users
+        and items are as in `score`.
         """
         from ..data.rows import pyarrow
         from ..execution.frames import array_of, kind_of, maker
-        from ..execution.recommending import recommend, unknown_users
+        from ..execution.recommending import Requests, recommend
 
-        ids = array_of(users, "users")
-        _say_unknown(unknown_users(self.model, ids), len(ids), allow_unknown)
-        tables = list(recommend(self.model, ids, k, exclude_seen=exclude_seen))
+        if kind_of(users) == "dict" and any(isinstance(one, (list, tuple)) for one in users):
+            requests = Requests.of_histories(self.model, users)
+        else:
+            requests = Requests.of_users(self.model, array_of(users, "users"))
+        _say_unknown(requests.unknown, len(requests), allow_unknown)
+        tables = list(recommend(self.model, requests, k, exclude_seen=exclude_seen))
         if not tables:
             raise UsageError("no user is given", fix="recommend([1, 2, 3])")
         return maker(kind_of(users))(pyarrow().concat_tables(tables))

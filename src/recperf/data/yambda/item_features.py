@@ -68,3 +68,9 @@ def _feature(column: Any, rows_T: NDArray[np.int64], items: int) -> ItemFeature:
         offsets_I1=np.concatenate([[0], np.cumsum(counts_I)]),
         values_V=coded.indices.to_numpy().astype(np.int64) + 1,
     )
+
+
+def titles_of(store: EventStore, numbers_N: NDArray[np.int64]) -> list[str | None] | None:
+    """The titles of items by their numbers in the store; None if the import had no file of items."""
+    items = read_items(store)
+    return None if items is None else [items.titles[number] for number in numbers_N.tolist()]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...data.rows import Ids, Table, pyarrow
 from ...data.yambda.history import Histories
+from ...data.yambda.item_features import titles_of
 from ...data.yambda.moments import Moments
 from ...data.yambda.rates import PRIOR, RECENT
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
@@ -66,6 +67,7 @@ class ServedHistories(Served):
         self.data_digest = self.store.digest
         self.moments = Moments(self.store)
         self.users, self.items = self.moments.users, self.moments.items
+        self.titles = titles_of(self.store, self.items.numbers_V)
         self.roles = {role: self.moments.spellings(role) for role in ("user", "item")}
         self.optional = {"time": self.moments.spellings("time")} if self.moments.has_times else {}
         pin = self.settings.device.type == "cuda"
@@ -183,6 +185,11 @@ class ServedHistories(Served):
         items_I = torch.from_numpy(self.items.numbers_V)
         shares = replace(shares, catalogue=len(items_I))
         return shares(items_I, torch.full_like(items_I, self.moments.now + 1)), recent(self.store, shares)
+
+    def item_events(self) -> NDArray[np.int64]:
+        happened = (self.store.kinds(slice(None)) & DRAWN) == 0
+        counts_I = np.bincount(self.store.items_at(slice(None))[happened], minlength=self.store.items)
+        return counts_I[self.items.numbers_V]
 
     def seen(self, user: int) -> Tensor:
         first, stop = self.store.user_first_U1[user : user + 2].tolist()
