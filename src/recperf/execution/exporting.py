@@ -197,8 +197,8 @@ def _expected_difference(content: Export, precision: str) -> float:
 
 INDEXED = f"""
 `{INDEX}` holds the vectors of the items in the order of the first table: `index = faiss.read_index("{INDEX}")`, and
-`scores, rows = index.search(program(**example).numpy(), 10)`. hnswlib takes the column `embedding` of that table with
-`add_items`, in the space `ip`.
+`scores, rows = index.search(program(**example).detach().numpy(), 10)`. hnswlib takes the column
+`embedding` of that table with `add_items`, in the space `ip`.
 """
 
 

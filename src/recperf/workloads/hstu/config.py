@@ -172,6 +172,7 @@ HSTU = Workload(
     claims=claims,
     checks="recperf.workloads.hstu.data:check",
     build="recperf.workloads.hstu.build:PreparedSequences",
+    serve="recperf.workloads.hstu.serve:ServedSequences",
     datasets={"events": on_events},
     resolve=resolve,
 )

@@ -1,0 +1,217 @@
+"""A trained hstu: recommends the next items for users of the store and for any history, and exports its vectors.
+
+Shapes: B histories, L items that the model reads, D width, I items.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...data.next_item import Targets
+from ...data.next_item_batches import EventsOnDevice, SequenceBatch
+from ...data.rows import Ids, Table, pyarrow
+from ...data.yambda.item_features import titles_of
+from ...data.yambda.store import own_ids
+from ...errors import UsageError
+from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
+from ...models.next_item.model import NextItemHSTU
+from ...models.next_item.padded import PaddedHSTU
+from ...stop import poll
+from ...train.next_item import histories, item_counts, seen_by_default
+from .build import SCORING_BATCH, settings_of
+from .config import HSTUConfig
+from .data import Sequences
+
+MEANINGS = {
+    "rows_BL": "rows of the table `items` for the items of the history, the oldest first; the rest of a row is ignored",
+    "lengths_B": "items of the history, at least 1",
+    "times_BL": "times of these items in seconds",
+    "query_times_BL": "for each item the time of the one after it; for the last the time of the request",
+}
+Longs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Histories:
+    """Items of users, the newest last, and their times; `nexts_B` are the times of the requests."""
+
+    items: list[Longs]
+    """Numbers from 1 on; at least one of each."""
+    times: list[Longs] | None
+    nexts_B: Longs | None
+
+
+class ServedSequences(Served):
+    """A history is a sequence of items; nothing else is known of a user."""
+
+    users: Ids
+    items: Ids
+    roles: Mapping[str, tuple[str, ...]] = {"user": ("user",), "item": ("item",)}
+
+    def __init__(self, config: HSTUConfig) -> None:
+        self.config, self.settings = config, settings_of(config)
+        sequences = Sequences(config)
+        self.data, self.data_digest = sequences.data, sequences.facts()["digest"]
+        store, numbers_I = self.data.store, np.arange(1, self.data.items + 1) + self.data.padding_id
+        if store is None:
+            self.users = Ids.of("user", range(self.data.users), np.arange(self.data.users))
+            self.items = Ids.of("item", numbers_I.tolist())
+        else:
+            own = own_ids(store, "item")
+            self.users = Ids.of("user", own_ids(store, "user"), np.arange(self.data.users))
+            self.items = Ids.of("item", [own[number] for number in numbers_I.tolist()])
+            self.titles = titles_of(store, numbers_I)
+        asked = config.data.seen
+        self.excludes_seen = (seen_by_default(self.data) if asked == "auto" else asked) == "left-out"
+        self.model: NextItemHSTU = NextItemHSTU(config.model, seed=0, device=self.settings.device)
+        self.batch_size = SCORING_BATCH
+
+    def encode(self, rows: Mapping[str, Any]) -> Encoded:
+        raise UsageError("hstu predicts the next item, not a label: it scores no rows", fix="recperf recommend RUN")
+
+    def logits(self, inputs: Histories) -> Tensor:
+        raise UsageError("hstu predicts the next item, not a label: it scores no rows", fix="recperf recommend RUN")
+
+    def probabilities(self, logits_UI: Tensor) -> Tensor:
+        """The probability that the next item is this one."""
+        return logits_UI.softmax(1)
+
+    def rank(self, users: Any) -> Tensor:
+        """With all events of each user in the store as the history."""
+        places = self.users.places(users)
+        known = np.flatnonzero(places >= 0)
+        found = self._stored(Targets(places[known], self.data.offsets_U1[places[known] + 1]))
+        return self._ranked(found, known, len(places))
+
+    def rank_histories(self, histories: Sequence[Longs]) -> Tensor:
+        """A history without times is read as if its items had come at the usual pace."""
+        length, rows = self.config.model.max_length, [row for row, one in enumerate(histories) if len(one)]
+        items, times, nexts_B = [np.asarray(histories[row])[-length:] + 1 for row in rows], None, None
+        if self.data.times_E is not None:
+            times = [self.pace * np.arange(len(one)) for one in items]
+            nexts_B = np.array([self.pace * len(one) for one in items])
+        return self._ranked(Histories(items, times, nexts_B), np.array(rows, np.int64), len(histories))
+
+    @cached_property
+    def pace(self) -> int:
+        """The median time between two events of a user."""
+        assert self.data.times_E is not None
+        rows_P, events_P = histories(self.data, Targets(np.arange(self.data.users), self.data.offsets_U1[1:]))
+        gaps = np.diff(self.data.times_E[events_P])[rows_P[1:] == rows_P[:-1]]
+        return max(1, int(np.median(gaps))) if len(gaps) else 1
+
+    @cached_property
+    def vectors_ID(self) -> Tensor:
+        return self.model.item_vectors()
+
+    def _stored(self, targets: Targets) -> Histories:
+        """The events of users before targets; a target after the last event of a user comes at the usual pace."""
+        data, length = self.data, self.config.model.max_length
+        ends_B = targets.positions_N
+        begins_B = np.maximum(data.offsets_U1[targets.users_N], ends_B - length)
+        parts = [slice(begin, end) for begin, end in zip(begins_B.tolist(), ends_B.tolist())]
+        items = [data.items_E[part].astype(np.int64) for part in parts]
+        if data.times_E is None:
+            return Histories(items, None, None)
+        within_B = ends_B < data.offsets_U1[targets.users_N + 1]
+        event_B = np.minimum(ends_B, len(data.times_E) - 1)
+        nexts_B = np.where(within_B, data.times_E[event_B], data.times_E[ends_B - 1] + self.pace)
+        return Histories(items, [data.times_E[part] for part in parts], nexts_B)
+
+    def _batch(self, part: Histories) -> SequenceBatch:
+        """Each history with an event after it, whose time is that of the request."""
+        lengths_B = torch.tensor([len(one) for one in part.items])
+        begins_B = torch.cumsum(lengths_B + 1, 0) - lengths_B - 1
+        items_E = np.concatenate([np.append(one, 1) for one in part.items]).astype(np.int32)
+        times_E = None
+        if part.times is not None and part.nexts_B is not None:
+            times_E = np.concatenate([np.append(one, after) for one, after in zip(part.times, part.nexts_B)])
+        events = EventsOnDevice(replace(self.data, items_E=items_E, times_E=times_E), self.settings.device)
+        return events.batch(begins_B, lengths_B)
+
+    def _vectors(self, found: Histories) -> Tensor:
+        """User vectors."""
+        vectors = [self.vectors_ID.new_zeros((0, self.config.model.dim))]
+        for first in range(0, len(found.items), self.batch_size):
+            poll()
+            here = slice(first, first + self.batch_size)
+            times, nexts_B = found.times and found.times[here], None if found.nexts_B is None else found.nexts_B[here]
+            vectors.append(self.model.last(self._batch(Histories(found.items[here], times, nexts_B))))
+        return torch.cat(vectors)
+
+    def _ranked(self, found: Histories, rows: Longs, count: int) -> Tensor:
+        """Logits of all items for histories in these rows of `count`; without a history frequent items come first."""
+        counts_I = torch.from_numpy(self.item_events().astype(np.float32))
+        logits_BI = ((counts_I + 1 / len(counts_I)) / (counts_I.sum() + 1)).log().repeat(count, 1)
+        logits_BI[torch.from_numpy(rows)] = (
+            (self._vectors(found) @ self.vectors_ID.t()).float().cpu().div_(self.config.model.temperature)
+        )
+        return logits_BI
+
+    def item_events(self) -> Longs:
+        return item_counts(self.data)
+
+    def seen(self, user: int) -> Tensor:
+        first, stop = self.data.offsets_U1[user : user + 2].tolist()
+        return torch.from_numpy(np.unique(self.data.items_E[first:stop]).astype(np.int64) - 1)
+
+    def held_out(self, seed: int) -> Iterator[tuple[Table, Histories]]:
+        """The histories before test items."""
+        test = self.data.test()
+        targets_N = self.data.items_E[test.positions_N].astype(np.int64) - 1
+        columns = {
+            "user": self.users.values.take(pyarrow().array(test.users_N)),
+            "item": self.items.values.take(pyarrow().array(targets_N)),
+        }
+        yield pyarrow().table(columns), self._stored(test)
+
+    def first(self, inputs: Histories, rows: int) -> Histories:
+        times, nexts_B = inputs.times and inputs.times[:rows], None if inputs.nexts_B is None else inputs.nexts_B[:rows]
+        return Histories(inputs.items[:rows], times, nexts_B)
+
+    def export(self, example: Table, inputs: Histories) -> Export:
+        arrow, items, rows_I = pyarrow(), self.items.values, np.arange(len(self.items))
+        vectors = "vectors of items, of length 1"
+        embeddings = f"embeddings of items by {BY_ID}"
+        titles = None if self.titles is None else arrow.array(self.titles, arrow.string())
+        return Export(
+            tables=[
+                TableExport(name="vectors", weight_RW=self.vectors_ID, ids=items, rows_I=rows_I, meaning=vectors),
+                TableExport(
+                    name="items", weight_RW=self.model.items_ID, ids=items, rows_I=rows_I + 1, meaning=embeddings
+                ),
+            ],
+            program=copy.deepcopy(PaddedHSTU(self.model)).cpu(),
+            inputs=self._padded(inputs),
+            meanings=MEANINGS,
+            output="vectors of users, of length 1: the score of an item is the product with its vector",
+            example=example,
+            logits_B=self._vectors(inputs),
+            more={} if titles is None else {"titles": arrow.table({"id": items, "title": titles})},
+            vectors_IW=self.vectors_ID,
+        )
+
+    def _padded(self, part: Histories) -> dict[str, Tensor]:
+        """The inputs of the exported program."""
+        shape = len(part.items), self.config.model.max_length
+        rows_BL = torch.zeros(shape, dtype=torch.int64)
+        inputs = {"rows_BL": rows_BL, "lengths_B": torch.tensor([len(one) for one in part.items])}
+        timed = self.config.model.time_buckets > 0 and part.times is not None and part.nexts_B is not None
+        if timed:
+            inputs |= {name: torch.zeros(shape, dtype=torch.int64) for name in ("times_BL", "query_times_BL")}
+        for row, items in enumerate(part.items):
+            rows_BL[row, : len(items)] = torch.from_numpy(items)
+            if timed and part.times is not None and part.nexts_B is not None:
+                after = np.append(part.times[row][1:], part.nexts_B[row])
+                inputs["times_BL"][row, : len(items)] = torch.from_numpy(part.times[row])
+                inputs["query_times_BL"][row, : len(items)] = torch.from_numpy(after)
+        return inputs
