@@ -213,11 +213,11 @@ def conclude_run(record: Run, result: Result, options: Options[Any], terminal: T
     if options.json:
         print_json(as_json(result))
     if not result.quality.met:
-        from ..runs.report.quality_sections import shortfall
+        from ..runs.report.quality_sections import standing_text
         from ..runs.report.sections import target_text
 
         # stdout holds the result as its one JSON object, so the error goes to stderr only.
-        missed, below = {"run": record.folder, "target": target_text(result)}, shortfall(result)
+        missed, below = {"run": record.folder, "target": target_text(result)}, standing_text(result)
         text = f"the quality target was missed{f': {below}' if below else ''}"
         return conclude(GateFailed(text, where=missed))
     return 0

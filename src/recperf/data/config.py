@@ -20,8 +20,12 @@ class SplitConfig:
     """Share of the rows (of the users, with split cold) used for validation."""
     split_seed: int = 42
     """Seed of the random and cold splits; separate from the training seed, so that repeats share a split."""
+    validation_share: float = 0.0
+    """Share of the training rows of imported clicks that choose the epoch by their log loss and are not trained on: the
+    latest or, with split random or without times, rows at equal distances; 0: none, and the last epoch counts."""
 
     def __post_init__(self) -> None:
+        require(0.0 <= self.validation_share < 1.0, "data.validation_share", self.validation_share, "0 to below 1")
         require(0.0 < self.holdout < 1.0, "data.holdout", self.holdout, "above 0 and below 1")
         within(0, self.split_seed, 1 << 53, "data.split_seed")
 
@@ -47,10 +51,12 @@ class MovieLensConfig(SplitConfig):
             "none when data.source is embedded",
         )
         require(self.path is not None or self.source != "clicks", "data.path", None, "the folder of data.source clicks")
+        validated = self.source == "clicks" or not self.validation_share
+        require(validated, "data.validation_share", self.validation_share, "0, or another with data.source clicks")
 
     def rows_split(self) -> SplitConfig:
         """How rows are split, without where they are."""
-        return SplitConfig(split=self.split, holdout=self.holdout, split_seed=self.split_seed)
+        return SplitConfig(**{name: getattr(self, name) for name in SplitConfig.__dataclass_fields__})
 
     @property
     def has_clicks(self) -> bool:

@@ -22,7 +22,7 @@ from ..runs.schemas import Change, SavedState
 from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, shape_mismatch
-from ..train.config import leading, merit
+from ..train.config import VALIDATION, leading, merit
 from ..train.loop import Position, train
 from ..train.timing import StepTimer
 from ..train.watch import Evaluator, LossLog, Minutes, TargetMet, Watchers, either, every
@@ -105,8 +105,8 @@ class SeedTraining:
         """The state of the trial before anything was loaded."""
         self._unscored: int | None = None
         """The step of a checkpoint that lacks a score which an uninterrupted run would have saved with it."""
-        self._predictions: tuple[int, Predictions] | None = None
-        """The step of the last evaluation, and what the model predicted."""
+        self._predictions: tuple[Position, Predictions] | None = None
+        """The position of the last evaluation, and what the model predicted."""
         store.accept, store.on_disk = self._accept, lambda: self.run.note_saved(seed)
         store.ever_saved = lambda: self.run.ever_saved(seed)
 
@@ -137,23 +137,36 @@ class SeedTraining:
                         self.timed.end()
         if reasons.get("graph") != graph:
             self._notice(f"CUDA graph {reasons['graph']}")
-        last = self.evaluator.history[-1]
+        last, chosen = self.evaluator.history[-1], self.evaluator.chosen
         if self.submission:
             self.submission.stop(last["step"], last["metrics"])
-        self.job.trained(seed, self.trial, self._last_predictions(last["step"], start))
         early = last["step"] if last["step"] < recipe.steps else None
         if early is not None:
-            self._notice(f"seed {seed} reached the target at step {early} of {recipe.steps} and stopped")
+            why = "reached the target" if self.job.reached(last["metrics"]) else "validation no longer improved"
+            self._notice(f"seed {seed} stopped at step {early} of {recipe.steps}: {why}")
+        if chosen is not last:
+            self._return_to(chosen, start)
+        self.job.trained(seed, self.trial, self._last_predictions(chosen["step"], start))
         best = max(self.evaluator.history, key=lambda entry: merit(entry["metrics"]))
-        return {"seed": seed, "metrics": last["metrics"], "best": best, "stopped_early": early}
+        return {"seed": seed, "metrics": chosen["metrics"], "best": best, "stopped_early": early}
+
+    def _return_to(self, chosen: dict[str, Any], start: Position) -> None:
+        """Read the weights of the chosen evaluation back, and save them as those of the end of the training."""
+        self.report.notice(f"seed {self.seed} ends with the weights of epoch {chosen['epoch']}, which validation chose")
+        if self.store.load("best", into={"trial": self._into}) is None:
+            what = "the checkpoint that validation chose is missing"
+            raise DataError(what, where={"folder": self.store.folder}, fix="start a new run")
+        end = self._predictions[0] if self._predictions else start
+        self.store.supersede(end.step)
+        self.save(end, False)
 
     @torch.no_grad()
     def _last_predictions(self, step: int, start: Position) -> Predictions:
-        """Predictions of the last evaluation, which an earlier process may have done."""
-        if self._predictions is None or self._predictions[0] != step:
-            self.trial.recipe.model.train(False)
-            self._predictions = step, self.trial.predictions(start)
-        return self._predictions[1]
+        """Predictions of the weights that training ends with, which an earlier process may have scored."""
+        if self._predictions is not None and self._predictions[0].step == step:
+            return self._predictions[1]
+        self.trial.recipe.model.train(False)
+        return self.trial.predictions(start)
 
     def _notice(self, text: str) -> None:
         self.run.event("notice", seed=self.seed, text=text)
@@ -175,8 +188,9 @@ class SeedTraining:
         def score(at: Position) -> dict[str, float]:
             with self.job.stop.interruptible():
                 predictions = self.trial.predictions(at)
-                self._predictions = at.step, predictions
-                return self.trial.metrics(predictions)
+                self._predictions = at, predictions
+                metrics, validation_loss = self.trial.metrics(predictions), self.trial.recipe.validation_loss
+                return metrics if validation_loss is None else {**metrics, VALIDATION: validation_loss()}
 
         def begins(at: Position) -> None:
             nonlocal log_state

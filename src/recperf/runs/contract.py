@@ -169,7 +169,7 @@ def quality_target(target: Derive) -> Claim:
             if getattr(stated, name) != bound
         ]
         quality = quality_of(evidence, stated)
-        reached = list(bounds(quality.metrics, quality.baselines, stated))
+        reached = list(bounds(quality.metrics, quality.baselines, stated, quality.differences))
         objections += [f"missed: {text}" for text, met in reached if not met]
         return finding(objections, ", ".join(text for text, _ in reached) or "no target set")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,10 @@ from ..measure.spans import budget_part
 from ..train.config import baseline_to_beat, leading
 from .events import ChangeEvent, Timing
 from .evidence import Evidence
-from .quality import add_detail, percentile
+from .quality import add_detail, percentile, standing
 from .result import (
     SCHEMA,
+    Difference,
     Metrics,
     Overall,
     Performance,
@@ -105,26 +106,34 @@ def quality_of(evidence: Evidence, target: Target) -> Quality:
         spread={name: statistics.stdev(each) for name, each in values.items()} if len(trials) > 1 else {},
         seeds=trials,
         target=target,
-        met=meets(metrics, baselines, target),
+        met=False,
         baselines=baselines,
     )
     if evidence.has("scores.json"):
         add_detail(quality, evidence.file("scores.json", Scores))
+    quality.met = meets(metrics, baselines, target, quality.differences)
     return quality
 
 
-def meets(metrics: Metrics, baselines: dict[str, Metrics], target: Target) -> bool:
+def meets(
+    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
+) -> bool:
     """Whether every bound of the target holds; None is no bound."""
-    return all(met for _, met in bounds(metrics, baselines, target))
+    return all(met for _, met in bounds(metrics, baselines, target, differences))
 
 
-def bounds(metrics: Metrics, baselines: dict[str, Metrics], target: Target) -> Iterator[tuple[str, bool]]:
-    """Every bound of the target beside the value that was reached, and whether it is met."""
+def bounds(
+    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
+) -> Iterator[tuple[str, bool]]:
+    """Every bound of the target beside the value that was reached, and whether it is met: a baseline is beaten where
+    the AUC is higher by more than the interval of the difference, or where that is not known, at all."""
     beat = baseline_to_beat(target.beat, baselines)
     if beat is not None:
         name = leading(metrics)
         value, least = metrics[name], baselines[beat][name]
-        yield f"{name} {value:.4f} (above {least:.4f}, {beat})", value > least
+        place = next((standing(row) for row in differences if row.baseline == beat), None)
+        text = f"{name} {value:.4f} (above {least:.4f}, {beat}{f': {place}' if place else ''})"
+        yield text, value > least and place in (None, "above")
     for name, bound in (("accuracy", target.accuracy), ("auc", target.auc)):
         if bound is not None and name in metrics:
             yield f"{name} {metrics[name]:.4f} (at least {bound:g})", metrics[name] >= bound

@@ -17,7 +17,7 @@ from ..jsonfile import Problem, Struct, as_json, fit, load
 from ..machine import fingerprint
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ..measure.profile_records import PAIR_SCHEMA, SCHEMA, Pair, Profile
-from ..train.config import leading, merit
+from ..train.config import chosen_evaluation, leading, merit
 from .events import BadEvent, Event, Scores, Step, parse_events
 from .result import Data, Evaluation, Metrics, Result, Trial
 from .schemas import Progress, SavedConfig
@@ -140,13 +140,14 @@ class Evidence:
         return range(first, first + count)
 
     def trials(self) -> list[Trial]:
-        """The trial of every seed, which must be the last and the best evaluation in the log."""
+        """The trial of every seed, which must be the chosen and the best evaluation in the log."""
         trials = []
         for seed in self.seeds():
             name, history = f"trial-{seed}.json", self._history(seed)
             trial = self.file(name, Trial)
-            if (trial.seed, trial.metrics) != (seed, history[-1].metrics):
-                raise NoEvidence(f"{name}: seed or metrics differ from the last evaluation in events.jsonl")
+            chosen = history[chosen_evaluation([entry.metrics for entry in history])]
+            if (trial.seed, trial.metrics) != (seed, chosen.metrics):
+                raise NoEvidence(f"{name}: seed or metrics differ from the evaluation in events.jsonl that counts")
             if trial.best != max(history, key=lambda entry: merit(entry.metrics)):
                 raise NoEvidence(f"{name}: best is not the best evaluation in events.jsonl")
             trials.append(trial)

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from ..train.config import ORACLES, STARTS
+from ..train.config import ORACLES
 from .result import (
     CalibrationBin,
     Difference,
@@ -77,6 +77,8 @@ def add_detail(quality: Quality, scores: Scores) -> None:
             )
             for name, rule in sorted(baselines.items(), key=lambda item: -(item[1].auc or 0.0))
         )
+        for row in quality.differences:
+            row.standing = standing(row)
     if own := [seed.within_users for seed in paired if seed.within_users]:
         users = {name: rule.within_users for name, rule in baselines.items() if rule.within_users}
         quality.within_users = WithinUsers(users=own[0].users, **_beside(own, users, "user_ndcg_10"))
@@ -148,14 +150,13 @@ def _replicated(seeds: Sequence[Sequence[float]], theirs: Sequence[float]) -> di
 
 
 def best_of(differences: Sequence[D]) -> D | None:
-    """Of differences with the best baseline first, that to the first one that is neither an oracle nor the start of the
-    model."""
-    return next((row for row in differences if row.baseline not in (*ORACLES, *STARTS)), None)
+    """Of differences with the best baseline first, that to the first one that is no oracle."""
+    return next((row for row in differences if row.baseline not in ORACLES), None)
 
 
-def start_difference(quality: Quality) -> Difference | None:
-    """The difference to what the model computes before its first step, where that is a baseline."""
-    return next((row for row in quality.differences if row.baseline in STARTS), None)
+def standing(row: Difference | RankingDifference) -> str:
+    """Whether the model is above, level with or below a baseline: level where the 95 % interval includes 0."""
+    return "above" if row.low > 0 else "below" if row.high < 0 else "level"
 
 
 def few_rows(rows: int) -> str | None:

@@ -13,7 +13,8 @@ SCHEMA = 2
 
 Metrics = dict[str, Number]
 """accuracy, auc, log_loss, calibration (predicted over observed positives), calibration_error (over 15 bins); of hstu
-hit_rate_10, ndcg_10, mrr and validation_ndcg_10."""
+hit_rate_10, ndcg_10, mrr and validation_ndcg_10; of a model whose epoch was chosen on rows inside the training time,
+validation_log_loss of these."""
 
 
 Baselines = Annotated[dict[str, Metrics], Meta(min_length=1)]
@@ -33,12 +34,12 @@ class Trial(Struct, omit_defaults=True):
 
     seed: int
     metrics: Metrics
-    """After the last step."""
+    """After the last step or, where validation chose the epoch, after that."""
     best: Evaluation
     """The evaluation with the highest AUC: optimistic, because it is chosen on the validation rows. Of hstu, that with
     the highest NDCG@10 of validation items."""
     stopped_early: int | None = None
-    """Steps done when the target was met and training stopped; None: it ran to its end."""
+    """Steps done when the target was met or validation no longer improved; None: training ran to its end."""
 
 
 class Target(Struct):
@@ -76,6 +77,8 @@ class Difference(Interval):
     """Share of the replicates in which the baseline is better."""
     seeds: int
     """Seeds that were scored on the rows that the baseline was scored on."""
+    standing: str = ""
+    """above, level with or below the baseline: level where the interval includes 0."""
 
 
 class CalibrationBin(Struct):
@@ -163,7 +166,8 @@ class Quality(Struct, omit_defaults=True):
     seeds: list[Trial]
     target: Target
     met: bool
-    """Whether the mean metrics meet every bound of the target."""
+    """Whether the mean metrics meet every bound of the target; a baseline to beat, by more than the interval of the
+    difference."""
     baselines: dict[str, Metrics]
     """Metrics of simple rules on the same split."""
     interval: ModelInterval | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,6 +42,9 @@ class TrainConfig:
     """Evaluate every this many steps; 0 means only at the end of each epoch."""
     stop_at_target: bool = False
     """Stop as soon as an evaluation meets the target."""
+    patience: int = 0
+    """Stop after this many evaluations without a lower log loss of the validation rows; 0: never. Only where rows
+    inside the training time choose the epoch."""
     checkpoint_epochs: bool = True
     """Save a checkpoint after every evaluation. A signal that asks to stop always saves one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -64,6 +67,7 @@ class TrainConfig:
         within(0.0, self.checkpoint_minutes, 1e6, "train.checkpoint_minutes")
         within(1, self.keep_last, 1_000_000, "train.keep_last")
         within(0, self.evaluate_steps, 1 << 40, "train.evaluate_steps")
+        within(0, self.patience, 1 << 40, "train.patience")
         within(0, self.threads, 256, "train.threads")
 
 
@@ -167,13 +171,12 @@ class DLRMTrainConfig(TrainConfig):
 class TargetConfig:
     beat: Literal[
         "auto", "majority", "item_bias", "user_item_bias", "popularity", "logistic", "gradient_boosting",
-        "running_means", "item_knn", "rates_regression", "rates_start", "recent_popularity", "item_to_item", "best",
-        "none",
+        "running_means", "item_knn", "rates_regression", "recent_popularity", "item_to_item", "best", "none",
     ] = "auto"  # fmt: skip
     """Baseline whose AUC, or for hstu NDCG@10, the model must exceed. auto: user_item_bias for micro-dlrm, for dlrm-v4
     and for MovieLens ids in micro-dlrm-dram; majority, whose AUC is 0.5, for dlrm and for virtual ids in
     micro-dlrm-dram. popularity: only dlrm-v4 and hstu have it. best: whichever of the run's baselines has the highest
-    value, except the regression that the model itself starts as (rates_start) and the true model of synthetic data."""
+    value, except the true model of synthetic data."""
     accuracy: float | None = None
     """Validation accuracy to reach; none means 0.71 on the real MovieLens-100K with the random split, else no bound."""
     auc: float | None = None
@@ -191,6 +194,10 @@ class TargetConfig:
         return {"beat": beat, "accuracy": self.accuracy, "auc": self.auc}
 
 
+VALIDATION_SHARE = 0.1
+"""Share of the training rows of own data that choose the epoch."""
+VALIDATION = "validation_log_loss"
+"""The metric that chooses the epoch: of rows inside the training time, which are neither trained on nor scored."""
 RANKED = "validation_ndcg_10"
 """Of a workload that ranks items: the metric of validation items that chooses the epoch."""
 
@@ -202,22 +209,30 @@ def leading(metrics: Mapping[str, float]) -> str:
 
 def merit(metrics: Mapping[str, float]) -> float:
     """What the evaluations of a training are compared by; higher is better."""
+    if VALIDATION in metrics:
+        return -metrics[VALIDATION]
     return metrics[RANKED] if RANKED in metrics else metrics[leading(metrics)]
+
+
+def chosen_evaluation(history: Sequence[Mapping[str, float]]) -> int:
+    """Which evaluation has the weights that a training ends with, from their metrics: the one with the lowest
+    validation log loss or, where no rows choose, the last."""
+    if VALIDATION not in history[-1]:
+        return len(history) - 1
+    return max(range(len(history)), key=lambda place: merit(history[place]))
 
 
 ORACLES = ("planted",)
 """Baselines that know what no model can."""
-STARTS = ("rates_start",)
-"""Baselines that are part of the model: what it computes before its first step."""
 
 
 def baseline_to_beat(beat: str | None, baselines: Mapping[str, Mapping[str, float]]) -> str | None:
-    """The baseline that a target's `beat` means: of best, the one with the highest AUC, or NDCG@10, that is neither
-    part of the model nor knows what no model can."""
+    """The baseline that a target's `beat` means: of best, the one with the highest AUC, or NDCG@10, that does not know
+    what no model can."""
     scored = {
         name: metrics[leading(metrics)]
         for name, metrics in baselines.items()
-        if leading(metrics) in metrics and name not in (*ORACLES, *STARTS)
+        if leading(metrics) in metrics and name not in ORACLES
     }
     return max(scored, key=lambda name: scored[name]) if beat == "best" and scored else beat
 

@@ -113,6 +113,10 @@ class Recipe:
     """Is called when training starts or continues at a position, to begin preparing the next evaluation."""
     training_metrics: Callable[[], dict[str, float] | None] = lambda: None
     """Metrics of the training batches since the last call; none where they are not collected."""
+    validation_loss: Callable[[], float] | None = None
+    """Computes the log loss of rows inside the training time, by which the epoch is chosen; None: the last counts."""
+    patience: int = 0
+    """Evaluations without a lower such loss after which training ends; 0: never."""
     whole_step: WholeStep | None = None
     """Executes a whole step, as a CUDA graph does, in place of the body of `take_step`."""
 

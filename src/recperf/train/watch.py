@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import GateFailed, Interrupted, Stopped
 from ..ops.arguments import raise_if_any
 from ..points import reached
-from .config import merit
+from .config import VALIDATION, chosen_evaluation, merit
 from .loop import Position, Recipe, RecordNorm
 from .timing import Emit, StepTimer
 
@@ -192,7 +192,7 @@ class Evaluator:
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
         self.ends(position, metrics)
-        if not self.enough(metrics):
+        if not self.met:
             self.recipe.prepare_evaluation(position)
         reached("evaluation: logged")
         return best
@@ -208,9 +208,17 @@ class Evaluator:
         return bool(self.history) and bool(self.history[-1]["step"] == position.step)
 
     @property
+    def chosen(self) -> dict[str, Any]:
+        """The evaluation of the weights that training would end with now."""
+        return self.history[chosen_evaluation([entry["metrics"] for entry in self.history])]
+
+    @property
     def met(self) -> bool:
-        """Whether the last score meets the target."""
-        return bool(self.history) and self.enough(self.history[-1]["metrics"])
+        """Whether the last score meets the target, or the last ones brought nothing better."""
+        if not self.history:
+            return False
+        waited = len(self.history) - 1 - self.history.index(self.chosen)
+        return self.enough(self.history[-1]["metrics"]) or 0 < self.recipe.patience <= waited
 
 
 @dataclass
@@ -285,7 +293,9 @@ class Watchers:
 
     def _saves_score(self, position: Position) -> bool:
         ends = position.step >= self.recipe.steps or self.evaluator.met
-        return self.save_scored or (self.save_end and ends)
+        # The best of these is read back in the end.
+        validated = VALIDATION in self.evaluator.history[-1]["metrics"]
+        return self.save_scored or validated or (self.save_end and ends)
 
     def _score(self, position: Position) -> bool:
         self.losses.flush()

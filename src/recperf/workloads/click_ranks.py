@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import ClickBatch
+from ..data.click_store.columns import Split
 from ..data.order import RankPart
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.exchange import made_event
@@ -171,8 +172,8 @@ class RankTrialState(DLRMTrialState):
         """The samples of every batch that this rank makes."""
         return RankPart(self.world.rank, self.world.size)
 
-    def held_out(self) -> Iterator[tuple[ClickBatch, int]]:
-        for batch, samples in super().held_out():
+    def held_out(self, split: Split = "valid") -> Iterator[tuple[ClickBatch, int]]:
+        for batch, samples in super().held_out(split):
             yield share(batch, samples, self.part).part, samples
 
     def state(self) -> dict[str, Any]:

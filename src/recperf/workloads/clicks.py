@@ -48,7 +48,13 @@ class PreparedSamples(Prepared):
 
     train: Samples | None
     valid: Samples
+    choosing: Samples | None = None
+    """Training rows that are not trained on but choose the epoch."""
     scoring_batch = SCORING_BATCH
+
+    @property
+    def choosing_rows(self) -> int:
+        return 0 if self.choosing is None else len(self.choosing)
 
     @property
     def valid_rows(self) -> ScoredRows | None:
@@ -76,12 +82,13 @@ class PreparedSamples(Prepared):
         return None if self.train is None else strongest_feature(self.train, self.valid)
 
     @cached_property
-    def _valid_on_device(self) -> Samples:
-        return self.valid.to(self.settings.device)
+    def _on_device(self) -> dict[Split, Samples]:
+        scored: dict[Split, Samples | None] = {"valid": self.valid, "choose": self.choosing}
+        return {split: rows.to(self.settings.device) for split, rows in scored.items() if rows is not None}
 
-    def held_out(self, seed: int, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
-        """The validation rows on the device that trains, or a part of each batch of them."""
-        valid = self._valid_on_device
+    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
+        """The rows of a split on the device that trains, or a part of each batch of them."""
+        valid = self._on_device[split]
         return cut(valid, SCORING_BATCH) if part == WHOLE else cut_part(valid, SCORING_BATCH, part)
 
 
@@ -146,8 +153,9 @@ def imported_strongest(clicks: ImportedClicks) -> tuple[str, float] | None:
     return strongest_feature(*sides)
 
 
-def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
-    """The training and validation rows of imported clicks in memory, for a model with one id per feature."""
+def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples, Samples, Samples]:
+    """The rows of the splits train, valid, fit and choose of imported clicks in memory, for a model with one id per
+    feature."""
 
     def samples(split: Split) -> Samples:
         rows = clicks.rows_of(split, 0, clicks.count(split))
@@ -159,7 +167,7 @@ def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples]:
             **vars(imported_rows(clicks, split)),
         )
 
-    return samples("train"), samples("valid")
+    return samples("train"), samples("valid"), samples("fit"), samples("choose")
 
 
 def require_tables(model: DLRMConfig, clicks: ImportedClicks) -> None:
@@ -200,22 +208,33 @@ class DLRMTrialState:
         batches = self.prepared.catalogue().batches(rows_P, items_P)
         return torch.cat([self.logits_of(batch.to(device)) for batch in batches])
 
-    def held_out(self) -> Iterator[tuple[ClickBatch, int]]:
-        """This process's part of each batch of validation rows, and the samples of the whole batch."""
+    def held_out(self, split: Split = "valid") -> Iterator[tuple[ClickBatch, int]]:
+        """This process's part of each batch of a split's rows, and the samples of the whole batch."""
         prepared, world = self.prepared, current()
-        rows, size = prepared.data["valid_rows"], prepared.scoring_batch
-        batches = prepared.held_out(self.seed, RankPart(world.rank, world.size))
+        rows, size = self._rows(split), prepared.scoring_batch
+        batches = prepared.held_out(self.seed, RankPart(world.rank, world.size), split)
         for number, batch in enumerate(batches):
             yield batch, min(size, rows - number * size)
 
+    def _rows(self, split: Split) -> int:
+        return int(self.prepared.data["valid_rows"] if split == "valid" else self.prepared.choosing_rows)
+
     @torch.no_grad()
-    def predictions(self, at: Position | None = None) -> Predictions:
-        """Of the validation rows in their order; of several ranks each scores its part of a batch."""
+    def _scored(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Logits and labels of a split's rows in their order; of several ranks each scores its part of a batch."""
         scores = Scores(current())
-        for batch, samples in self.held_out():
+        for batch, samples in self.held_out(split):
             poll()
             scores.add(self.logits_of(batch), batch.labels_B, stride(samples, scores.world.size))
-        logits_N, labels_N = scores.gather(self.prepared.data["valid_rows"])
+        return scores.gather(self._rows(split))
+
+    def validation_loss(self) -> float:
+        """The log loss of the rows that choose the epoch."""
+        return binary_metrics(*self._scored("choose"))["log_loss"]
+
+    def predictions(self, at: Position | None = None) -> Predictions:
+        """Of the validation rows in their order."""
+        logits_N, labels_N = self._scored("valid")
         rows = self.prepared.valid_rows
         return Predictions(logits_N, labels_N, rows and rows.users_N, rows and rows.items_N)
 

@@ -29,7 +29,8 @@ PIECE = 1 << 18
 """Rows between two commits, each with digests of its own."""
 DIGESTS = "digests"
 """File of the SHA-256 of every piece of the arrays."""
-Split = Literal["train", "valid"]
+Split = Literal["train", "valid", "fit", "choose"]
+"""Training and held-out rows; of the training rows those that steps are made of, and those that choose the epoch."""
 EMPTY = -1
 """In the slots of a feature with several ids: no id."""
 _DIGEST = hashlib.sha256().digest_size

@@ -102,9 +102,13 @@ class ImportedClicks:
                 fix="import it with --categorical COLUMNS",
             )
         valid = self._validation_rows()
+        train_N = np.flatnonzero(~valid)
+        chooses_N = self._chooses(train_N)
         self._index: dict[Split, NDArray[np.int64]] = {
-            "train": np.flatnonzero(~valid),
+            "train": train_N,
             "valid": np.flatnonzero(valid),
+            "fit": train_N[~chooses_N],
+            "choose": train_N[chooses_N],
         }
         self._tables = self._fit_tables()
         self._scales, self._indicators = self._fit_numbers()
@@ -274,6 +278,18 @@ class ImportedClicks:
         if by_time and "times" not in self.arrays and not note.startswith("; events without times"):
             note = "; rows without times, in order of the file" + note
         return note
+
+    def _chooses(self, train_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which training rows choose the epoch; at least one is left to train on."""
+        chooses_N, share = np.zeros(len(train_N), bool), self.split.validation_share
+        count = min(round(share * len(train_N)), len(train_N) - 1)
+        if count < 1:
+            return chooses_N
+        if "times" in self.arrays and self.split.split != "random":
+            chooses_N[np.argsort(self.arrays["times"][train_N], kind="stable")[-count:]] = True
+        else:
+            chooses_N[np.linspace(0, len(train_N) - 1, count).astype(np.int64)] = True
+        return chooses_N
 
     def _validation_rows(self) -> NDArray[np.bool_]:
         user = self.manifest.user

@@ -22,6 +22,9 @@ class HistoryConfig:
     by time. last-n: the last `length` events of any kind."""
     scan: int = 20_000
     """Number of events before the anchor that are scanned."""
+    query_time: Literal["last-event", "candidate"] = "last-event"
+    """The time of a query, from which its hour and the ages of its history are counted: that of the last event of the
+    history, as published, or that of the candidate."""
 
     def __post_init__(self) -> None:
         within(1, self.length, 1 << 20, "history.length")

@@ -121,7 +121,7 @@ class Histories:
             self._tensor(picked.offsets_B1),
             self._tensor(picked.actions_T),
             times_T,
-            self._tensor(_query_times(picked.offsets_B1, room.times_T, queries.times_B)),
+            self._tensor(self._query_times(picked.offsets_B1, room.times_T, queries.times_B)),
             self._tensor((np.zeros(batch) if labels_B is None else labels_B).astype(np.float32)),
             None if self.rates is None else self._tensor(self.rates.of(queries)),
         )
@@ -175,6 +175,13 @@ class Histories:
         hour_B = queries.times_B // HOUR_S % DAY_HOURS
         return np.array([uid_B, item_B, artist_B, album_B, hour_B, queries.organic_B], np.int64)
 
+    def _query_times(self, offsets_B1: Words, times_T: Words, target_times_B: Words) -> Words:
+        """The time of the last event of each history, or of the target if the history is empty or the config asks."""
+        times_B, some_B = target_times_B.copy(), offsets_B1[1:] > offsets_B1[:-1]
+        if self.config.query_time == "last-event":
+            times_B[some_B] = times_T[offsets_B1[1:][some_B] - 1]
+        return times_B
+
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype, pin_memory=self.pin)
 
@@ -185,14 +192,6 @@ class Histories:
         tensor = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, pin_memory=self.pin)
         tensor.numpy()[:] = array
         return tensor
-
-
-def _query_times(offsets_B1: Words, times_T: Words, target_times_B: Words) -> Words:
-    """The time of the last event of each history, or of the target if the history is empty."""
-    times_B = target_times_B.copy()
-    some_B = offsets_B1[1:] > offsets_B1[:-1]
-    times_B[some_B] = times_T[offsets_B1[1:][some_B] - 1]
-    return times_B
 
 
 def _check(store: EventStore) -> None:

@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class _Groups:
+class Groups:
     """Listens sorted by group and clock, with running sums of those that are positive."""
 
     keys_G: Longs
@@ -51,12 +51,12 @@ class _Groups:
     positives_N1: NDArray[np.uint32]
 
     @staticmethod
-    def of(keys_N: Longs, clock_N: Longs, positive_N: NDArray[np.bool_]) -> _Groups:
+    def of(keys_N: Longs, clock_N: Longs, positive_N: NDArray[np.bool_]) -> Groups:
         keys_G, group_N = np.unique(keys_N, return_inverse=True)
         codes_N = (group_N.astype(np.int64) << 32) | clock_N
         order_N = np.argsort(codes_N, kind="stable")
         sums = np.concatenate([[0], np.cumsum(positive_N[order_N], dtype=np.uint32)]).astype(np.uint32)
-        return _Groups(keys_G, codes_N[order_N], sums)
+        return Groups(keys_G, codes_N[order_N], sums)
 
     def before(self, keys_B: Longs, clock_B: Longs) -> tuple[Longs, Longs]:
         """Where the listens of a group begin, and where those before the clock end; equal where there are none."""
@@ -90,15 +90,15 @@ class RunningRates:
         times_N = store.times_E[listens_N].astype(np.int64)
         own_N = times_N if self.by_second else listens_N
         users_N, items_N = store.users_of(listens_N), store.items_at(listens_N)
-        self.user = _Groups.of(users_N, own_N, positive_N)
-        self.item = _Groups.of(items_N, times_N, positive_N)
+        self.user = Groups.of(users_N, own_N, positive_N)
+        self.item = Groups.of(items_N, times_N, positive_N)
         real_N = (kinds_E[listens_N] & np.uint8(DRAWN)) == 0
-        self.user_item = _Groups.of(_pair(users_N, items_N)[real_N], own_N[real_N], positive_N[real_N])
+        self.user_item = Groups.of(_pair(users_N, items_N)[real_N], own_N[real_N], positive_N[real_N])
         self.artist = self.user_artist = None
         if store.catalogue_I2[:, 0].any():
             artists_N = self._artists(items_N)
-            self.artist = _Groups.of(artists_N, times_N, positive_N)
-            self.user_artist = _Groups.of(_pair(users_N, artists_N)[real_N], own_N[real_N], positive_N[real_N])
+            self.artist = Groups.of(artists_N, times_N, positive_N)
+            self.user_artist = Groups.of(_pair(users_N, artists_N)[real_N], own_N[real_N], positive_N[real_N])
         self.first_time, last = (int(times_N.min()), int(times_N.max())) if len(times_N) else (0, 0)
         self.period = max(1, (last - self.first_time) // 64)
         """Seconds that count as recent in the popularity of an item."""
@@ -120,6 +120,16 @@ class RunningRates:
             columns = self._columns(queries)
             expected_E[listens_N[part]] = 1 / (1 + np.exp(-sum(columns[name] for name in MEANS)))
         return expected_E
+
+    @staticmethod
+    def grouped(keys_N: Longs, times_N: Longs, positive_N: NDArray[np.bool_]) -> Groups:
+        """Listens by any other key, for `share_and_count`."""
+        return Groups.of(keys_N, times_N, positive_N)
+
+    def share_and_count(self, groups: Groups, keys_B: Longs, times_B: Longs) -> list[Floats]:
+        """The log odds of a group's share of positive listens before a time, and the logarithm of their number."""
+        first_B, stop_B = groups.before(keys_B, times_B)
+        return [_share(groups, first_B, stop_B, self.overall(times_B)), _logarithm(stop_B - first_B)]
 
     def _artists(self, items_B: Longs) -> Longs:
         return np.asarray(self.store.catalogue_I2[items_B, 0], np.int64)
@@ -171,7 +181,7 @@ def _pair(users_N: Longs, others_N: Longs) -> Longs:
     return users_N << 32 | others_N
 
 
-def _share(groups: _Groups, first_B: Longs, stop_B: Longs, overall_B: Floats) -> Floats:
+def _share(groups: Groups, first_B: Longs, stop_B: Longs, overall_B: Floats) -> Floats:
     """How far the log odds of the smoothed share are above those of the overall share."""
     share_B = (groups.positives(first_B, stop_B) + PRIOR * overall_B) / (stop_B - first_B + PRIOR)
     return _log_odds(share_B) - _log_odds(overall_B)

@@ -130,6 +130,14 @@ class DLRMv4Config:
     rates_hidden: int = 0
     """Hidden width of the encoder of running rates of user and item, whose logit is added to the head's; 0: the model
     reads no such rates."""
+    token_scale: float = 0.0
+    """Factor of the tokens before positions are added; 0: sqrt(hstu.dim), as published, beside which the order of a
+    short history is invisible at the start."""
+    position_std: float = 0.0
+    """Standard deviation of the position table at the start; 0: uniform in +-1/sqrt(positions), as published."""
+    recent: int = 0
+    """Number of last events whose tokens, beside the candidate's, also reach the head directly, through an encoder, not
+    only through attention, which learns slowly where to look; 0: none, as published."""
     input_dropout: float = 0.2
     """Dropout rate of the token features."""
     shared_encoders: bool = True
@@ -155,6 +163,9 @@ class DLRMv4Config:
         within(0, self.rates_hidden, 1 << 16, "model.rates_hidden")
         within(self.context_tokens + 1, self.positions, 1 << 24, "model.positions")
         within(1, self.time_buckets, 1 << 24, "model.time_buckets")
+        within(0.0, self.token_scale, 1e6, "model.token_scale")
+        within(0.0, self.position_std, 1e6, "model.position_std")
+        within(0, self.recent, max(0, self.max_history), "model.recent")
         require(0 <= self.input_dropout < 1, "model.input_dropout", self.input_dropout, "0 to below 1")
         require(0 < self.eps < 1, "model.eps", self.eps, "above 0 and below 1")
         within(1e-6, self.loss_scale, 1e6, "model.loss_scale")
@@ -187,7 +198,17 @@ class DLRMv4Config:
     @property
     def scale(self) -> float:
         """Factor of the tokens before positions are added."""
-        return math.sqrt(self.dim)
+        return self.token_scale or math.sqrt(self.dim)
+
+    @property
+    def recent_features(self) -> int:
+        """Numbers of the candidate and the last events, from which their encoder computes one vector."""
+        return (1 + self.recent) * self.dim
+
+    @property
+    def head_features(self) -> int:
+        """Numbers that the head reads: the product of user and candidate, and the vector of the last events."""
+        return self.dim * (2 if self.recent else 1)
 
     @property
     def table_rows(self) -> dict[str, int]:
@@ -212,8 +233,9 @@ class DLRMv4Config:
             "time": (self.time_buckets + 1) * dim,
             "stu": self.hstu.layers * self.hstu.layer_parameters,
             "postprocessor": (dim + 4 + 1) * dim + 2 * dim,
+            **({"recent": _encoder(self.recent_features, self.head_hidden, dim)} if self.recent else {}),
             "item_tower": _encoder(3 * table, self.item_hidden, dim),
-            "head": (dim + 3) * self.head_hidden + self.head_hidden + 1,
+            "head": (self.head_features + 3) * self.head_hidden + self.head_hidden + 1,
             **({"rates": (len(RATES) + 4) * self.rates_hidden + 1 + len(RATES) + 1} if self.rates_hidden else {}),
         }
 

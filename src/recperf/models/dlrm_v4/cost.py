@@ -111,12 +111,21 @@ def forward(config: DLRMv4Config, load: Load) -> dict[str, Cost]:
         **_stu_forward(config.hstu, load, width),
         "postprocessor": _linear(batch, dim + 4, dim, width) + Cost(0, 2 * FLOAT * batch * dim),
         "item_tower": _encoder(batch, 3 * table, config.item_hidden, dim, FLOAT),
-        "head": _linear(batch, dim, config.head_hidden, FLOAT)
+        "head": _recent(config, batch, width)
+        + _linear(batch, config.head_features, config.head_hidden, FLOAT)
         + _linear(batch, config.head_hidden, 1, FLOAT)
         + Cost(0, FLOAT * batch * (2 * dim + 2 * config.head_hidden))
         + _rates(config, batch),
         "loss": Cost(0, 3 * FLOAT * batch),
     }
+
+
+def _recent(config: DLRMv4Config, batch: int, width: int) -> Cost:
+    """The encoder of the last events, where the model has one."""
+    if not config.recent:
+        return Cost()
+    gathered = Cost(0, 2 * width * batch * config.recent_features)
+    return gathered + _encoder(batch, config.recent_features, config.head_hidden, config.dim, width)
 
 
 def _rates(config: DLRMv4Config, batch: int) -> Cost:

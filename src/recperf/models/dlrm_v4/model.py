@@ -69,7 +69,7 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
 
 
 class RatesTower(nn.Module):
-    """Running rates to a logit: a linear part, which may start as a regression, and an encoder, which starts at 0."""
+    """Running rates to a logit: a linear part and an encoder."""
 
     def __init__(self, config: DLRMv4Config) -> None:
         super().__init__()
@@ -78,14 +78,8 @@ class RatesTower(nn.Module):
 
     def reset(self, seed: int) -> None:
         self.encoder.reset(seed, "rates", xavier_uniform_)
-        for weight in (self.encoder.second.weight, self.linear.weight, self.linear.bias):
+        for weight in (self.linear.weight, self.linear.bias):
             nn.init.zeros_(weight)
-
-    @torch.no_grad()
-    def start(self, weights_F: Tensor, intercept: float) -> None:
-        """Begin with the logits of a regression."""
-        self.linear.weight.copy_(weights_F.unsqueeze(0))
-        self.linear.bias.fill_(intercept)
 
     def forward(self, rates_BF: Tensor) -> Tensor:
         logits_B1: Tensor = self.linear(rates_BF) + self.encoder(rates_BF)
@@ -118,8 +112,9 @@ class DLRMv4(nn.Module):
         self.hstu = HSTU(config.hstu)
         self.combine = nn.Linear(dim + 2 * len(PERIODS), dim)
         self.combine_norm = nn.LayerNorm(dim, eps)
+        self.recent = Encoder(config.recent_features, config.head_hidden, dim, eps) if config.recent else None
         self.item_tower = Encoder(3 * table, config.item_hidden, dim, eps)
-        self.head = Encoder(dim, config.head_hidden, 1, eps, normed=False)
+        self.head = Encoder(config.head_features, config.head_hidden, 1, eps, normed=False)
         self.rates = RatesTower(config) if config.rates_hidden else None
         self.reset(seed, tables=False)
         self.to(device)
@@ -141,13 +136,15 @@ class DLRMv4(nn.Module):
             cast(Encoder, self.get_submodule(name)).reset(seed, name, init)
         if self.rates is not None:
             self.rates.reset(seed)
-            # The rest of the model learns what the rates do not explain.
-            nn.init.zeros_(self.head.second.weight)
+        if self.recent is not None:
+            self.recent.reset(seed, "recent", xavier_uniform_)
         for name in ("action_bits", "candidate_action"):
             normal_(self.get_parameter(name), 0.1, seed, name)
         for name in ("position_weight", "time_weight"):
             weight = self.get_parameter(name)
             uniform_(weight, weight.shape[0] ** -0.5, seed, name)
+        if config.position_std:
+            normal_(self.position_weight, config.position_std, seed, "position_weight")
         self.hstu.reset(seed, "hstu")
         xavier_normal_(self.combine.weight, seed, "combine.weight")
         nn.init.zeros_(self.combine.bias)
@@ -191,13 +188,22 @@ class DLRMv4(nn.Module):
         user_BD = run("postprocessor", lambda x_BD: self.user(x_BD, inputs.query_times_B), last_BD)
         item_BD = run("item_tower", self.item_tower, candidate_B3W)
         logits_B: Tensor = run(
-            "head", lambda user_BD, item_BD: self.combined(user_BD, item_BD, inputs.rates_BF), user_BD, item_BD
+            "head",
+            lambda user_BD, item_BD, *tokens: self.combined(inputs, user_BD, item_BD, *tokens),
+            user_BD,
+            item_BD,
+            *(() if self.recent is None else (tokens_TD,)),
         )
         return logits_B
 
-    def combined(self, user_BD: Tensor, item_BD: Tensor, rates_BF: Tensor | None) -> Tensor:
-        """The logits of user and candidate, with that of the running rates added where the model reads them."""
-        logits_B1: Tensor = self.head(user_BD * item_BD)
+    def combined(self, inputs: Inputs, user_BD: Tensor, item_BD: Tensor, tokens_TD: Tensor | None = None) -> Tensor:
+        """The logits of user and candidate and, where the model reads them, of the last events, given by all tokens,
+        with that of the running rates added."""
+        features, rates_BF = user_BD * item_BD, inputs.rates_BF
+        if tokens_TD is not None:
+            recent_BD = self.last_events(inputs, tokens_TD)[: len(features)]
+            features = torch.cat([features, recent_BD.to(features.dtype)], 1)
+        logits_B1: Tensor = self.head(features)
         if self.rates is not None:
             logits_B1 = logits_B1 + self.rates(rates_BF)
         return logits_B1.squeeze(1)
@@ -241,6 +247,17 @@ class DLRMv4(nn.Module):
             context_BCD, entity_ND, action_ND, self.position_weight, self.time_weight, inputs.plan,
             scale=config.scale, dropout=dropout,
         )  # fmt: skip
+
+    def last_events(self, inputs: Inputs, tokens_TD: Tensor) -> Tensor:
+        """Each row's candidate and last events as one vector, from their tokens side by side, the newest first, with
+        zeros where a row has fewer."""
+        assert self.recent is not None
+        back_K = torch.arange(1, self.config.recent + 2, device=tokens_TD.device)
+        place_BK = inputs.offsets_B1[1:].unsqueeze(1) - back_K
+        there_BK = place_BK >= (inputs.offsets_B1[:-1] + self.config.context_tokens).unsqueeze(1)
+        picked_BKD = tokens_TD.index_select(0, place_BK.clamp_min(0).flatten()).view(*place_BK.shape, -1)
+        recent_BD: Tensor = self.recent((picked_BKD * there_BK.unsqueeze(2)).flatten(1))
+        return recent_BD
 
     def user(self, last_BD: Tensor, times_B: Tensor) -> Tensor:
         """The user's vector: the output of the layers with the time of day and of the week; the norm is in float32."""

@@ -30,6 +30,7 @@ class PaddedDLRMv4(nn.Module):
     item_tower: Encoder
     head: Encoder
     rates: RatesTower
+    recent: Encoder
     hstu: HSTU
     combine: nn.Linear
     combine_norm: nn.LayerNorm
@@ -73,6 +74,7 @@ class PaddedDLRMv4(nn.Module):
         x_BTD = (
             x_BTD + self.position_weight[self.positions(length)] + self.time_weight[self.ages(times_BL, query_times_B)]
         )
+        tokens_BTD = x_BTD
         tokens_B1 = (lengths_B + context + 1).unsqueeze(1)
         place_T = torch.arange(context + length + 1, device=times_BL.device)
         there_BT = (place_T < context) | (place_T >= length + context - lengths_B.unsqueeze(1))
@@ -83,10 +85,18 @@ class PaddedDLRMv4(nn.Module):
             x_BTD = stu(layer, x_BTD, seen_BTT, divisor)
         features = torch.cat([x_BTD[:, -1], time_features(query_times_B)], 1)
         user_BD = self.combine_norm(self.combine(features))
-        logits_B1 = encoded(self.head, user_BD * encoded(self.item_tower, candidate_BW3))
+        product_BD = user_BD * encoded(self.item_tower, candidate_BW3)
+        logits_B1 = encoded(self.head, torch.cat([product_BD, *self.last_events(tokens_BTD, there_BT)], 1))
         if rates_BF is not None:
             logits_B1 = logits_B1 + self.rates.linear(rates_BF) + encoded(self.rates.encoder, rates_BF)
         return logits_B1.squeeze(1)
+
+    def last_events(self, tokens_BTD: Tensor, there_BT: Tensor) -> tuple[Tensor, ...]:
+        """The candidate and the last events as one vector, where the model reads them directly."""
+        if not self.config.recent:
+            return ()
+        places = [-1 - back for back in range(self.config.recent + 1)]
+        return (encoded(self.recent, (tokens_BTD * there_BT.unsqueeze(2))[:, places].flatten(1)),)
 
     def entity(self, item: Tensor, artist: Tensor, album: Tensor) -> Tensor:
         return encoded(self.content, item) + encoded(self.extra, torch.cat([artist, album], -1))

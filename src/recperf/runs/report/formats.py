@@ -32,7 +32,6 @@ BASELINES = {
     "item_knn": "item-kNN",
     "item_to_item": "counts of what follows the last items",
     "rates_regression": "logistic regression on running rates",
-    "rates_start": "logistic regression on running rates",
     "planted": "true model of the synthetic data",
 }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ...train.config import baseline_to_beat
-from ..quality import best_of, start_difference
+from ...train.config import ORACLES, baseline_to_beat
+from ..quality import best_of, standing
 from ..result import Difference, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import curves
 from .blocks import Block, Cell, Figure, Table, Text, cells
 from .formats import NONE, baseline, count, metric, percent, sentence
 
+STANDINGS = {"above": "more than chance", "level": "level, since that may be chance", "below": "more than chance"}
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
 
 
@@ -18,7 +19,7 @@ def certainty(result: Result) -> list[str]:
 
 
 def auc_certainty(result: Result) -> list[str]:
-    """How certain the AUC is, and the differences to the best baseline and to the start of the model."""
+    """How certain the AUC is, and the difference to the best baseline."""
     part, sentences = result.quality, []
     bounds, difference = part.interval, best_of(part.differences)
     if bounds:
@@ -28,8 +29,29 @@ def auc_certainty(result: Result) -> list[str]:
         )
     if difference:
         share = percent(difference.below_zero, 1)
-        sentences.append(f"{_over(difference)}; the baseline is better in {share} of the bootstrap samples.")
-    return sentences + _over_start(part)
+        sentences.append(
+            f"{_over(difference)}: {STANDINGS[standing(difference)]}; the baseline is better in {share} of the "
+            "bootstrap samples."
+        )
+    return sentences + _probabilities(part)
+
+
+def _probabilities(part: Quality) -> list[str]:
+    """Log loss and calibration beside the baseline that is best in each: a gain in AUC may be a loss there."""
+    sentences = []
+    for name in ("log_loss", "calibration_error"):
+        rules = {
+            rule: values[name] for rule, values in part.baselines.items() if name in values and rule not in ORACLES
+        }
+        if name not in part.metrics or not rules:
+            continue
+        best, own = min(rules, key=lambda rule: rules[rule]), part.metrics[name]
+        how = "worse" if own > rules[best] else "better"
+        sentences.append(
+            f"{metric(name)} {own:.4f}: {abs(own - rules[best]):.4f} {how} than {baseline(best)} ({rules[best]:.4f}), "
+            "the best baseline in it."
+        )
+    return sentences
 
 
 def _ranked(result: Result) -> list[str]:
@@ -64,28 +86,18 @@ def _ranked_by(ranking: Ranking) -> str:
     return "Candidates are ranked by the predicted probability of a positive label."
 
 
-def _over_start(part: Quality) -> list[str]:
-    """What training added to the regression that the model starts as."""
-    row = start_difference(part)
-    if row is None:
-        return []
-    added = "that is what training adds" if row.low > 0 else "training made it worse"
-    if row.low <= 0 <= row.high:
-        added = "what training adds cannot be told from chance"
-    return [f"{_over(row)}; the model starts as this regression: {added}."]
-
-
-def shortfall(result: Result) -> str:
-    """How far the model is below the baseline that it had to beat, and whether that may be chance; empty if it is not
-    below or the difference is not known."""
+def standing_text(result: Result) -> str:
+    """How far the model is above or below the baseline that it had to beat, and whether that may be chance; empty if
+    the difference is not known."""
     part = result.quality
     beat = baseline_to_beat(part.target.beat, part.baselines)
     row = next((row for row in part.differences if row.baseline == beat), None)
-    if row is None or row.auc > 0:
+    if row is None:
         return ""
-    place = "within the noise" if row.high >= 0 else "more than noise"
-    text = f"{abs(row.auc):.4f} below {baseline(row.baseline)}, which is {place}: the 95 % interval of the"
-    return f"{text} difference is {row.low:.4f} to {row.high:.4f}"
+    place = f"level with {baseline(row.baseline)}"
+    if (side := standing(row)) != "level":
+        place = f"{abs(row.auc):.4f} {side} {baseline(row.baseline)}"
+    return f"{place}, the 95 % interval of the difference is {row.low:.4f} to {row.high:.4f}"
 
 
 def _value(row: Difference | RankingDifference) -> float:

@@ -12,7 +12,7 @@ from msgspec import structs
 from ...config import flatten
 from ...measure.profile_records import Profile
 from ...measure.sections import roofline
-from ...train.config import baseline_to_beat, leading
+from ...train.config import VALIDATION, baseline_to_beat, leading
 from ..events import Scores
 from ..result import Performance, Quality, Result
 from ..resume import change_text, is_free, repeatable
@@ -54,8 +54,8 @@ def target_text(result: Result) -> str:
 def target_sentence(result: Result) -> str:
     text = target_text(result)
     met = "met" if result.quality.met else "missed"
-    below = quality_sections.shortfall(result)
-    return f"Target: {text}; {met}{f', {below}' if below else ''}." if text else "No target set."
+    place = quality_sections.standing_text(result)
+    return f"Target: {text}; {met}{f', {place}' if place else ''}." if text else "No target set."
 
 
 def seeds_text(result: Result) -> str:
@@ -68,14 +68,14 @@ def seeds_text(result: Result) -> str:
 def quality_table(result: Result) -> Table:
     """The metrics of the model above those of the baselines."""
     part, data = result.quality, result.data
-    names = list(part.metrics)
+    names = [name for name in part.metrics if name != VALIDATION]
     own = [Cell(f"{part.metrics[name]:.4f}", "strong", second_line=_deviation(part.spread.get(name))) for name in names]
     rows = [(Cell(result.workload, "strong", "accent"), *own)]
     for rule, metrics in reversed(part.baselines.items()):
         values = [f"{metrics[name]:.4f}" if name in metrics else NONE for name in names]
         rows.append(cells(Cell(baseline(rule), swatch="other"), *values))
     note = (
-        f"Scored on {count(data.valid_rows)} validation rows after the last step (not the best epoch), "
+        f"Scored on {count(data.valid_rows)} {_scored_rows(part)}, "
         f"{seeds_text(result)}; trained on {count(data.train_rows)} rows."
     )
     if data.baseline_rows:
@@ -83,6 +83,12 @@ def quality_table(result: Result) -> Table:
     if "planted" in part.baselines:
         note += " The labels were drawn from the true model of the synthetic data: no model can do better."
     return Table(("", *(metric(name) for name in names)), rows, note)
+
+
+def _scored_rows(part: Quality) -> str:
+    if VALIDATION in part.metrics:
+        return "held-out rows after the epoch with the lowest log loss on others, inside the training time"
+    return "validation rows after the last step (not the best epoch)"
 
 
 def _deviation(value: float | None) -> str:

@@ -280,6 +280,8 @@ class DLRMTrial(DLRMBuilder, DLRMTrialState):
             max_steps=config.train.max_steps,
             micro_batches=config.train.micro_batches,
             whole_step=whole,
+            validation_loss=self.validation_loss if prepared.choosing_rows else None,
+            patience=config.train.patience,
         )
 
     def _optimizer(self, streams: SideStreams) -> Optimizer:

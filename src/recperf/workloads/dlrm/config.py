@@ -19,7 +19,7 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...train.config import BIASES, PLAIN, DLRMTrainConfig, FastConfig, TargetConfig
+from ...train.config import BIASES, PLAIN, VALIDATION_SHARE, DLRMTrainConfig, FastConfig, TargetConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -109,16 +109,21 @@ class DLRMDataConfig(RandomBagsConfig):
     all of users that never train."""
     split_seed: int = 42
     """With source clicks: seed of the random and cold splits."""
+    validation_share: float = 0.0
+    """With source clicks: share of the training rows that choose the epoch by their log loss and are not trained on;
+    0: none, and the last epoch counts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         has_path = self.path is not None
         allowed = "the folder of imported rows with data.source clicks, else none"
         require(has_path == (self.source != "random"), "data.path", str(self.path), allowed)
+        validated = has_path or not self.validation_share
+        require(validated, "data.validation_share", self.validation_share, "0, or another with data.source clicks")
         self.click_split()
 
     def click_split(self) -> SplitConfig:
-        return SplitConfig(split=self.split, holdout=self.holdout, split_seed=self.split_seed)
+        return SplitConfig(**{name: getattr(self, name) for name in SplitConfig.__dataclass_fields__})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,13 +226,15 @@ def clicks(rows: int, categories: int) -> DLRMWorkloadConfig:
 
 def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
     """The config for imported clicks; another preset than the first keeps its layers and its training."""
+    share = 0.0
     if config == experiment():
         from ...data.click_store.encode import read_manifest
 
         assert dataset.folder is not None
         manifest = read_manifest(dataset.folder)
         config = clicks(manifest.rows, sum(column.categories for column in manifest.columns))
-    return replace(config, data=DLRMDataConfig(source="clicks", path=dataset.folder))
+        share = VALIDATION_SHARE if config.train.epochs > 1 else 0.0
+    return replace(config, data=DLRMDataConfig(source="clicks", path=dataset.folder, validation_share=share))
 
 
 def on_events(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:

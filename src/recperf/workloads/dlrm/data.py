@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...config import to_json
 from ...data.batch import ClickBatch
+from ...data.click_store.columns import Split
 from ...data.click_store.imported import ImportedClicks, open_clicks
 from ...data.click_store.order import ClickOrder
 from ...data.order import WHOLE, RankPart
@@ -118,12 +119,17 @@ class ClickSource:
     def host_order(self, seed: int) -> RandomBags | ClickOrder:
         if self._store is None:
             return self.bags(seed, "cpu")
-        return ClickOrder(store=self._store, batch_size=self.config.train.batch_size, seed=seed)
+        return ClickOrder(store=self._store, batch_size=self.config.train.batch_size, seed=seed, split="fit")
 
-    def held_out(self, seed: int, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
+    @property
+    def choosing_rows(self) -> int:
+        """Training rows that choose the epoch."""
+        return 0 if self._store is None else self._store.count("choose")
+
+    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
         if self._store is None:
             return self.bags(seed).share(part).held_out(self.config.data.held_out_batches)
-        order = ClickOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split="valid")
+        order = ClickOrder(store=self._store, batch_size=SCORING_BATCH, seed=seed, split=split)
         return (batch.to(self.device) for batch in order.share(part).cut())
 
     @cached_property

@@ -113,8 +113,6 @@ class HistoryTrial:
         config, device = prepared.config, prepared.settings.device
         self.prepared = prepared
         self.model = self._model(seed)
-        if self.model.rates is not None:
-            self.model.rates.start(*prepared.rates_start)
         self.optimizer = AdamAndRows(self.model, config.train)
         self.stepped = SteppedModel(self.model, seed, device)
         self.order = prepared.train_order()
@@ -136,6 +134,8 @@ class HistoryTrial:
             events_after=self._windows_left,
             evaluation_facts=self._evaluation_facts,
             training_metrics=self.stepped.seen,
+            validation_loss=self._validation_loss if prepared.validation else None,
+            patience=train.patience,
             prepare_evaluation=self.prepare_evaluation,
             whole_step=self._whole_step(inputs),
         )
@@ -225,19 +225,29 @@ class HistoryTrial:
     @torch.no_grad()
     def predictions(self, at: Position | None = None) -> Predictions:
         """Predictions for every anchor of the windows that are due; a rank scores its part of each batch."""
-        self.model.eval()
-        windows, ahead, scores = self.prepared.windows_at(at), self._ahead, Scores(current())
+        windows, ahead = self.prepared.windows_at(at), self._ahead
         _, inputs, batches = ahead if ahead and ahead[0] == windows else self._gather(windows)
         self._ahead = None
+        logits_N, labels_N = self._scored(inputs, batches)
+        rows = self.prepared.rows_of(windows)
+        return Predictions(logits_N, labels_N, rows.users_N, rows.items_N)
+
+    @torch.no_grad()
+    def _validation_loss(self) -> float:
+        inputs = self.inputs(self.prepared.valid_order(self.prepared.validation))
+        return binary_metrics(*self._scored(inputs, iter(inputs.loader())))["log_loss"]
+
+    def _scored(self, inputs: InputOrder, batches: Iterator[HistoryBatch]) -> tuple[Tensor, Tensor]:
+        """Logits and labels of all samples."""
+        self.model.eval()
+        scores = Scores(current())
         for number, batch in enumerate(batches):
             poll()
             own = inputs.inputs(batch)
             scores.add(self.model(own), own.labels_B, inputs.parts(batch))
             if number == 0:
                 reached("evaluation: first batch scored")
-        logits_N, labels_N = scores.gather(inputs.order.samples)
-        rows = self.prepared.rows_of(windows)
-        return Predictions(logits_N, labels_N, rows.users_N, rows.items_N)
+        return scores.gather(inputs.order.samples)
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """Counts the predictions towards the lifetime AUC."""

@@ -6,7 +6,7 @@ Shapes: N anchors, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -23,32 +23,25 @@ from ...data.yambda.order import StreamOrder
 from ...data.yambda.rates import MEANS, RunningRates
 from ...data.yambda.reference import open_events
 from ...data.yambda.schema import DRAWN, LISTEN_PLUS, RATES
-from ...data.yambda.store import EventStore
+from ...data.yambda.store import EventStore, Queries
 from ...data.yambda.synthesize.config import of_size
 from ...data.yambda.windows import Users, WindowIndex
 from ...errors import DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
-from ...train.baselines import bias_logits, boosting, popularity, regression
+from ...train.baselines import bias_logits, popularity
 from ...train.loop import Position
 from ...train.ranking import RecentShares, item_rules, repeated_share
 from ...train.stream import next_window
-from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, regression_name, require_room
+from .baselines import PART, Features, LastItems, Rule, gradient_boosting, regressed, running_means
+from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room
 from .ranking import EventCatalogue
 
 Positions = NDArray[np.int64]
 
-PART = 1 << 18
-"""Anchors whose running rates are computed at a time."""
 MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most so many."""
 MOST_ROWS_TO_FIT = 1_000_000
 """Gradient boosting learns from the newest training anchors, at most so many."""
-_MEANS = [RATES.index(name) for name in MEANS]
-
-Rates = NDArray[np.float32]
-Rule = Callable[[Rates], Tensor]
-"""Logits of anchors, or of candidates in their place, from the running rates. Such a rule knows what the model knows at
-each anchor: outcomes before it, those of the hold-out among them."""
 
 
 def check(config: DLRMv4WorkloadConfig) -> str:
@@ -75,9 +68,10 @@ class EventWindows:
         self.store = opened(data)
         self.index = WindowIndex.open(self.store, data.windows)
         try:
-            self.train_windows, self.holdout = divided(with_holdout(data, self.index.counts()), self.index.windows)
+            before, self.holdout = divided(with_holdout(data, self.index.counts()), self.index.windows)
         except DataError as error:
             raise DataError(error.what, where={"store": self.store.folder, **error.where}, fix=error.fix) from None
+        self.train_windows, self.validation = validated(data.validation_share, self.index.counts()[: len(before)])
         self.scored_users: Users = "held-out" if data.windows.train_share < 1 else "all"
         train = self.train_order()
         # Without a batch to train on there is no next window.
@@ -91,7 +85,7 @@ class EventWindows:
         self.data = {
             "name": self.store.name,
             "digest": self.store.digest,
-            "rows": train.samples + self.valid_samples,
+            "rows": train.samples + self.valid_order(self.validation).samples + self.valid_samples,
             "train_rows": train.samples,
             "valid_rows": self.valid_samples,
             "split": self._split(),
@@ -103,15 +97,22 @@ class EventWindows:
         self.target = bounds(config, neighbours=self.store.events <= neighbours.MOST_EVENTS)
 
     def _split(self) -> str:
-        train, scored = self.train_windows, self.windows_at(None)
+        train, scored, chosen = self.train_windows, self.windows_at(None), self.validation
+        validation = f", validated on {chosen.start} to {chosen.stop - 1}" if chosen else ""
         users = ", held-out users" if self.scored_users == "held-out" else ""
         users += self.store.split_note
-        return f"windows {train.start} to {train.stop - 1}, scored {scored.start} to {scored.stop - 1}{users}"
+        scored_are = f"scored {scored.start} to {scored.stop - 1}{users}"
+        return f"windows {train.start} to {train.stop - 1}{validation}, {scored_are}"
 
     @cached_property
     def rates(self) -> RunningRates:
         """Running rates of users and items, for the model and for baselines."""
-        return RunningRates(self.store, self.index.t_min + self.train_windows.stop * self.config.data.windows.seconds)
+        return RunningRates(self.store, self.index.t_min + self._before.stop * self.config.data.windows.seconds)
+
+    @property
+    def _before(self) -> range:
+        """The windows before the hold-out: simple rules learn from those that choose the epoch too."""
+        return range(self.validation.stop)
 
     @cached_property
     def plain(self) -> Histories:
@@ -211,7 +212,7 @@ class EventWindows:
 
     @cached_property
     def _newest_positions(self) -> np.ndarray[Any, Any]:
-        return self._newest(self.train_windows, "train")
+        return self._newest(self._before, "train")
 
     def _newest(self, windows: range, users: Users) -> np.ndarray[Any, Any]:
         """The newest anchors, as many as simple rules learn from."""
@@ -237,8 +238,8 @@ class EventWindows:
         train, valid = self._newest_samples, self._samples(scored_N)
         logits = {**bias_logits(train, valid), "popularity": popularity(train, valid)}
         if self._running_rules:
-            rates_NF = self._rates_of(scored_N)
-            logits |= {name: rule(rates_NF) for name, rule in self._running_rules.items()}
+            features_NF = self._features_of(scored_N)
+            logits |= {name: rule(features_NF) for name, rule in self._running_rules.items()}
         return logits
 
     @cached_property
@@ -246,14 +247,15 @@ class EventWindows:
         """Rules that read on through the hold-out, fitted on the newest training anchors."""
         if self.config.data.baselines == "bias":
             return {}
-        train_NF, labels_N = self._rates_to_fit
+        train_N = self._newest_positions[-MOST_ROWS_TO_FIT:]
+        train_NF, labels_N = self._features_of(train_N), self._labels(train_N)
         rules: dict[str, Rule] = {
             "running_means": running_means,
-            regression_name(self.config): linear(*self._rates_regression),
+            "rates_regression": regressed(train_NF, labels_N, RATES),
         }
         if self.rates.neighbours is not None:
             rules["item_knn"] = regressed(train_NF, labels_N, (*MEANS, "neighbours", "neighbours_sum"))
-        boosted = gradient_boosting(train_NF, labels_N)
+        boosted = gradient_boosting(train_NF, labels_N, self._last_items.is_category)
         return rules if boosted is None else {**rules, "gradient_boosting": boosted}
 
     def _ranks_by(self, rule: Rule) -> Callable[[Tensor, Tensor], Tensor]:
@@ -262,30 +264,21 @@ class EventWindows:
         def score(rows_P: Tensor, items_P: Tensor) -> Tensor:
             positions_P = self.events.positions_N[rows_P.numpy()]
             events = self.plain.events(positions_P, self.store.kinds(positions_P))
-            return rule(self.rates.of(replace(events, items_B=items_P.numpy())))
+            return rule(self._features(replace(events, items_B=items_P.numpy())))
 
         return score
 
-    @property
-    def rates_start(self) -> tuple[Tensor, float]:
-        """Weights of the running rates that a model begins with."""
-        weights_F, intercept = self._rates_regression
-        return torch.from_numpy(weights_F).float(), intercept
-
     @cached_property
-    def _rates_regression(self) -> tuple[NDArray[np.float64], float]:
-        return regression(*self._rates_to_fit)
+    def _last_items(self) -> LastItems:
+        return LastItems(self.store, self.rates, self.config.data.history.scan)
 
-    @cached_property
-    def _rates_to_fit(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Running rates and labels of the newest training anchors."""
-        train_N = self._newest_positions[-MOST_ROWS_TO_FIT:]
-        return self._rates_of(train_N), self._labels(train_N)
+    def _features(self, queries: Queries) -> Features:
+        return np.concatenate([self.rates.of(queries), self._last_items.of(queries)], 1)
 
-    def _rates_of(self, positions_N: Positions) -> NDArray[np.float32]:
-        """Running rates of anchors, a part at a time: there are several temporary numbers for each."""
+    def _features_of(self, positions_N: Positions) -> Features:
+        """What simple rules know at anchors, a part at a time: there are several temporary numbers for each."""
         parts = np.array_split(positions_N, 1 + len(positions_N) // PART)
-        return np.concatenate([self.rates.of(self.plain.events(part, self.store.kinds(part))) for part in parts])
+        return np.concatenate([self._features(self.plain.events(part, self.store.kinds(part))) for part in parts])
 
     def _samples(self, positions_N: np.ndarray[Any, Any]) -> Samples:
         users = self.store.users_of(positions_N)
@@ -325,30 +318,10 @@ def divided(data: EventsConfig, windows: int) -> tuple[range, range]:
     return range(first), range(first, stop)
 
 
-def running_means(rates_NF: Rates) -> Tensor:
-    """The log odds of all outcomes so far, of the user's and of the item's, each smoothed, added up."""
-    return torch.from_numpy(rates_NF[:, _MEANS].sum(1))
-
-
-def regressed(train_NF: Rates, labels_N: NDArray[np.float32], columns: Sequence[str]) -> Rule:
-    """A regression on some of the running rates."""
-    which = [RATES.index(name) for name in columns]
-    rule = linear(*regression(train_NF[:, which], labels_N))
-    return lambda rates_NF: rule(rates_NF[:, which])
-
-
-def linear(weights_F: NDArray[np.float64], intercept: float) -> Rule:
-    return lambda rates_NF: torch.from_numpy(rates_NF.astype(np.float64) @ weights_F + intercept)
-
-
-def gradient_boosting(train_NF: Rates, labels_N: NDArray[np.float32]) -> Rule | None:
-    """scikit-learn's histogram gradient boosting on the running rates, without the columns of neighbours, which are
-    item-kNN's; None where it is not installed or the labels are of one class."""
-    # Small steps and trees: on tens of thousands of rows they score higher than the defaults, which stop early.
-    model = boosting(
-        labels_N, learning_rate=0.03, max_iter=200, max_leaf_nodes=8, min_samples_leaf=100, early_stopping=False
-    )
-    if model is None:
-        return None
-    model.fit(train_NF[:, : -neighbours.COLUMNS], labels_N)
-    return lambda rates_NF: torch.from_numpy(model.decision_function(rates_NF[:, : -neighbours.COLUMNS]))
+def validated(share: float, counts_W: np.ndarray[Any, Any]) -> tuple[range, range]:
+    """The windows to train on, at least one, and the last ones, which choose the epoch: together they come nearest to
+    the share of all anchors."""
+    last_W = np.cumsum(counts_W[::-1])[:-1]
+    windows = 1 + int(np.abs(last_W - share * counts_W.sum()).argmin()) if share and last_W.any() else 0
+    first = len(counts_W) - windows
+    return range(first), range(first, len(counts_W))

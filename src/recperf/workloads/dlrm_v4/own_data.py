@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...data.yambda.config import HistoryConfig, WindowConfig
+from ...data.yambda.config import HistoryConfig, Strategy, WindowConfig
 from ...data.yambda.rates import BYTES_AN_EVENT
 from ...data.yambda.schema import CROSSES, LIKE, LISTEN_PLUS, SKIP
 from ...data.yambda.store import EventStore
 from ...errors import notice_once
 from ...machine import available_bytes
-from ...measure.cost import FLOAT
 from ...models.dlrm_v4.config import DLRMv4Config
 
 WINDOWS = 100
 """Windows that the time span is divided into."""
-SHORTEST, LONGEST = 12, 48
+SHORTEST, LONGEST = 12, 24
 """Bounds on the events of a history."""
+RECENT = 3
+"""Last events that the user's vector is computed from directly."""
+DROPOUT, WEIGHT_DECAY = 0.1, 0.01
+SAMPLES, MOST_EPOCHS = 400_000, 12
+"""Samples to train on in all epochs together, and the most epochs: a small log is read more often."""
+EVENTS_A_ROW = 200
+"""A context feature has rows of its own where each has this many events on average; fewer would be memorised."""
 MEMORY_SHARE = 0.25
-"""Share of the free memory that cross features, or running rates, may use."""
+"""Share of the free memory that running rates may use."""
 _STRIDE = 1 << 24
 
 
@@ -29,7 +35,8 @@ def history(store: EventStore) -> HistoryConfig:
     length = min(LONGEST, max(SHORTEST, usual // 3 * 3))
     interleaved = all(_any(store, pool) for pool in (LISTEN_PLUS, LIKE, SKIP))
     scan = max(400, 4 * length * store.stored_per_event)
-    return HistoryConfig(length=length, scan=scan, strategy="interleaved" if interleaved else "last-n")
+    strategy: Strategy = "interleaved" if interleaved else "last-n"
+    return HistoryConfig(length=length, scan=scan, strategy=strategy, query_time="candidate")
 
 
 def _any(store: EventStore, pool: int) -> bool:
@@ -45,6 +52,11 @@ def windows(store: EventStore) -> WindowConfig:
     return WindowConfig(seconds=max(1, -(-span // WINDOWS)), min_history=0, shuffle=1.0)
 
 
+def epochs(store: EventStore) -> int:
+    """Passes over the training windows; which of them is best, validation decides."""
+    return min(MOST_EPOCHS, max(2, round(SAMPLES / max(1, store.events))))
+
+
 def rates_fit(store: EventStore) -> bool:
     """Whether memory holds running rates of this store."""
     fit = store.events * BYTES_AN_EVENT < MEMORY_SHARE * available_bytes()
@@ -54,18 +66,17 @@ def rates_fit(store: EventStore) -> bool:
 
 
 def rows(store: EventStore, model: DLRMv4Config) -> tuple[int, ...]:
-    """A row for every id, and for cross features as many rows as there can be combinations."""
+    """A row for every item, artist and album. Users and crosses have a row for every combination where the data has
+    many events of each, otherwise one that all share: what few events say about a user is in the history and the
+    running rates, and rows of their own would memorise outcomes."""
     artists, albums = (int(ids.max(initial=0)) + 1 for ids in store.catalogue_I2.T)
     users = int(store.user_ids_U.max(initial=0)) + 1
     counts = {"uid": store.users, "item": store.items, "artist": artists, "album": albums, "hour": 24, "organic": 2}
-    ids = {"item_id": store.items, "artist_id": artists, "album_id": albums, "uid": users}
-    crosses = {
-        name: min(published, store.events, int(np.prod([float(counts[part]) for part in parts])))
-        for name, (parts, published) in CROSSES.items()
-    }
-    room = MEMORY_SHARE * available_bytes() / (FLOAT * (model.table_dim + 1))
-    share = min(1.0, room / sum(crosses.values()))
-    if share < 1:
-        notice_once(f"cross features share rows: memory holds {share:.0%} of their combinations")
-    crosses = {name: max(1, int(count * share)) for name, count in crosses.items()}
-    return tuple({**ids, **crosses}[name] for name in model.tables)
+    combinations = {name: float(np.prod([counts[part] for part in parts])) for name, (parts, _) in CROSSES.items()}
+    context = {"uid": float(users), **combinations}
+    most = store.events / EVENTS_A_ROW
+    ids = {"item_id": store.items, "artist_id": artists, "album_id": albums}
+    return tuple(
+        {**ids, **{name: int(rows) if rows <= most else 1 for name, rows in context.items()}}[name]
+        for name in model.tables
+    )

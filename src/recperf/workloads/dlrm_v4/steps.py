@@ -66,7 +66,10 @@ class AdamAndRows:
 
     def __init__(self, model: DLRMv4, config: HistoryTrainConfig) -> None:
         self.model, self.config = model, config
-        self.adam = torch.optim.Adam(model.dense_parameters(), lr=0.0, betas=(0.95, 0.999), eps=1e-8, fused=True)
+        kind, decay = (torch.optim.AdamW, config.weight_decay) if config.weight_decay else (torch.optim.Adam, 0.0)
+        self.adam = kind(
+            model.dense_parameters(), lr=0.0, betas=(0.95, 0.999), eps=1e-8, weight_decay=decay, fused=True
+        )
 
     def step(self, learning_rate: float | Tensor) -> None:
         """A rate on a GPU is read there, as a CUDA graph needs it."""

@@ -46,10 +46,11 @@ class PreparedClicks(PreparedSamples):
         self.clicks = imported(config.data) if config.data.has_clicks else None
         if self.clicks is not None:
             require_tables(config.model, self.clicks)
-            self.train, self.valid = imported_samples(self.clicks)
+            self.train, self.valid, self.fit, self.choosing = imported_samples(self.clicks)
             self.data = imported_facts(self.clicks)
         else:
             self.train, self.valid, self.data = movielens_samples(config.data, config.model)
+            self.fit = self.train
         product = largest_product(config.model, config.train.batch_size)
         self.settings = choose(config.train, largest_product_flops=product)
         self.target = bounds(config, self.data)
@@ -88,7 +89,7 @@ class ClickTrial(DLRMTrialState):
         self.optimizer = AdamW(
             [(self.model.dense_parameters(), settings.weight_decay), (tables, settings.table_weight_decay)]
         )
-        order = ShuffledOrder(samples=prepared.train.to(device), batch_size=settings.batch_size, seed=seed)
+        order = ShuffledOrder(samples=prepared.fit.to(device), batch_size=settings.batch_size, seed=seed)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, settings)
         if prepared.graph:
             step = GraphStep(
@@ -100,6 +101,8 @@ class ClickTrial(DLRMTrialState):
                 requested_by=SWITCH if settings.graph == "on" else None,
             )
             self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
+        if prepared.choosing_rows:
+            self.recipe = replace(self.recipe, validation_loss=self.validation_loss, patience=settings.patience)
 
     def rows_of(self, batch: ClickBatch | IndexedBatch) -> Tensor:
         """The table rows a batch looks up."""

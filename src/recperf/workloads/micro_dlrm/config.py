@@ -12,7 +12,7 @@ from ...execution.workload import Estimate, TrialsConfig, Workload, require_memo
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
-from ...train.config import BIASES, GraphTrainConfig
+from ...train.config import BIASES, VALIDATION_SHARE, GraphTrainConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -62,7 +62,8 @@ def on_movielens(config: T, dataset: Dataset) -> T:
 
 def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
     """The config for imported clicks; `resolve` sets the tables."""
-    return replace(config, data=replace(config.data, source="clicks", path=dataset.folder))
+    data = replace(config.data, source="clicks", path=dataset.folder, validation_share=VALIDATION_SHARE)
+    return replace(config, data=data)
 
 
 def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...config import to_json
 from ...data.batch import ClickBatch, JaggedFeatures
+from ...data.click_store.columns import Split
 from ...data.order import WHOLE, RankPart, Samples, ShuffledOrder
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
@@ -92,7 +93,7 @@ class PreparedDram(PreparedSamples):
             ),
         )
 
-    def held_out(self, seed: int, part: RankPart = WHOLE) -> Iterable[ClickBatch]:
+    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
         if self.train is not None:
             return super().held_out(seed)
         return self.bags(seed).held_out(self.config.data.held_out_batches)

@@ -1,0 +1,120 @@
+"""Simple rules that know at each anchor what the model knows there: running rates, the last items, the time of day.
+
+They are fitted on the newest training anchors and read on through the hold-out, as the model does. A rule gets one
+matrix: the columns of `RATES`, then those of `LastItems`.
+
+Shapes: N anchors, B queries, F features, I items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...data.yambda import neighbours
+from ...data.yambda.config import HistoryConfig
+from ...data.yambda.history import DAY_HOURS, HOUR_S, Histories
+from ...data.yambda.rates import MEANS, RunningRates
+from ...data.yambda.schema import ANCHORS, DAY_S, LISTEN_PLUS, RATES
+from ...data.yambda.store import EventStore, Queries
+from ...train.baselines import boosting, regression
+
+Features = NDArray[np.float32]
+Rule = Callable[[Features], Tensor]
+"""Logits of anchors, or of candidates in their place, from their features."""
+
+CATEGORIES = 254
+"""Items that gradient boosting knows by their id, the most common ones; scikit-learn takes at most 255 categories."""
+LAST = 2
+"""Last items that are columns of their own."""
+PART = 1 << 18
+_MEANS = [RATES.index(name) for name in MEANS]
+
+
+class LastItems:
+    """Columns of a query: the candidate and the last items as categories, hour, day of the week, and how often and with
+    which share of positive labels the last items, and each of them with the candidate, came before."""
+
+    def __init__(self, store: EventStore, rates: RunningRates, scan: int) -> None:
+        self.store, self.rates = store, rates
+        self.histories = Histories(store, HistoryConfig(length=LAST, strategy="last-n", scan=scan))
+        kinds_E = store.kinds(slice(0, store.events))
+        listens_N = np.flatnonzero(kinds_E & np.uint8(ANCHORS))
+        items_N, times_N = store.items_at(listens_N), store.times_E[listens_N].astype(np.int64)
+        positive_N = (kinds_E[listens_N] & np.uint8(LISTEN_PLUS)) > 0
+        common = np.argsort(-np.bincount(items_N, minlength=store.items), kind="stable")[:CATEGORIES]
+        self.category_I = np.full(store.items, CATEGORIES)
+        self.category_I[common] = np.arange(len(common))
+        last_NL = np.concatenate([self._last(self._events(part)) for part in self._parts(listens_N)])
+        self.groups = [
+            rates.grouped(keys_N, times_N, positive_N)
+            for back in range(LAST)
+            for keys_N in (last_NL[:, back], _pair(last_NL[:, back], items_N))
+        ]
+
+    def _parts(self, positions_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        return np.array_split(positions_N, 1 + len(positions_N) // PART)
+
+    def _events(self, positions_B: NDArray[np.int64]) -> Queries:
+        return self.histories.events(positions_B, self.store.kinds(positions_B))
+
+    def _last(self, queries: Queries) -> NDArray[np.int64]:
+        """The last items before each query, the newest first; -1 where there is none."""
+        batch = self.histories.queried(queries)
+        items_T, offsets_B1 = batch.features["item_id"][0].numpy(), batch.history_offsets_B1.numpy()
+        place_BL = offsets_B1[1:, None] - 1 - np.arange(LAST)
+        there_BL = place_BL >= offsets_B1[:-1, None]
+        padded_T = np.append(items_T.astype(np.int64), -1)
+        return np.asarray(padded_T[np.where(there_BL, place_BL, -1)])
+
+    @property
+    def is_category(self) -> list[bool]:
+        """Which of all columns of a rule's features are categories."""
+        own = [True] * (1 + LAST) + [False] * (2 + 2 * len(self.groups))
+        return [False] * len(RATES) + own
+
+    def of(self, queries: Queries) -> Features:
+        last_BL, times_B = self._last(queries), queries.times_B
+        columns = [self.category_I[queries.items_B]]
+        columns += [np.where(last_B < 0, np.nan, self.category_I[last_B]) for last_B in last_BL.T]
+        columns += [times_B // HOUR_S % DAY_HOURS, times_B // DAY_S % 7]
+        keys = [keys_B for last_B in last_BL.T for keys_B in (last_B, _pair(last_B, queries.items_B))]
+        for groups, keys_B in zip(self.groups, keys):
+            columns += self.rates.share_and_count(groups, keys_B, times_B)
+        return np.stack(columns, 1).astype(np.float32)
+
+
+def _pair(last_N: NDArray[np.int64], items_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.asarray((last_N + 1) << 32 | items_N)
+
+
+def running_means(features_NF: Features) -> Tensor:
+    """The log odds of all outcomes so far, of the user's and of the item's, each smoothed, added up."""
+    return torch.from_numpy(features_NF[:, _MEANS].sum(1))
+
+
+def regressed(train_NF: Features, labels_N: NDArray[np.float32], columns: Sequence[str]) -> Rule:
+    """A regression on some of the running rates."""
+    which = [RATES.index(name) for name in columns]
+    weights_F, intercept = regression(train_NF[:, which], labels_N)
+    return lambda features_NF: torch.from_numpy(features_NF[:, which].astype(np.float64) @ weights_F + intercept)
+
+
+def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_category: list[bool]) -> Rule | None:
+    """scikit-learn's histogram gradient boosting on all columns but those of neighbours, which are item-kNN's; None
+    where it is not installed or the labels are of one class."""
+    first = len(RATES) - neighbours.COLUMNS
+    which = [*range(first), *range(len(RATES), train_NF.shape[1])]
+    # Small steps and trees: on tens of thousands of rows they score higher than the defaults, which stop early.
+    model = boosting(
+        labels_N, learning_rate=0.05, max_iter=200, max_leaf_nodes=12, min_samples_leaf=50, early_stopping=False,
+        categorical_features=[is_category[column] for column in which],
+    )  # fmt: skip
+    if model is None:
+        return None
+    model.fit(train_NF[:, which], labels_N)
+    return lambda features_NF: torch.from_numpy(model.decision_function(features_NF[:, which]))
