@@ -127,21 +127,28 @@ def encoded(encoder: Encoder, x: Tensor) -> Tensor:
 
 
 def stu(layer: STULayer, x_BTD: Tensor, seen_BTT: Tensor, divisor: int | Tensor) -> Tensor:
+    u_BTE, v_BHTV, q_BHTA, k_BHTA = projected(layer, x_BTD)
+    scores = F.silu((q_BHTA * layer.config.qk_dim**-0.5) @ k_BHTA.transpose(2, 3)) * seen_BTT.unsqueeze(1)
+    return gated(layer, x_BTD, u_BTE, ((scores @ v_BHTV) / divisor).transpose(1, 2).flatten(2))
+
+
+def projected(layer: STULayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gates, and by head values, queries and keys, of tokens [..., tokens, width]."""
     config = layer.config
-    normed = F.layer_norm(x_BTD, (config.dim,), layer.norm_weight, layer.norm_bias, config.eps)
+    normed = F.layer_norm(x, (config.dim,), layer.norm_weight, layer.norm_bias, config.eps)
     wide, narrow = config.attention_width, config.key_width
-    u, v, q, k = torch.split(normed @ layer.uvqk_weight + layer.uvqk_bias, [wide, wide, narrow, narrow], -1)
-    q_BHTA, k_BHTA, v_BHTV = (_by_head(part, config.heads) for part in (q, k, v))
-    scores = F.silu((q_BHTA * config.qk_dim**-0.5) @ k_BHTA.transpose(2, 3)) * seen_BTT.unsqueeze(1)
-    attention = ((scores @ v_BHTV) / divisor).transpose(1, 2).flatten(2)
-    norm = F.layer_norm(attention, (wide,), layer.output_norm_weight, layer.output_norm_bias, config.eps)
+    u, *heads = torch.split(normed @ layer.uvqk_weight + layer.uvqk_bias, [wide, wide, narrow, narrow], -1)
+    v, q, k = (part.unflatten(-1, (config.heads, -1)).transpose(-2, -3) for part in heads)
+    return u, v, q, k
+
+
+def gated(layer: STULayer, x: Tensor, u: Tensor, attention: Tensor) -> Tensor:
+    """The output of a layer from its input, its gates and its attention."""
+    config = layer.config
+    width = (config.attention_width,)
+    norm = F.layer_norm(attention, width, layer.output_norm_weight, layer.output_norm_bias, config.eps)
     gate = F.silu(u)
-    return x_BTD + torch.cat([gate, attention, gate * norm], -1) @ layer.output_weight
-
-
-def _by_head(x_BTE: Tensor, heads: int) -> Tensor:
-    batch, tokens, width = x_BTE.shape
-    return x_BTE.reshape(batch, tokens, heads, width // heads).transpose(1, 2)
+    return x + torch.cat([gate, attention, gate * norm], -1) @ layer.output_weight
 
 
 @torch.no_grad()

@@ -262,7 +262,9 @@ class HistoryTrial:
         prepared, inputs = self.prepared, self.inputs(self.order).inputs
         positions_P = prepared.events.positions_N[rows_P.numpy()]
         batch_size = prepared.config.evaluate.batch_size or prepared.config.train.batch_size
-        return candidate_logits(self.model, inputs, prepared.histories, positions_P, items_P.numpy(), batch_size)
+        events = prepared.histories.events(positions_P, prepared.store.kinds(positions_P))
+        queries = replace(events, items_B=items_P.numpy())
+        return candidate_logits(self.model, inputs, prepared.histories, queries, batch_size)
 
     def rows_of(self, batch: Numbered | PackedBatch) -> Tensor:
         """Rows of all tables that a batch looks up, without repeats; the tables are numbered through."""

@@ -1,7 +1,8 @@
 """Anchors with another item: the catalogue that they are ranked among, and the model's logits of such candidates.
 
-Some context features cross the candidate with the user or the hour, and the whole history attends to the context, so a
-candidate needs a pass over its own row: nothing of the history can be shared between candidates.
+In the published model some context features cross the candidate with the user or the hour, and the whole history
+attends to the context, so that a candidate needs a pass over its own row. Where these features have one row, all
+candidates share it.
 
 Shapes: N scored anchors, P pairs of an anchor and an item, I items.
 """
@@ -9,7 +10,7 @@ Shapes: N scored anchors, P pairs of an anchor and an item, I items.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,14 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
-from ...data.yambda.schema import DAY_S, DRAWN
+from ...data.yambda.schema import DAY_S, DRAWN, HISTORY
 from ...data.yambda.store import EventStore, Queries
 from ...models.dlrm_v4.inputs import Inputs
+from ...models.dlrm_v4.model import DLRMv4
+from ...models.dlrm_v4.padded import padded_inputs
+from ...models.dlrm_v4.shared import SharedHistory, can_share
+from ...stop import poll
 from ...train.prefetch import prepared_on_host
 from ...train.ranking import RecentShares
 
 Positions = np.ndarray[Any, Any]
+AT_ONCE = 8192
+"""Candidates of a history that are scored at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,18 +106,48 @@ def recent(store: EventStore, shares: RecentShares) -> str:
 
 @torch.no_grad()
 def candidate_logits(
-    model: Callable[[Inputs], Tensor],
+    model: DLRMv4,
     inputs: Callable[[Any], Inputs],
     histories: Histories,
-    positions_P: Positions,
-    items_P: Positions,
+    queries: Queries,
     batch_size: int,
 ) -> Tensor:
-    """Logits of anchors, given as positions of events, if their items were these."""
-    queries = replace(histories.events(positions_P, histories.store.kinds(positions_P)), items_B=items_P)
+    """Logits of queries. Those that follow one another and differ in their items only share a pass over the history,
+    where the model allows it."""
+    if can_share(model):
+        return _sharing(model, histories, queries)
 
     def parts() -> Iterator[Queries]:
         for start in range(0, len(queries), batch_size):
             yield queries[start : start + batch_size]
 
     return torch.cat([model(inputs(batch)) for batch in prepared_on_host(parts(), histories.queried)]).cpu()
+
+
+def _sharing(model: DLRMv4, histories: Histories, queries: Queries) -> Tensor:
+    same = [getattr(queries, name) for name in ("users_B", "ends_B", "times_B", "organic_B")]
+    differs_B = np.any([column[1:] != column[:-1] for column in same], axis=0)
+    edges = [0, *(np.flatnonzero(differs_B) + 1).tolist(), len(queries)]
+    shared, device = SharedHistory(model), model.position_weight.device
+    without_rates = Histories(histories.store, histories.config)
+
+    def gathered(part: Queries) -> tuple[HistoryBatch, Tensor, Tensor | None]:
+        """The first query as a batch, and of all of them items, artists and albums, and running rates."""
+        items_C3 = np.column_stack([part.items_B, histories.store.catalogue_I2[part.items_B]]).astype(np.int64)
+        rates = None if histories.rates is None else torch.from_numpy(histories.rates.of(part))
+        return without_rates.queried(part[:1]), torch.from_numpy(items_C3), rates
+
+    parts = (queries[first:last] for start, stop in zip(edges, edges[1:]) for first, last in _chunks(start, stop))
+    logits = []
+    for batch, items_C3, rates_CF in prepared_on_host(parts, gathered):
+        poll()
+        rows = zip(HISTORY, items_C3.to(device).T)
+        candidate = [model.tables.table(name)[ids_C % model.config.table_rows[name]] for name, ids_C in rows]
+        row = padded_inputs(model, batch.to(device))
+        logits.append(shared.logits(row, torch.cat(candidate, 1), None if rates_CF is None else rates_CF.to(device)))
+    return torch.cat(logits).cpu()
+
+
+def _chunks(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    for first in range(start, stop, AT_ONCE):
+        yield first, min(stop, first + AT_ONCE)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.batch import HistoryBatch
 from ...data.rows import Ids, Table, pyarrow
 from ...data.yambda.history import Histories
 from ...data.yambda.item_features import titles_of
@@ -25,7 +26,7 @@ from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
 from ...data.yambda.store import Queries, originals
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ...execution.tables import placed_tables
-from ...models.dlrm_v4.inputs import prepare
+from ...models.dlrm_v4.inputs import Inputs, prepare
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
 from ...models.tiers.config import TablesConfig, scored_only
@@ -34,7 +35,7 @@ from ...train.prefetch import prepared_on_host
 from .build import make_model, settings_of
 from .config import DLRMv4WorkloadConfig, estimate
 from .data import EventWindows, opened
-from .ranking import recent
+from .ranking import candidate_logits, recent
 
 MEANINGS = {
     "context_BCW": "embeddings of the context features: uid, then the cross features in the order of the tables",
@@ -98,14 +99,18 @@ class ServedHistories(Served):
         logits = []
         for batch in prepared_on_host(batches, self.histories.queried):
             poll()
-            logits.append(self.model(prepare(batch.to(self.settings.device), self.config.model)))
+            logits.append(self.model(self._inputs(batch)))
         return torch.cat(logits).cpu()
 
     def rank(self, users: Any) -> Tensor:
         """Scores every item for users as of now, with all events of the store as history."""
         users_U, items_I = self.users.places(users), self.items.numbers_V
         queries = self.moments.at(np.repeat(users_U, len(items_I)), np.tile(items_I, len(users_U)), None)
-        return self.logits(queries).view(len(users_U), len(items_I))
+        logits_P = candidate_logits(self.model, self._inputs, self.histories, queries, self.batch_size)
+        return logits_P.view(len(users_U), len(items_I))
+
+    def _inputs(self, batch: HistoryBatch) -> Inputs:
+        return prepare(batch.to(self.settings.device), self.config.model)
 
     def export(self, example: Table, inputs: Queries) -> Export:
         batch = self.histories.queried(inputs)
