@@ -89,7 +89,7 @@ def test_later_outcomes_change_nothing(store: EventStore) -> None:
     """Also not through the similarities of items; those of the training windows are as of each anchor."""
     now = 1_000_500
     times, kinds = store.times_E[:], store.kinds(slice(0, store.events))
-    changed = replace(store, packed_kinds_E=np.where(times < now, kinds, kinds ^ np.uint8(LISTENS)))
+    changed = replace(store, packed_kinds_E=Column(np.where(times < now, kinds, kinds ^ np.uint8(LISTENS))))
     positions = np.flatnonzero(times < now)
     for cut in (now, now + 300):
         before, after = (
