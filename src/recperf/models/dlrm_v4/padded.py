@@ -138,7 +138,7 @@ def projected(layer: STULayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     normed = F.layer_norm(x, (config.dim,), layer.norm_weight, layer.norm_bias, config.eps)
     wide, narrow = config.attention_width, config.key_width
     u, *heads = torch.split(normed @ layer.uvqk_weight + layer.uvqk_bias, [wide, wide, narrow, narrow], -1)
-    v, q, k = (part.unflatten(-1, (config.heads, -1)).transpose(-2, -3) for part in heads)
+    v, q, k = (part.reshape(*part.shape[:-1], config.heads, -1).transpose(-2, -3) for part in heads)
     return u, v, q, k
 
 

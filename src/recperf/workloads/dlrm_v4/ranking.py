@@ -139,7 +139,7 @@ def _sharing(model: DLRMv4, histories: Histories, queries: Queries) -> Tensor:
 
     parts = (queries[first:last] for start, stop in zip(edges, edges[1:]) for first, last in _chunks(start, stop))
     logits = []
-    for batch, items_C3, rates_CF in prepared_on_host(parts, gathered):
+    for batch, items_C3, rates_CF in map(gathered, parts):
         poll()
         rows = zip(HISTORY, items_C3.to(device).T)
         candidate = [model.tables.table(name)[ids_C % model.config.table_rows[name]] for name, ids_C in rows]
