@@ -22,6 +22,7 @@ from ..units import size
 from .derive import Stated, bounds, quality_of, result_of
 from .events import Event, Step, Timing
 from .evidence import Evidence, NoEvidence, broken, own_fingerprint, present
+from .quality import compared
 from .report.formats import printable
 from .result import fault
 
@@ -169,7 +170,7 @@ def quality_target(target: Derive) -> Claim:
             if getattr(stated, name) != bound
         ]
         quality = quality_of(evidence, stated)
-        reached = list(bounds(quality.metrics, quality.baselines, stated, quality.differences))
+        reached = list(bounds(quality.metrics, quality.baselines, stated, compared(quality)))
         objections += [f"missed: {text}" for text, met in reached if not met]
         return finding(objections, ", ".join(text for text, _ in reached) or "no target set")
 

@@ -23,7 +23,7 @@ from ..measure.spans import budget_part
 from ..train.config import baseline_to_beat, leading
 from .events import ChangeEvent, Timing
 from .evidence import Evidence
-from .quality import add_detail, percentile, standing
+from .quality import add_detail, compared, percentile, standing
 from .result import (
     SCHEMA,
     Difference,
@@ -32,6 +32,7 @@ from .result import (
     Performance,
     Provenance,
     Quality,
+    RankingDifference,
     Ranks,
     Result,
     Target,
@@ -41,6 +42,7 @@ from .resume import reported_changes
 from .schemas import Scores
 
 Json = dict[str, Any]
+Differences = Sequence[Difference | RankingDifference]
 
 FINISHER = ("commit", "dirty", "packages", "command", "ended", "data_verified")
 """The fields of a provenance that only the process that finishes a run knows."""
@@ -111,22 +113,20 @@ def quality_of(evidence: Evidence, target: Target) -> Quality:
     )
     if evidence.has("scores.json"):
         add_detail(quality, evidence.file("scores.json", Scores))
-    quality.met = meets(metrics, baselines, target, quality.differences)
+    quality.met = meets(metrics, baselines, target, compared(quality))
     return quality
 
 
-def meets(
-    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
-) -> bool:
+def meets(metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Differences = ()) -> bool:
     """Whether every bound of the target holds; None is no bound."""
     return all(met for _, met in bounds(metrics, baselines, target, differences))
 
 
 def bounds(
-    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
+    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Differences = ()
 ) -> Iterator[tuple[str, bool]]:
     """Every bound of the target beside the value that was reached, and whether it is met: a baseline is beaten where
-    the AUC is higher by more than the interval of the difference, or where that is not known, at all."""
+    the AUC, or NDCG@10, is higher by more than the interval of the difference, or where that is not known, at all."""
     beat = baseline_to_beat(target.beat, baselines)
     if beat is not None:
         name = leading(metrics)

@@ -154,6 +154,13 @@ def best_of(differences: Sequence[D]) -> D | None:
     return next((row for row in differences if row.baseline not in ORACLES), None)
 
 
+def compared(quality: Quality) -> Sequence[Difference | RankingDifference]:
+    """The differences to every baseline that decide whether it is beaten: in AUC, or of a workload that ranks items
+    without labels in NDCG@10."""
+    ranking = quality.ranking
+    return ranking.differences if ranking and ranking.split else quality.differences
+
+
 def standing(row: Difference | RankingDifference) -> str:
     """Whether the model is above, level with or below a baseline: level where the 95 % interval includes 0."""
     return "above" if row.low > 0 else "below" if row.high < 0 else "level"

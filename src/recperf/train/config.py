@@ -200,6 +200,7 @@ VALIDATION = "validation_log_loss"
 """The metric that chooses the epoch: of rows inside the training time, which are neither trained on nor scored."""
 RANKED = "validation_ndcg_10"
 """Of a workload that ranks items: the metric of validation items that chooses the epoch."""
+CHOOSING = (VALIDATION, RANKED)
 
 
 def leading(metrics: Mapping[str, float]) -> str:
@@ -216,8 +217,8 @@ def merit(metrics: Mapping[str, float]) -> float:
 
 def chosen_evaluation(history: Sequence[Mapping[str, float]]) -> int:
     """Which evaluation has the weights that a training ends with, from their metrics: the one with the lowest
-    validation log loss or, where no rows choose, the last."""
-    if VALIDATION not in history[-1]:
+    validation log loss, or the highest validation NDCG@10, or, where no rows choose, the last."""
+    if not any(name in history[-1] for name in CHOOSING):
         return len(history) - 1
     return max(range(len(history)), key=lambda place: merit(history[place]))
 

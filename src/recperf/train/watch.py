@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import GateFailed, Interrupted, Stopped
 from ..ops.arguments import raise_if_any
 from ..points import reached
-from .config import VALIDATION, chosen_evaluation, merit
+from .config import CHOOSING, chosen_evaluation, merit
 from .loop import Position, Recipe, RecordNorm
 from .timing import Emit, StepTimer
 
@@ -294,7 +294,7 @@ class Watchers:
     def _saves_score(self, position: Position) -> bool:
         ends = position.step >= self.recipe.steps or self.evaluator.met
         # The best of these is read back in the end.
-        validated = VALIDATION in self.evaluator.history[-1]["metrics"]
+        validated = any(name in self.evaluator.history[-1]["metrics"] for name in CHOOSING)
         return self.save_scored or validated or (self.save_end and ends)
 
     def _score(self, position: Position) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...train.config import ORACLES, baseline_to_beat
-from ..quality import best_of, standing
+from ..quality import best_of, compared, standing
 from ..result import Difference, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import curves
 from .blocks import Block, Cell, Figure, Table, Text, cells
@@ -91,12 +91,12 @@ def standing_text(result: Result) -> str:
     the difference is not known."""
     part = result.quality
     beat = baseline_to_beat(part.target.beat, part.baselines)
-    row = next((row for row in part.differences if row.baseline == beat), None)
+    row = next((row for row in compared(part) if row.baseline == beat), None)
     if row is None:
         return ""
     place = f"level with {baseline(row.baseline)}"
     if (side := standing(row)) != "level":
-        place = f"{abs(row.auc):.4f} {side} {baseline(row.baseline)}"
+        place = f"{abs(_value(row)):.4f} {side} {baseline(row.baseline)}"
     return f"{place}, the 95 % interval of the difference is {row.low:.4f} to {row.high:.4f}"
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from ...config import flatten
 from ...measure.profile_records import Profile
 from ...measure.sections import roofline
-from ...train.config import VALIDATION, baseline_to_beat, leading
+from ...train.config import CHOOSING, RANKED, VALIDATION, baseline_to_beat, leading
 from ..events import Scores
 from ..result import Performance, Quality, Result
 from ..resume import change_text, is_free, repeatable
@@ -68,7 +68,7 @@ def seeds_text(result: Result) -> str:
 def quality_table(result: Result) -> Table:
     """The metrics of the model above those of the baselines."""
     part, data = result.quality, result.data
-    names = [name for name in part.metrics if name != VALIDATION]
+    names = [name for name in part.metrics if name not in CHOOSING]
     own = [Cell(f"{part.metrics[name]:.4f}", "strong", second_line=_deviation(part.spread.get(name))) for name in names]
     rows = [(Cell(result.workload, "strong", "accent"), *own)]
     for rule, metrics in reversed(part.baselines.items()):
@@ -81,13 +81,15 @@ def quality_table(result: Result) -> Table:
     if data.baseline_rows:
         note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
     if "planted" in part.baselines:
-        note += " The labels were drawn from the true model of the synthetic data: no model can do better."
+        note += " The synthetic data was drawn from its true model: no model can do better."
     return Table(("", *(metric(name) for name in names)), rows, note)
 
 
 def _scored_rows(part: Quality) -> str:
     if VALIDATION in part.metrics:
         return "held-out rows after the epoch with the lowest log loss on others, inside the training time"
+    if RANKED in part.metrics:
+        return "test items after the epoch with the highest NDCG@10 of validation items"
     return "validation rows after the last step (not the best epoch)"
 
 

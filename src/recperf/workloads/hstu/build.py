@@ -14,8 +14,6 @@ from torch import Tensor
 
 from ...data.next_item import NextItemData, Targets
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch, histories
-from ...distributed.ranks import current
-from ...errors import UsageError
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows
 from ...measure.cost import FLOAT, Cost
 from ...models.next_item.config import step
@@ -49,8 +47,6 @@ class PreparedSequences(Prepared):
     they come from elsewhere than the config says."""
 
     def __init__(self, config: HSTUConfig, data: NextItemData | None = None) -> None:
-        if current().size > 1:
-            raise UsageError("hstu trains in one process", fix="run it without --ranks")
         require_room(config)
         self.config = config
         self.sequences = Sequences(config, data)
@@ -131,6 +127,7 @@ class SequenceTrial:
             learning_rate=lambda step: train.learning_rate,
             epochs=train.epochs,
             max_steps=train.max_steps,
+            patience=train.patience,
         )
         if prepared.graph:
             self.recipe = replace(self.recipe, order=WindowOrder(order), whole_step=self._whole_step(order))

@@ -22,6 +22,10 @@ DENSE = 50
 """Mean events of a user from which on the published model is the default; below it a smaller one that drops more."""
 
 
+STEPS, LEAST_STEPS, PATIENCE = 150, 6000, 2000
+"""For own data: steps of an epoch, steps of a whole training, and steps without a better evaluation, at least."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequencesConfig:
     path: Path | None = None
@@ -113,15 +117,22 @@ def on_events(config: HSTUConfig, dataset: Dataset) -> HSTUConfig:
 
 
 def following(path: Path) -> HSTUConfig:
-    """A model for the events of a store: its sizes follow the events of a user."""
+    """A model for the events of a store: its sizes follow the events of a user, and batches are so small that an epoch
+    has STEPS steps or more. What order decides may be learned late, so that small data has more epochs."""
     import numpy as np
 
     from ...data.yambda.reference import open_events
 
     counts_U = np.diff(open_events(path).user_first_U1)
     config = published() if counts_U.mean() >= DENSE else sparse()
-    longest = int(np.percentile(counts_U, 95))
-    return replace(config, model=replace(config.model, max_length=min(config.model.max_length, max(10, longest))))
+    longest, users = int(np.percentile(counts_U, 95)), int((counts_U > 1).sum())
+    batch = 1 << min(7, max(4, (users // STEPS).bit_length() - 1))
+    steps = max(1, users // batch)
+    train = replace(
+        config.train, batch_size=batch, epochs=max(100, LEAST_STEPS // steps), patience=max(10, PATIENCE // steps)
+    )
+    model = replace(config.model, max_length=min(config.model.max_length, max(10, longest)))
+    return replace(config, model=model, train=train)
 
 
 def resolve(config: HSTUConfig) -> HSTUConfig:
