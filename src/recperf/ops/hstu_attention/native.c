@@ -6,8 +6,15 @@
  *
  * A bias and the gradients of its scores are held for a whole row, N x N, because all heads share them.
  *
+ * With a bias products and sums are fused, at twice the rate; without one they are rounded twice as they always were.
+ *
  * A row is one thread's alone and its sums have one order, so that threads do not change a bit. */
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__FMA__)
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -26,6 +33,10 @@
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#define ALWAYS static inline __attribute__((always_inline))
+/* Inner loops are functions of their own: inlined into a larger one, their sums do not stay in registers. */
+#define APART static __attribute__((noinline))
 
 typedef struct {
     int64_t heads, qk, width;
@@ -50,32 +61,41 @@ typedef struct {
 
 static int64_t padded(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
 
-static vec spread(float value) {
-    vec out;
-    for (int lane = 0; lane < LANES; lane++) out[lane] = value;
-    return out;
+/* The number in every lane: subtracting 0 changes none, and compilers leave it out. */
+ALWAYS vec spread(float value) { return value - (vec){0}; }
+
+/* a * b + c, rounded once where `fused` says so and the processor can. */
+ALWAYS vec mul_add(vec a, vec b, vec c, int fused) {
+#if defined(__aarch64__)
+    if (fused) return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__AVX512F__)
+    if (fused) return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    if (fused) return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#endif
+    return a * b + c;
 }
 
-static vec blend(ivec which, vec yes, vec no) { return (vec)(((ivec)yes & which) | ((ivec)no & ~which)); }
+ALWAYS vec blend(ivec which, vec yes, vec no) { return (vec)(((ivec)yes & which) | ((ivec)no & ~which)); }
 
 /* e^x for x in -87..88, beyond which it stays; NaN stays NaN. Good to 2 units in the last place. */
-static vec exponential(vec x) {
+ALWAYS vec exponential(vec x, int fused) {
     const vec shift = spread(12582912.0f);
     x = blend(x < -87.0f, spread(-87.0f), x);
     x = blend(x > 88.0f, spread(88.0f), x);
-    const vec moved = x * 1.44269504f + shift;
+    const vec moved = mul_add(x, spread(1.44269504f), shift, fused);
     const vec whole = moved - shift;
-    const vec rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    vec sum = rest * 1.3888889e-3f + 8.3333333e-3f;
-    sum = sum * rest + 4.1666667e-2f;
-    sum = sum * rest + 1.6666667e-1f;
-    sum = sum * rest + 0.5f;
-    sum = sum * rest * rest + rest + 1.0f;
+    const vec rest = mul_add(whole, spread(2.12194440e-4f), x - whole * 0.693359375f, fused);
+    vec sum = mul_add(rest, spread(1.3888889e-3f), spread(8.3333333e-3f), fused);
+    sum = mul_add(sum, rest, spread(4.1666667e-2f), fused);
+    sum = mul_add(sum, rest, spread(1.6666667e-1f), fused);
+    sum = mul_add(sum, rest, spread(0.5f), fused);
+    sum = mul_add(sum * rest, rest, rest, fused) + 1.0f;
     /* The low bits of `moved` are the whole number itself. */
     return sum * (vec)(((ivec)moved + 127) << 23);
 }
 
-static vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+ALWAYS vec sigmoid(vec x, int fused) { return 1.0f / (1.0f + exponential(-x, fused)); }
 
 /* Columns of `count` vectors, each `stride` after the one before: out[a * places + n]. */
 static void pack_columns(const float *from, int64_t stride, int64_t count, int64_t dim, int64_t places, float *out) {
@@ -98,36 +118,43 @@ static void pack_rows(const float *from, int64_t stride, int64_t count, int64_t 
 }
 
 /* Products of the block's vectors with TILE packed columns. */
-static inline void products(const float *block, int64_t wide, const float *columns, int64_t places, int64_t dim,
-                            vec sum[QUERIES][PIECES]) {
+APART void products(const float *block, int64_t wide, const float *columns, int64_t places, int64_t dim,
+                     vec sum[QUERIES][PIECES], int fused) {
     vec held[QUERIES][PIECES] = {0};
-    for (int64_t a = 0; a < dim; a++) {
+    int64_t a = 0;
+    do {
         vec column[PIECES];
         for (int p = 0; p < PIECES; p++) column[p] = *(const vec *)(columns + a * places + p * LANES);
         for (int i = 0; i < QUERIES; i++)
-            for (int p = 0; p < PIECES; p++) held[i][p] += block[i * wide + a] * column[p];
-    }
+            for (int p = 0; p < PIECES; p++)
+                held[i][p] = mul_add(spread(block[i * wide + a]), column[p], held[i][p], fused);
+    } while (++a < dim);
+    /* Unrolled, because a copy of the whole array would keep it in memory during the loop above. */
+#pragma GCC unroll 16
     for (int i = 0; i < QUERIES; i++)
+#pragma GCC unroll 16
         for (int p = 0; p < PIECES; p++) sum[i][p] = held[i][p];
 }
 
 /* For each query of the block the sum of `count` packed rows, each times the query's weight; TILE columns of it. */
-static inline void weighted(const float *weights, int64_t places, const float *rows, int64_t wide, int64_t count,
-                            float *out) {
+APART void weighted(const float *weights, int64_t places, const float *rows, int64_t wide, int64_t count, float *out,
+                     int fused) {
     vec held[QUERIES][PIECES] = {0};
-    for (int64_t n = 0; n < count; n++) {
+    int64_t n = 0;
+    do {
         vec row[PIECES];
         for (int p = 0; p < PIECES; p++) row[p] = *(const vec *)(rows + n * wide + p * LANES);
         for (int i = 0; i < QUERIES; i++)
-            for (int p = 0; p < PIECES; p++) held[i][p] += weights[i * places + n] * row[p];
-    }
+            for (int p = 0; p < PIECES; p++)
+                held[i][p] = mul_add(spread(weights[i * places + n]), row[p], held[i][p], fused);
+    } while (++n < count);
     for (int i = 0; i < QUERIES; i++)
         for (int p = 0; p < PIECES; p++) *(vec *)(out + i * wide + p * LANES) = held[i][p];
 }
 
 /* The other way: to each of `count` rows the sum of the block's vectors, each times its weight for that row. */
-static inline void scatter(const float *weights, int64_t places, const float *block, int64_t wide, int64_t count,
-                           float *out) {
+APART void scatter(const float *weights, int64_t places, const float *block, int64_t wide, int64_t count, float *out,
+                    int fused) {
     vec held[QUERIES][PIECES];
     for (int i = 0; i < QUERIES; i++)
         for (int p = 0; p < PIECES; p++) held[i][p] = *(const vec *)(block + i * wide + p * LANES);
@@ -135,7 +162,7 @@ static inline void scatter(const float *weights, int64_t places, const float *bl
         for (int p = 0; p < PIECES; p++) {
             vec *to = (vec *)(out + n * wide + p * LANES);
             vec sum = *to;
-            for (int i = 0; i < QUERIES; i++) sum += weights[i * places + n] * held[i][p];
+            for (int i = 0; i < QUERIES; i++) sum = mul_add(spread(weights[i * places + n]), held[i][p], sum, fused);
             *to = sum;
         }
 }
@@ -259,8 +286,8 @@ static inline void add_bias(const float *bias, int64_t places, vec scores[QUERIE
         for (int p = 0; p < PIECES; p++) scores[i][p] += *(const vec *)(bias + i * places + p * LANES);
 }
 
-static void head_forward(const Shape *shape, const Row *row, const Room *room, const float *q, int64_t q_step,
-                         float *out, int64_t out_step) {
+ALWAYS void head_forward(const Shape *shape, const Row *row, const Room *room, const float *q, int64_t q_step,
+                         float *out, int64_t out_step, int biased) {
     const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
     const int64_t before = row->tokens - row->queried;
     for (int64_t at = 0; at < row->queried; at += QUERIES) {
@@ -269,16 +296,16 @@ static void head_forward(const Shape *shape, const Row *row, const Room *room, c
         pack_rows(q + at * q_step, q_step, count, QUERIES, shape->qk, shape->alpha, room->query);
         for (int64_t n = 0; n < seen; n += TILE) {
             vec scores[QUERIES][PIECES];
-            products(room->query, qk, room->keys + n, places, shape->qk, scores);
-            if (shape->positions) add_bias(room->bias + at * places + n, places, scores);
+            products(room->query, qk, room->keys + n, places, shape->qk, scores, biased);
+            if (biased) add_bias(room->bias + at * places + n, places, scores);
             for (int i = 0; i < QUERIES; i++)
                 for (int p = 0; p < PIECES; p++)
                     *(vec *)(room->weights + i * places + n + p * LANES) =
-                        scores[i][p] * sigmoid(scores[i][p]);
+                        scores[i][p] * sigmoid(scores[i][p], biased);
         }
         for (int64_t i = 0; i < count; i++) hide(before + at + i, seen, room->weights + i * places);
         for (int64_t c = 0; c < width; c += TILE)
-            weighted(room->weights, places, room->values_by_row + c, width, seen, room->out + c);
+            weighted(room->weights, places, room->values_by_row + c, width, seen, room->out + c, biased);
         for (int64_t i = 0; i < count; i++)
             for (int64_t c = 0; c < shape->width; c++)
                 out[(at + i) * out_step + c] = room->out[i * width + c] / shape->length;
@@ -297,8 +324,12 @@ int attention_forward(const Shape *shape, int64_t first, int64_t last, const Vie
             pack_columns(of_row(k, shape, &row, head, 0), k->token, row.tokens, shape->qk, places, room.keys);
             pack_rows(of_row(v, shape, &row, head, 0), v->token, row.tokens, row.tokens, shape->width, 1.0f,
                       room.values_by_row);
-            head_forward(shape, &row, &room, of_row(q, shape, &row, head, 1), q->token,
-                         of_row(out, shape, &row, head, 1), out->token);
+            const float *query = of_row(q, shape, &row, head, 1);
+            float *to = of_row(out, shape, &row, head, 1);
+            if (shape->positions)
+                head_forward(shape, &row, &room, query, q->token, to, out->token, 1);
+            else
+                head_forward(shape, &row, &room, query, q->token, to, out->token, 0);
         }
     }
     free(room.begin);
@@ -306,17 +337,17 @@ int attention_forward(const Shape *shape, int64_t first, int64_t last, const Vie
 }
 
 /* Weights of the block, and how the loss changes with their scores. */
-static void block_slopes(const Shape *shape, const Row *row, const Room *room, int64_t at, int64_t count,
-                         int64_t seen) {
+ALWAYS void block_slopes(const Shape *shape, const Row *row, const Room *room, int64_t at, int64_t count,
+                         int64_t seen, int biased) {
     const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
     for (int64_t n = 0; n < seen; n += TILE) {
         vec scores[QUERIES][PIECES], grads[QUERIES][PIECES];
-        products(room->query, qk, room->keys + n, places, shape->qk, scores);
-        products(room->grads, width, room->values + n, places, shape->width, grads);
-        if (shape->positions) add_bias(room->bias + at * places + n, places, scores);
+        products(room->query, qk, room->keys + n, places, shape->qk, scores, biased);
+        products(room->grads, width, room->values + n, places, shape->width, grads, biased);
+        if (biased) add_bias(room->bias + at * places + n, places, scores);
         for (int i = 0; i < QUERIES; i++)
             for (int p = 0; p < PIECES; p++) {
-                const vec score = scores[i][p], open = sigmoid(score), weight = score * open;
+                const vec score = scores[i][p], open = sigmoid(score, biased), weight = score * open;
                 const int64_t to = i * places + n + p * LANES;
                 *(vec *)(room->weights + to) = weight;
                 *(vec *)(room->slopes + to) = open * (1.0f + score * (1.0f - open)) * grads[i][p];
@@ -325,14 +356,14 @@ static void block_slopes(const Shape *shape, const Row *row, const Room *room, i
     for (int64_t i = 0; i < count; i++) {
         hide(at + i, seen, room->weights + i * places);
         hide(at + i, seen, room->slopes + i * places);
-        if (!shape->positions) continue;
+        if (!biased) continue;
         float *restrict to = room->d_bias + (at + i) * places;
         for (int64_t n = 0; n < at + i + 1; n++) to[n] += room->slopes[i * places + n];
     }
 }
 
-static void head_backward(const Shape *shape, const Row *row, const Room *room, const float *grad, int64_t grad_step,
-                          const float *q, int64_t q_step, float *dq, int64_t dq_step) {
+ALWAYS void head_backward(const Shape *shape, const Row *row, const Room *room, const float *grad, int64_t grad_step,
+                          const float *q, int64_t q_step, float *dq, int64_t dq_step, int biased) {
     const int64_t places = padded(row->tokens), qk = padded(shape->qk), width = padded(shape->width);
     const int64_t before = row->tokens - row->queried;
     memset(room->d_keys, 0, row->tokens * qk * sizeof(float));
@@ -342,13 +373,13 @@ static void head_backward(const Shape *shape, const Row *row, const Room *room, 
         const int64_t seen = before + at + count;
         pack_rows(q + at * q_step, q_step, count, QUERIES, shape->qk, shape->alpha, room->query);
         pack_rows(grad + at * grad_step, grad_step, count, QUERIES, shape->width, 1.0f / shape->length, room->grads);
-        block_slopes(shape, row, room, before + at, count, seen);
+        block_slopes(shape, row, room, before + at, count, seen, biased);
         for (int64_t c = 0; c < qk; c += TILE) {
-            weighted(room->slopes, places, room->keys_by_row + c, qk, seen, room->out + c);
-            scatter(room->slopes, places, room->query + c, qk, seen, room->d_keys + c);
+            weighted(room->slopes, places, room->keys_by_row + c, qk, seen, room->out + c, biased);
+            scatter(room->slopes, places, room->query + c, qk, seen, room->d_keys + c, biased);
         }
         for (int64_t c = 0; c < width; c += TILE)
-            scatter(room->weights, places, room->grads + c, width, seen, room->d_values + c);
+            scatter(room->weights, places, room->grads + c, width, seen, room->d_values + c, biased);
         for (int64_t i = 0; i < count; i++)
             for (int64_t a = 0; a < shape->qk; a++) dq[(at + i) * dq_step + a] = room->out[i * qk + a] * shape->alpha;
     }
@@ -375,8 +406,12 @@ int attention_backward(const Shape *shape, int64_t first, int64_t last, const Vi
             pack_columns(keys, k->token, n, shape->qk, places, room.keys);
             pack_rows(keys, k->token, n, n, shape->qk, 1.0f, room.keys_by_row);
             pack_columns(values, v->token, n, shape->width, places, room.values);
-            head_backward(shape, &row, &room, of_row(grad, shape, &row, head, 1), grad->token,
-                          of_row(q, shape, &row, head, 1), q->token, of_row(dq, shape, &row, head, 1), dq->token);
+            const float *from = of_row(grad, shape, &row, head, 1), *query = of_row(q, shape, &row, head, 1);
+            float *to = of_row(dq, shape, &row, head, 1);
+            if (shape->positions)
+                head_backward(shape, &row, &room, from, grad->token, query, q->token, to, dq->token, 1);
+            else
+                head_backward(shape, &row, &room, from, grad->token, query, q->token, to, dq->token, 0);
             unpack(room.d_keys, n, shape->qk, of_row(dk, shape, &row, head, 0), dk->token);
             unpack(room.d_values, n, shape->width, of_row(dv, shape, &row, head, 0), dv->token);
         }
