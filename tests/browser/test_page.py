@@ -10,7 +10,10 @@ import example_profiles as profiles
 import example_runs as examples
 import example_traces as traces
 import pytest
+from msgspec import convert
 
+from recperf.measure.peaks.records import Peaks
+from recperf.measure.profile_records import Profile
 from recperf.measure.trace_evidence import analyse_file
 from recperf.runs.report import run_report, trace_report
 from recperf.runs.report.profile_report import write_page
@@ -64,8 +67,8 @@ def test_other_pages(pages: dict[str, Path], tmp_path: Path, name: str, width: i
 
 @pytest.mark.parametrize(("name", "width"), [("eager", 375), ("ranks", 1440)])
 def test_profile_pages(tmp_path: Path, name: str, width: int) -> None:
-    profile = getattr(profiles, name)()
-    page = write_page(profile, examples.peaks(), examples.MACHINE, tmp_path / "profile.html")
+    profile, peaks = convert(getattr(profiles, name)(), Profile), convert(examples.peaks(), Peaks)
+    page = write_page(profile, peaks, examples.MACHINE, tmp_path / "profile.html")
     measured = chromium.measure(page, tmp_path, width=width, dark=width == 375)
     sound(measured, width)
     assert measured["svgs"] == FIGURES[name]

@@ -35,8 +35,8 @@ def test_the_ceilings_are_shown_and_kept(capsys: pytest.CaptureFixture[str]) -> 
         assert expected in printed
     stored = peaks.load()
     assert stored is not None
-    assert stored["quick"] is False
-    assert f"written to {peaks.path_of(stored['machine'])}" in printed
+    assert stored.quick is False
+    assert f"written to {peaks.path_of(stored.machine)}" in printed
     assert "in place of" not in printed
 
 

@@ -18,7 +18,7 @@ from recperf.execution import profiling
 from recperf.files import json_bytes
 from recperf.measure import measuring
 from recperf.measure.fixes import Fix
-from recperf.measure.peaks import measure_with
+from recperf.measure.peaks import Peaks, measure_with
 from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.sampling import TINY
 from recperf.measure.profile_records import Component, Ids, Missing, Overhead, Profile, StepBudget
@@ -34,7 +34,7 @@ BUDGET = profiling.ProfileOptions(steps=8)
 
 
 @pytest.fixture(scope="module")
-def peaks() -> dict[str, Any]:
+def peaks() -> Peaks:
     return measure_with(TINY, quick=True, say=lambda text: None)
 
 
@@ -74,7 +74,7 @@ def any_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OtherWork, "share", lambda *_: 0.0)
 
 
-def tried(peaks: dict[str, Any], fixes: Any = None) -> Profile:
+def tried(peaks: Peaks, fixes: Any = None) -> Profile:
     """A profile with its fixes tried: all of dlrm's own, or what a function makes of a prepared one."""
     notices: list[str] = []
     with of(fixes or PreparedDLRM.fixes):
@@ -95,9 +95,7 @@ def real(prepared: PreparedDLRM, *names: str) -> tuple[Fix, ...]:
     return tuple(fix for fix in REAL(prepared) if fix.name in names)
 
 
-def test_a_verdict_beside_other_work_is_never_sure_of_itself(
-    peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_beside_other_work_is_never_sure_of_itself(peaks: Peaks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other work came while the parts were timed, not while the step was observed."""
     monkeypatch.setattr(measuring, "share_of_others", lambda *_: 0.3)
     monkeypatch.setattr(measuring, "REPEAT_SECONDS", 0.0)
@@ -112,7 +110,7 @@ def test_a_verdict_beside_other_work_is_never_sure_of_itself(
 
 
 @pytest.mark.long
-def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[str, Any]) -> None:
+def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: Peaks) -> None:
     profile = tried(peaks)
     rows = {fix.name: fix for fix in profile.advice}
     assert {"embedding", "interaction", "optimizer"} <= rows.keys()
@@ -133,7 +131,7 @@ def test_every_fix_of_a_plain_step_is_tried_and_keeps_the_numbers(peaks: dict[st
 
 @pytest.mark.long
 @pytest.mark.usefixtures("at_once")
-def test_fixes_that_change_the_numbers_or_do_not_run_are_left_out(peaks: dict[str, Any]) -> None:
+def test_fixes_that_change_the_numbers_or_do_not_run_are_left_out(peaks: Peaks) -> None:
     def fixes(prepared: PreparedDLRM) -> tuple[Fix, ...]:
         config = prepared.config
         wrong = made("mlp", replace(config, train=replace(config.train, learning_rate=2.0)))
@@ -186,7 +184,7 @@ def test_losses_are_compared_with_the_spread_of_repeats() -> None:
     assert one_fix(plain, fixed, again).status == "tried"
 
 
-def test_an_interrupt_is_not_a_fix_that_failed(peaks: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_not_a_fix_that_failed(peaks: Peaks, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -203,7 +201,7 @@ def test_a_profile_without_ceilings_guesses_no_fixes() -> None:
     assert any(text.startswith("roofline: the ceilings") for text in profile.trust.not_measured)
 
 
-def test_tables_are_those_of_the_model_and_their_lookups_those_of_the_window(peaks: dict[str, Any]) -> None:
+def test_tables_are_those_of_the_model_and_their_lookups_those_of_the_window(peaks: Peaks) -> None:
     profile = profiling.profile(DLRM, tiny(), peaks, replace(BUDGET, steps=5), lambda text: None)
     assert profile.steps == 5
     assert profile.embeddings.lookups == pytest.approx(profile.ids.lookups, rel=0.2)
@@ -241,7 +239,7 @@ def test_a_machine_that_drifts_is_not_credited_to_a_fix() -> None:
      (100.0, 0.0, None)],
 )  # fmt: skip
 def test_parts_of_another_minute_predict_nothing(
-    monkeypatch: pytest.MonkeyPatch, peaks: dict[str, Any], step: float, others: float, reason: str | None
+    monkeypatch: pytest.MonkeyPatch, peaks: Peaks, step: float, others: float, reason: str | None
 ) -> None:
     """Parts from steps of 100 ms, of which 90 are products; the steps that fixes are tried on now take `step`."""
     plain, parts = Percentiles(99.0, 100.0, 101.0), (("top", 90), ("data", 10))

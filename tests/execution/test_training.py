@@ -19,6 +19,7 @@ from recperf.execution import saving, training
 from recperf.execution.execute import _start
 from recperf.execution.saving import in_background
 from recperf.execution.training import SeedTraining
+from recperf.measure.peaks.records import Figure, Peaks, Rates
 from recperf.measure.profile_records import Profile
 from recperf.ops import choice, relu
 from recperf.ops.relu import native as relu_native
@@ -300,10 +301,14 @@ def test_baselines_that_were_changed_are_refused_unless_the_data_was(run: Run) -
     assert seed_training(run, Weights(), contract={"data.events": 2}, allow=("data.events",)).restore().step == 1
 
 
+STREAMS = ("copy", "read", "fresh", "cached", "gather")
+
+
 def test_mfu_is_of_the_measured_batch_and_of_ceilings_of_its_threads_and_precision() -> None:
     """2,000 FLOPs a sample at 500 samples/s are a thousandth of 1 GFLOP/s, in float32 with one thread alone."""
-    peaks = examples.peaks()
-    peaks["other_threads"] = {"1": {**peaks, "gemm": {"float32": {"p50": 1e9}}}}
+    peaks = convert(examples.peaks(), Peaks)
+    gemm = {"float32": Figure(1e9, 1e9, 1e9, n=3)}
+    peaks.other_threads["1"] = Rates(gemm=gemm, **{name: getattr(peaks, name) for name in STREAMS})
     profile = convert(examples.profile({"top": 1.0, "other": 1.0}, {"top": 5e5}), Profile)
     profile.batch_size, profile.threads = 250, 1
     steady = Throughput(samples_per_s=500.0, samples=1, steps=1, seconds=1.0)

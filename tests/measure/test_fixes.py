@@ -6,7 +6,9 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+import example_runs as examples
 import pytest
+from msgspec import convert
 from msgspec.structs import replace as changed
 
 import recperf.models.config  # noqa: F401  declares the spans of the synthetic steps
@@ -26,25 +28,31 @@ from recperf.measure.fixes import (
     scaled,
     too_busy,
 )
+from recperf.measure.peaks.records import DeviceRates, Figure, Launch, Peaks
 from recperf.measure.profile_records import Component, Ids, Overhead, StepBudget, TracedPart
 from recperf.measure.records import Percentiles
 
-GPU: dict[str, Any] = {
-    "l2_bytes": 50 << 20,
-    "copy": {"p50": 4e12},
-    "gemm": {"float32": {"p50": 5e13}, "tf32": {"p50": 4e14}, "bfloat16": {"p50": 7e14}},
-    "gather": {"dram": {"rows": []}},
-    "launch": {"queue": {"p50": 4000.0}, "round_trip": {"p50": 20_000.0}, "kernel": {"p50": 2500.0}},
-    "transfer": {"host_to_device_pageable": {"p50": 1e10}, "host_to_device_pinned": {"p50": 5e10}},
-}
-PEAKS: dict[str, Any] = {
-    "gemm": {"float32": {"p50": 1e11}},
-    "copy": {"p50": 5e10},
-    "calls": {"elementwise": {"p50": 2000.0}},
-    "machine": {"caches": {"L3": 32 << 20}},
-    "gather": {"dram": {"rows": []}},
-    "gpu": {"H": GPU},
-}
+
+def even(value: float) -> Figure:
+    return Figure(value, value, value, n=9)
+
+
+def peaks_of(product: float, copy: float, call_ns: float, **more: Any) -> Peaks:
+    """The ceilings of a machine that streams, multiplies and calls at these rates."""
+    known = convert(examples.peaks(), Peaks)
+    rates = {"gemm": {"float32": even(product)}, "copy": even(copy), "calls": {"elementwise": even(call_ns)}}
+    return changed(known, **rates, **more)
+
+
+RATES = ("read", "fresh", "cached", "gather", "knee", "calls")
+GPU = DeviceRates(
+    **{name: getattr(peaks_of(1.0, 1.0, 1.0), name) for name in RATES},
+    copy=even(4e12),
+    gemm={"float32": even(5e13), "tf32": even(4e14), "bfloat16": even(7e14)},
+    launch=Launch(queue=even(4000.0), round_trip=even(20_000.0), kernel=even(2500.0)),
+    transfer={"host_to_device_pageable": even(1e10), "host_to_device_pinned": even(5e10)},
+)
+PEAKS = peaks_of(1e11, 5e10, 2000.0, gpu={"H": GPU})
 # Host and device ms and kernels; the host takes 3.9 ms for what the device does in 0.75.
 EAGER = {
     "embedding": (0.6, 0.06, 12), "embedding_backward": (0.9, 0.12, 30), "sparse_update": (0.5, 0.05, 10),
@@ -160,7 +168,7 @@ def test_tracing_slows_the_host_and_not_the_kernels() -> None:
 
 def test_a_device_without_ceilings_has_no_facts() -> None:
     assert facts(profile("another"), traced(), PEAKS) is None
-    assert facts(profile(), traced(), {**PEAKS, "gpu": None}) is None
+    assert facts(profile(), traced(), changed(PEAKS, gpu=None)) is None
     assert ranked([any_fix("graph")], profile("another"), traced(), PEAKS, 2) == []
     assert ranked([any_fix("graph")], profile(), traced(), None, 2) == []
 
@@ -201,7 +209,7 @@ def test_onednn_takes_products_to_half_the_ceiling_of_their_number_of_threads() 
     # 20 MFLOP at 100 GFLOP/s are 0.2 ms, which top takes and top_backward exceeds by 0.1; bottom counts none.
     assert on_a_cpu(profile("cpu"), ["onednn"], PEAKS, 2) == pytest.approx(4.9)
     assert on_a_cpu(profile("cpu"), ["onednn"], PEAKS, 2, case=1) == pytest.approx(4.9 - 0.1)
-    faster = {**PEAKS, "other_threads": {"1": {"gemm": {"float32": {"p50": 4e11}}, "copy": {"p50": 5e10}}}}
+    faster = changed(PEAKS, other_threads={"1": peaks_of(4e11, 5e10, 2000.0)})
     assert on_a_cpu(profile("cpu"), ["onednn"], faster, 2) == pytest.approx(4.9 - 0.3)
     assert on_a_cpu(profile("cpu"), ["onednn"], faster, 2, case=-1) == pytest.approx(4.9 - 0.15)
 
@@ -213,7 +221,7 @@ def test_fused_tables_reach_half_of_the_copy_bandwidth() -> None:
 
 def test_a_part_is_never_faster_than_its_arithmetic() -> None:
     """100 ms of products whose FLOPs alone take 90 cannot be fixed by more than 10, however few bytes they move."""
-    peaks = {"gemm": {"float32": {"p50": 1e9}}, "copy": {"p50": 1e12}, "calls": {"elementwise": {"p50": 1.0}}}
+    peaks = peaks_of(1e9, 1e12, 1.0)
     top = part("top", 100.0, flops=9e7, bytes=1e3)
     alone = budget("cpu", [top], around(100.0), threads=2)
     assert on_a_cpu(alone, ["onednn"], peaks, 2, case=1) == pytest.approx(90.0)
@@ -233,7 +241,7 @@ REACHES = {"embedding": ("embedding", "sparse_update"), "interaction": ("interac
 @pytest.mark.parametrize("names", [["embedding"], ["mlp", "onednn", "threads"], list(REACHES)])
 def test_no_gain_exceeds_that_of_removing_the_parts(names: list[str], plain: float, copy: float) -> None:
     """Whatever the ceilings are, and in the best case too, with its larger share of those parts."""
-    boundless = {"gemm": {"float32": {"p50": 1e30}}, "copy": {"p50": copy}, "calls": {"elementwise": {"p50": 1e-9}}}
+    boundless = peaks_of(1e30, copy, 1e-9)
     starts = tuple(start for name in names for start in REACHES[name])
     for spread in (0.0, 0.3):
         cpu = profile("cpu", plain=plain, spread=spread)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable
@@ -9,28 +10,49 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import convert
+from msgspec.structs import replace as changed
 
 from recperf import machine
 from recperf.errors import DataError, MachineError
-from recperf.jsonfile import sealed
+from recperf.files import json_bytes
+from recperf.jsonfile import Problem, fit, sealed
 from recperf.machine import machine_facts, usable_cores
 from recperf.measure import peaks
 from recperf.measure.ceilings import Ceilings, ceilings_of
 from recperf.measure.peaks import cpu, other_work, sampling
-from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, at_least, better, figure, knee_of, noisy
+from recperf.measure.peaks.records import Figure, Peaks, Rates
+from recperf.measure.peaks.sampling import (
+    FULL,
+    MIB,
+    TINY,
+    Sampler,
+    at_least,
+    better,
+    figure,
+    gather_row,
+    knee_of,
+    noisy,
+)
 
 RATES = ("gemm", "copy", "read", "update", "fresh", "first_touch", "cached", "special", "gather")
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
+def measured() -> Peaks:
     return peaks.measure_with(TINY, quick=True, say=lambda _: None)
 
 
 @pytest.fixture
-def stored(measured: dict[str, Any]) -> dict[str, Any]:
+def stored(measured: Peaks) -> Peaks:
     """A copy that a test may change."""
-    return dict(json.loads(json.dumps(measured)))
+    return copy.deepcopy(measured)
+
+
+@pytest.fixture
+def content(measured: Peaks) -> dict[str, Any]:
+    """Its file."""
+    return dict(json.loads(json_bytes(measured)))
 
 
 def figures(value: Any) -> list[dict[str, Any]]:
@@ -41,14 +63,19 @@ def figures(value: Any) -> list[dict[str, Any]]:
     return [value] if "p50" in value else [result for item in value.values() for result in figures(item)]
 
 
-def test_every_figure_is_positive_ordered_and_has_a_unit(measured: dict[str, Any]) -> None:
-    result = figures(measured)
+def fault(content: dict[str, Any]) -> str:
+    fitted = fit(content, Peaks)
+    return str(fitted) if isinstance(fitted, Problem) else ""
+
+
+def test_every_figure_is_positive_ordered_and_has_a_unit(content: dict[str, Any]) -> None:
+    result = figures(content)
     assert len(result) > 30
     for one in result:
         assert 0 < one["p20"] <= one["p50"] <= one["p80"]
         assert one["n"] >= 3
         assert one["unit"].startswith(("ns", "B/s", "FLOP/s", "/s"))
-    assert peaks.faults(measured) == []
+    assert fault(content) == ""
 
 
 @pytest.mark.parametrize(
@@ -65,53 +92,54 @@ def test_every_figure_is_positive_ordered_and_has_a_unit(measured: dict[str, Any
     ],
 )
 @pytest.mark.parametrize("value", [None, 1e308])
-def test_damage_of_any_part_is_named(stored: dict[str, Any], part: str, field: str, value: Any) -> None:
-    stored["other_threads"]["9"] = {name: stored[name] for name in RATES}
-    launch = dict.fromkeys(("kernel", "queue", "round_trip"), stored["copy"])
-    stored["gpu"] = {"H200": {name: stored[name] for name in ("knee", "calls", *RATES)} | {"launch": launch}}
-    damaged = json.loads(json.dumps(stored))
-    assert peaks.faults(damaged) == []
+def test_damage_of_any_part_is_named(content: dict[str, Any], part: str, field: str, value: Any) -> None:
+    content["other_threads"]["9"] = {name: content[name] for name in RATES}
+    launch = dict.fromkeys(("kernel", "queue", "round_trip"), content["copy"])
+    content["gpu"] = {"H200": {name: content[name] for name in ("knee", "calls", *RATES)} | {"launch": launch}}
+    damaged = json.loads(json.dumps(content))
+    assert fault(damaged) == ""
     *path, last = f"{part}{field}".split(".")
     at = damaged
     for name in path:
         at = at[int(name) if isinstance(at, list) else name]
     at[int(last) if isinstance(at, list) else last] = value
-    assert field in peaks.faults(damaged)[0]
+    assert field in fault(damaged)
 
 
-def test_the_layout_is_as_documented(measured: dict[str, Any]) -> None:
-    assert measured["schema"] == 2
-    assert measured["machine"] == machine_facts()
-    assert measured["quick"] is True
-    assert measured["threads"] == min(torch.get_num_threads(), usable_cores())
-    assert measured["gemm"]["float32"]["shape"] == [32, 32, 32]
-    assert {"float32", "float64"} <= set(measured["gemm"])
-    assert set(measured["calls"]) == {
+def test_the_layout_is_as_documented(content: dict[str, Any]) -> None:
+    assert content["schema"] == 2
+    assert content["machine"] == machine_facts()
+    assert content["quick"] is True
+    assert content["threads"] == min(torch.get_num_threads(), usable_cores())
+    assert content["gemm"]["float32"]["shape"] == [32, 32, 32]
+    assert {"float32", "float64"} <= set(content["gemm"])
+    assert set(content["calls"]) == {
         "elementwise", "elementwise_grad", "view", "product", "reduction", "index", "embedding_bag", "allocate", "copy",
         "node", "backward",
     }  # fmt: skip
     for table in ("cache", "dram"):
-        assert [row["row_bytes"] for row in measured["gather"][table]["rows"]] == [32, 64, 128, 256, 512, 1024, 2048]
-    assert measured["gather"]["cache"]["table_bytes"] < measured["gather"]["dram"]["table_bytes"] == MIB
-    assert [row["row_bytes"] for row in measured["gather"]["near"]["rows"]] == [64, 256, 1024]
+        assert [row["row_bytes"] for row in content["gather"][table]["rows"]] == [32, 64, 128, 256, 512, 1024, 2048]
+    assert content["gather"]["cache"]["table_bytes"] < content["gather"]["dram"]["table_bytes"] == MIB
+    assert [row["row_bytes"] for row in content["gather"]["near"]["rows"]] == [64, 256, 1024]
     assert cpu.cached_tables({"caches": {"L2": 2 * MIB, "L3": 300 * MIB}}, 8 * MIB) == {"cache": 2 * MIB, "near": MIB}
     assert cpu.cached_tables({"caches": {}}, MIB) == {"cache": MIB // 4, "near": MIB // 4}
-    knee = measured["knee"]
+    knee = content["knee"]
     assert (knee["row_bytes"], knee["threads"]) == (256, 1)
     assert [point["table_bytes"] >> 10 for point in knee["points"]] == [32, 64, 128, 256, 512, 1024]
-    assert knee["bytes"] == (knee_of(knee["points"]) or MIB)
-    for one in measured["other_threads"].values():
+    assert knee["bytes"] == (knee_of(convert(knee["points"], list[Figure])) or MIB)
+    for one in content["other_threads"].values():
         assert set(one) == set(RATES)
-    assert (measured["gpu"] is None) == (not torch.cuda.is_available())
+    assert (content["gpu"] is None) == (not torch.cuda.is_available())
 
 
 KIB = 1 << 10
 
 
-def curve(ns: Callable[[int], float], *, noise: dict[int, float] | None = None) -> list[dict[str, Any]]:
+def curve(ns: Callable[[int], float], *, noise: dict[int, float] | None = None) -> list[Figure]:
     """Points of 32 KiB to 512 MiB; a table of so many KiB in `noise` takes so many times longer."""
     sizes = [32 * KIB << step for step in range(15)]
-    return [{"table_bytes": size, "p50": ns(size) * (noise or {}).get(size // KIB, 1.0)} for size in sizes]
+    times = [ns(size) * (noise or {}).get(size // KIB, 1.0) for size in sizes]
+    return [figure([time], "ns", table_bytes=size) for size, time in zip(sizes, times)]
 
 
 def two_steps(size: int, *, l2: int = MIB, l3: int = 32 * MIB, ns: tuple[float, float, float] = (15, 40, 100)) -> float:
@@ -134,15 +162,15 @@ def test_the_knee_is_where_half_of_the_difference_is_paid() -> None:
     assert 9 <= (knee_of(points) or 0) / MIB <= 12
 
 
-def test_ceilings_are_those_of_the_number_of_threads(measured: dict[str, Any]) -> None:
-    peaks_ = json.loads(json.dumps(measured | {"threads": 4, "other_threads": {}}))
-    peaks_["other_threads"]["1"] = {name: json.loads(json.dumps(measured[name])) for name in RATES}
-    peaks_["other_threads"]["1"]["gemm"]["float64"]["p50"] = 7.0
+def test_ceilings_are_those_of_the_number_of_threads(measured: Peaks, stored: Peaks) -> None:
+    rates = Rates(**{name: copy.deepcopy(getattr(measured, name)) for name in RATES})
+    rates.gemm["float64"].p50 = 7.0
+    peaks_ = changed(stored, threads=4, other_threads={"1": rates})
     whole, single = ceilings_of(peaks_, threads=4), ceilings_of(peaks_, threads=1)
     assert whole == ceilings_of(peaks_)
     assert whole is not None
     assert single is not None
-    assert single.flops["float64"] == 7.0 != whole.flops["float64"] == measured["gemm"]["float64"]["p50"]
+    assert single.flops["float64"] == 7.0 != whole.flops["float64"] == measured.gemm["float64"].p50
     assert (single.threads, single.knee, single.calls) == (1, whole.knee, whole.calls)
     assert ceilings_of(peaks_, threads=3) is None
     assert ceilings_of(peaks_, device="a GPU elsewhere") is None
@@ -154,88 +182,90 @@ def test_ceilings_are_those_of_the_number_of_threads(measured: dict[str, Any]) -
     assert whole.row_ns(64, cached=True) == dict(whole.rows_cache)[64]
 
 
-def test_streams_are_as_fast_as_the_fastest_kind(stored: dict[str, Any]) -> None:
-    def ceilings(stored: dict[str, Any]) -> Ceilings:
+def test_streams_are_as_fast_as_the_fastest_kind(stored: Peaks) -> None:
+    def ceilings(stored: Peaks) -> Ceilings:
         found = ceilings_of(stored)
         assert found is not None
         return found
 
     for name, rate in (("copy", 2e10), ("read", 1e10), ("update", 3e10)):
-        stored[name] = figure([rate] * 3, "B/s")
+        setattr(stored, name, figure([rate] * 3, "B/s"))
     assert ceilings(stored).stream == 3e10
-    assert ceilings(stored).largest_cache >= max(stored["machine"]["caches"].values(), default=0)
+    assert ceilings(stored).largest_cache >= max(stored.machine["caches"].values(), default=0)
     # Ceilings of an older recperf are measured again here, and those of a run or of another machine still serve.
-    del stored["update"]
+    stored.update = None
     assert ceilings(stored).stream == 2e10
     peaks.save(stored)
     assert peaks.load() is None
 
 
-def test_what_is_missing_is_measured_once_and_stored(measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peaks, "measure", lambda **_: json.loads(json.dumps(measured | {"other_work": 0.0})))
+def test_what_is_missing_is_measured_once_and_stored(measured: Peaks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peaks, "measure", lambda **_: changed(copy.deepcopy(measured), other_work=0.0))
     monkeypatch.setattr(sampling, "QUICK", TINY)
     said: list[str] = []
     assert peaks.require(3, said.append) == peaks.load()
     assert [line.split(" of ")[0].split(" for ")[0] for line in said] == ["measuring the ceilings"] * 2
     again = peaks.require(3, said.append)
-    assert "3" in again["other_threads"]
-    added = set(again["notes"]) - set(measured["notes"])
+    assert "3" in again.other_threads
+    added = set(again.notes) - set(measured.notes)
     assert all("other processes" in note for note in added), "progress is not a note"
-    assert said[2:] == [f"using the ceilings measured at {measured['measured']} (quick)"]
+    assert said[2:] == [f"using the ceilings measured at {measured.measured} (quick)"]
 
 
 def test_old_or_damaged_ceilings_are_measured_anew(
-    stored: dict[str, Any], measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    stored: Peaks, measured: Peaks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peaks.save(stored | {"schema": 1})
+    peaks.save(changed(stored, schema=1))
     monkeypatch.setattr(peaks, "measure", lambda **_: measured)
     said: list[str] = []
     assert peaks.load() is None
     assert peaks.require(None, said.append) == peaks.load() == measured
     assert said[0] == "the stored ceilings were measured by an older recperf and are not used"
-    peaks.path_of(measured["machine"]).write_bytes(b"{")
+    peaks.path_of(measured.machine).write_bytes(b"{")
     assert peaks.require(None, said.append) == peaks.load() == measured
     assert any("ceilings is damaged" in line and line.endswith("measured again") for line in said)
 
 
-def test_disturbed_ceilings_never_replace_better_ones(stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    better, worse = stored | {"other_work": 0.2}, stored | {"other_work": 0.4, "measured": "later"}
-    quiet = stored | {"other_work": 0.1, "measured": "last"}
+def test_disturbed_ceilings_never_replace_better_ones(stored: Peaks, monkeypatch: pytest.MonkeyPatch) -> None:
+    better, worse = changed(stored, other_work=0.2), changed(stored, other_work=0.4, measured="later")
+    quiet = changed(stored, other_work=0.1, measured="last")
     for measured, expected in ((worse, worse), (better, better), (worse, better), (quiet, quiet), (worse, quiet)):
         peaks.save(measured)
         assert peaks.load() == expected
     # The same for a number of threads.
     monkeypatch.setattr(sampling, "QUICK", TINY)
-    threads = quiet["other_threads"]
+    threads = quiet.other_threads
     for share, expected_share in ((0.3, 0.3), (0.5, 0.3), (0.2, 0.2)):
         monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_, share=share: share)
         peaks.add_threads(quiet, 3)
-        assert threads["3"]["other_work"] == expected_share
+        assert threads["3"].other_work == expected_share
         assert peaks.has_threads(quiet, 3)
     monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.0)
     assert not peaks.has_threads(quiet, 3), "measured again, now that the machine is quiet"
 
 
 def test_quick_ceilings_replace_full_ones_only_if_those_were_disturbed(
-    stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    stored: Peaks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.0)
-    threads = {"7": stored["other_threads"].get("1", {"copy": stored["copy"]})}
-    full = stored | {"quick": False, "other_threads": threads}
-    quick = stored | {"quick": True, "measured": "later"}
+    rates = Rates(**{name: getattr(stored, name) for name in RATES})
+    full = changed(stored, quick=False, other_threads={"7": rates})
+    quick = changed(stored, quick=True, measured="later")
     for before, measured, replaced in ((0.1, 0.0, False), (0.2, 0.25, False), (0.2, 0.14, True)):
-        peaks.path_of(stored["machine"]).unlink(missing_ok=True)
-        peaks.save(full | {"other_work": before})
-        monkeypatch.setattr(peaks, "measure", lambda share=measured, **_: dict(quick, other_work=share))
+        peaks.path_of(stored.machine).unlink(missing_ok=True)
+        peaks.save(changed(full, other_work=before))
+        monkeypatch.setattr(peaks, "measure", lambda share=measured, **_: changed(quick, other_work=share))
         result = peaks.require(None, lambda _: None)
-        assert (result["measured"] == "later") is replaced
+        assert (result.measured == "later") is replaced
         assert result == peaks.load()
         # What is known about other numbers of threads stays, with what was beside it.
-        assert result["other_threads"]["7"].get("other_work", result["other_work"]) == before
+        assert (result.other_threads["7"].other_work or result.other_work) == before
     # Two quick ones: beside 5 to 15 % other work the quieter one stays; less than that counts as none.
     for share, expected in ((0.1, 0.1), (0.14, 0.1), (0.03, 0.03), (0.1, 0.03), (0.04, 0.04)):
-        peaks.save(quick | {"other_work": share})
-        assert (peaks.load() or {})["other_work"] == expected
+        peaks.save(changed(quick, other_work=share))
+        kept = peaks.load()
+        assert kept is not None
+        assert kept.other_work == expected
 
 
 def test_beside_much_other_work_everything_is_measured_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +274,11 @@ def test_beside_much_other_work_everything_is_measured_again_for_a_while(monkeyp
     ns = iter((30.0, 10.0, 20.0))
     notes: list[str] = []
 
-    def once(*_: object) -> dict[str, Any]:
+    def once(*_: object) -> Any:
         return {"copy": figure([next(ns)] * 3, "ns")}
 
     figures_, others = peaks._undisturbed(once, 1e9, lambda _: None, notes.append)
-    assert (figures_["copy"]["p50"], others, len(notes)) == (10.0, 0.1, 1)
+    assert (figures_["copy"].p50, others, len(notes)) == (10.0, 0.1, 1)
     shares, ns = iter((0.5, 0.4)), iter((1.0, 2.0))
     assert peaks._undisturbed(once, 0.0, lambda _: None, notes.append)[1] == 0.4
     assert "40% of the cores" in notes[-1]
@@ -299,11 +329,12 @@ def test_other_work_is_what_others_take_of_the_own_cores(
     assert watch.share(own_seconds=30.0) is None, "the system reports less than this process used"
 
 
-def test_rates_of_a_busy_machine_are_no_lower_than_with_one_thread() -> None:
+def test_rates_of_a_busy_machine_are_no_lower_than_with_one_thread(stored: Peaks) -> None:
     slow, fast = figure([1.0, 1.0, 1.0], "FLOP/s"), figure([5.0, 5.0, 5.0], "FLOP/s")
-    several = {"gemm": {"float32": slow, "float64": fast}, "gather": {"rows": [1, 2]}}
-    single = {"gemm": {"float32": fast, "float64": slow}, "gather": {"rows": [1]}}
-    assert at_least(several, [single]) == {"gemm": {"float32": fast, "float64": fast}, "gather": {"rows": [1, 2]}}
+    several = changed(stored, gemm={"float32": slow, "float64": fast})
+    single = Rates(**{name: getattr(stored, name) for name in RATES})
+    single.gemm = {"float32": fast, "float64": slow}
+    assert at_least(several, [single]).gemm == {"float32": fast, "float64": fast}
 
 
 @pytest.mark.parametrize(
@@ -331,13 +362,15 @@ def test_a_noisy_series_is_repeated_and_the_faster_one_counts() -> None:
 
 def test_the_faster_of_two_measurements_counts_for_each_figure() -> None:
     slow, fast = [20.0, 21.0, 22.0], [10.0, 11.0, 12.0]
-    first = {"a": figure(slow, "ns"), "b": figure(slow, "B/s"), "rows": [{"ns": figure(slow, "ns"), "bytes_per_s": 1}]}
-    second = {"a": figure(fast, "ns"), "b": figure(fast, "B/s"), "rows": [{"ns": figure(fast, "ns"), "bytes_per_s": 2}]}
+    first, second = (
+        {"a": figure(readings, "ns"), "b": figure(readings, "B/s"), "rows": [gather_row(64, 1, {"take": readings})]}
+        for readings in (slow, fast)
+    )
     assert better(first, second) == {"a": second["a"], "b": first["b"], "rows": second["rows"]}
 
 
 def test_noisy_figures_are_listed() -> None:
-    rows = [{"row_bytes": 64, "ns": figure([1, 5, 9], "ns"), "bytes_per_s": figure([1, 5, 9], "B/s")}]
+    rows = [gather_row(64, 1, {"take": [1, 5, 9]})]
     result = {"copy": figure([10, 10, 10], "B/s"), "gather": {"dram": {"rows": rows}}}
     assert noisy(result) == ["gather dram rows 64 ns"]
 
@@ -352,16 +385,16 @@ def test_at_most_a_quarter_of_the_memory_is_used(monkeypatch: pytest.MonkeyPatch
     product = cpu.product(
         Sampler(replace(TINY, product_side=1 << 20, product_seconds=1e9, least=1, most=1)), torch.float32
     )
-    assert 3 * 4 * product["shape"][0] ** 2 <= 16 * MIB
+    assert 3 * 4 * (product.shape or [0])[0] ** 2 <= 16 * MIB
 
 
-def test_ceilings_of_another_machine_are_refused(stored: dict[str, Any]) -> None:
+def test_ceilings_of_another_machine_are_refused(stored: Peaks) -> None:
     assert peaks.load() is None
     path = peaks.save(stored)
     assert path == peaks.path_of(machine_facts())
     assert peaks.load() == stored
-    ours = stored["machine"]["fingerprint"]
-    stored["machine"] = {**stored["machine"], "cpu": "abacus", "fingerprint": "f" * 16}
+    ours = stored.machine["fingerprint"]
+    stored.machine = {**stored.machine, "cpu": "abacus", "fingerprint": "f" * 16}
     path.write_text(json.dumps(sealed(stored)))
     with pytest.raises(DataError, match="another machine") as caught:
         peaks.load()
@@ -383,9 +416,11 @@ def test_ceilings_of_another_machine_are_refused(stored: dict[str, Any]) -> None
     ],
     ids=["cut", "schema", "order"],
 )
-def test_a_damaged_file_is_refused(stored: dict[str, Any], damaged: Callable[[dict[str, Any]], str]) -> None:
+def test_a_damaged_file_is_refused(
+    stored: Peaks, content: dict[str, Any], damaged: Callable[[dict[str, Any]], str]
+) -> None:
     path = peaks.save(stored)
-    path.write_text(damaged(stored))
+    path.write_text(damaged(content))
     with pytest.raises(DataError) as caught:
         peaks.load()
     assert caught.value.exit_code == 3
@@ -394,7 +429,7 @@ def test_a_damaged_file_is_refused(stored: dict[str, Any], damaged: Callable[[di
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(
-    stored: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: Peaks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "file"))

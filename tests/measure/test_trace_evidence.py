@@ -3,10 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import example_runs as examples
 import example_traces as made
 import pytest
+from msgspec import convert
 
 from recperf.measure.ceilings import Ceilings
+from recperf.measure.peaks.records import Peaks
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.read import collect
 from recperf.measure.trace.records import TraceLimit
@@ -161,5 +164,5 @@ def test_a_device_of_amd_has_its_name(tmp_path: Path) -> None:
         made.kernel("gemm", 10, 900, 1, device=2),
     ]
     path = made.write(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": "AMD Instinct MI300X"}])
-    peaks = {"machine": {}}
+    peaks = convert(examples.peaks(), Peaks)
     assert "those of AMD Instinct MI300X are not among" in analyse_file(path, peaks).limit.ceilings

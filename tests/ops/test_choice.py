@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
+import example_runs as examples
 import pytest
 import torch
+from msgspec import convert
 
 from recperf.errors import MachineError
 from recperf.measure import bag_speeds as measured
+from recperf.measure.peaks.records import BagRatios, Figure, Peaks
 from recperf.models.tables import HashedTable
 from recperf.ops import bag, choice, dot, history, layer_norm, relu
 from recperf.ops.dot import native
@@ -64,15 +66,14 @@ class Machine:
     """Ceilings that a comparison finds and stores, the readings it takes, and the other work meanwhile."""
 
     def __init__(self) -> None:
-        self.peaks: dict[str, Any] = {"knee": {"bytes": 1 << 20}}
+        self.peaks = convert(examples.peaks(), Peaks)
+        self.peaks.knee.bytes = 1 << 20
         self.lookups, self.updates, self.others, self.compared = 1.9, 6.1, 0.0, 0
 
-    def measure(self, rows: int, dim: int) -> dict[str, Any]:
-        assert 4 * rows * dim == measured.KNEES * self.peaks["knee"]["bytes"], "whatever the size of the table"
+    def measure(self, rows: int, dim: int) -> BagRatios:
+        assert 4 * rows * dim == measured.KNEES * self.peaks.knee.bytes, "whatever the size of the table"
         self.compared += 1
-        low = {"p20": 0.9, "n": 5}
-        ratios = {"lookups": self.lookups, "updates": self.updates}
-        return {name: {**low, "p50": ratio, "p80": ratio} for name, ratio in ratios.items()}
+        return BagRatios(*(Figure(0.9, ratio, ratio, n=5) for ratio in (self.lookups, self.updates)))
 
     def share(self) -> float:
         return self.others
@@ -83,8 +84,8 @@ def this(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     machine = Machine()
     monkeypatch.setattr(measured, "measure", machine.measure)
     monkeypatch.setattr(measured, "OtherWork", lambda: machine)
-    monkeypatch.setattr(measured.store, "load", lambda: {**machine.peaks, "bags": dict(machine.peaks.get("bags", {}))})
-    monkeypatch.setattr(measured.store, "save", machine.peaks.update)
+    monkeypatch.setattr(measured.store, "load", lambda: machine.peaks)
+    monkeypatch.setattr(measured.store, "save", lambda peaks: None)
     choice.forget_used()
     yield machine
     choice.forget_used()

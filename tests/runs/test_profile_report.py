@@ -13,6 +13,7 @@ import pytest
 from msgspec import convert
 from page_reader import Reader
 
+from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile_records import Profile
 from recperf.runs.report import formats as fmt
 from recperf.runs.report import page as pages
@@ -22,6 +23,7 @@ from recperf.runs.report.step_sections import ABSENT, TOP
 from recperf.runs.report.text import WIDTH
 
 EXAMPLES = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
+PEAKS = convert(examples.peaks(), Peaks)
 OF_STEP = ["Verdict", "What to change", "Step budget", "Operators"]
 OF_TRACE = ["Kernels", "Roofline", "Device idle", "Transfers", "Embeddings"]
 TITLES = {
@@ -58,7 +60,7 @@ def sections(printed: str) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def eager() -> str:
-    return html(profiles.eager(), examples.peaks(), examples.MACHINE)
+    return html(profiles.eager(), PEAKS, examples.MACHINE)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -73,7 +75,7 @@ def test_text_has_every_section_within_the_width(name: str) -> None:
 def test_text_and_page_hold_the_same_cells(eager: str) -> None:
     """Both renderers show every number; only figures are left out of the text."""
     page = Reader(eager).text
-    printed = text(profiles.eager(), examples.peaks(), examples.MACHINE)
+    printed = text(profiles.eager(), PEAKS, examples.MACHINE)
     numbers = re.findall(r"\d[\d.,]* (?:µs|ms|GB/s|TFLOP/s|MiB|x)\b", printed)
     assert len(numbers) > 100
     assert [number for number in numbers if number not in page] == []

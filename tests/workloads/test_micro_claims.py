@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import example_runs as examples
 import pytest
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 
 from recperf.measure.limits import verdict_of
 from recperf.measure.operators import kind_of_call
+from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile_records import Profile
 from recperf.measure.records import Observed, Operator, Percentiles
 from recperf.runs.contract import Finding, judge
@@ -38,14 +38,16 @@ def figure(value: float) -> dict[str, float]:
     return {"p20": 0.95 * value, "p50": value, "p80": 1.05 * value, "n": 9}
 
 
-def machine(
-    *, l2: int, l3: int, knee: int, call_ns: float, gflops: float, cached: float, stream: float
-) -> dict[str, Any]:
-    """Peaks; rates in GB/s."""
+def machine(*, l2: int, l3: int, knee: int, call_ns: float, gflops: float, cached: float, stream: float) -> Peaks:
+    """Rates in GB/s."""
     kinds = ("elementwise", "view", "product", "reduction", "index")
-    rows = {name: {"rows": [{"row_bytes": 64, "ns": figure(ns)}]} for name, ns in (("dram", 100.0), ("cache", 8.0))}
-    return {
-        "machine": {"caches": {"L2": l2, "L3": l3}},
+    rows = {
+        name: {"table_bytes": 1, "rows": [{"row_bytes": 64, "ns": figure(ns), "bytes_per_s": figure(1.0)}]}
+        for name, ns in (("dram", 100.0), ("cache", 8.0))
+    }
+    content = {
+        **examples.peaks(),
+        "machine": {"caches": {"L2": l2, "L3": l3}, "fingerprint": "this"},
         "threads": 1,
         "other_threads": {},
         "other_work": 0.0,
@@ -54,9 +56,11 @@ def machine(
         "read": figure(0.8e9 * stream),
         "fresh": figure(0.2e9 * stream),
         "gather": rows,
-        "knee": {"bytes": knee},
+        "knee": {"bytes": knee, "points": [figure(1.0)]},
+        "first_touch": figure(0.2e9 * stream),
         "calls": {kind: figure(call_ns) for kind in kinds},
     }
+    return convert(content, Peaks)
 
 
 MACHINES = {
@@ -72,23 +76,24 @@ MACHINES = {
 }
 
 
-def operators(peaks: dict[str, Any], slower: float) -> list[Operator]:
+def operators(peaks: Peaks, slower: float) -> list[Operator]:
     """The operators of a step, each `slower` than its ceilings allow."""
-    rates = {name: peaks[name]["p50"] for name in ("cached", "update")}
+    assert peaks.update is not None
+    rates = {"cached": peaks.cached.p50, "update": peaks.update.p50}
     rows = []
     for name, calls, moved, flops in OPERATORS:
-        beyond = moved if moved / calls > peaks["knee"]["bytes"] else 0
-        work = max(flops / peaks["gemm"]["float32"]["p50"], moved / rates["update" if beyond else "cached"])
-        call_ms = calls * peaks["calls"]["elementwise"]["p50"] / 1e6
+        beyond = moved if moved / calls > peaks.knee.bytes else 0
+        work = max(flops / peaks.gemm["float32"].p50, moved / rates["update" if beyond else "cached"])
+        call_ms = calls * peaks.calls["elementwise"].p50 / 1e6
         counts = {"flops": flops, "bytes": moved, "beyond": beyond, "precision": "float32"}
         ms = INSIDE * call_ms + slower * work * 1e3
         rows.append(Operator(name, None, kind_of_call(name), calls, calls, ms, **counts))
     return rows
 
 
-def finding(peaks: dict[str, Any], rows: list[Operator], vary: float = 0.02) -> Finding:
+def finding(peaks: Peaks, rows: list[Operator], vary: float = 0.02) -> Finding:
     """What the claim says about a step of these operators."""
-    call_ms = peaks["calls"]["elementwise"]["p50"] / 1e6
+    call_ms = peaks.calls["elementwise"].p50 / 1e6
     # Python's way to the operators, and as much again for the code of modules and the optimizer.
     python = 2 * (1 - INSIDE) * call_ms * sum(row.calls for row in rows)
     step = python + sum(row.ms for row in rows)

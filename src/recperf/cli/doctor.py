@@ -139,7 +139,7 @@ def ceilings() -> Finding:
     measured = peaks.load()
     if measured is None:
         return Finding("ceilings", OPTIONAL, "not measured yet; the first run measures them quickly", "recperf peaks")
-    return Finding("ceilings", OK, f"measured {measured['measured']}{' (quick)' if measured['quick'] else ''}")
+    return Finding("ceilings", OK, f"measured {measured.measured}{' (quick)' if measured.quick else ''}")
 
 
 def movielens() -> Finding:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import structs
 
 from .. import places
 from ..errors import RecperfError
 from ..measure import peaks
+from ..measure.peaks.records import DeviceRates, Figure, Knee, Peaks, Rates, RowTables
 from ..units import number, size
 from .parse import OutputOptions, parse
 from .terminal import Terminal, print_json, table
@@ -45,8 +47,8 @@ def command(arguments: list[str]) -> int:
     path = peaks.save(measured)
     terminal.say(as_text(measured))
     if better is not None:
-        new, old = (f"beside {one['other_work'] or 0.0:.0%} other work" for one in (measured, better))
-        kind = "quick" if measured["quick"] else "full"
+        new, old = (f"beside {one.other_work or 0.0:.0%} other work" for one in (measured, better))
+        kind = "quick" if measured.quick else "full"
         terminal.say(f"\nnot stored, because {before} {old} are better than {kind} ones {new}")
     else:
         terminal.say(f"\nwritten to {path}" + (f", replacing {before}" if before else ""))
@@ -55,80 +57,81 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def replaced(measured: dict[str, Any]) -> str | None:
+def replaced(measured: Peaks) -> str | None:
     """A description of the ceilings that were stored before."""
-    if not peaks.path_of(measured["machine"]).exists():
+    if not peaks.path_of(measured.machine).exists():
         return None
     try:
-        old = peaks.load(measured["machine"])
+        old = peaks.load(measured.machine)
     except RecperfError:
         return "an unreadable file"
-    return f"{'quick' if old.get('quick') else 'full'} ceilings measured at {old.get('measured')}" if old else None
+    return f"{'quick' if old.quick else 'full'} ceilings measured at {old.measured}" if old else None
 
 
-def as_text(measured: dict[str, Any]) -> str:
-    facts = measured["machine"]
+def as_text(measured: Peaks) -> str:
+    facts = measured.machine
     caches = ", ".join(f"{level} {size(count)}" for level, count in facts["caches"].items()) or "unknown"
     lines = [
         "",
-        f"{facts['cpu']}, {facts['cores']} cores, {measured['threads']} threads, torch {facts['torch']}"
-        f"{' (quick)' if measured['quick'] else ''}, {measured['seconds']:.0f} s",
-        f"caches: {caches}; huge pages: {measured['huge_pages'] or 'unknown'}",
+        f"{facts['cpu']}, {facts['cores']} cores, {measured.threads} threads, torch {facts['torch']}"
+        f"{' (quick)' if measured.quick else ''}, {measured.seconds:.0f} s",
+        f"caches: {caches}; huge pages: {measured.huge_pages or 'unknown'}",
         "",
         table(_ceilings(measured)),
-        *_other_threads(measured["other_threads"]),
+        *_other_threads(measured.other_threads),
         "",
         "a call of an operator on one element",
-        table(_calls(measured["calls"])),
+        table(_calls(measured.calls)),
         "",
         "random rows",
-        table(_gather(measured["gather"])),
+        table(_gather(measured.gather)),
         "",
-        *_knee(measured["knee"], facts["caches"], "1 thread"),
+        *_knee(measured.knee, facts["caches"], "1 thread"),
     ]
-    for name, gpu in (measured["gpu"] or {}).items():
-        lines += ["", f"{name}, L2 {size(gpu['l2_bytes'])}", "", table(_ceilings(gpu)), ""]
-        lines += ["a call of an operator on one element", table(_calls(gpu["calls"])), ""]
-        lines += ["random rows", table(_gather(gpu["gather"])), "", *_knee(gpu["knee"], {"L2": gpu["l2_bytes"]}, "GPU")]
+    for name, gpu in (measured.gpu or {}).items():
+        lines += ["", f"{name}, L2 {size(gpu.l2_bytes)}", "", table(_ceilings(gpu)), ""]
+        lines += ["a call of an operator on one element", table(_calls(gpu.calls)), ""]
+        lines += ["random rows", table(_gather(gpu.gather)), "", *_knee(gpu.knee, {"L2": gpu.l2_bytes}, "GPU")]
     return "\n".join(lines)
 
 
-def _ceilings(part: dict[str, Any]) -> list[list[str]]:
+def _ceilings(part: DeviceRates) -> list[list[str]]:
     rows = [["ceiling", "median", "p20", "p80", "readings"]]
-    for dtype, figure in part["gemm"].items():
-        rows.append(_row(f"product of {dtype}, side {figure['shape'][0]:,}", figure))
+    for dtype, figure in part.gemm.items():
+        rows.append(_row(f"product of {dtype}, side {(figure.shape or [0])[0]:,}", figure))
     for name, label in STREAMS.items():
-        if name in part:
-            rows.append(_row(f"{label} {size(part[name]['buffer_bytes'])}, {part[name]['counted']}", part[name]))
-    for name, figure in part.get("transfer", {}).items():
-        rows.append(_row(f"{name.replace('_', ' ')}, {size(figure['buffer_bytes'])}", figure))
-    for name, figure in part.get("launch", {}).items():
-        rows.append(_row(f"{name.replace('_', ' ')}: {figure['what']}", figure))
+        if (stream := getattr(part, name)) is not None:
+            rows.append(_row(f"{label} {size(stream.buffer_bytes)}, {stream.counted}", stream))
+    for name, figure in part.transfer.items():
+        rows.append(_row(f"{name.replace('_', ' ')}, {size(figure.buffer_bytes or 0)}", figure))
+    for name, figure in (structs.asdict(part.launch) if part.launch else {}).items():
+        rows.append(_row(f"{name.replace('_', ' ')}: {figure.what}", figure))
     return rows
 
 
-def _calls(calls: dict[str, Any]) -> list[list[str]]:
-    rows = [_row(f"{kind.replace('_', ' ')}: {figure['what']}", figure) for kind, figure in calls.items()]
+def _calls(calls: dict[str, Figure]) -> list[list[str]]:
+    rows = [_row(f"{kind.replace('_', ' ')}: {figure.what}", figure) for kind, figure in calls.items()]
     return [["kind", "median", "p20", "p80", "readings"], *rows]
 
 
-def _other_threads(others: dict[str, Any]) -> list[str]:
+def _other_threads(others: dict[str, Rates]) -> list[str]:
     """The rates with other numbers of threads, one column each."""
     if not others:
         return []
     names = sorted(others, key=int)
     rows = [["median by threads", *names]]
-    parts = [
-        {**others[name]["gemm"], **{key: others[name][key] for key in STREAMS if key in others[name]}} for name in names
+    parts: list[dict[str, Figure]] = [
+        {**one.gemm, **{key: figure for key in STREAMS if (figure := getattr(one, key)) is not None}}
+        for one in (others[name] for name in names)
     ]
     for key in parts[0]:
         label = STREAMS.get(key, f"product of {key}").removesuffix(" of")
-        rows.append([label, *(_value(part[key]["p50"], part[key]["unit"]) if key in part else "" for part in parts)])
+        rows.append([label, *(_value(part[key].p50, part[key].unit) if key in part else "" for part in parts)])
     return ["", table(rows)]
 
 
-def _row(name: str, figure: dict[str, Any]) -> list[str]:
-    return [name, *(_value(figure[key], figure["unit"]) for key in ("p50", "p20", "p80")), str(figure["n"])]
+def _row(name: str, figure: Figure) -> list[str]:
+    return [name, *(_value(value, figure.unit) for value in (figure.p50, figure.p20, figure.p80)), str(figure.n)]
 
 
 def _value(value: float, unit: str) -> str:
@@ -138,26 +141,26 @@ def _value(value: float, unit: str) -> str:
     return shown + unit if shown[-1].isalpha() else f"{shown} {unit}"
 
 
-def _gather(gather: dict[str, Any]) -> list[list[str]]:
-    cache, dram = gather["cache"], gather["dram"]
-    heads = [f"{name} {size(part['table_bytes'])}" for name, part in (("cache", cache), ("memory", dram))]
+def _gather(gather: RowTables) -> list[list[str]]:
+    cache, dram = gather.cache, gather.dram
+    heads = [f"{name} {size(part.table_bytes)}" for name, part in (("cache", cache), ("memory", dram))]
     rows = [["row", heads[0], "", heads[1], "", "memory / cache"]]
-    for near, far in zip(cache["rows"], dram["rows"]):
-        cells = [_value(one[key]["p50"], one[key]["unit"]) for one in (near, far) for key in ("ns", "bytes_per_s")]
-        rows.append([f"{near['row_bytes']} B", *cells, f"{far['ns']['p50'] / near['ns']['p50']:.1f} x"])
+    for near, far in zip(cache.rows, dram.rows):
+        cells = [_value(ns.p50, ns.unit) for one in (near, far) for ns in (one.ns, one.bytes_per_s)]
+        rows.append([f"{near.row_bytes} B", *cells, f"{far.ns.p50 / near.ns.p50:.1f} x"])
     return rows
 
 
-def _knee(knee: dict[str, Any], caches: dict[str, int], where: str) -> list[str]:
+def _knee(knee: Knee, caches: dict[str, int], where: str) -> list[str]:
     """One bar per table size, with a line where each reported cache ends."""
-    lines = [f"time of a lookup by table size ({where}, rows of {knee['row_bytes']} B)"]
+    lines = [f"time of a lookup by table size ({where}, rows of {knee.row_bytes} B)"]
     ends = sorted(caches.items(), key=lambda item: item[1])
-    longest = max(point["p50"] for point in knee["points"])
-    for point in knee["points"]:
-        while ends and ends[0][1] < point["table_bytes"]:
+    longest = max(point.p50 for point in knee.points)
+    for point in knee.points:
+        while ends and ends[0][1] < point.table_bytes:
             level, bytes_ = ends.pop(0)
             lines.append(f"  {'':>8}  {'':>8}  -- {level} ends, {size(bytes_)}")
-        bar = "#" * max(1, round(BAR * point["p50"] / longest))
-        lines.append(f"  {size(point['table_bytes']):>8}  {_value(point['p50'], 'ns'):>8}  {bar}")
-    stream = f"; additions in the cache up to {size(knee['stream']['bytes'])}" if "stream" in knee else ""
-    return [*lines, f"rows come from the cache up to a table of {size(knee['bytes'])}{stream}"]
+        bar = "#" * max(1, round(BAR * point.p50 / longest))
+        lines.append(f"  {size(point.table_bytes):>8}  {_value(point.p50, 'ns'):>8}  {bar}")
+    stream = f"; additions in the cache up to {size(knee.stream.bytes)}" if knee.stream else ""
+    return [*lines, f"rows come from the cache up to a table of {size(knee.bytes)}{stream}"]

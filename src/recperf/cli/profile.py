@@ -104,8 +104,9 @@ def report_failure(error: RecperfError, options: Options[Any]) -> None:
 
 def show(profile: Profile, folder: Path, options: Options[Any], terminal: Terminal) -> None:
     from ..runs.report.profile_report import text
+    from ..runs.report.reading import read_peaks
 
-    terminal.say(text(profile, stored_peaks(folder)))
+    terminal.say(text(profile, read_peaks(folder / "peaks.json")))
     terminal.say(f"\n  profile  {folder / 'profile.json'}")
     if options.save_trace and current().size > 1:
         terminal.say(f"  traces   recperf profile --trace {folder} compares and combines them")
@@ -198,16 +199,12 @@ def stalls(profile: Profile, folder: Path, terminal: Terminal) -> Stalls:
     return sample(stall_command(folder / "config.json"), names)
 
 
-def stored_peaks(folder: Path) -> dict[str, Any] | None:
-    path = folder / "peaks.json"
-    return read_json(path) if path.exists() else None
-
-
 def write_page(profile: Profile, folder: Path, terminal: Terminal) -> None:
     """Write the page; if that fails the profile itself is still valid."""
     from ..runs.report.profile_report import write_page as write_profile
+    from ..runs.report.reading import read_peaks
 
     with page_optional(terminal):
         machine = read_json(folder / "machine.json")
-        page = write_profile(profile, stored_peaks(folder), machine, folder / "profile.html")
+        page = write_profile(profile, read_peaks(folder / "peaks.json"), machine, folder / "profile.html")
         terminal.say(f"  page     {page}")

@@ -69,11 +69,11 @@ def write_profile(file: Path, out: Path) -> Path:
     from .. import jsonfile
     from ..runs import step_report
     from ..runs.report.profile_report import write_page
-    from ..runs.report.reading import read_profile
+    from ..runs.report.reading import read_peaks, read_profile
 
     content = jsonfile.read(file, named=True)
     if isinstance(content, dict) and content.get("kind") == step_report.KIND:
         return step_report.load(file).page(out)
-    beside = [file.with_name(name) for name in ("peaks.json", "machine.json")]
-    peaks, machine = (jsonfile.read(path) if path.exists() else None for path in beside)
-    return write_page(read_profile(file), peaks, machine, out)
+    path = file.with_name("machine.json")
+    machine = jsonfile.read(path) if path.exists() else None
+    return write_page(read_profile(file), read_peaks(file.with_name("peaks.json")), machine, out)

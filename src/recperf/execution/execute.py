@@ -16,6 +16,7 @@ from ..distributed.shared_run import share_stop
 from ..errors import ConfigError, DataError
 from ..jsonfile import as_json
 from ..machine import machine_facts
+from ..measure.peaks.records import Peaks
 from ..ops import choice
 from ..runs.derive import Stated, meets, result_of
 from ..runs.evidence import Evidence, seal
@@ -33,7 +34,7 @@ from .submission import open_log, require_same_ranks
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
 
-Ceilings = Callable[[], dict[str, Any] | None]
+Ceilings = Callable[[], Peaks | None]
 """Returns the ceilings of this machine. Called after the data was checked, since measuring takes seconds, and before a
 model is built, which may fill half of the memory."""
 

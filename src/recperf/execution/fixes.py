@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from ..config import from_json, to_json
 from ..machine import usable_cores
 from ..measure import fixes as predictions
-from ..measure.ceilings import Peaks
 from ..measure.fixes import Fix
 from ..measure.peaks.other_work import OtherWork
+from ..measure.peaks.records import Peaks
 from ..measure.profile import endless, spread
 from ..measure.profile_records import Overhead, Profile, TracedPart
 from ..measure.records import Advice, Percentiles

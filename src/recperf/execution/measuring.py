@@ -12,11 +12,12 @@ from ..distributed.ranks import current
 from ..distributed.shared_run import window_of
 from ..distributed.shares import own_part
 from ..measure import measuring
-from ..measure.ceilings import Peaks, hot_bytes
+from ..measure.ceilings import hot_bytes
 from ..measure.cost import Cost
 from ..measure.measuring import MeasuredSteps, measure_steps
 from ..measure.peaks import with_threads
 from ..measure.peaks.other_work import DISTURBED, not_judged
+from ..measure.peaks.records import Peaks
 from ..measure.profile import Reading, Subject
 from ..measure.profile_records import Pair
 from ..runs.record import profile_of

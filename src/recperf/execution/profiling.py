@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from ..distributed.ranks import current
 from ..distributed.shares import own_part
 from ..measure import fixes, sections
-from ..measure.ceilings import Peaks
 from ..measure.experiments import SECONDS
 from ..measure.measuring import STEPS
 from ..measure.observing import Observer
+from ..measure.peaks.records import Peaks
 from ..measure.profile import endless
 from ..measure.profile_records import (
     Communication,

@@ -33,11 +33,12 @@ from ..measure.advice import Evidence
 from ..measure.advice_rules import advise
 from ..measure.attribution import attribute
 from ..measure.call_places import place_rows
-from ..measure.ceilings import Ceilings, Peaks, ceilings_of, knees_of
+from ..measure.ceilings import Ceilings, ceilings_of, knees_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.limits import decide
 from ..measure.observing import SHORT, Observer
+from ..measure.peaks.records import Peaks
 from ..measure.program_facts import ProgramWatch, loader_facts
 from ..measure.records import Attribution, Experiment, Observed, ObservedSteps, ProgramFacts, TimingCost
 from ..runs.step_report import KIND, SCHEMA, Report

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import to_json
 from ..machine import machine_facts
-from ..measure.ceilings import Peaks
+from ..measure.peaks.records import Peaks
 from ..measure.profile_records import Profile
 from ..measure.sections import swept_ms
 from ..train.device import applied

@@ -20,12 +20,14 @@ import torch
 from torch import Tensor
 
 from ..errors import MachineError, RecperfError
+from ..jsonfile import as_json
 from ..ops.bag import native, reference
 from ..ops.bag.native import HUGE_PAGE, ask_for_huge_pages
 from ..stop import poll
 from ..units import size
 from .peaks import store
 from .peaks.other_work import DISTURBED, OtherWork, not_judged
+from .peaks.records import BagRatios
 from .peaks.sampling import MIB, allowed_bytes, figure
 
 BAG = 32
@@ -47,29 +49,30 @@ def comparison(table_RD: Tensor) -> dict[str, Any] | str | None:
         peaks = store.load()
     except RecperfError:
         return None
-    if peaks is None or table_RD.nbytes <= peaks["knee"]["bytes"]:
+    if peaks is None or table_RD.nbytes <= peaks.knee.bytes:
         return None
-    by_width = peaks.setdefault("bags", {}).setdefault(str(torch.get_num_threads()), {})
+    by_width = peaks.bags.setdefault(str(torch.get_num_threads()), {})
     row_bytes, source = 4 * table_RD.shape[1], _source()
     stored = by_width.get(str(row_bytes))
-    if stored is not None and stored["source"] == source:
-        return dict(stored)
-    compared, allowed = KNEES * peaks["knee"]["bytes"], allowed_bytes()
+    if stored is not None and stored.source == source:
+        return dict(as_json(stored))
+    compared, allowed = KNEES * peaks.knee.bytes, allowed_bytes()
     if compared > allowed:
         return f"not judged: comparing C and torch takes {size(compared)}, {size(allowed)} may be used"
     other_work = OtherWork()
-    figures = measure(max(1, compared // row_bytes), table_RD.shape[1])
+    ratios = measure(max(1, compared // row_bytes), table_RD.shape[1])
     others = other_work.share()
     if (others or 0.0) > DISTURBED:
         return not_judged(others or 0.0, "C and torch were compared")
-    by_width[str(row_bytes)] = {**figures, "source": source, "other_work": others}
+    ratios.source, ratios.other_work = source, others
+    by_width[str(row_bytes)] = ratios
     # A folder that cannot be written costs the comparison again, and nothing else.
     with suppress(MachineError):
         store.save(peaks)
-    return dict(by_width[str(row_bytes)])
+    return dict(as_json(ratios))
 
 
-def measure(rows: int, dim: int) -> dict[str, Any]:
+def measure(rows: int, dim: int) -> BagRatios:
     """Times of torch over those of C, on a table of `rows` rows."""
     table_RD, state_R = torch.empty(rows, dim), torch.zeros(rows)
     ask_for_huge_pages(table_RD)
@@ -102,8 +105,7 @@ def measure(rows: int, dim: int) -> dict[str, Any]:
                 yield seconds[reference] / seconds[native]
 
     with torch.no_grad():
-        works = (("lookups", look_up, READ), ("updates", update, UPDATED))
-        return {name: figure([*ratios(work, bytes_)], "x") for name, work, bytes_ in works}
+        return BagRatios(figure([*ratios(look_up, READ)], "x"), figure([*ratios(update, UPDATED)], "x"))
 
 
 def _source() -> str:

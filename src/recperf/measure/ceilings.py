@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
+from .peaks.records import DeviceRates, GatherRow, Peaks, Rates, RowTable
 from .profile_records import ColdOverHot, PairIds, StepBudget
 from .records import Observed
 
-Peaks = dict[str, Any]
 LINE = 64
 """Bytes of a cache line: a narrower row moves as many."""
 WIDTHS = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
@@ -120,11 +119,11 @@ def ceilings_of(
     None where that device or that number of threads was not measured. Ranks that share a processor use all of its
     threads together: each has its part of those ceilings, whatever its own number of threads.
     """
-    figures, common = _figures(peaks, device, None if ranks > 1 else threads)
-    if figures is None or common is None or peaks is None:
+    figures = _figures(peaks, device, None if ranks > 1 else threads)
+    if figures is None or peaks is None:
         return None
-    several = peaks["threads"] if ranks > 1 or threads is None or device != "cpu" else threads
-    ceilings = _ceilings(device, several, figures, common)
+    several = peaks.threads if ranks > 1 or threads is None or device != "cpu" else threads
+    ceilings = _ceilings(device, several, *figures)
     return ceilings.shared(ranks) if device == "cpu" else ceilings
 
 
@@ -134,31 +133,31 @@ def knees_of(peaks: Peaks | None, device: str, *, threads: int | None = None, ra
     return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
 
 
-def _figures(
-    peaks: Peaks | None, device: str, threads: int | None
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _figures(peaks: Peaks | None, device: str, threads: int | None) -> tuple[Rates, DeviceRates] | None:
     """The figures of a device that depend on the number of threads, and those that do not; None if not measured."""
     if peaks is None:
-        return None, None
+        return None
     if device != "cpu":
-        gpu = (peaks.get("gpu") or {}).get(device)
-        return gpu, gpu
-    if threads in (None, peaks["threads"]):
-        return peaks, peaks
-    return peaks["other_threads"].get(str(threads)), peaks
+        gpu = (peaks.gpu or {}).get(device)
+        return (gpu, gpu) if gpu else None
+    rates = peaks if threads in (None, peaks.threads) else peaks.other_threads.get(str(threads))
+    return (rates, peaks) if rates else None
 
 
 def measured_beside(peaks: Peaks | None, device: str, threads: int | None) -> float | None:
     """Share of the cores that others took while these ceilings were measured; None if not known, and for a GPU."""
-    figures, common = _figures(peaks, device, threads)
-    share = None if figures is None or common is None else figures.get("other_work", common.get("other_work"))
-    return None if share is None else float(share)
+    figures = _figures(peaks, device, threads)
+    return figures and _beside(*figures)
+
+
+def _beside(rates: Rates, common: DeviceRates) -> float | None:
+    return common.other_work if rates.other_work is None else rates.other_work
 
 
 def cache_holds(peaks: Peaks | None, device: str, bytes_: float) -> bool:
     """Whether random rows that take `bytes_` in total stay in the cache of a device, by its measured knee."""
-    _, common = _figures(peaks, device, None)
-    return common is not None and bytes_ <= common["knee"]["bytes"]
+    figures = _figures(peaks, device, None)
+    return figures is not None and bytes_ <= figures[1].knee.bytes
 
 
 def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: PairIds) -> ColdOverHot | None:
@@ -171,13 +170,14 @@ def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: Pai
     geometric mean of memory and cache, by which `attribution` tells prefetched rows from cached ones, or what C code
     took where this machine compared it with torch. The range is widened by the spread of the readings.
     """
-    figures, common = _figures(peaks, hot.device, hot.threads)
-    if figures is None or common is None:
+    figures = _figures(peaks, hot.device, hot.threads)
+    if figures is None or peaks is None:
         return None
-    near, far = _hot_table(figures), figures["gather"]["dram"]
-    if not all("methods" in row for table in (near, far) for row in table["rows"]):
+    rates, common = figures
+    near, far = _hot_table(rates), rates.gather.dram
+    if not all(row.methods for table in (near, far) for row in table.rows):
         return None
-    row_bytes, knee = hot.ids.row_bytes, common["knee"]["bytes"]
+    row_bytes, knee = hot.ids.row_bytes, common.knee.bytes
     cold_missed, hot_missed = (max(0.0, 1 - knee / (count * row_bytes)) for count in (rows.cold, rows.hot))
     missed = hot.ids.lookups * (cold_missed - hot_missed)
 
@@ -187,33 +187,32 @@ def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: Pai
     cache, memory = (_interpolated(_rows(table), row_bytes) for table in (near, far))
     by_method = [
         ratio(*(_interpolated(_rows(table, method), row_bytes) for table in (far, near)))
-        for method in far["rows"][0]["methods"]
-        if all(method in row["methods"] for table in (far, near) for row in table["rows"])
+        for method in far.rows[0].methods
+        if all(method in row.methods for table in (far, near) for row in table.rows)
     ]
     least = math.sqrt(memory * cache)
-    compared = (common.get("bags") or {}).get(str(hot.threads), {}).get(str(row_bytes))
+    compared = peaks.bags.get(str(hot.threads), {}).get(str(row_bytes)) if hot.device == "cpu" else None
     if compared is not None:
-        least = min(least, memory / compared["lookups"]["p80"])
+        least = min(least, memory / compared.lookups.p80)
     low, expected = ratio(least, cache), ratio(memory, cache)
-    spread = 1 + sum(_spread(table["rows"], row_bytes) for table in (far, near))
+    spread = 1 + sum(_spread(table.rows, row_bytes) for table in (far, near))
     return ColdOverHot(low / spread, expected, max(expected, *by_method) * spread)
 
 
 def hot_bytes(peaks: Peaks | None, device: str, threads: int | None) -> int | None:
     """Bytes of the measured table whose rows stay in the nearest cache of some size; None if not measured."""
-    figures, _ = _figures(peaks, device, threads)
-    return None if figures is None else int(_hot_table(figures)["table_bytes"])
+    figures = _figures(peaks, device, threads)
+    return None if figures is None else _hot_table(figures[0]).table_bytes
 
 
-def _hot_table(figures: dict[str, Any]) -> dict[str, Any]:
-    gather = figures["gather"]
-    return dict(gather.get("near") or gather["cache"])
+def _hot_table(rates: Rates) -> RowTable:
+    return rates.gather.near or rates.gather.cache
 
 
-def _spread(rows: list[dict[str, Any]], row_bytes: int) -> float:
+def _spread(rows: list[GatherRow], row_bytes: int) -> float:
     """Half the distance of p20 and p80 relative to the median, of the nearest measured width."""
-    ns = min(rows, key=lambda row: abs(row["row_bytes"] - row_bytes))["ns"]
-    return float((ns["p80"] - ns["p20"]) / (2 * ns["p50"]))
+    ns = min(rows, key=lambda row: abs(row.row_bytes - row_bytes)).ns
+    return (ns.p80 - ns.p20) / (2 * ns.p50)
 
 
 def ceilings_of_profile(profile: StepBudget, peaks: Peaks | None) -> Ceilings | None:
@@ -221,45 +220,41 @@ def ceilings_of_profile(profile: StepBudget, peaks: Peaks | None) -> Ceilings | 
     return ceilings_of(peaks, device=profile.device, threads=profile.threads, ranks=ranks_sharing(profile))
 
 
-def _ceilings(device: str, threads: int, figures: dict[str, Any], common: dict[str, Any]) -> Ceilings:
-    """`figures` depend on the number of threads, `common` does not."""
-    launch, knee = common.get("launch") or {}, int(common["knee"]["bytes"])
-    stream_knee = int(common["knee"]["stream"]["bytes"]) if "stream" in common["knee"] else knee
-    reported = (common.get("machine") or {}).get("caches") or {"L2": common.get("l2_bytes", 0)}
-    copies = _medians(common.get("transfer") or {})
+def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> Ceilings:
+    launch, knee = common.launch, common.knee.bytes
+    stream_knee = common.knee.stream.bytes if common.knee.stream else knee
+    reported = (common.machine.get("caches") if isinstance(common, Peaks) else None) or {"L2": common.l2_bytes}
+    copies = {name: figure.p50 for name, figure in common.transfer.items()}
     pinned, pageable = (copies.get(f"host_to_device_{memory}", 0.0) for memory in ("pinned", "pageable"))
     return Ceilings(
         device=device,
         threads=threads,
-        flops=_medians(figures["gemm"]),
-        **{name: float(figures[name]["p50"]) for name in ("copy", "cached")},
+        flops={name: figure.p50 for name, figure in rates.gemm.items() if name in WIDTHS},
+        copy=rates.copy.p50,
+        cached=rates.cached.p50,
         # Ceilings of a run or of another machine may be older than the update.
-        stream=max(float(figures[name]["p50"]) for name in ("copy", "read", "update") if name in figures),
+        stream=max(figure.p50 for figure in (rates.copy, rates.read, rates.update) if figure),
         knee=knee,
         stream_knee=stream_knee,
         largest_cache=max(knee, stream_knee, *reported.values()),
-        first_touch=float(figures.get("first_touch", figures["fresh"])["p50"]),
-        rows_memory=_rows(figures["gather"]["dram"]),
-        rows_cache=_rows(figures["gather"]["cache"]),
-        calls=_medians(common["calls"]),
-        other_work=float(figures.get("other_work", common.get("other_work")) or 0.0),
-        special=float(figures["special"]["p50"]) if "special" in figures else 0.0,
-        kernel_ns=float(launch["kernel"]["p50"]) if launch else 0.0,
-        queue_ns=float(launch["queue"]["p50"]) if "queue" in launch else 0.0,
-        adamw=float((figures.get("update") or {}).get("adamw") or 0.0),
+        first_touch=(rates.first_touch or rates.fresh).p50,
+        rows_memory=_rows(rates.gather.dram),
+        rows_cache=_rows(rates.gather.cache),
+        calls={kind: figure.p50 for kind, figure in common.calls.items()},
+        other_work=_beside(rates, common) or 0.0,
+        special=rates.special.p50 if rates.special else 0.0,
+        kernel_ns=launch.kernel.p50 if launch else 0.0,
+        queue_ns=launch.queue.p50 if launch else 0.0,
+        adamw=(rates.update.adamw if rates.update else None) or 0.0,
         link=pinned,
         pageable=min(1.0, pageable / pinned) if pinned else 0.0,
     )
 
 
-def _medians(figures: dict[str, Any]) -> dict[str, float]:
-    return {name: float(figure["p50"]) for name, figure in figures.items()}
-
-
-def _rows(table: dict[str, Any], method: str | None = None) -> tuple[tuple[int, float], ...]:
+def _rows(table: RowTable, method: str | None = None) -> tuple[tuple[int, float], ...]:
     """(bytes of a row, ns) ascending, of one method or of the fastest for each width."""
-    times = ((row["row_bytes"], row["methods"][method] if method else row["ns"]["p50"]) for row in table["rows"])
-    return tuple(sorted((int(size), float(ns)) for size, ns in times))
+    times = ((row.row_bytes, row.methods[method] if method else row.ns.p50) for row in table.rows)
+    return tuple(sorted(times))
 
 
 def ranks_sharing(profile: StepBudget) -> int:

@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .attribution import SMALL, divided_ms
-from .ceilings import Peaks, ceilings_of
+from .ceilings import ceilings_of
 from .limits import NOTICEABLE
 from .operators import ids_argument
+from .peaks.records import Peaks
 from .records import Attribution, Experiment, Observed, Percentiles
 from .step_parts import ThreadClock, cuda_used
 from .trace.window import spread as percentiles

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..machine import usable_cores
-from .ceilings import Peaks
 from .peaks.other_work import DISTURBED
+from .peaks.records import DeviceRates, Peaks
 from .profile_records import Component, StepBudget, TracedPart
 from .records import Advice, Percentiles
 from .spans import kind_of, phase_of
@@ -96,7 +96,7 @@ class Facts:
     input_ms: float
     parts: dict[str, PartTimes]
     costs: dict[str, Component]
-    gpu: dict[str, Any]
+    gpu: DeviceRates
     """Ceilings of the device."""
     precision: str
     batch_bytes: float
@@ -114,14 +114,14 @@ class Facts:
         return self.latency_ms("kernel")
 
     def latency_ms(self, name: str) -> float:
-        return _at(self.gpu["launch"][name], -self.case) / 1e6
+        return _at(getattr(self.gpu.launch, name), -self.case) / 1e6
 
     def memory_ms(self, moved: float) -> float:
         """Time to stream that many bytes."""
-        return moved / (OF_MEMORY ** (1 - self.case) * _at(self.gpu["copy"], self.case)) * 1e3
+        return moved / (OF_MEMORY ** (1 - self.case) * _at(self.gpu.copy, self.case)) * 1e3
 
     def products_ms(self, flops: float, precision: str) -> float:
-        return flops / (OF_PRODUCTS ** (1 - self.case) * _at(self.gpu["gemm"][precision], self.case)) * 1e3
+        return flops / (OF_PRODUCTS ** (1 - self.case) * _at(self.gpu.gemm[precision], self.case)) * 1e3
 
 
 def too_busy(others: float | None) -> str | None:
@@ -152,9 +152,7 @@ def doubt(profile: StepBudget, others: float | None) -> str | None:
     return too_busy(others) or (drift if unlike else None)
 
 
-def _at(figure: Percentiles | dict[str, Any], case: int) -> float:
-    if isinstance(figure, dict):
-        return float(figure[PERCENTILES[case] if PERCENTILES[case] in figure else "p50"])
+def _at(figure: Percentiles, case: int) -> float:
     return float(getattr(figure, PERCENTILES[case]))
 
 
@@ -179,7 +177,7 @@ def facts(
     case: int = 0,
 ) -> Facts | None:
     """From the budget (untraced times) and the parts of the trace (launches); None without ceilings of the device."""
-    gpu = (peaks.get("gpu") or {}).get(profile.device)
+    gpu = (peaks.gpu or {}).get(profile.device)
     if gpu is None:
         return None
     budget = {part.name: part for part in profile.components}
@@ -228,7 +226,7 @@ def predict(step: Facts, names: Sequence[str]) -> float:
         outside = 20 * step.latency_ms("queue") + step.latency_ms("round_trip")
         input_ms = 0.0 if "graph" in names else outside
     elif "pinned" in names:
-        slow, fast = (_at(step.gpu["transfer"][f"host_to_device_{kind}"], 0) for kind in ("pageable", "pinned"))
+        slow, fast = (_at(step.gpu.transfer[f"host_to_device_{kind}"], 0) for kind in ("pageable", "pinned"))
         input_ms = max(0.0, input_ms - step.batch_bytes * (1 / slow - 1 / fast) * 1e3)
     device = sum(part.device_ms for part in parts.values())
     if "graph" in names:
@@ -283,20 +281,20 @@ def _part_on_a_cpu(fix: str, ms: float, part: Component, profile: StepBudget, pe
 
     Where no work was counted, nothing says how fast it may become.
     """
-    rates = (peaks.get("other_threads") or {}).get(str(profile.threads), peaks)
-    products = rates["gemm"].get(profile.precision, rates["gemm"]["float32"])
+    rates = peaks.other_threads.get(str(profile.threads), peaks)
+    products = rates.gemm.get(profile.precision, rates.gemm["float32"])
     reached = 1.0 if case > 0 else OF_CPU
     arithmetic_ms = (part.flops or 0) / _at(products, case) * 1e3
-    least = max(arithmetic_ms, _at(peaks["calls"]["elementwise"], -case) / 1e6)
+    least = max(arithmetic_ms, _at(peaks.calls["elementwise"], -case) / 1e6)
     moved = part.bytes or 0
     if fix == "onednn":
         return max(least, arithmetic_ms / reached) if arithmetic_ms else ms
     if fix == "mlp":
         # The products remain. Passes for ReLU and bias gradients move about what the products do; the slower, the more
         # is saved.
-        passes_ms = moved / (OF_CPU**2 / reached * _at(rates["copy"], -case)) * 1e3
+        passes_ms = moved / (OF_CPU**2 / reached * _at(rates.copy, -case)) * 1e3
         return max(least, ms - passes_ms)
-    moving_ms = moved / (reached * _at(rates["copy"], case)) * 1e3
+    moving_ms = moved / (reached * _at(rates.copy, case)) * 1e3
     return max(least, moving_ms) if arithmetic_ms or moved else ms
 
 

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from ..units import number, percent, size, time
 from .attribution import TOO_LOW, attribute, divided_ms
-from .ceilings import Ceilings, Peaks, ceilings_of_profile
+from .ceilings import Ceilings, ceilings_of_profile
 from .peaks.other_work import DISTURBED
+from .peaks.records import Peaks
 from .profile_records import Communication, StepFigures
 from .records import Attribution, DividedOperator, Experiment, Observed, Verdict
 from .trace.records import ComparedRanks

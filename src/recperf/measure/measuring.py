@@ -12,13 +12,14 @@ import torch
 from msgspec.structs import asdict
 
 from .attribution import attribute
-from .ceilings import Peaks, ceilings_of_profile, cold_over_hot, knees_of, ranks_sharing
+from .ceilings import ceilings_of_profile, cold_over_hot, knees_of, ranks_sharing
 from .evidence import kernel_works, observed
 from .experiments import confirm, hot_ids
 from .limits import verdict_of
 from .observing import Observer
 from .operators import CallWork
 from .peaks.other_work import DISTURBED, OtherWork, not_judged
+from .peaks.records import Peaks
 from .profile import ClockedSteps, Subject, endless
 from .profile_records import (
     PAIR_SCHEMA,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import DataError
 from .attribution import BELIEVED, DOES_NOT_APPLY
-from .ceilings import Peaks, ceilings_of_profile, missed_share
+from .ceilings import ceilings_of_profile, missed_share
+from .peaks.records import Peaks
 from .profile_records import (
     Cached,
     Component,

@@ -18,9 +18,10 @@ from .advice import Evidence
 from .advice_rules import advise
 from .attribution import attribute
 from .call_places import place_rows, trace_places
-from .ceilings import Ceilings, Peaks, ceilings_of
+from .ceilings import Ceilings, ceilings_of
 from .limits import UNCLEAR, UNDECIDED, decide
 from .operators import CallWork
+from .peaks.records import Peaks
 from .program_facts import facts_of_rows
 from .records import Attribution, Observed, Verdict
 from .timeline import Call, operator_rows, step_times, unknown_work
@@ -72,14 +73,14 @@ def whose(device: str, host: str | None, peaks: Peaks | None, *, measured: bool,
     """Which machine's ceilings were used, or why none."""
     if peaks is None:
         return "no ceilings: those of this machine were not measured; recperf peaks measures them"
-    machine = peaks["machine"]
+    machine = peaks.machine
     where = "the machine of --peaks" if chosen else "this machine"
     if not measured:
         return f"no ceilings: those of {device} are not among those of {where}; --peaks FILE takes those of its machine"
     name = f"{machine.get('cpu')}, {machine.get('cores')} cores" if device == "cpu" else device
-    text = f"ceilings of {where} ({name}), measured {str(peaks.get('measured'))[:10]}"
+    text = f"ceilings of {where} ({name}), measured {peaks.measured[:10]}"
     if device == "cpu":
-        text += f", with {peaks['threads']} threads"
+        text += f", with {peaks.threads} threads"
         if not chosen and host is not None and host != node():
             text += f"; the trace was recorded on the host {host}: --peaks FILE takes the ceilings of that machine"
     return text

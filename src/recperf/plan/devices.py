@@ -6,13 +6,14 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from ..config import from_json, require, within
 from ..errors import ConfigError, UsageError, did_you_mean
 from ..jsonfile import read
+from ..measure.peaks.records import Peaks
 
 T = TypeVar("T")
 GB, TERA = 10**9, 10**12
@@ -234,16 +235,15 @@ KNOWN = {name: from_json(Device, {"name": name, **fields}, field="device") for n
 STORES = {name: from_json(Store, {"name": name, **fields}, field="store") for name, fields in FILE["store"].items()}
 
 
-def from_peaks(peaks: dict[str, Any]) -> Device:
+def from_peaks(peaks: Peaks) -> Device:
     """This machine's CPU as a device whose cores the ranks of the host take one by one, from its measured ceilings."""
     from ..machine import available_bytes, usable_cores
 
-    core = peaks.get("other_threads", {}).get("1", peaks)
-    copy, gemm = float(core["copy"]["p50"]), float(core["gemm"]["float32"]["p50"])
+    core = peaks.other_threads.get("1", peaks)
+    copy, gemm = core.copy.p50, core.gemm["float32"].p50
     # Gates are sigmoids and norms have roots: a number takes as long as a special function, and is read and written.
-    passes = 8 * float(core["special"]["p50"]) / copy if "special" in core else 0.1
-    calls = peaks.get("calls", {})
-    call_ns = [float(calls[kind]["p50"]) for kind in ("elementwise_grad", "node") if kind in calls] or [5e3]
+    passes = 8 * core.special.p50 / copy if core.special else 0.1
+    call_ns = [peaks.calls[kind].p50 for kind in ("elementwise_grad", "node") if kind in peaks.calls] or [5e3]
     return Device(
         name="cpu",
         memory_bytes=available_bytes(),
@@ -264,7 +264,7 @@ def from_peaks(peaks: dict[str, Any]) -> Device:
             products=0.85,
             bytes=min(1.0, passes),
             link=0.5,
-            origin="as many numbers as special functions (recperf peaks)" if "special" in core else "assumed",
+            origin="as many numbers as special functions (recperf peaks)" if core.special else "assumed",
         ),
         origin="one core, measured here (recperf peaks)",
     )

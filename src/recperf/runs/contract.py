@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..jsonfile import Struct, as_json, shorten
-from ..measure.ceilings import Peaks, cache_holds, cold_over_hot, measured_beside
+from ..measure.ceilings import cache_holds, cold_over_hot, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
+from ..measure.peaks.records import Peaks
 from ..measure.profile_records import Component, StepBudget, StepFigures
 from ..measure.records import Percentiles, Verdict
 from ..units import size
@@ -115,7 +116,7 @@ def _foreign_events(evidence: Evidence) -> Iterator[str]:
 
 def _foreign_peaks(evidence: Evidence) -> list[str]:
     own = evidence.fingerprint
-    theirs = own_fingerprint("peaks.json", evidence.peaks.get("machine")) if evidence.has("peaks.json") else own
+    theirs = own_fingerprint("peaks.json", evidence.peaks.machine) if evidence.has("peaks.json") else own
     return [] if theirs == own else [f"peaks.json has the ceilings of another machine: {theirs}, not {own}"]
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from msgspec import convert
 
-from ..measure.ceilings import Peaks, ceilings_of_profile
+from ..measure.ceilings import ceilings_of_profile
 from ..measure.peaks.other_work import DISTURBED
+from ..measure.peaks.records import Peaks
 from ..measure.profile_records import Profile
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part

@@ -16,6 +16,7 @@ from ..files import digest_of, open_regular, write_json
 from ..jsonfile import Problem, Struct, as_json, fit, load
 from ..machine import fingerprint
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
+from ..measure.peaks import Peaks
 from ..measure.profile_records import PAIR_SCHEMA, SCHEMA, Pair, Profile
 from ..train.config import chosen_evaluation, leading, merit
 from .events import BadEvent, Event, Scores, Step, parse_events
@@ -106,8 +107,8 @@ class Evidence:
         return self.file("pair.json", Pair, schema=PAIR_SCHEMA)
 
     @property
-    def peaks(self) -> Json:
-        return self.file("peaks.json", dict[str, Any], schema=PEAKS_SCHEMA)
+    def peaks(self) -> Peaks:
+        return self.file("peaks.json", Peaks, schema=PEAKS_SCHEMA)
 
     @property
     def fingerprint(self) -> str:

@@ -14,20 +14,23 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import asdict
 
 from ...errors import DataError, MachineError
 from ...machine import machine_facts, usable_cores
 from .other_work import DISTURBED, QUIET, OtherWork
-from .store import SCHEMA, better_stored, disturbed, faults, load, path_of, require_own, save
+from .records import Peaks, Rates
+from .store import SCHEMA, better_stored, disturbed, load, path_of, require_own, save
 
 if TYPE_CHECKING:
     from .sampling import Effort
 
 __all__ = [
     "SCHEMA",
+    "Peaks",
     "better_stored",
-    "faults",
     "load",
     "measure",
     "path_of",
@@ -38,10 +41,11 @@ __all__ = [
     "with_threads",
 ]
 
+R = TypeVar("R", bound=Rates)
 Say = Callable[[str], None]
 
 
-def require(threads: int | None, say: Say) -> dict[str, Any]:
+def require(threads: int | None, say: Say) -> Peaks:
     """The ceilings of this machine with this number of threads; None: with the default one.
 
     Those that are not stored yet, or are damaged, are measured quickly and stored.
@@ -51,7 +55,7 @@ def require(threads: int | None, say: Say) -> dict[str, Any]:
     except DataError as error:
         say(f"{error.what}; the ceilings are measured again")
         stored = None
-    if stored is not None and disturbed(stored, QUIET if stored["quick"] else DISTURBED) and quiet_now():
+    if stored is not None and disturbed(stored, QUIET if stored.quick else DISTURBED) and quiet_now():
         say("the stored ceilings were measured while other processes were busy; they are not now")
         stored = None
     if stored is None:
@@ -60,12 +64,12 @@ def require(threads: int | None, say: Say) -> dict[str, Any]:
         stored = better_stored(measured) or measured
         _store(stored, say)
     else:
-        say(f"using the ceilings measured at {stored['measured']} ({'quick' if stored['quick'] else 'full'})")
+        say(f"using the ceilings measured at {stored.measured} ({'quick' if stored.quick else 'full'})")
     with_threads(stored, threads, say)
     return stored
 
 
-def with_threads(peaks: dict[str, Any], threads: int | None, say: Say) -> None:
+def with_threads(peaks: Peaks, threads: int | None, say: Say) -> None:
     """Measure quickly what the ceilings lack for this number of threads, and store it."""
     if threads is None or has_threads(peaks, threads):
         return
@@ -74,7 +78,7 @@ def with_threads(peaks: dict[str, Any], threads: int | None, say: Say) -> None:
     _store(peaks, say)
 
 
-def _store(peaks: dict[str, Any], say: Say) -> None:
+def _store(peaks: Peaks, say: Say) -> None:
     try:
         save(peaks)
     except MachineError as error:
@@ -88,22 +92,22 @@ def quiet_now() -> bool:
     return (other_work.share() or 0.0) <= QUIET
 
 
-def has_threads(peaks: dict[str, Any], threads: int | None) -> bool:
+def has_threads(peaks: Peaks, threads: int | None) -> bool:
     """Whether the rates with this number of threads need no measurement; disturbed ones do on a quiet machine."""
-    if threads in (None, peaks["threads"]):
+    if threads in (None, peaks.threads):
         return True
-    figures = peaks["other_threads"].get(str(threads))
+    figures = peaks.other_threads.get(str(threads))
     return figures is not None and not (disturbed(figures, DISTURBED) and quiet_now())
 
 
-def measure(*, quick: bool, say: Say) -> dict[str, Any]:
+def measure(*, quick: bool, say: Say) -> Peaks:
     """Measure every ceiling of this machine; writes no file."""
     from .sampling import FULL, QUICK
 
     return measure_with(QUICK if quick else FULL, quick=quick, say=say)
 
 
-def measure_with(effort: Effort, *, quick: bool, say: Say) -> dict[str, Any]:
+def measure_with(effort: Effort, *, quick: bool, say: Say) -> Peaks:
     """`measure` with any sizes."""
     began = monotonic()
     import torch
@@ -125,47 +129,47 @@ def measure_with(effort: Effort, *, quick: bool, say: Say) -> dict[str, Any]:
             lambda say, note: cpu.measure(sampler, facts, {1} - {threads}, say, note), effort.repeat_seconds, say, note
         )
     if others and others > QUIET:
-        figures = at_least(figures, figures["other_threads"].values())
-    cpu.derive_knee(figures["knee"])
-    figures["gpu"] = gpu.measure(Sampler(effort), say, note) if torch.cuda.is_available() else None
-    unstable = noisy(figures)
+        figures = at_least(figures, figures.other_threads.values())
+    cpu.derive_knee(figures.knee)
+    gpus = gpu.measure(Sampler(effort), say, note) if torch.cuda.is_available() else None
+    unstable = [*noisy(figures), *noisy(gpus, "gpu")]
     if unstable:
         shown = ", ".join(unstable[:6]) + (f" and {len(unstable) - 6} more" if len(unstable) > 6 else "")
         note(f"readings vary widely: {shown}")
-    return {
-        "schema": SCHEMA,
-        "machine": facts,
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": quick,
-        "seconds": round(monotonic() - began, 1),
-        "threads": threads,
-        "other_work": others,
-        "huge_pages": huge_pages(),
-        "notes": notes,
-        **figures,
-    }
+    figures.other_work = others
+    return Peaks(
+        **asdict(figures),
+        schema=SCHEMA,
+        machine=facts,
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        quick=quick,
+        seconds=round(monotonic() - began, 1),
+        threads=threads,
+        gpu=gpus,
+        huge_pages=huge_pages(),
+        notes=notes,
+    )
 
 
-def add_threads(peaks: dict[str, Any], threads: int) -> None:
+def add_threads(peaks: Peaks, threads: int) -> None:
     """Measure quickly what depends on the number of threads, and add it to the ceilings."""
     from . import cpu
     from .sampling import QUICK
 
-    def once(say: Say, note: Say) -> dict[str, Any]:
-        return cpu.measure_threads(QUICK, peaks["machine"], peaks["knee"]["bytes"], threads, note)
+    def once(say: Say, note: Say) -> Rates:
+        return cpu.measure_threads(QUICK, peaks.machine, peaks.knee.bytes, threads, note)
 
     notes: list[str] = []
     figures, others = _undisturbed(once, QUICK.repeat_seconds, lambda _: None, notes.append)
-    before = peaks["other_threads"].get(str(threads))
-    if before is not None and (before.get("other_work") or 0.0) <= (others or 0.0):
+    before = peaks.other_threads.get(str(threads))
+    if before is not None and (before.other_work or 0.0) <= (others or 0.0):
         return
-    peaks["notes"] += [f"with {threads} threads: {text}" for text in notes]
-    peaks["other_threads"][str(threads)] = {**figures, "other_work": others}
+    peaks.notes += [f"with {threads} threads: {text}" for text in notes]
+    figures.other_work = others
+    peaks.other_threads[str(threads)] = figures
 
 
-def _undisturbed(
-    once: Callable[[Say, Say], dict[str, Any]], seconds: float, say: Say, note: Say
-) -> tuple[dict[str, Any], float | None]:
+def _undisturbed(once: Callable[[Say, Say], R], seconds: float, say: Say, note: Say) -> tuple[R, float | None]:
     """The better of repeated figures, and the share of the cores that others took during the quietest measurement.
 
     Beside some other work everything is measured twice; beside much, again and again for up to `seconds`.

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .sampling import Figure, Sampler, figure
+from .records import Figure
+from .sampling import Sampler, figure
 
 CALLS = 100
 """Calls per reading. On a GPU fewer than its queue holds, so that the host never waits for the device."""

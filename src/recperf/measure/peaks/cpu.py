@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from msgspec.structs import asdict
+from msgspec.structs import replace as replace_fields
 from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
 from .calls import calls
+from .records import Figure, GatherRow, HostRates, Knee, Rates, RowTable, RowTables, StreamCurve
 from .sampling import (
     MIB,
     Effort,
-    Figure,
     Sampler,
     allowed_bytes,
     bounded,
@@ -59,27 +61,25 @@ RESERVE = 64 * MIB
 """Memory for ids and outputs."""
 
 
-def measure(sampler: Sampler, facts: dict[str, Any], others: Iterable[int], say: Say, note: Say) -> dict[str, Any]:
+def measure(sampler: Sampler, facts: dict[str, Any], others: Iterable[int], say: Say, note: Say) -> HostRates:
     """Every ceiling of the CPU with the current number of threads, and the rates with other numbers of threads."""
     say("calls of operators")
-    figures: dict[str, Any] = {"calls": calls(sampler)}
+    call_figures = calls(sampler)
     last_cache = cache_size(facts, note)
     table = memory_table(sampler.effort, last_cache, note)
     say(f"cache curves: {units.size(KNEE_FROM)} to {units.size(table.numel() * 4)}")
-    figures["knee"] = knee(sampler, table.numpy(), last_cache, np.random.default_rng(0))
-    figures["knee"]["stream"] = stream_knee(sampler, table)
-    derive_knee(figures["knee"])
+    curves = knee(sampler, table.numpy(), last_cache, np.random.default_rng(0))
+    curves.stream = stream_knee(sampler, table)
+    derive_knee(curves)
     # The cache curve may need a larger table; everything else uses its first part.
     beyond = table[: bounded(_beyond(sampler.effort, last_cache), table.numel() * 4) // 4]
-    inside = cached_tables(facts, figures["knee"]["bytes"])
-    figures |= rates(sampler, beyond, inside, ROW_BYTES, say, note)
-    figures["other_threads"] = {
-        str(threads): other_rates(sampler.effort, beyond, inside, threads, say) for threads in others
-    }
-    return figures
+    inside = cached_tables(facts, curves.bytes)
+    measured = rates(sampler, beyond, inside, ROW_BYTES, say, note)
+    by_threads = {str(threads): other_rates(sampler.effort, beyond, inside, threads, say) for threads in others}
+    return HostRates(**asdict(measured), knee=curves, calls=call_figures, other_threads=by_threads)
 
 
-def measure_threads(effort: Effort, facts: dict[str, Any], knee: int, threads: int, note: Say) -> dict[str, Any]:
+def measure_threads(effort: Effort, facts: dict[str, Any], knee: int, threads: int, note: Say) -> Rates:
     """The rates with another number of threads, for ceilings that were measured earlier."""
     last_cache = cache_size(facts, lambda _: None)
     beyond = memory_table(replace(effort, knee_bytes=0), last_cache, note)
@@ -91,7 +91,7 @@ def cached_tables(facts: dict[str, Any], knee: int) -> dict[str, int]:
     return {"cache": knee // 4, "near": min(knee // 4, facts["caches"].get("L2", 1 << 20) // 2)}
 
 
-def other_rates(effort: Effort, beyond: Tensor, inside: dict[str, int], threads: int, say: Say) -> dict[str, Any]:
+def other_rates(effort: Effort, beyond: Tensor, inside: dict[str, int], threads: int, say: Say) -> Rates:
     """In half the time or less, because it comes on top of other measurements."""
     seconds, products = effort.seconds / 2, effort.product_seconds / 2
     brief = replace(effort, seconds=seconds, product_seconds=products, least=max(3, effort.least // 2))
@@ -106,27 +106,26 @@ def rates(
     row_sizes: Iterable[int],
     say: Say,
     note: Say = lambda _: None,
-) -> dict[str, Any]:
+) -> Rates:
     """The ceilings that depend on the number of threads, which is torch's current one."""
     say("matrix products")
-    figures: dict[str, Any] = {"gemm": products(sampler, note)}
-    size = beyond.numel() * 4
+    gemm, size = products(sampler, note), beyond.numel() * 4
     say(f"streaming {units.size(size)}")
-    figures |= {"copy": copy(sampler, beyond), "read": read(sampler, beyond), "update": update(sampler, beyond)}
-    figures |= {
+    tables = {name: beyond[: bounded(table_bytes, size) // 4] for name, table_bytes in inside.items()}
+    streams: dict[str, Any] = {
+        "copy": copy(sampler, beyond),
+        "read": read(sampler, beyond),
+        "update": update(sampler, beyond),
         "fresh": fresh(sampler, min(NEW_TENSOR, size)),
         "first_touch": first_touch(sampler, min(NEW_PAGES, size)),
+        "cached": cached(sampler, tables["cache"]),
+        "special": special(sampler, tables["cache"]),
     }
-    tables = {name: beyond[: bounded(table_bytes, size) // 4] for name, table_bytes in inside.items()}
-    figures["cached"] = cached(sampler, tables["cache"])
-    figures["special"] = special(sampler, tables["cache"])
-    rng = np.random.default_rng(0)
-    figures["gather"] = {}
+    rng, gathered = np.random.default_rng(0), {}
     for name, source in (*tables.items(), ("dram", beyond)):
         say(f"random rows, table of {units.size(source.numel() * 4)}")
-        sizes = FEWER_ROW_BYTES if name == "near" else row_sizes
-        figures["gather"][name] = gather(sampler, source, sizes, rng)
-    return figures
+        gathered[name] = gather(sampler, source, FEWER_ROW_BYTES if name == "near" else row_sizes, rng)
+    return Rates(gemm=gemm, **streams, gather=RowTables(**gathered))
 
 
 @contextmanager
@@ -260,8 +259,8 @@ def update(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds
         rate(passes * size, sampler.readings(timed(work), seconds=seconds), "B/s", buffer_bytes=size, method=name)
         for name, (passes, work) in methods.items()
     ]
-    best = max(figures, key=lambda figure: float(figure["p50"]))
-    return {**best, "counted": "read + write", "adamw": float(figures[1]["p50"])}
+    best = max(figures, key=lambda figure: figure.p50)
+    return replace_fields(best, counted="read + write", adamw=figures[1].p50)
 
 
 def fresh(sampler: Sampler, size: int) -> Figure:
@@ -315,13 +314,13 @@ def additions(sampler: Sampler, buffer: Tensor, calls: int) -> list[float]:
     return [max(ns - call, ns / 2) for ns in series(half, calls)]
 
 
-def gather(sampler: Sampler, flat: Tensor, row_sizes: Iterable[int], rng: np.random.Generator) -> dict[str, Any]:
+def gather(sampler: Sampler, flat: Tensor, row_sizes: Iterable[int], rng: np.random.Generator) -> RowTable:
     """Random rows of a table by row size, with new ids every time."""
     rows = [gather_rows(sampler, flat.view(-1, row_bytes // 4), rng) for row_bytes in row_sizes]
-    return {"table_bytes": flat.numel() * 4, "rows": rows}
+    return RowTable(flat.numel() * 4, rows)
 
 
-def gather_rows(sampler: Sampler, table: Tensor, rng: np.random.Generator) -> dict[str, Any]:
+def gather_rows(sampler: Sampler, table: Tensor, rng: np.random.Generator) -> GatherRow:
     row_bytes = table.shape[1] * 4
     ids = min(sampler.effort.ids, max(1 << 12, (8 * MIB) // row_bytes))
     offsets, out = torch.arange(0, ids, BAG), torch.ones(ids, table.shape[1])
@@ -338,7 +337,7 @@ def gather_rows(sampler: Sampler, table: Tensor, rng: np.random.Generator) -> di
     return gather_row(row_bytes, ids, {name: sampler.readings(timed(work, new_ids)) for name, work in methods.items()})
 
 
-def knee(sampler: Sampler, flat: np.ndarray[Any, Any], last_cache: int, rng: np.random.Generator) -> dict[str, Any]:
+def knee(sampler: Sampler, flat: np.ndarray[Any, Any], last_cache: int, rng: np.random.Generator) -> Knee:
     """ns per lookup by the size of the table, with one thread."""
     out = np.ones((KNEE_CALL, KNEE_ROW_BYTES // 4), dtype=np.float32)
     points = []
@@ -349,13 +348,14 @@ def knee(sampler: Sampler, flat: np.ndarray[Any, Any], last_cache: int, rng: np.
             table.max()
         ns = sampler.readings(timed(*_lookups(table, out, rng)))
         points.append(figure([value / (KNEE_CALL * KNEE_CALLS) for value in ns], "ns a lookup", table_bytes=size))
-    return {
-        "row_bytes": KNEE_ROW_BYTES,
-        "threads": 1,
-        "lookups": KNEE_CALL * KNEE_CALLS,
-        "method": f"numpy.take, {KNEE_CALL} rows a call, fresh uniform ids",
-        "points": points,
-    }
+    return Knee(
+        row_bytes=KNEE_ROW_BYTES,
+        threads=1,
+        lookups=KNEE_CALL * KNEE_CALLS,
+        method=f"numpy.take, {KNEE_CALL} rows a call, fresh uniform ids",
+        points=points,
+        bytes=0,
+    )
 
 
 def _lookups(
@@ -368,19 +368,20 @@ def _lookups(
     return look_up, lambda: rng.integers(0, table.shape[0], (KNEE_CALLS, KNEE_CALL))
 
 
-def stream_knee(sampler: Sampler, flat: Tensor) -> dict[str, Any]:
+def stream_knee(sampler: Sampler, flat: Tensor) -> StreamCurve:
     """ns per KiB of an addition by the size of both tensors together, with torch's current number of threads."""
     points = []
     for size in knee_sizes(STREAM_FROM, min(STREAM_TO, flat.numel() * 4), sampler.effort.knee_points):
         ns = additions(sampler, flat[: size // 4], max(1, ADDITIONS * STREAM_FROM // size))
         points.append(figure([value * 1024 / size for value in ns], "ns a KiB", table_bytes=size))
-    return {"threads": torch.get_num_threads(), "method": "Tensor.add_, both tensors together", "points": points}
+    return StreamCurve(points, threads=torch.get_num_threads(), method="Tensor.add_, both tensors together")
 
 
-def derive_knee(curves: dict[str, Any]) -> None:
+def derive_knee(curves: Knee) -> None:
     """Where both curves leave the cache; streams that show no difference leave it where random rows do."""
-    curves["bytes"] = knee_of(curves["points"]) or curves["points"][-1]["table_bytes"]
-    curves["stream"]["bytes"] = knee_of(curves["stream"]["points"]) or curves["bytes"]
+    curves.bytes = knee_of(curves.points) or curves.points[-1].table_bytes
+    if curves.stream is not None:
+        curves.stream.bytes = knee_of(curves.stream.points) or curves.bytes
 
 
 def knee_sizes(smallest: int, largest: int, points: int) -> list[int]:

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from ... import units
 from .calls import calls
 from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, knee_sizes, read, timed_alone, update
+from .records import DeviceRates, Figure, GatherRow, Knee, Launch, RowTable, RowTables
 from .sampling import (
     MIB,
-    Figure,
     Sampler,
     allowed_bytes,
     bounded,
@@ -36,9 +36,9 @@ ADDITIONS = 50
 KNEE_IDS = 1 << 18
 
 
-def measure(sampler: Sampler, say: Say, note: Say) -> dict[str, Any]:
+def measure(sampler: Sampler, say: Say, note: Say) -> dict[str, DeviceRates]:
     """The ceilings of each kind of GPU by its name; of equal ones only the first is measured."""
-    by_name: dict[str, Any] = {}
+    by_name: dict[str, DeviceRates] = {}
     for index in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_name(index)
         if name not in by_name:
@@ -64,26 +64,32 @@ class Gpu:
         # host queues the timed work, so that no launch gap is timed.
         self.flush = torch.ones(bounded(4 * self.l2_bytes, self.allowed // 4) // 4, device=self.device)
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self) -> DeviceRates:
         self.say(f"{self.name}: launches and transfers")
-        figures: dict[str, Any] = {"l2_bytes": self.l2_bytes, "launch": self.launch(), "transfer": self.transfers()}
-        figures["calls"] = calls(self.sampler, self.device)
+        launch, transfer, calls_ns = self.launch(), self.transfers(), calls(self.sampler, self.device)
         self.say(f"{self.name}: matrix products")
-        figures["gemm"] = self.products()
-        table = self.memory_table()
+        gemm, table = self.products(), self.memory_table()
         self.say(f"{self.name}: streaming and random rows, {units.size(table.numel() * 4)}")
-        figures["copy"] = copy(self.sampler, table, self.timed, self.effort.seconds)
-        figures["read"] = read(self.sampler, table, self.timed, self.effort.seconds)
-        figures["update"] = update(self.sampler, table, self.timed, self.effort.seconds)
-        figures["fresh"] = self.fresh(table)
-        figures["knee"] = self.knee(table)
-        inside = table[: bounded(figures["knee"]["bytes"] // 4, table.numel() * 4) // 4]
-        figures["cached"] = self.cached(inside, figures["launch"]["kernel"]["p50"])
-        figures["gather"] = {
-            "cache": self.gather(inside, warm=lambda: inside.sum()),
-            "dram": self.gather(table, warm=lambda: None),
+        streams: dict[str, Any] = {
+            kind.__name__: kind(self.sampler, table, self.timed, self.effort.seconds) for kind in (copy, read, update)
         }
-        return figures
+        fresh, knee = self.fresh(table), self.knee(table)
+        inside = table[: bounded(knee.bytes // 4, table.numel() * 4) // 4]
+        return DeviceRates(
+            l2_bytes=self.l2_bytes,
+            launch=launch,
+            transfer=transfer,
+            calls=calls_ns,
+            gemm=gemm,
+            **streams,
+            fresh=fresh,
+            knee=knee,
+            cached=self.cached(inside, launch.kernel.p50),
+            gather=RowTables(
+                cache=self.gather(inside, warm=lambda: inside.sum()),
+                dram=self.gather(table, warm=lambda: None),
+            ),
+        )
 
     def memory_table(self) -> Tensor:
         """One buffer for everything that needs memory beyond the L2."""
@@ -161,7 +167,7 @@ class Gpu:
         ns = [max(value - kernel_ns, value / 2) for value in self.graph(lambda: target.add_(source), ADDITIONS)]
         return rate(3 * half * 4, ns, "B/s", counted="2 reads + write", buffer_bytes=2 * half * 4, method="Tensor.add_")
 
-    def knee(self, flat: Tensor) -> dict[str, Any]:
+    def knee(self, flat: Tensor) -> Knee:
         """ns per random row by the size of the table. Sums of bags write little, so that the table stays cached."""
         offsets = torch.arange(0, KNEE_IDS, BAG, device=self.device)
         some = torch.empty(KNEE_IDS, dtype=torch.int64, device=self.device)
@@ -178,20 +184,20 @@ class Gpu:
 
             ns = self.sampler.readings(self.timed(sums, warm))
             points.append(figure([value / KNEE_IDS for value in ns], "ns a lookup", table_bytes=size))
-        return {
-            "row_bytes": KNEE_ROW_BYTES,
-            "lookups": KNEE_IDS,
-            "method": f"embedding_bag, sums of {BAG}, fresh uniform ids",
-            "points": points,
+        return Knee(
+            row_bytes=KNEE_ROW_BYTES,
+            lookups=KNEE_IDS,
+            method=f"embedding_bag, sums of {BAG}, fresh uniform ids",
+            points=points,
             # Where random rows show no difference, the size that the driver reports is the only one there is.
-            "bytes": knee_of(points) or self.l2_bytes,
-        }
+            bytes=knee_of(points) or self.l2_bytes,
+        )
 
-    def gather(self, flat: Tensor, *, warm: Callable[[], object]) -> dict[str, Any]:
+    def gather(self, flat: Tensor, *, warm: Callable[[], object]) -> RowTable:
         rows = [self.gather_rows(flat.view(-1, row_bytes // 4), warm) for row_bytes in ROW_BYTES]
-        return {"table_bytes": flat.numel() * 4, "rows": rows}
+        return RowTable(flat.numel() * 4, rows)
 
-    def gather_rows(self, table: Tensor, warm: Callable[[], object]) -> dict[str, Any]:
+    def gather_rows(self, table: Tensor, warm: Callable[[], object]) -> GatherRow:
         row_bytes = table.shape[1] * 4
         ids = min(1 << 20, bounded(256 * MIB, self.allowed // 4) // row_bytes)
         offsets = torch.arange(0, ids, BAG, device=self.device)
@@ -224,7 +230,7 @@ class Gpu:
                 rates[direction] = rate(size, self.sampler.readings(self.timed(work)), "B/s", buffer_bytes=size)
         return rates
 
-    def launch(self) -> dict[str, Figure]:
+    def launch(self) -> Launch:
         """Host time to queue a kernel of one element, to queue one and wait for it, and its time inside a graph."""
         one = torch.ones(1, device=self.device)
 
@@ -240,8 +246,8 @@ class Gpu:
             torch.cuda.synchronize()
 
         what = "add_ on one float32"
-        return {
-            "queue": figure(self.sampler.readings(queued), "ns", what=f"{what}, not waited for"),
-            "kernel": figure(self.graph(lambda: one.add_(1), GRAPH), "ns", what=f"{what}, in a CUDA graph"),
-            "round_trip": figure(self.sampler.readings(timed_alone(awaited)), "ns", what=f"{what}, then synchronize"),
-        }
+        return Launch(
+            queue=figure(self.sampler.readings(queued), "ns", what=f"{what}, not waited for"),
+            kernel=figure(self.graph(lambda: one.add_(1), GRAPH), "ns", what=f"{what}, in a CUDA graph"),
+            round_trip=figure(self.sampler.readings(timed_alone(awaited)), "ns", what=f"{what}, then synchronize"),
+        )

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import asdict, replace
 
+from ...jsonfile import Struct
 from ...machine import available_bytes
 from ...stop import poll
+from .records import Figure, GatherRow, Rates
 
-Figure = dict[str, Any]
-"""p20, p50, p80, n and unit, with the details needed to interpret them."""
+R = TypeVar("R", bound=Rates)
 
 NOISY = 0.25
 """Distance from p20 to p80 relative to the median above which a series is repeated and mentioned in the notes."""
@@ -127,7 +129,7 @@ def spread(values: Sequence[float]) -> float:
 
 def figure(values: Sequence[float], unit: str, **more: Any) -> Figure:
     low, middle, high = (float(value) for value in np.percentile(values, (20, 50, 80)))
-    return {"p20": low, "p50": middle, "p80": high, "n": len(values), "unit": unit, **more}
+    return Figure(low, middle, high, n=len(values), unit=unit, **more)
 
 
 def rate(amount: float, ns: Sequence[float], unit: str, **more: Any) -> Figure:
@@ -144,25 +146,25 @@ def fastest_rate(amount: float, readings: dict[str, list[float]], unit: str, **m
 def fastest_product(readings: dict[int, list[float]]) -> Figure:
     """The best rate of square matrix products, from their times by side."""
     rates = [rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side]) for side, ns in readings.items()]
-    return max(rates, key=lambda figure: float(figure["p50"]))
+    return max(rates, key=lambda figure: figure.p50)
 
 
 def _fastest(readings: dict[str, list[float]]) -> str:
     return min(readings, key=lambda name: float(np.median(readings[name])))
 
 
-def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> dict[str, Any]:
+def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> GatherRow:
     """The fastest of several methods to gather rows, as ns per row and as bytes of rows per second."""
     method = _fastest(readings)
     ns = [value / ids for value in readings[method]]
-    return {
-        "row_bytes": row_bytes,
-        "ids": ids,
-        "method": method,
-        "methods": {name: float(np.median(values)) / ids for name, values in readings.items()},
-        "ns": figure(ns, "ns a row"),
-        "bytes_per_s": rate(row_bytes, ns, "B/s"),
-    }
+    return GatherRow(
+        row_bytes=row_bytes,
+        ids=ids,
+        method=method,
+        methods={name: float(np.median(values)) / ids for name, values in readings.items()},
+        ns=figure(ns, "ns a row"),
+        bytes_per_s=rate(row_bytes, ns, "B/s"),
+    )
 
 
 def knee_of(points: Sequence[Figure]) -> int | None:
@@ -172,8 +174,7 @@ def knee_of(points: Sequence[Figure]) -> int | None:
     memory costs more than the cache is paid. Between points the logarithm of the size is interpolated. A running median
     of three removes single points that other work disturbed.
     """
-    sizes = [int(point["table_bytes"]) for point in points]
-    ns = [float(point["p50"]) for point in points]
+    sizes, ns = [point.table_bytes for point in points], [point.p50 for point in points]
     smooth = [ns[0], *(float(np.median(ns[i - 1 : i + 2])) for i in range(1, len(ns) - 1)), ns[-1]]
     cache = min(smooth)
     memory = float(np.median([value for size, value in zip(sizes, ns) if 4 * size >= sizes[-1]]))
@@ -188,44 +189,47 @@ def knee_of(points: Sequence[Figure]) -> int | None:
 
 def better(first: Any, second: Any) -> Any:
     """The faster figure of two measurements, figure by figure."""
+    if second is None:
+        return first
     if isinstance(first, list):
         return [better(one, other) for one, other in zip(first, second, strict=True)]
-    if not isinstance(first, dict):
-        return first
-    if "p50" in first:
-        lower_is_better = first["unit"].startswith("ns")
-        return second if (second["p50"] < first["p50"]) == lower_is_better else first
-    if "bytes_per_s" in first:
+    if isinstance(first, dict):
+        return {key: better(value, second[key]) if key in second else value for key, value in first.items()}
+    if isinstance(first, Figure):
+        lower_is_better = first.unit.startswith("ns")
+        return second if (second.p50 < first.p50) == lower_is_better else first
+    if isinstance(first, GatherRow):
         # The method and both figures of a gather belong together.
-        faster, other = (second, first) if second["ns"]["p50"] < first["ns"]["p50"] else (first, second)
-        ns, others = faster.get("methods", {}), other.get("methods", {})
-        return {**faster, "methods": {name: min(ns[name], others.get(name, ns[name])) for name in ns}} if ns else faster
-    return {key: better(value, second[key]) if key in second else value for key, value in first.items()}
+        faster, other = (second, first) if second.ns.p50 < first.ns.p50 else (first, second)
+        fastest = {name: min(ns, other.methods.get(name, ns)) for name, ns in faster.methods.items()}
+        return replace(faster, methods=fastest)
+    if isinstance(first, Struct):
+        return replace(first, **{name: better(value, getattr(second, name)) for name, value in asdict(first).items()})
+    return first
 
 
-def at_least(figures: dict[str, Any], others: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def at_least(figures: R, others: Iterable[Rates]) -> R:
     """Rates that are no lower than those with fewer threads.
 
     Beside other work threads wait for one that does not run: a product can be 100 times slower than with one thread.
     """
     for fewer in others:
-        rates = {name: value for name, value in fewer.items() if name != "gather"}
-        figures = better(figures, rates)
+        rates = {name: value for name, value in asdict(fewer).items() if name not in ("gather", "other_work")}
+        figures = replace(figures, **{name: better(getattr(figures, name), value) for name, value in rates.items()})
     return figures
 
 
 def noisy(value: Any, name: str = "") -> list[str]:
     """Names of the figures whose readings vary widely."""
-    if isinstance(value, dict):
-        if "p50" in value:
-            return [name] if (value["p80"] - value["p20"]) / value["p50"] > NOISY else []
-        # Both figures of a gather come from the same readings.
-        items = ((key, item) for key, item in value.items() if key != "bytes_per_s")
-        return [figure for key, item in items for figure in noisy(item, f"{name} {key}".strip())]
+    if isinstance(value, Figure):
+        return [name] if (value.p80 - value.p20) / value.p50 > NOISY else []
     if isinstance(value, list):
         return [figure for item in value for figure in noisy(item, f"{name} {_label(item)}".strip())]
-    return []
+    items = asdict(value) if isinstance(value, Struct) else value if isinstance(value, dict) else {}
+    # Both figures of a gather come from the same readings.
+    named = ((key, item) for key, item in items.items() if key != "bytes_per_s")
+    return [figure for key, item in named for figure in noisy(item, f"{name} {key}".strip())]
 
 
 def _label(item: Any) -> str:
-    return str(item.get("row_bytes") or item.get("table_bytes") or "") if isinstance(item, dict) else ""
+    return str(getattr(item, "row_bytes", 0) or getattr(item, "table_bytes", 0) or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...measure.ceilings import Peaks
+from ...measure.peaks.records import Peaks
 from ...measure.profile_records import Embeddings, Idle, Kernels, RooflinePoint, Stalls, Transfer
 from ...units import digits
 from . import curves, plots
@@ -77,8 +77,8 @@ def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None, key: str) 
     ]
     note = "FLOPs and bytes are counted, times are measured."
     if peaks:
-        quick = ", in quick mode" if peaks.get("quick") else ""
-        note += f" The ceilings were measured {fmt.timestamp(str(peaks.get('measured', '')))} (UTC){quick}."
+        quick = ", in quick mode" if peaks.quick else ""
+        note += f" The ceilings were measured {fmt.timestamp(peaks.measured)} (UTC){quick}."
     head = ("part", "FLOPs", "bytes", "FLOP/B", "FLOP/s", "B/s", "of the roof", "bound by")
     return [*_roofline_figure(points, key), Table(head, rows, note, left=(7,))]
 

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ...measure.ceilings import Peaks
 from ...measure.peaks.other_work import DISTURBED
+from ...measure.peaks.records import Peaks
 from ...measure.profile_records import MeasuringCost, Profile, Trust
 from ...measure.records import Percentiles
 from . import formats as fmt

@@ -16,8 +16,7 @@ from ...config import ConfigValues
 from ...errors import DataError
 from ...files import open_regular, reading
 from ...measure.peaks import SCHEMA as PEAKS_SCHEMA
-from ...measure.peaks import faults as peaks_faults
-from ...measure.peaks import require_own
+from ...measure.peaks import Peaks, require_own
 from ...measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
 from ...measure.profile_records import SCHEMA as PROFILE_SCHEMA
 from ...measure.trace.file import looks_like_trace
@@ -50,7 +49,7 @@ class Reading:
     machine: dict[str, Any]
     result: Result
     events: Events = field(default_factory=Events)
-    peaks: dict[str, Any] | None = None
+    peaks: Peaks | None = None
     profile: Profile | None = None
     pair: Pair | None = None
 
@@ -108,7 +107,7 @@ def read(folder: Path) -> Reading:
         machine=machine,
         result=result,
         events=_events(folder / "events.jsonl"),
-        peaks=_peaks(folder / "peaks.json", machine),
+        peaks=read_peaks(folder / "peaks.json", machine),
         profile=read_profile(folder / "profile.json") if (folder / "profile.json").exists() else None,
         pair=_pair(folder / "pair.json"),
     )
@@ -142,16 +141,16 @@ def _validated(path: Path, kind: type[T], schema: int) -> T:
     return jsonfile.require(value, kind, path, what=MISFIT)
 
 
-def _peaks(path: Path, machine: dict[str, Any]) -> dict[str, Any] | None:
+def read_peaks(path: Path, machine: dict[str, Any] | None = None) -> Peaks | None:
+    """The ceilings in a folder, which must be those of the machine; None if it has none."""
     if not path.exists():
         return None
     value = jsonfile.read(path)
     require_schema(path, value, PEAKS_SCHEMA)
-    wrong = peaks_faults(value)
-    if wrong:
-        raise DataError(f"peaks.json is damaged: {wrong[0]}", where={"file": path}, fix="recperf peaks")
-    require_own(value, machine, file=path)
-    return dict(value)
+    peaks = jsonfile.require(value, Peaks, path, what="is damaged", fix="recperf peaks")
+    if machine is not None:
+        require_own(peaks, machine, file=path)
+    return peaks
 
 
 def read_profile(path: Path) -> Profile:

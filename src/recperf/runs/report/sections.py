@@ -283,9 +283,9 @@ def provenance(run: Reading) -> Section:
         *((f"machine: {name}", fmt.setting(value)) for name, value in _machine(run.machine).items()),
     ]
     if run.peaks:
-        quick = ", quick mode" if run.peaks.get("quick") else ""
-        when = fmt.timestamp(str(run.peaks.get("measured", "at an unknown time")))
-        rows.append(("ceilings", f"measured {when}, {run.peaks.get('threads', '?')} threads{quick}"))
+        quick = ", quick mode" if run.peaks.quick else ""
+        when = fmt.timestamp(run.peaks.measured)
+        rows.append(("ceilings", f"measured {when}, {run.peaks.threads} threads{quick}"))
     else:
         rows.append(("ceilings", f"{NOT_MEASURED}; measure them with: {run.peaks_command}"))
     return Section("provenance", "Where this comes from", [definitions(rows)])

@@ -73,7 +73,7 @@ def resolved_rows(config: MicroDLRMDramConfig) -> int:
     if measured is None:
         fix = "recperf peaks, or --model.rows with a number"
         raise MachineError("model.rows auto needs the measured ceilings of this machine", fix=fix)
-    target, limit = KNEES * measured["knee"]["bytes"], available_bytes() // 2
+    target, limit = KNEES * measured.knee.bytes, available_bytes() // 2
     return max(1, int(min(target, limit)) // (FLOAT * config.model.dim))
 
 
