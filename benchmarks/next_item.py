@@ -27,7 +27,7 @@ from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.train.next_item import Scorer, rank
 from recperf.workloads.hstu.build import PreparedSequences
-from recperf.workloads.hstu.config import DENSE, HSTUConfig, published, sparse
+from recperf.workloads.hstu.config import DENSE, HSTUConfig, dense, sparse
 
 GOAL = 0.172
 """NDCG@10 that was published for HSTU on ML-1M."""
@@ -131,11 +131,11 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print rows and do not store them")
     options = parser.parse_args()
     data = read(options.file)
-    dense = len(data.items_E) / data.users >= DENSE
-    config = published() if dense else sparse()
+    many = len(data.items_E) / data.users >= DENSE
+    config = dense() if many else sparse()
     config = replace(config, model=replace(config.model, items=data.items, time_buckets=0))
     config = changed(replace(config, train=replace(config.train, device=options.device)), options.set)
-    sizes: dict[str, Any] = {} if dense else {"dim": 64, "blocks": 4, "dropout": 0.5}
+    sizes: dict[str, Any] = {} if many else {"dim": 64, "blocks": 4, "dropout": 0.5}
     rows = []
     for kind in options.sides:
         results = []

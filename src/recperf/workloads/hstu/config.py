@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BASELINES = ("popularity", "recent_popularity", "item_to_item", "item_knn")
 SMALLER = "a smaller --train.batch-size, --model.dim or --model.max-length"
 DENSE = 50
-"""Mean events of a user from which on the published model is the default; below it a smaller one that drops more."""
+"""Mean events of a user from which on `dense` is the default; below it a smaller model that drops more."""
 
 
 STEPS, LEAST_STEPS, PATIENCE = 150, 6000, 2000
@@ -95,6 +95,12 @@ def published() -> HSTUConfig:
     return _embedded(HSTUConfig())
 
 
+def dense() -> HSTUConfig:
+    """The published blocks, 96 wide with 2 heads of 48, and more dropout: for users with many events."""
+    config = published()
+    return replace(config, model=replace(config.model, dim=96, head_dim=48, dropout=0.3))
+
+
 def sparse() -> HSTUConfig:
     """4 blocks of width 64 that drop half: for users with few events, as in Amazon Beauty."""
     model = NextItemConfig(dim=64, blocks=4, heads=2, head_dim=32, max_length=50, dropout=0.5)
@@ -124,7 +130,7 @@ def following(path: Path) -> HSTUConfig:
     from ...data.yambda.reference import open_events
 
     counts_U = np.diff(open_events(path).user_first_U1)
-    config = published() if counts_U.mean() >= DENSE else sparse()
+    config = dense() if counts_U.mean() >= DENSE else sparse()
     longest, users = int(np.percentile(counts_U, 95)), int((counts_U > 1).sum())
     batch = 1 << min(7, max(4, (users // STEPS).bit_length() - 1))
     steps = max(1, users // batch)
@@ -178,7 +184,7 @@ HSTU = Workload(
     name="hstu",
     summary="the next item of a user's sequence, ranked among all items; a minute on a laptop",
     config=HSTUConfig,
-    presets={"default": default, "published": published, "sparse": sparse},
+    presets={"default": default, "published": published, "dense": dense, "sparse": sparse},
     estimate=estimate,
     claims=claims,
     checks="recperf.workloads.hstu.data:check",
