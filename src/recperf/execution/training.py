@@ -187,10 +187,12 @@ class SeedTraining:
 
         def score(at: Position) -> dict[str, float]:
             with self.job.stop.interruptible():
+                # First, since a model may be completed by what these rows say.
+                validation_loss = self.trial.recipe.validation_loss
+                chosen_by = {} if validation_loss is None else {VALIDATION: validation_loss()}
                 predictions = self.trial.predictions(at)
                 self._predictions = at, predictions
-                metrics, validation_loss = self.trial.metrics(predictions), self.trial.recipe.validation_loss
-                return metrics if validation_loss is None else {**metrics, VALIDATION: validation_loss()}
+                return {**self.trial.metrics(predictions), **chosen_by}
 
         def begins(at: Position) -> None:
             nonlocal log_state

@@ -75,11 +75,26 @@ class RatesTower(nn.Module):
         super().__init__()
         self.encoder = Encoder(len(RATES), config.rates_hidden, 1, config.eps, normed=False)
         self.linear = nn.Linear(len(RATES), 1)
+        self.added: Tensor
+        self.register_buffer("added", torch.zeros(2 + len(RATES)))
 
     def reset(self, seed: int) -> None:
+        self.reset_added()
         self.encoder.reset(seed, "rates", xavier_uniform_)
         for weight in (self.linear.weight, self.linear.bias):
             nn.init.zeros_(weight)
+
+    def reset_added(self) -> None:
+        self.add(1.0, torch.zeros(len(RATES)), 0.0)
+
+    @torch.no_grad()
+    def add(self, scale: float, weights_F: Tensor, intercept: float) -> None:
+        """Set the regression that is added to the logits of a trained model, times a scale."""
+        self.added.copy_(torch.cat([torch.tensor([scale, intercept]), weights_F.cpu()]))
+
+    def blended(self, logits_B1: Tensor, rates_BF: Tensor) -> Tensor:
+        """Logits of the whole model with the regression; training knows nothing of it."""
+        return logits_B1 * self.added[0] + self.added[1] + (rates_BF @ self.added[2:]).unsqueeze(1)
 
     def forward(self, rates_BF: Tensor) -> Tensor:
         logits_B1: Tensor = self.linear(rates_BF) + self.encoder(rates_BF)
@@ -205,7 +220,9 @@ class DLRMv4(nn.Module):
             features = torch.cat([features, recent_BD.to(features.dtype)], 1)
         logits_B1: Tensor = self.head(features)
         if self.rates is not None:
+            assert rates_BF is not None
             logits_B1 = logits_B1 + self.rates(rates_BF)
+            logits_B1 = logits_B1 if self.training else self.rates.blended(logits_B1, rates_BF)
         return logits_B1.squeeze(1)
 
     def picked(self, rows: dict[str, Tensor], inputs: Inputs) -> tuple[Tensor, ...]:

@@ -89,6 +89,7 @@ class PaddedDLRMv4(nn.Module):
         logits_B1 = encoded(self.head, torch.cat([product_BD, *self.last_events(tokens_BTD, there_BT)], 1))
         if rates_BF is not None:
             logits_B1 = logits_B1 + self.rates.linear(rates_BF) + encoded(self.rates.encoder, rates_BF)
+            logits_B1 = self.rates.blended(logits_B1, rates_BF)
         return logits_B1.squeeze(1)
 
     def last_events(self, tokens_BTD: Tensor, there_BT: Tensor) -> tuple[Tensor, ...]:

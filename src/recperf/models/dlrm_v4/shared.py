@@ -67,6 +67,7 @@ class SharedHistory(PaddedDLRMv4):
         logits_C1 = encoded(self.head, torch.cat(features, 1))
         if rates_CF is not None:
             logits_C1 = logits_C1 + self.rates.linear(rates_CF) + encoded(self.rates.encoder, rates_CF)
+            logits_C1 = self.rates.blended(logits_C1, rates_CF)
         return logits_C1.squeeze(1)
 
     def history(self, row: Mapping[str, Tensor]) -> Tensor:

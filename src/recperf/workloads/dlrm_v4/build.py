@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from ...runs.mlperf.facts import Facts, Precision
 from ...runs.mlperf.log import MLPerfLog
 from ...stop import poll
 from ...train import stream
+from ...train.baselines import regression
 from ...train.device import Settings, choose, repeatable, resident_threads
 from ...train.graph import BETWEEN_RANKS, SLOTS_ON_HOST, SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe, WholeStep
@@ -234,8 +236,20 @@ class HistoryTrial:
 
     @torch.no_grad()
     def _validation_loss(self) -> float:
-        inputs = self.inputs(self.prepared.valid_order(self.prepared.validation))
-        return binary_metrics(*self._scored(inputs, iter(inputs.loader())))["log_loss"]
+        """The log loss of the rows that choose the epoch. A model that reads running rates gets their regression added,
+        as far as it helps on these rows: training alone would have to find it again."""
+        prepared, rates = self.prepared, self.model.rates
+        inputs = self.inputs(prepared.valid_order(prepared.validation))
+        if rates is None:
+            return binary_metrics(*self._scored(inputs, iter(inputs.loader())))["log_loss"]
+        rates.reset_added()
+        logits_N, labels_N = self._scored(inputs, iter(inputs.loader()))
+        weights_F, intercept, beside_N = prepared.rates_regression
+        columns = np.stack([logits_N.double().numpy(), beside_N], 1)
+        (scale, share), constant = regression(columns, labels_N.numpy())
+        rates.add(float(scale), torch.from_numpy(share * weights_F).float(), float(constant + share * intercept))
+        blended_N = torch.from_numpy(columns @ np.array([scale, share]) + constant)
+        return binary_metrics(blended_N, labels_N)["log_loss"]
 
     def _scored(self, inputs: InputOrder, batches: Iterator[HistoryBatch]) -> tuple[Tensor, Tensor]:
         """Logits and labels of all samples."""

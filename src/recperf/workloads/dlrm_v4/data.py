@@ -28,7 +28,7 @@ from ...data.yambda.synthesize.config import of_size
 from ...data.yambda.windows import Users, WindowIndex
 from ...errors import DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
-from ...train.baselines import bias_logits, popularity
+from ...train.baselines import bias_logits, popularity, regression
 from ...train.loop import Position
 from ...train.ranking import RecentShares, item_rules, repeated_share
 from ...train.stream import next_window
@@ -40,6 +40,8 @@ Positions = NDArray[np.int64]
 
 MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most so many."""
+MOST_ROWS_BESIDE = 200_000
+"""Anchors that the regression which is added to the model learns from."""
 MOST_ROWS_TO_FIT = 1_000_000
 """Gradient boosting learns from the newest training anchors, at most so many."""
 
@@ -257,6 +259,19 @@ class EventWindows:
             rules["item_knn"] = regressed(train_NF, labels_N, (*MEANS, "neighbours", "neighbours_sum"))
         boosted = gradient_boosting(train_NF, labels_N, self._last_items.is_category)
         return rules if boosted is None else {**rules, "gradient_boosting": boosted}
+
+    @cached_property
+    def rates_regression(self) -> tuple[NDArray[np.float64], float, NDArray[np.float64]]:
+        """A regression on the running rates of the newest anchors that are trained on: weights, intercept, and logits
+        of the anchors that choose the epoch, in their order."""
+        train_N = self._newest(self.train_windows, "train")[-MOST_ROWS_BESIDE:]
+        weights_F, intercept = regression(self._rates_of(train_N), self._labels(train_N))
+        validated_N = self._scored_positions(self.validation)
+        return weights_F, intercept, self._rates_of(validated_N).astype(np.float64) @ weights_F + intercept
+
+    def _rates_of(self, positions_N: Positions) -> Features:
+        parts = np.array_split(positions_N, 1 + len(positions_N) // PART)
+        return np.concatenate([self.rates.of(self.plain.events(part, self.store.kinds(part))) for part in parts])
 
     def _ranks_by(self, rule: Rule) -> Callable[[Tensor, Tensor], Tensor]:
         """A rule as a scorer of scored anchors with other items."""
