@@ -109,7 +109,8 @@ def command(arguments: list[str]) -> int:
     facts = family.perform(action, options, terminal)
     if action == "import":
         name = options.name if options.store is None else facts.folder
-        facts.next = f"recperf run {'dlrm' if kind == 'clicks' else 'dlrm-v4'} --data {shlex.quote(name)}"
+        model = "dlrm" if kind == "clicks" else "hstu" if options.sequences else "dlrm-v4"
+        facts.next = f"recperf run {model} --data {shlex.quote(name)}"
     if options.json:
         print_json(facts)
     else:
