@@ -22,7 +22,7 @@ DENSE = 50
 """Mean events of a user from which on `dense` is the default; below it a smaller model that drops more."""
 
 
-STEPS, LEAST_STEPS, PATIENCE = 150, 6000, 2000
+STEPS, LEAST_STEPS, PATIENCE = 45, 6000, 2000
 """For own data: steps of an epoch, steps of a whole training, and steps without a better evaluation, at least."""
 
 
