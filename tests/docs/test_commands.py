@@ -240,6 +240,10 @@ def events(path: Path, run: Path) -> None:
     rows = [(user, (user * 7 + at * 3) % 50, at % 5 + 1, 86_400 * at) for user in range(40) for at in range(60)]
     if path.name == "u.data":
         lines = ["\t".join(map(str, row)) for row in rows]
+    elif path.name == "ratings.dat":
+        lines = ["::".join(map(str, row)) for row in rows]
+    elif path.name == "movies.dat":
+        lines = [f"{item}::Film {item}::{('Drama', 'Comedy|Drama')[item % 2]}" for item in range(50)]
     elif path.name == "Beauty.txt":
         lines = [" ".join([str(user), *(str(item) for one, item, *_ in rows if one == user)]) for user in range(40)]
     elif path.name == "ratings.csv":
@@ -280,7 +284,9 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
     },
     "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events, "train.txt": clicks},
     "hstu.md": {"Beauty.txt": events},
-    "your-events.md": {"ratings.csv": events, "log.csv": events, "u.data": events, "Beauty.txt": events},
+    "your-events.md": dict.fromkeys(
+        ("ratings.csv", "log.csv", "u.data", "Beauty.txt", "ratings.dat", "movies.dat"), events
+    ),
     "your-model.md": {"train.py": program},
 }  # fmt: skip
 """What a page presupposes: files and folders by the names it uses for them."""
