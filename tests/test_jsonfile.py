@@ -58,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
     def load() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RECPERF_HOME", str(place / "home"))
-            if peaks.load(measured["machine"]) is None:
+            if peaks.load(measured.machine) is None:
                 raise DataError(f"{ceilings.name} is not used: measured by an older recperf")
 
     return {

@@ -30,7 +30,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 
 
 @pytest.fixture(scope="session")
-def ceilings() -> dict[str, Any]:
+def ceilings() -> Any:
     """Ceilings of this machine, measured for a moment."""
     from recperf.measure.peaks import measure_with
     from recperf.measure.peaks.sampling import TINY
@@ -39,7 +39,7 @@ def ceilings() -> dict[str, Any]:
 
 
 @pytest.fixture
-def stored_ceilings(ceilings: dict[str, Any]) -> None:
+def stored_ceilings(ceilings: Any) -> None:
     from recperf.measure import peaks
 
     peaks.save(ceilings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from recperf.measure.spans import span
 from recperf.measure.stalls import stalls
 from recperf.measure.trace.analyse import analyse
 from recperf.measure.trace.read import read
+from recperf.measure.trace.records import StepTables
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -54,34 +54,34 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def analysis(trace: Path) -> dict[str, Any]:
+def analysis(trace: Path) -> StepTables:
     return analyse(read(trace))
 
 
-def test_kernels_of_a_graph_belong_to_its_launch(analysis: dict[str, Any]) -> None:
-    parts = {part["name"]: part for part in analysis["parts"]}
-    assert parts["forward"]["launches"] == 1
-    assert parts["forward"]["kernels"] >= 3
-    assert parts["backward"]["kernels"] >= 3
-    assert parts["backward"]["device_ms"] > 0
-    assert parts["other"]["kernels"] == 0
-    assert all(row["part"] for row in analysis["kernels"]["rows"])
+def test_kernels_of_a_graph_belong_to_its_launch(analysis: StepTables) -> None:
+    parts = {part.name: part for part in analysis.parts}
+    assert parts["forward"].launches == 1
+    assert parts["forward"].kernels >= 3
+    assert parts["backward"].kernels >= 3
+    assert parts["backward"].device_ms > 0
+    assert parts["other"].kernels == 0
+    assert all(row.part for row in analysis.kernels.rows)
 
 
-def test_device_time_adds_up(analysis: dict[str, Any]) -> None:
-    idle = analysis["idle"]
-    assert idle["busy_ms"] + idle["idle_ms"] == pytest.approx(idle["wall_ms"])
-    assert sum(idle["causes"].values()) == pytest.approx(idle["idle_ms"])
-    assert idle["causes"]["input wait"] > 0
-    assert any("aten::item" in row["caller"] and "loss" in row["caller"] for row in idle["syncs"])
-    assert sum(part["device_ms"] for part in analysis["parts"]) == pytest.approx(idle["busy_ms"], rel=0.2)
+def test_device_time_adds_up(analysis: StepTables) -> None:
+    idle = analysis.idle
+    assert idle.busy_ms + idle.idle_ms == pytest.approx(idle.wall_ms)
+    assert sum(idle.causes.values()) == pytest.approx(idle.idle_ms)
+    assert idle.causes["input wait"] > 0
+    assert any("aten::item" in row.caller and "loss" in row.caller for row in idle.syncs)
+    assert sum(part.device_ms for part in analysis.parts) == pytest.approx(idle.busy_ms, rel=0.2)
 
 
-def test_the_copy_from_pageable_memory_is_seen(analysis: dict[str, Any]) -> None:
-    rows = {row["kind"]: row for row in analysis["transfers"]}
-    assert rows["host to device"]["pinned"] is False
-    assert rows["host to device"]["bytes"] == 512 * 512 * 4
-    assert rows["device to host"]["bytes"] == 4
+def test_the_copy_from_pageable_memory_is_seen(analysis: StepTables) -> None:
+    rows = {row.kind: row for row in analysis.transfers}
+    assert rows["host to device"].pinned is False
+    assert rows["host to device"].bytes == 512 * 512 * 4
+    assert rows["device to host"].bytes == 4
 
 
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="needs ncu")
@@ -92,12 +92,12 @@ def test_stalls_of_a_kernel_that_waits_for_memory(tmp_path: Path) -> None:
         torch.relu(torch.zeros(1 << 27, device="cuda"))
 
     record(step, 1, tmp_path / "t.json")
-    rows = analyse(read(tmp_path / "t.json"))["kernels"]["rows"]
-    name = next(row["name"] for row in rows if "elementwise" in row["name"])
+    rows = analyse(read(tmp_path / "t.json")).kernels.rows
+    name = next(row.name for row in rows if "elementwise" in row.name)
     result = stalls([sys.executable, "-c", f"import torch; torch.relu({big}); torch.cuda.synchronize()"], [name])
-    if "missing" in result and "no kernel" not in result["missing"]:
-        pytest.skip(result["missing"])
-    (row,) = result["kernels"][:1]
-    assert row["samples"] > 0
-    assert sum(row["reasons"].values()) == pytest.approx(1.0)
-    assert row["dram_percent"] > 30
+    if result.missing and "no kernel" not in result.missing:
+        pytest.skip(result.missing)
+    (row,) = result.kernels[:1]
+    assert row.samples > 0
+    assert sum(row.reasons.values()) == pytest.approx(1.0)
+    assert row.dram_percent > 30
