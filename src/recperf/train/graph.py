@@ -236,8 +236,8 @@ class GraphStep:
             # Torch does not leave the capture's stream where ending the capture fails.
             torch.cuda.set_stream(stream)
             # Nor does its generator leave the capture; a copy of its state is in none.
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
-            generator.graphsafe_set_state(generator.clone_state())
+            for generator in torch.cuda.default_generators:
+                generator.graphsafe_set_state(generator.clone_state())
             # Ending the capture may fail in turn and hide why the step did.
             for cause in (error, error.__context__):
                 if cause is not None and out_of_memory(cause):
