@@ -206,7 +206,7 @@ class GraphStep:
         counters and torch's generator are as before afterwards."""
         changed = [self.place_1, *self.feed.counters, *self.state(), *tensors_in(self.optimizer.state_dict())]
         before = [tensor.clone() for tensor in changed]
-        drawn = torch.cuda.get_rng_state()
+        drawn = [(generator, generator.get_state()) for generator in torch.cuda.default_generators]
         self.rate_1.zero_()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -217,7 +217,8 @@ class GraphStep:
         # In place: a graph that was captured before holds the addresses.
         for tensor, value in zip(changed, before):
             tensor.copy_(value)
-        torch.cuda.set_rng_state(drawn)
+        for generator, state in drawn:
+            generator.set_state(state)
         torch.cuda.synchronize()
 
     def _record(self, clock: EventClock | None, *, norm: bool) -> torch.cuda.CUDAGraph | None:
