@@ -16,6 +16,7 @@ from .terminal import outputs, print_error, print_text
 COMMANDS = {
     "show": "list the workloads, or show config, parameters, FLOPs, bytes and memory of one without running it",
     "run": "train a workload and write its result",
+    "bench": "train all models that fit a dataset, and put them and the baselines into one table",
     "score": "score rows of a file with the model of a run",
     "recommend": "list the items that users most likely meet and like, by the model of a run",
     "export": "write the model of a run as files that need no recperf: tables, weights and a program",
@@ -23,18 +24,17 @@ COMMANDS = {
     "compare": "compare runs, profiles or traces; --gate exits with 5 if the second is slower",
     "report": "write the HTML page of a run, a profile or a trace, or of several runs compared",
     "profile": "measure what limits a workload, a program of yours or a trace, and predict and try fixes",
-    "sweep": "measure a workload at several values of any config field",
-    "pair": "measure one model with cached and with uncached rows, to see whether memory limits it",
+    "sweep": "measure a workload at several values of any config field, or with cached and with uncached rows",
     "peaks": "measure the ceilings of this machine: FLOP/s, bandwidths, cache sizes",
     "data": "download, check, prepare, import, generate or describe a dataset",
     "mlperf": "check and package MLPerf logs",
     "plan": "predict memory, time and cost on devices you do not have",
     "doctor": "test what works on this machine, and say how to fix what does not",
 }
-FORMER = {"list": "show", "diff": "compare", "trace": "profile", "checkpoint": "check"}
+FORMER = {"list": "show", "diff": "compare", "trace": "profile", "checkpoint": "check", "pair": "sweep"}
 """Commands of earlier versions, and those that do their work now."""
 
-STOP_CLEANLY = ("run", "score", "profile", "sweep", "data")
+STOP_CLEANLY = ("run", "bench", "score", "profile", "sweep", "data")
 """Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""
 
 HELP = """usage: recperf COMMAND [OPTIONS]

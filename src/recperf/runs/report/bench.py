@@ -1,0 +1,220 @@
+"""Models and baselines on one dataset: bench.json, and the same as tables of a page and of a terminal.
+
+A table holds only what was scored on the same rows in the same way, so that one column never mixes splits or tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...jsonfile import Number, Struct
+from ..evidence import Evidence
+from ..quality import best_of, interval, standing
+from ..result import Difference, Interval, Metrics, RankingDifference, Result
+from ..schemas import Scores
+from . import formats as fmt
+from .blocks import Badge, Block, Cell, Report, Section, Table, Text, cells
+from .formats import NONE, NOT_MEASURED, baseline, count, metric
+
+SCHEMA = 1
+LABELS, ITEMS = ("auc", "log_loss"), ("ndcg_10", "hit_rate_10")
+"""Columns of a table of labelled rows and of one of ranked items; the first one has an interval and orders the rows."""
+
+
+class BenchModel(Struct):
+    """One model: what its run cost, or why there is no result."""
+
+    workload: str
+    run: str
+    """Folder of the run."""
+    seconds: Number | None = None
+    """Of training, evaluations included, over all seeds; None: nothing was trained."""
+    peak_bytes: int | None = None
+    """Peak host memory of the process; None: not measured."""
+    error: str | None = None
+
+
+class Standing(Interval):
+    """A model less the best baseline that it was scored with."""
+
+    baseline: str
+    difference: Number
+    standing: str
+    """above, level or below: level where the interval includes 0."""
+
+
+class BenchRow(Struct):
+    name: str
+    metrics: Metrics
+    interval: Interval | None
+    """Of the first column."""
+    model: BenchModel | None = None
+    """None for a baseline."""
+    standing: Standing | None = None
+
+
+class BenchTable(Struct):
+    task: str
+    split: str
+    scored: str
+    columns: tuple[str, ...]
+    rows: list[BenchRow]
+    """The best first."""
+
+
+class Bench(Struct):
+    schema: int
+    data: str
+    kind: str
+    """How the dataset is stored: events, clicks or movielens."""
+    models: list[BenchModel]
+    tables: list[BenchTable]
+
+
+class Part(NamedTuple):
+    """What one run contributes to one table."""
+
+    key: tuple[Any, ...]
+    table: BenchTable
+
+
+def bench(data: str, kind: str, models: list[BenchModel]) -> Bench:
+    """Read the finished runs of the models and put those that are comparable into one table."""
+    tables: dict[tuple[Any, ...], BenchTable] = {}
+    for model in models:
+        if model.error is not None:
+            continue
+        evidence = Evidence(Path(model.run))
+        overall = evidence.result.performance.overall
+        model.seconds = overall.seconds if overall else None
+        for key, part in _parts(model, evidence.result, evidence.file("scores.json", Scores)):
+            table = tables.setdefault(key, part)
+            if table is not part:
+                _merge(table, part, model.workload)
+    for table in tables.values():
+        table.rows.sort(key=lambda row: -row.metrics.get(table.columns[0], 0.0))
+    return Bench(schema=SCHEMA, data=data, kind=kind, models=models, tables=list(tables.values()))
+
+
+def _parts(model: BenchModel, result: Result, scores: Scores) -> Iterator[Part]:
+    """The rows of one run: those scored by label, and those of held-out items ranked among others."""
+    quality, split = result.quality, result.data.split
+    if "auc" in quality.metrics:
+        own = BenchRow(
+            model.workload, quality.metrics, quality.interval, model, _standing(best_of(quality.differences))
+        )
+        ends = quality.baseline_intervals or {}
+        rules = [BenchRow(name, values, ends.get(name)) for name, values in quality.baselines.items()]
+        scored = f"{count(result.data.valid_rows)} held-out rows"
+        yield Part(
+            ("labels", split, scored, scores.rows_digest), BenchTable("labels", split, scored, LABELS, [own, *rules])
+        )
+    ranking = quality.ranking
+    if ranking is None:
+        return
+    facts = scores.ranking.baselines if scores.ranking else {}
+    own = BenchRow(model.workload, ranking.metrics, ranking.interval, model, _standing(best_of(ranking.differences)))
+    rules = [
+        BenchRow(name, values, interval(facts[name].ndcg_replicates) if name in facts else None)
+        for name, values in ranking.baselines.items()
+    ]
+    among = f"{count(ranking.negatives)} drawn items of " if ranking.negatives else "all "
+    scored = f"one held-out item of each of {count(ranking.users)} users among {among}{count(ranking.catalogue)} items"
+    if ranking.repeats is not None:
+        scored += f", those that the user already had {'included' if ranking.repeats else 'left out'}"
+    # A model that ranks by predicted labels ranks positive rows; one that predicts the next item ranks any.
+    task = "next items" if ranking.split else "positive items"
+    yield Part((task, split, scored, scores.rows_digest), BenchTable(task, split, scored, ITEMS, [own, *rules]))
+
+
+def _standing(row: Difference | RankingDifference | None) -> Standing | None:
+    if row is None:
+        return None
+    value = row.auc if isinstance(row, Difference) else row.ndcg
+    return Standing(low=row.low, high=row.high, baseline=row.baseline, difference=value, standing=standing(row))
+
+
+def _merge(table: BenchTable, part: BenchTable, workload: str) -> None:
+    """Add the rows of another run. A baseline that both have is one row, unless it was fitted on other features."""
+    present = {row.name: row for row in table.rows}
+    for row in part.rows:
+        same = present.get(row.name)
+        if same is None:
+            table.rows.append(row)
+        elif any(abs(same.metrics.get(name, 0.0) - row.metrics.get(name, 0.0)) > 1e-9 for name in table.columns):
+            row.name = f"{row.name} of {workload}"
+            table.rows.append(row)
+
+
+def report(bench: Bench, folder: Path) -> Report:
+    """The page of a bench."""
+    failed = [model for model in bench.models if model.error]
+    sections = [Section(f"table-{number}", _title(table), _blocks(table)) for number, table in enumerate(bench.tables)]
+    if failed:
+        rows = [cells(model.workload, Cell(model.error or "", "bad"), model.run) for model in failed]
+        sections.append(Section("failed", "Models without a result", [Table(("", "why", "run"), rows, left=(1, 2))]))
+    trained = len(bench.models) - len(failed)
+    return Report(
+        key="bench",
+        title=f"Models on {bench.data}",
+        name=folder.name,
+        subtitle=f"{bench.kind} · {trained} of {len(bench.models)} models trained",
+        verdict=" ".join(_verdict(table) for table in bench.tables) or "No model has a result.",
+        measured=bool(bench.tables),
+        badges=[Badge(f"{len(failed)} failed", "bad")] if failed else [],
+        sections=sections,
+    )
+
+
+def _title(table: BenchTable) -> str:
+    return f"{fmt.sentence(table.task)[:-1]}, split {table.split}"
+
+
+def _verdict(table: BenchTable) -> str:
+    """The best model of a table, and how it stands."""
+    first = table.columns[0]
+    best = next(row for row in table.rows if row.model)
+    text = f"{_title(table)}: {best.name} is the best model, {metric(first)} {best.metrics[first]:.4f}"
+    return f"{text}, {standing_text(best.standing)}." if best.standing else f"{text}."
+
+
+def standing_text(row: Standing) -> str:
+    """`above gradient boosting by 0.0120 (0.0080 to 0.0160)`."""
+    name = baseline(row.baseline)
+    if row.standing == "level":
+        return f"level with {name}: {row.difference:+.4f} ({row.low:+.4f} to {row.high:+.4f})"
+    low, high = sorted((abs(row.low), abs(row.high)))
+    return f"{row.standing} {name} by {abs(row.difference):.4f} ({low:.4f} to {high:.4f})"
+
+
+def _blocks(table: BenchTable) -> list[Block]:
+    first = metric(table.columns[0])
+    head = ("", *map(metric, table.columns), "against the best baseline", "training", "peak host memory", "run")
+    note = (
+        f"Behind {first} is its 95 % interval over bootstrap samples; a run has none of {metric(table.columns[1])}. "
+        "A model is above or below a baseline only where the interval of the difference excludes 0. Training is the "
+        "time from the first step to the end, over all seeds; memory is that of the whole process."
+    )
+    return [Text(f"Scored: {table.scored}."), Table(head, [_row(row, table) for row in table.rows], note, left=(3, 6))]
+
+
+def _row(row: BenchRow, table: BenchTable) -> tuple[Cell, ...]:
+    model, ends = row.model, row.interval
+    tone = "strong" if model else ""
+    values = [Cell(f"{row.metrics[name]:.4f}" if name in row.metrics else NONE, tone) for name in table.columns]
+    if ends:
+        values[0] = Cell(values[0].text, tone, second_line=f"{ends.low:.4f} to {ends.high:.4f}")
+    if model is None:
+        rule, _, of = row.name.partition(" of ")
+        return cells(
+            Cell(baseline(rule) + (f" of {of}" if of else ""), swatch="other"), *values, NONE, NONE, NONE, NONE
+        )
+    tones = {"above": "good", "below": "bad"}
+    place = Cell(NONE)
+    if row.standing:
+        place = Cell(standing_text(row.standing), tones.get(row.standing.standing, ""))
+    seconds = NOT_MEASURED if model.seconds is None else fmt.time(1e3 * model.seconds)
+    memory = NOT_MEASURED if model.peak_bytes is None else fmt.size(model.peak_bytes)
+    return cells(Cell(row.name, "strong", "accent"), *values, place, seconds, memory, Path(model.run).name)
