@@ -54,14 +54,14 @@ def test_a_run_leaves_profile_pair_ceilings_and_seal(call) -> None:
 def test_pair_prints_the_ratio_and_what_is_expected(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "QUICK", sampling.TINY)
     monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: 0.0)
-    code, out, _ = call("sweep", "--pair", *SMALL, "--train.threads", "3")
+    code, out, _ = call("pair", *SMALL, "--train.threads", "3")
     assert code == 0
     assert "cold / hot" in out
     assert "measuring the ceilings for 3 threads" in out
     assert "is expected (" in out.splitlines()[-1]
-    code, out, _ = call("sweep", "--pair", *SMALL, "--preset", "zipf")
+    code, out, _ = call("pair", *SMALL, "--preset", "zipf")
     assert "no ratio is expected, because the ids are not equally likely" in out.splitlines()[-1]
-    assert call("sweep", "micro-dlrm", "--pair", "--data.source", "embedded")[0] == 2
+    assert call("pair", "micro-dlrm", "--data.source", "embedded")[0] == 2
 
 
 def test_sweep_measures_every_combination(call) -> None:

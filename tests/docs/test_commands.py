@@ -46,7 +46,7 @@ SMALLER = {
     r"run dlrm-v4": f"{V4} --seeds 1",
     r"run hstu": "--data.users 60 --train.max-steps 2 --model.blocks 1 --no-peaks",
     r"run micro-dlrm-dram --preset movielens": f"{MICRO} --model.rows 20000 --model.dim 16",
-    r"sweep micro-dlrm-dram": DRAM,
+    r"(sweep|pair) micro-dlrm-dram": DRAM,
     r"profile dlrm ": f"{DLRM} {PROFILE}",
     r"data reuse .*criteo-kaggle": "--steps 2",
     r"data reuse": "--data.events 8000 --data.windows.min-history 5 --steps 2",

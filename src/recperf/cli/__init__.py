@@ -24,14 +24,15 @@ COMMANDS = {
     "compare": "compare runs, profiles or traces; --gate exits with 5 if the second is slower",
     "report": "write the HTML page of a run, a profile or a trace, or of several runs compared",
     "profile": "measure what limits a workload, a program of yours or a trace, and predict and try fixes",
-    "sweep": "measure a workload at several values of any config field, or with cached and with uncached rows",
+    "sweep": "measure a workload at several values of any config field",
+    "pair": "measure one model with cached and with uncached rows, to see whether memory limits it",
     "peaks": "measure the ceilings of this machine: FLOP/s, bandwidths, cache sizes",
     "data": "download, check, prepare, import, generate or describe a dataset",
     "mlperf": "check and package MLPerf logs",
     "plan": "predict memory, time and cost on devices you do not have",
     "doctor": "test what works on this machine, and say how to fix what does not",
 }
-FORMER = {"list": "show", "diff": "compare", "trace": "profile", "checkpoint": "check", "pair": "sweep"}
+FORMER = {"list": "show", "diff": "compare", "trace": "profile", "checkpoint": "check"}
 """Commands of earlier versions, and those that do their work now."""
 
 STOP_CLEANLY = ("run", "bench", "score", "profile", "sweep", "data")

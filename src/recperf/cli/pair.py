@@ -1,4 +1,4 @@
-"""recperf sweep WORKLOAD --pair"""
+"""recperf pair WORKLOAD"""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure the same model with hot and with cold ids. All shapes are equal; only the range of ids differs.
 The ratio of the two shows whether memory limits the step."""
+Options = WorkloadOptions
 
 
-def measure(arguments: list[str]) -> int:
+def command(arguments: list[str]) -> int:
     choice = choose(arguments, default="micro-dlrm-dram")
-    options = read_options(WorkloadOptions, choice, verb="sweep --pair", description=DESCRIPTION)
+    options = read_options(Options, choice, verb="pair", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: the same model with hot and cold ids")
     from ..execution.measuring import measure_pair
@@ -30,7 +31,7 @@ def measure(arguments: list[str]) -> int:
     if pair is None:
         raise UsageError(
             f"{choice.workload.name} with these ids and tables has no hot and cold variant",
-            fix="recperf sweep micro-dlrm-dram --pair --tables.placement device",
+            fix="recperf pair micro-dlrm-dram --tables.placement device",
         )
     terminal.say(as_text(pair))
     if options.json:

@@ -16,23 +16,16 @@ from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure steps for several values of a field: --model.dim 64,128,256. Several fields give all
-combinations. Lists of widths use dashes: --model.top 32-16-1,64-32-1. With --pair: the same model with hot and with
-cold ids, to see whether memory limits it."""
+combinations. Lists of widths use dashes: --model.top 32-16-1,64-32-1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(WorkloadOptions[C]):
     out: Path | None = None
     """Folder for sweep.json and sweep.svg. Default: runs/sweep-<workload>-<time>."""
-    pair: bool = False
-    """Measure hot and cold ids of one model at equal shapes instead (default workload: micro-dlrm-dram)."""
 
 
 def command(arguments: list[str]) -> int:
-    if "--pair" in arguments:
-        from .pair import measure
-
-        return measure([argument for argument in arguments if argument != "--pair"])
     choice = choose(arguments)
     swept, fixed = split(choice.rest)
     options = _parse(choice, fixed)

@@ -37,7 +37,7 @@ EVIDENCE = (
 
 HOW_TO_MEASURE = {
     "profile.json": "recperf run",
-    "pair.json": "recperf run",
+    "pair.json": "recperf pair",
     "peaks.json": "recperf peaks, then recperf run",
 }
 """The commands that write evidence which training alone does not write."""
