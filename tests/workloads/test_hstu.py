@@ -18,7 +18,7 @@ from recperf.workloads.hstu.build import PreparedSequences
 from recperf.workloads.hstu.config import default, resolve
 
 RUN = ["run", "hstu", "--data.users", "60", "--train.epochs", "2", "--train.batch-size", "16", "--target.beat", "none"]
-QUIETLY = ["--train.device", "cpu", "--no-peaks", "--no-report", "--quiet"]
+QUIETLY = ["--train.device", "cpu", "--train.threads", "1", "--no-peaks", "--no-report", "--quiet"]
 
 
 def logged(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def test_what_follows_from_the_last_two_items_is_learned() -> None:
     """The default model on fewer users and items: the rule of the data itself is the most that is possible."""
     config = default()
     config = replace(config, data=replace(config.data, users=1200, groups=5, group_items=20))
-    config = resolve(replace(config, train=replace(config.train, batch_size=16, device="cpu")))
+    config = resolve(replace(config, train=replace(config.train, batch_size=16, device="cpu", threads=1)))
     prepared = PreparedSequences(config)
     torch.manual_seed(1)
     trial, ranking = prepared.trial(1), prepared.ranking()
