@@ -52,11 +52,7 @@ class Options(ModelOptions):
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf recommend", description=DESCRIPTION)
-    if sum((bool(options.users), options.users_file is not None, options.all_users, bool(options.history))) != 1:
-        what = "give one of --users, --users-file, --all-users and --history"
-        raise UsageError(what, fix="recperf recommend RUN --users 1 2 3")
-    if options.exclude_seen and options.include_seen:
-        raise UsageError("--exclude-seen and --include-seen exclude each other", fix="leave one out")
+    require_consistent(options)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     run = open_run(options, terminal)
     from ..execution.recommending import Lists, quality_text, recommend
@@ -115,6 +111,15 @@ def command(arguments: list[str]) -> int:
     if options.json:
         print_json({**summary, **({"recommendations": rows} if options.output is None else {})})
     return 0
+
+
+def require_consistent(options: Options) -> None:
+    """Refuse options that contradict each other."""
+    if sum((bool(options.users), options.users_file is not None, options.all_users, bool(options.history))) != 1:
+        what = "give one of --users, --users-file, --all-users and --history"
+        raise UsageError(what, fix="recperf recommend RUN --users 1 2 3")
+    if options.exclude_seen and options.include_seen:
+        raise UsageError("--exclude-seen and --include-seen exclude each other", fix="leave one out")
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:

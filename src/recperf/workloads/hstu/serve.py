@@ -89,8 +89,8 @@ class ServedSequences(Served):
         """With all events of each user in the store as the history."""
         places = self.users.places(users)
         known = np.flatnonzero(places >= 0)
-        found = self._stored(Targets(places[known], self.data.offsets_U1[places[known] + 1]))
-        return self._ranked(found, known, len(places))
+        histories = self._stored(Targets(places[known], self.data.offsets_U1[places[known] + 1]))
+        return self._ranked(histories, known, len(places))
 
     def rank_histories(self, histories: Sequence[Longs]) -> Tensor:
         """A history without times is read as if its items had come at the usual pace."""
