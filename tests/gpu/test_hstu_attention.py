@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from golden_cases import attention_limit
 from torch import Tensor
 from torch.testing import assert_close
 
+from recperf.ops.cuda import block_map
 from recperf.ops.hstu_attention import Mask, RelativeBias, choose, reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -177,6 +179,19 @@ def test_graphs_and_streams_do_not_disturb_each_other() -> None:
     torch.cuda.synchronize()
     for got in (captured, *results):
         assert all(map(torch.equal, got, right))
+
+
+def test_a_thread_may_begin_with_attention() -> None:
+    """As one of autograd's does, when nothing else of a backward pass came before."""
+    grad, *inputs = make([128, 77, 3], torch.bfloat16)
+    body, _ = choose("auto", torch.device("cuda"))
+    before = body.backward(grad, *inputs)
+    torch.cuda.synchronize()
+    block_map.cache_clear()
+    with ThreadPoolExecutor(1) as thread:
+        after = thread.submit(body.backward, grad, *inputs).result()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, before, after))
 
 
 def test_places_beyond_32_bits_are_reached() -> None:

@@ -28,6 +28,8 @@ KINDS = {torch.float16: 6, torch.bfloat16: 9}
 """Numbers of CUtensorMapDataType."""
 SWIZZLE_128, PROMOTE_256 = 3, 3
 MAP_BYTES = 128
+NO_CONTEXT = 201
+"""CUDA_ERROR_INVALID_CONTEXT."""
 
 
 class Entry(NamedTuple):
@@ -43,8 +45,8 @@ class Entry(NamedTuple):
 class Kernel:
     """A function of a compiled file on one device. Arguments are tensors (or None), numbers, and maps as bytes."""
 
-    def __init__(self, driver: Any, device: torch.device, handle: ctypes.c_void_p, entry: Entry) -> None:
-        self._driver, self._device, self._handle, self._entry = driver, device, handle, entry
+    def __init__(self, device: torch.device, handle: ctypes.c_void_p, entry: Entry) -> None:
+        self._device, self._handle, self._entry = device, handle, entry
         types = [f"{MAP_BYTES}s" if one == "M" else one for one in entry.types]
         self._layout = struct.Struct("".join(types))
         ends = [struct.calcsize("".join(types[: count + 1])) for count in range(len(types))]
@@ -72,13 +74,8 @@ class Kernel:
         values = [one.data_ptr() if isinstance(one, Tensor) else 0 if one is None else one for one in arguments]
         self._layout.pack_into(buffer, 0, *values)
         stream, entry = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(current)), self._entry
-        _require(
-            self._driver,
-            self._driver.cuLaunchKernel(
-                self._handle, programs, 1, 1, entry.threads, 1, 1, entry.shared, stream, addresses, None
-            ),
-            "a CUDA kernel could not be started",
-        )
+        shape = programs, 1, 1, entry.threads, 1, 1, entry.shared
+        _call("a CUDA kernel could not be started", "cuLaunchKernel", self._handle, *shape, stream, addresses, None)
 
 
 def load(
@@ -91,10 +88,9 @@ def load(
         content = _content(folder, source, device, options)
         with torch.cuda.device(device):
             torch.cuda.current_stream()  # The driver needs torch's context.
-            driver, module = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-            loaded = driver.cuModuleLoadData(ctypes.byref(module), content)
-            _require(driver, loaded, "the driver does not load the compiled kernels")
-            return {name: _kernel(driver, device, module, name, entry) for name, entry in entries.items()}
+            module = ctypes.c_void_p()
+            _call("the driver does not load the compiled kernels", "cuModuleLoadData", ctypes.byref(module), content)
+            return {name: _kernel(device, module, name, entry) for name, entry in entries.items()}
     except (OSError, MachineError) as error:
         notice_once(f"{error}: {instead}")
         return None
@@ -116,12 +112,11 @@ def _content(folder: Path, source: Path, device: torch.device, options: tuple[st
         return file.read()[:-DIGEST_BYTES]
 
 
-def _kernel(driver: Any, device: torch.device, module: ctypes.c_void_p, name: str, entry: Entry) -> Kernel:
-    handle = ctypes.c_void_p()
-    code = driver.cuModuleGetFunction(ctypes.byref(handle), module, name.encode())
-    code = code or driver.cuFuncSetAttribute(handle, MOST_SHARED, entry.shared)
-    _require(driver, code, f"kernel {name} cannot be used")
-    return Kernel(driver, device, handle, entry)
+def _kernel(device: torch.device, module: ctypes.c_void_p, name: str, entry: Entry) -> Kernel:
+    handle, problem = ctypes.c_void_p(), f"kernel {name} cannot be used"
+    _call(problem, "cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
+    _call(problem, "cuFuncSetAttribute", handle, MOST_SHARED, entry.shared)
+    return Kernel(device, handle, entry)
 
 
 def _compiler() -> ctypes.CDLL:
@@ -168,8 +163,23 @@ def _read(compiler: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     return buffer.raw
 
 
-def _require(driver: Any, code: int, problem: str) -> None:
-    """Raise unless the driver returned success."""
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(problem: str, function: str, *arguments: Any) -> None:
+    """Call the driver; raise with this problem unless it succeeds.
+
+    A thread has no context before it first uses the device through torch: one of autograd's may begin with a kernel of
+    ours. It then gets the one that torch uses.
+    """
+    driver = _driver()
+    code = getattr(driver, function)(*arguments)
+    if code == NO_CONTEXT:
+        context = ctypes.c_void_p()
+        code = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), torch.cuda.current_device())
+        code = code or driver.cuCtxSetCurrent(context) or getattr(driver, function)(*arguments)
     if code:
         text = ctypes.c_char_p()
         driver.cuGetErrorString(code, ctypes.byref(text))
@@ -185,9 +195,8 @@ def block_map(address: int, height: int, width: int, stride: int, dtype: torch.d
     one = (ctypes.c_char * MAP_BYTES).from_buffer(room, first)
     sizes, strides = (ctypes.c_uint64 * 2)(width, height), (ctypes.c_uint64 * 1)(stride * dtype.itemsize)
     box, steps = (ctypes.c_uint32 * 2)(64, rows), (ctypes.c_uint32 * 2)(1, 1)
-    driver = ctypes.CDLL("libcuda.so.1")
-    code = driver.cuTensorMapEncodeTiled(
-        one, KINDS[dtype], 2, ctypes.c_void_p(address), sizes, strides, box, steps, 0, SWIZZLE_128, PROMOTE_256, 0
-    )
-    _require(driver, code, "the copy engine cannot read this matrix")
+    _call(
+        "the copy engine cannot read this matrix", "cuTensorMapEncodeTiled",
+        one, KINDS[dtype], 2, ctypes.c_void_p(address), sizes, strides, box, steps, 0, SWIZZLE_128, PROMOTE_256, 0,
+    )  # fmt: skip
     return one.raw
