@@ -7,7 +7,6 @@ What shaped the model; rows say whether they did so wholly or partly:
   the published time of one of the reference's layers in full;
 * products of the reference on B200 and MI350X: the `GEMM` of its published traces, and the B200's idle time;
 * seconds of an operator call and of a kernel in a graph: three small steps on one H200 (`call_s`, `kernel_s`);
-* on a CPU: `CALL_FACTOR`, from steps of 4 samples on one ARM core; operators counted there; `TIME_SLICE` of Linux;
 * seconds in which a sample is prepared (`PREPARE_S`), from one ARM core and a Xeon;
 * stalls between windows: the mean of the two published pairs with and without them;
 * seconds of an evaluation besides its forward passes (`EVALUATION_S`): the published evaluations;
@@ -16,9 +15,7 @@ What shaped the model; rows say whether they did so wholly or partly:
   fitted to one published allocation (memory only: these steps have even ids or counted ones).
 
 Everything else is a prediction: our third step, steps with tables in tiers, our layers at three shapes, the reference's
-layers on one H200, what dedup saves it on one and on two nodes, 8, 16 and 32 MI355X, and our own steps on 1, 2 and 4
-gloo ranks of this machine, planned as `recperf plan --gpu cpu` does: from its ceilings and a calibration, with the ids
-of the very steps that are timed. Beside other work these say nothing; the load before is in the rows.
+layers on one H200, what dedup saves it on one and on two nodes, 8, 16 and 32 MI355X.
 
 Run as `python benchmarks/plan_validate.py`. Prints every error; exits with 5 where one is above what docs/planning.md
 claims, or a known step lies outside the band of its prediction.
@@ -34,7 +31,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from _plan_ranks import rank_points
 from _plan_reference import H200, MI350X, Point, reference_plan, reference_points, target_points
 from _rows import RESULTS, record, row, show
 from recperf.measure.cost import Cost
@@ -62,7 +58,6 @@ CLAIMED = {
     "reference, hours to the target": 0.10,
     "reference, range of hours": None,
     "reference, kinds of work": None,
-    "gloo ranks": 0.15,
 }
 """Largest relative errors docs/planning.md admits; none: nothing, or only the range, is claimed."""
 FITTED = ("shared encoders, candidate only", "neither")
@@ -226,17 +221,15 @@ def table() -> str:
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
     # Rows that say how far they shaped the model; earlier ones compared something else.
     rows = [entry for entry in rows if entry["conditions"].get("fitted") in STARS]
-    # Ranks of one host are timed in calls of their own; what the newest call no longer compares is left out.
-    commits = {entry["conditions"]["kind"] == "gloo ranks": entry["commit"] for entry in rows}
-    rows = [entry for entry in rows if entry["commit"] == commits[entry["conditions"]["kind"] == "gloo ranks"]]
-    newest = {entry["variant"]: entry for entry in rows}
+    rows = [entry for entry in rows if entry["conditions"]["kind"] in CLAIMED]
+    # What the newest call no longer compares is left out.
+    newest = {entry["variant"]: entry for entry in rows if entry["commit"] == rows[-1]["commit"]}
     lines = ["| case | predicted | range | known | error |", "|---|---|---|---|---|"]
     for name, entry in newest.items():
         facts, unit, value = entry["conditions"], entry["unit"], entry["p50"]
         if facts["kind"] == "reference, kinds of work":
             continue
         source = "recperf" if facts["kind"].startswith("own") else "MLPerf reference"
-        source = "recperf, 2 ARM cores" if "gloo" in facts["kind"] else source
         band = " to ".join(_short(factor * value) for factor in facts["band"]) if facts["band"] else "-"
         case = f"{source}: {name}{STARS[facts['fitted']]}"
         error = f"{100 * facts['error']:+.1f} %"
@@ -247,18 +240,12 @@ def table() -> str:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="predictions beside measured and published figures")
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
-    parser.add_argument("--only", choices=("ranks", "known"), help="only what is measured here, or only what is not")
-    parser.add_argument("--steps", type=int, default=30, help="steps that gloo ranks are timed in")
     parser.add_argument("--table", action="store_true", help="only print the stored rows, as a table in Markdown")
     options = parser.parse_args(arguments)
     if options.table:
         print(table())
         return 0
-    points: list[Point] = []
-    if options.only != "ranks":
-        points += own_points() + called_points() + layer_points() + reference_points() + target_points()
-    if options.only != "known":
-        points += rank_points(options.steps)
+    points = own_points() + called_points() + layer_points() + reference_points() + target_points()
     entries, missed = [], []
     for point in points:
         facts = {"kind": point.kind, "known": point.known, "source": point.source, "error": round(point.error, 4)}

@@ -84,12 +84,8 @@ def test_every_preset_has_a_plan(workload) -> None:  # type: ignore[no-untyped-d
         assert {"work", "device", "efficiency", "network", "ids", "overlap"} <= plan.origins.keys()
 
 
-CORES = replace(PLAIN, shared=True, cores=2, efficiency=Efficiency(products=0.5, bytes=0.5, link=0.5, origin="given"))
-
-
 def test_a_step_is_never_shorter_than_its_calls() -> None:
-    """A GPU computes while the host calls operators; a CPU does one after the other, and shared cores wait. One process
-    replays a small step as a graph."""
+    """A GPU computes while the host calls operators. One process replays a small step as a graph."""
     work = planned(laptop()).work()
     calls = work.calls * 1e-3
     gpu = predict(planned(laptop()), 2, replace(PLAIN, call_s=1e-3))
@@ -100,11 +96,7 @@ def test_a_step_is_never_shorter_than_its_calls() -> None:
     large = predict(planned(laptop()), 1, PLAIN, parallelism=Parallelism(rank_batch=1 << 14))
     assert "one by one" in large.origins["calls"], "a graph is for the planned batch"
     assert "one by one" in predict(planned(laptop()), 1, replace(PLAIN, threads=1000)).origins["calls"]
-    plain, slow = (predict(planned(laptop()), 4, device) for device in (CORES, replace(CORES, call_s=1e-3)))
-    on_cpu = (work.calls + work.calls_on_cpu + EXCHANGE_CALLS) * 1e-3
-    assert slow.step.parts["calls"] == pytest.approx(2 * on_cpu), "twice, since four ranks share two cores"
-    assert slow.step.value == pytest.approx(plain.step.value + 2 * on_cpu, rel=0.01)
-    assert slow.step.shares["dispatch"] > 0.5
+    assert gpu.step.shares["dispatch"] > 0.5
 
 
 def test_samples_to_the_target() -> None:

@@ -16,10 +16,9 @@ from msgspec import to_builtins
 from ..config import within
 from ..distributed.config import DistributedConfig
 from ..errors import UsageError
-from ..measure import peaks
 from ..plan import calibrate
 from ..plan import skew as skews
-from ..plan.devices import Device, device_of, from_peaks
+from ..plan.devices import Device, device_of
 from ..plan.network import Network, network_of
 from ..plan.report import advice_lines, report_of
 from ..plan.sharding import LARGEST_BATCH, Parallelism, parallelism_of
@@ -42,12 +41,12 @@ class PlanOptions(SourceOptions, Question):
     ranks: str | None = None
     """Number of devices, or several numbers: 8,16,32. Default: 1, 2, 4 and so on, up to some that fit."""
     gpu: str = "h200"
-    """Device: h200, h100, a100, l40s, b200, mi350x, cpu (this machine, shared by its ranks), or a JSON file."""
+    """Device: h200, h100, a100, l40s, b200, mi350x, or a JSON file."""
     calibrate: bool = False
-    """Time products, attention and copies at the model's shapes on the GPU of this machine, or its CPU where there is
-    none, and plan for that device. Later plans of the same model use the figures."""
+    """Time products, attention and copies at the model's shapes on the GPU of this machine, and plan for it.
+    Later plans of the same model use the figures."""
     network: str | None = None
-    """Network between nodes: ib200, ib400, ib800, eth25, loopback, or a JSON file. Default: ib400; for cpu measured."""
+    """Network between nodes: ib200, ib400, ib800, eth25, or a JSON file. Default: ib400."""
     ranks_per_node: int | None = None
     """Devices per node. Default: 8, or as the network says."""
     global_batch: int | None = None
@@ -128,7 +127,7 @@ def _setting(options: Options[Any], workload: PlannedWorkload, price: float | No
         workload=workload,
         device=device,
         network=network,
-        parallelism=_parallelism(options, workload, device),
+        parallelism=_parallelism(options, workload),
         question=options,
         skew=partial(_skew, options, workload),
         global_batches=() if options.rank_batch or options.global_batch else tuple(workload.published_samples),
@@ -154,14 +153,14 @@ def _run_command(choice: Choice, data: str) -> str:
     return shlex.join(["run", choice.workload.name, *choice.sources, *(("--data", data) if data else ()), *fields])
 
 
-def _parallelism(options: Options[Any], workload: PlannedWorkload, device: Device) -> Parallelism:
+def _parallelism(options: Options[Any], workload: PlannedWorkload) -> Parallelism:
     if options.rank_batch is not None and options.global_batch is not None:
         raise UsageError("--rank-batch and --global-batch exclude each other")
     published = None if options.global_batch is not None else workload.rank_batch
     rank_batch = published if options.rank_batch is None else options.rank_batch
     # A workload that runs in a single process has no options of ranks.
     distributed = getattr(options.values, "distributed", DistributedConfig())
-    return parallelism_of(distributed, rank_batch, on_cpu=device.shared)
+    return parallelism_of(distributed, rank_batch)
 
 
 def _skew(options: Options[Any], workload: PlannedWorkload, batch: int, ranks: int) -> skews.Skew | None:
@@ -190,27 +189,17 @@ def _independent_ids(
 def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Terminal) -> tuple[Device, Network]:
     """The planned device and its network, with the rates that were measured here, where they were."""
     work, name = workload.work(), options.gpu
-    rates: calibrate.Calibration | None
     if options.calibrate:
-        rates = calibrate.measure(work, workload.batch_size, terminal.notice, on_cpu=name == "cpu")
+        rates: calibrate.Calibration | None = calibrate.measure(work, workload.batch_size, terminal.notice)
+        assert rates is not None
         if rates.device != name:
             later = f"later plans for it: --gpu {shlex.quote(rates.device)}"
             terminal.notice(f"planning for {rates.device}, the device at hand; {later}")
         name = rates.device
     else:
-        of_cpu = calibrate.of_cpu(work, workload.batch_size, terminal.notice) if name == "cpu" else None
-        rates = of_cpu or calibrate.stored(name, work)
-    if name == "cpu":
-        device = from_peaks(peaks.require(None, terminal.notice))
-    else:
-        device = calibrate.measured_device(rates) if rates else device_of(name)
-    messages = None
-    if rates is not None:
-        device, messages = rates.applied(device, work.precision), rates.network()
-    if options.network is None and messages is not None:
-        return device, replace(messages, ranks_per_node=options.ranks_per_node or messages.ranks_per_node)
-    usual = "loopback" if name == "cpu" else "ib400"
-    return device, network_of(options.network or usual, ranks_per_node=options.ranks_per_node)
+        rates = calibrate.stored(name, work)
+    device = rates.applied(calibrate.measured_device(rates), work.precision) if rates else device_of(name)
+    return device, network_of(options.network or "ib400", ranks_per_node=options.ranks_per_node)
 
 
 def _ranks(text: str) -> list[int]:

@@ -49,12 +49,10 @@ def improvements(
     parallelism: Parallelism,
     predicted: Callable[[Parallelism], Prediction],
     most: int = 3,
-    *,
-    on_cpu: bool = False,
 ) -> tuple[list[tuple[str, Prediction]], list[str]]:
     """Changes that shorten the step and still fit, the best first: options of `recperf run`, and the step with them;
     and all options that were tried. On one rank there are none."""
-    changes = [] if plan.ranks == 1 else _faster(plan, parallelism, on_cpu)
+    changes = [] if plan.ranks == 1 else _faster(plan, parallelism)
     tried = [(options, predicted(changed)) for options, changed in changes]
     better = [one for one in tried if one[1].memory.fits and one[1].step.value <= (1 - NOTICEABLE) * plan.step.value]
     return sorted(better, key=lambda one: one[1].step.value)[:most], [options for options, _ in tried]
@@ -90,14 +88,13 @@ def _copied(plan: Prediction) -> bool:
     return any(table.copied for table in plan.work.tables)
 
 
-def _faster(plan: Prediction, parallelism: Parallelism, on_cpu: bool) -> Iterator[tuple[str, Parallelism]]:
+def _faster(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
     """Changes that may need less time."""
     if parallelism.wire == "fp32" and not _copied(plan):
         yield "--distributed.all-to-all fp16", replace(parallelism, wire="fp16")
     if not parallelism.pipelined:
         yield "--distributed.pipeline", replace(parallelism, pipelined=True)
-    # The thread that sums gradients takes a core from the ranks.
-    if not parallelism.overlapped and not on_cpu:
+    if not parallelism.overlapped:
         yield "--distributed.overlap on", replace(parallelism, overlapped=True)
     if not parallelism.balanced and plan.work.sample_work is not None:
         yield "--distributed.balance", replace(parallelism, balanced=True)

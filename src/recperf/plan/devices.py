@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +13,6 @@ import numpy as np
 from ..config import from_json, require, within
 from ..errors import ConfigError, UsageError, did_you_mean
 from ..jsonfile import read
-from ..measure.peaks.records import Peaks
 
 T = TypeVar("T")
 GB, TERA = 10**9, 10**12
@@ -77,10 +76,6 @@ class Attention:
         rates = self.backward if backward else self.forward
         return float(np.interp(np.log(max(1.0, length)), np.log(self.lengths), rates))
 
-    def times(self, factor: float) -> Attention:
-        forward, backward = (tuple(factor * rate for rate in rates) for rates in (self.forward, self.backward))
-        return replace(self, forward=forward, backward=backward)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
@@ -104,9 +99,8 @@ class Rates:
     def has(self, precision: str) -> bool:
         return getattr(self, precision, None) is not None
 
-    def divided(self, ranks: float) -> Rates:
-        """The rates of each rank where that many share a device."""
-        return Rates(**{name: value and value / ranks for name, value in vars(self).items()})
+    def divided(self, divisor: float) -> Rates:
+        return Rates(**{name: value and value / divisor for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +108,7 @@ class Device:
     name: str
     """Name in plans."""
     memory_bytes: int
-    """Memory of one device; for a CPU, of the whole host."""
+    """Memory of one device."""
     bytes_per_s: float
     """Bandwidth of that memory, reads plus writes."""
     flops: Rates
@@ -135,10 +129,6 @@ class Device:
     """Bandwidth to the other devices of a node, one direction, all links together."""
     host_bytes_per_s: float = 50 * GB
     """Bandwidth from host memory, one direction."""
-    shared: bool = False
-    """All ranks of a node share one device, as gloo ranks on one host do: each gets a share of rates and memory."""
-    cores: int | None = None
-    """Cores of a shared device whose rates are those of one core; more ranks than cores share them."""
     efficiency: Efficiency = field(default_factory=Efficiency)
     """Shares of these rates that the kernels of a step reach."""
     calibrated: bool = False
@@ -156,9 +146,6 @@ class Device:
         for name in ("call_s", "kernel_s"):
             within(0.0, getattr(self, name), 60.0, f"device.{name}")
         within(1, self.threads, 1 << 32, "device.threads")
-        if self.cores is not None:
-            require(self.shared, "device.cores", self.cores, "nothing, unless ranks share the device")
-            within(1, self.cores, 1 << 16, "device.cores")
 
     def product_rate(self, precision: str) -> float:
         """FLOP/s of the matrix products of a step."""
@@ -184,33 +171,6 @@ class Device:
     def gemm_rates(self) -> Rates:
         return self.gemm or self.flops.divided(1 / GEMM_SHARE)
 
-    def ranks_per_core(self, on_node: int) -> float:
-        """How many ranks share the rates that one rank alone would have."""
-        return max(1.0, on_node / (self.cores or 1)) if self.shared else 1.0
-
-    def share(self, on_node: int) -> Device:
-        """The part of the device that one of that many ranks on a node has."""
-        if not self.shared or on_node == 1:
-            return self
-        sharers = self.ranks_per_core(on_node)
-        return replace(
-            self,
-            memory_bytes=self.memory_bytes // on_node,
-            bytes_per_s=self.bytes_per_s / sharers,
-            flops=self.flops.divided(sharers),
-            gemm=self.gemm and self.gemm.divided(sharers),
-            copy_bytes_per_s=self.copy_bytes_per_s and self.copy_bytes_per_s / sharers,
-            attention=self.attention and self.attention.times(1 / sharers),
-            link_bytes_per_s=self.link_bytes_per_s / sharers,
-            host_bytes_per_s=self.host_bytes_per_s / sharers,
-            call_s=self.call_s * sharers,
-        )
-
-
-CALL_FACTOR = 2.8
-"""Time of a call in a step over that of a call in a loop: Python, autograd and cold caches around it. From steps of
-micro-dlrm and dlrm-v4 with 4 samples on one ARM core, divided by their calls: 2.75 and 2.9."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
@@ -235,44 +195,9 @@ KNOWN = {name: from_json(Device, {"name": name, **fields}, field="device") for n
 STORES = {name: from_json(Store, {"name": name, **fields}, field="store") for name, fields in FILE["store"].items()}
 
 
-def from_peaks(peaks: Peaks) -> Device:
-    """This machine's CPU as a device whose cores the ranks of the host take one by one, from its measured ceilings."""
-    from ..machine import available_bytes, usable_cores
-
-    core = peaks.other_threads.get("1", peaks)
-    copy, gemm = core.copy.p50, core.gemm["float32"].p50
-    # Gates are sigmoids and norms have roots: a number takes as long as a special function, and is read and written.
-    passes = 8 * core.special.p50 / copy if core.special else 0.1
-    call_ns = [peaks.calls[kind].p50 for kind in ("elementwise_grad", "node") if kind in peaks.calls] or [5e3]
-    return Device(
-        name="cpu",
-        memory_bytes=available_bytes(),
-        bytes_per_s=copy,
-        flops=Rates(float32=gemm),
-        gemm=Rates(float32=gemm),
-        copy_bytes_per_s=copy,
-        attention=Attention(
-            lengths=(1,), forward=(0.38 * gemm,), backward=(0.38 * gemm,), origin="assumed: 0.38 of matrix products"
-        ),
-        call_s=CALL_FACTOR * 1e-9 * sum(call_ns) / len(call_ns),
-        # A message between processes of one host is copied in and copied out.
-        link_bytes_per_s=copy / 4,
-        host_bytes_per_s=copy,
-        shared=True,
-        cores=usable_cores(),
-        efficiency=Efficiency(
-            products=0.85,
-            bytes=min(1.0, passes),
-            link=0.5,
-            origin="as many numbers as special functions (recperf peaks)" if core.special else "assumed",
-        ),
-        origin="one core, measured here (recperf peaks)",
-    )
-
-
 def device_of(name: str) -> Device:
     """A known device, or the one that a JSON file describes."""
-    return KNOWN[name] if name in KNOWN else read_file(Device, name, {*KNOWN, "cpu"}, "device")
+    return KNOWN[name] if name in KNOWN else read_file(Device, name, set(KNOWN), "device")
 
 
 def read_file(kind: type[T], name: str, known: set[str], what: str) -> T:

@@ -16,11 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import from_json, within
-from .devices import CALL_FACTOR, FILE, GB, Device, read_file
-
-TIME_SLICE = 3e-3
-"""Seconds that Linux lets a process compute before another one gets its core: its default, which a kernel may change
-by a factor of two."""
+from .devices import FILE, GB, Device, read_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +35,6 @@ class Network:
     """Ranks on a node."""
     origin: str = "stated in the file"
     """Source of the figures."""
-
-    def of_processes(self, per_core: float) -> Network:
-        """The network between processes of one host, `per_core` of which share a core: a message takes as much longer
-        in a step than in a loop as a call does, and waits until its rank is scheduled."""
-        waiting = (per_core - 1) * TIME_SLICE
-        latency_s, link_latency_s = (
-            per_core * CALL_FACTOR * seconds + waiting for seconds in (self.latency_s, self.link_latency_s)
-        )
-        return replace(self, latency_s=latency_s, link_latency_s=link_latency_s)
 
     def __post_init__(self) -> None:
         within(1e3, self.bytes_per_s, 1e16, "network.bytes_per_s")

@@ -49,12 +49,11 @@ PARTS = {
 BANDS = {
     "calibrated": (0.93, 1.08),
     "other device": (0.77, 1.25),
-    "processes": (0.77, 1.30),
     "host": (0.55, 1.30),
 }
 """Error bands of a step, as factors of it, by what is known: recperf's kernels timed on this device; rates carried
-over from another device; ranks that are processes of one host; batches that the host prepares and operators that it
-calls. benchmarks/plan_validate.py checks that each known step lies inside."""
+over from another device; batches that the host prepares and operators that it calls.
+benchmarks/plan_validate.py checks that each known step lies inside."""
 BAND_OF_RANKS, BAND_OF_NODES = 1.05, 1.05
 """Further factors to both sides: where several devices exchange data, and for each doubling of the nodes. Predictions
 of published steps are 1, 5 and 10 % too low on one, two and four nodes."""
@@ -129,17 +128,14 @@ def predict(
     work = workload.work(history=history, distinct=None if skew is None else skew.distinct_per_sample(batch))
     skew = skew or even(work, batch, ranks)
     placed = place(work.tables, ranks, batch, parallelism)
-    on_node = collectives.ranks_on_node(ranks, network)
-    share = device.share(on_node)
-    slowed = network.of_processes(device.ranks_per_core(on_node)) if device.cores else network
     uneven = largest_share(work, batch, ranks, balanced=parallelism.balanced).work
-    parts = _seconds(work, placed, skew, batch, share, slowed, parallelism, uneven)
-    left = exposed(parts, parallelism, synchronous=device.shared)
+    parts = _seconds(work, placed, skew, batch, device, network, parallelism, uneven)
+    left = exposed(parts, parallelism)
     seconds, samples = sum(left.values()), workload.batch_size if parallelism.rank_batch is None else ranks * batch
     by_host = left["input"] + (parts["calls"] if left["calls"] else 0.0)
     nodes = collectives.node_count(ranks, network)
     low, high = error_band(device, ranks, min(1.0, by_host / seconds), nodes=nodes)
-    shares = limit_shares(work, share, batch, left, uneven)
+    shares = limit_shares(work, device, batch, left, uneven)
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
@@ -154,7 +150,7 @@ def predict(
             limit=max(shares, key=lambda limit: shares[limit]),
             shares=shares,
         ),
-        memory=memory_of(work, placed, skew, batch, share, parallelism),
+        memory=memory_of(work, placed, skew, batch, device, parallelism),
         placed=tuple(placed),
         skew=skew,
         work=work,
@@ -165,20 +161,17 @@ def predict(
 
 def error_band(device: Device, ranks: int, by_host: float = 0.0, *, nodes: int = 1) -> tuple[float, float]:
     """Factors of a step between which it lies; the host decides the share `by_host` of it."""
-    low, high = BANDS["processes" if device.shared else "calibrated" if device.calibrated else "other device"]
-    more = BAND_OF_RANKS if ranks > 1 and not device.shared else 1.0
-    more *= BAND_OF_NODES ** math.log2(nodes)
+    low, high = BANDS["calibrated" if device.calibrated else "other device"]
+    more = (BAND_OF_RANKS if ranks > 1 else 1.0) * BAND_OF_NODES ** math.log2(nodes)
     host_low, host_high = BANDS["host"]
     return (1 - by_host) * low / more + by_host * host_low, (1 - by_host) * high * more + by_host * host_high
 
 
-def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, synchronous: bool = False) -> dict[str, float]:
+def exposed(parts: Mapping[str, float], parallelism: Parallelism) -> dict[str, float]:
     """Seconds that overlap with nothing. An overlapped all-reduce runs during the backward pass; with a pipeline, input
     and ids of the next batch move during everything else. Ranks always wait for rows and their gradients. A GPU
-    computes while the host calls the next operators; a CPU (`synchronous`) does one thing after the other."""
+    computes while the host calls the next operators."""
     left = dict(parts)
-    if synchronous:
-        return left
     if parallelism.overlapped:
         left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
     computed = sum(parts[name] for name in PARTS if name.startswith(("dense", "lookup", "table")))
@@ -272,7 +265,7 @@ def _seconds(
         "dense forward": uneven * (sum(dense.values()) - backward - update),
         "dense backward": uneven * backward,
         "dense update": update,
-        "calls": kernels * device.kernel_s if kernels else _calls(work, device, ranks) * device.call_s,
+        "calls": kernels * device.kernel_s if kernels else _calls(work, ranks) * device.call_s,
         "all-reduce": collectives.all_reduce(
             FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network
         ),
@@ -308,7 +301,7 @@ def _origins(
     return {
         "work": "counted from the config (recperf show)",
         **work.origins,
-        "device": f"{device.name}: {device.origin}{_sharing(device, collectives.ranks_on_node(ranks, network))}",
+        "device": f"{device.name}: {device.origin}",
         "efficiency": f"products {share.products:.3g} of the GEMM rate, passes {share.bytes:.3g} of the copy rate, "
         f"links {share.link:.3g}: {share.origin}",
         **_attention(work, device),
@@ -319,27 +312,25 @@ def _origins(
     }
 
 
-def _calls(work: Work, device: Device, ranks: int) -> int:
+def _calls(work: Work, ranks: int) -> int:
     """Operators that the host calls in a step."""
-    return work.calls + (work.calls_on_cpu if device.shared else 0) + (EXCHANGE_CALLS if ranks > 1 else 0)
+    return work.calls + (EXCHANGE_CALLS if ranks > 1 else 0)
 
 
 def _graph_kernels(work: Work, device: Device, batch: int, ranks: int) -> int:
     """Kernels of a step that is replayed as a CUDA graph; 0: it is not."""
-    return work.kernels(batch, device.threads) if ranks == 1 and not device.shared else 0
+    return work.kernels(batch, device.threads) if ranks == 1 else 0
 
 
 def _calls_text(work: Work, device: Device, batch: int, ranks: int) -> str:
     if kernels := _graph_kernels(work, device, batch, ranks):
         return f"{kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each at least"
-    calls, each = _calls(work, device, ranks), f"{1e6 * device.call_s:.3g} µs"
+    calls, each = _calls(work, ranks), f"{1e6 * device.call_s:.3g} µs"
     return f"{calls:,} operators, {each} each, called one by one" if calls > 1 else f"one operator, {each}"
 
 
 def _band_text(band: tuple[float, float], device: Device, ranks: int) -> str:
-    if device.shared:
-        source = "from steps of processes of one host"
-    elif device.name != NEAREST:
+    if device.name != NEAREST:
         source = "assumed: no step of recperf on this device is known"
     elif ranks > 1:
         source = "from steps on one of them; assumed for several: no such step of recperf is known"
@@ -357,14 +348,3 @@ def _attention(work: Work, device: Device) -> dict[str, str]:
     return {
         "attention": f"{forward:,.3g} TFLOP/s forward, {backward:,.3g} backward at {length:,.0f} tokens: {origin}",
     }
-
-
-def _sharing(device: Device, on_node: int) -> str:
-    """How the ranks of a node share the device."""
-    if not device.shared or on_node == 1:
-        return ""
-    if device.cores is None:
-        return f"; {on_node:,} ranks share it"
-    if on_node <= device.cores:
-        return f"; {on_node:,} ranks, each on one of {device.cores:,} cores"
-    return f"; {on_node:,} ranks share {device.cores:,} cores: each works {device.cores / on_node:.0%} of the time"

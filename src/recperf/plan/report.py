@@ -69,17 +69,10 @@ def _advice(plan: Plan) -> tuple[str, dict[str, str]]:
     return _smallest(plan, advised), _facts(plan, advised) | other
 
 
-def _device(plan: Plan, count: int) -> str:
-    """What there are several of: devices, or ranks that share one."""
-    if plan.device == "cpu":
-        return "rank" if count == 1 else "ranks"
-    return plan.device
-
-
 def _too_few(plan: Plan) -> str:
     """What to do where no number of ranks fits."""
     points = plan.points
-    text = f"No number of {_device(plan, 2)} up to {plan.advice.tried_ranks:,} is enough"
+    text = f"No number of {plan.device} up to {plan.advice.tried_ranks:,} is enough"
     smaller = next((point for point in points if point.memory.largest_global_batch), None)
     if smaller is None:
         return f"{text}: choose a device with more memory."
@@ -107,7 +100,7 @@ def _smallest(plan: Plan, advised: Point) -> str:
 
     tried = [point.ranks for point in plan.points]
     fewer = max((ranks for ranks in tried if ranks < advised.ranks), default=None)
-    name = f" {_device(plan, advised.ranks)}" + (f" on {advised.nodes:,} nodes" if advised.nodes > 1 else "")
+    name = f" {plan.device}" + (f" on {advised.nodes:,} nodes" if advised.nodes > 1 else "")
     options = f" with {advised.options}" if advised.options else ""
     enough = devices(advised.ranks, f"enough{options}{_if_ids_repeat(plan, advised)}", name)
     return f"{enough}." if fewer is None else f"{enough}; {devices(fewer, 'too few')}."
@@ -164,11 +157,11 @@ def _more_devices(plan: Plan, advised: Point) -> list[str]:
     if larger is None or larger.step is None or advised.step is None:
         return []
     if larger.step.samples_per_s < 1.02 * advised.step.samples_per_s:
-        return [f"{larger.ranks:,} {_device(plan, 2)} are no faster"]
+        return [f"{larger.ranks:,} {plan.device} are no faster"]
     takes = f"train {larger.step.samples_per_s:,.0f} samples/s"
     if larger.target:
         takes = f"take {_reached(larger.target, plan.currency)} to the target"
-    return [f"{larger.ranks:,} {_device(plan, 2)} {takes}"]
+    return [f"{larger.ranks:,} {plan.device} {takes}"]
 
 
 def _command(plan: Plan, advised: Point) -> str:

@@ -67,8 +67,8 @@ class Parallelism:
         return FLOAT if self.wire == "fp32" else HALF
 
 
-def parallelism_of(options: DistributedConfig, rank_batch: int | None = None, *, on_cpu: bool = False) -> Parallelism:
-    """As `recperf run` works with these options; on CPUs with ranks that use all cores."""
+def parallelism_of(options: DistributedConfig, rank_batch: int | None = None) -> Parallelism:
+    """As `recperf run` works with these options on GPUs."""
     return Parallelism(
         rank_batch=rank_batch,
         sharding=options.kind,
@@ -76,7 +76,7 @@ def parallelism_of(options: DistributedConfig, rank_batch: int | None = None, *,
         placements=options.placements,
         wire=options.all_to_all,
         pipelined=options.pipeline,
-        overlapped=options.overlap == "on" or (options.overlap == "auto" and not on_cpu),
+        overlapped=options.overlap in ("on", "auto"),
         balanced=options.balance,
     )
 

@@ -12,7 +12,7 @@ from ..config import within
 from . import advice, target, tiers
 from .devices import Device
 from .memory import Memory
-from .network import Network, node_count, ranks_on_node
+from .network import Network, node_count
 from .predict import Band, Prediction, Step, predict, rank_batch_of
 from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
@@ -21,8 +21,6 @@ from .work import History, PlannedWorkload, Spread
 
 MOST_RANKS = 1024
 """Where the search for a number of ranks that fits ends."""
-SHARED_RANKS = 4
-"""The same where all ranks share one device."""
 LARGER_BATCH, NOTABLY = 4, 1.5
 """A batch so many times as large is offered where it trains so many times as many samples/s."""
 LARGER = 2
@@ -88,10 +86,6 @@ class Setting:
             return predict(self.workload, ranks, self.device, self.network, parallelism, skew=skew, history=history)
 
         return predicted
-
-    def share(self, ranks: int) -> Device:
-        """The device as each of that many ranks has it."""
-        return self.device.share(ranks_on_node(ranks, self.network))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,10 +190,8 @@ def plan(setting: Setting, counts: Sequence[int] | None = None) -> tuple[Advice,
 
 def _search(setting: Setting, *, first: int = 1, larger: int = LARGER) -> Iterator[Candidate]:
     """Doubles the number of ranks until one fits, and a few times more."""
-    # Ranks that share a device also share its memory.
-    most = SHARED_RANKS if setting.device.shared else MOST_RANKS
-    if setting.parallelism.rank_batch is None:
-        most = min(most, setting.workload.batch_size)
+    by_rank = setting.parallelism.rank_batch is not None
+    most = MOST_RANKS if by_rank else min(MOST_RANKS, setting.workload.batch_size)
     ranks, after = first, 0
     while ranks <= most and after <= larger:
         candidate = _candidate(setting, ranks)
@@ -216,7 +208,7 @@ def _candidate(setting: Setting, ranks: int) -> Candidate:
         tried.append(Candidate(predicted(parallelism), parallelism, "", predicted))
         if tried[-1].fits:
             return tried[-1]
-        for options, changed in advice.remedies(tried[-1].plan, parallelism, setting.share(ranks)):
+        for options, changed in advice.remedies(tried[-1].plan, parallelism, setting.device):
             return Candidate(predicted(changed), changed, options, predicted)
     return tried[0]
 
@@ -226,7 +218,7 @@ def _changes(setting: Setting, smallest: Candidate | None) -> tuple[list[Faster]
     if smallest is None:
         return [], []
     plan, ranks = smallest.plan, smallest.plan.ranks
-    better, tried = advice.improvements(plan, smallest.parallelism, smallest.predicted, on_cpu=setting.device.shared)
+    better, tried = advice.improvements(plan, smallest.parallelism, smallest.predicted)
     if not setting.workload.published_samples and LARGER_BATCH * plan.global_batch <= LARGEST_BATCH:
         # How many samples the target takes depends on the batch; where that is unknown, larger ones are an offer.
         larger = replace(smallest.parallelism, rank_batch=LARGER_BATCH * plan.rank_batch)
@@ -247,14 +239,13 @@ def _worse_ids(setting: Setting, smallest: Candidate | None) -> tuple[bool | Non
 
 
 def _tiers(setting: Setting, smallest: Candidate | None) -> tiers.Tiers | None:
-    too_small = not setting.device.shared and (smallest is None or smallest.plan.ranks > 1)
-    if not (too_small or setting.tiered):
+    if smallest is not None and smallest.plan.ranks == 1 and not setting.tiered:
         return None
     plan = setting.predictor(1, rank_batch_of(setting.workload, 1, setting.parallelism))(setting.parallelism)
     if any(table.copied for table in plan.work.tables):
         # AdamW changes every row in every step: a run refuses tiers.
         return None
-    priced = tiers.price(plan, setting.share(1), cache_bytes=setting.cache_bytes, served=setting.question.served)
+    priced = tiers.price(plan, setting.device, cache_bytes=setting.cache_bytes, served=setting.question.served)
     for store in priced.stores.values():
         forward = target.forward_seconds(plan.step) * store.step.value / plan.step.value
         store.target = _target(setting, plan, store.step, forward)

@@ -52,8 +52,6 @@ class Work:
     them. Lookups and updates of tables are not included."""
     calls: int
     """Operators that the host calls in a step, forward and backward."""
-    calls_on_cpu: int = 0
-    """More of them on a CPU, where several operators do what one kernel does on a GPU."""
     shapes: Shapes
     """What `--calibrate` measures."""
     kernels: Callable[[int, int], int] = lambda samples, threads: 0

@@ -55,8 +55,6 @@ CALLS, CALLS_PER_LAYER, CALLS_LAST = 1190, 79, 43
 computes the candidate only."""
 KERNELS, KERNELS_PER_LAYER = 303, 32
 """Kernels of a CUDA graph: 367 in that of the laptop preset, and those of a layer, both as a profiler counts them."""
-CALLS_ON_CPU = 740
-"""More of them on a CPU: 2,130 in all, with operators, nodes of autograd and own functions counted in such a step."""
 PUBLISHED_STALLS = Spread(1.0, (631.7 / 558 + 760.6 / 654) / 2, 760.6 / 654)
 """Published seconds of a step over those without stalls between windows: none, the mean of a pair on B200 and one on
 MI350X, and the larger of the two."""
@@ -192,7 +190,6 @@ def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -
         precision=model.precision,
         parts=parts,
         calls=calls,
-        calls_on_cpu=CALLS_ON_CPU,
         kernels=kernels,
         prepare_s=PREPARE_S,
         shapes=_shapes(model, mean),
