@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,26 +9,17 @@ import torch
 
 from recperf.data.batch import ClickBatch
 from recperf.data.random_bags import RandomBags
-from recperf.data.random_config import RandomBagsConfig, read_profile, write_profile
-from recperf.errors import ConfigError, DataError
+from recperf.data.random_config import RandomBagsConfig
+from recperf.errors import ConfigError
 from recperf.train.metrics import auc
 
-KINDS = ["uniform", "gaussian", "zipf", "replay"]
+KINDS = ["uniform", "gaussian", "zipf"]
 ROWS = (4, 1000, 37)
-COUNTS = {"a": {0: 3, 3: 1}, "b": {999: 5, 0: 1, 17: 0, 400: 10}, "c": {36: 1}}
 
 
-@pytest.fixture
-def profile(tmp_path: Path) -> Path:
-    write_profile(tmp_path / "profile.json", COUNTS)
-    return tmp_path / "profile.json"
-
-
-def bags(profile: Path | None = None, **changes: Any) -> RandomBags:
+def bags(**changes: Any) -> RandomBags:
     config = {name: changes.pop(name) for name in list(changes) if name in RandomBagsConfig.__dataclass_fields__}
     config = {"ids_per_bag": 6, "batches": 4, "held_out_batches": 2} | config
-    if config.get("ids") == "replay":
-        config["profile"] = profile
     tables = {} if "id_space" in changes else {"rows": ROWS}
     fields = {"keys": ("a", "b", "c"), "dense": 5, "batch_size": 32, "seed": 7} | tables | changes
     return RandomBags(config=RandomBagsConfig(**config), **fields)
@@ -54,10 +43,10 @@ def same(one: ClickBatch, other: ClickBatch) -> bool:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)
-def test_a_batch_depends_on_seed_epoch_and_step_only(source: dict[str, Any], profile: Path) -> None:
-    expected = bags(profile, **source).batch(2, 3)
+def test_a_batch_depends_on_seed_epoch_and_step_only(source: dict[str, Any]) -> None:
+    expected = bags(**source).batch(2, 3)
     torch.manual_seed(5)
-    fresh = bags(profile, **source)
+    fresh = bags(**source)
     list(fresh.batches(0))
     list(fresh.held_out(2))
     assert same(fresh.batch(2, 3), expected)
@@ -80,8 +69,8 @@ def test_all_batches_differ_and_held_out_batches_stay_the_same(source: dict[str,
 
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("ids", KINDS)
-def test_shapes_types_and_ranges(ids: str, fixed: bool, profile: Path) -> None:
-    batch = bags(profile, ids=ids, fixed=fixed).batch(0, 0)
+def test_shapes_types_and_ranges(ids: str, fixed: bool) -> None:
+    batch = bags(ids=ids, fixed=fixed).batch(0, 0)
     features = batch.features
     assert batch.dense_BD.shape == (32, 5)
     assert batch.dense_BD.dtype == batch.labels_B.dtype == torch.float32
@@ -116,9 +105,9 @@ def test_each_feature_may_have_its_own_maximum_length() -> None:
 
 
 @pytest.mark.parametrize("ids", KINDS)
-def test_distinct_drops_repeats_and_nothing_else(ids: str, profile: Path) -> None:
-    with_repeats = bags(profile, ids=ids).batch(0, 0)
-    without = bags(profile, ids=ids, distinct=True).batch(0, 0)
+def test_distinct_drops_repeats_and_nothing_else(ids: str) -> None:
+    with_repeats = bags(ids=ids).batch(0, 0)
+    without = bags(ids=ids, distinct=True).batch(0, 0)
     assert torch.equal(with_repeats.dense_BD, without.dense_BD)
     dropped = 0
     for key in without.features.keys:
@@ -169,39 +158,10 @@ def test_zipf_ids_follow_the_power_law(exponent: float, source: dict[str, Any]) 
     assert math.isclose(float(popular[:100].sum()), float(expected[:100].sum()), rel_tol=0.02)
 
 
-def test_replay_draws_what_the_profile_says(profile: Path) -> None:
-    features = bags(profile, ids="replay", batch_size=8000).batch(0, 0).features
-    for key, counts in COUNTS.items():
-        seen, total = Counter(features[key][0].tolist()), sum(counts.values())
-        drawn = sum(seen.values())
-        assert set(seen) == {index for index, count in counts.items() if count}
-        for index, count in counts.items():
-            assert abs(seen[index] / drawn - count / total) < 0.015
-
-
-BAD_JSON = {
-    "{": "not JSON",
-    '{"features": {"a": []}}': "'a' has no id",
-    '{"features": {"a": [[0]]}}': "features.a.0 should be an array of 2",
-    '{"features": {"a": [[0, 1.5]]}}': "features.a.0.1 should be an integer, is 1.5",
-    '{"features": {"a": [[9, 1]]}}': "id 9 of feature 'a' is outside",
-}
-
-
-@pytest.mark.parametrize("content", BAD_JSON)
-def test_a_bad_json_profile_is_named(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    path.write_text(content)
-    with pytest.raises(DataError) as caught:
-        read_profile(path, {"a": 4})
-    assert BAD_JSON[content] in caught.value.what
-    assert caught.value.where["file"] == str(path)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [("ids", "normal"), ("ids_per_bag", 0), ("exponent", math.nan), ("deviation", -1.0), ("mean", math.inf),
-     ("batches", 0), ("held_out_batches", 0), ("ids_per_feature", (1, 0)), ("profile", Path("x"))],
+     ("batches", 0), ("held_out_batches", 0), ("ids_per_feature", (1, 0))],
 )  # fmt: skip
 def test_a_config_that_makes_no_sense_is_refused(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"data.{field}"):
@@ -241,9 +201,9 @@ def test_labels_are_drawn_from_the_planted_odds(source: dict[str, Any]) -> None:
     assert float(logits.var()) > 1.0
 
 
-@pytest.mark.parametrize("source", [{"ids": "replay"}, SHARED], ids=["tables", "shared id space"])
-def test_buffers_are_filled_with_the_batches(source: dict[str, Any], profile: Path) -> None:
-    random = bags(profile, **source)
+@pytest.mark.parametrize("source", [{}, SHARED], ids=["tables", "shared id space"])
+def test_buffers_are_filled_with_the_batches(source: dict[str, Any]) -> None:
+    random = bags(**source)
     buffers, index = random.buffers(), torch.zeros(1, dtype=torch.int64)
     address = buffers.features.values_V.data_ptr()
     for number, expected in ((0, random.batch(0, 0)), (6, random.batch(1, 2)), (-1, next(random.held_out(1)))):

@@ -10,7 +10,7 @@ import torch
 
 from recperf.data.batch import ClickBatch
 from recperf.data.random_bags import RandomBags
-from recperf.data.random_config import RandomBagsConfig, write_profile
+from recperf.data.random_config import RandomBagsConfig
 from recperf.ops import hashing
 from recperf.ops.draw.plan import FAST_KINDS
 
@@ -25,27 +25,22 @@ SOURCES: dict[str, dict[str, Any]] = {
     "shared id space": {"id_space": 1 << 40, "ids_per_bag": 32},
     "zipf": {"rows": (1_000_000, 40_000_000), "ids_per_bag": 20, "ids": "zipf"},
     "zipf, distinct": {"rows": (1_000_000, 7), "ids_per_bag": 8, "ids": "zipf", "exponent": 2.0, "distinct": True},
-    "replay": {"rows": (1_000_000, 40), "ids_per_bag": 20, "ids": "replay"},
 }
 
 
 @pytest.fixture(params=SOURCES)
-def random(request: pytest.FixtureRequest, tmp_path: Any) -> RandomBags:
+def random(request: pytest.FixtureRequest) -> RandomBags:
     fields = dict(SOURCES[request.param])
     shape = {"dense": 512, "batch_size": 2048} | {
         name: fields.pop(name) for name in ("rows", "id_space", "dense", "batch_size") if name in fields
     }
     keys = tuple(f"t{index}" for index in range(len(shape.get("rows", "abc"))))
-    if fields.get("ids") == "replay":
-        fields["profile"] = tmp_path / "profile.json"
-        counts = [{index * 3 % rows: index % 4 for index in range(min(rows // 3, 5000))} for rows in shape["rows"]]
-        write_profile(fields["profile"], dict(zip(keys, counts)))
     return RandomBags(keys=keys, seed=3, device="cuda", config=RandomBagsConfig(**fields), **shape)
 
 
 def assert_same(actual: ClickBatch, expected: ClickBatch, random: RandomBags) -> None:
     used = int(expected.features.offsets_FB1[-1])
-    exact = random.config.ids in ("uniform", "replay")
+    exact = random.config.ids == "uniform"
     assert torch.equal(actual.dense_BD.cpu(), expected.dense_BD.cpu())
     differ = (actual.features.values_V[:used].cpu() != expected.features.values_V[:used].cpu()).double().mean()
     assert float(differ) <= (0.0 if exact else 1e-3)

@@ -9,7 +9,7 @@ Shapes: B samples, F sparse features, D dense features, V slots for ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
@@ -21,7 +21,7 @@ from ..config import require
 from ..ops.draw import Buffers, Name, Plan, SharedSpacePlan, choose, reference, shared_space
 from .batch import ClickBatch, JaggedFeatures
 from .order import WHOLE, RankPart
-from .random_config import RandomBagsConfig, read_profile
+from .random_config import RandomBagsConfig
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class RandomBags:
         for name in ("dense", "batch_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         require(self.id_space is None or self.part == WHOLE, "part", self.part, "all samples, with an id_space")
-        # Built here, so that a table or a profile that does not fit is rejected before anything is drawn.
+        # Built here, so that a table that does not fit is rejected before anything is drawn.
         _ = self.plan
 
     def __len__(self) -> int:
@@ -154,17 +154,11 @@ class RandomBags:
             exponent=config.exponent,
             mean=config.mean,
             deviation=config.deviation,
-            counts=self._counts(),
         )
 
     @cached_property
     def _choice(self) -> tuple[ModuleType, str]:
         return choose(self.implementation, self.device, self.config.ids)
-
-    def _counts(self) -> tuple[Mapping[int, int], ...]:
-        if self.config.profile is None:
-            return ()
-        return tuple(read_profile(self.config.profile, dict(zip(self.keys, self.rows))).values())
 
     def _batch_at(self, index: int) -> ClickBatch:
         """A new batch without unused slots: on a GPU the host has to read the number of ids."""

@@ -11,13 +11,12 @@ over counters vectorises. The keys are the halves of a 64-bit hash of the batch'
 The counters of a batch, in this order: ids (feature by feature, sample by sample, the maximum number each), dense
 features (sample by sample), lengths (feature by feature) and labels.
 
-Shapes: F features, B samples, I ids of the longest bag, D dense features, K ids of a profile.
+Shapes: F features, B samples, I ids of the longest bag, D dense features.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -28,7 +27,7 @@ from torch import Tensor
 from ...config import require
 from ..hashing import hash_int, signed, stream
 
-Kind = Literal["uniform", "gaussian", "zipf", "replay"]
+Kind = Literal["uniform", "gaussian", "zipf"]
 FAST_KINDS = ("uniform", "zipf")
 """Kinds that the C and Triton implementations draw."""
 
@@ -71,8 +70,6 @@ class Plan:
     exponent: float = 1.0
     mean: float = 0.5
     deviation: float = 0.15
-    counts: tuple[Mapping[int, int], ...] = ()
-    """With kind replay, how often each id of each feature occurs."""
     whole: int = 0
     """Samples of the whole batch, where only some of them are drawn: from `begin` on every `step`-th. 0: all are."""
     begin: int = 0
@@ -196,25 +193,6 @@ class Plan:
         """Offsets of those bijections; they make features and seeds differ in their most popular id."""
         shifts = [self._planted(1, index) % rows for index, rows in enumerate(self.rows)]
         return torch.tensor(shifts, device=self.device)
-
-    @cached_property
-    def edges_K(self) -> Tensor:
-        """Edges of a profile: words below an edge, and not below the previous one, draw its id; feature f adds f 2^32.
-
-        Rounding moves an edge by less than one word in 2^32, and the same words draw the same ids everywhere.
-        """
-        edges = []
-        for index, counts in enumerate(self.counts):
-            total, so_far = sum(counts.values()), 0
-            for count in counts.values():
-                so_far += count
-                edges.append((index << 32) + (so_far << 32) // total)
-        return torch.tensor(edges, dtype=torch.int64, device=self.device)
-
-    @cached_property
-    def profile_ids_K(self) -> Tensor:
-        """The ids of a profile, in the order of its edges."""
-        return torch.tensor([i for counts in self.counts for i in counts], dtype=torch.int64, device=self.device)
 
     @cached_property
     def score_keys_F2(self) -> Tensor:

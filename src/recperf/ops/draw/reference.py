@@ -1,6 +1,6 @@
 """Drawing a batch in plain torch, on any device: the definition that the other implementations must equal.
 
-Dense features, lengths, uniform ids and replayed ids are the same bits everywhere. Zipf and Gaussian ids go through
+Dense features, lengths and uniform ids are the same bits everywhere. Zipf and Gaussian ids go through
 float64 functions such as log, whose last digit depends on the device: about one id in a billion may differ. In float32
 most ids of a large table would, and it would draw them on a grid. Labels go through a float32 sum: one in many
 thousands may differ.
@@ -77,9 +77,6 @@ def feature_ids(plan: Plan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor
     words_BI = words(keys, plan.firsts[feature], plan.numbers_B, longest)
     if plan.kind == "uniform":
         return (unsigned(words_BI) * plan.rows[feature]) >> 32
-    if plan.kind == "replay":
-        place_BI = torch.searchsorted(plan.edges_K, unsigned(words_BI) + (feature << 32), right=True)
-        return plan.profile_ids_K[place_BI]
     return _gaussian(plan, feature, words_BI) if plan.kind == "gaussian" else _zipf(plan, feature, words_BI)
 
 

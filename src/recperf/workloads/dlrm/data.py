@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +18,6 @@ from ...data.click_store.imported import ImportedClicks, open_clicks
 from ...data.click_store.order import ClickOrder
 from ...data.order import WHOLE, RankPart
 from ...data.random_bags import RandomBags
-from ...data.random_config import read_profile
 from ...errors import ConfigError
 from ...execution.tables import Lookups
 from ...execution.workload import ScoredRows, describe_synthetic
@@ -50,11 +48,9 @@ def check(config: DLRMWorkloadConfig) -> str:
 
 
 def _require_readable(config: DLRMWorkloadConfig) -> None:
-    """Refuse a profile that cannot be read, or tables that do not fit the imported clicks."""
+    """Refuse tables that do not fit the imported clicks."""
     if config.data.source == "clicks":
         require_tables(config.dlrm, imported(config))
-    elif config.data.profile is not None:
-        read_profile(config.data.profile, dict(zip(config.dlrm.features, config.dlrm.rows)))
 
 
 def imported(config: DLRMWorkloadConfig) -> ImportedClicks:
@@ -98,8 +94,6 @@ class ClickSource:
     def _drawn_facts(self) -> dict[str, Any]:
         data, batch = self.config.data, self.config.train.batch_size
         parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch, "rows": self.model.rows}
-        if data.profile is not None:
-            parts["profile"] = hashlib.sha256(data.profile.read_bytes()).hexdigest()
         return describe_synthetic(f"synthetic {data.ids} ids", data, batch, parts)
 
     def verified(self) -> dict[str, int] | None:
