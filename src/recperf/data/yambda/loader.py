@@ -5,12 +5,11 @@ The order of the batches depends only on the `StreamOrder`, never on which threa
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,11 +28,12 @@ class BatchMaker(Protocol[Batch]):
     def batch(self, positions_B: NDArray[np.int64]) -> Batch: ...
 
 
-class Loader(Generic[Batch]):
-    """Batches of a stream from batch `start` on; each `iter` reads the stream again from there.
+class Loader(Iterator[Batch]):
+    """One pass over the batches of a stream, from batch `start` on.
 
     `workers` threads make batches, at most `prefetch` ahead of the current one. For a CUDA device the threads pin the
-    batches, which are then copied asynchronously. Leaving the context manager stops all threads.
+    batches, which are then copied asynchronously. Leaving the context manager stops all threads; they refer to no
+    loader, so that one that is garbage-collected ends them too.
     """
 
     def __init__(
@@ -49,91 +49,64 @@ class Loader(Generic[Batch]):
         within(1, workers, 256, "workers")
         within(1, prefetch, 4096, "prefetch")
         within(0, start, len(order), "start")
-        self.order, self.histories = order, histories
-        self.workers, self.prefetch, self.start = workers, prefetch, start
+        self.order, self.prefetch = order, prefetch
         self.device = None if device is None else torch.device(device)
-        self._streams: weakref.WeakSet[_Stream[Batch]] = weakref.WeakSet()
-
-    def __len__(self) -> int:
-        return len(self.order) - self.start
-
-    def __iter__(self) -> _Stream[Batch]:
-        stream = _Stream(self)
-        self._streams.add(stream)
-        return stream
-
-    def __enter__(self) -> Loader[Batch]:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop every stream that is still open and wait for its threads."""
-        for stream in list(self._streams):
-            stream.close()
-
-    def make(self, number: int) -> Batch:
-        """Make one batch; runs in a thread."""
-        batch: Any = self.histories.batch(self.order.batch(number))
-        pin = self.device is not None and self.device.type == "cuda" and not batch.labels_B.is_pinned()
-        made: Batch = batch.pin_memory() if pin else batch
-        return made
-
-
-class _Stream(Iterator[Batch]):
-    """One pass over a loader's batches.
-
-    The threads refer to the loader but not to the stream: when the stream is garbage-collected, so are its executors,
-    which ends their threads.
-    """
-
-    def __init__(self, loader: Loader[Batch]) -> None:
-        self._loader = loader
-        self._numbers = iter(range(loader.start, len(loader.order)))
+        pinned = self.device is not None and self.device.type == "cuda"
+        self._make = partial(_made, order, histories, pinned=pinned)
+        self._numbers = iter(range(start, len(order)))
         self._batches: deque[tuple[int, Future[Batch]]] = deque()
-        self._pool = ThreadPoolExecutor(loader.workers, thread_name_prefix="recperf-loader")
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="recperf-loader")
         self._window_pool = ThreadPoolExecutor(1, thread_name_prefix="recperf-loader-windows")
         self._window: int | None = None
-        self._closed = False
         self._submit()
 
     def __next__(self) -> Batch:
         try:
-            if self._closed or not self._batches:
+            if not self._batches:
                 raise StopIteration
             batch: Any = _result(*self._batches.popleft())
             self._submit()
             self._prepare_next_window()
-            device = self._loader.device
-            made: Batch = batch if device is None else batch.to(device, non_blocking=True)
+            made: Batch = batch if self.device is None else batch.to(self.device, non_blocking=True)
             return made
         except BaseException:
             # Also at the end of the stream and after Ctrl-C: no thread outlives the stream.
             self.close()
             raise
 
+    def __enter__(self) -> Loader[Batch]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Cancel the batches that no thread has begun, and wait for those that one has."""
-        self._closed = True
+        self._numbers = iter(())
+        self._batches.clear()
         for pool in (self._pool, self._window_pool):
             pool.shutdown(wait=True, cancel_futures=True)
-        self._batches.clear()
 
     def _submit(self) -> None:
-        while len(self._batches) < self._loader.prefetch and (number := next(self._numbers, None)) is not None:
-            self._batches.append((number, self._pool.submit(self._loader.make, number)))
+        while len(self._batches) < self.prefetch and (number := next(self._numbers, None)) is not None:
+            self._batches.append((number, self._pool.submit(self._make, number)))
 
     def _prepare_next_window(self) -> None:
         """Find the anchors of the window after the last submitted batch, in a thread that no batch waits for."""
         if not self._batches:
             return
-        order = self._loader.order
-        place = order.next_place(order.last_place(self._batches[-1][0]))
+        place = self.order.next_place(self.order.last_place(self._batches[-1][0]))
         if place is not None and place != self._window:
             self._window = place
             # An error is dropped here; the batch that needs the window raises it again.
-            self._window_pool.submit(order.anchors, place)
+            self._window_pool.submit(self.order.anchors, place)
+
+
+def _made(order: StreamOrder, histories: BatchMaker[Batch], number: int, *, pinned: bool) -> Batch:
+    """Make one batch; runs in a thread."""
+    batch: Any = histories.batch(order.batch(number))
+    made: Batch = batch.pin_memory() if pinned and not batch.labels_B.is_pinned() else batch
+    return made
 
 
 def _result(number: int, future: Future[Batch]) -> Batch:

@@ -67,7 +67,7 @@ class InputOrder:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
         with self.loader(start) as loader:
-            for number, inputs in enumerate(self._prepared(iter(loader)), start):
+            for number, inputs in enumerate(self._prepared(loader), start):
                 if number in self.firsts:
                     reached("window: entered")
                 yield Numbered(inputs, epoch * len(self) + number)

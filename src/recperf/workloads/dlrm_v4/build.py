@@ -221,7 +221,7 @@ class HistoryTrial:
     def _gather(self, windows: range) -> tuple[range, InputOrder, Iterator[HistoryBatch]]:
         """Begin to gather what an evaluation scores; a few batches are made and wait."""
         inputs = self.inputs(self.prepared.valid_order(windows))
-        self._ahead = windows, inputs, iter(inputs.loader())
+        self._ahead = windows, inputs, inputs.loader()
         return self._ahead
 
     @torch.no_grad()
@@ -241,9 +241,9 @@ class HistoryTrial:
         prepared, rates = self.prepared, self.model.rates
         inputs = self.inputs(prepared.valid_order(prepared.validation))
         if rates is None:
-            return binary_metrics(*self._scored(inputs, iter(inputs.loader())))["log_loss"]
+            return binary_metrics(*self._scored(inputs, inputs.loader()))["log_loss"]
         rates.reset_added()
-        logits_N, labels_N = self._scored(inputs, iter(inputs.loader()))
+        logits_N, labels_N = self._scored(inputs, inputs.loader())
         weights_F, intercept, beside_N = prepared.rates_regression
         columns = np.stack([logits_N.double().numpy(), beside_N], 1)
         (scale, share), constant = regression(columns, labels_N.numpy())

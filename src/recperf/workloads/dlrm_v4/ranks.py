@@ -132,7 +132,7 @@ class SharedOrder(InputOrder):
     def batches(self, epoch: int, start: int = 0) -> Iterator[SharedBatch[Numbered]]:  # type: ignore[override]
         with self.loader(start) as loader:
             numbers = itertools.count(epoch * len(self) + start)
-            gathered = prefetched(iter(loader), lambda batch: self.shared(batch, next(numbers)), self.device)
+            gathered = prefetched(loader, lambda batch: self.shared(batch, next(numbers)), self.device)
             for batch in announced(gathered, ahead=self.ahead, last=self.last):
                 if batch.step - epoch * len(self) in self.firsts:
                     reached("window: entered")
