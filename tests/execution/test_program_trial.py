@@ -124,6 +124,7 @@ def program(tmp_path: Path) -> Program:
     return Program(script)
 
 
+@pytest.mark.long
 def test_a_program_with_a_dense_optimizer_over_its_tables_is_told_so_and_gains(
     program: Program, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,10 +149,13 @@ def make_bias(tokens: int, positions: int, *, times: bool, seed: int = 0) -> Rel
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("times", [True, False], ids=["times", "positions alone"])
 @pytest.mark.parametrize(
-    ("lengths", "shape"),
-    [([63, 0, 1, 48], {"qk": 25, "width": 25}), ([3, 70], {"heads": 1, "qk": 40, "width": 16}), ([0, 0], {})],
+    ("lengths", "shape", "times"),
+    [
+        ([63, 0, 1, 48], {"qk": 25, "width": 25}, True),
+        ([3, 70], {"heads": 1, "qk": 40, "width": 16}, False),
+        ([0, 0], {}, True),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", ALL)

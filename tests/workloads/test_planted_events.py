@@ -11,6 +11,7 @@ from planted_events import Effect, planted
 from recperf.cli import main
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("effect", "epochs"), [("last item", 4), ("none", 2)])
 def test_a_small_log(
     effect: Effect,

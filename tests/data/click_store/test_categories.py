@@ -219,7 +219,8 @@ def readers(folder: Path, columns: Columns) -> Iterator[tuple[str, pa.Table]]:
     yield "polars", to_table(pl.DataFrame(columns, strict=False), columns)
 
 
-@settings(max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate])
+@pytest.mark.long
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(seen=tables(), scored=tables(), suffix=st.sampled_from([".csv", ".jsonl", ".parquet"]))
 def test_rows_of_mixed_types_are_the_same_from_files_and_frames(seen: Columns, scored: Columns, suffix: str) -> None:
     with TemporaryDirectory() as place:
