@@ -15,8 +15,9 @@ from msgspec import convert
 from recperf import places
 from recperf.cli import plan, run
 from recperf.cli.options import choose, read_options
-from recperf.plan.report import advice_lines
+from recperf.plan.report import report_of
 from recperf.plan.summary import Plan
+from recperf.runs.report.text import render
 
 Call = Callable[..., tuple[int, str, str]]
 MLPERF = ("dlrm-v4", "--preset", "mlperf", "--rank-batch", "1024")
@@ -43,7 +44,7 @@ def as_json(call: Call, *arguments: str) -> dict[str, Any]:
 )
 def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, options: str) -> None:
     plan = as_json(call, "dlrm-v4", *options.split())
-    commands = re.findall(r"recperf run (dlrm-v4 .+)", "\n".join(advice_lines(convert(plan, Plan))))
+    commands = re.findall(r"recperf run (dlrm-v4 .+)", render(report_of(convert(plan, Plan))))
     assert commands
     (places.dataset_folder("yambda-5b") / "store").mkdir(parents=True)
     for command in [*commands, *(f"{commands[0]} {one['options']}" for one in plan["advice"]["changes"])]:
@@ -62,10 +63,9 @@ def test_the_first_lines_say_what_to_do(call: Call) -> None:
     code, out, _ = call("dlrm-v4", "--price", "4USD")
     assert code == 0
     lines = out.splitlines()
-    assert len(lines) <= 13
-    assert lines[0].startswith("dlrm-v4 --preset mlperf on h200, network ib400")
-    assert lines[1] == "  8 h200 are enough if ids repeat as published, 16 if they do not; 4 are too few."
-    facts = {line[:11].strip(): line[11:] for line in lines[2:]}
+    assert lines[0].startswith("dlrm-v4 --preset mlperf · h200 · network ib400")
+    assert lines[1] == "  devices   8 h200 are enough if ids repeat as published, 16 if they do not; 4 are too few."
+    facts = {line[:12].strip(): line[12:] for line in lines[2:]}
     assert facts["run"] == "recperf run dlrm-v4 --preset mlperf --data yambda-5b --ranks 8 --train.batch-size 8192"
     assert re.search(r"[\d.]+ ms \([\d.]+ to [\d.]+\), [\d,]+ \([\d,]+ to [\d,]+\) samples/s", facts["step"])
     assert "of 133 GiB on the fullest rank" in facts["memory"]

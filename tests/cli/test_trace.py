@@ -21,7 +21,7 @@ def gpu(tmp_path: Path) -> Path:
 
 
 def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["--trace", str(gpu)]) == 0
+    assert command(["--trace", str(gpu), "--verbose"]) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = {" ".join(line.split()) for line in lines}
     assert "recorded by torch 2.11.0, CUDA 12.8" in printed
@@ -39,7 +39,7 @@ def test_collectives_of_one_rank_are_listed(tmp_path: Path, capsys: pytest.Captu
     """Of one rank it is not known for which other one it waited."""
     steps = [made.around("ProfilerStep#0", 0, 200), made.op("aten::mm", 10, 50)]
     path = made.write(tmp_path / "t.json", [*steps, made.around("gloo:all_reduce", 40, 100, thread=7)])
-    assert command(["--trace", str(path)]) == 0
+    assert command(["--trace", str(path), "--verbose"]) == 0
     assert "all_reduce" in capsys.readouterr().out
 
 

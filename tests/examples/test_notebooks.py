@@ -48,7 +48,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     printed = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", run.stdout)
-    assert "error:" not in printed.replace("error: the quality target was missed", ""), printed[-3000:]
+    assert "error:" not in printed.replace("error: the target was missed", ""), printed[-3000:]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -20,7 +20,7 @@ from recperf.runs.report import page as pages
 from recperf.runs.report import profile_report
 from recperf.runs.report.blocks import Cell
 from recperf.runs.report.step_sections import ABSENT, TOP
-from recperf.runs.report.text import WIDTH
+from recperf.runs.report.text import WIDEST, render
 
 EXAMPLES = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
 PEAKS = convert(examples.peaks(), Peaks)
@@ -37,7 +37,7 @@ TITLES = {
 
 
 def text(profile: dict[str, Any], *more: Any) -> str:
-    return profile_report.text(convert(profile, Profile), *more)
+    return render(profile_report.report(convert(profile, Profile), *more), verbose=True)
 
 
 def html(profile: dict[str, Any], *more: Any) -> str:
@@ -67,7 +67,7 @@ def eager() -> str:
 def test_text_has_every_section_within_the_width(name: str) -> None:
     printed = text(EXAMPLES[name]())
     assert list(sections(printed)) == TITLES[name]
-    assert max(map(len, printed.splitlines())) <= WIDTH
+    assert max(map(len, printed.splitlines())) <= WIDEST
     assert "None" not in printed
     assert "nan" not in printed
 
@@ -83,12 +83,12 @@ def test_text_and_page_hold_the_same_cells(eager: str) -> None:
 
 def test_verdict_with_confidence_shares_experiments_and_operators() -> None:
     printed = text(profiles.eager())
-    assert printed.splitlines()[1].startswith("  launch (high confidence): The device waits for launches")
+    assert printed.splitlines()[1].startswith("  limit     launch (high confidence): The device waits for launches")
     verdict = "\n".join(sections(printed)["Verdict"])
     assert re.search(r"launch +60% +2.94 ms +the device is idle", verdict)
     assert re.search(r"half the batch +0.90 to 0.98 +0.95 times +agrees", verdict)
     assert any(re.search(r"aten::addmm +top +83", line) for line in sections(printed)["Operators"])
-    assert text(profiles.budget()).splitlines()[1] == "  unclear (high confidence): Unclear."
+    assert text(profiles.budget()).splitlines()[1] == "  limit     unclear (high confidence): Unclear."
 
 
 def test_the_budget_sums_to_the_step_or_warns() -> None:

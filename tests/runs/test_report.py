@@ -11,10 +11,10 @@ import example_runs as examples
 import pytest
 from page_reader import Reader
 
-from recperf.cli.summary import summary
 from recperf.errors import DataError, MachineError
 from recperf.runs.report import curves, run_report
 from recperf.runs.report.reading import read
+from recperf.runs.report.text import render
 
 
 def written(*runs: Path) -> str:
@@ -38,9 +38,8 @@ def test_an_unclear_verdict_names_the_nearest_limits(tmp_path: Path) -> None:
     near = "No limit reaches 30% of the step. The nearest are python (28%) and dispatch (25%)."
     for field, value in (("limit", "unclear"), ("because", [near])):
         examples.change(run, "profile.json", f"verdict.{field}", value)
-    known = read(run)
-    on_terminal = summary(known.result, run, known.profile)
-    for shown in (Reader(written(run)).text, on_terminal):
+    on_terminal = render(run_report.report(read(run), "r1"))
+    for shown in (Reader(written(run)).text, " ".join(on_terminal.split())):
         assert near in shown
 
 

@@ -71,7 +71,7 @@ def command(arguments: list[str]) -> int:
     report = benches.report(result, folder)
     from ..runs.report import page, text
 
-    terminal.say("\n" + text.render(report))
+    terminal.say(text.render(report, verbose=True))
     with page_optional(terminal):
         terminal.say(f"  page    {page.write(page.render(report.title, [report]), folder / 'bench.html')}")
     terminal.say(f"  runs    {folder}")

@@ -30,6 +30,8 @@ class JsonOption:
 class OutputOptions(JsonOption):
     quiet: bool = False
     """Print errors only."""
+    verbose: bool = False
+    """Print everything that the page shows, not only what matters most."""
 
 
 def choose_action(command: str, arguments: list[str], actions: dict[str, str], text: str) -> str | None:

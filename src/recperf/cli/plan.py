@@ -20,11 +20,11 @@ from ..plan import calibrate
 from ..plan import skew as skews
 from ..plan.devices import Device, device_of
 from ..plan.network import Network, network_of
-from ..plan.report import advice_lines, report_of
+from ..plan.report import report_of
 from ..plan.sharding import LARGEST_BATCH, Parallelism, parallelism_of
 from ..plan.summary import Plan, Question, Setting, plan
 from ..plan.work import PlannedWorkload
-from ..runs.report import page, text
+from ..runs.report import page
 from ..units import byte_count
 from .options import C, Choice, SourceOptions, WorkloadOptions, choose, read_options
 from .parse import parse
@@ -64,8 +64,6 @@ class PlanOptions(SourceOptions, Question):
     """Price of one device for an hour: 2.5, 2.5EUR or 2.5USD."""
     out: Path | None = None
     """Write the plan with all its tables as a page to this file (.html)."""
-    verbose: bool = False
-    """Print the details: other numbers of ranks, parts of the step, memory, tables, sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +84,7 @@ def command(arguments: list[str]) -> int:
     price, currency = _price(options.price)
     if options.out is not None and options.out.suffix != ".html":
         raise UsageError(f"--out {options.out.name!r} does not end in .html", fix="--out plan.html")
-    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     workload = choice.workload.planned(options.values)
     if options.global_batch is not None:
         within(1, options.global_batch, LARGEST_BATCH, "global batch")
@@ -106,12 +104,10 @@ def command(arguments: list[str]) -> int:
         points=points,
     )
     report = report_of(result)
-    terminal.say(text.render(report).rstrip() if options.verbose else "\n".join(advice_lines(result)))
+    terminal.show(report)
     if options.out is not None:
         page.write(page.render(f"recperf plan: {choice.workload.name} on {device.name}", [report]), options.out)
-        terminal.say(f"  page     {options.out}")
-    elif not options.verbose:
-        terminal.say("  more     --verbose, or a page with --out plan.html")
+        terminal.facts(("page", str(options.out)))
     if options.json:
         print_json(to_builtins(result))
     return 0

@@ -86,7 +86,7 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
         return launch(rank_arguments(arguments), options.ranks, lambda e: report_failure(e, options), verb="profile")
     if not world.is_leader:
         return follow(choice, options, world)
-    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     try:
         with FLAG.explained(*UNFINISHED):
             profile, folder = take(choice, options, terminal)
@@ -103,13 +103,13 @@ def report_failure(error: RecperfError, options: Options[Any]) -> None:
 
 
 def show(profile: Profile, folder: Path, options: Options[Any], terminal: Terminal) -> None:
-    from ..runs.report.profile_report import text
+    from ..runs.report.profile_report import report
     from ..runs.report.reading import read_peaks
 
-    terminal.say(text(profile, read_peaks(folder / "peaks.json")))
-    terminal.say(f"\n  profile  {folder / 'profile.json'}")
+    terminal.show(report(profile, read_peaks(folder / "peaks.json")))
+    terminal.facts(("profile", str(folder / "profile.json")))
     if options.save_trace and current().size > 1:
-        terminal.say(f"  traces   recperf profile --trace {folder} compares and combines them")
+        terminal.facts(("traces", f"recperf profile --trace {folder} compares and combines them"))
     if options.report:
         write_page(profile, folder, terminal)
     if options.json:
@@ -207,4 +207,4 @@ def write_page(profile: Profile, folder: Path, terminal: Terminal) -> None:
     with page_optional(terminal):
         machine = read_json(folder / "machine.json")
         page = write_profile(profile, read_peaks(folder / "peaks.json"), machine, folder / "profile.html")
-        terminal.say(f"  page     {page}")
+        terminal.facts(("page", str(page)))

@@ -99,8 +99,10 @@ def _files(options: Options) -> tuple[Path | None, Path | None]:
 
 
 def _show(report: Report, output: Path | None, page: Path | None, options: Options) -> None:
-    terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    terminal.say(str(report))
+    from ..runs.report.step_sections import report_of
+
+    terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
+    terminal.show(report_of(report))
     for path in (output, page):
         if path is not None:
             with writing(path.parent):
@@ -108,10 +110,10 @@ def _show(report: Report, output: Path | None, page: Path | None, options: Optio
     if output is not None and options.output is None:
         write_atomic(output.parent / PROFILE_MARK, b"")
     if output is not None:
-        terminal.say(f"\n  profile  {_short(report.save(output))}")
+        terminal.facts(("profile", str(_short(report.save(output)))))
     with page_optional(terminal):
         if page is not None:
-            terminal.say(f"  page     {_short(report.page(page))}")
+            terminal.facts(("page", str(_short(report.page(page)))))
     if options.json:
         print_json(report)
 

@@ -34,15 +34,15 @@ def command(arguments: list[str]) -> int:
     options = parse(Options, shown, prog="recperf profile --trace", description=DESCRIPTION)
     if options.top < 1:
         raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 12")
-    terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     analysis = analysis_of(options.trace, options.peaks)
-    from ..runs.report.trace_report import text
+    from ..runs.report.trace_report import report
 
-    terminal.say(text(analysis, top=options.top))
+    terminal.show(report(analysis, top=options.top))
     if options.trace.is_dir():
         try:
             analysis.merged = merged(options.trace)
-            terminal.say(merged_text(analysis.merged))
+            terminal.facts(("merged", merged_text(analysis.merged)))
         except (DataError, MachineError) as error:
             terminal.notice(f"the traces are not merged into one file: {error.what}")
     if options.json:
@@ -82,10 +82,4 @@ def merged(folder: Path) -> MergedTraces:
 def merged_text(merged: MergedTraces) -> str:
     ranks = len(merged.ranks)
     missing = f"; {merged.of - ranks} of {merged.of} ranks are missing" if merged.of and merged.of > ranks else ""
-    check = ""
-    if merged.apart_us is not None:
-        check = f"; ranks leave the same barrier at most {merged.apart_us:.0f} us apart"
-    return (
-        f"all ranks in one file for https://ui.perfetto.dev: {merged.file} ({size(merged.bytes)}, "
-        f"{merged.events:,} events of {ranks} ranks{missing})\n  clock: {merged.clock}{check}"
-    )
+    return f"{merged.file} ({size(merged.bytes)}, {ranks} ranks{missing}; clock: {merged.clock}), for ui.perfetto.dev"

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from ..runs.report.blocks import Report
+
 LINE_S = 30.0
 """Seconds between two lines of a training where there is no terminal."""
 DRAW_S = 0.5
 """Seconds between two drawings on a terminal, at least."""
 SHARE = 200
 """Drawing takes at most one part in so many of the time."""
-BAR_WIDTH = 24
+BAR_WIDTH = 12
 
 
 def console(stream: IO[str]) -> Console:
@@ -147,7 +149,7 @@ class Training:
         self.began = self.marked = monotonic()
         self.samples = self._marked_samples = 0
         self.loss = math.nan
-        self.score = self.limit = ""
+        self.score = ""
         self.rate = 0.0
         """Samples per second since the last mark."""
 
@@ -172,25 +174,15 @@ class Training:
     @property
     def line(self) -> str:
         loss = f"  loss {self.loss:.4f}" if math.isfinite(self.loss) else ""
-        return f"{self.label}  {self.place}{loss}  {self.rate:,.0f} samples/s  {self.left}"
-
-    @property
-    def lines(self) -> list[str]:
-        """What a terminal shows beside the bar."""
-        return [
-            f"{self.label}  {self.place}  {self.left}",
-            f"loss   {f'{self.loss:.4f}' if math.isfinite(self.loss) else 'not logged yet'}",
-            f"speed  {self.rate:,.0f} samples/s, {1000 * self.step_s:,.3g} ms a step",
-            f"limit  {self.limit or 'not measured yet'}",
-            f"score  {self.score or 'not evaluated yet'}",
-        ]
+        return f"{self.label}  {self.place}  {self.rate:,.0f} samples/s  {self.left}{loss}{self.score}"
 
 
 class Terminal:
     """Prints the progress of a run on stdout, on stderr when stdout is for JSON, or nothing when quiet."""
 
-    def __init__(self, *, as_json: bool, quiet: bool) -> None:
+    def __init__(self, *, as_json: bool, quiet: bool, verbose: bool = False) -> None:
         self.quiet = errors.quiet = quiet
+        self.verbose = verbose
         self.screen = console(sys.stderr if as_json else sys.stdout)
         self.live = not quiet and self.screen.is_terminal and not self.screen.is_dumb_terminal
         self._training: Training | None = None
@@ -206,6 +198,23 @@ class Terminal:
 
     def notice(self, text: str) -> None:
         self.say(f"note: {text}")
+
+    def detail(self, text: str) -> None:
+        """A notice that few people need."""
+        if self.verbose:
+            self.notice(text)
+
+    def show(self, report: Report) -> None:
+        from ..runs.report.text import render
+
+        self.say(render(report, verbose=self.verbose))
+
+    def facts(self, *facts: tuple[str, str]) -> None:
+        """Add facts to a report that was shown."""
+        from ..runs.report.blocks import Cell
+        from ..runs.report.text import fact_lines
+
+        self.say("\n".join(fact_lines([(name, Cell(text)) for name, text in facts])))
 
     def trial(self, seed: int, total_steps: int, done: int) -> None:
         self.close()
@@ -237,24 +246,19 @@ class Terminal:
             worked = thread_time()
             # Room for the ^C that a terminal writes behind the last line, which must not make it two.
             room = max(0, self.screen.width - BAR_WIDTH - 4)
-            text = "\n".join(line[:room] for line in training.lines)
-            self._bar.update(self._bar.task_ids[0], completed=step, description=text, refresh=True)
+            self._bar.update(self._bar.task_ids[0], completed=step, description=training.line[:room], refresh=True)
             self._next = now + max(DRAW_S, SHARE * (thread_time() - worked))
         else:
             self.screen.print(training.line)
             self._next = now + LINE_S
 
-    def limit(self, text: str) -> None:
-        """What limits a step, as far as it is known while training."""
-        if self._training:
-            self._training.limit = text
-
     def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         if self._training is None:
             return
-        self._training.score = f"{shown} (step {step:,})"
-        self.say(f"{self._training.label}  step {step:,}  epoch {epoch}  {shown}")
+        shown = "".join(f"  {name} {value:.4f}" for name, value in metrics.items())
+        self._training.score = shown
+        if self.verbose:
+            self.say(f"{self._training.label}  step {step:,}  epoch {epoch}{shown}")
 
     def close(self) -> None:
         """Remove the progress from the terminal."""

@@ -60,7 +60,7 @@ def start(arguments: list[str], choice: Choice, options: Options[Any], world: Ra
         return start_ranks(arguments, options)
     if options.restarts:
         raise UsageError("--restarts needs --ranks", fix="torchrun --max-restarts")
-    terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.is_leader)
+    terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.is_leader, verbose=options.verbose)
     remembered = remembered_run()
     with FLAG.before_exit(terminal.close), closing(terminal):
         if options.dry_run and not world.is_leader:
@@ -200,16 +200,18 @@ def report_finished(record: Run, result: Result, config: Any, options: Options[A
 
 def conclude_run(record: Run, result: Result, options: Options[Any], terminal: Terminal) -> int:
     """Print the result, write the page, and return the exit code."""
-    from .summary import summary
+    from ..runs.report import run_report
+    from ..runs.report.reading import Reading
 
-    terminal.say(summary(result, record.folder, profile_of(record)))
+    read = Reading(record.folder, result.workload, {}, {}, result, profile=profile_of(record))
+    terminal.show(run_report.report(read, "r1"))
+    if not options.report or options.verbose:
+        terminal.facts(("run", str(record.folder)))
     if options.report:
         with FLAG.explained("; the run is complete, only its page is missing", f"recperf report {record.folder}"):
             FLAG.poll()
-            from ..runs.report.run_report import write
-
             with page_optional(terminal):
-                terminal.say(f"  page    {write([record.folder], record.folder / 'report.html')}")
+                terminal.facts(("page", str(run_report.write([record.folder], record.folder / "report.html"))))
     if options.json:
         print_json(as_json(result))
     if not result.quality.met:
@@ -217,9 +219,8 @@ def conclude_run(record: Run, result: Result, options: Options[Any], terminal: T
         from ..runs.report.sections import target_text
 
         # stdout holds the result as its one JSON object, so the error goes to stderr only.
-        missed, below = {"run": record.folder, "target": target_text(result)}, standing_text(result)
-        text = f"the quality target was missed{f': {below}' if below else ''}"
-        return conclude(GateFailed(text, where=missed))
+        text = "; ".join(filter(None, [f"the target was missed: {target_text(result)}", standing_text(result)]))
+        return conclude(GateFailed(text))
     return 0
 
 

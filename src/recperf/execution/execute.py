@@ -68,7 +68,7 @@ def execute(
     poll()
     tables = prepared.settings.reasons.get("tables", "device")
     if not tables.startswith("device"):
-        report.notice(f"tables: {tables}")
+        report.detail(f"tables: {tables}")
     _can_stop(config, prepared.target)
     _same_data(run, prepared)
     changed = _changes(run, config, started, allow)
@@ -138,7 +138,7 @@ def _train_seeds(job: Job, started: Progress) -> Trial | None:
             torch.manual_seed(seed)
             trial = job.prepared.trial(seed)
             poll()
-            current().report_plan(trial, job.report.notice)
+            current().report_plan(trial, job.report.detail)
             finished = job.finish(seed, trial)
             started.operators = started.operators or choice.used()
             job.run.note_progress(operators=started.operators, ranks=current().size)

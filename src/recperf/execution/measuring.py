@@ -11,17 +11,20 @@ from torch import Tensor
 from ..distributed.ranks import current
 from ..distributed.shared_run import window_of
 from ..distributed.shares import own_part
-from ..measure import measuring
+from ..measure import fixes, measuring
 from ..measure.ceilings import hot_bytes
 from ..measure.cost import Cost
+from ..measure.fixes import Fix
 from ..measure.measuring import MeasuredSteps, measure_steps
+from ..measure.observing import Observer
 from ..measure.peaks import with_threads
-from ..measure.peaks.other_work import DISTURBED, not_judged
 from ..measure.peaks.records import Peaks
 from ..measure.profile import Reading, Subject
-from ..measure.profile_records import Pair
+from ..measure.profile_records import Pair, Profile
+from ..measure.records import Advice
+from ..measure.trace.analyse import analyse
+from ..measure.trace.records import StepTables
 from ..runs.record import profile_of
-from ..runs.report.formats import measuring_cost
 from ..train.graph import GraphStep
 from ..train.loop import Recipe, take_step
 from .training import Job
@@ -40,16 +43,27 @@ def measure_run(job: Job, trial: Trial | None, peaks: Peaks | None) -> None:
     if peaks is not None:
         require_threads(peaks, notice)
     trial = trial or prepared.trial(job.config.seed)
-    profile, pair, _ = measure_window(prepared, trial, peaks, confirm=CONFIRM_SECONDS)
-    cost = measuring_cost(profile.overhead.share, profile.step_ms)
-    notice(f"measured the parts of {profile.steps} more steps; measuring costs {cost}")
-    if (others := profile.other_work or 0.0) > DISTURBED:
-        notice(f"claims about speed are {not_judged(others, 'the steps were measured')}")
+    profile, pair, observer = measure_window(prepared, trial, peaks, confirm=CONFIRM_SECONDS)
+    if current().choose(True, several=False):
+        profile.advice = advise(prepared, profile, tables_of(observer), peaks)[1]
     # Files of an earlier start of this run would contradict the profile.
     run.remove(*MEASURED)
     for name, content in (("peaks.json", peaks), ("pair.json", pair), ("profile.json", profile)):
         if content is not None:
             run.write(name, content)
+
+
+def tables_of(observer: Observer | None) -> StepTables | None:
+    """Tables from the trace of the observed steps; None where there is none."""
+    return analyse(observer.trace) if observer is not None and observer.trace and observer.traced else None
+
+
+def advise(
+    prepared: Prepared, profile: Profile, tables: StepTables | None, peaks: Peaks | None
+) -> tuple[list[Fix], list[Advice]]:
+    """The fixes of a workload by their predicted gain, with an advice about each."""
+    doubt = fixes.doubt(profile, profile.other_work)
+    return fixes.suggest(prepared.fixes(), profile, tables.parts if tables else None, peaks, doubt)
 
 
 def require_threads(peaks: Peaks, say: Callable[[str], None]) -> None:

@@ -31,12 +31,11 @@ from ..measure.profile_records import (
     SavedTrace,
     Trust,
 )
-from ..measure.trace.analyse import analyse
 from ..measure.trace.records import StepTables
 from ..runs.record import packages
 from ..train.device import applied
 from .fixes import try_fixes
-from .measuring import measure_window, require_threads
+from .measuring import advise, measure_window, require_threads, tables_of
 from .workload import Trial, Workload
 
 TABLES_LATER = 3000
@@ -72,12 +71,11 @@ def profile(
         trial = prepared.trial(config.seed)
         if peaks is not None:
             require_threads(peaks, say)
-        say(f"measuring the parts of up to {options.steps} steps")
         result, _, observer = measure_window(
             prepared, trial, peaks, steps=options.steps, confirm=options.confirm, run=options.run
         )
         slowest = result.communication.slowest if result.communication else 0
-        traced: StepTables | None = world.broadcast(_traced(observer), slowest)
+        traced: StepTables | None = world.broadcast(tables_of(observer), slowest)
         trace = world.broadcast(_save_trace(observer, options.trace), slowest)
         touched = world.broadcast(_touched(trial), slowest)
         tables = trial.tables()
@@ -96,19 +94,14 @@ def profile(
     )
     del trial
     if world.choose(True, several=False):
-        doubt, parts = fixes.doubt(result, result.other_work), traced.parts if traced else None
-        ranked, result.advice = fixes.suggest(prepared.fixes(), result, parts, peaks, doubt)
+        ranked, result.advice = advise(prepared, result, traced, peaks)
         if options.try_fixes and ranked and peaks is not None:
+            doubt, parts = fixes.doubt(result, result.other_work), traced.parts if traced else None
             result.advice = try_fixes(workload, config, result, ranked, peaks, parts, doubt, say)
     else:
         result.advice = Missing(SINGLE_PROCESS)
     result.trust = _trust(result, config, traced)
     return result
-
-
-def _traced(observer: Observer | None) -> StepTables | None:
-    """Tables from the trace of the observed steps; None where there is none."""
-    return analyse(observer.trace) if observer is not None and observer.trace and observer.traced else None
 
 
 def _save_trace(observer: Observer | None, path: Path | None) -> SavedTrace | None:

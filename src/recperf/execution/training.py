@@ -13,7 +13,6 @@ from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, RecperfError
 from ..jsonfile import as_json, check
 from ..machine import out_of_memory
-from ..measure.spans import LimitSoFar
 from ..ops import choice
 from ..runs.loggers import Curves
 from ..runs.record import Run
@@ -41,12 +40,9 @@ SHOWN = ("accuracy", "auc", "log_loss", "hit_rate_10", "ndcg_10")
 class Reporter(Protocol):
     """Shows progress: a terminal, or nothing."""
 
-    live: bool
-    """Whether it shows what limits a step while training."""
-
     def notice(self, text: str) -> None: ...
 
-    def limit(self, text: str) -> None: ...
+    def detail(self, text: str) -> None: ...
 
     def trial(self, seed: int, total_steps: int, done: int) -> None: ...
 
@@ -98,8 +94,6 @@ class SeedTraining:
         if job.log and job.workload.submission:
             self.submission = load(job.workload.submission)(trial, seed, job.log)
         self.evaluator = self._evaluator()
-        on_cpu = job.prepared.settings.sync is None
-        self.timed = LimitSoFar(self.report.limit) if self.report.live and on_cpu else None
         self.minutes = Minutes(0)
         self._into: dict[str, Any] = {}
         """The state of the trial before anything was loaded."""
@@ -130,11 +124,7 @@ class SeedTraining:
                 watchers.before_training(start)
                 if self.evaluator.scored(start) == scored:
                     recipe.prepare_evaluation(start)
-                try:
-                    train(recipe, start, watchers)
-                finally:
-                    if self.timed:
-                        self.timed.end()
+                train(recipe, start, watchers)
         if reasons.get("graph") != graph:
             self._notice(f"CUDA graph {reasons['graph']}")
         last, chosen = self.evaluator.history[-1], self.evaluator.chosen
@@ -152,7 +142,7 @@ class SeedTraining:
 
     def _return_to(self, chosen: dict[str, Any], start: Position) -> None:
         """Read the weights of the chosen evaluation back, and save them as those of the end of the training."""
-        self.report.notice(f"seed {self.seed} ends with the weights of epoch {chosen['epoch']}, which validation chose")
+        self.report.detail(f"seed {self.seed} ends with the weights of epoch {chosen['epoch']}, which validation chose")
         if self.store.load("best", into={"trial": self._into}) is None:
             what = "the checkpoint that validation chose is missing"
             raise DataError(what, where={"folder": self.store.folder}, fix="start a new run")
@@ -241,7 +231,6 @@ class SeedTraining:
             save_due=either(every(settings.checkpoint_steps), recipe.save_after, minutes_due),
             save_scored=settings.checkpoint_epochs,
             save_end=settings.checkpoint_end,
-            timed=self.timed,
         )
 
     def restore(self) -> Position:

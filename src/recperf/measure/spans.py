@@ -11,7 +11,6 @@ sum to its wall time. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
 from time import perf_counter_ns
@@ -193,35 +192,3 @@ class StepClock:
 
     def _between(self, begin: Any, end: Any) -> int:
         return int(end - begin)
-
-
-class LimitSoFar:
-    """Divides the time of a few training steps among their spans, to show where it goes before the verdict: the 2nd,
-    4th, 8th and so on, then one in 64. For a CPU: a GPU would have to be waited for."""
-
-    EVERY = 64
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self.show = show
-        self._clock = StepClock()
-        self._open = False
-        self._parts: dict[str, int] = {}
-        self._steps = 0
-
-    def begin(self, step: int) -> None:
-        if step % self.EVERY == self.EVERY // 2 or step & (step - 1) == 0:
-            self._open = True
-            self._clock.begin()
-
-    def end(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        for name, ns in self._clock.end()[1].items():
-            part = budget_part(name)
-            self._parts[part] = self._parts.get(part, 0) + ns
-        self._steps += 1
-        largest = sorted(self._parts.items(), key=lambda item: -item[1])[:3]
-        whole = sum(self._parts.values())
-        listed = ", ".join(f"{name} {ns / whole:.0%}" for name, ns in largest)
-        self.show(f"{listed} of the time of {self._steps} steps; verdict after training")

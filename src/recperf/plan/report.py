@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import zip_longest
-from textwrap import wrap
 
 from ..measure.limits import TEXTS
-from ..runs.report.blocks import Block, Figure, Report, Section, Table, Text, cells, definitions
+from ..runs.report.blocks import Block, Cell, Figure, Report, Section, Table, Text, cells, definitions
 from ..runs.report.svg import EXTRA, FAMILIES, Sheet, evenly, round_steps, ticks, tone
-from ..runs.report.text import WIDTH
 from ..units import digits, number, size, time, times
 from .memory import Memory
 from .predict import PARTS, Band
@@ -27,37 +24,23 @@ SMALL = 0.01
 
 def report_of(plan: Plan) -> Report:
     """Everything, the advice first."""
-    lead, facts = _advice(plan)
+    lead, texts = _advice(plan)
     shown = plan.advice.configuration or plan.points[-1]
-    blocks: list[Block] = [definitions(list(facts.items()))] if facts else []
+    facts = [(name, Cell(text, "code") if text.startswith(COMMANDS) else text) for name, text in texts.items()]
     return Report(
         key="plan",
-        title="plan",
+        title=f"{plan.workload}{f' --preset {plan.preset}' if plan.preset else ''}",
         name="",
-        subtitle=_title(plan),
+        subtitle=f"{plan.device} · network {plan.network} · predicted, not measured",
         verdict=lead,
         measured=True,
+        facts=[("devices", lead), *facts],
         sections=[
-            Section("advice", "what to do", blocks),
+            *([Section("advice", "what to do", [definitions(facts)])] if facts else []),
             Section("ranks", "numbers of ranks", _overview(plan.points, plan.currency)),
             *_details(plan, shown),
         ],
     )
-
-
-def advice_lines(plan: Plan) -> list[str]:
-    """What a terminal shows: a line for each fact, or two; commands stay whole."""
-    lead, facts = _advice(plan)
-    lines = [_title(plan), f"  {lead}"]
-    for name, text in facts.items():
-        parts = [text] if text.startswith(COMMANDS) else wrap(text, WIDTH - 11, break_on_hyphens=False)
-        lines += [f"  {label:<8} {part}" for label, part in zip_longest((name,), parts, fillvalue="")]
-    return lines
-
-
-def _title(plan: Plan) -> str:
-    preset = f" --preset {plan.preset}" if plan.preset else ""
-    return f"{plan.workload}{preset} on {plan.device}, network {plan.network}: predicted, not measured"
 
 
 def _advice(plan: Plan) -> tuple[str, dict[str, str]]:
@@ -82,12 +65,11 @@ def _too_few(plan: Plan) -> str:
 
 def _alternative(plan: Plan, tiers: Tiers) -> dict[str, str]:
     """One device, with its tables elsewhere."""
-    host, file = (tiers.stores[name] for name in ("host", "file"))
+    host = tiers.stores["host"]
     target = f", {_reached(host.target, plan.currency)} to the target" if host.target else ""
     memory = f"{size(tiers.table_bytes)} of host memory"
     return {
-        "or": f"1 {plan.device} with its tables in {memory}: {_time(host.step.value)} a step (in files "
-        f"{_time(file.step.value)}){target}",
+        "or": f"1 {plan.device} with its tables in {memory}: {_time(host.step.value)} a step{target}",
         "run it": f"recperf {plan.command} --train.batch-size {tiers.rank_batch} --tables.placement host",
     }
 
@@ -124,14 +106,12 @@ def _facts(plan: Plan, advised: Point) -> dict[str, str]:
         "run": _command(plan, advised),
         "step": f"{_band_time(step)}, {_range(rate, _three_digits)} samples/s",
         "memory": f"{_memory_band(memory)} of {size(memory.limit_bytes)} on the fullest rank",
-        "target": "not known: set --samples-to-target",
-        "cost": "not known: set --price, for example 4USD for one device and hour",
+        "target": "time not known without --samples-to-target, cost not without --price, such as 4USD an hour",
     }
     if reached:
         data = f" of {plan.published_data}" if plan.published_data else ""
         facts["target"] = f"{_reached(reached, plan.currency)} for {_range(reached.samples, number)} samples{data}"
-        if reached.cost:
-            del facts["cost"]
+        facts["target"] += "" if reached.cost else "; --price 4USD adds the cost"
     if failing := advised.failures:
         reached_s = reached.seconds.value / failing.goodput if reached and failing.goodput else None
         facts["failures"] = (

@@ -29,10 +29,14 @@ class Report(StepProfile):
         return page.write(self._html(), Path(path))
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, verbose: bool = False) -> str:
+        """What matters most in a few lines; with `verbose` everything that the page shows."""
         from .report.step_sections import report_of
         from .report.text import render
 
-        return render(report_of(self))
+        return render(report_of(self), verbose=verbose)
 
     def __repr__(self) -> str:
         verdict = self.verdict

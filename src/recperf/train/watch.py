@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,14 +141,6 @@ class LossLog:
         return {"gradient_norm": norm if math.isfinite(norm) else None, "learning_rate": float(self.rate(step - 1))}
 
 
-class TimedStep(Protocol):
-    """Times some of the steps from inside."""
-
-    def begin(self, step: int) -> None: ...
-
-    def end(self) -> None: ...
-
-
 class TargetMet(Exception):
     """Ends a training whose score meets the target; not an error."""
 
@@ -237,7 +229,6 @@ class Watchers:
     save_due: Due = never
     save_scored: bool = True
     save_end: bool = True
-    timed: TimedStep | None = None
 
     def before_training(self, start: Position) -> None:
         """Evaluate a state that a signal saved before the evaluation due there; `train` does so at an epoch's end."""
@@ -250,14 +241,9 @@ class Watchers:
 
     def before_step(self, step: int) -> RecordNorm | None:
         self.timer.before_step()
-        record_norm = self.losses.before_step(step)
-        if self.timed and record_norm is None:
-            self.timed.begin(step)
-        return record_norm
+        return self.losses.before_step(step)
 
     def after_step(self, position: Position, loss: Tensor, samples: int) -> None:
-        if self.timed:
-            self.timed.end()
         self.timer.after_step(position, samples)
         self.losses.after_step(position, loss)
         self.progress(position, self.losses.last, samples)

@@ -63,8 +63,6 @@ def require(threads: int | None, say: Say) -> Peaks:
         measured = measure(quick=True, say=lambda _: None)
         stored = better_stored(measured) or measured
         _store(stored, say)
-    else:
-        say(f"using the ceilings measured at {stored.measured} ({'quick' if stored.quick else 'full'})")
     with_threads(stored, threads, say)
     return stored
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...measure.records import Advice
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Table, Text, cells
@@ -32,6 +34,19 @@ def advice_blocks(advice: list[Advice]) -> list[Block]:
         notes = (f"{one.name}: {one.note}." for one in advice if one.note and one.status != "not judged")
         blocks += [Text(note, "note") for note in notes]
     return blocks
+
+
+def advice_facts(advice: Any) -> list[tuple[str, str | Cell]]:
+    """The change to try first: of those that were tried, the one that gained most."""
+    if not isinstance(advice, list):
+        return []
+    tried = [one for one in advice if one.status == "tried" and (one.measured_gain or 0.0) > 1.0]
+    one = max(tried, key=lambda one: one.measured_gain or 0.0) if tried else next(iter(advice), None)
+    if one is None or (one.measured_gain and not tried):
+        return [("try", "no rule knows a change that makes this step faster")]
+    gains = [f"{fmt.gain(one.predicted_gain, one.predicted_range)} predicted"] if one.predicted_gain else []
+    gains += [f"{fmt.gain(one.measured_gain)} measured"] if one.measured_gain else []
+    return [("try", f"{one.change}: {', '.join(gains) or one.note or 'its gain cannot be predicted'}")]
 
 
 def _gains(one: Advice) -> str:

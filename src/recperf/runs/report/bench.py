@@ -164,6 +164,7 @@ def report(bench: Bench, folder: Path) -> Report:
         verdict=" ".join(_verdict(table) for table in bench.tables) or "No model has a result.",
         measured=bool(bench.tables),
         badges=[Badge(f"{len(failed)} failed", "bad")] if failed else [],
+        facts=[("best" if index == 0 else "", _verdict(table)) for index, table in enumerate(bench.tables)],
         sections=sections,
     )
 
@@ -181,12 +182,7 @@ def _verdict(table: BenchTable) -> str:
 
 
 def standing_text(row: Standing) -> str:
-    """`above gradient boosting by 0.0120 (0.0080 to 0.0160)`."""
-    name = baseline(row.baseline)
-    if row.standing == "level":
-        return f"level with {name}: {row.difference:+.4f} ({row.low:+.4f} to {row.high:+.4f})"
-    low, high = sorted((abs(row.low), abs(row.high)))
-    return f"{row.standing} {name} by {abs(row.difference):.4f} ({low:.4f} to {high:.4f})"
+    return fmt.stands(baseline(row.baseline), row.difference, row.low, row.high)
 
 
 def _blocks(table: BenchTable) -> list[Block]:

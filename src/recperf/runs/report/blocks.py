@@ -116,7 +116,8 @@ class Badge:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of one run or one profile."""
+    """The report of one run, profile, trace or plan. A terminal prints its title, subtitle and facts, and the sections
+    only where it is asked for everything; a page shows all of it."""
 
     key: str
     title: str
@@ -128,6 +129,8 @@ class Report:
     command: str = ""
     """The command that would measure the verdict."""
     badges: list[Badge] = field(default_factory=list)
+    facts: list[tuple[str, str | Cell]] = field(default_factory=list)
+    """What matters most, by name; an empty name continues the fact before it."""
     tiles: list[Tile] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)
 

@@ -130,6 +130,29 @@ def gain(ratio: float | None, range_: Sequence[float] | None = None) -> str:
     return f"{ratio:.2f}x" + (f" ({range_[0]:.2f}x to {range_[1]:.2f}x)" if range_ else "")
 
 
+def side(value: float) -> str:
+    """A difference: `0.0051 below`."""
+    return f"{abs(value):.4f} {'below' if value < 0 else 'above'}"
+
+
+def sides(low: float, high: float) -> str:
+    """The interval of a difference: `0.0101 below to 0.0271 above`, `0.0101 to 0.0271 below`."""
+    if low < 0 < high:
+        return f"{side(low)} to {side(high)}"
+    near, far = sorted((low, high), key=abs)
+    return f"{abs(near):.4f} to {side(far)}"
+
+
+def stands(other: str, value: float, low: float, high: float) -> str:
+    """`0.0120 above item-kNN (0.0080 to 0.0160 above)`; level with it where the interval includes 0."""
+    return f"{'level with' if low <= 0 <= high else side(value)} {other} ({sides(low, high)})"
+
+
+def of_ceiling(share: float | None) -> str:
+    """A share of a ceiling of memory, which cached data exceeds."""
+    return "in a cache" if share is not None and share > 1.05 else percent(share)
+
+
 def yes_or_no(value: bool | None) -> str:
     return NONE if value is None else "yes" if value else "no"
 

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ...measure.call_places import place_rows
 from ...measure.peaks.other_work import DISTURBED
 from ...measure.peaks.records import Peaks
 from ...measure.profile_records import MeasuringCost, Profile, Trust
@@ -22,17 +23,13 @@ from .step_sections import (
     headline,
     keyed,
     measured_sections,
+    step_facts,
+    unseen,
     workload_blocks,
     workload_operators,
 )
-from .text import render
 
 SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
-
-
-def text(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> str:
-    """The whole report as plain text."""
-    return render(report(profile, peaks, machine))
 
 
 def html(profile: Profile, peaks: Peaks | None, machine: dict[str, Any] | None) -> str:
@@ -49,18 +46,22 @@ def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any]
     # Every text of the report comes from these, so one pass here keeps control characters out of all of it.
     profile, peaks, machine = (fmt.all_printable(value) for value in (profile, peaks, machine))
     torch = profile.trust.versions.get("torch") if profile.trust else None
-    step = f"{fmt.time(profile.overhead.plain_ms)} per step of {profile.batch_size:,} samples"
-    subtitle = [profile.device, step, *([f"torch {torch}"] if torch else [])]
+    step = f"{fmt.time(profile.overhead.plain_ms)} a step of {profile.batch_size:,} samples"
+    subtitle = filter(None, [profile.preset, profile.device, step, torch and f"torch {torch}"])
+    measured, missing = step_sections_of(profile, peaks, "profile")
     return Report(
         key="profile",
         title=profile.workload or "profile",
-        name=profile.preset or "",
+        name="",
         subtitle=" · ".join(subtitle),
         verdict=headline(profile.verdict),
         measured=True,
         badges=badges(profile.verdict),
+        facts=step_facts(
+            profile.verdict, place_rows([], profile.shares, profile.observed), profile.advice, unseen(missing)
+        ),
         tiles=_tiles(profile),
-        sections=sections(profile, peaks, machine),
+        sections=[*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))],
     )
 
 
@@ -85,12 +86,6 @@ def _tiles(profile: Profile) -> list[Tile]:
         tiles.append(Tile("slowest rank", str(several.slowest), f"of {several.ranks}, by its own work"))
         tiles.append(ranks.exposed_tile(several.exposed_ms, several.exposed_share))
     return tiles
-
-
-def sections(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> list[Section]:
-    """Every section that was measured, and which were not."""
-    measured, missing = step_sections_of(profile, peaks, "profile")
-    return [*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))]
 
 
 def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[list[Section], dict[str, list[str]]]:

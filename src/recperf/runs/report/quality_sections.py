@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from ...train.config import ORACLES, baseline_to_beat
+from ...train.config import ORACLES, RANKED, baseline_to_beat, leading
 from ..quality import best_of, compared, standing
 from ..result import Difference, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import curves
 from .blocks import Block, Cell, Figure, Table, Text, cells
-from .formats import NONE, baseline, count, metric, percent, sentence
+from .formats import NONE, baseline, count, metric, percent, sentence, side, sides, stands
 
-STANDINGS = {"above": "more than chance", "level": "level, since that may be chance", "below": "more than chance"}
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
 
 
-def certainty(result: Result) -> list[str]:
-    """How certain quality is, of the AUC and of rankings."""
-    return [*auc_certainty(result), *_ranked(result)]
+def quality_fact(result: Result) -> str:
+    """The leading metric with its interval, and where it stands beside the best baseline; of a model that predicts
+    labels, where its ranking stands too."""
+    part, name = result.quality, leading(result.quality.metrics)
+    ranking = part.ranking
+    ends = ranking.interval if name == RANKED and ranking else part.interval if name == "auc" else None
+    text = f"{metric(name)} {part.metrics[name]:.4f}" + (f" ({ends.low:.3f} to {ends.high:.3f})" if ends else "")
+    if best := best_of(compared(part)):
+        text += f", {_stands(best)}"
+    if ranking and not ranking.split and (best := best_of(ranking.differences)):
+        text += f"; NDCG@10 {_stands(best)}"
+    return text
 
 
 def auc_certainty(result: Result) -> list[str]:
@@ -29,10 +37,7 @@ def auc_certainty(result: Result) -> list[str]:
         )
     if difference:
         share = percent(difference.below_zero, 1)
-        sentences.append(
-            f"{_over(difference)}: {STANDINGS[standing(difference)]}; the baseline is better in {share} of the "
-            "bootstrap samples."
-        )
+        sentences.append(f"AUC {_over(difference)}; the baseline is better in {share} of the bootstrap samples.")
     return sentences + _probabilities(part)
 
 
@@ -54,25 +59,6 @@ def _probabilities(part: Quality) -> list[str]:
     return sentences
 
 
-def _ranked(result: Result) -> list[str]:
-    part, sentences = result.quality, []
-    own_rows, ranking = part.within_users, part.ranking
-    if own_rows:
-        best = best_of(own_rows.differences)
-        beside = f"; {_over(best)}" if best else ""
-        sentences.append(
-            f"NDCG@10 {own_rows.metrics['user_ndcg_10']:.4f} among each user's own scored rows, "
-            f"{count(own_rows.users)} users{beside}."
-        )
-    if ranking:
-        names = ", ".join(f"{metric(name)} {value:.4f}" for name, value in ranking.metrics.items())
-        best = best_of(ranking.differences)
-        beside = f"; NDCG@10 {_over(best)}" if best else ""
-        sentences.append(f"{names} over {_candidates(ranking)}, {count(ranking.users)} users{beside}.")
-        sentences.append(_ranked_by(ranking))
-    return sentences
-
-
 def _ranked_by(ranking: Ranking) -> str:
     if ranking.split:
         own = "compete too" if ranking.repeats else "do not compete"
@@ -86,31 +72,39 @@ def _ranked_by(ranking: Ranking) -> str:
     return "Candidates are ranked by the predicted probability of a positive label."
 
 
+def to_beat(result: Result) -> Difference | RankingDifference | None:
+    """The difference to the baseline that the model had to beat; None if it is not known."""
+    beat = baseline_to_beat(result.quality.target.beat, result.quality.baselines)
+    return next((row for row in compared(result.quality) if row.baseline == beat), None)
+
+
 def standing_text(result: Result) -> str:
-    """How far the model is above or below the baseline that it had to beat, and whether that may be chance; empty if
-    the difference is not known."""
-    part = result.quality
-    beat = baseline_to_beat(part.target.beat, part.baselines)
-    row = next((row for row in compared(part) if row.baseline == beat), None)
-    if row is None:
-        return ""
-    place = f"level with {baseline(row.baseline)}"
-    if (side := standing(row)) != "level":
-        place = f"{abs(_value(row)):.4f} {side} {baseline(row.baseline)}"
-    return f"{place}, the 95 % interval of the difference is {row.low:.4f} to {row.high:.4f}"
+    """How far the model is above or below the baseline that it had to beat; empty if that is not known."""
+    row = to_beat(result)
+    return _stands(row) if row else ""
+
+
+def outcome(result: Result) -> str:
+    """Whether the target was met, in few words."""
+    row = to_beat(result)
+    if result.quality.met:
+        return "target met"
+    where = {"level": "level with", "below": "below"}.get(standing(row)) if row else None
+    return f"target missed: {where} {baseline(row.baseline)}" if row and where else "target missed"
 
 
 def _value(row: Difference | RankingDifference) -> float:
     return row.auc if isinstance(row, Difference) else row.ndcg
 
 
+def _stands(row: Difference | RankingDifference) -> str:
+    return stands(baseline(row.baseline), _value(row), row.low, row.high)
+
+
 def _over(row: Difference | RankingDifference) -> str:
-    """`+0.0120 over gradient boosting (0.0080 to 0.0160), 5 seeds`."""
-    low, high, seeds, value = row.low, row.high, row.seeds, _value(row)
-    over = f"{value:+.4f} over"
-    if value < 0:
-        over, low, high = f"{-value:.4f} below", -high, -low
-    return f"{over} {baseline(row.baseline)} ({low:.4f} to {high:.4f}), {seeds} seed{'s' * (seeds > 1)}"
+    """`0.0120 above item-kNN (0.0080 to 0.0160 above), 5 seeds`."""
+    seeds = f"{row.seeds} seed{'s' * (row.seeds > 1)}"
+    return f"{side(_value(row))} {baseline(row.baseline)} ({sides(row.low, row.high)}), {seeds}"
 
 
 def _candidates(ranking: Ranking) -> str:
@@ -135,7 +129,7 @@ def details(result: Result, key: str) -> list[Block]:
 
 def _difference(row: Difference | RankingDifference) -> Cell:
     tone = "good" if row.low > 0 else "bad" if row.high < 0 else ""
-    return Cell(f"{_value(row):+.4f}", tone, second_line=f"{row.low:+.4f} to {row.high:+.4f}")
+    return Cell(side(_value(row)), tone, second_line=sides(row.low, row.high))
 
 
 def _within_users(result: Result) -> list[Block]:
@@ -176,7 +170,7 @@ def _ranking_table(workload: str, ranking: Ranking | WithinUsers, note: str) -> 
     for name, row in by_name.items():
         values = [f"{ranking.baselines[name][one]:.4f}" for one in names]
         rows.append(cells(Cell(baseline(name), swatch="other"), *values, _difference(row)))
-    return Table(("", *(metric(name) for name in names), "NDCG@10, model less baseline"), rows, note)
+    return Table(("", *(metric(name) for name in names), "NDCG@10 of the model"), rows, note)
 
 
 def _segments(result: Result) -> list[Block]:

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...units import digits
+from ..result import Result
+from ..resume import change_text
 from . import formats as fmt
 from . import page, plots, sections
+from .advice import advice_facts
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
 from .plots import from_profile
+from .quality_sections import outcome, quality_fact
 from .reading import Reading, read
 from .step_sections import headline, keyed
 
@@ -49,7 +53,6 @@ def _names(runs: list[Reading]) -> str:
 def report(run: Reading, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
     verdict = run.profile.verdict if run.profile else None
-    performance = run.result.performance
     listed = [sections.quality(run, key), *sections.step_sections(run, key)]
     if short:
         listed = [section for section in listed if section.key in ("quality", "budget")]
@@ -59,14 +62,43 @@ def report(run: Reading, key: str, *, short: bool = False) -> Report:
         key=key,
         title=run.workload,
         name=run.name,
-        subtitle=" · ".join([run.result.data.name, performance.device, run.machine.get("cpu") or "unknown"]),
+        subtitle=" · ".join(_subtitle(run.result)),
         verdict=headline(verdict) if verdict else "What limits this run was not measured.",
         measured=bool(verdict),
         command="" if verdict else run.profile_command,
         badges=_badges(run),
+        facts=_facts(run),
         tiles=_tiles(run),
         sections=[*listed, sections.reproduce(run)],
     )
+
+
+def _subtitle(result: Result) -> list[str]:
+    """What was trained on, for how long, and whether the target was met."""
+    data, overall, trials = result.data, result.performance.overall, len(result.quality.seeds)
+    parts = [f"{data.name} (synthetic)" if data.synthetic else data.name]
+    if overall:
+        epochs = overall.samples / max(1, data.train_rows) / trials
+        whole = epochs > 0.995 and abs(epochs - round(epochs)) < 0.005 * epochs
+        amount = f"{epochs:,.0f} epoch{'s' * (epochs > 1.5)}" if whole else f"{overall.steps // trials:,} steps"
+        parts.append(f"{amount}{f', {trials} seeds' if trials > 1 else ''} in {fmt.time(1e3 * overall.seconds)}")
+    return [*parts, *([outcome(result)] if sections.target_text(result) else [])]
+
+
+def _facts(run: Reading) -> list[tuple[str, str | Cell]]:
+    result, performance = run.result, run.result.performance
+    step = f"{fmt.time(performance.step_ms.p50)} a step" if performance.step_ms else "too few steps to time one"
+    device = performance.device + (f", {len(performance.ranks.each)} ranks" if performance.ranks else "")
+    changes = (f"changed {change_text(change)}" for change in result.provenance.changes)
+    notes = "; ".join([*result.quality.warnings, *changes])
+    facts: list[tuple[str, str | Cell]] = [
+        ("quality", quality_fact(result)),
+        *([("note", notes)] if notes else []),
+        ("speed", f"{fmt.throughput(performance.steady)}, {step}, {device}"),
+    ]
+    if run.profile is None:
+        return [*facts, ("limit", NOT_MEASURED)]
+    return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(run.profile.advice)]
 
 
 def _badges(run: Reading) -> list[Badge]:

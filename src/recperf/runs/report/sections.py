@@ -100,7 +100,6 @@ def _deviation(value: float | None) -> str:
 def quality(run: Reading, key: str) -> Section:
     part, target = run.result.quality, lowest(run.result.quality)
     blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
-    # Rankings have a table of their own here; a terminal has only the sentences.
     blocks += [Text(sentence) for sentence in quality_sections.auc_certainty(run.result)]
     blocks += quality_sections.warnings(run.result)
     bars = [_own_bar(run)]
@@ -271,6 +270,7 @@ def provenance(run: Reading) -> Section:
         ("run", Cell(run.name, "code")),
         ("commit", Cell(commit, "code")),
         ("data", f"{data.name}, {count(data.rows)} rows, split {data.split}"),
+        *((f"skipped lines: {why}", count(lines)) for why, lines in (data.skipped or {}).items()),
         ("data digest (SHA-256)", Cell(origin.data_digest, "code")),
         ("first seed", str(origin.seed)),
         ("started – ended (UTC)", f"{fmt.timestamp(origin.started)} – {fmt.timestamp(origin.ended)}"),

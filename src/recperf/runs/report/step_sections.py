@@ -18,7 +18,7 @@ from ...measure.profile_records import Profile
 from ...measure.records import DividedOperator, Experiment, Observed, PartTime, PlaceTime, StepProfile, Verdict
 from . import formats as fmt
 from . import plots
-from .advice import advice_blocks
+from .advice import advice_blocks, advice_facts
 from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, cells
 from .svg import family
 
@@ -60,6 +60,11 @@ def measured_sections(
     return built, missing
 
 
+def unseen(missing: dict[str, list[str]]) -> list[str]:
+    """The sections that were not measured, with the reason."""
+    return [f"{', '.join(titles)} ({reason})" for reason, titles in missing.items()]
+
+
 def last_name(path: str | None) -> str:
     """The last name of the path of a part, such as `embedding` of `forward/embedding`."""
     return (path or "").rpartition("/")[2]
@@ -86,6 +91,7 @@ def report_of(profile: StepProfile) -> Report:
         verdict=headline(verdict),
         measured=True,
         badges=badges(verdict),
+        facts=step_facts(verdict, profile.places, profile.advice, profile.notes),
         tiles=_tiles(profile),
         sections=sections(profile),
     )
@@ -96,6 +102,21 @@ def headline(verdict: Verdict) -> str:
     because = verdict.because[0] if verdict.because else ""
     confidence = "" if verdict.limit == NOT_JUDGED else f" ({verdict.confidence} confidence)"
     return f"{verdict.limit}{confidence}: {because}"
+
+
+def step_facts(
+    verdict: Verdict, places: list[PlaceTime], advice: Any, unseen: list[str], also: str = ""
+) -> list[tuple[str, str | Cell]]:
+    """The limit, the places that take most of the step, what to try, and what was not seen; `also` replaces the
+    second sentence of the verdict."""
+    second = also or next(iter(verdict.because[1:]), "")
+    facts: list[tuple[str, str | Cell]] = [("limit", headline(verdict)), *([("", second)] if second else [])]
+    facts += [("doubt", "; ".join(verdict.doubts))] if verdict.doubts else []
+    facts += [
+        ("" if index else "places", f"{place_text(row, width=60)}: {fmt.percent(row.share)}, {row.limit}")
+        for index, row in enumerate(places[:PLACES])
+    ]
+    return [*facts, *advice_facts(advice), *([("not seen", "; ".join(unseen))] if unseen else [])]
 
 
 def badges(verdict: Verdict) -> list[Badge]:

@@ -1,21 +1,47 @@
-"""Renders blocks as plain text for a terminal, at most `WIDTH` columns wide. Figures exist on pages only."""
+"""Renders reports and blocks as plain text, as wide as the terminal is. Figures exist on pages only."""
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Sequence
 
 from .blocks import Block, Cell, Code, Missing, Report, Section, Table, Text, Viewer
 from .formats import NOT_MEASURED, printable, short
 
-WIDTH = 110
+WIDEST = 110
+"""Columns where the output is no terminal, and the most that are used of one."""
+LABEL = 10
+"""Columns of the name of a fact, with the space behind it."""
+LONGEST = 2 * WIDEST
+"""Characters of a fact beyond which it is cut: a page has the whole."""
 
 
-def render(report: Report) -> str:
-    """A whole report: its title, its verdict, then every section."""
-    name = f" ({report.name})" if report.name else ""
-    lines = [f"{report.title}{name}: {report.subtitle}", *wrapped(report.verdict), *render_sections(report.sections)]
-    return "\n".join(lines) + "\n"
+def width() -> int:
+    """Columns to use."""
+    return max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
+
+
+def render(report: Report, *, verbose: bool = False) -> str:
+    """The title and the facts of a report; with `verbose` every section too."""
+    lines = [f"{report.title} · {report.subtitle}", *fact_lines(report.facts)]
+    return "\n".join([*lines, *(render_sections(report.sections) if verbose else [])])
+
+
+def fact_lines(facts: Sequence[tuple[str, str | Cell]]) -> list[str]:
+    """A line for each fact, or a few; code stays whole, so that it can be copied."""
+    lines: list[str] = []
+    for name, fact in facts:
+        before, after = f"  {name:<{LABEL}}", " " * (LABEL + 2)
+        if isinstance(fact, Cell):
+            lines.append(before + printable(fact.text))
+            continue
+        rows = -(-LONGEST // width())
+        lines += textwrap.wrap(
+            printable(fact), width(), initial_indent=before, subsequent_indent=after, max_lines=rows, placeholder=" …",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return lines
 
 
 def render_sections(sections: Sequence[Section]) -> list[str]:
@@ -67,7 +93,7 @@ def _cell_text(cell: Cell) -> str:
 
 def wrapped(sentence: str, *, indent: int = 2) -> list[str]:
     space = " " * indent
-    return textwrap.wrap(printable(sentence), WIDTH, initial_indent=space, subsequent_indent=space + "  ")
+    return textwrap.wrap(printable(sentence), width(), initial_indent=space, subsequent_indent=space + "  ")
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: tuple[int, ...] = (), shorten_first: bool = False) -> list[str]:
@@ -79,7 +105,7 @@ def columns(rows: Sequence[Sequence[str]], *, left: tuple[int, ...] = (), shorte
     aligned_left = {0, *left}
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     for shortest in (28, 16) if shorten_first else (16,):
-        excess = 2 + sum(widths) + 2 * (len(widths) - 1) - WIDTH
+        excess = 2 + sum(widths) + 2 * (len(widths) - 1) - width()
         widest = 0 if shortest == 28 else max(aligned_left, key=lambda index: widths[index])
         if excess > 0:
             widths[widest] = min(widths[widest], max(shortest, widths[widest] - excess))

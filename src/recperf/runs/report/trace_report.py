@@ -1,4 +1,4 @@
-"""The report of a trace of torch.profiler, in the terminal (`text`) and as a page (`write_page`)."""
+"""The report of a trace of torch.profiler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from . import profile_device as device
 from .advice import advice_blocks
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, cells, definitions
 from .step_sections import TOP, last_name
-from .text import render
 
 Columns = dict[str, Callable[[Any], str]]
 """The columns of a table: what each shows of a row."""
@@ -38,15 +37,10 @@ RANKS_METHOD = (
 )
 
 
-def text(analysis: TraceAnalysis, *, top: int = TOP) -> str:
-    """The whole report as plain text."""
-    return render(report(analysis, top=top))
-
-
 def write_page(analysis: TraceAnalysis, target: Path) -> Path:
     """The whole report as a page, with the trace in it where it is small enough."""
     built = report(analysis, viewer=viewer(Path(analysis.file)))
-    return page.write(page.render(f"{built.name}: trace", [built]), target)
+    return page.write(page.render(f"{built.title}: trace", [built]), target)
 
 
 def viewer(path: Path) -> Viewer:
@@ -62,13 +56,14 @@ def viewer(path: Path) -> Viewer:
 def report(analysis: TraceAnalysis, *, top: int = TOP, viewer: Viewer | None = None) -> Report:
     # Names in a trace are anybody's text: one pass keeps control characters out of all of it.
     analysis = fmt.all_printable(analysis)
-    several = analysis.ranks_compared
+    several, limit = analysis.ranks_compared, analysis.limit
+    built, missing = _sections(analysis, top)
     subtitle = [_device(analysis), f"{fmt.time(analysis.limit.step_ms.p50)} per step"]
     subtitle += [f"torch {analysis.torch}"] if analysis.torch else []
     return Report(
         key="trace",
-        title="Trace",
-        name=Path(analysis.file).name,
+        title=Path(analysis.file).name,
+        name="trace",
         subtitle=" · ".join(subtitle),
         verdict=ranks_sentence(several) or step_sections.headline(analysis.limit.verdict),
         measured=True,
@@ -76,12 +71,20 @@ def report(analysis: TraceAnalysis, *, top: int = TOP, viewer: Viewer | None = N
             *([Badge(f"{several.ranks} ranks", "plain")] if several else []),
             *step_sections.badges(analysis.limit.verdict),
         ],
+        facts=step_sections.step_facts(
+            limit.verdict,
+            limit.places,
+            limit.advice,
+            [*limit.notes, *step_sections.unseen(missing)],
+            ranks_sentence(several),
+        ),
         tiles=_tiles(analysis),
-        sections=_sections(analysis, top, viewer),
+        sections=[*built, Section("file", "The trace", _file(analysis, missing, viewer))],
     )
 
 
-def _sections(analysis: TraceAnalysis, top: int, viewer: Viewer | None) -> list[Section]:
+def _sections(analysis: TraceAnalysis, top: int) -> tuple[list[Section], dict[str, list[str]]]:
+    """The sections that the trace tells about, and the titles of the others by reason."""
     listed: tuple[tuple[str, str, str, Callable[[Any], list[Block]]], ...] = (
         ("ranks", "Ranks", "ranks_compared", _ranks),
         ("limits", "What limits the step", "limit", _limit),
@@ -95,10 +98,7 @@ def _sections(analysis: TraceAnalysis, top: int, viewer: Viewer | None) -> list[
         ("transfers", "Copies", "transfers", device.transfers),
         ("communication", "Communication", "communication", lambda _: _communication(analysis)),
     )
-    built, missing = step_sections.measured_sections(
-        analysis, (row for row in listed if getattr(analysis, row[2]) is not None)
-    )
-    return [*built, Section("file", "The trace", _file(analysis, missing, viewer))]
+    return step_sections.measured_sections(analysis, (row for row in listed if getattr(analysis, row[2]) is not None))
 
 
 def _device(analysis: TraceAnalysis) -> str:
