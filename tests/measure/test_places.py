@@ -160,7 +160,7 @@ def test_sampling_costs_at_most_one_percent(profile: dict[str, Any]) -> None:
 
 
 def test_places_are_shown(profile: dict[str, Any]) -> None:
-    text = render(report_of(profile))
+    text = render(report_of(profile), verbose=True)
     assert place_text(profile.places[0]) in text
     assert f"train.py:{line_of(SCRIPT, 'UPDATE')}" in text.partition("\nOperators\n")[2]
 

@@ -73,8 +73,8 @@ def command(arguments: list[str]) -> int:
 
     terminal.say(text.render(report, verbose=True))
     with page_optional(terminal):
-        terminal.say(f"  page    {page.write(page.render(report.title, [report]), folder / 'bench.html')}")
-    terminal.say(f"  runs    {folder}")
+        terminal.facts(("page", str(page.write(page.render(report.title, [report]), folder / "bench.html"))))
+    terminal.facts(("runs", str(folder)))
     error = None
     if all(model.error for model in models):
         error = MachineError("no model could be trained", where={model.workload: model.error for model in models})
