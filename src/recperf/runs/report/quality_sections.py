@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...train.config import ORACLES, RANKED, baseline_to_beat, leading
+from ...train.config import ORACLES, baseline_to_beat, leading
 from ..quality import best_of, compared, standing
 from ..result import Difference, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import curves
@@ -17,9 +17,9 @@ def quality_fact(result: Result) -> str:
     labels, where its ranking stands too."""
     part, name = result.quality, leading(result.quality.metrics)
     ranking = part.ranking
-    ends = ranking.interval if name == RANKED and ranking else part.interval if name == "auc" else None
+    ends = ranking.interval if name == "ndcg_10" and ranking else part.interval if name == "auc" else None
     text = f"{metric(name)} {part.metrics[name]:.4f}" + (f" ({ends.low:.3f} to {ends.high:.3f})" if ends else "")
-    if best := best_of(compared(part)):
+    if best := next((row for row in compared(part) if row.baseline not in ORACLES), None):
         text += f", {_stands(best)}"
     if ranking and not ranking.split and (best := best_of(ranking.differences)):
         text += f"; NDCG@10 {_stands(best)}"
