@@ -11,22 +11,28 @@ from .terminal import Terminal, print_json
 
 DESCRIPTION = """Write the model of a run as files that need no recperf: each table as Parquet with your own ids, the
 dense part as safetensors and as a torch.export program for any number of samples, an example, and a description of the
-inputs (README.md, manifest.json)."""
+inputs (README.md, manifest.json). With --since the tables have only the rows that changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ModelOptions):
     output: Path
     """The folder to write; it must not exist."""
+    since: Path | None = None
+    """Folder of another run, such as the one that this run started from: of each table write only the rows that are new
+    or differ from that run's, and the ids that are gone."""
 
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf export", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    manifest = open_run(options, terminal).export(options.output)
+    manifest = open_run(options, terminal).export(options.output, since=options.since)
     entries = sum(table["entries"] for table in manifest["tables"])
     terminal.say(f"{len(manifest['tables'])} tables with {entries:,} rows and the dense part are in {options.output}")
     terminal.say(f"  model:  seed {manifest['seed']}, checkpoint {manifest['checkpoint']}")
+    for table in manifest["tables"] if options.since else ():
+        counts = ", ".join(f"{table[name]:,} {name}" for name in ("new", "changed", "unchanged", "dropped"))
+        terminal.say(f"  {table['name']} since {options.since}: {counts}")
     program = manifest["program"]
     terminal.say(
         f"  largest difference of the program on the example: {program['largest_difference']:.2g}, of which rounding "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 import tyro
 
 from ..errors import DataError, UsageError, closest, did_you_mean
+from ..train.config import StartConfig
 from ..workloads import able, find
 from .parse import OutputOptions, parse
 
@@ -23,6 +24,7 @@ DEFAULT = "micro-dlrm"
 SHORT = {"--mlperf": "--mlperf.log", "--no-mlperf": "--mlperf.no-log"}
 """Switches with a shorter name than their field."""
 SOURCES = ("--preset", "--config", "--resume", "--data")
+START = "--start-from"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,9 @@ class WorkloadOptions(SourceOptions, Generic[C]):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(WorkloadOptions[C]):
+    start_from: str | None = None
+    """With --data: a new run that goes on from the weights of the run in this folder, with its config, on other events.
+    Rows are matched by your own ids; --start.checkpoint and --start.forget-days say more."""
     resume: str | None = None
     """Resume the interrupted run in this folder. Config fields that affect the numbers cannot be changed."""
     allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -109,19 +114,25 @@ class Choice:
     """The options that name this config: --preset or --config, and --data."""
 
 
-def choose(arguments: list[str], *, default: str = DEFAULT, planning: bool = False) -> Choice:
+def choose(
+    arguments: list[str], *, default: str = DEFAULT, planning: bool = False, sources: tuple[str, ...] = SOURCES
+) -> Choice:
     """Take the workload and --preset, --config or --resume out of a command line, and read the config they name. For
     planning, a workload without any of them starts from the preset that it names for plans."""
-    choice = _choose([SHORT.get(argument, argument) for argument in arguments], default, planning)
+    choice = _choose([SHORT.get(argument, argument) for argument in arguments], default, planning, sources)
     if set(SHORT) & set(arguments) and not hasattr(choice.config, "mlperf"):
         raise UsageError(f"workload {choice.workload.name!r} writes no MLPerf log", fix="recperf run dlrm-v4 --mlperf")
     return choice
 
 
-def _choose(arguments: list[str], default: str, planning: bool) -> Choice:
-    name, sources, rest = _split(arguments)
+def _choose(arguments: list[str], default: str, planning: bool, known: tuple[str, ...]) -> Choice:
+    name, sources, rest = _split(arguments, known)
     named = tuple(word for flag, value in sources.items() if flag != "--preset" for word in (flag, value))
     data = _dataset(sources.pop("--data")) if "--data" in sources and "--resume" not in sources else None
+    if START in sources and data is None:
+        raise UsageError(
+            f"{START} needs --data: the events to go on with", fix="recperf run --resume goes on with the same"
+        )
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} exclude each other")
     workload = default if data is None else _trained_by(data, default)
@@ -161,20 +172,23 @@ def _on(data: datasets.Dataset, choice: Choice) -> Any:
 
 def _read(name: str | None, sources: dict[str, str], rest: list[str], default: str, planning: bool) -> Choice:
     """The config that a preset or a saved file names."""
-    saved = sources.get("--config") or sources.get("--resume")
+    saved = next((sources[flag] for flag in ("--config", "--resume", START) if flag in sources), None)
     if saved is None:
         workload = find(name or default)
         planned = workload.plan_preset if planning else None
         preset = sources.get("--preset") or planned or next(iter(workload.presets))
         return Choice(workload, _preset(workload, preset), None, rest, preset)
     path = Path(saved)
-    if "--resume" in sources and not path.is_dir():
-        raise DataError("there is no such run", where={"folder": path}, fix="recperf run --resume runs/<name>")
+    if "--config" not in sources and not path.is_dir():
+        flag = next(iter(sources))
+        raise DataError("there is no such run", where={"folder": path}, fix=f"recperf run {flag} runs/<name>")
     from ..workloads.opened import read_saved
 
     workload, config = read_saved(path)
     if name and name != workload.name:
         raise UsageError(f"the config is for workload {workload.name!r}, not {name!r}", where={"file": path})
+    if START in sources:
+        config = replace(config, start=StartConfig(run=path))
     return Choice(workload, config, path if "--resume" in sources else None, rest)
 
 
@@ -187,7 +201,7 @@ def _preset(workload: Workload, name: str) -> Any:
     return workload.presets[name]()
 
 
-def _split(arguments: list[str]) -> tuple[str | None, dict[str, str], list[str]]:
+def _split(arguments: list[str], known: tuple[str, ...]) -> tuple[str | None, dict[str, str], list[str]]:
     """The workload's name, which comes first, the options that name a config, and the rest."""
     remaining, rest = list(arguments), []
     name = remaining.pop(0) if remaining and not remaining[0].startswith("-") else None
@@ -195,7 +209,7 @@ def _split(arguments: list[str]) -> tuple[str | None, dict[str, str], list[str]]
     while remaining:
         argument = remaining.pop(0)
         flag, equals, value = argument.partition("=")
-        if flag not in SOURCES:
+        if flag not in known:
             rest.append(argument)
             continue
         if not equals and not remaining:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..distributed.ranks import Ranks, enter
 from ..stop import FLAG
+from .options import SOURCES, START, choose, read_options
 from .options import RunOptions as Options
-from .options import choose, read_options
 from .terminal import print_error
 
 DESCRIPTION = """Train a workload (default: micro-dlrm), compare it with simple baselines and write a run folder.
@@ -34,7 +34,7 @@ def as_rank(work: Callable[[list[str], Ranks], int], arguments: list[str]) -> in
 def run_here(arguments: list[str], world: Ranks) -> int:
     """Run the command in this process: alone, as one of several ranks, or as their launcher."""
     FLAG.poll()
-    choice = choose(arguments)
+    choice = choose(arguments, sources=(*SOURCES, START))
     options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
     from .training import start
 

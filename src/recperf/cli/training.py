@@ -46,6 +46,12 @@ RETRY_S = 10
 
 def start(arguments: list[str], choice: Choice, options: Options[Any], world: Ranks) -> int:
     """Run what the options ask for."""
+    if options.values.start.run is not None and not choice.resume:
+        from ..execution.starting import continued
+
+        if options.ranks > 1 or world.size > 1:
+            raise UsageError("a single process starts from another run", fix="leave out --ranks; a resume may have it")
+        options = replace(options, values=continued(choice.workload, options.values))
     if choice.resume and options.run_dir:
         raise UsageError("--run-dir cannot be combined with --resume, which names the folder")
     if options.allow_change and not choice.resume:

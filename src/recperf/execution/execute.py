@@ -30,6 +30,7 @@ from ..stop import StopFlag, poll
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
 from .ranked_quality import assessment_of
+from .starting import start_of
 from .submission import open_log, require_same_ranks
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
@@ -71,6 +72,9 @@ def execute(
         report.detail(f"tables: {tables}")
     _can_stop(config, prepared.target)
     _same_data(run, prepared)
+    start = start_of(workload, config, run)
+    if start:
+        report.notice(f"starts from {start.facts.text}")
     changed = _changes(run, config, started, allow)
     facts = machine_facts()
     _same_machine(run, facts, report)
@@ -83,7 +87,7 @@ def execute(
         job = Job(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
             reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,
-            trained=assessment.trained, curves=curves,
+            trained=assessment.trained, curves=curves, start=start,
         )  # fmt: skip
         trial = _train_seeds(job, started)
         measure_run(job, trial, ceilings)

@@ -12,15 +12,17 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..data.rows import pyarrow
-from ..errors import MachineError
+from ..errors import MachineError, UsageError
 from ..files import write_atomic, write_json
 from ..folders import fresh_folder, temporary_folder
 from ..jsonfile import as_json
@@ -57,24 +59,28 @@ def export(
     folder: Path,
     facts: Mapping[str, Any],
     notice: Callable[[str], None] = lambda text: None,
+    *,
+    earlier: TrainedModel | None = None,
 ) -> dict[str, Any]:
-    """Write a model to a new folder; `facts` go into its manifest. Returns the manifest."""
+    """Write a model to a new folder; `facts` go into its manifest. Returns the manifest. Where there is an `earlier`
+    model, tables have only the rows that are new or differ from that model's."""
     served: Served = model.served
-    if in_tiers(served.model):
-        raise MachineError(
-            f"an export reads whole tables, which do not fit here: {served.settings.reasons['tables']}",
-            fix="a machine with more memory; recperf score and recperf recommend work here",
-        )
-    table, inputs = next(iter(model.held_out()))
-    inputs, table = served.first(inputs, EXAMPLES), table.slice(0, EXAMPLES)
-    with applied(served.settings), torch.no_grad():
-        content = served.export(table, inputs)
+    content, changes = _content(model), None
+    if earlier is not None:
+        changes = compared(content.tables, _content(earlier).tables)
+        content = replace(content, tables=[one.table for one in changes], vectors_IW=None)
     with fresh_folder(folder) as draft:
         manifest = {
             "format": FORMAT,
             **facts,
             **as_json(model.facts),
-            "tables": [_write_table(draft, one, number) for number, one in enumerate(content.tables)],
+            "tables": [
+                {
+                    **_write_table(draft, one, number),
+                    **(_write_dropped(draft, changes[number], number) if changes else {}),
+                }
+                for number, one in enumerate(content.tables)
+            ],
             "dense": {"file": DENSE},
             "program": _write_program(draft, content, served.settings.precision),
             "example": {"inputs": EXAMPLE, "rows": EXAMPLE_ROWS, "logits": "logits of example.safetensors"},
@@ -96,6 +102,77 @@ def export(
             f"than the {program['expected_difference']:.2g} that rounding explains: do not use it unexamined"
         )
     return manifest
+
+
+def _content(model: TrainedModel) -> Export:
+    """What a model has to export, with an example from its held-out rows."""
+    served = model.served
+    if in_tiers(served.model):
+        raise MachineError(
+            f"an export reads whole tables, which do not fit here: {served.settings.reasons['tables']}",
+            fix="a machine with more memory; recperf score and recperf recommend work here",
+        )
+    table, inputs = next(iter(model.held_out()))
+    inputs, table = served.first(inputs, EXAMPLES), table.slice(0, EXAMPLES)
+    with applied(served.settings), torch.no_grad():
+        return served.export(table, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class TableChange:
+    """The rows of a table that are new or differ from those of an earlier model, and the ids that only that one has."""
+
+    table: TableExport
+    dropped: Any
+    counts: dict[str, int]
+
+
+def compared(tables: list[TableExport], earlier: list[TableExport]) -> list[TableChange]:
+    """What changed in each table since an earlier model."""
+    before = {one.name: one for one in earlier}
+    for table in tables:
+        old = before.get(table.name)
+        if old is None or old.weight_RW.shape[1] != table.weight_RW.shape[1]:
+            what = f"the earlier run has no table {table.name!r} of width {table.weight_RW.shape[1]}"
+            raise UsageError(what, fix="--since the run that this one started from")
+    return [_change(_by_row(table), _by_row(before[table.name])) for table in tables]
+
+
+def _by_row(table: TableExport) -> TableExport:
+    """A table without ids with the numbers of its rows as ids."""
+    rows_R = np.arange(len(table.weight_RW))
+    return replace(table, ids=pyarrow().array(rows_R), rows_I=rows_R) if table.ids is None else table
+
+
+def _change(table: TableExport, old: TableExport) -> TableChange:
+    arrow, compute = pyarrow(), pyarrow(".compute")
+    if table.ids.type != old.ids.type:
+        raise UsageError(f"the ids of table {table.name!r} are of another kind in the earlier run")
+    place_I = compute.index_in(table.ids, value_set=old.ids).fill_null(-1).to_numpy(zero_copy_only=False).copy()
+    # Entries without an id are those of any other id, in row 0, and of a missing one.
+    without_I, old_without = (np.asarray(compute.is_null(one.ids)) for one in (table, old))
+    for is_other in (True, False):
+        there = np.flatnonzero(old_without & ((old.rows_I == 0) == is_other))
+        place_I[without_I & ((table.rows_I == 0) == is_other)] = there[0] if len(there) else -1
+    new_I, both = place_I < 0, np.flatnonzero(place_I >= 0)
+    rows, old_rows = torch.as_tensor(table.rows_I[both]), torch.as_tensor(old.rows_I[place_I[both]])
+    same_I = np.zeros(len(place_I), np.bool_)
+    same_I[both] = (table.weight_RW.detach().cpu()[rows] == old.weight_RW.detach().cpu()[old_rows]).all(1).numpy()
+    chosen = np.flatnonzero(~same_I)
+    dropped = old.ids.filter(compute.invert(compute.is_in(old.ids, value_set=table.ids))).drop_null()
+    counts = {
+        "new": int(new_I.sum()), "changed": len(chosen) - int(new_I.sum()), "unchanged": int(same_I.sum()),
+        "dropped": len(dropped),
+    }  # fmt: skip
+    written = replace(table, ids=table.ids.take(arrow.array(chosen)), rows_I=table.rows_I[chosen])
+    return TableChange(written, dropped, counts)
+
+
+def _write_dropped(draft: Path, change: TableChange, number: int) -> dict[str, Any]:
+    """Write the ids that a table no longer has; returns what the manifest says of the changes."""
+    file = f"tables/{number:03d}-dropped.parquet"
+    pyarrow(".parquet").write_table(pyarrow().table({"id": change.dropped}), str(draft / file))
+    return {**change.counts, "dropped_file": file}
 
 
 def _write_table(draft: Path, table: TableExport, number: int) -> dict[str, Any]:
@@ -202,6 +279,12 @@ INDEXED = f"""
 """
 
 
+SINCE = """
+They have the rows that are new or differ from those of the run {since}, and a file beside each has the ids dropped
+since. Rows that are not here are as that run exported them; the program and its weights are complete.
+"""
+
+
 def _readme(manifest: dict[str, Any]) -> str:
     inputs = "\n".join(
         f"- `{one['name']}` {one['shape']} {one['dtype']}: {one['meaning']}" for one in manifest["program"]["inputs"]
@@ -216,7 +299,7 @@ Exported by recperf. Reading it needs torch, pyarrow and safetensors only; `mani
 `encoding` how the values of imported columns become inputs.
 
 Tables, with the column `embedding`; `entry` says whether it is that of an id, of a missing one or of any other:
-
+{SINCE.format(**manifest) if "since" in manifest else ""}
 {tables}
 
 Inputs of the program, given by name:

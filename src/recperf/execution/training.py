@@ -26,6 +26,7 @@ from ..train.loop import Position, train
 from ..train.timing import StepTimer
 from ..train.watch import Evaluator, LossLog, Minutes, TargetMet, Watchers, either, every
 from .saving import checkpoint_folder, open_store, require_room
+from .starting import Start
 from .workload import Predictions, Prepared, Trial, Workload, load
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Job:
     report: Reporter
     reached: Callable[[dict[str, float]], bool]
     """Whether metrics are good enough to end a training."""
+    start: Start | None = None
+    """The run whose weights a seed without a checkpoint begins with."""
     log: MLPerfLog | None = None
     curves: Curves = field(default_factory=Curves)
     allow: tuple[str, ...] = ()
@@ -242,6 +245,8 @@ class SeedTraining:
             if self.job.log:
                 self.job.log.rewind(None)
             self._log_changes(self.job.changed, 0)
+            if self.job.start:
+                self.job.start.load(self._into["model"])
             return Position()
         step, operators = saved["position"]["step"], saved["contract"].get(OPERATORS)
         changed, bound = self._changes(saved["contract"])

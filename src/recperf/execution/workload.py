@@ -14,7 +14,7 @@ from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes, usable_cores
 from ..measure.cost import Cost
-from ..train.config import TargetConfig
+from ..train.config import StartConfig, TargetConfig
 from ..units import size
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class TrialsConfig:
 
     target: TargetConfig = field(default_factory=TargetConfig)
     ranking: RankingConfig = field(default_factory=RankingConfig)
+    start: StartConfig = field(default_factory=StartConfig)
     seed: int = 42
     """Seed of the initial weights, of synthetic ids and of the order of batches."""
     seeds: int = 1
@@ -355,6 +356,10 @@ def table_share(planned: PlannedWorkload, options: DistributedConfig, *, on_host
     return float(held / sum(one.table.bytes for one in placed))
 
 
+HASHED = "hashed"
+"""In `Workload.id_tables`: rows are those of hashed numbers, which are others in other data; they start anew."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One name a user types. Its torch-free facts are here; what needs torch is named and loaded when it is used."""
@@ -386,6 +391,11 @@ class Workload:
     that dataset. They are called before the fields on a command line are set."""
     serve: str | None = None
     """"module:Class" of the `Served` model of a config, for scoring rows after training; None where rows are random."""
+    id_tables: Mapping[str, str] = field(default_factory=dict)
+    """The tensors of the model's state whose row k is that of id k of an event store, with the role of the id: users,
+    items, artists or albums, or HASHED. Where there is one, a run can start from another on other events."""
+    with_rows: Callable[[Any], Any] | None = None
+    """Sets the rows of these tables in a config to those that its events need; None: `resolve` does."""
     submission: str | None = None
     """"module:function" that returns the `Submission` of a trial, for workloads with an MLPerf log."""
 

@@ -23,7 +23,7 @@ from ..measure.records import Percentiles
 from ..measure.spans import budget_part
 from ..train.config import baseline_to_beat, leading
 from .events import ChangeEvent, Timing
-from .evidence import Evidence
+from .evidence import START, Evidence
 from .quality import add_detail, compared, percentile, standing
 from .result import (
     SCHEMA,
@@ -36,6 +36,7 @@ from .result import (
     RankingDifference,
     Ranks,
     Result,
+    StartedFrom,
     Target,
     Throughput,
 )  # fmt: skip
@@ -94,6 +95,7 @@ def result_of(evidence: Evidence, stated: Stated) -> Result:
             data_digest=data.digest,
             started=progress.started,
             resumes=progress.resumes,
+            started_from=evidence.file(START, StartedFrom) if evidence.has(START) else None,
             changes=tuple(reported_changes(evidence.events(ChangeEvent), config.changed, config.config)),
         ),
     )

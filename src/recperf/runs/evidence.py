@@ -29,9 +29,10 @@ Json = dict[str, Any]
 
 SEAL_SCHEMA = 1
 SEAL = "seal.json"
+START = "start.json"
 EVIDENCE = (
     "result.json", "events.jsonl", "config.json", "machine.json", "data.json", "baselines.json", "scores.json",
-    "progress.json", "profile.json", "pair.json", "peaks.json",
+    "progress.json", START, "profile.json", "pair.json", "peaks.json",
 )  # fmt: skip
 """The evidence files, together with every trial-<seed>.json."""
 

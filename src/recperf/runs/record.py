@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -47,6 +48,8 @@ PROFILE_MARK = ".profile"
 """Marks a folder as one for a profile."""
 JOB = ".torchrun"
 """File that names the torchrun job working on a run."""
+START_FOLDER = "start"
+"""Folder of what a run started from: another run's checkpoint, and which of its rows go where."""
 OWN_FILES = (
     "config.json",
     "progress.json",
@@ -55,6 +58,7 @@ OWN_FILES = (
     "baselines.json",
     "scores.json",
     "events.jsonl",
+    "start.json",
     ".lock",
     JOB,
     MARK,
@@ -291,6 +295,7 @@ class Run:
         """Remove the files of a run that could not start, and those in `also`; a folder that existed before stays."""
         for name in (*OWN_FILES, *also):
             (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / START_FOLDER, ignore_errors=True)
         if self._made:
             with contextlib.suppress(OSError):
                 self.folder.rmdir()

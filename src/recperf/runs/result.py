@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from ..data.yambda.earlier_ids import RowCounts
 from ..errors import DataError
 from ..jsonfile import Meta, Number, Problem, Struct, as_json, fit
 from ..measure.profile_records import Rank, RankTimes, TableTraffic
@@ -273,6 +274,31 @@ class ReportedChange(Struct):
     seed: int | None
 
 
+class StartedFrom(Struct):
+    """The run whose weights this one started from; the content of start.json."""
+
+    run: str
+    """Name of its folder."""
+    seed: int
+    checkpoint: str
+    digest: str
+    """SHA-256 of the checkpoint's manifest."""
+    forget_days: int
+    rows: dict[str, RowCounts]
+    """What became of the rows, by kind of id."""
+    rows_digest: str
+    """SHA-256 of the list of matched rows in the run's folder `start`."""
+
+    @property
+    def text(self) -> str:
+        parts = [
+            f"{role} {counts.taken:,} taken over, {counts.kept:,} kept without events, {counts.new:,} new"
+            + (f", {counts.forgotten:,} forgotten" if self.forget_days else "")
+            for role, counts in self.rows.items()
+        ]
+        return f"{self.run}, {self.checkpoint}: {'; '.join(parts)}"
+
+
 class Verified(Struct):
     """How much of the data was compared with its digests: for more than that, a result does not vouch."""
 
@@ -301,6 +327,8 @@ class Provenance(Struct, omit_defaults=True):
     resumes: int
     changes: tuple[ReportedChange, ...] = ()
     """Only if there are any."""
+    started_from: StartedFrom | None = None
+    """Only of a run that started from another."""
     data_verified: Verified | None = None
     """By the process that finished the run; only for data in files that are verified as they are read."""
 

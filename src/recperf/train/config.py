@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ..config import require, within
@@ -201,6 +202,22 @@ VALIDATION = "validation_log_loss"
 RANKED = "validation_ndcg_10"
 """Of a workload that ranks items: the metric of validation items that chooses the epoch."""
 CHOOSING = (VALIDATION, RANKED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartConfig:
+    """The run whose weights training starts with: rows are matched by own ids. Rows of new ids and the optimizer of the
+    dense part start anew."""
+
+    run: Path | None = None
+    """Folder of the run; None: initial weights."""
+    checkpoint: str = "last"
+    """Its checkpoint: last, best, or a name that `recperf check` lists."""
+    forget_days: int = 0
+    """Forget ids whose last event in both datasets is older than this many days before the newest event; 0: none."""
+
+    def __post_init__(self) -> None:
+        within(0, self.forget_days, 1 << 20, "start.forget_days")
 
 
 def leading(metrics: Mapping[str, float]) -> str:

@@ -11,8 +11,10 @@ from warnings import warn
 from ..config import from_json
 from ..errors import ConfigError, DataError, RecperfWarning, UsageError
 from ..execution.workload import Workload
-from ..jsonfile import read
+from ..jsonfile import read, require
+from ..runs.evidence import START
 from ..runs.record import read_config
+from ..runs.result import StartedFrom
 from . import find, names
 
 if TYPE_CHECKING:
@@ -135,13 +137,28 @@ class OpenRun:
             raise UsageError("no user is given", fix="recommend([1, 2, 3])")
         return maker(kind_of(users))(pyarrow().concat_tables(tables))
 
-    def export(self, folder: str | Path) -> dict[str, Any]:
-        """Write the model to a new folder as files that need no recperf; returns the content of its manifest.json."""
+    def export(self, folder: str | Path, *, since: str | Path | None = None) -> dict[str, Any]:
+        """Write the model to a new folder as files that need no recperf; returns the content of its manifest.json.
+
+        With `since`, the folder of another run of the workload, tables have only the rows that are new or differ.
+        """
         from ..errors import notice_once
         from ..execution.exporting import export
 
-        facts = {"workload": self.workload.name, "run": self.folder.resolve().name}
-        return export(self.model, Path(folder), facts, self._notice or notice_once)
+        facts, earlier = {"workload": self.workload.name, "run": self.folder.resolve().name}, None
+        if since is not None:
+            device, other = self._options["device"], OpenRun(since, device=self._options["device"], notice=self._notice)
+            if other.workload.name != self.workload.name:
+                what = f"{other.folder.name} is a run of {other.workload.name}, this one of {self.workload.name}"
+                raise UsageError(what, fix="--since the run that this one started from")
+            path = self.folder / START
+            record = require(read(path), StartedFrom, path, what="is damaged") if path.is_file() else None
+            if record is not None and record.run == other.folder.resolve().name:
+                other = OpenRun(
+                    since, checkpoint=record.checkpoint, device=device, seed=record.seed, notice=self._notice
+                )
+            earlier, facts = other.model, {**facts, "since": other.folder.resolve().name}
+        return export(self.model, Path(folder), facts, self._notice or notice_once, earlier=earlier)
 
 
 def _say_unknown(unknown: Mapping[str, Unknown], rows: int, allowed: bool) -> None:

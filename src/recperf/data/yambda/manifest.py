@@ -55,6 +55,15 @@ class ItemFileFacts(Struct):
     """Other columns, and why."""
 
 
+class EarlierIds(Struct):
+    """Ids without events that an earlier store had, after those of the store itself (earlier_ids.py)."""
+
+    ids: dict[str, int]
+    """How many there are of each role."""
+    sha256: str
+    """Of the file with the times of their last events."""
+
+
 class ImportFacts(Struct, kw_only=True, omit_defaults=True, rename={"options": "import"}):
     """What an import recorded about its file. In store.json these fields stand beside those of the `Manifest`."""
 
@@ -77,6 +86,7 @@ class ImportFacts(Struct, kw_only=True, omit_defaults=True, rename={"options": "
     originals: dict[str, Originals] = field(default_factory=dict)
     negatives: DrawnNegatives | None = None
     item_file: ItemFileFacts | None = None
+    earlier: EarlierIds | None = None
 
 
 class Manifest(Struct, kw_only=True, omit_defaults=True):

@@ -35,6 +35,9 @@ class Moments:
         self.options = store.imported.options if store.imported else None
         self.users = Ids.of("user", own_ids(store, "user"), np.arange(store.users))
         has_events_I = np.zeros(store.items, np.bool_)
+        if "items" in store.originals:
+            # Each listed item has events, unless it was taken over from earlier data.
+            has_events_I[1:] = True
         for first in range(0, store.events, AT_ONCE):
             has_events_I[store.items_at(slice(first, min(first + AT_ONCE, store.events)))] = True
         known = np.flatnonzero(has_events_I)

@@ -232,7 +232,8 @@ def own_ids(store: EventStore, role: str) -> list[int | str]:
     if f"{role}s" not in store.originals:
         return numbers
     listed = originals(store.folder, f"{role}s")
-    return [listed[number - 1] if 0 < number <= len(listed) else number for number in numbers]
+    unlisted = str if store.originals[f"{role}s"].kind == "text" else int
+    return [listed[number - 1] if 0 < number <= len(listed) else unlisted(number) for number in numbers]
 
 
 def originals(folder: Path, role: str) -> list[int | str]:

@@ -275,6 +275,7 @@ def provenance(run: Reading) -> Section:
         ("first seed", str(origin.seed)),
         ("started – ended (UTC)", f"{fmt.timestamp(origin.started)} – {fmt.timestamp(origin.ended)}"),
         ("interrupted and resumed", f"{origin.resumes} times" if origin.resumes else "never"),
+        *([("started from", origin.started_from.text)] if origin.started_from else []),
         *(("changed when resumed", change_text(change)) for change in origin.changes),
         ("device", run.result.performance.device),
         *((f"setting: {name}", text) for name, text in run.result.performance.settings.items()),

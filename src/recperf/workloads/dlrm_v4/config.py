@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
 from ...data.yambda.config import HistoryConfig, Leftover, WindowConfig
-from ...data.yambda.schema import DAY_S
+from ...data.yambda.schema import CROSSES, DAY_S
 from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory
-from ...execution.workload import Estimate, TrialsConfig, Workload, table_share
+from ...execution.workload import HASHED, Estimate, TrialsConfig, Workload, table_share
 from ...measure.cost import FLOAT
 from ...models.dlrm_v4 import config as models
 from ...models.dlrm_v4.config import DLRMv4Config
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from ...data.datasets import Dataset
     from ...runs.contract import Claim
 
+ROLES = {
+    "item_id": "items",
+    "artist_id": "artists",
+    "album_id": "albums",
+    "uid": "users",
+    **dict.fromkeys(CROSSES, HASHED),
+}
+"""The ids of each table's rows."""
 SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
 
 
@@ -267,6 +275,18 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
     return replace(config, data=data, model=model, train=train, evaluate=evaluate, target=TargetConfig(beat="best"))
 
 
+def with_rows(config: DLRMv4WorkloadConfig) -> DLRMv4WorkloadConfig:
+    """With rows for all ids of the events; users share a row, and crosses have theirs by a hash, as before."""
+    from ...data.yambda.reference import open_events
+
+    assert config.data.path is not None
+    ids = {f"{role[:-1]}_id": one.lines + 1 for role, one in open_events(config.data.path).originals.items()}
+    rows = config.model.table_rows
+    ids = {**ids, "uid": ids.pop("user_id") if rows["uid"] > 1 else 1}
+    model = replace(config.model, row_scale=1.0, rows=tuple({**rows, **ids}[name] for name in config.model.tables))
+    return replace(config, model=model)
+
+
 SMALL = 16
 """Up to this many output elements per resident GPU thread, a kernel takes about as long as its launch."""
 
@@ -336,5 +356,7 @@ DLRM_V4 = Workload(
     lookups="recperf.workloads.dlrm_v4.plan:lookups",
     datasets={"events": on_events},
     serve="recperf.workloads.dlrm_v4.serve:ServedHistories",
+    id_tables={f"tables.{name}{part}": role for name, role in ROLES.items() for part in ("", "_state")},
+    with_rows=with_rows,
     submission="recperf.workloads.dlrm_v4.build:submission",
 )

@@ -1,0 +1,175 @@
+"""A run that starts from the weights of another, on other events.
+
+The config of the new run names the other one, and its events are those of a store that also lists the other's ids. The
+run's folder gets the other's checkpoint and which of its rows go where, so that a resumed run needs nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..config import from_json
+from ..data.yambda.earlier_ids import Matched, link_or_copy, matched, with_earlier_ids
+from ..data.yambda.reference import open_events
+from ..data.yambda.store import EventStore
+from ..errors import ConfigError, DataError, UsageError
+from ..files import digest_of, make_folder, open_regular, sha256, sync_folder, writing
+from ..jsonfile import read, require
+from ..runs.evidence import START
+from ..runs.record import START_FOLDER, Run, read_config
+from ..runs.result import Data, StartedFrom
+from ..train import checkpoint_folder as folders
+from .workload import HASHED, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS = "rows.npz"
+
+
+def continued(workload: Workload, config: Any) -> Any:
+    """The config of a run that starts from another: its events are those of a store with the ids of both, and its
+    tables have rows for them."""
+    earlier = _events_of(workload, config.start.run)
+    if config.data.path is None:
+        raise UsageError("--start-from needs events of your own", fix="--data NAME")
+    path = with_earlier_ids(open_events(config.data.path), earlier, config.start.forget_days)
+    config = replace(config, data=replace(config.data, path=path))
+    return (workload.with_rows or workload.resolve)(config)
+
+
+def _events_of(workload: Workload, run: Path) -> EventStore:
+    """The events that a run of this workload was trained on."""
+    name, values = read_config(run)
+    if name != workload.name:
+        what = f"{run.name} is a run of {name}, whose weights {workload.name} cannot start from"
+        raise UsageError(what, where={"run": run}, fix=f"recperf run {name} --start-from {run}")
+    if not workload.id_tables:
+        what = f"{workload.name} cannot start from another run: it has no table with a row for each id of a list"
+        raise UsageError(
+            what, fix="recperf run --resume goes on with the same data; hstu and dlrm-v4 can start from a run"
+        )
+    config: Any = from_json(workload.config, values)
+    path = config.data.path
+    if path is None:
+        raise DataError(f"{run.name} was trained on embedded events, whose ids are not yours", where={"run": run})
+    store, facts = open_events(path), run / "data.json"
+    if store.digest != require(read(facts), Data, facts, what="is damaged").digest:
+        what = f"the data of {run.name} changed since it was trained: its rows cannot be matched"
+        raise DataError(what, where={"run": run, "store": path}, fix="restore the old data, or train again")
+    return store
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights that a run starts from, in its own folder."""
+
+    folder: Path
+    facts: StartedFrom
+    tables: Mapping[str, str]
+    """The role of the ids of each tensor with a row for every id."""
+
+    def load(self, model: dict[str, Any]) -> None:
+        """Set the state of a new model: rows of ids that both runs have, and everything that is not a row of an id."""
+        import torch
+        from torch import Tensor
+
+        from ..models.tiers.columns import TableColumns
+
+        saved = self._read(model)
+        with np.load(self.folder / ROWS) as rows:
+            pairs = {name: torch.from_numpy(rows[name]) for name in rows.files}
+        with torch.no_grad():
+            for name, into in model.items():
+                role = self.tables.get(name) if into.shape[:1] != (1,) else None
+                if role is None and isinstance(into, Tensor):
+                    into.copy_(saved[name])
+                elif role != HASHED:
+                    every_R = torch.arange(into.shape[0])
+                    earlier_N, numbers_N = pairs[role] if role else (every_R, every_R)
+                    if int(earlier_N.max()) >= len(saved[name]):
+                        what = f"{role} of {self.facts.run} share rows of {name}, so that theirs cannot be taken over"
+                        raise ConfigError(what, fix="train without --start-from, with a row for each id")
+                    values = saved[name][earlier_N]
+                    if isinstance(into, TableColumns):
+                        order_N = numbers_N.argsort()
+                        into.load(numbers_N[order_N], values[order_N])
+                    else:
+                        into.index_copy_(0, numbers_N.to(into.device), values.to(into.device))
+
+    def _read(self, model: dict[str, Any]) -> dict[str, Tensor]:
+        """The state of the other model, whose shapes must be those of this one, but for the number of ids."""
+        from ..train.checkpoint import read_state
+
+        path = self.folder / self.facts.checkpoint
+        if sha256(self.folder / ROWS) != self.facts.rows_digest:
+            raise DataError("the list of rows that this run starts with is damaged", where={"file": self.folder / ROWS})
+        if fault := folders.fault(path):
+            raise DataError(f"the checkpoint that this run starts from is damaged: {fault}", where={"folder": path})
+        saved = read_state(path, part=("trial", "model"))
+        for name in {**model, **saved}:
+            from_row = 1 if name in self.tables else 0
+            shapes = [tuple(one[name].shape)[from_row:] if name in one else None for one in (model, saved)]
+            if shapes[0] != shapes[1]:
+                shown = [f"has {name} of {shape}" if shape is not None else f"has no {name}" for shape in shapes]
+                raise ConfigError(
+                    f"the model {shown[0]}, that of {self.facts.run} {shown[1]}",
+                    where={"run": self.facts.run},
+                    fix="leave out the options that change the model, or train without --start-from",
+                )
+        return saved
+
+
+def start_of(workload: Workload, config: Any, run: Run) -> Start | None:
+    """What a run starts from; None where it starts with initial weights."""
+    if config.start.run is None:
+        return None
+    folder = run.folder / START_FOLDER
+    facts: StartedFrom | None = run.read(START, StartedFrom)
+    if facts is None:
+        facts = _copy(workload, config, folder)
+        run.write(START, facts)
+    return Start(folder, facts, workload.id_tables)
+
+
+def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
+    """Copy the checkpoint and list the rows that go on."""
+    from .serving import find_checkpoint
+
+    run = config.start.run
+    path = find_checkpoint(run, config.start.checkpoint)
+    if fault := folders.fault(path):
+        raise DataError(f"checkpoint {path.name} of {run.name} is damaged: {fault}", where={"folder": path})
+    roles = [role for role in dict.fromkeys(workload.id_tables.values()) if role != HASHED]
+    every = matched(_events_of(workload, run), open_events(config.data.path), config.start.forget_days)
+    rows: dict[str, Matched] = {role: every[role] for role in roles if role in every}
+    shutil.rmtree(folder, ignore_errors=True)
+    with writing(folder):
+        make_folder(folder / path.name)
+        for name in os.listdir(path):
+            link_or_copy(path / name, folder / path.name / name)
+        # Of a role that only one of the datasets has, row 0 alone is in both.
+        arrays: dict[str, Any] = {role: np.zeros((2, 1), np.int64) for role in roles}
+        arrays |= {role: np.stack([one.earlier_N, one.numbers_N]) for role, one in rows.items()}
+        with open(folder / ROWS, "wb") as file:
+            np.savez(file, **arrays)
+            os.fsync(file.fileno())
+        sync_folder(folder)
+    with open(open_regular(path / folders.MANIFEST), "rb") as file:
+        digest = digest_of(file)
+    return StartedFrom(
+        run=run.name,
+        seed=int(path.parent.name.removeprefix("seed-")),
+        checkpoint=path.name,
+        digest=digest,
+        forget_days=config.start.forget_days,
+        rows={role: one.counts for role, one in rows.items()},
+        rows_digest=sha256(folder / ROWS),
+    )
