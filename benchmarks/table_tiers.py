@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import resource
 import shutil
 import statistics
 import sys
@@ -105,6 +106,11 @@ def trainer_of(
     return Trainer(config, device, tables=TieredDLRMv4Tables(config, tiers, seed=SEED)), tiers
 
 
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def measured(
     config: DLRMv4Config,
     bases: list[HistoryBatch],
@@ -160,6 +166,8 @@ def measured(
         else:
             seconds = [end - begin for begin, end in zip(walls, walls[1:])][options.warm_up :]
         facts |= {"distinct_rows": statistics.fmean(rows), "table_gib": 4 * config.table_parameters / GIB}
+        facts |= {"table_parameters": config.table_parameters, "host_gib": resident_bytes() / GIB}
+        facts["disk_gib"] = sum(file.stat().st_blocks * 512 for file in Path(folder).rglob("*") if file.is_file()) / GIB
         if tiers is not None:
             facts |= tiers.facts(tiers.traffic.since(before))
             tiers.close()
@@ -167,8 +175,9 @@ def measured(
 
 
 def scaled(config: DLRMv4Config, gib: float) -> DLRMv4Config:
-    """At most the published number of rows, 559 GiB."""
-    return replace(config, row_scale=min(1.0, config.row_scale * gib * GIB / (4 * config.table_parameters)))
+    """With tables of this size; the published ones take 559 GiB."""
+    scale = config.row_scale * gib * GIB / (4 * config.table_parameters)
+    return replace(config, row_scale=round(scale) if abs(scale - round(scale)) < 0.01 * scale else scale)
 
 
 def main(arguments: list[str]) -> int:
@@ -196,7 +205,9 @@ def main(arguments: list[str]) -> int:
         bases = [made_up(config, options.batch, SEED + number, mean=MEAN, shortest=SHORTEST) for number in range(BASES)]
         sizes = options.sizes
         limit = ROOM * torch.cuda.get_device_properties(device).total_memory - 6 * GIB
-        parts = max(parts_that_fit(scaled(config, max(options.cache, min(sizes))), batch, limit) for batch in bases)
+        # All steps have as many micro-batches: on the device lies at most a cache, or a table that is as small.
+        held = scaled(config, min(options.cache, max(sizes)))
+        parts = max(parts_that_fit(held, batch, limit) for batch in bases)
     if device.type == "cuda":
         bases = [batch.pin_memory() for batch in bases]
     torch.use_deterministic_algorithms(options.check)

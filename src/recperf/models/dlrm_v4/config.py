@@ -154,7 +154,7 @@ class DLRMv4Config:
 
     def __post_init__(self) -> None:
         within(1, self.table_dim, 1 << 16, "model.table_dim")
-        require(0 < self.row_scale <= 1, "model.row_scale", self.row_scale, "above 0, at most 1")
+        require(0 < self.row_scale <= 8, "model.row_scale", self.row_scale, "above 0, at most 8")
         count = len(self.tables)
         require(len(self.rows) in (0, count), "model.rows", self.rows, f"{count} numbers, or none")
         require(all(1 <= rows <= 1 << 40 for rows in self.rows), "model.rows", self.rows, f"1 to {1 << 40} each")

@@ -250,7 +250,7 @@ class TieredRows:
         with self._turn:
             self._empty()
             values = np.zeros((len(rows_N), self.store.width), np.float32)
-            old_N = self.store.written_R[rows_N]
+            old_N = self.store.written(rows_N)
             if columns != slice(0, self.store.width):
                 if old_N.any():
                     room = np.empty((int(old_N.sum()), self.store.width), np.float32)
@@ -270,8 +270,7 @@ class TieredRows:
             self._active.clear()
             self.slots.clear()
             self._ends.clear()
-            # Zeros that nobody wrote again, not overwritten ones, which would take memory for every row.
-            self.store.written_R = np.zeros(self.store.rows, np.bool_)
+            self.store.forget()
             self.trained_R = np.zeros(self.store.rows, np.bool_)
 
     def _empty(self) -> None:
@@ -336,7 +335,7 @@ class TieredRows:
 
     def _read(self, rows_M: Longs, places_M: Longs, weights_XD: Tensor, state_XK: Tensor) -> None:
         """Put records of the store, or initial ones, to places of tensors on the device."""
-        old_M = self.store.written_R[rows_M]
+        old_M = self.store.written(rows_M)
         for name, part, numbers in self._by_table(rows_M[~old_M]):
             places = self._index(places_M[~old_M][part])
             weights_XD.index_copy_(0, places, self.initial(name, self._index(numbers)))

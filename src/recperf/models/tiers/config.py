@@ -17,9 +17,9 @@ ROOM = 0.9
 """Share of the free memory that tables may take."""
 SMALLEST = 1 << 16
 """Bytes of the smallest cache."""
-INDEX_BYTES = 10
+INDEX_BYTES = 9
 """Host memory that each row outside the device takes, once it is used: its slot in the cache (4), whether it was
-trained (1), its place in a file (4) and whether it was written there (1)."""
+trained (1), and its place among the rows that were written (4)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ A record is a row's weights and optimizer state side by side. A row that was nev
 neither memory nor disk, and whoever needs it computes its initial value. Files are working files of one process, from
 which nothing is resumed: what survives a kill is a checkpoint.
 
-Shapes: R rows of all tables, W values of a record, T tables, N rows of a call.
+Shapes: R rows of all tables, W values of a record, P parts of the store, N rows of a call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAP_NORESERVE = 0x4000
 """Linux's value, on all of its common processors; Python names it from 3.13 on."""
 SUFFIX = ".recperf-rows"
 MOST_ROWS = (1 << 32) - 1
-"""Of one table in a file: places are counted in 32 bits."""
+"""Of a part of the store: places are counted in 32 bits."""
 RESUME = "--resume RUN continues after the last checkpoint"
 ELSEWHERE = "choose another place with --tables.folder"
 
@@ -41,68 +41,99 @@ Values = NDArray[np.float32]
 
 
 class RowStore(ABC):
-    """All records of a model's tables. Calls come from one thread at a time; inside, several threads share the work."""
+    """All records of a model's tables. Calls come from one thread at a time; inside, several threads share the work.
+
+    A row gets its place when it is written first, after those that were written before it: they lie in one piece, and
+    rows that left the cache together are read together.
+    """
 
     kind: str
     """host or file."""
 
-    def __init__(self, rows: int, width: int, impl: Name) -> None:
-        require(rows >= 1, "rows", rows, "at least 1")
+    def __init__(self, parts: list[int], width: int, impl: Name) -> None:
+        """Rows of each part of the store that has places of its own."""
+        require(len(parts) >= 1, "tables", len(parts), "at least 1")
+        for count in parts:
+            require(1 <= count <= MOST_ROWS, "rows", count, f"1 to {MOST_ROWS:,}")
         require(width >= 1, "width", width, "at least 1")
-        self.rows, self.width = rows, width
-        self.written_R = np.zeros(rows, np.bool_)
-        """Whether a row was ever written; others may not be read."""
+        self.rows, self.width = sum(parts), width
+        self.starts_P1 = np.cumsum([0, *parts], dtype=np.int64)
         self._body, self.why = choose(impl)
+        self.forget()
+
+    def forget(self) -> None:
+        """No row was ever written."""
+        # Zeros that nobody wrote, not overwritten ones, which would take memory for every row.
+        self._numbers_R = np.zeros(self.rows, np.uint32)
+        """The place of a row in its part, from 1 on; 0: none yet."""
+        self._used_P = np.zeros(len(self.starts_P1) - 1, np.int64)
+        """Places of each part that rows have."""
+
+    def written(self, rows_N: Rows) -> NDArray[np.bool_]:
+        """Whether each of these rows was ever written; others may not be read."""
+        return self._numbers_R[rows_N] > 0
 
     def read(self, rows_N: Rows, out_NW: Values) -> None:
         """Copy records to `out_NW`, which is contiguous and may be pinned memory of a tensor."""
         _require_call(self, rows_N, "out_NW", out_NW)
-        written_N = self.written_R[rows_N]
-        if not written_N.all():
-            raise ArgumentError(f"row {rows_N[written_N.argmin()]} was never written; it has its initial value")
-        self._read(rows_N, out_NW)
+        numbers_N = self._numbers_R[rows_N]
+        if not numbers_N.all():
+            raise ArgumentError(f"row {rows_N[numbers_N.argmin()]} was never written; it has its initial value")
+        self._read(rows_N, self._parts(rows_N)[1] + numbers_N - 1, out_NW)
 
     def write(self, rows_N: Rows, values_NW: Values) -> None:
         """Replace the records of distinct rows. After an error the caller still has their values."""
         _require_call(self, rows_N, "values_NW", values_NW)
-        self._write(rows_N, values_NW)
-        self.written_R[rows_N] = True
+        parts_N, starts_N = self._parts(rows_N)
+        numbers_N, used_P = self._numbers_R[rows_N].astype(np.int64), self._used_P.copy()
+        new_N = np.flatnonzero(numbers_N == 0)
+        new_N = new_N[np.argsort(rows_N[new_N])]
+        if (np.diff(rows_N[new_N]) == 0).any():
+            raise ArgumentError("rows_N has a row twice")
+        for part, count in zip(*np.unique(parts_N[new_N], return_counts=True)):
+            of_part_N = new_N[parts_N[new_N] == part]
+            numbers_N[of_part_N] = used_P[part] + np.arange(1, count + 1)
+            used_P[part] += count
+        self._write(rows_N, starts_N + numbers_N - 1, values_NW)
+        self._numbers_R[rows_N], self._used_P = numbers_N, used_P
+
+    def _parts(self, rows_N: Rows) -> tuple[Rows, Rows]:
+        """The part of each row, and the first row of that part."""
+        parts_N = np.searchsorted(self.starts_P1, rows_N, side="right") - 1
+        return parts_N, self.starts_P1[parts_N]
 
     @abstractmethod
-    def _read(self, rows_N: Rows, out_NW: Values) -> None: ...
+    def _read(self, rows_N: Rows, places_N: Rows, out_NW: Values) -> None: ...
 
     @abstractmethod
-    def _write(self, rows_N: Rows, values_NW: Values) -> None: ...
+    def _write(self, rows_N: Rows, places_N: Rows, values_NW: Values) -> None: ...
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class HostRows(RowStore):
-    """All records in host memory; memory is taken when a row is written first."""
+    """All records in host memory, which is taken as rows are written first."""
 
     kind = "host"
 
     def __init__(self, rows: int, width: int, *, impl: Name = "auto") -> None:
-        super().__init__(rows, width, impl)
-        self._table_RW = np.frombuffer(_mapping(4 * rows * width), np.float32).reshape(rows, width)
+        super().__init__([rows], width, impl)
+        self._records_RW = np.frombuffer(_mapping(4 * rows * width), np.float32).reshape(rows, width)
 
-    def _read(self, rows_N: Rows, out_NW: Values) -> None:
-        self._body.gather(self._table_RW, rows_N, out_NW)
+    def _read(self, rows_N: Rows, places_N: Rows, out_NW: Values) -> None:
+        self._body.gather(self._records_RW, places_N, out_NW)
 
-    def _write(self, rows_N: Rows, values_NW: Values) -> None:
-        self._body.scatter(self._table_RW, rows_N, values_NW)
+    def _write(self, rows_N: Rows, places_N: Rows, values_NW: Values) -> None:
+        self._body.scatter(self._records_RW, places_N, values_NW)
 
     def close(self) -> None:
         """Give the memory back."""
-        self._table_RW = np.empty((0, self.width), np.float32)
+        self._records_RW = np.empty((0, self.width), np.float32)
 
 
 class FileRows(RowStore):
-    """All records in files of a folder, one per table.
-
-    A row gets its place when it is written first, after those of the rows before it: a file is as long as the rows that
-    were written, which lie in one piece, and rows that left the cache together are read together.
+    """All records in files of a folder, one per table. A file is as long as the rows that were written.
 
     The folder is new, and belongs to this process as long as the store is open.
     """
@@ -110,23 +141,14 @@ class FileRows(RowStore):
     kind = "file"
 
     def __init__(self, folder: Path, tables: dict[str, int], width: int, *, impl: Name = "auto") -> None:
-        require(len(tables) >= 1, "tables", tables, "at least 1")
-        for count in tables.values():
-            require(1 <= count <= MOST_ROWS, "rows", count, f"1 to {MOST_ROWS:,}")
-        super().__init__(sum(tables.values()), width, impl)
-        starts_T1 = np.cumsum([0, *tables.values()], dtype=np.int64)
+        super().__init__(list(tables.values()), width, impl)
         self.names, self.paths = tuple(tables), tuple(_path(folder, place, name) for place, name in enumerate(tables))
-        self._ranks_R = np.zeros(self.rows, np.uint32)
-        """The place of a row in its file, from 1 on; 0: none yet."""
-        self._used_T = np.zeros(len(tables), np.int64)
-        """Places of each file that rows have."""
         with ExitStack() as stack:
             handles = tuple(_create(path, stack) for path in self.paths)
-            self._files = RecordFiles(handles, starts_T1, width)
+            self._files = RecordFiles(handles, self.starts_P1, width)
             self._stack = stack.pop_all()
 
-    def _read(self, rows_N: Rows, out_NW: Values) -> None:
-        places_N = self._tables(rows_N)[1] + self._ranks_R[rows_N] - 1
+    def _read(self, rows_N: Rows, places_N: Rows, out_NW: Values) -> None:
         try:
             self._body.read_records(self._files, Request.of(rows_N, places_N), out_NW)
         except RecordFault as fault:
@@ -137,33 +159,15 @@ class FileRows(RowStore):
         super().write(rows_N, values_NW)
         self._require_saved()
 
-    def _write(self, rows_N: Rows, values_NW: Values) -> None:
-        tables_N, starts_N = self._tables(rows_N)
-        ranks_N = self._ranks_R[rows_N].astype(np.int64)
-        used_T = self._used_T.copy()
-        new_N = np.flatnonzero(ranks_N == 0)
-        new_N = new_N[np.argsort(rows_N[new_N])]
-        if (np.diff(rows_N[new_N]) == 0).any():
-            raise ArgumentError("rows_N has a row twice")
-        for table, count in zip(*np.unique(tables_N[new_N], return_counts=True)):
-            of_table_N = new_N[tables_N[new_N] == table]
-            ranks_N[of_table_N] = used_T[table] + np.arange(1, count + 1)
-            used_T[table] += count
+    def _write(self, rows_N: Rows, places_N: Rows, values_NW: Values) -> None:
         try:
-            self._body.write_records(self._files, Request.of(rows_N, starts_N + ranks_N - 1), values_NW)
+            self._body.write_records(self._files, Request.of(rows_N, places_N), values_NW)
         except RecordFault as fault:
             raise self._error(fault, "written") from None
-        self._ranks_R[rows_N], self._used_T = ranks_N, used_T
 
     def close(self) -> None:
         """Close the files; who made their folder removes them."""
         self._stack.close()
-
-    def _tables(self, rows_N: Rows) -> tuple[Rows, Rows]:
-        """The table of each row, and the first row of that table."""
-        starts_T1 = self._files.starts_T1
-        tables_N = np.searchsorted(starts_T1, rows_N, side="right") - 1
-        return tables_N, starts_T1[tables_N]
 
     def _require_saved(self) -> None:
         """Fail if the kernel could not bring to the disk what was written earlier: reading it might give old values."""
@@ -178,7 +182,7 @@ class FileRows(RowStore):
 
     def _error(self, fault: RecordFault, done: str) -> RecperfError:
         """The error for a user: table, row and file."""
-        table, start = (int(one) for one in self._tables(np.asarray(fault.row)))
+        table, start = (int(one) for one in self._parts(np.asarray(fault.row)))
         path, row = self.paths[table], fault.row - start
         what = f"row {row:,} of table {_quoted(self.names[table])}"
         where: dict[str, object] = {"file": path}
@@ -217,8 +221,8 @@ def _mapping(count: int) -> mmap.mmap:
             where=machine.address_space(),
             fix="--tables.placement file",
         ) from None
-    # A row that is written takes a whole page: huge ones only where all of them have room.
-    if hasattr(mmap, "MADV_HUGEPAGE") and count <= machine.available_bytes():
+    # Rows are written side by side, so that they fill a huge page before they take another one.
+    if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
