@@ -19,11 +19,22 @@ import numpy as np
 from recperf.data.rows import pyarrow
 from recperf.data.yambda.prepare import prepare
 from recperf.data.yambda.raw import locate
-from recperf.data.yambda.schema import EVENT_TYPES, LEAST_PLAYED, split_of
+from recperf.data.yambda.schema import (
+    ALBUMS_FILE,
+    ARTISTS_FILE,
+    COLUMNS,
+    EVENT_TYPES,
+    EVENTS_FILE,
+    LEAST_PLAYED,
+    NULLABLE,
+    split_of,
+)
 from recperf.data.yambda.store import open_store
-from recperf.data.yambda.synthesize import of_size, write_raw
+from recperf.data.yambda.synthesize import of_size
+from recperf.data.yambda.synthesize.events import Block, Generator
 
 MEMORY = 1 << 30
+GROUP_ROWS = 1 << 20
 SESSION_GAP_S = 1800
 LISTS = {
     "item_id": "item_ids",
@@ -52,12 +63,46 @@ def ours(raw: Path, folder: Path) -> dict[str, Any]:
     return {"events": manifest.split["raw_events"], "seconds": seconds, "peak": peak, "bytes": size}
 
 
+def raw_table(block: Block, schema: Any) -> Any:
+    arrow = pyarrow()
+    no_listen_E = block.types_E != 0
+    arrays: dict[str, Any] = {
+        "uid": block.uids_E,
+        "timestamp": block.times_E,
+        "item_id": block.items_E,
+        "is_organic": block.organic_E,
+        "played_ratio_pct": block.ratios_E,
+        "track_length_seconds": block.lengths_E.astype(np.uint32),
+        "event_type": arrow.DictionaryArray.from_arrays(block.types_E.astype(np.int8), list(EVENT_TYPES)),
+    }
+    for name in NULLABLE:
+        arrays[name] = arrow.array(arrays[name], mask=no_listen_E)
+    return arrow.table([arrays[name] for name in schema.names], schema=schema)
+
+
 def raw_files(raw: Path, events: int) -> dict[str, Any]:
-    """Write made-up raw files, and say how they are packed."""
-    answer = write_raw(of_size(events), raw)
-    file = locate(raw).events
-    facts = pyarrow(".parquet").read_metadata(file)
-    return answer | {
+    """Write synthetic events as raw files in the layout of the real data, and say how they are packed."""
+    arrow, parquet = pyarrow(), pyarrow(".parquet")
+    generator, file = Generator(of_size(events)), raw / "flat" / "like" / EVENTS_FILE
+    file.parent.mkdir(parents=True)
+    catalogue_I2 = generator.catalogue.columns()
+    for at, (name, maps) in enumerate((("artist_id", ARTISTS_FILE), ("album_id", ALBUMS_FILE))):
+        ids = np.arange(1, len(catalogue_I2), dtype=np.uint32)
+        parquet.write_table(arrow.table({name: catalogue_I2[1:, at], "item_id": ids}), raw / maps, compression="zstd")
+    types = [(name, getattr(arrow, kind)()) for name, kind in COLUMNS.items() if name != "event_type"]
+    schema = arrow.schema([*types, ("event_type", arrow.dictionary(arrow.int8(), arrow.string()))])
+    with parquet.ParquetWriter(file, schema, compression="zstd", compression_level=1) as writer:
+        waiting: list[Any] = []
+        for block, _ in generator.blocks():
+            waiting.append(raw_table(block, schema))
+            if sum(map(len, waiting)) >= GROUP_ROWS:
+                writer.write_table(arrow.concat_tables(waiting), row_group_size=GROUP_ROWS)
+                waiting = []
+        if waiting:
+            writer.write_table(arrow.concat_tables(waiting), row_group_size=GROUP_ROWS)
+    facts = parquet.read_metadata(file)
+    return {
+        "events": facts.num_rows,
         "codec": facts.row_group(0).column(0).compression,
         "row_group_rows": facts.row_group(0).num_rows,
         "row_groups": facts.num_row_groups,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +27,10 @@ def answer(call: Call, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def raw(call: Call) -> Path:
-    answer(call, "make", "yambda-like", "--path", "raw", "--events", "20000", "--form", "raw")
-    return Path("raw").absolute()
+def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    importlib.import_module("_yambda_prepare").raw_files(tmp_path / "raw", 20_000)
+    return tmp_path / "raw"
 
 
 def test_made_prepared_checked_and_described(call: Call, raw: Path) -> None:
@@ -45,7 +47,7 @@ def test_made_prepared_checked_and_described(call: Call, raw: Path) -> None:
     assert sum(checked["by_type"].values()) == checked["events"] == prepared["split"]["raw_events"]
 
     arguments = ("--min-history", "10", "--window-seconds", "864000")
-    described = answer(call, "info", "yambda-like", "--path", "prepared", *arguments)
+    described = answer(call, "info", "yambda-like", "--path", "made", *arguments)
     assert described["synthetic"] is True
     assert described["events"] == made["events"] == sum(described["by_type"].values())
     assert sum(described["shares"].values()) == pytest.approx(1)

@@ -49,11 +49,6 @@ def test_layout_is_feature_major() -> None:
     assert features.offsets_FB1.tolist() == [0, 1, 3, 3, 4]
 
 
-def test_uneven_bags_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 bags cannot be divided evenly among 2 features"):
-        JaggedFeatures(("a", "b"), torch.arange(3), torch.arange(4))
-
-
 def test_a_batch_counts_its_bytes_and_moves() -> None:
     batch = ClickBatch(torch.zeros(4, 2), JaggedFeatures.from_ids(("a",), torch.zeros(1, 4).long()), torch.zeros(4))
     assert batch.nbytes == 4 * 2 * 4 + (4 + 5) * 8 + 4 * 4

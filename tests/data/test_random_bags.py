@@ -168,17 +168,6 @@ def test_a_config_that_makes_no_sense_is_refused(field: str, value: object) -> N
         RandomBagsConfig(**{field: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"rows": (1, 2)}, {"rows": (0, 1, 1)}, {"keys": ("a", "a", "b")}, {"dense": 0}, {"keys": ()}, {"id_space": 0},
-     {"id_space": (1 << 40) + 1}, {"id_space": 9, "rows": ROWS}, {"id_space": 9, "ids": "gaussian"}],
-    ids=str,
-)  # fmt: skip
-def test_inconsistent_arguments_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        bags(**changes)
-
-
 @pytest.mark.parametrize("source", [{}, SHARED], ids=["tables", "shared id space"])
 def test_dense_features_have_mean_0_and_variance_1(source: dict[str, Any]) -> None:
     dense = bags(dense=64, batch_size=2000, **source).batch(0, 0).dense_BD

@@ -92,6 +92,7 @@ def test_every_row_is_scored_whichever_rank_has_it(ranks: int) -> None:
     assert results[0]["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
 
 
+@pytest.mark.long
 def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
     """1, 2 and 1 ranks, a third of the steps each, against all steps in a single process."""
     (straight,) = trained(1)

@@ -27,14 +27,10 @@ for cell in notebook.cells:
     for output in cell.get("outputs", ()):
         print(output.get("text", ""), end="")
 """
-QUICK = "your-own-model"
-"""The others train for a minute or more on two cores: left to make test-all."""
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=() if path.stem == QUICK else pytest.mark.long, id=path.stem) for path in NOTEBOOKS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("nbclient", reason="needs recperf[dev]")
     peaks.save(peaks.measure_with(sampling.TINY, quick=True, say=lambda text: None))

@@ -74,6 +74,7 @@ def test_an_unreadable_checkpoint_is_skipped_for_an_older_one(tmp_path: Path) ->
     assert outcome(folder) == straight()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "code"), [("run/config.json", 3), ("events/kinds.u1", 4)])
 def test_an_unreadable_file_of_the_run(name: str, code: int, tmp_path: Path) -> None:
     folder = interrupted(tmp_path / "run")

@@ -159,17 +159,11 @@ class Ids:
         return np.where(known, self.numbers_V[np.maximum(places, 0)] if len(self) else 0, 0), known
 
 
-def _single(array: Any) -> bool:
-    return not isinstance(array, pyarrow().ChunkedArray)
-
-
 def one_array(column: Any) -> Any:
     """A column without chunks and dictionaries."""
     arrow = pyarrow()
-    if not _single(column):
-        column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    if not _single(column):
-        column = arrow.concat_arrays(column.chunks) if column.num_chunks else arrow.array([], column.type)
+    if isinstance(column, arrow.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
 
 

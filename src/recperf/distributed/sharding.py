@@ -213,7 +213,6 @@ def free_memory(world: Ranks) -> dict[str, int]:
 
 
 def plan_text(parts: list[TableShard]) -> str:
-    """The plan as a table of text."""
     rows = plan_rows(parts)
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

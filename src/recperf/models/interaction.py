@@ -108,7 +108,6 @@ class LowRankCross(Interaction):
 
     @property
     def layers(self) -> list[Layer]:
-        """The parameters of each layer."""
         return list(zip(self.down_KN, self.up_NK, self.bias_N))
 
     def reset(self, seed: int) -> None:

@@ -103,7 +103,6 @@ class Prediction:
 
 
 def rank_batch_of(workload: PlannedWorkload, ranks: int, parallelism: Parallelism) -> int:
-    """Samples of one rank."""
     if parallelism.rank_batch is not None:
         return parallelism.rank_batch
     samples = workload.batch_size

@@ -344,19 +344,6 @@ def test_importing_again_returns_the_existing_store(tmp_path: Path) -> None:
     assert open_store(first.folder).digest == first.digest
 
 
-def test_a_killed_import_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, HEADER + "1,1,1,4\n")
-    with monkeypatch.context() as patch:
-        # As after SIGKILL: nothing was removed.
-        patch.setattr(imports, "remove_folder", lambda *_: None)
-        patch.setattr(imports, "_write_sorted", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            import_file(path)
-    assert (tmp_path / "store.building" / "sorting").is_dir()
-    assert import_file(path).events == 1
-    assert not (tmp_path / "store" / "sorting").exists()
-
-
 @pytest.mark.parametrize("kind", ["csv", "gzip", "parquet"])
 def test_a_file_that_grows_is_not_stored_under_the_digest_of_its_beginning(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

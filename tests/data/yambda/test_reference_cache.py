@@ -116,14 +116,6 @@ def test_a_column_cut_short_or_of_another_kind(cache: Path, name: str) -> None:
     refused(cache, path.name, "not one column")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1, 2]", b'{"num_users": 3}', b'{"num_users": 0, "total_events": 0}', b"\xff\xfe"]
-)
-def test_counts_that_cannot_be(cache: Path, content: bytes) -> None:
-    (cache / "store_meta.json").write_bytes(content)
-    refused(cache, "store_meta.json", "state")
-
-
 def test_tables_of_users_that_contradict_each_other(cache: Path) -> None:
     users = np.load(cache / "unique_uids.npy")
 
@@ -153,38 +145,3 @@ def test_tables_of_users_that_contradict_each_other(cache: Path) -> None:
             open_reference(cache)
         path.write_bytes(whole)
     open_reference(cache)
-
-
-def checked(path: Path) -> dict[str, Any]:
-    progress: list[tuple[int, int]] = []
-    answer = check_store(open_events(path), lambda *now: progress.append(now))
-    assert len({total for _, total in progress}) == 1
-    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
-    assert progress[-1][0] == progress[-1][1]
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("flat_uid", 9),
-        ("flat_event_types", 5),
-        ("flat_event_types", -1),
-        ("flat_item_ids", -1),
-        ("flat_item_ids", 1 << 20),
-        ("flat_timestamps", -1),
-        ("flat_is_like", True),
-        ("flat_is_skip", True),
-        ("flat_played_ratio", 50.0),
-    ],
-)
-def test_columns_of_a_cache_that_contradict_each_other(name: str, value: Any, cache: Path) -> None:
-    path = cache / f"{name}.npy"
-    values, flags = np.load(path), np.load(path.with_name("flat_is_listen_plus.npy"))
-    # A listen-plus that is no like, and below with a ratio of a listen-plus, a skip.
-    at = int(np.flatnonzero(~flags & (np.load(path.with_name("flat_event_types.npy")) == 0))[5])
-    at = at if name == "flat_played_ratio" else int(np.flatnonzero(flags)[5])
-    values[at] = value
-    np.save(path, values)
-    with pytest.raises(DataError, match=f"first at event {at}"):
-        checked(cache.parent)

@@ -31,7 +31,6 @@ from recperf.data.yambda.store import (
 )
 from recperf.data.yambda.writer import JOURNAL, StoreWriter
 from recperf.errors import DataError, MachineError
-from recperf.folders import alone
 
 Make = Callable[..., Any]
 Events = dict[str, Any]
@@ -154,15 +153,6 @@ def test_a_store_too_small_for_anchors_is_described_without(folder: Path) -> Non
     assert statistics["anchors"] == anchors
 
 
-def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no event store"):
-        open_store(tmp_path)
-    with StoreWriter(tmp_path / "s", identity={}):
-        pass
-    with pytest.raises(DataError, match="store is not complete"):
-        open_store(tmp_path / "s")
-
-
 @pytest.mark.parametrize("organic", [0, 1])
 def test_kinds_follow_the_definition_of_the_pools(organic: int) -> None:
     cases = {
@@ -181,17 +171,6 @@ def part(events: Events, start: int, stop: int) -> Events:
 
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-
-
-def test_digests_taken_in_passing_are_those_of_the_files(tmp_path: Path, events: Events) -> None:
-    store = open_store(write(tmp_path / "s", events))
-    for name in COLUMNS:
-        content = file_of(store.folder, name).read_bytes()
-        blocks = [hashlib.sha256(content[at : at + BLOCK]).hexdigest() for at in range(0, len(content), BLOCK)]
-        assert store.manifest.columns[name].blocks == blocks
-    assert len(store.manifest.columns["items"].blocks) == -(-EVENTS * 4 // BLOCK)
-    verify(store)
-    assert sorted(contents(store.folder)) == sorted([MANIFEST, *(file_of(Path(), name).name for name in COLUMNS)])
 
 
 @settings(max_examples=6, deadline=None)
@@ -274,17 +253,6 @@ def test_a_folder_that_only_has_the_name_of_a_draft_is_not_changed(
         write(tmp_path / "photos", events)
     assert caught.value.where["folder"] == str(draft)
     assert {path: path.read_bytes() for path in draft.rglob("*") if path.is_file()} == before
-
-
-def test_what_a_killed_writer_or_import_leaves_is_cleaned_up(tmp_path: Path, events: Events) -> None:
-    draft = tmp_path / "s.building"
-    with alone(draft, what="writing", ours=".*"):
-        (draft / "sorting").mkdir()
-    left = [".journal.json.77.tmp", ".store.json.8.tmp", "store.json", "users.jsonl", "sorting/events"]
-    for name in (*left, *(file_of(Path(), column).name for column in COLUMNS)):
-        (draft / name).write_text("left")
-    folder = write(tmp_path / "s", events)
-    assert contents(folder) == contents(write(tmp_path / "straight", events))
 
 
 def test_a_full_disk_is_an_error_and_can_be_resumed(

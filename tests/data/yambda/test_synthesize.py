@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 
 from recperf.data.yambda import synthesize
-from recperf.data.yambda.prepare import prepare
-from recperf.data.yambda.raw import RawEvents, locate
 from recperf.data.yambda.schema import EVENT_TYPES
 from recperf.data.yambda.store import open_store
-from recperf.data.yambda.synthesize import YambdaLike, default, of_size, write_raw, write_store
+from recperf.data.yambda.synthesize import YambdaLike, default, write_store
 from recperf.data.yambda.synthesize.events import Block, Generator
-from recperf.errors import ConfigError, DataError
+from recperf.errors import DataError
 
 DEFAULT_DIGEST = "35550b60e1b56d40932ef66bb959372a5dc7e404758a32a6b26c12f52b9b08a8"
 """Of the default store. A change of the stream must be meant: set it anew and count `synthesize.STREAM` up."""
@@ -41,33 +39,6 @@ def test_the_default_is_the_dataset_that_was_published_with_the_code(tmp_path: P
 def test_events_do_not_depend_on_the_blocks_they_are_made_in(listens: int) -> None:
     whole, cut = made(SMALL), made(SMALL, listens=listens)
     assert all(np.array_equal(getattr(whole, part.name), getattr(cut, part.name)) for part in fields(Block))
-
-
-def test_what_prepare_makes_of_the_raw_files_is_the_store(tmp_path: Path) -> None:
-    config = of_size(20_000)
-    facts = write_raw(config, tmp_path / "raw")
-    files = locate(tmp_path / "raw")
-    prepared = open_store(prepare(files, tmp_path / "prepared", name="own"))
-    direct = open_store(write_store(config, tmp_path / "direct"))
-    assert prepared.digest == direct.digest
-    boundaries = {name: prepared.manifest.split[name] for name in direct.manifest.split}
-    assert boundaries == direct.manifest.split
-    assert facts["events"] == RawEvents(files.events).rows > direct.events
-    assert not list((tmp_path / "raw").rglob("*.tmp"))
-
-
-def test_raw_files_are_not_overwritten_and_never_half_there(tmp_path: Path) -> None:
-    def stops(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_raw(SMALL, tmp_path, progress=stops)
-    with pytest.raises(DataError, match=r"no multi_event\.parquet"):
-        locate(tmp_path)
-    assert not list(tmp_path.rglob("*.tmp"))
-    write_raw(SMALL, tmp_path)
-    with pytest.raises(DataError, match="already"):
-        write_raw(SMALL, tmp_path)
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 5])
@@ -102,12 +73,3 @@ def test_a_stopped_store_resumes_with_the_same_bytes(
     assert write_store(SMALL, tmp_path / "store") == tmp_path / "store", "a finished store is found"
     with pytest.raises(DataError, match="another source"):
         write_store(replace(SMALL, seed=9), tmp_path / "store")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("users", 0), ("events_per_user", 30_000), ("items", 0), ("genres", 65), ("days", 301), ("drift_days", 0)],
-)
-def test_a_config_that_cannot_be_made_is_refused_by_name(field: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=field):
-        YambdaLike(**{field: value})

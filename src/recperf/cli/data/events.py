@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -70,8 +70,6 @@ class Make(OutputOptions):
     """Folder to write; existing files are not changed."""
     events: int | None = None
     """Approximate number of events; default: that of the embedded dataset, about 300,000."""
-    form: Literal["store", "raw"] = "store"
-    """An event store, or parquet files in the layout of the real data."""
     seed: int = 7
     """Seed of the synthetic data."""
 
@@ -152,7 +150,7 @@ def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, obje
         config = synthesize_config.default(options.seed)
     else:
         config = synthesize_config.of_size(options.events, seed=options.seed)
-    return catalogue.make(config, path=options.path, form=options.form, progress=progress)
+    return catalogue.make(config, path=options.path, progress=progress)
 
 
 def say(done: EventImport | dict[str, Any], terminal: Terminal) -> None:

@@ -146,7 +146,6 @@ class ImportedClicks:
         return self._at(self._index[split][distinct]).take(where)
 
     def every(self, split: Split, step: int) -> Rows:
-        """Every so many rows of a split."""
         return self._at(self._index[split][::step])
 
     def labels(self, split: Split) -> NDArray[np.uint8]:

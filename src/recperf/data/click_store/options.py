@@ -101,7 +101,6 @@ class ClickOptions:
         require_name(self.name)
 
     def listed(self, role: str) -> list[str]:
-        """The columns of a role."""
         value = getattr(self, role)
         return [] if value is None else [column.strip() for column in value.split(",")]
 

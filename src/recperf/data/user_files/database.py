@@ -28,7 +28,6 @@ def literal(text: str) -> str:
 
 
 def fetch_row(connection: Any, query: str) -> tuple[Any, ...]:
-    """Execute a query that has one row."""
     # A signal interrupts only a query that runs when it comes.
     FLAG.poll()
     (row,) = connection.execute(query).fetchall()

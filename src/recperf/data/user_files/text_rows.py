@@ -246,7 +246,6 @@ class _Rows:
         return bool(((beside == _FEED) | (beside == mark)).any())
 
     def _columns(self) -> Places:
-        """The columns of each row."""
         mark = self.source.delimiter
         marks = self._outside(np.flatnonzero(self.codes == ord(mark[0])))
         if len(mark) == 2:

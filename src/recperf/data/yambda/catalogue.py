@@ -19,7 +19,7 @@ from . import item_features, raw
 from .import_options import ImportOptions
 from .manifest import ImportFacts
 from .maps import catalogue
-from .reference import CACHE_META, READY, check_cache, open_events
+from .reference import CACHE_META, READY, open_events
 from .schema import EVENT_TYPES, EVENTS_FILE, LICENCE
 from .store import (
     COLUMNS,
@@ -139,7 +139,7 @@ def check_raw(files: raw.RawFiles, progress: Progress) -> Facts:
 
 
 def check_store(store: EventStore, progress: Progress) -> Facts:
-    """Compare a store with its digests, or the columns of a reference cache with each other.
+    """Compare a store with its digests; a reference cache, which has none, is opened.
 
     `verified_by_digest` names the files that were compared with digests.
     """
@@ -151,8 +151,6 @@ def check_store(store: EventStore, progress: Progress) -> Facts:
             originals(store.folder, role)
         files = [*(file_of(store.folder, name).name for name in COLUMNS), *(f"{role}.jsonl" for role in lists)]
         files += [item_features.FILE] * (item_features.read_items(store) is not None)
-    else:
-        check_cache(store, progress)
     return {
         "folder": str(store.folder),
         "layout": store.layout,
@@ -209,31 +207,22 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
     return open_store(folder)
 
 
-def make(config: YambdaLike, *, path: Path, form: str, progress: Progress) -> Facts:
-    """Write the synthetic dataset, as a store or as raw files in the layout of the real data."""
+def make(config: YambdaLike, *, path: Path, progress: Progress) -> Facts:
+    """Write the synthetic dataset as a store."""
     from . import synthesize
 
     folder, began = path.expanduser(), monotonic()
-    if form == "store":
-        synthesize.write_store(config, folder, progress=progress)
-        store = open_store(folder)
-        facts: Facts = {"events": store.events, "users": store.users, "items": store.items, "digest": store.digest}
-    else:
-        if _looks_like_a_store(folder):
-            raise DataError(
-                "this is the folder of prepared events; raw files do not belong there",
-                where={"folder": folder},
-                fix="choose another folder with --path",
-            )
-        facts = synthesize.write_raw(config, folder, progress=progress)
-    seconds = monotonic() - began
+    synthesize.write_store(config, folder, progress=progress)
+    store, seconds = open_store(folder), monotonic() - began
     return {
         "name": SYNTHETIC,
         "folder": str(folder),
-        "form": form,
         "synthetic": True,
         "seed": config.seed,
-        **facts,
+        "events": store.events,
+        "users": store.users,
+        "items": store.items,
+        "digest": store.digest,
         "seconds": round(seconds, 2),
     }
 

@@ -84,7 +84,6 @@ class Histories:
         return lengths_B
 
     def events(self, positions_B: Words, kinds_B: NDArray[np.uint8]) -> Queries:
-        """Events as queries."""
         store = self.store
         times_B, items_B = store.times_E[positions_B].astype(np.int64), store.items_at(positions_B)
         organic_B = ((kinds_B & ORGANIC) > 0).astype(np.int64)

@@ -19,7 +19,7 @@ from ...jsonfile import Struct, require
 from .manifest import Manifest
 from .maps import catalogue
 from .raw import Chunk, RawEvents, RawFiles, identity_of, require_known
-from .schema import GAP_MINUTES, LICENCE, SYNTHETIC_KEY, SYNTHETIC_LICENCE, TEST_DAYS, TRAIN_DAYS, Split, split_of
+from .schema import GAP_MINUTES, LICENCE, TEST_DAYS, TRAIN_DAYS, Split, split_of
 from .store import EVENT_BYTES, kinds_of
 from .writer import JOURNAL, StoreWriter, finished
 
@@ -92,13 +92,12 @@ def prepare(
         if source_identity(files) != identity:
             what = "the raw files changed while they were read"
             raise DataError(what, where={"file": files.events}, fix="prepare them when they are complete")
-        synthetic = SYNTHETIC_KEY in raw.metadata
         counts = {"raw_events": raw.rows, "train_events": writer.events, **state.counts}
         manifest = Manifest(
             name=name,
             size=files.size,
-            synthetic=synthetic,
-            licence=SYNTHETIC_LICENCE if synthetic else LICENCE,
+            synthetic=False,
+            licence=LICENCE,
             split={"t_min": t_min, "t_max": t_max, **vars(split), **counts},
         )
         return writer.finish(catalogue_I2, manifest)

@@ -123,11 +123,6 @@ class RawEvents:
             raise DataError("the event file has no rows", where={"file": path}, fix=AGAIN)
         self._check_columns()
 
-    @property
-    def metadata(self) -> dict[bytes, bytes]:
-        """Key-value metadata of the file."""
-        return dict(self._arrow_schema.metadata or {})
-
     def time_range(self) -> tuple[int, int]:
         """First and last time, from the statistics in the footer."""
         groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]

@@ -9,7 +9,6 @@ the catalogue as two maps in `<root>/shared_metadata/`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from ...jsonfile import load
 from ..blocks import Column
 from .manifest import Manifest
 from .maps import catalogue
-from .schema import ALBUMS_FILE, ARTISTS_FILE, EVENT_TYPES, LICENCE
-from .store import MANIFEST, EventStore, is_store_folder, kinds_of, map_file, open_store
+from .schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
+from .store import MANIFEST, EventStore, is_store_folder, map_file, open_store
 
 READY, CACHE_META = "_READY", "store_meta.json"
 SHARED_MAPS = "shared_metadata"
@@ -41,7 +40,6 @@ FLAT_COLUMNS = {
 USER_COLUMNS = ("unique_uids", "user_start", "user_end")
 
 _FIX = "build the cache again, or fetch this file from where the cache came from"
-_STRIDE = 1 << 22
 _PIECE, _PIECES = 4096, 8
 _CHECKED_USERS = 1024
 
@@ -103,33 +101,6 @@ def open_reference(cache_folder: Path) -> EventStore:
             digest=_identification(folder),
         ),
     )
-
-
-def check_cache(store: EventStore, progress: Callable[[int, int], None]) -> None:
-    """Require columns that agree with each other, and the events of each user in the order of time."""
-    uids_E, ratios_E = (_column(store.folder, name, FLAT_COLUMNS[name]) for name in ("flat_uid", "flat_played_ratio"))
-    assert store.types_E is not None
-    assert store.flags is not None
-    for start in range(0, store.events, _STRIDE):
-        part = slice(start, min(store.events, start + _STRIDE))
-        positions = np.arange(part.start, part.stop)
-        items, types, times = store.items_E[part], store.types_E[part], store.times_E[part]
-        with np.errstate(invalid="ignore"):
-            ratios = ratios_E[part].astype(np.uint16)
-        expected = kinds_of(types.astype(np.uint8), ratios, store.flags[3][part] != 0)
-        users = store.users_of(positions)
-        before = store.times_E[np.maximum(positions - 1, store.user_first_U1[users])]
-        for name, agrees in (
-            ("flat_uid", store.user_ids_U[users] == uids_E[part]),
-            ("flat_item_ids", (items >= 0) & (items < store.items)),
-            ("flat_timestamps", (times >= before) & (times >= 0) & (times < 1 << 32)),
-            ("flat_event_types", (types >= 0) & (types < len(EVENT_TYPES))),
-            ("flat_is_listen_plus, flat_is_like or flat_is_skip", store.kinds(part) == expected),
-        ):
-            if not agrees.all():
-                reason = f"{name} contradicts other files, first at event {start + int(np.argmin(agrees)):,}"
-                raise _unusable(store.folder, reason)
-        progress(part.stop, store.events)
 
 
 def _unusable(path: Path, reason: str) -> DataError:

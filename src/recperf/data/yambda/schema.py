@@ -14,9 +14,6 @@ ALBUMS_FILE: Final = "album_item_mapping.parquet"
 LICENCE: Final = "Yandex, Apache-2.0; cite arXiv 2505.22238"
 SYNTHETIC_LICENCE: Final = "synthetic, by recperf; no restrictions, no real people or songs"
 
-SYNTHETIC_KEY: Final = b"recperf.made_up"
-"""Metadata key of the synthetic parquet files that recperf writes."""
-
 COLUMNS: Final = {
     "uid": "uint32",
     "timestamp": "uint32",

@@ -129,7 +129,6 @@ class EventStore:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of events."""
         optional = (self.packed_kinds_E, *(self.flags or ()), self.types_E)
         return (self.items_E, self.times_E, *(column for column in optional if column is not None))
 

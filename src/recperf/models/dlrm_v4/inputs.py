@@ -104,7 +104,6 @@ class Inputs:
         return self.labels_B.shape[0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Inputs:
-        """Move to a device."""
         moved: Inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
         return moved
 

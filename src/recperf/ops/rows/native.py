@@ -71,7 +71,6 @@ def scatter(table_RW: Values, rows_N: Rows, values_NW: Values) -> None:
 
 
 def read_records(files: RecordFiles, request: Request, out_NW: Values) -> None:
-    """Read records to `out_NW`."""
     request.require(files)
     _records(usable(library()).read_records, files, request, "out_NW", out_NW, _cores())
 

@@ -31,7 +31,6 @@ def scatter(table_RW: Values, rows_N: Rows, values_NW: Values) -> None:
 
 
 def read_records(files: RecordFiles, request: Request, out_NW: Values) -> None:
-    """Read records to `out_NW`."""
     request.require(files)
     for first in range(0, len(request.order_N), PART):
         part = request.order_N[first : first + PART]
