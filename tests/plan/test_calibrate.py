@@ -38,7 +38,7 @@ def test_measured_rates_replace_assumed_ones() -> None:
 def test_a_calibration_is_stored_for_its_model_and_a_damaged_file_is_ignored() -> None:
     say: list[str] = []
     assert calibrate.stored("h200", WORK) is None
-    calibrate._store(RATES, calibrate.Model.of(WORK), say.append)
+    calibrate._store(RATES, WORK, say.append)
     assert calibrate.stored("h200", WORK) == RATES
     assert calibrate.stored("b200", WORK) is None
     assert calibrate.stored("h200", planned(laptop()).work()) is None
@@ -66,8 +66,7 @@ def test_rates_are_measured_at_the_shapes_of_the_model(monkeypatch: pytest.Monke
         (planned(laptop()).work(), 3),
         (MICRO_DLRM.planned(MICRO_DLRM.presets["default"]()).work(), 0),
     ):
-        model = calibrate.Model.of(work)
-        rates = calibrate._rates(model, 8, "cpu", ns_of, name="cpu", memory=1 << 30)
+        rates = calibrate._rates(work, 8, "cpu", ns_of, name="cpu", memory=1 << 30)
         assert min(rates.product, rates.copy) > 0
         assert len(rates.attention.lengths if rates.attention else ()) == lengths
         if rates.attention:

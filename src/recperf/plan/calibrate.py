@@ -22,7 +22,7 @@ from ..files import make_folder, write_json
 from ..jsonfile import Struct, read_sealed, sealed
 from ..machine import fingerprint, host_facts
 from .devices import KNOWN, Attention, Device, Rates
-from .work import Lengths, Shapes, Work
+from .work import Work
 
 if TYPE_CHECKING:
     import torch
@@ -39,20 +39,6 @@ COPIED = 2 << 30
 Say = Callable[[str], None]
 Timer = Callable[[Callable[[], object]], float]
 """Nanoseconds of a call."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """What the rates of a device depend on."""
-
-    shapes: Shapes
-    precision: str
-    lengths: Lengths
-    attention_length: float
-
-    @classmethod
-    def of(cls, work: Work) -> Model:
-        return cls(work.shapes, work.precision, work.lengths, work.attention_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +86,7 @@ class _Stored(Struct):
 def stored(device: str, work: Work) -> Calibration | None:
     """What an earlier call measured here for this model, and no torch is needed to read."""
     try:
-        return _read().entries[_key(device, Model.of(work))]
+        return _read().entries[_key(device, work)]
     except (RecperfError, KeyError):
         # Not measured, or damaged: it is measured again.
         return None
@@ -112,10 +98,9 @@ def measure(work: Work, batch: int, say: Say) -> Calibration:
 
     if not torch.cuda.is_available():
         raise MachineError("--calibrate measures a GPU, and this machine has none", fix="leave --calibrate out")
-    model = Model.of(work)
     say(f"calibrating {torch.cuda.get_device_name()}: product, attention and copy at the shapes of this model")
-    rates = _of_gpu(model, batch)
-    _store(rates, model, say)
+    rates = _of_gpu(work, batch)
+    _store(rates, work, say)
     return rates
 
 
@@ -157,11 +142,11 @@ def _read() -> _Stored:
     return read_sealed(_path(), FORM, _Stored, fix="recperf plan measures again")
 
 
-def _key(device: str, model: Model) -> str:
-    return f"{device}, {model.precision}, {model.shapes}, {model.attention_length:.0f} tokens"
+def _key(device: str, work: Work) -> str:
+    return f"{device}, {work.precision}, {work.shapes}, {work.attention_length:.0f} tokens"
 
 
-def _store(calibration: Calibration, model: Model, say: Say) -> None:
+def _store(calibration: Calibration, work: Work, say: Say) -> None:
     path = _path()
     try:
         known = _read()
@@ -169,13 +154,13 @@ def _store(calibration: Calibration, model: Model, say: Say) -> None:
         known = _Stored(*FORM, entries={})
     try:
         make_folder(path.parent)
-        known.entries[_key(calibration.device, model)] = calibration
+        known.entries[_key(calibration.device, work)] = calibration
         write_json(path, sealed(known))
     except MachineError as error:
         say(f"the calibration is not stored: {error.what}")
 
 
-def _of_gpu(model: Model, batch: int) -> Calibration:
+def _of_gpu(work: Work, batch: int) -> Calibration:
     import torch
 
     from ..measure.peaks.gpu import Gpu
@@ -189,17 +174,17 @@ def _of_gpu(model: Model, batch: int) -> Calibration:
     def ns_of(once: Callable[[], object]) -> float:
         return median(sampler.readings(gpu.timed(once)))
 
-    return _rates(model, min(batch, MOST_SEQUENCES), "cuda", ns_of, name=name, memory=memory)
+    return _rates(work, min(batch, MOST_SEQUENCES), "cuda", ns_of, name=name, memory=memory)
 
 
-def _rates(model: Model, batch: int, device: str, ns_of: Timer, *, name: str, memory: int) -> Calibration:
+def _rates(work: Work, batch: int, device: str, ns_of: Timer, *, name: str, memory: int) -> Calibration:
     """FLOP/s of the product and of both passes of attention by length, and bytes per second of a copy."""
     import torch
 
-    shapes = model.shapes
-    dtype = torch.bfloat16 if model.precision == "bfloat16" and device == "cuda" else torch.float32
+    shapes = work.shapes
+    dtype = torch.bfloat16 if work.precision == "bfloat16" and device == "cuda" else torch.float32
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if model.precision == "tf32" else "highest")
+    torch.set_float32_matmul_precision("high" if work.precision == "tf32" else "highest")
     try:
         rows = min(MOST_ROWS, max(1, round(shapes.rows_per_sample * batch)))
         x, weight, grad = (
@@ -216,13 +201,13 @@ def _rates(model: Model, batch: int, device: str, ns_of: Timer, *, name: str, me
     finally:
         torch.set_float32_matmul_precision(before)
     # Very short rows have the same length at two scales.
-    scales = {max(1, round(scale * model.attention_length)): scale for scale in SCALES if shapes.heads}
-    rates = [(length, *_attention_rates(model, scale, batch, device, dtype, ns_of)) for length, scale in scales.items()]
+    scales = {max(1, round(scale * work.attention_length)): scale for scale in SCALES if shapes.heads}
+    rates = [(length, *_attention_rates(work, scale, batch, device, dtype, ns_of)) for length, scale in scales.items()]
     attention = None
     if rates:
         lengths, forward, backward = zip(*rates)
         attention = Attention(
-            lengths=lengths, forward=forward, backward=backward, precision=model.precision, origin="measured here"
+            lengths=lengths, forward=forward, backward=backward, precision=work.precision, origin="measured here"
         )
     buffer = torch.ones(COPIED // 4, device=device)
     half = buffer.numel() // 2
@@ -237,19 +222,19 @@ def _rates(model: Model, batch: int, device: str, ns_of: Timer, *, name: str, me
 
 
 def _attention_rates(
-    model: Model, scale: float, batch: int, device: str, dtype: torch.dtype, ns_of: Timer
+    work: Work, scale: float, batch: int, device: str, dtype: torch.dtype, ns_of: Timer
 ) -> tuple[float, float]:
     """FLOP/s of both passes over rows `scale` times as long as the model's."""
     import torch
 
     from ..ops import hstu_attention
 
-    shapes = model.shapes
+    shapes = work.shapes
     # In any order, as rows of a batch are: which rows come last decides how long some cores have nothing to do.
     place_B = np.random.default_rng(0).permutation(
-        ((np.arange(batch) + 0.5) / batch * len(model.lengths)).astype(np.int64)
+        ((np.arange(batch) + 0.5) / batch * len(work.lengths)).astype(np.int64)
     )
-    length_B = np.maximum(1, np.round(scale * np.asarray(model.lengths)[place_B])).astype(np.int64)
+    length_B = np.maximum(1, np.round(scale * np.asarray(work.lengths)[place_B])).astype(np.int64)
     tokens, longest = int(length_B.sum()), int(length_B.max())
     offsets_B1 = torch.from_numpy(np.concatenate([[0], length_B.cumsum()])).to(device)
     q, k = (torch.randn(tokens, shapes.heads, shapes.qk, device=device).to(dtype) for _ in range(2))
