@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf.errors import ArgumentError, ConfigError, DataError, MachineError, RecperfError
+from recperf.errors import ArgumentError, ConfigError, DataError, MachineError
 from recperf.models.tiers.config import TablesConfig, decide
 from recperf.models.tiers.store import FileRows, HostRows, RowStore
 from recperf.ops.rows import native
@@ -137,14 +137,6 @@ def test_a_full_disk_loses_nothing_that_was_written(filed: FileRows) -> None:
     out_RW = np.empty_like(values_RW)
     filed.read(np.arange(ROWS), out_RW)
     assert np.array_equal(out_RW, values_RW)
-
-
-def test_a_file_that_exists_is_not_written(tmp_path: Path) -> None:
-    (tmp_path / "others").write_text("stay")
-    (tmp_path / "0000-user.recperf-rows").symlink_to(tmp_path / "others")
-    with pytest.raises(RecperfError):
-        FileRows(tmp_path, {"user": 4}, WIDTH)
-    assert (tmp_path / "others").read_text() == "stay"
 
 
 GIB = 1 << 30

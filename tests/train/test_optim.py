@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from recperf.train.config import DLRMTrainConfig
-from recperf.train.optim import DenseOptimizer, make_dense, make_schedule, one_cycle, warmup_decay
+from recperf.train.optim import DenseOptimizer, make_dense, one_cycle, warmup_decay
 
 
 def parameters(seed: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -111,13 +110,3 @@ def test_the_decay_stops_at_its_floor_and_never_raises_a_small_rate() -> None:
     assert warmup_decay(99, peak=1e-4, warmup=0, decay_start=1, decay_steps=100) == 1e-7
     assert warmup_decay(5000, peak=1e-4, warmup=0, decay_start=1, decay_steps=100) == 1e-7
     assert warmup_decay(99, peak=1e-9, warmup=0, decay_start=1, decay_steps=100) == 1e-9
-
-
-def test_a_config_names_its_schedule() -> None:
-    assert [make_schedule(DLRMTrainConfig(learning_rate=0.5), 10)(step) for step in (0, 9)] == [0.5, 0.5]
-    cycle = make_schedule(DLRMTrainConfig(learning_rate=0.5, schedule="one-cycle"), 10)
-    assert cycle(3) == one_cycle(3, 10, peak=0.5, rise=0.3)
-    rising = make_schedule(
-        DLRMTrainConfig(learning_rate=0.5, schedule="warmup-decay", warmup_steps=5, decay_start=8, decay_steps=4), 10
-    )
-    assert [rising(step) for step in (0, 4, 6, 9)] == [0.1, 0.5, 0.5, 0.125]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from recperf.data.yambda.imports import ImportOptions, import_events
 
-Effect = Literal["last item", "last two items", "time of day", "none"]
+Effect = Literal["last item", "none"]
 DAYS = 90
 STRENGTH = 2.0
 """Standard deviation of the log odds of the groups."""
@@ -50,23 +50,18 @@ class PlantedLog:
 
 
 def planted(effect: Effect, *, events: int, users: int, items: int, groups: int, seed: int = 1) -> PlantedLog:
-    """A log whose labels depend on the hidden group of the item and, by the effect, on those of the items before it or
-    on the quarter of the day; without an effect, on the item and the user alone."""
+    """A log whose labels depend on the hidden groups of the item and of the one before it; without an effect, on the
+    item and the user alone."""
     draw = np.random.default_rng(seed)
     users_N, items_N = np.sort(draw.integers(0, users, events)), draw.integers(0, items, events)
     times_N = draw.integers(0, DAYS * 86_400, events)
     times_N = times_N[np.lexsort((times_N, users_N))]
     group_N = draw.integers(0, groups, items)[items_N]
-    before = [np.full(events, groups) for _ in range(2)]
-    for back, group_before_N in enumerate(before, 1):
-        same_N = users_N[back:] == users_N[:-back]
-        group_before_N[back:][same_N] = group_N[:-back][same_N]
+    before_N = np.full(events, groups)
+    same_N = users_N[1:] == users_N[:-1]
+    before_N[1:][same_N] = group_N[:-1][same_N]
     if effect == "last item":
-        logits_N = draw.normal(0, STRENGTH, (groups, groups + 1))[group_N, before[0]]
-    elif effect == "last two items":
-        logits_N = draw.normal(0, STRENGTH, (groups, groups + 1, groups + 1))[group_N, before[0], before[1]]
-    elif effect == "time of day":
-        logits_N = draw.normal(0, STRENGTH, (groups, 4))[group_N, times_N // 21_600 % 4]
+        logits_N = draw.normal(0, STRENGTH, (groups, groups + 1))[group_N, before_N]
     else:
         logits_N = draw.normal(0, 0.8, items)[items_N] + draw.normal(0, 0.8, users)[users_N]
     probabilities_N = 1 / (1 + np.exp(-logits_N))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -246,25 +244,3 @@ def test_a_large_index_is_verified_as_it_is_used(name: str, tmp_path: Path, monk
                     again.counts(who)  # type: ignore[arg-type]
             else:
                 assert again.counts(who).tolist() == count  # type: ignore[arg-type]
-
-
-def test_a_build_that_was_killed_leaves_nothing_that_is_opened(tmp_path: Path) -> None:
-    code = """
-import os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_windows import some_users, store_of
-from recperf.data.yambda import windows
-from recperf.data.yambda.config import WindowConfig
-os.rename = lambda *_: os._exit(9)
-folder = Path(sys.argv[1])
-windows.WindowIndex.open(store_of(some_users(), folder), WindowConfig(seconds=5000, min_history=5))
-"""
-    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
-    assert subprocess.run(command, check=False).returncode == 9
-    (left,) = (path for path in (tmp_path / "windows").iterdir() if path.is_dir())
-    assert {path.name for path in left.glob("*/*")} == {".recperf", window_build.MANIFEST, *window_build.COLUMNS}
-    store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
-    index = WindowIndex.open(store, config)
-    assert int(index.counts().sum()) == len(slow_anchors(store, 5))
-    assert not left.exists()
