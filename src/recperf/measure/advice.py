@@ -24,8 +24,6 @@ NOTICEABLE = 0.05
 """A change that saves a smaller share of the step is not mentioned."""
 CALLING = 4.0
 """Python that takes up to this many times the cost of the calls between which it runs only prepares these calls."""
-WAITS = 0.3
-"""A device that waits for the host for this share of a step is limited by it."""
 LEAST = 0.02
 """Of a step, what remains at least in the best case."""
 
@@ -55,6 +53,10 @@ class Evidence:
 
     def optimizer_rows(self, kind: str) -> list[DividedOperator]:
         return [row for row in self.operators if optimizer_of(row.part) == kind]
+
+    def optimizer_python(self, kind: str) -> float:
+        """Time of Python in an optimizer: most of it releases gradients and results between operators."""
+        return sum(ms for part, ms in self.observed.optimizer_python.items() if part.startswith(f"optimizer {kind}."))
 
     def calls_ms(self, calls: float) -> float:
         """What so many calls of operators cost, whatever they compute."""
@@ -100,40 +102,46 @@ class Evidence:
         return f"{time(ms)}, {ms / self.step_ms if self.step_ms else 0:.0%} of the step{place}"
 
     @property
-    def counts_calls(self) -> bool:
+    def counts_host(self) -> bool:
         """Whether it is known what calling an operator costs the host of a device."""
         return not self.on_cpu and self.ceilings is not None and self.ceilings.queue_ns > 0
 
     @cached_property
-    def _host(self) -> tuple[float, float]:
-        """GPU: operators that Python calls in a step, and the host time of one of them in ms: as measured where the
-        device waits for the host, else what queueing a kernel costs."""
-        assert self.ceilings is not None
-        calls = max(1.0, sum(row.python_calls for row in self.operators))
-        waits = self.ms("launch", "python")
-        return calls, self.step_ms / calls if waits > WAITS * self.step_ms else self.ceilings.queue_ns / 1e6
+    def host_ms(self) -> float:
+        """GPU: time that the host needs for a step: as measured, and no less than queueing its kernels costs."""
+        waits = self.ms("launch", "python", "blocked")
+        return max(self.observed.host_ms or waits, self.queue_ms(sum(row.kernels for row in self.operators)))
 
-    def _after(self, saved: float, calls: float) -> float:
-        """The step without some time, with more or fewer calls. A device cannot be faster than the host queues work,
-        and where it waits for the host, it waits less for fewer calls."""
+    def queue_ms(self, operators: float) -> float:
+        """Host time of calling so many operators of a device from Python."""
+        return operators * self.ceilings.queue_ns / 1e6 if self.counts_host and self.ceilings else 0.0
+
+    def calls_host_ms(self, rows: Iterable[DividedOperator]) -> float:
+        """Host time of the kernels of some rows, with the Python around them."""
+        kernels = max(1.0, sum(row.kernels for row in self.operators))
+        calling = max(0.0, self.host_ms - (self.observed.long_python_ms or 0.0))
+        return calling * sum(row.kernels for row in rows) / kernels if self.counts_host else 0.0
+
+    def _after(self, saved: float, host: float) -> float:
+        """The step without some time, with more or less time of the host. A device cannot be faster than the host
+        queues work, and it waits less for a host that does less."""
         step = self.step_ms
-        if not self.counts_calls:
-            return max(LEAST * step, step - saved)
-        before, each = self._host
-        idle = self.ms("launch", "python") * max(0.0, 1 + calls / before)
-        busy = step - self.ms("launch", "python")
-        return max(LEAST * step, busy - saved + idle, (before + calls) * each)
+        if self.counts_host:
+            before, waits = self.host_ms, self.ms("launch", "python", "blocked")
+            left = max(0.0, before + host)
+            return max(LEAST * step, left, step - saved - waits * (1 - left / before if before else 0.0))
+        return max(LEAST * step, step - saved)
 
     def advice(
-        self, name: str, seen: str, change: str, goes: float, needs: float = 0.0, calls: float = 0.0, **settings: Any
+        self, name: str, seen: str, change: str, goes: float, needs: float = 0.0, host: float = 0.0, **settings: Any
     ) -> Advice | None:
-        """Advice, if what goes less what the changed way needs is a noticeable part of the step; `calls`: how many
-        operators it calls more than now."""
+        """Advice, if what goes less what the changed way needs is a noticeable part of the step; `host`: what the
+        host of a device has to do more than now, in ms."""
         saved, step = goes - needs, self.step_ms
-        if not step or step - self._after(saved, calls) < NOTICEABLE * step:
+        if not step or step - self._after(saved, host) < NOTICEABLE * step:
             return None
         advice = Advice(name, seen, change, settings=settings)
         if self.ceilings is None:
             return advice
-        gain = [step / self._after(part, calls) for part in (saved / 2, saved, goes)]
-        return replace(advice, predicted_gain=gain[1], predicted_range=[gain[0], gain[2]])
+        gain = [step / self._after(*part) for part in ((saved / 2, host / 2), (saved, host), (goes, host))]
+        return replace(advice, predicted_gain=gain[1], predicted_range=[min(gain), max(gain)])

@@ -20,10 +20,12 @@ from .records import Advice, DividedOperator, OptimizerFacts
 
 USED = 0.1
 """A table of which a step uses fewer rows than this gains from updating only those."""
-SPARSE = {"SGD": (3, 6), "Adagrad": (6, 15)}
-SPARSE_ADAM = 10, 40
-"""Accesses of a row and operators of a sparse update. Of SparseAdam: two to sum gradients, two reads of its states,
-three updates."""
+SPARSE = {"SGD": (2, 6), "Adagrad": (6, 45)}
+SPARSE_ADAM = 10, 60
+"""Accesses of a row by a sparse update of a table, and operators whose calls cost as much as it does for few rows. Of
+SparseAdam: two to sum gradients, two reads of its states, three updates. A convention: counted in torch's source."""
+FUSED_CALLS = 16, 1.3
+"""Operators whose calls cost as much as a fused optimizer for few elements: in all, and for each parameter."""
 COMPILED = 20
 """Calls that the guards of a compiled function cost as much as, on a CPU. A convention: it depends on the function."""
 PASSES = {"Adam": (7, 19), "AdamW": (7, 21), "SGD": (3, 3), "Adagrad": (5, 13)}
@@ -81,6 +83,7 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
     if not optimizer.elements and any(re.search("_coalesce|_sparse|sparse_backward", name) for name in names):
         return None
     whole = sum(row.ms for row in evidence.optimizer_rows(optimizer.kind))
+    whole += evidence.optimizer_python(optimizer.kind)
     goes = needs = rows_used = rows_all = 0.0
     shapes, same = [], []
     for (rows, row_bytes), count in used.items():
@@ -116,7 +119,7 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
         f"{optimizer.kind} and the gradient pass over all of them: {evidence.cost(goes, same)}."
     )
     settings = {"sparse": [list(shape) for shape in {tuple(shape) for shape in shapes}]} if optimizer.elements else {}
-    added = SPARSE.get(optimizer.kind, SPARSE_ADAM)[1] * len(shapes)
+    added = evidence.queue_ms(SPARSE.get(optimizer.kind, SPARSE_ADAM)[1] * len(shapes))
     return evidence.advice("sparse", seen, change, goes, needs, added, **settings)
 
 
@@ -125,7 +128,7 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
     suggestions = []
     for optimizer in evidence.facts.optimizers:
         rows = evidence.optimizer_rows(optimizer.kind)
-        goes = sum(row.ms for row in rows)
+        goes = sum(row.ms for row in rows) + evidence.optimizer_python(optimizer.kind)
         seen = (
             f"{optimizer.kind} ({optimizer.way}) runs {sum(row.calls for row in rows):,.0f} operators "
             f"({_names(rows)}): {evidence.cost(goes)}."
@@ -136,8 +139,9 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
             moved = moved or sum(row.bytes for row in rows) * fused / separate
             needs = evidence.stream_ms(moved, adamw=optimizer.kind.startswith("Adam")) + evidence.calls_ms(1)
             change = f"torch.optim.{optimizer.kind}(..., fused=True)"
-            fewer = 1 - sum(row.python_calls for row in rows)
-            suggestions.append(evidence.advice("optimizer", seen, change, goes, needs, fewer, optimizer="fused"))
+            fixed, each = FUSED_CALLS
+            host = evidence.queue_ms(fixed + each * optimizer.parameters) - evidence.calls_host_ms(rows)
+            suggestions.append(evidence.advice("optimizer", seen, change, goes, needs, host, optimizer="fused"))
         elif optimizer.way == "for-loop" and optimizer.parameters > 1 and not optimizer.sparse:
             overhead = sum(row.limits.get("dispatch", 0.0) for row in rows)
             change = f"torch.optim.{optimizer.kind}(..., foreach=True)"
@@ -251,13 +255,20 @@ def loader(evidence: Evidence) -> Advice | None:
     workers = max(1, min(cores - 1 or 1, round(making / max(rest, 1e-9) + 0.5)))
     if workers <= facts.workers:
         return None
-    busy = rest * (evidence.facts.threads if evidence.on_cpu else 1)
-    computed = making * min(1.0, cores_used)
-    left = max(0.0, making / workers - rest, (computed + busy) / cores - rest)
+    # A thread that waits for a core holds up all others of its operator, so each gets a core beside the workers.
+    before = evidence.facts.threads if evidence.on_cpu else 1
+    threads = max(1, min(before, cores - round(workers * min(1.0, cores_used))))
+    operators = sum(row.ms - row.limits.get("dispatch", 0.0) for row in evidence.operators) if threads < before else 0.0
+    step = rest + operators * (before / threads - 1)
+    left = max(step, making / workers, (making * min(1.0, cores_used) + step * threads) / cores) - rest
     made = f"by {facts.workers} workers" if facts.workers else "in the process of the step"
     seen = f"The step waits for its batch, which is made {made}: {evidence.cost(waited)}."
     change = f"DataLoader(..., num_workers={workers}, persistent_workers=True)"
-    return evidence.advice("workers", seen, change, waited, left, workers=workers)
+    settings = {"workers": workers}
+    if threads < before:
+        change += f"; torch.set_num_threads({threads})"
+        settings["threads"] = threads
+    return evidence.advice("workers", seen, change, waited, left, **settings)
 
 
 def copies(evidence: Evidence) -> Advice | None:
@@ -265,9 +276,9 @@ def copies(evidence: Evidence) -> Advice | None:
     if evidence.on_cpu:
         return None
     goes = evidence.ms("transfer") - sum(row.limits.get("transfer", 0.0) for row in evidence.operators)
-    facts = evidence.facts.loader
-    pinned = facts is not None and facts.pinned
-    needs = 0.0 if pinned or evidence.ceilings is None else goes * evidence.ceilings.pageable
+    facts, pageable = evidence.facts.loader, evidence.observed.pageable_bytes
+    pinned = not pageable and facts is not None and facts.pinned
+    needs = pageable / evidence.ceilings.link * 1e3 if evidence.ceilings and evidence.ceilings.link else 0.0
     change = "batch.to(device, non_blocking=True)" + ("" if pinned else " from DataLoader(..., pin_memory=True)")
     seen = f"Copies between host and device that no computation hides take {evidence.cost(goes)}."
     return evidence.advice("pinned", seen, change, goes, needs, **({"pinned": True} if facts and not pinned else {}))
@@ -300,11 +311,16 @@ def reported_values(evidence: Evidence) -> Advice | None:
     suggestions = []
     for row in evidence.observed.places:
         place, ms = row.place, row.share * evidence.ms(row.limit)
+        if row.limit == "python" and evidence.observed.long_python_ms is not None:
+            # Samples count short stretches of Python for the long one after them.
+            ms = min(ms, evidence.observed.long_python_ms)
         source = getline(place.file, place.line).strip()
         if row.limit in ("python", "blocked", "sync") and _REPORTS.search(f"{place.function} {source}"):
             seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(ms)}."
             change = f"if step % 100 == 0: {source or place.function + '(...)'}"
-            suggestions.append(evidence.advice("reports", seen, change, ms, ms / 100))
+            saved = ms * 0.99
+            of_host = evidence.counts_host and row.limit != "sync"
+            suggestions.append(evidence.advice("reports", seen, change, *((0.0, 0.0, -saved) if of_host else (saved,))))
     return _best(suggestions)
 
 
@@ -326,11 +342,13 @@ def small_operators(evidence: Evidence) -> Advice | None:
     needs = evidence.calls_ms(kept) + left + passes / max(1.0, sum(row.calls for row in fused))
     change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
     settings = {"compile": True} if evidence.facts.has_model else {}
-    if not evidence.counts_calls:
-        return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
-    fewer = 1 + kept - sum(row.python_calls for row in evidence.operators)
-    goes = evidence.ms("dispatch") + passes
-    return evidence.advice("compile", seen, change, goes, min(goes, needs), min(0.0, fewer), **settings)
+    if evidence.counts_host:
+        # A graph is one call of the host, whatever it holds; the optimizer stays outside.
+        goes = evidence.ms("dispatch") + passes
+        graph = [row for row in evidence.operators if not optimizer_of(row.part)]
+        host = evidence.queue_ms(1) - evidence.calls_host_ms(graph)
+        return evidence.advice("compile", seen, change, goes, min(goes, needs), host, **settings)
+    return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
 
 
 def larger_batch(evidence: Evidence) -> Advice | None:
@@ -341,6 +359,8 @@ def larger_batch(evidence: Evidence) -> Advice | None:
         return None
     seen = f"Python, operator calls and launches take {evidence.cost(fixed)}, however large the batch ({size:,})."
     change = f"DataLoader(..., batch_size={2 * size})  # more samples per second; the learning rate may need tuning"
+    if evidence.counts_host:
+        return evidence.advice("batch", seen, change, evidence.ms("dispatch") / 2, 0.0, -evidence.host_ms / 2)
     return evidence.advice("batch", seen, change, fixed / 2)
 
 

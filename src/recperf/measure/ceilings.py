@@ -58,8 +58,6 @@ class Ceilings:
     """B/s of a fused AdamW, which computes more than a copy; 0: not measured."""
     link: float = 0.0
     """GPU: B/s of copies from pinned memory of the host; 0: not measured."""
-    pageable: float = 0.0
-    """GPU: rate of copies from pageable memory relative to those from pinned memory; 0: not measured."""
 
     def row_ns(self, row_bytes: int, *, cached: bool = False) -> float:
         """ns of a random row of this size."""
@@ -224,8 +222,7 @@ def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> C
     launch, knee = common.launch, common.knee.bytes
     stream_knee = common.knee.stream.bytes if common.knee.stream else knee
     reported = (common.machine.get("caches") if isinstance(common, Peaks) else None) or {"L2": common.l2_bytes}
-    copies = {name: figure.p50 for name, figure in common.transfer.items()}
-    pinned, pageable = (copies.get(f"host_to_device_{memory}", 0.0) for memory in ("pinned", "pageable"))
+    pinned = common.transfer.get("host_to_device_pinned")
     return Ceilings(
         device=device,
         threads=threads,
@@ -246,8 +243,7 @@ def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> C
         kernel_ns=launch.kernel.p50 if launch else 0.0,
         queue_ns=launch.queue.p50 if launch else 0.0,
         adamw=(rates.update.adamw if rates.update else None) or 0.0,
-        link=pinned,
-        pageable=min(1.0, pageable / pinned) if pinned else 0.0,
+        link=pinned.p50 if pinned else 0.0,
     )
 
 

@@ -29,7 +29,7 @@ from .timeline import (
 )
 from .trace.analyse import steps_of
 from .trace.collectives import collectives, lateness
-from .trace.idle import device_times
+from .trace.idle import device_times, transfers, waits_for_device
 from .trace.nesting import NONE, Nesting
 from .trace.read import PART, STEP, STEP_OF_TORCH
 from .trace.record import Recording
@@ -160,6 +160,9 @@ def _on_host(
         call.us *= scale
     result.waits["communication"] += min(own_ms, communication)
     result.waits |= {"blocked": blocked, "python": python * scale}
+    result.long_python_ms = min(python, times.long_us / steps) * scale
+    part = python / outside * scale / steps if outside else 0.0
+    result.optimizer_python = {region_name(name): us * part for name, us in times.optimizer_us.items()}
     # Of plain steps that time is left out, of traced ones only what was cut.
     result.scale = scale / max(1e-9, 1 - max(0.0, waiting - cut))
 
@@ -195,6 +198,13 @@ def _on_device(
         "transfer": waits.get("transfer", 0.0), "communication": waits.get("communication", 0.0),
     }  # fmt: skip
     result.busy_ms = busy
+    own = sorted(step.whole.wall - step.input.wall - step.ranks.wall for step in observer.plain)
+    called = (nesting.events[index] for index in waits_for_device(nesting, window))
+    waited = sum(call.end - call.start for call in called if call.thread == nesting.thread) / 1e3 / steps
+    # The fastest steps found room in the queue of the device: the host did not wait for it.
+    result.host_ms = min(result.step_ms.p50, max(0.0, own[len(own) // 5] / 1e6 - waited)) if own else None
+    result.long_python_ms = times.long_us / 1e3 / steps
+    result.pageable_bytes = sum(row.bytes for row in transfers(window) if row.pinned is False)
     times.on_device(nesting, device, graph_works)
 
 

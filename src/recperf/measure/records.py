@@ -157,6 +157,14 @@ class Observed(Struct):
     scale: Number | None = None
     """Time of plain steps over that of traced ones."""
     busy_ms: Number | None = None
+    host_ms: Number | None = None
+    """GPU: time of the host in a step, without its waits for input, other ranks and the device."""
+    long_python_ms: Number | None = None
+    """Time outside of operators in stretches that are long enough for the sampler to tell their lines."""
+    optimizer_python: dict[str, Number] = {}
+    """CPU: time outside of operators in the methods of optimizers: mostly memory that they release."""
+    pageable_bytes: Number = 0
+    """Bytes copied between the device and memory of the host that is not pinned."""
 
 
 class Attribution(Struct):

@@ -24,7 +24,7 @@ from .records import Observed, Operator, Place
 from .spans import EXCHANGE
 from .trace.collectives import collectives
 from .trace.idle import DeviceTimes
-from .trace.nesting import NONE, Cover, Nesting, merged
+from .trace.nesting import NONE, Cover, Nesting, between, merged
 from .trace.read import OWN_RANGES, Trace
 from .trace.window import TracedSteps
 from .trace.work import work_of
@@ -34,6 +34,8 @@ COUNTED = ("flops", "special", "bytes", "beyond", "fresh", "rows", "missed", "di
 """The counted work of an operator."""
 FUSED = ("CompiledFxGraph", "Torch-Compiled Region", "triton_")
 """Parts of the names under which the work of fused operators appears."""
+LONG_US = 500.0
+"""Python without an operator for this time is seen by the sampler, at its own line."""
 OUTLIER = 4.0
 """A call that took this many times the median of its like was interrupted."""
 NOTICEABLE = 0.02
@@ -76,6 +78,10 @@ class StepTimes:
     calls: list[Call] = field(default_factory=list)
     outside_us: float = 0.0
     """Time of the steps' thread outside of operators and of all waits that are known from the trace."""
+    long_us: float = 0.0
+    """Of it, in stretches of at least `LONG_US`."""
+    optimizer_us: dict[str, float] = field(default_factory=dict)
+    """Of it, inside the methods of optimizers."""
     beside_us: float = 0.0
     """Time in which only other threads of the program ran operators."""
     input_us: float = 0.0
@@ -215,6 +221,13 @@ def _outside(
     times.blocked_us = uncovered([(event.start, event.end) for event in waiting if window.holds(event.start)])
     known = times.communication_us + times.beside_us + times.blocked_us
     times.outside_us = max(0.0, max(0.0, outside) - known)
+    stretches = (end - start for step in window.steps for start, end in between(*step, covered))
+    times.long_us = min(times.outside_us, sum(length for length in stretches if length >= LONG_US))
+    inside = Cover(covered)
+    for event in ranges:
+        if event.name.startswith("Optimizer.") and window.holds(event.start):
+            python = event.end - event.start - inside.of(event.start, event.end)
+            times.optimizer_us[event.name] = times.optimizer_us.get(event.name, 0.0) + python
 
 
 class CountedInOrder:

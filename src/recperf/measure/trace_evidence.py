@@ -27,7 +27,7 @@ from .records import Attribution, Observed, Verdict
 from .timeline import Call, operator_rows, step_times, unknown_work
 from .trace.analyse import analyse_steps, counted, device_name, facts_of, read_one, steps_of
 from .trace.collectives import collectives, lateness
-from .trace.idle import device_times
+from .trace.idle import device_times, transfers
 from .trace.nesting import NONE, Nesting
 from .trace.read import Trace, facts_in, number_of
 from .trace.records import TraceAnalysis, TraceLimit
@@ -144,6 +144,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         other_work=others,
         notes=notes,
         places=places,
+        pageable_bytes=sum(row.bytes for row in transfers(window) if row.pinned is False),
     )
 
 
