@@ -1,13 +1,24 @@
-"""What the light mode of recperf.Profiler costs: training steps of 1, 10 and 100 ms with and without it, in turns.
+"""What profiling costs: the light mode of recperf.Profiler, and `profile --script` on a whole program.
 
-The goal is less than 5 % of a step. Exit 5 where it is missed.
+    python benchmarks/profile_overhead.py            # steps with and without the light mode, in turns
+    python benchmarks/profile_overhead.py --script   # a program of a minute with and without the profiler; then five
+                                                     # profiles of the same program
+
+Goals: the light mode costs less than 5 % of a step, --script at most 10 % of the CPU time of a program, imports apart.
+Five profiles have one verdict, and its shares differ by at most 0.05. Exit 5 where one is missed.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +28,35 @@ from _rows import record, row, show
 
 GOAL = 0.05
 TURNS = 15
+OF_A_PROGRAM, SECONDS = 0.1, 60
+REPEATS, APART = 5, 0.05
+PROGRAM = """
+import sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+with open(sys.argv[1], "w") as began:
+    began.write(str(time.process_time()))
+seconds, most = float(sys.argv[2]), int(sys.argv[3])
+ids = torch.randint(0, 50_000, (200_000, 4))
+batches = DataLoader(TensorDataset(ids, (ids.sum(1) % 2).float()), batch_size=None, sampler=[
+    range(start, start + 2000) for start in range(0, 200_000, 2000)])
+table = nn.Embedding(50_000, 32)
+tower = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 1))
+optimizer = torch.optim.Adam([*table.parameters(), *tower.parameters()], lr=1e-3)
+steps, end = 0, time.perf_counter() + seconds
+while steps < most and time.perf_counter() < end:
+    for x, y in batches:
+        loss = nn.functional.binary_cross_entropy_with_logits(tower(table(x).flatten(1)).squeeze(1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        steps += 1
+        if steps == most:
+            break
+print("steps", steps)
+"""
 
 
 def training_step(ms: float) -> tuple[object, torch.Tensor]:
@@ -43,7 +83,52 @@ def training_step(ms: float) -> tuple[object, torch.Tensor]:
     return step, x
 
 
-def main() -> int:
+def cpu_seconds(folder: Path, seconds: float, steps: int, *profiler: str) -> tuple[float, str]:
+    """CPU time of the program from the end of its imports to the end of its process, and what it printed."""
+    began, program = folder / "began", folder / "program.py"
+    program.write_text(PROGRAM)
+    before = getrusage(RUSAGE_CHILDREN)
+    arguments = [str(began), str(seconds), str(steps)]
+    command = [sys.executable, *profiler, str(program), *(["--"] if profiler else []), *arguments]
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    after = getrusage(RUSAGE_CHILDREN)
+    whole = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return whole - float(began.read_text()), ran.stdout
+
+
+def of_a_program(folder: Path) -> list[dict[str, Any]]:
+    """Rows of a whole program: what profiling it costs, and the shares of five profiles."""
+    scripted = ("-m", "recperf", "profile", "--json", "--quiet", "--output", str(folder / "p.json"))
+    plain, printed = cpu_seconds(folder, SECONDS, 1 << 40)
+    steps = int(printed.split()[1])
+    profiled, printed = cpu_seconds(folder, 1e9, steps, *scripted, "--to-the-end", "--script")
+    stated = [note for note in json.loads(printed)["notes"] if "CPU time" in note]
+    conditions = {"steps": steps, "plain_cpu_s": plain, "profiled_cpu_s": profiled, "stated": stated}
+    cost = row("profile_overhead", "a program of a minute", "overhead", "of its CPU time", [profiled / plain - 1],
+               conditions)  # fmt: skip
+    print(f"{show(cost)}; {stated[0]}", flush=True)
+    reports = [json.loads(cpu_seconds(folder, 1e9, 1 << 40, *scripted, "--script")[1]) for _ in range(REPEATS)]
+    verdicts = [report["verdict"] for report in reports]
+    conditions = {"limits": [verdict["limit"] for verdict in verdicts],
+                  "confidences": [verdict["confidence"] for verdict in verdicts],
+                  "shares": [verdict["share"] for verdict in verdicts],
+                  "other_work": [report["other_work"] for report in reports]}  # fmt: skip
+    same = row("profile_overhead", "the same program five times", "share", "of the step", conditions["shares"],
+               conditions)  # fmt: skip
+    print(f"{show(same)}; {conditions['limits']}, {conditions['shares']}")
+    return [cost, same]
+
+
+def script() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        entries = of_a_program(Path(folder))
+    overhead, shares = entries[0]["p50"], entries[1]["conditions"]["shares"]
+    print(f"rows in {record(entries)}")
+    one = len(set(entries[1]["conditions"]["limits"])) == 1 and max(shares) - min(shares) <= APART
+    return 0 if overhead <= OF_A_PROGRAM and one else 5
+
+
+def light() -> int:
     entries, worst = [], 0.0
     for ms in (1, 10, 100):
         step, x = training_step(ms)
@@ -79,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script() if "--script" in sys.argv[1:] else light())

@@ -98,7 +98,7 @@ class _StepClock(Observer):
     def _after_warm(self, spent: Moment) -> None:
         if self._compiles and self.model is not None:
             self._compiles = False
-            self.model.compile()
+            self.model.compile(mode="reduce-overhead" if self.cuda else "default")
         if self._in_state >= WARM_UPS:
             self.expected = ENDLESS
             super()._after_warm(spent)

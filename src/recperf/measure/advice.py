@@ -145,3 +145,12 @@ class Evidence:
             return advice
         gain = [step / self._after(*part) for part in ((saved / 2, host / 2), (saved, host), (goes, host))]
         return replace(advice, predicted_gain=gain[1], predicted_range=[min(gain), max(gain)])
+
+
+def best(suggestions: Iterable[Advice | None]) -> Advice | None:
+    return max((one for one in suggestions if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
+
+
+def names(rows: Iterable[DividedOperator]) -> str:
+    names = list(dict.fromkeys(row.name.removeprefix("aten::") for row in rows))
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,20 +1,20 @@
 """The rules of advice: each looks for one pattern in what was observed and says what to change. Torch-free.
 
-A rule says how much of a step's time goes with the change and what the changed way needs at the ceilings.
+Here are those about the work of operators, in advice_waits those about the host. A rule says how much of a step's
+time goes with the change and what the changed way needs at the ceilings.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from linecache import getline
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from ..units import number
-from .advice import NOTICEABLE, Evidence
-from .places import place_text
+from .advice import NOTICEABLE, Evidence, best, names
+from .advice_waits import RULES as RULES_OF_THE_HOST
 from .program_facts import optimizer_of
 from .records import Advice, DividedOperator, OptimizerFacts
 
@@ -26,17 +26,10 @@ SPARSE_ADAM = 10, 60
 SparseAdam: two to sum gradients, two reads of its states, three updates. A convention: counted in torch's source."""
 FUSED_CALLS = 16, 1.3
 """Operators whose calls cost as much as a fused optimizer for few elements: in all, and for each parameter."""
-COMPILED = 20
-"""Calls that the guards of a compiled function cost as much as, on a CPU. A convention: it depends on the function."""
 PASSES = {"Adam": (7, 19), "AdamW": (7, 21), "SGD": (3, 3), "Adagrad": (5, 13)}
 """Passes over the parameters of a fused optimizer, and of one that is not: reads and writes of every operator."""
 NARROW = 128
 """Bytes of a row from which half of it is still a cache line."""
-_REPORTS = re.compile(
-    r"\.item\(|\bprint\(|logg(?:er|ing)|self\.log\(|log_(?:dict|metric)|metric|auc\b|_auc|accuracy|_score\(|"
-    r"\.save\(|save_|writer\.|add_scalar|tqdm|\.dump\(|savefig|wandb|mlflow"
-)
-"""Names of what programs compute or write about their steps."""
 FUSED_ATTENTION = 0.6
 """Part of the rate of products that a fused attention kernel is taken to reach. A convention: it was not measured."""
 LOOKUPS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index_select", "index")
@@ -53,15 +46,6 @@ def advise(evidence: Evidence) -> list[Advice]:
     return sorted(suggestions, key=lambda advice: -(advice.predicted_gain or 0.0))
 
 
-def _best(suggestions: Iterable[Advice | None]) -> Advice | None:
-    return max((one for one in suggestions if one), key=lambda advice: advice.predicted_gain or 0.0, default=None)
-
-
-def _names(rows: Iterable[DividedOperator]) -> str:
-    names = list(dict.fromkeys(row.name.removeprefix("aten::") for row in rows))
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
 def dense_table(evidence: Evidence) -> Advice | None:
     """Dense gradients and a dense optimizer that pass over all rows of tables of which a step uses few."""
     used: defaultdict[tuple[int, int], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -70,7 +54,7 @@ def dense_table(evidence: Evidence) -> Advice | None:
             used[row.table_rows, row.row_bytes][row.name] += row.distinct or row.rows
     # The backward pass uses the same rows as the forward pass.
     most = {table: max(by_name.values()) for table, by_name in used.items()}
-    return _best(_sparse(evidence, one, most) for one in evidence.facts.optimizers if one.kind in PASSES)
+    return best(_sparse(evidence, one, most) for one in evidence.facts.optimizers if one.kind in PASSES)
 
 
 def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int, int], float]) -> Advice | None:
@@ -79,8 +63,8 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
     if takes_sparse and not (optimizer.plain and optimizer.elements):
         return None
     # A trace does not tell which gradients are sparse, only that some are.
-    names = [row.name for row in evidence.operators]
-    if not optimizer.elements and any(re.search("_coalesce|_sparse|sparse_backward", name) for name in names):
+    all_names = [row.name for row in evidence.operators]
+    if not optimizer.elements and any(re.search("_coalesce|_sparse|sparse_backward", name) for name in all_names):
         return None
     whole = sum(row.ms for row in evidence.optimizer_rows(optimizer.kind))
     whole += evidence.optimizer_python(optimizer.kind)
@@ -131,7 +115,7 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
         goes = sum(row.ms for row in rows) + evidence.optimizer_python(optimizer.kind)
         seen = (
             f"{optimizer.kind} ({optimizer.way}) runs {sum(row.calls for row in rows):,.0f} operators "
-            f"({_names(rows)}): {evidence.cost(goes)}."
+            f"({names(rows)}): {evidence.cost(goes)}."
         )
         if optimizer.way != "fused" and optimizer.fusable and optimizer.kind in PASSES:
             fused, separate = PASSES[optimizer.kind]
@@ -147,7 +131,7 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
             change = f"torch.optim.{optimizer.kind}(..., foreach=True)"
             needs = overhead / optimizer.parameters
             suggestions.append(evidence.advice("optimizer", seen, change, overhead, needs, optimizer="foreach"))
-    return _best(suggestions)
+    return best(suggestions)
 
 
 def cleared_gradients(evidence: Evidence) -> Advice | None:
@@ -225,145 +209,6 @@ def attention(evidence: Evidence) -> Advice | None:
     return evidence.advice("attention", seen, change, goes, min(goes, least / FUSED_ATTENTION))
 
 
-def threads(evidence: Evidence) -> Advice | None:
-    """Fewer threads than cores, or more."""
-    now, cores = evidence.facts.threads, evidence.facts.cores
-    if not evidence.on_cpu or not now or not cores or now == cores:
-        return None
-    change = f"torch.set_num_threads({cores})"
-    if now > cores:
-        seen = f"Operators use {now} threads on {cores} cores: threads of one operator wait for each other."
-        return Advice("threads", seen, change, settings={"threads": cores})
-    goes = evidence.ms("compute", "latency")
-    seen = f"Operators use {now} of {cores} cores; arithmetic and random rows take {evidence.cost(goes)}."
-    return evidence.advice("threads", seen, change, goes, goes * now / cores, threads=cores)
-
-
-def loader(evidence: Evidence) -> Advice | None:
-    """Batches that are made while the step waits, or by more processes than there are cores."""
-    facts, waited = evidence.facts.loader, evidence.ms("input")
-    cores = evidence.facts.cores
-    if facts is None or not cores:
-        return None
-    if facts.workers > cores:
-        seen = f"The DataLoader has {facts.workers} workers for {cores} cores."
-        return Advice("workers", seen, f"DataLoader(..., num_workers={cores})", settings={"workers": cores})
-    rest = evidence.step_ms - waited
-    # A worker computes with one thread, and needs no core while it sleeps or waits for a disk.
-    cores_used = evidence.observed.input_cores
-    making = waited * max(1.0, cores_used) if not facts.workers else evidence.step_ms * facts.workers
-    workers = max(1, min(cores - 1 or 1, round(making / max(rest, 1e-9) + 0.5)))
-    if workers <= facts.workers:
-        return None
-    # A thread that waits for a core holds up all others of its operator, so each gets a core beside the workers.
-    before = evidence.facts.threads if evidence.on_cpu else 1
-    threads = max(1, min(before, cores - round(workers * min(1.0, cores_used))))
-    operators = sum(row.ms - row.limits.get("dispatch", 0.0) for row in evidence.operators) if threads < before else 0.0
-    step = rest + operators * (before / threads - 1)
-    left = max(step, making / workers, (making * min(1.0, cores_used) + step * threads) / cores) - rest
-    made = f"by {facts.workers} workers" if facts.workers else "in the process of the step"
-    seen = f"The step waits for its batch, which is made {made}: {evidence.cost(waited)}."
-    change = f"DataLoader(..., num_workers={workers}, persistent_workers=True)"
-    settings = {"workers": workers}
-    if threads < before:
-        change += f"; torch.set_num_threads({threads})"
-        settings["threads"] = threads
-    return evidence.advice("workers", seen, change, waited, left, **settings)
-
-
-def copies(evidence: Evidence) -> Advice | None:
-    """Copies to the device that nothing hides."""
-    if evidence.on_cpu:
-        return None
-    goes = evidence.ms("transfer") - sum(row.limits.get("transfer", 0.0) for row in evidence.operators)
-    facts, pageable = evidence.facts.loader, evidence.observed.pageable_bytes
-    pinned = not pageable and facts is not None and facts.pinned
-    needs = pageable / evidence.ceilings.link * 1e3 if evidence.ceilings and evidence.ceilings.link else 0.0
-    change = "batch.to(device, non_blocking=True)" + ("" if pinned else " from DataLoader(..., pin_memory=True)")
-    seen = f"Copies between host and device that no computation hides take {evidence.cost(goes)}."
-    return evidence.advice("pinned", seen, change, goes, needs, **({"pinned": True} if facts and not pinned else {}))
-
-
-def rows_on_the_host(evidence: Evidence) -> Advice | None:
-    """Rows of tables that a device reads from the memory of the host."""
-    rows = [row for row in evidence.operators if row.linked]
-    goes, moved = sum(row.limits.get("transfer", 0.0) for row in rows), sum(row.linked for row in rows)
-    seen = (
-        f"{_names(rows)} read {number(moved)}B of rows from host memory: {evidence.cost(goes, rows)}." if rows else ""
-    )
-    change = "EmbeddingLocation.DEVICE where the table fits, else MANAGED_CACHING with a larger cache_load_factor"
-    return evidence.advice("host rows", seen, change, goes, evidence.stream_ms(moved))
-
-
-def waits_for_values(evidence: Evidence) -> Advice | None:
-    """Values that the host reads from the device in every step."""
-    goes = evidence.ms("sync")
-    reads = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
-    rows = [row for row in evidence.operators if row.name in reads]
-    by = _names(rows) or ".item() or .cpu()"
-    seen = f"The device is idle while the host reads a value, by {by}: {evidence.cost(goes, rows)}."
-    change = "if step % 100 == 0: print(loss.item())"
-    return evidence.advice("item", seen, change, goes)
-
-
-def reported_values(evidence: Evidence) -> Advice | None:
-    """Metrics, logging and checkpoints in every step, where the line that holds their time is known."""
-    suggestions = []
-    for row in evidence.observed.places:
-        place, ms = row.place, row.share * evidence.ms(row.limit)
-        if row.limit == "python" and evidence.observed.long_python_ms is not None:
-            # Samples count short stretches of Python for the long one after them.
-            ms = min(ms, evidence.observed.long_python_ms)
-        source = getline(place.file, place.line).strip()
-        if row.limit in ("python", "blocked", "sync") and _REPORTS.search(f"{place.function} {source}"):
-            seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(ms)}."
-            change = f"if step % 100 == 0: {source or place.function + '(...)'}"
-            saved = ms * 0.99
-            of_host = evidence.counts_host and row.limit != "sync"
-            suggestions.append(evidence.advice("reports", seen, change, *((0.0, 0.0, -saved) if of_host else (saved,))))
-    return _best(suggestions)
-
-
-def small_operators(evidence: Evidence) -> Advice | None:
-    """Many operators that compute little."""
-    if evidence.facts.compiled:
-        return None
-    calls = sum(row.kernels or row.calls for row in evidence.operators)
-    goes = evidence.ms("dispatch") if evidence.on_cpu else evidence.ms("launch", "python", "dispatch")
-    what = "operator calls" if evidence.on_cpu else "kernels, for which the device waits or which are empty"
-    seen = f"{calls:,.0f} {what} take {evidence.cost(goes)}."
-    kept = sum(row.calls for row in evidence.operators if row.kind in ("product", "index", "embedding_bag"))
-    # Element-wise operators on cached data are fused: of all their passes one remains.
-    small = (row for row in evidence.operators if row.limits.get("dispatch") and row.limits.get("cache"))
-    fused = [row for row in small if row.kind == "elementwise" and not optimizer_of(row.part)]
-    passes = sum(row.limits["cache"] for row in fused)
-    goes += passes + (evidence.calling_ms if evidence.on_cpu else 0.0)
-    left = COMPILED * evidence.step_ms / max(1.0, calls) if evidence.on_cpu else 0.0
-    needs = evidence.calls_ms(kept) + left + passes / max(1.0, sum(row.calls for row in fused))
-    change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
-    settings = {"compile": True} if evidence.facts.has_model else {}
-    if evidence.counts_host:
-        # A graph is one call of the host, whatever it holds; the optimizer stays outside.
-        goes = evidence.ms("dispatch") + passes
-        graph = [row for row in evidence.operators if not optimizer_of(row.part)]
-        host = evidence.queue_ms(1) - evidence.calls_host_ms(graph)
-        return evidence.advice("compile", seen, change, goes, min(goes, needs), host, **settings)
-    return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
-
-
-def larger_batch(evidence: Evidence) -> Advice | None:
-    """What a step costs whatever its batch, shared by twice the samples."""
-    size = evidence.facts.loader.batch_size if evidence.facts.loader else None
-    fixed = evidence.ms("dispatch", "python", "launch")
-    if size is None or fixed < 0.3 * evidence.step_ms:
-        return None
-    seen = f"Python, operator calls and launches take {evidence.cost(fixed)}, however large the batch ({size:,})."
-    change = f"DataLoader(..., batch_size={2 * size})  # more samples per second; the learning rate may need tuning"
-    if evidence.counts_host:
-        return evidence.advice("batch", seen, change, evidence.ms("dispatch") / 2, 0.0, -evidence.host_ms / 2)
-    return evidence.advice("batch", seen, change, fixed / 2)
-
-
 def repeated_passes(evidence: Evidence) -> Advice | None:
     """Element-wise operators that each pass over memory; the optimizer's have their own rule."""
     if evidence.facts.compiled:
@@ -381,7 +226,7 @@ def repeated_passes(evidence: Evidence) -> Advice | None:
     part = rows[0].part
     place = f"of {part.rpartition('/')[2]}" if part else "outside of all modules and regions"
     seen = (
-        f"{calls:,.0f} element-wise passes {place} ({_names(rows)}) move {number(moved)}B at "
+        f"{calls:,.0f} element-wise passes {place} ({names(rows)}) move {number(moved)}B at "
         f"{number(moved / goes * 1e3)}B/s: {evidence.cost(goes, rows)}."
     )
     settings = {"compile": True} if evidence.facts.has_model else {}
@@ -441,13 +286,12 @@ def page_faults(evidence: Evidence) -> Advice | None:
         return None
     goes = min(sum(row.ms for row in rows), fresh / evidence.ceilings.first_touch * 1e3)
     rows.sort(key=lambda row: -row.fresh)
-    seen = f"{number(fresh)}B of new memory per step ({_names(rows)}) cost page faults: {evidence.cost(goes, rows)}."
+    seen = f"{number(fresh)}B of new memory per step ({names(rows)}) cost page faults: {evidence.cost(goes, rows)}."
     change = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 python ...  # or reuse the tensor: out=..."
     return evidence.advice("page faults", seen, change, goes, fresh / evidence.ceilings.stream * 1e3, keep_memory=True)
 
 
 RULES: tuple[Callable[[Evidence], Advice | None], ...] = (
-    dense_table, optimizer_passes, cleared_gradients, precision, product_shape, attention, threads, loader, copies,
-    rows_on_the_host, waits_for_values, reported_values, small_operators, larger_batch, repeated_passes, wide_rows,
-    repeated_rows, huge_pages, page_faults,
+    dense_table, optimizer_passes, cleared_gradients, precision, product_shape, attention, *RULES_OF_THE_HOST,
+    repeated_passes, wide_rows, repeated_rows, huge_pages, page_faults,
 )  # fmt: skip
