@@ -103,7 +103,7 @@ def of_a_program(folder: Path) -> list[dict[str, Any]]:
     steps = int(printed.split()[1])
     profiled, printed = cpu_seconds(folder, 1e9, steps, *scripted, "--to-the-end", "--script")
     stated = [note for note in json.loads(printed)["notes"] if "CPU time" in note]
-    conditions = {"steps": steps, "plain_cpu_s": plain, "profiled_cpu_s": profiled, "stated": stated}
+    conditions: dict[str, Any] = {"steps": steps, "plain_cpu_s": plain, "profiled_cpu_s": profiled, "stated": stated}
     cost = row("profile_overhead", "a program of a minute", "overhead", "of its CPU time", [profiled / plain - 1],
                conditions)  # fmt: skip
     print(f"{show(cost)}; {stated[0]}", flush=True)
