@@ -16,9 +16,10 @@ from recperf.plan.devices import (
     Efficiency,
     Rates,
 )
-from recperf.plan.network import Network
+from recperf.plan.network import NETWORKS, Network
 from recperf.plan.predict import EXCHANGE_CALLS, Band, predict
 from recperf.plan.sharding import Parallelism
+from recperf.plan.summary import Question, Setting, plan
 from recperf.plan.work import Spread
 from recperf.workloads.dlrm.config import DLRM
 from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
@@ -58,6 +59,8 @@ def test_an_all_reduce_by_hand() -> None:
     assert collectives.all_reduce(4e9, 1, PLAIN, WIRES) == 0
     assert collectives.all_reduce(4e9, 4, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4)
     assert collectives.all_reduce(4e9, 8, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4 + 2 * 0.5 * 1.0 + 2e-3)
+    # Two ranks on the second node have half of the bytes each.
+    assert collectives.all_reduce(4e9, 6, PLAIN, WIRES) == pytest.approx(2 * 0.75 * 0.4 + 4e-4 + 2 * 0.5 * 2.0 + 2e-3)
 
 
 def test_a_hot_rank_slows_everyone_and_dedup_helps() -> None:
@@ -161,3 +164,33 @@ def test_the_goodput_is_that_of_a_cluster_that_fails(mtbf_s: float, checkpoint_s
             elapsed, starting = elapsed + failure, restart_s
         elapsed += starting + piece
     assert failures.goodput == pytest.approx(pieces * failures.interval_s / elapsed, rel=0.02)
+
+
+@pytest.mark.parametrize(("device", "exponent"), [("h200", 0.478), ("b200", 1.05), ("mi355x", None)])
+def test_a_plan_agrees_with_itself(device: str, exponent: float | None) -> None:
+    """More devices are never too few where fewer are enough, more nodes that are full are faster, a faster
+    network never slows a step, a larger device holds what a smaller one does, and cost is time by devices by price."""
+    workload = planned(mlperf())
+    setting = Setting(
+        workload=workload, device=KNOWN[device], network=NETWORKS["ib400"], question=Question(),
+        parallelism=Parallelism(rank_batch=workload.rank_batch), global_batches=tuple(workload.published_samples),
+        skew=lambda batch, ranks: None if exponent is None else skew.zipf(workload.work(), batch, ranks, exponent),
+        price=2.0,
+    )  # fmt: skip
+    counts = [8, 9, 16, 24, 48]
+    _, points = plan(setting, counts)
+    enough = [point.fits for point in points]
+    assert enough == sorted(enough)
+    rates = [point.step.samples_per_s for point in points if point.step and point.ranks % 8 == 0 and point.nodes > 1]
+    assert rates == sorted(rates)
+    _, faster = plan(replace(setting, network=NETWORKS["ib800"]), counts)
+    _, larger = plan(
+        replace(setting, device=replace(KNOWN[device], memory_bytes=2 * KNOWN[device].memory_bytes)), counts
+    )
+    for point, quick, roomy in zip(points, faster, larger, strict=True):
+        assert roomy.fits >= point.fits
+        assert roomy.global_batch >= point.global_batch or not point.fits
+        if point.step and point.target and quick.step and point.target.cost:
+            assert quick.step.value <= point.step.value
+            hours = point.target.seconds.value / 3600
+            assert point.target.cost.value == pytest.approx(2.0 * point.ranks * hours)

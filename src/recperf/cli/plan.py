@@ -41,7 +41,7 @@ class PlanOptions(SourceOptions, Question):
     ranks: str | None = None
     """Number of devices, or several numbers: 8,16,32. Default: 1, 2, 4 and so on, up to some that fit."""
     gpu: str = "h200"
-    """Device: h200, h100, a100, l40s, b200, mi350x, or a JSON file."""
+    """Device: h200, h100, h20, a100, l40s, b200, b300, gb200, gb300, mi300x, mi325x, mi350x, mi355x, or a JSON file."""
     calibrate: bool = False
     """Time products, attention and copies at the model's shapes on the GPU of this machine, and plan for it.
     Later plans of the same model use the figures."""

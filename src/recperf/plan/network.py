@@ -54,12 +54,14 @@ def network_of(name: str, *, ranks_per_node: int | None = None) -> Network:
     return network if ranks_per_node is None else replace(network, ranks_per_node=ranks_per_node)
 
 
-def ranks_on_node(ranks: int, network: Network) -> int:
-    return min(ranks, network.ranks_per_node)
-
-
 def node_count(ranks: int, network: Network) -> int:
     return -(-ranks // network.ranks_per_node)
+
+
+def fullest_and_emptiest(ranks: int, network: Network) -> tuple[int, int]:
+    """Ranks on the fullest node and on the last one, which has what the full ones leave."""
+    full = min(ranks, network.ranks_per_node)
+    return full, ranks - (node_count(ranks, network) - 1) * full
 
 
 def all_to_all(sent_R: NDArray[np.float64], received_R: NDArray[np.float64], device: Device, network: Network) -> float:
@@ -68,20 +70,20 @@ def all_to_all(sent_R: NDArray[np.float64], received_R: NDArray[np.float64], dev
     if ranks == 1:
         return 0.0
     most = float(np.maximum(sent_R, received_R).max())
-    near, nodes = ranks_on_node(ranks, network), node_count(ranks, network)
-    inside = most * (near - 1) / ranks / (device.link_bytes_per_s * device.efficiency.link)
-    outside = most * (ranks - near) / ranks / (network.bytes_per_s * device.efficiency.link)
-    latency = (network.link_latency_s if near > 1 else 0.0) + (nodes - 1) * network.latency_s
+    full, last = fullest_and_emptiest(ranks, network)
+    inside = most * (full - 1) / ranks / (device.link_bytes_per_s * device.efficiency.link)
+    outside = most * (ranks - last) / ranks / (network.bytes_per_s * device.efficiency.link)
+    latency = (network.link_latency_s if full > 1 else 0.0) + (node_count(ranks, network) - 1) * network.latency_s
     return max(inside, outside) + latency
 
 
 def all_reduce(bytes_: float, ranks: int, device: Device, network: Network) -> float:
-    """Time to sum that many bytes, which every rank has."""
+    """Time to sum that many bytes, which every rank has. The ranks of the emptiest node have the largest shares."""
     if ranks == 1:
         return 0.0
-    near, nodes = ranks_on_node(ranks, network), node_count(ranks, network)
+    (full, last), nodes = fullest_and_emptiest(ranks, network), node_count(ranks, network)
     share = device.efficiency.link
-    inside = 2 * (near - 1) / near * bytes_ / (device.link_bytes_per_s * share)
-    outside = 2 * (nodes - 1) / nodes * bytes_ / near / (network.bytes_per_s * share)
-    inside_latency = 2 * math.ceil(math.log2(near)) * network.link_latency_s
+    inside = 2 * (full - 1) / full * bytes_ / (device.link_bytes_per_s * share)
+    outside = 2 * (nodes - 1) / nodes * bytes_ / last / (network.bytes_per_s * share)
+    inside_latency = 2 * math.ceil(math.log2(full)) * network.link_latency_s
     return inside + outside + inside_latency + 2 * math.ceil(math.log2(nodes)) * network.latency_s

@@ -152,9 +152,9 @@ def _command(plan: Plan, advised: Point) -> str:
     options = f" {advised.options}" if advised.options else ""
     end = f" --train.batch-size {advised.global_batch}{options}"
     if nodes > 1:
-        # torchrun starts equally many ranks on each node.
-        torchrun = f"torchrun --nnodes {nodes} --nproc-per-node {-(-ranks // nodes)}"
-        return f"on each node (docs/launching.md): {torchrun} -m recperf {run}{end}"
+        torchrun, (full, last) = f"torchrun --nnodes {nodes} --nproc-per-node", advised.node_ranks
+        where = "on each node" if last == full else f"on each node, on the last one with --nproc-per-node {last}"
+        return f"{where} (docs/launching.md): {torchrun} {full} -m recperf {run}{end}"
     return f"recperf {run}{f' --ranks {ranks}' if ranks > 1 else ''}{end}"
 
 

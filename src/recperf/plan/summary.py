@@ -12,7 +12,7 @@ from ..config import within
 from . import advice, target, tiers
 from .devices import Device
 from .memory import Memory
-from .network import Network, node_count
+from .network import Network, fullest_and_emptiest, node_count
 from .predict import Band, Prediction, Step, predict, rank_batch_of
 from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
@@ -74,7 +74,8 @@ class Setting:
         yield self.parallelism
         usual = rank_batch_of(self.workload, ranks, self.parallelism)
         for batch in sorted(self.global_batches, reverse=True):
-            if batch % ranks == 0 and batch < usual * ranks:
+            # Where it does not divide, somewhat smaller: more ranks must not need more memory on each.
+            if ranks <= batch < usual * ranks:
                 yield replace(self.parallelism, rank_batch=batch // ranks)
 
     def predictor(self, ranks: int, rank_batch: int) -> Callable[[Parallelism], Prediction]:
@@ -117,6 +118,8 @@ class Point(Struct, kw_only=True):
 
     ranks: int
     nodes: int
+    node_ranks: tuple[int, int]
+    """Ranks on the fullest node and on the last one."""
     rank_batch: int
     global_batch: int
     fits: bool
@@ -257,6 +260,7 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
     point = Point(
         ranks=ranks,
         nodes=node_count(ranks, setting.network),
+        node_ranks=fullest_and_emptiest(ranks, setting.network),
         rank_batch=plan.rank_batch,
         global_batch=plan.global_batch,
         fits=candidate.fits,
