@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...train.config import ORACLES, baseline_to_beat, leading
 from ..quality import best_of, compared, standing
-from ..result import Difference, Quality, Ranking, RankingDifference, Result, WithinUsers
+from ..result import Difference, Metrics, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import curves
 from .blocks import Block, Cell, Figure, Table, Text, cells
 from .formats import NONE, baseline, count, metric, percent, sentence, side, sides, stands
@@ -14,13 +14,16 @@ SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "t
 
 def quality_fact(result: Result) -> str:
     """The leading metric with its interval, and where it stands beside the best baseline; of a model that predicts
-    labels, where its ranking stands too."""
+    labels, where its log loss, calibration and ranking differ from those of baselines."""
     part, name = result.quality, leading(result.quality.metrics)
     ranking = part.ranking
     ends = ranking.interval if name == "ndcg_10" and ranking else part.interval if name == "auc" else None
     text = f"{metric(name)} {part.metrics[name]:.4f}" + (f" ({ends.low:.3f} to {ends.high:.3f})" if ends else "")
     if best := next((row for row in compared(part) if row.baseline not in ORACLES), None):
         text += f", {_stands(best)}"
+    for row in part.probabilities:
+        if row.standing != "level":
+            text += f"; {metric(row.metric)} {row.standing} than {baseline(row.baseline)}"
     if ranking and not ranking.split and (best := best_of(ranking.differences)):
         text += f"; NDCG@10 {_stands(best)}"
     return text
@@ -42,21 +45,25 @@ def auc_certainty(result: Result) -> list[str]:
 
 
 def _probabilities(part: Quality) -> list[str]:
-    """Log loss and calibration beside the baseline that is best in each: a gain in AUC may be a loss there."""
+    """Log loss and calibration: a gain in AUC may be a loss there."""
     sentences = []
-    for name in ("log_loss", "calibration_error"):
-        rules = {
-            rule: values[name] for rule, values in part.baselines.items() if name in values and rule not in ORACLES
-        }
-        if name not in part.metrics or not rules:
-            continue
-        best, own = min(rules, key=lambda rule: rules[rule]), part.metrics[name]
-        how = "worse" if own > rules[best] else "better"
+    for row in part.probabilities:
+        own, name = part.metrics[row.metric], baseline(row.baseline)
+        place = f"level with {name}" if row.standing == "level" else f"{row.standing} than {name}, more than chance"
         sentences.append(
-            f"{metric(name)} {own:.4f}: {abs(own - rules[best]):.4f} {how} than {baseline(best)} ({rules[best]:.4f}), "
-            "the best baseline in it."
+            f"{metric(row.metric)} {own:.4f}: {place} ({own - row.difference:.4f}; difference {row.difference:+.4f}, "
+            f"{row.low:+.4f} to {row.high:+.4f})."
         )
     return sentences
+
+
+def lists_text(lists: Metrics) -> str:
+    """What users complain of that accuracy does not show."""
+    popularity = f"; popularity {lists['popularity']:.2f} of 1" if "popularity" in lists else ""
+    return (
+        f"lists: {lists['coverage']:.1%} of all items are in one, two users share {lists['overlap']:.1%} of "
+        f"theirs, {lists['same_first']:.1%} of the users have the same first item{popularity}"
+    )
 
 
 def _ranked_by(ranking: Ranking) -> str:
@@ -149,8 +156,9 @@ def _ranking(result: Result) -> list[Block]:
     if not ranking:
         why = part.not_ranked
         return [Text(f"Items were not ranked: {why}.", "note")] if why else []
+    lists: list[Block] = [Text(f"{sentence(lists_text(ranking.lists))}", "note")] if ranking.lists else []
     if ranking.split:
-        return [_ranking_table(result.workload, ranking, _ranked_by(ranking))]
+        return [_ranking_table(result.workload, ranking, _ranked_by(ranking)), *lists]
     own = "compete too, because users of this data repeat" if ranking.repeats else "do not compete: users hardly repeat"
     note = (
         f"The first positive held-out row of {count(ranking.users)} users, ranked among {_candidates(ranking)} that "
@@ -159,7 +167,7 @@ def _ranking(result: Result) -> list[Block]:
     )
     if ranking.meeting:
         note += " So are those of baselines that predict labels; the others are ranked by how many rows an item has."
-    return [_ranking_table(result.workload, ranking, note)]
+    return [_ranking_table(result.workload, ranking, note), *lists]
 
 
 def _ranking_table(workload: str, ranking: Ranking | WithinUsers, note: str) -> Table:
