@@ -74,7 +74,7 @@ def tweets(draw: np.random.Generator) -> Columns:
 
 
 def _shares(weights: np.ndarray) -> np.ndarray:
-    return weights / weights.sum()
+    return np.asarray(weights / weights.sum())
 
 
 def ids(draw: np.random.Generator) -> Columns:

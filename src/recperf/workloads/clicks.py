@@ -113,8 +113,8 @@ def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
     logits: dict[str, list[Tensor]] = {name: [] for name in rules}
     for first in range(0, clicks.count("valid"), AT_ONCE):
         part = slice(first, first + AT_ONCE)
-        rows = clicks.rows_of("valid", part.start, part.stop)
-        rows = _feature_rows(clicks, rows, {key: ids[1][part] for key, ids in before.items()})
+        valid = clicks.rows_of("valid", part.start, part.stop)
+        rows = _feature_rows(clicks, valid, {key: ids[1][part] for key, ids in before.items()})
         for name, rule in rules.items():
             logits[name].append(rule(rows))
     return {name: torch.cat(parts) for name, parts in logits.items()}
@@ -137,7 +137,7 @@ def _items_before(clicks: ImportedClicks) -> dict[str, tuple[Tensor, Tensor]]:
     sides = [(clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split)) for split in SPLITS]
     if any(column is None for side in sides for column in side):
         return {}
-    users_N, items_N, times_N = (np.concatenate(columns) for columns in zip(*sides))  # type: ignore[arg-type]
+    users_N, items_N, times_N = (np.concatenate(columns) for columns in zip(*sides))
     order_N = np.lexsort((times_N, users_N))
     users_N, times_N = users_N[order_N], times_N[order_N]
     # Rows of one moment have the same item before.
