@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,7 @@ STEP_PASSES = 3
 REPEATS = 0.05
 """Items that a user already has compete where more than this share of the training rows are repeats."""
 LEAST_USERS, MOST_USERS, LEAST_NEGATIVES = 100, 10_000, 100
+LEAST_LISTED, MOST_LISTED = 20, 200
 
 
 class Assessment:
@@ -163,6 +164,7 @@ class Assessment:
         if isinstance(assessed.ranked, RankedRows):
             trial.recipe.model.train(False)
             recorded["ranking"] = assessed.ranks(trial.candidate_logits, predicts_labels=True)
+            recorded["ranking"]["lists"] = assessed.ranked.lists(trial.candidate_logits)
         return recorded
 
 
@@ -271,6 +273,8 @@ class RankedRows:
     """Whether items that a row's user already has compete."""
     meeting_is: str | None
     """What says how likely users meet items; None: candidates are ranked by predicted labels alone."""
+    listed: int
+    """Rows for which the whole catalogue is ranked, to compare the lists of different users."""
 
     @staticmethod
     def choose(config: RankingConfig, trained: int, rows: ScoredRows, catalogue: Catalogue) -> RankedRows | str:
@@ -296,7 +300,8 @@ class RankedRows:
             if users < least or 0 < negatives < min(size, LEAST_NEGATIVES):
                 return f"it would add more than {SHARE:.0%} to the work of this training (--ranking.users {least})"
         negatives, repeats = negatives if negatives < size else 0, catalogue.repeats > REPEATS
-        return RankedRows(rows_Q[:users], negatives, catalogue, rows.items_N, repeats, catalogue.meeting_is)
+        rows_Q, listed = rows_Q[:users], min(users, MOST_LISTED, budget // size)
+        return RankedRows(rows_Q, negatives, catalogue, rows.items_N, repeats, catalogue.meeting_is, listed)
 
     def candidates(self) -> Iterator[Tensor]:
         """The items that each row's own competes with. Whether those that its user already has are among them is
@@ -321,11 +326,10 @@ class RankedRows:
         self, score: Scorer, resampling: Resampling, segments: dict[str, Tensor], *, predicts_labels: bool
     ) -> dict[str, Any]:
         """Metrics, those of each segment of the scored rows, and replicates of the NDCG."""
-        if predicts_labels and self.meeting_is is not None:
-            score = joint(score, self.catalogue.meeting)
+        score = self._joint(score) if predicts_labels else score
         targets_Q = self.items_N[self.rows_Q]
         own_Q = score(self.rows_Q, targets_Q).double().cpu()
-        higher_Q, same_Q, lists_QK = positions(score, self.rows_Q, own_Q, targets_Q, self.candidates())
+        higher_Q, same_Q, _ = positions(score, self.rows_Q, own_Q, targets_Q, self.candidates())
         gain = gains(higher_Q, same_Q)
         by_segment = {}
         for name, inside_N in segments.items():
@@ -337,12 +341,19 @@ class RankedRows:
             "metrics": {name: float(gain_Q.mean()) for name, gain_Q in gain.items()},
             "segments": by_segment,
             "ndcg_replicates": resampling.mean(gain[ndcg], self.rows_Q),
-            "lists": {} if self.negatives else self._lists(lists_QK),
         }
 
-    def _lists(self, lists_QK: Tensor) -> dict[str, float]:
-        """What the lists of different users have in common, and how popular their items are."""
-        rows_I = self.catalogue.rows_I
+    def _joint(self, score: Scorer) -> Scorer:
+        return score if self.meeting_is is None else joint(score, self.catalogue.meeting)
+
+    def lists(self, score: Scorer) -> dict[str, float]:
+        """What the lists of different users have in common, and how popular their items are; nothing for few users."""
+        if self.listed < LEAST_LISTED:
+            return {}
+        score, rows_Q, rows_I = self._joint(score), self.rows_Q[: self.listed], self.catalogue.rows_I
+        targets_Q = self.items_N[rows_Q]
+        candidates = replace(self, rows_Q=rows_Q, negatives=0).candidates()
+        lists_QK = positions(score, rows_Q, score(rows_Q, targets_Q).double().cpu(), targets_Q, candidates)[2]
         # From 1 on; 0 for items that do not compete, and the last place for no item.
         place_I = torch.nn.functional.pad(torch.where(rows_I > 0, (rows_I > 0).cumsum(0), 0), (0, 1))
         return list_quality(place_I[lists_QK], int((rows_I > 0).sum()), rows_I[rows_I > 0].numpy())
