@@ -38,7 +38,7 @@ def test_two_profiles_in_words(call: Call) -> None:
     assert next(line for line in lines if line[:1] == ["step"] and "ms" in line)[-2:] == ["+8.2%", "slower"]
     assert next(line for line in lines if line[:1] == ["data"])[-2:] == ["+44.4%", "slower"]
     assert "+50.0 µs" in out
-    assert "16 the same or within noise" in out
+    assert "29 the same or within noise" in out
 
 
 def test_the_gate_lets_pass_and_stops(call: Call) -> None:
@@ -63,14 +63,15 @@ def test_runs_are_compared_by_quality_and_config_and_with_a_gate_by_their_profil
     code, out, _ = call("one", "two")
     assert code == 0
     for expected in (
-        "One config field differs; AUC 0.8212 → 0.8300",
-        "WARNING: Synthetic data",
-        "one seed: may be chance",
-        "embedding, backward",
-        "dispatch",
+        "one → two · 1 config field differs",
+        "quality   AUC 0.8212 → 0.8300 (one seed: may be chance)",
+        "config    seed: 42 → 7",
+        "note      Synthetic data",
+        "dispatch → dispatch",
     ):
         assert expected in out
     assert "train.epochs" not in out
+    assert "embedding, backward" in call("one", "two", "--verbose")[1]
     code, out, _ = call("one", "two", "--gate", "5%", "--json")
     assert code == 0
     assert json.loads(out)["step"]["says"] == "same"

@@ -45,7 +45,7 @@ recperf trains recommendation models, measures them and explains what limits the
 commands:
 {commands}
 
-  recperf COMMAND --help    options of a command
+  recperf COMMAND --help    options of a command; --help-all: every field
   recperf --version
   recperf --tyro-print-completion bash|zsh|fish
                             a script for the shell's Tab key

@@ -15,25 +15,24 @@ from ..runs import compare as timing
 from ..runs.compare import Comparison, TimeChange
 from ..runs.report.formats import NONE, component, count, percent, short, spread, time
 from ..runs.report.reading import kind_of
-from ..runs.report.text import columns
-from .parse import JsonOption, parse
+from ..runs.report.text import columns, fact_lines
+from .parse import JsonOption, VerboseOption, parse
 from .terminal import conclude, print_text
 
 DESCRIPTION = """Show what changed from one run, profile or trace to another. Runs: config, quality, step time, step
 budget, limit; several are compared with the first. Profiles and traces: what got slower or faster, by part of the step,
 operator and kernel. A difference in time counts only if the ranges from p20 to p80 over the steps do not overlap."""
-TITLES = {"parts": "parts of the step", "kernels": "kernels and copies"}
+MOST = 6
+"""Changes that are shown of all groups together, beside that of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(JsonOption):
+class Options(JsonOption, VerboseOption):
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD NEW")] = ()
     """Folders of runs; profile.json files or folders that hold one; or traces (.json, .json.gz) of torch.profiler."""
     gate: str | None = None
     """Exit 5 if the step, or a part of at least 5% of it, got slower by more than this percentage, such as 5%. Of two
     runs, their profiles are compared."""
-    top: int = 12
-    """Maximum number of rows in a table of profiles or traces; --json has all."""
 
 
 def command(arguments: list[str]) -> int:
@@ -42,20 +41,18 @@ def command(arguments: list[str]) -> int:
     if len(options.paths) != 2 and not (runs and options.gate is None):
         what = "compare takes two runs, profiles or traces, or several runs without --gate"
         raise UsageError(f"{what}; got {len(options.paths)}", fix="recperf compare OLD NEW")
-    if options.top < 1:
-        raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 12")
     gate = timing.parse_gate(options.gate) if options.gate is not None else None
     texts: list[str] = []
     report: dict[str, Any] = {}
     error = None
     if runs:
-        text, report = compared_runs(options.paths)
+        text, report = compared_runs(options.paths, options.verbose)
         texts.append(text)
     if not runs or gate is not None:
         old, new = options.paths
         comparison = timing.compare(timing.load(old), timing.load(new))
         error = failure(comparison, gate)
-        texts.append(as_text(comparison, options.top))
+        texts.append(as_text(comparison, options.verbose))
         checked = None if gate is None else {"limit": gate, "beyond": [c.name for c in comparison.regressions(gate)]}
         report |= {**msgspec.to_builtins(comparison), "gate": checked}
     if gate is not None and error is None:
@@ -65,16 +62,15 @@ def command(arguments: list[str]) -> int:
     return conclude(error, report if options.json else None)
 
 
-def compared_runs(folders: tuple[Path, ...]) -> tuple[str, dict[str, Any]]:
+def compared_runs(folders: tuple[Path, ...], verbose: bool) -> tuple[str, dict[str, Any]]:
     """The comparison of runs as text and as JSON."""
-    from ..runs.report.compare import compare, summary
+    from ..runs.report.compare import compare
     from ..runs.report.reading import read
-    from ..runs.report.run_report import comparison_sections
-    from ..runs.report.text import render_sections
+    from ..runs.report.run_report import comparison_report
+    from ..runs.report.text import render
 
     comparison = compare([read(folder) for folder in folders])
-    text = "\n".join([summary(comparison), *render_sections(comparison_sections(comparison))])
-    return text, msgspec.to_builtins(comparison)
+    return render(comparison_report(comparison), verbose=verbose), msgspec.to_builtins(comparison)
 
 
 def failure(comparison: Comparison, gate: float | None) -> GateFailed | None:
@@ -91,34 +87,36 @@ def failure(comparison: Comparison, gate: float | None) -> GateFailed | None:
     return GateFailed(f"slower by more than the gate of {gate * 100:.4g}%: {listed}", where=where)
 
 
-def as_text(comparison: Comparison, top: int) -> str:
-    lines = [f"{comparison.files[0]} -> {comparison.files[1]}"]
-    lines += [f"WARNING: {text}" for text in comparison.warnings]
-    lines += [f"note: {text}" for text in comparison.notes]
+def as_text(comparison: Comparison, verbose: bool) -> str:
+    """The step, what limits it, and what changed most; with `verbose` every change."""
+    clear = {
+        group: [change for change in changes if change.says not in ("within noise", "same")]
+        for group, changes in comparison.groups.items()
+    }
+    alike = sum(map(len, comparison.groups.values())) - sum(map(len, clear.values()))
+    most = None if verbose else MOST // max(1, sum(map(bool, clear.values())))
+    rows = [_row(comparison.step, "step")]
+    for group, changes in clear.items():
+        rows += [_row(change, component(change.name) if group == "parts" else change.name) for change in changes[:most]]
+    hidden = 1 + sum(map(len, clear.values())) - len(rows)
     head = ["per step", "before", "p20 – p80", "after", "p20 – p80", "difference", "change", ""]
-    lines += ["", *columns([head, _row(comparison.step, "step")], left=(7,)), *_limits(comparison)]
-    for group, changes in comparison.groups.items():
-        clear = [change for change in changes if change.says not in ("within noise", "same")]
-        alike = len(changes) - len(clear)
-        lines += ["", f"{TITLES.get(group, group)}, the largest difference first"]
-        if clear:
-            names = [component(change.name) if group == "parts" else change.name for change in clear]
-            rows = [_row(change, name) for change, name in zip(clear[:top], names)]
-            lines += columns([head, *rows], left=(7,), shorten_first=True)
-        lines += [f"  and {len(clear) - top} more; --top {len(clear)} shows all"] if len(clear) > top else []
-        lines += [f"  {alike} the same or within noise"] if alike else [] if changes else ["  none in either"]
-    lines += [f"\n{TITLES.get(group, group)}: {why}" for group, why in comparison.missing.items()]
-    return "\n".join(lines)
+    lines = [" -> ".join(comparison.files)]
+    lines += fact_lines([("warning", "; ".join(comparison.warnings))] if comparison.warnings else [])
+    lines += fact_lines([("note", "; ".join(comparison.notes))] if comparison.notes else [])
+    lines += columns([head, *rows], left=(7,), shorten_first=True)
+    lines.append(f"  {alike} the same or within noise" + (f"; {hidden} more differ: --verbose" if hidden else ""))
+    lines += _limits(comparison, verbose)
+    return "\n".join(lines + [f"  {group}: {why}" for group, why in comparison.missing.items() if verbose])
 
 
-def _limits(comparison: Comparison) -> list[str]:
+def _limits(comparison: Comparison, verbose: bool) -> list[str]:
     if not comparison.shares:
         return []
     old, new = (limit or "unclear" for limit in comparison.limits)
-    named = f"{old} in both" if old == new else f"{old}, then {new}"
-    rows = [["", "before", "after"]]
-    rows += [[limit, percent(before), percent(after)] for limit, (before, after) in comparison.shares.items()]
-    return ["", f"what limits the step: {named}", *columns(rows)]
+    named = f"{old} in both" if old == new else f"{old} → {new}"
+    shares = list(comparison.shares.items())[: None if verbose else 3]
+    listed = ", ".join(f"{limit} {percent(before)} → {percent(after)}" for limit, (before, after) in shares)
+    return fact_lines([("limit", f"{named}: {listed}")])
 
 
 def _row(change: TimeChange, name: str) -> list[str]:

@@ -11,7 +11,7 @@ import tyro
 from ..errors import DataError, UsageError, closest, did_you_mean
 from ..train.config import StartConfig
 from ..workloads import able, find
-from .parse import OutputOptions, parse
+from .parse import OutputOptions, VerboseOption, parse
 
 if TYPE_CHECKING:
     from ..data import datasets
@@ -44,7 +44,7 @@ class WorkloadOptions(SourceOptions, Generic[C]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(WorkloadOptions[C]):
+class RunOptions(WorkloadOptions[C], VerboseOption):
     start_from: str | None = None
     """With --data: a new run that goes on from the weights of the run in this folder, with its config, on other events.
     Rows are matched by your own ids; --start.checkpoint and --start.forget-days say more."""

@@ -8,13 +8,13 @@ import importlib
 import io
 import re
 import typing
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tyro
 
 from ..errors import UsageError, closest, did_you_mean
+from .help import SWITCHES, flags, help_text
 from .terminal import print_text
 
 T = TypeVar("T")
@@ -30,13 +30,17 @@ class JsonOption:
 class OutputOptions(JsonOption):
     quiet: bool = False
     """Print errors only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerboseOption:
     verbose: bool = False
     """Print everything that the page shows, not only what matters most."""
 
 
 def choose_action(command: str, arguments: list[str], actions: dict[str, str], text: str) -> str | None:
     """The action that the first argument names; None if the help was printed instead."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in SWITCHES:
         print_text(text.format(actions="\n".join(f"  {name:<8} {summary}" for name, summary in actions.items())))
         return None
     if arguments[0] not in actions:
@@ -47,6 +51,9 @@ def choose_action(command: str, arguments: list[str], actions: dict[str, str], t
 
 def parse(kind: type[T], arguments: list[str], *, prog: str, description: str, default: T | None = None) -> T:
     """Parse arguments into an instance of a dataclass; `default` holds the values that are not on the command line."""
+    if asked := SWITCHES & set(arguments):
+        print_text(help_text(kind, prog, description, default, everything="--help-all" in asked))
+        raise SystemExit(0)
     errors = io.StringIO()
     defaults: dict[str, Any] = {} if default is None else {"default": default}
     try:
@@ -65,7 +72,7 @@ def parse(kind: type[T], arguments: list[str], *, prog: str, description: str, d
             raise SystemExit(0) from None
         raise UsageError(_plain(errors.getvalue()), fix=f"{prog} --help") from None
     if unknown:
-        raise _unknown(unknown, list(flags(kind)), prog)
+        raise _unknown(unknown, [f"--{flag.name}" for flag in flags(kind)], prog)
     return typing.cast(T, options)
 
 
@@ -83,24 +90,6 @@ def _unknown(arguments: list[str], known: list[str], prog: str) -> UsageError:
         f"unknown option {flag.split('=')[0]!r}" + (f"; did you mean {guess!r}?" if guess else ""),
         fix=f"{prog} --help",
     )
-
-
-def flags(kind: Any, prefix: str = "--") -> Iterator[str]:
-    """Every flag of a dataclass, nested ones with their prefix."""
-    origin = typing.get_origin(kind) or kind
-    hints = typing.get_type_hints(origin, include_extras=True)
-    bound = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(kind)))
-    for item in dataclasses.fields(origin):
-        hint = hints[item.name]
-        marks: list[Any] = []
-        if typing.get_origin(hint) is typing.Annotated:
-            hint, *marks = typing.get_args(hint)
-        hint = bound.get(hint, hint)
-        if dataclasses.is_dataclass(hint):
-            yield from flags(hint, prefix if marks else f"{prefix}{item.name}.")
-        else:
-            name = next((mark.name for mark in marks if getattr(mark, "name", None)), item.name)
-            yield f"{prefix}{name}".replace("_", "-")
 
 
 def _plain(box: str) -> str:

@@ -27,7 +27,7 @@ from ..plan.work import PlannedWorkload
 from ..runs.report import page
 from ..units import byte_count
 from .options import C, Choice, SourceOptions, WorkloadOptions, choose, read_options
-from .parse import parse
+from .parse import VerboseOption
 from .terminal import Terminal, print_json
 
 DESCRIPTION = """Say how many devices a workload needs, how long it trains to its quality target and what that costs.
@@ -37,7 +37,7 @@ SKEW_BATCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(SourceOptions, Question):
+class PlanOptions(SourceOptions, Question, VerboseOption):
     ranks: str | None = None
     """Number of devices, or several numbers: 8,16,32. Default: 1, 2, 4 and so on, up to some that fit."""
     gpu: str = "h200"
@@ -72,8 +72,6 @@ class Options(WorkloadOptions[C], PlanOptions):
 
 
 def command(arguments: list[str]) -> int:
-    if {"-h", "--help"} & set(arguments):
-        parse(PlanOptions, ["--help"], prog="recperf plan [WORKLOAD]", description=DESCRIPTION)
     choice = choose(arguments, default="dlrm-v4", planning=True)
     options = read_options(Options, choice, verb="plan", description=DESCRIPTION)
     counts = None if options.ranks is None else _ranks(options.ranks)

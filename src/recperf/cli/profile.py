@@ -18,6 +18,7 @@ from ..runs.record import PROFILE_MARK, Run, new_folder
 from ..stop import FLAG
 from . import profile_script, profile_trace
 from .options import C, Choice, WorkloadOptions, choose, read_options
+from .parse import VerboseOption
 from .run import as_rank
 from .terminal import Terminal, page_optional, print_error, print_json
 
@@ -33,7 +34,7 @@ UNFINISHED = " before the profile was complete", "run the profile again"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(WorkloadOptions[C]):
+class Options(WorkloadOptions[C], VerboseOption):
     try_fixes: bool = False
     """Apply each fix alone and all together, measure again, and show predicted and measured gains."""
     save_trace: bool = False

@@ -15,7 +15,7 @@ import tyro
 from ..files import require_writable, write_atomic, writing
 from ..runs.record import PROFILE_MARK, new_folder
 from ..stop import FLAG
-from .parse import OutputOptions, parse
+from .parse import OutputOptions, VerboseOption, parse
 from .terminal import Terminal, page_optional, print_error, print_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ program is stopped after enough steps. docs/your-model.md explains it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(OutputOptions):
+class Options(OutputOptions, VerboseOption):
     script: Path
     """The program, as in python PROGRAM."""
     step_function: Annotated[str | None, tyro.conf.arg(metavar="MODULE:NAME")] = None
@@ -56,8 +56,7 @@ def own_arguments(arguments: list[str]) -> list[str]:
 
 def command(arguments: list[str]) -> int:
     ours = own_arguments(arguments)
-    shown = ["--help"] if {"-h", "--help"} & set(ours) else ours
-    options = parse(Options, shown, prog="recperf profile --script", description=DESCRIPTION)
+    options = parse(Options, ours, prog="recperf profile --script", description=DESCRIPTION)
     output, page = _files(options)
     from ..execution.script import Program, profile_program
 

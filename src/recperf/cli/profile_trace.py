@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import DataError, MachineError, UsageError
 from ..measure.trace.records import MergedTraces, TraceAnalysis
 from ..units import size
-from .parse import OutputOptions, parse
+from .parse import OutputOptions, VerboseOption, parse
 from .terminal import Terminal, print_json
 
 DESCRIPTION = """Name what limits the steps of a trace of torch.profiler, with ceilings and advice, and show regions,
@@ -19,7 +19,7 @@ MERGED = "trace.merged.json.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(OutputOptions):
+class Options(OutputOptions, VerboseOption):
     trace: Path
     """The trace, .json or .json.gz, or a folder with one per rank."""
     peaks: Path | None = None
@@ -30,8 +30,7 @@ class Options(OutputOptions):
 
 
 def command(arguments: list[str]) -> int:
-    shown = ["--help"] if {"-h", "--help"} & set(arguments) else arguments
-    options = parse(Options, shown, prog="recperf profile --trace", description=DESCRIPTION)
+    options = parse(Options, arguments, prog="recperf profile --trace", description=DESCRIPTION)
     if options.top < 1:
         raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 12")
     terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)

@@ -109,8 +109,7 @@ def _facts(plan: Plan, advised: Point) -> dict[str, str]:
         "target": "time not known without --samples-to-target, cost not without --price, such as 4USD an hour",
     }
     if reached:
-        data = f" of {plan.published_data}" if plan.published_data else ""
-        facts["target"] = f"{_reached(reached, plan.currency)} for {_range(reached.samples, number)} samples{data}"
+        facts["target"] = f"{_reached(reached, plan.currency)} for {_range(reached.samples, number)} samples"
         facts["target"] += "" if reached.cost else "; --price 4USD adds the cost"
     if failing := advised.failures:
         reached_s = reached.seconds.value / failing.goodput if reached and failing.goodput else None

@@ -15,6 +15,7 @@ from ...data import datasets
 from ...data.sums import check_sums
 from ...errors import DataError, UsageError, closest
 from ...units import size
+from ..help import SWITCHES
 from ..parse import OutputOptions, choose_action, parse
 from ..terminal import Terminal, conclude, print_json, print_text
 from .output import count_of, progress_bars
@@ -67,7 +68,7 @@ Without --clicks a log of events is imported: recperf data import FILE. Its opti
 }
 """Description of each kind of import."""
 _SWITCHES = (
-    "-h", "--help", *(f"--{no}{name}" for no in ("", "no-") for name in ("json", "quiet", "gzip", "offline"))
+    *SWITCHES, *(f"--{no}{name}" for no in ("", "no-") for name in ("json", "quiet", "gzip", "offline"))
 )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def command(arguments: list[str]) -> int:
         return check_list(arguments[1:])
     if action in NAMED_BY and _named(arguments[1:]) is None:
         names = ", ".join(NAMED_BY[action])
-        if not {"-h", "--help"} & set(arguments):
+        if not SWITCHES & set(arguments):
             raise UsageError(f"data {action} needs the name of a dataset", fix=f"recperf data {action} NAME: {names}")
         own = "" if action in ("get", "make") else ",\n       or the name of a dataset you imported"
         print_text(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
@@ -189,7 +190,7 @@ def _with_file(arguments: list[str]) -> list[str]:
             assert at is not None
             raise UsageError(f"two files: {arguments[0]} and {arguments[at + 1]}", fix="import them one by one")
         return [flag, arguments[0], *(argument for argument in arguments[1:] if argument != flag)]
-    if has_value or {"-h", "--help"} & set(arguments):
+    if has_value or SWITCHES & set(arguments):
         return arguments if has_value else [argument for argument in arguments if argument != "--clicks"]
     fix = f"recperf data import FILE{' --clicks' * is_clicks} --name NAME"
     raise UsageError("data import needs a file, right after import", fix=fix)

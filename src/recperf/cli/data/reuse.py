@@ -19,6 +19,7 @@ from ...execution.tables import Lookups
 from ...execution.workload import load
 from ...jsonfile import Struct
 from ...units import byte_count, size
+from ..help import SWITCHES
 from ..options import C, WorkloadOptions, choose, read_options
 from ..terminal import Terminal, print_json, table
 from .output import progress_bars
@@ -81,7 +82,7 @@ def _as_workload(arguments: list[str]) -> list[str]:
         able = (name for name in workloads.able(kind) if workloads.find(name).lookups)
         return [workload or next(able, "dlrm"), "--data", *rest]
     flags = {argument.partition("=")[0] for argument in rest}
-    if first is None and workload is None and flags & {"-h", "--help"}:
+    if first is None and workload is None and flags & SWITCHES:
         workload = "dlrm-v4"
     if first is None and workload is None and "--config" not in flags:
         raise UsageError(

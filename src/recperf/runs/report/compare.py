@@ -9,9 +9,10 @@ from typing import Any
 from ...config import ConfigValues, flatten
 from ...jsonfile import Struct
 from ...measure.records import Percentiles
+from ...train.config import leading
 from ..result import Target
 from ..resume import change_text
-from .formats import sentence
+from .formats import metric, sentence
 from .plots import from_profile, in_order
 from .reading import Reading
 
@@ -42,6 +43,8 @@ class Comparison(Struct):
     runs: list[ComparedRun]
     notes: list[str]
     """Reasons why the runs may not be comparable."""
+    comparable: bool
+    """Whether their quality can be compared: it was measured on the same rows."""
     config: dict[str, Values]
     """Only fields that differ."""
     quality: Rows
@@ -56,6 +59,7 @@ def compare(runs: Sequence[Reading]) -> Comparison:
     return Comparison(
         runs=[ComparedRun(name, str(run.folder), run.workload) for name, run in zip(labels(runs), runs)],
         notes=notes_on(runs),
+        comparable=_same_rows(runs),
         config=changed_fields([run.config for run in runs]),
         quality=quality(runs),
         speed=speed(runs),
@@ -70,14 +74,19 @@ def summary(comparison: Comparison) -> str:
     facts = [
         f"{fields} config fields differ" if fields > 1 else "one config field differs" if fields else "same config"
     ]
-    auc, step = comparison.quality.get("auc"), comparison.speed["step ms, p50"].values
-    if auc and None not in auc.values:
-        facts.append("AUC " + arrow.join(f"{value:.4f}" for value in auc.values))
+    name = leading(comparison.quality)
+    score, step = comparison.quality.get(name), comparison.speed["step ms, p50"].values
+    if score and comparison.comparable and None not in score.values:
+        facts.append(f"{metric(name)} " + arrow.join(f"{value:.4f}" for value in score.values))
     if None not in step:
         facts.append("step " + arrow.join(f"{value:.3g}" for value in step) + " ms")
     if any(comparison.limit):
         facts.append(arrow.join(value or "not measured" for value in comparison.limit))
     return sentence("; ".join(facts))
+
+
+def _same_rows(runs: Sequence[Reading]) -> bool:
+    return len({(run.result.data.digest, run.result.data.split) for run in runs}) == 1
 
 
 def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
@@ -104,7 +113,7 @@ def notes_on(runs: Sequence[Reading]) -> list[str]:
     if len(workloads) > 1:
         notes.append(f"Different workloads ({', '.join(workloads)}): fields that only one of them has are empty.")
     data = [run.result.data for run in runs]
-    if len({(one.digest, one.split) for one in data}) > 1:
+    if not _same_rows(runs):
         notes.append("Different data or split: quality is not comparable.")
     if any(one.synthetic for one in data):
         notes.append("Synthetic data: quality shows how the model learns synthetic rules, not how good it is.")

@@ -1,0 +1,134 @@
+"""How much each command prints: a few lines that a person reads, and the rest where it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import example_profiles as profiles
+import example_runs as examples
+import example_traces as traces
+import pytest
+from msgspec import convert
+
+from recperf.cli import COMMANDS, main
+from recperf.data import movielens_like
+from recperf.measure.profile_records import Profile
+from recperf.runs.report.formats import of_ceiling, sides, stands
+from recperf.runs.report.profile_report import report
+from recperf.runs.report.text import render
+from recperf.workloads import WORKLOADS
+
+Call = Callable[..., tuple[int, str, str]]
+SCRIPT = """
+import torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(400):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+"""
+FIRST = ("micro-dlrm · movielens-like (synthetic)", "  quality   AUC", "  speed ", "  limit ")
+OF_DATA = (
+    "import x",
+    "import x --clicks",
+    "make yambda-like",
+    "get yambda-50m",
+    "reuse dlrm-v4",
+    "list",
+    "prepare criteo",
+)
+
+
+def lines(call: Call, text: str, *arguments: str) -> list[str]:
+    code, out, err = call(*shlex.split(text), *arguments)
+    assert code == 0, err
+    return out.splitlines()
+
+
+@pytest.mark.usefixtures("stored_ceilings")
+def test_a_run_ends_with_the_facts_that_matter(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = functools.partial(movielens_like.generate, users=120, items=200, ratings=5000)
+    monkeypatch.setattr(movielens_like, "generate", few)
+    text = "run micro-dlrm --data.source embedded --train.epochs 1 --train.max-steps 40 --target.beat none --run-dir"
+    printed = lines(call, f"{text} short")
+    begin, *end = printed
+    assert begin.startswith("micro-dlrm: starting in short")
+    assert len(end) <= 10, end
+    assert all(any(line.startswith(first) for line in end) for first in FIRST), end
+    assert end[-1].split() == ["page", "short/report.html"]
+    assert len(lines(call, "run --resume short --verbose")) > 40, "the rest, from the same report"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "eager", "graph", "ranks"])
+def test_a_profile_is_short(kind: str) -> None:
+    printed = render(report(convert(getattr(profiles, kind)(), Profile))).splitlines()
+    assert len(printed) <= 13, "and two paths"
+    assert printed[1].startswith("  limit ")
+
+
+@pytest.mark.usefixtures("stored_ceilings")
+def test_a_script_and_a_trace_are_short(call: Call, tmp_path: Path) -> None:
+    Path("train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "recperf", "profile", "--script", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "110"})
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    assert len(printed) <= 15, printed
+    assert any(line.startswith("  places    train.py:") for line in printed), printed
+    trace = traces.write(tmp_path / "gpu.json.gz", [*traces.gpu_step(0, 0.0, 10), *traces.gpu_step(1, 1000.0, 20)])
+    printed = lines(call, f"profile --trace {trace}")
+    assert len(printed) <= 15
+    assert any(line.startswith("  not seen ") for line in printed)
+
+
+@pytest.mark.parametrize("options", ["dlrm", "micro-dlrm", "dlrm-v4 --price 4USD --mtbf-hours 50000"])
+def test_a_plan_is_short(call: Call, options: str) -> None:
+    assert len(lines(call, f"plan {options}")) <= 12
+    assert len(lines(call, f"plan {options} --verbose")) > 30
+
+
+def test_a_comparison_is_short_and_compares_quality_only_of_the_same_rows(call: Call, tmp_path: Path) -> None:
+    config = {"seed": 7, "train": {f"field_{number}": number for number in range(20)}}
+    examples.make_run(tmp_path / "one")
+    examples.make_run(tmp_path / "two", auc=0.83, config=config)
+    printed = lines(call, "compare one two")
+    assert len(printed) <= 15
+    assert printed[1].startswith("  quality   AUC 0.8212 → 0.8300")
+    examples.change(tmp_path / "two", "result.json", "data.digest", "f0" * 32)
+    printed = lines(call, "compare one two")
+    assert printed[1] == "  quality   not comparable: different data or split"
+    assert "AUC" not in "\n".join(printed)
+    for name, profile in (("old", profiles.eager()), ("new", profiles.graph())):
+        Path(f"{name}.json").write_text(json.dumps(profile))
+    assert len(lines(call, "compare old.json new.json")) <= 15
+
+
+def test_help_is_short_and_help_all_has_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [*COMMANDS, *(f"run {name}" for name in WORKLOADS), "profile --script x", "profile --trace x"]
+    commands += [f"data {action}" for action in OF_DATA] + ["mlperf check", "mlperf package"]
+    for command in [*commands, ""]:
+        with contextlib.suppress(SystemExit):
+            main([*command.split(), "--help"])
+        printed = capsys.readouterr().out.splitlines()
+        assert 4 < len(printed) <= 60, (command, len(printed))
+        assert max(map(len, printed)) <= 120, command
+    with pytest.raises(SystemExit):
+        main(["run", "dlrm-v4", "--help-all"])
+    everything = capsys.readouterr().out
+    for field in ("--train.checkpoint-background", "--allow-change", "--model.hstu.layers", "--mlperf.log"):
+        assert field in everything
+
+
+def test_signs_of_intervals_are_said() -> None:
+    assert stands("it", -0.0049, -0.0271, 0.0101) == "level with it (0.0271 below to 0.0101 above)"
+    assert stands("it", 0.05, 0.0443, 0.0566) == "0.0500 above it (0.0443 to 0.0566 above)"
+    assert sides(-0.02, -0.01) == "0.0100 to 0.0200 below"
+    assert of_ceiling(7.49) == "in a cache"
