@@ -1,6 +1,11 @@
-"""Numbers as text, in units a person reads. Torch-free."""
+"""Numbers as text, in units a person reads, and how wide text may be. Torch-free."""
 
 from __future__ import annotations
+
+from shutil import get_terminal_size
+
+WIDEST = 110
+"""Columns of text where the output is no terminal, and the most that are used of one."""
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -12,6 +17,11 @@ _SIZES = (
     ("B", 1),
 )
 """Units that a size may be given in, the longest names first."""
+
+
+def width() -> int:
+    """Columns of text to use on this terminal."""
+    return max(60, min(WIDEST, get_terminal_size((WIDEST, 24)).columns))
 
 
 def size(count: float) -> str:

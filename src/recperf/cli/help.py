@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..runs.report.text import width
+from ..units import width
 
 SWITCHES = {"-h", "--help", "--help-all"}
 USED = (

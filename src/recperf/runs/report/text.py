@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from collections.abc import Sequence
 
+from ...units import WIDEST, width
 from .blocks import Block, Cell, Code, Missing, Report, Section, Table, Text, Viewer
 from .formats import NOT_MEASURED, printable, short
 
-WIDEST = 110
-"""Columns where the output is no terminal, and the most that are used of one."""
 LABEL = 10
 """Columns of the name of a fact, with the space behind it."""
 LONGEST = 2 * WIDEST
 """Characters of a fact beyond which it is cut: a page has the whole."""
-
-
-def width() -> int:
-    """Columns to use."""
-    return max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
 
 
 def render(report: Report, *, verbose: bool = False) -> str:
