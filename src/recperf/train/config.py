@@ -237,7 +237,7 @@ class StartConfig:
         within(0, self.forget_days, 1 << 20, "start.forget_days")
 
 
-def leading(metrics: Mapping[str, float]) -> str:
+def leading(metrics: Mapping[str, object]) -> str:
     """The metric that models are compared by: AUC, or NDCG@10 where items are ranked and nothing is labelled."""
     return "auc" if "auc" in metrics else "ndcg_10"
 
