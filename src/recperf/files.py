@@ -10,6 +10,7 @@ import json
 import numbers
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -220,6 +221,14 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return float(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A second name of a file that never changes or, on another disk, a copy."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,17 +6,25 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 import recperf
 from recperf.cli import main
-from recperf.models.next_item.model import NextItemHSTU
+from recperf.data.yambda.earlier_ids import matched, with_earlier_ids
+from recperf.data.yambda.reference import open_events
+from recperf.data.yambda.store import originals
+from recperf.execution.exporting import compared
+from recperf.execution.serving import TableExport
+from recperf.models.init import normal_
+from recperf.models.next_item.model import STD
 
 DAY = 86_400
 SMALL = ["--model.dim", "16", "--model.blocks", "1", "--model.head-dim", "8", "--model.max-length", "8"]
@@ -45,8 +53,10 @@ def log(path: Path, *, users: range, items: range, days: range, seed: int) -> No
 
 
 def imported(folder: Path, name: str, **of: Any) -> Path:
-    log(folder / f"{name}.csv", **of)
-    assert main(["data", "import", str(folder / f"{name}.csv"), "--store", str(folder / name), "--quiet"]) == 0
+    if of:
+        log(folder / f"{name}.csv", **of)
+    titled = ["--items", str(folder / "items.csv"), "--store", str(folder / name)]
+    assert main(["data", "import", str(folder / f"{name}.csv"), *titled, "--quiet"]) == 0
     return folder / name
 
 
@@ -54,11 +64,13 @@ def imported(folder: Path, name: str, **of: Any) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on old days; items 0 to 4 have events in the first days only."""
     folder = tmp_path_factory.mktemp("start")
+    titles = "".join(f"i{item},Item {item},colour {item // 10}\n" for item in range(55))
+    (folder / "items.csv").write_text(f"id,title,colour\n{titles}")
     old = folder / "old.csv"
     log(folder / "first.csv", users=range(20), items=range(10), days=range(1000, 1005), seed=1)
     log(old, users=range(200), items=range(5, 45), days=range(1040, 1060), seed=2)
     old.write_text("\n".join([old.read_text(), *(folder / "first.csv").read_text().splitlines()[1:]]))
-    assert main(["data", "import", str(old), "--store", str(folder / "old"), "--quiet"]) == 0
+    imported(folder, "old")
     imported(folder, "new", users=range(150, 260), items=range(15, 55), days=range(1060, 1070), seed=3)
     arguments = ["run", "hstu", "--data", str(folder / "old"), "--run-dir", str(folder / "run"), *SMALL, *TRAIN]
     arguments += ["--target.beat", "none", "--train.batch-size", "16"]
@@ -86,20 +98,25 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
     run = start(folder, "still", "--start.forget-days", "30", *STILL)
     before, after = item_rows(folder / "run"), item_rows(run)
     assert set(after) == {f"i{item}" for item in range(5, 55)}
-    initial = NextItemHSTU(recperf.open(run).config.model, seed=42, device=torch.device("cpu")).items_ID[1:]
-    for row, (item, embedding_D) in enumerate(after.items()):
+    initial = torch.empty(len(after) + 1, 16)
+    normal_(initial, STD, 42, "items")
+    for row, (item, embedding_D) in enumerate(after.items(), 1):
         assert torch.equal(embedding_D, before[item] if item in before else initial[row]), item
     started = json.loads((run / "result.json").read_text())["provenance"]["started_from"]
     assert started["run"] == "run"
     assert started["rows"] == {"items": {"taken": 30, "kept": 10, "new": 10, "forgotten": 5}}
     # An item that the new days do not have can still be recommended, and read in a history.
     listed = recperf.open(run).recommend([["i5", "i6"]], k=50)
-    assert "i7" in set(listed["item"])
+    assert dict(zip(listed["item"], listed["title"]))["i7"] == "Item 7"
     # On the same data everything goes on, and on a third dataset those that were kept, forgotten ones not.
     again = ["run", "--start-from", str(run), "--data", str(folder / "old"), "--run-dir", str(folder / "again")]
     assert main([*again, *STILL]) == 0
     third = item_rows(folder / "again")
     assert all(torch.equal(third[item], after[item]) for item in after)
+    # Those that were kept have no event here, but the time of their last one is known.
+    store, new = open_events(recperf.open(run).config.data.path), open_events(folder / "new")
+    assert matched(store, new, 9)["items"].counts["forgotten"] == 10
+    assert with_earlier_ids(new, store, 9) == new.folder
     capfd.readouterr()
     assert main(["export", str(run), "--since", str(folder / "run"), "--output", str(folder / "changes")]) == 0
     assert "items since" in capfd.readouterr().out
@@ -163,9 +180,28 @@ def test_rows_of_dlrm_v4_go_on_with_the_state_of_their_optimizer(folder: Path) -
         states.append(dict(zip(ids, tables.state("item_id")[numbers].tolist())))
     assert set(rows[1]) == {f"i{item}" for item in range(55)}
     assert all(torch.equal(rows[1][item], rows[0][item]) for item in rows[0])
+    groups = {ids: served.store.catalogue_I2[number, 0] for ids, number in zip(ids, numbers)}
+    colours = originals(served.store.folder, "artists")
+    assert {item: colours[group - 1] for item, group in groups.items()} == {
+        f"i{item}": f"colour {item // 10}" for item in range(55)
+    }
     without_events = [f"i{item}" for item in range(15)]
     assert [states[1][item] for item in without_events] == [states[0][item] for item in without_events]
     assert max(states[0][item] for item in without_events) > 0
+
+
+def test_entries_without_an_id_and_tables_without_ids_are_compared_row_by_row() -> None:
+    weight_RW = torch.arange(8.0).view(4, 2)
+    ids = pa.array([None, None, "a", "b"])
+    table = TableExport(name="t", weight_RW=weight_RW, ids=ids, rows_I=np.arange(4), meaning="")
+    before = replace(table, ids=pa.array([None, "b", "c", None]), rows_I=np.array([0, 3, 2, 2]))
+    (change,) = compared([table], [before])
+    assert change.counts == {"new": 1, "changed": 1, "unchanged": 2, "dropped": 1}
+    assert change.table.ids.to_pylist() == [None, "a"]
+    assert change.dropped.to_pylist() == ["c"]
+    hashed = replace(table, ids=None, rows_I=None)
+    (change,) = compared([hashed], [replace(hashed, weight_RW=weight_RW.index_fill(0, torch.tensor(2), 9.0))])
+    assert change.table.ids.to_pylist() == [2]
 
 
 def test_what_cannot_be_started_from_is_refused_in_a_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

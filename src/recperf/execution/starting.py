@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import from_json
-from ..data.yambda.earlier_ids import Matched, link_or_copy, matched, with_earlier_ids
-from ..data.yambda.reference import open_events
-from ..data.yambda.store import EventStore
+from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, UsageError
-from ..files import digest_of, make_folder, open_regular, sha256, sync_folder, writing
+from ..files import digest_of, link_or_copy, make_folder, open_regular, sha256, sync_folder, writing
 from ..jsonfile import read, require
 from ..runs.evidence import START
 from ..runs.record import START_FOLDER, Run, read_config
-from ..runs.result import Data, StartedFrom
+from ..runs.result import Data, RowCounts, StartedFrom
 from ..train import checkpoint_folder as folders
 from .workload import HASHED, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ..data.yambda.store import EventStore
 
 ROWS = "rows.npz"
 
@@ -37,6 +37,9 @@ ROWS = "rows.npz"
 def continued(workload: Workload, config: Any) -> Any:
     """The config of a run that starts from another: its events are those of a store with the ids of both, and its
     tables have rows for them."""
+    from ..data.yambda.earlier_ids import with_earlier_ids
+    from ..data.yambda.reference import open_events
+
     earlier = _events_of(workload, config.start.run)
     if config.data.path is None:
         raise UsageError("--start-from needs events of your own", fix="--data NAME")
@@ -47,12 +50,14 @@ def continued(workload: Workload, config: Any) -> Any:
 
 def _events_of(workload: Workload, run: Path) -> EventStore:
     """The events that a run of this workload was trained on."""
+    from ..data.yambda.reference import open_events
+
     name, values = read_config(run)
     if name != workload.name:
         what = f"{run.name} is a run of {name}, whose weights {workload.name} cannot start from"
         raise UsageError(what, where={"run": run}, fix=f"recperf run {name} --start-from {run}")
     if not workload.id_tables:
-        what = f"{workload.name} cannot start from another run: it has no table with a row for each id of a list"
+        what = f"{workload.name} cannot start from another run: its tables are not those of the ids of events"
         raise UsageError(
             what, fix="recperf run --resume goes on with the same data; hstu and dlrm-v4 can start from a run"
         )
@@ -80,6 +85,10 @@ class Start:
         """Set the state of a new model: rows of ids that both runs have, and everything that is not a row of an id."""
         import torch
         from torch import Tensor
+
+        if current().size > 1:
+            what = "ranks can only resume a run that started from another once it has a checkpoint"
+            raise UsageError(what, fix="recperf run --resume in a single process")
 
         from ..models.tiers.columns import TableColumns
 
@@ -141,6 +150,8 @@ def start_of(workload: Workload, config: Any, run: Run) -> Start | None:
 
 def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
     """Copy the checkpoint and list the rows that go on."""
+    from ..data.yambda.earlier_ids import matched
+    from ..data.yambda.reference import open_events
     from .serving import find_checkpoint
 
     run = config.start.run
@@ -149,7 +160,7 @@ def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
         raise DataError(f"checkpoint {path.name} of {run.name} is damaged: {fault}", where={"folder": path})
     roles = [role for role in dict.fromkeys(workload.id_tables.values()) if role != HASHED]
     every = matched(_events_of(workload, run), open_events(config.data.path), config.start.forget_days)
-    rows: dict[str, Matched] = {role: every[role] for role in roles if role in every}
+    rows = {role: every[role] for role in roles if role in every}
     shutil.rmtree(folder, ignore_errors=True)
     with writing(folder):
         make_folder(folder / path.name)
@@ -170,6 +181,6 @@ def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
         checkpoint=path.name,
         digest=digest,
         forget_days=config.start.forget_days,
-        rows={role: one.counts for role, one in rows.items()},
+        rows={role: RowCounts(**one.counts) for role, one in rows.items()},
         rows_digest=sha256(folder / ROWS),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ..data.yambda.earlier_ids import RowCounts
 from ..errors import DataError
 from ..jsonfile import Meta, Number, Problem, Struct, as_json, fit
 from ..measure.profile_records import Rank, RankTimes, TableTraffic
@@ -288,6 +287,19 @@ class ReportedChange(Struct):
     after_step: int | None
     """The last step with the old value; 0: no step of this seed had it; None: all steps of every seed had it."""
     seed: int | None
+
+
+class RowCounts(Struct):
+    """What became of the rows of a kind of ids when a run started from another."""
+
+    taken: int
+    """Of ids in both datasets: they start with the weights of the other run."""
+    kept: int
+    """Of ids that only the other dataset has: they start with its weights too."""
+    new: int
+    """Of ids that only this dataset has, and of those that were forgotten."""
+    forgotten: int
+    """Of ids without an event for the stated time: dropped, or new again where this dataset has them."""
 
 
 class StartedFrom(Struct):

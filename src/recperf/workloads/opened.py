@@ -147,17 +147,16 @@ class OpenRun:
 
         facts, earlier = {"workload": self.workload.name, "run": self.folder.resolve().name}, None
         if since is not None:
-            device, other = self._options["device"], OpenRun(since, device=self._options["device"], notice=self._notice)
+            facts["since"], path = Path(since).expanduser().resolve().name, self.folder / START
+            start = require(read(path), StartedFrom, path, what="is damaged") if path.is_file() else None
+            which: dict[str, Any] = {}
+            if start is not None and start.run == facts["since"]:
+                which = {"checkpoint": start.checkpoint, "seed": start.seed}
+            other = OpenRun(since, device=self._options["device"], notice=self._notice, **which)
             if other.workload.name != self.workload.name:
-                what = f"{other.folder.name} is a run of {other.workload.name}, this one of {self.workload.name}"
+                what = f"{facts['since']} is a run of {other.workload.name}, this one of {self.workload.name}"
                 raise UsageError(what, fix="--since the run that this one started from")
-            path = self.folder / START
-            record = require(read(path), StartedFrom, path, what="is damaged") if path.is_file() else None
-            if record is not None and record.run == other.folder.resolve().name:
-                other = OpenRun(
-                    since, checkpoint=record.checkpoint, device=device, seed=record.seed, notice=self._notice
-                )
-            earlier, facts = other.model, {**facts, "since": other.folder.resolve().name}
+            earlier = other.model
         return export(self.model, Path(folder), facts, self._notice or notice_once, earlier=earlier)
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from numpy.typing import NDArray
 
 from ... import places
 from ...errors import DataError, notice_once
-from ...files import make_folder, sha256, write_atomic, write_json, writing
+from ...files import link_or_copy, make_folder, sha256, write_atomic, write_json, writing
 from ...folders import fresh_folder, one_at_a_time
-from ...jsonfile import Struct, sealed
+from ...jsonfile import sealed
 from ..blocks import StoredColumn
 from ..rows import pyarrow
 from .item_features import FILE
@@ -39,26 +37,14 @@ _AT_ONCE = 1 << 22
 Longs = NDArray[np.int64]
 
 
-class RowCounts(Struct):
-    """What became of the rows of a kind of ids when a run started from another."""
-
-    taken: int
-    """Of ids in both datasets: they start with the weights of the other run."""
-    kept: int
-    """Of ids that only the other dataset has: they start with its weights too."""
-    new: int
-    """Of ids that only this dataset has, and of those that were forgotten."""
-    forgotten: int
-    """Of ids without an event for the stated time: dropped, or new again where this dataset has them."""
-
-
 @dataclass(frozen=True, eq=False)
 class Matched:
     """The numbers of a role's ids in an earlier store, and in a store with that store's ids; 0 is in both."""
 
     earlier_N: Longs
     numbers_N: Longs
-    counts: RowCounts
+    counts: dict[str, int]
+    """Ids that are taken over, kept without events, new, and forgotten."""
 
 
 def matched(earlier: EventStore, store: EventStore, forget_days: int) -> dict[str, Matched]:
@@ -68,9 +54,8 @@ def matched(earlier: EventStore, store: EventStore, forget_days: int) -> dict[st
         going_on = np.flatnonzero((numbers_M > 0) & ~stale_M)
         lines, added = facts.originals[role].lines, facts.earlier.ids[role] if facts.earlier else 0
         kept = int((numbers_M[going_on] > lines - added).sum())
-        counts = RowCounts(
-            taken=len(going_on) - kept, kept=kept, new=lines - len(going_on), forgotten=int(stale_M.sum())
-        )
+        new, forgotten = lines - len(going_on), int(stale_M.sum())
+        counts = {"taken": len(going_on) - kept, "kept": kept, "new": new, "forgotten": forgotten}
         parts[role] = Matched(np.append(0, going_on + 1), np.append(0, numbers_M[going_on]), counts)
     return parts
 
@@ -233,11 +218,3 @@ def _write_items(draft: Path, store: EventStore, earlier: EventStore, added_K: L
         table = arrow.concat_tables([table, more.cast(table.schema)])
     parquet.write_table(table, str(draft / FILE))
     facts.item_file = msgspec.structs.replace(stated, sha256=sha256(draft / FILE), items=len(table))
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """A second name of a file that never changes or, on another disk, a copy."""
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:
-        shutil.copyfile(source, target)
