@@ -173,6 +173,7 @@ class Profiler:
             other_work=observed.other_work,
             overhead=observed.overhead or TimingCost(0.0, 0.0),
             notes=observed.notes,
+            timeline=observed.timeline,
             machine=machine_facts(),
             ceilings=as_json(ceilings),
             analysis_s=perf_counter() - began,

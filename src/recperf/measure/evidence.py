@@ -12,6 +12,7 @@ import torch
 
 from ..machine import usable_cores
 from .call_places import name_places, observer_places, sampled_places
+from .lanes import traced_step
 from .observing import Observer
 from .operators import CallWork
 from .records import Observed, ObservedSteps, Operator, PartTime, TimingCost
@@ -108,6 +109,7 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     else:
         _on_host(result, observer, times, works, own_ms, off_ms)
     result.operators = operator_rows(times, works)
+    result.timeline = traced_step(nesting, window, times, result.operators)
     result.places, result.native, result.sampling = sampled_places(observer)
     result.notes += [*unknown_work(result.operators), *lateness(collectives(nesting, window))]
     result.parts = part_rows(result.operators)

@@ -15,6 +15,7 @@ from .attribution import attribute
 from .ceilings import ceilings_of_profile, cold_over_hot, knees_of, ranks_sharing
 from .evidence import kernel_works, observed
 from .experiments import confirm, hot_ids
+from .lanes import compact
 from .limits import verdict_of
 from .observing import Observer
 from .operators import CallWork
@@ -34,7 +35,6 @@ from .profile_records import (
 from .records import Experiment, Observed, ObservedSteps
 from .sections import part_ms
 from .step_parts import Counts
-from .timeline import compact
 
 STEPS = 48
 SECONDS = 12.0

@@ -128,6 +128,28 @@ class Sampling(Struct):
     """What sampling the stack costs."""
 
 
+class TracedCall(Struct, omit_defaults=True):
+    """A call in a traced step, or a stretch of short ones."""
+
+    lane: str
+    """input, host, other threads or device."""
+    start_us: Number
+    us: Number
+    operator: int | None = None
+    """Number of its row among the operators of the profile."""
+    name: str = ""
+    """Empty: that of the operator."""
+    limit: str = ""
+    """Empty: that of the operator."""
+
+
+class TracedStep(Struct):
+    """The median traced step; its calls lie over each other in their order."""
+
+    us: Number
+    calls: list[TracedCall]
+
+
 class Observed(Struct):
     """The figures of a step that its verdict follows from, in ms per step."""
 
@@ -165,6 +187,7 @@ class Observed(Struct):
     """CPU: time outside of operators in the methods of optimizers: mostly memory that they release."""
     pageable_bytes: Number = 0
     """Bytes copied between the device and memory of the host that is not pinned."""
+    timeline: TracedStep | None = None
 
 
 class Attribution(Struct):
@@ -309,5 +332,6 @@ class StepProfile(Struct, kw_only=True):
     ceilings: dict[str, Any] | None
     analysis_s: Number
     own_cpu_s: Number
+    timeline: TracedStep | None = None
     program: dict[str, Any] | None = None
     """The script and its arguments, where a program was profiled."""

@@ -16,11 +16,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from msgspec.structs import replace as replace_fields
-
 from ..units import time as time_text
 from .operators import COLLECTIVE, TABLE_BATCHED, CallWork, kind_of_call, limit_of_kernel
-from .records import Observed, Operator, Place
+from .records import Operator, Place
 from .spans import EXCHANGE
 from .trace.collectives import collectives
 from .trace.idle import DeviceTimes
@@ -40,8 +38,6 @@ OUTLIER = 4.0
 """A call that took this many times the median of its like was interrupted."""
 NOTICEABLE = 0.02
 """Share of the operators' time from which those with unknown work are listed."""
-MOST_ROWS = 60
-"""Operators of a stored profile; the rest are joined."""
 NODE = "autograd::engine::evaluate_function"
 _CPP_NODE = "torch::autograd::CppNode<"
 """Begins the name of a backward pass in C++. The operators that it runs may not be visible."""
@@ -68,6 +64,8 @@ class Call:
     parallel: float = 1.0
     """How many such operators ran at the same time: it took that much longer than its share of the step."""
     place: Place | None = None
+    row: Operator | None = None
+    """The row of figures that it belongs to."""
 
 
 @dataclass(slots=True)
@@ -89,6 +87,12 @@ class StepTimes:
     """Time in which only collectives ran."""
     blocked_us: float = 0.0
     """Time in functions that wait, in a trace with stacks."""
+    host: list[Call] = field(default_factory=list)
+    """The calls with the times of the host, where `calls` has those of a device."""
+    by_origin: dict[int, Call] = field(default_factory=dict)
+    """The call that device work belongs to, by the event that launched it."""
+    by_kernel: dict[str, Call] = field(default_factory=dict)
+    """The same for kernels of CUDA graphs, by their name."""
 
     def on_device(self, nesting: Nesting, device: DeviceTimes, graph_works: dict[str, CallWork]) -> None:
         """Replace the host's times by those of the device, each for the nearest call at or above its launch.
@@ -107,11 +111,14 @@ class StepTimes:
                 extra.append(call)
             us[id(call)] += time
             call.kernels += kernels
+            self.by_origin[origin] = call
         for name, (time, kernels) in device.graph.items():
             work = graph_works.get(name)
             whole = work and replace(work, **{figure: kernels * getattr(work, figure) for figure in COUNTED})
             extra.append(Call(name, GRAPH, 0.0, whole, False, NONE, kernels))
             us[id(extra[-1])] = time
+            self.by_kernel[name] = extra[-1]
+        self.host = self.calls
         self.calls = [call for call in [*self.calls, *extra] if us[id(call)] > 0]
         for call in self.calls:
             call.us = us[id(call)]
@@ -297,6 +304,8 @@ def operator_rows(times: StepTimes, works: list[CallWork]) -> list[Operator]:
             setattr(row, figure, sum(getattr(work, figure) for work in counted) / times.steps)
         for fact in ("precision", "row_bytes", "table_rows"):
             setattr(row, fact, next((getattr(work, fact) for work in counted if getattr(work, fact)), None))
+        for call, _ in members:
+            call.row = row
         table.append(row)
     return sorted(table, key=lambda row: -row.ms)
 
@@ -336,28 +345,6 @@ def clip(times: StepTimes) -> float:
                 cut += max(0.0, call.us - most)
                 call.us = min(call.us, most)
     return cut
-
-
-def compact(figures: Observed) -> Observed:
-    """The figures with at most `MOST_ROWS` operators; the smaller ones are joined by their kind."""
-    rest: defaultdict[tuple[Any, ...], list[Operator]] = defaultdict(list)
-    for row in figures.operators[MOST_ROWS:]:
-        kind = row.kind, bool(row.kernels), row.by_name, row.communication
-        rest[*kind, row.precision, row.row_bytes].append(row)
-    joined = [_joined(group) if len(group) > 1 else group[0] for group in rest.values()]
-    return replace_fields(figures, operators=[*figures.operators[:MOST_ROWS], *joined])
-
-
-def _joined(group: list[Operator]) -> Operator:
-    summed = ("calls", "python_calls", "ms", "kernels", *COUNTED)
-    return replace_fields(
-        group[0],
-        name=f"{len(group)} smaller operators ({group[0].kind})",
-        part=None,
-        place=None,
-        counted=all(row.counted for row in group),
-        **{name: sum(getattr(row, name) for row in group) for name in summed},
-    )
 
 
 def _groups(times: StepTimes, fused: dict[int, CallWork]) -> dict[tuple[Any, ...], list[tuple[Call, Any]]]:

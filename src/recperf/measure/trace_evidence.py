@@ -19,6 +19,7 @@ from .advice_rules import advise
 from .attribution import attribute
 from .call_places import place_rows, trace_places
 from .ceilings import Ceilings, ceilings_of
+from .lanes import traced_step
 from .limits import UNCLEAR, UNDECIDED, decide
 from .operators import CallWork
 from .peaks.records import Peaks
@@ -101,6 +102,7 @@ def limit_of(
         advice=advise(Evidence(seen, attribution.operators, ceilings, facts_of_rows(seen.operators))),
         step_ms=seen.step_ms,
         notes=seen.notes,
+        timeline=seen.timeline,
     )
 
 
@@ -145,6 +147,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         notes=notes,
         places=places,
         pageable_bytes=sum(row.bytes for row in transfers(window) if row.pinned is False),
+        timeline=traced_step(nesting, window, times, operators),
     )
 
 

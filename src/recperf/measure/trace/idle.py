@@ -22,8 +22,8 @@ LONGEST_US = 20.0
 _SYNC = re.compile(r"(?:cuda|cu|hip)(?:(?:Stream|Device|Ctx|Event)Synchronize|Memcpy(?!.*Async))")
 _COPY = re.compile(r"(?:cuda|cu|hip)Memcpy.*Async")
 _KINDS = {"HtoD": "host to device", "DtoH": "device to host", "DtoD": "device to device", "PtoP": "device to device"}
-_COLLECTIVE = re.compile(r"nccl|c10d|rccl", re.IGNORECASE)
-_BETWEEN = re.compile(r"HtoD|DtoH")
+NCCL = re.compile(r"nccl|c10d|rccl", re.IGNORECASE)
+BETWEEN = re.compile(r"HtoD|DtoH")
 
 
 def idle(trace: Trace, nesting: Nesting, window: TracedSteps) -> Idle:
@@ -191,9 +191,9 @@ def device_times(nesting: Nesting, window: TracedSteps) -> DeviceTimes:
         if us <= 0:
             continue
         times.busy_us += us
-        if _COLLECTIVE.search(work.name):
+        if NCCL.search(work.name):
             waits["communication"] += us
-        elif work.kind == "copy" and _BETWEEN.search(work.name):
+        elif work.kind == "copy" and BETWEEN.search(work.name):
             waits["transfer"] += us
         else:
             call = nesting.launch(work)
@@ -234,7 +234,7 @@ def _shared_time(window: TracedSteps) -> Iterable[tuple[Device, float]]:
 
 def _hidden(work: Device) -> bool:
     """Whether a kernel that runs at the same time hides this work."""
-    return bool(_COLLECTIVE.search(work.name)) or (work.kind == "copy" and bool(_BETWEEN.search(work.name)))
+    return bool(NCCL.search(work.name)) or (work.kind == "copy" and bool(BETWEEN.search(work.name)))
 
 
 def _divide_idle(waits: defaultdict[str, float], nesting: Nesting, window: TracedSteps) -> None:

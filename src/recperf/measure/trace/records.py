@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...jsonfile import Number, Struct
 from ..profile_records import CollectiveTimes, Idle, Kernels, MeasuredRank, Missing, Section, TracedPart, Transfer
-from ..records import Advice, DividedOperator, Percentiles, PlaceTime, Verdict
+from ..records import Advice, DividedOperator, Percentiles, PlaceTime, TracedStep, Verdict
 
 
 class Window(Struct):
@@ -92,6 +92,7 @@ class TraceLimit(Struct, kw_only=True):
     advice: list[Advice]
     step_ms: Percentiles
     notes: list[str]
+    timeline: TracedStep | None = None
     ceilings: str = ""
     """Whose ceilings were used, or why none."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -88,7 +88,41 @@ class Viewer:
     """The gzipped trace in base 64; empty where it is too large for a page, then the reader picks the file."""
 
 
-Block = Text | Figure | Table | Missing | Code | Viewer
+@dataclass(frozen=True)
+class Stretch:
+    """A call in a timeline."""
+
+    start: float
+    """Percent of the step, as `width`."""
+    width: float
+    tone: str
+    text: str
+    """What a reader sees who points at it."""
+    name: str = ""
+    """Written onto it where it is wide enough; empty: other calls lie over it."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    name: str
+    stretches: list[Stretch]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The calls of one step, on a page only."""
+
+    kind: ClassVar[str] = "timeline"
+    key: str
+    label: str
+    caption: str
+    us: float
+    lanes: list[Lane]
+    legend: list[tuple[str, str]]
+    """What each colour stands for."""
+
+
+Block = Text | Figure | Table | Missing | Code | Viewer | Timeline
 
 
 @dataclass(frozen=True)
@@ -96,6 +130,18 @@ class Section:
     key: str
     title: str
     blocks: list[Block]
+    fold: bool = False
+    """Whether a page folds it away, below the sections that it shows."""
+
+
+SHOWN = ("failed", "advice", "timeline", "shares", "ranks", "quality", "training")
+"""Sections that a page shows, in this order; it folds the others."""
+
+
+def arranged(sections: list[Section], shown: tuple[str, ...] = SHOWN) -> list[Section]:
+    """The sections that matter first, then the others, which a page folds."""
+    first = sorted((one for one in sections if one.key in shown), key=lambda one: shown.index(one.key))
+    return [*first, *(replace(one, fold=True) for one in sections if one.key not in shown)]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ...measure.sections import swept_ms
 from ...units import digits
 from .blocks import Figure
 from .formats import byte_rate, component, flop_rate, scaled
-from .svg import Sheet, decades, evenly, family, require_matplotlib, round_steps, svg_text, ticks, tone
+from .svg import Sheet, columns_of, decades, evenly, family, require_matplotlib, round_steps, svg_text, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,14 +29,15 @@ Series = dict[int, list[tuple[int, float]]]
 
 def training(panels: dict[str, Series], targets: dict[str, float]) -> Sheet:
     """Curves over the steps side by side; `targets` are drawn as dashed lines."""
-    sheet = Sheet(250)
-    each = (sheet.width - 56 * (len(panels) - 1)) / len(panels)
+    columns, tall = columns_of(len(panels)), 250
+    sheet = Sheet(tall * len(panels) // columns)
+    each = (sheet.width - 56 * (columns - 1)) / columns
     for index, (title, series) in enumerate(panels.items()):
-        left = index * (each + 56)
-        axes = sheet.axes(left + 40, 34, sheet.width - left - each + 6, 34)
-        sheet.text(left, 12, title, color="ink", size=12, weight="bold", va="center")
+        left, top = index % columns * (each + 56), tall * (index // columns)
+        axes = sheet.axes(left + 40, top + 34, sheet.width - left - each + 6, sheet.height - top - tall + 34)
+        sheet.text(left, top + 12, title, color="ink", size=12, weight="bold", va="center")
         _curve(axes, series, targets.get(title))
-        sheet.text(left + each - 6, 242, "steps", ha="right", va="center")
+        sheet.text(left + each - 6, top + 242, "steps", ha="right", va="center")
     return sheet
 
 
@@ -136,7 +137,7 @@ def roofline(bandwidth: float, peak: float, dots: list[Dot]) -> Sheet:
     ceiling = max([peak * 3.5, *(dot.flops * 2 for dot in dots)])
     axes.set_xlim(math.log10(low), math.log10(high))
     axes.set_ylim(math.log10(floor), math.log10(ceiling))
-    ticks(axes, "x", decades(low, high, 8), lambda v: f"{10**v:g}", grid=True)
+    ticks(axes, "x", decades(low, high, 4 * columns_of(2)), lambda v: f"{10**v:g}", grid=True)
     ticks(axes, "y", decades(floor, ceiling, 7), lambda v: scaled(10**v), grid=True)
     sheet.text(0, 28, "FLOP/s", va="center")
     sheet.text(sheet.width - 16, sheet.height - 8, "FLOP per byte", ha="right", va="center")

@@ -1,4 +1,5 @@
-"""Renders reports as one HTML file that works offline: no other files, and no scripts but one that hands a trace on.
+"""Renders reports as one HTML file that works offline: no other files, and two small scripts, which zoom
+a timeline and hand a trace on.
 
 Importing this module needs neither matplotlib nor jinja2; rendering does (`pip install 'recperf[report]'`).
 """
@@ -14,7 +15,7 @@ from ...files import write_atomic, writing
 from ...version import __version__
 from .blocks import Cell, Figure, Report, Section
 from .formats import short
-from .svg import SETTINGS, require_matplotlib
+from .svg import NARROW, SETTINGS, WIDE, figure_width, require_matplotlib
 
 
 def write(text: str, out: Path) -> Path:
@@ -31,7 +32,12 @@ def write(text: str, out: Path) -> Path:
 
 
 def render(
-    title: str, reports: list[Report], *, comparison: list[Section] | None = None, summary: str | None = None
+    title: str,
+    reports: list[Report],
+    *,
+    comparison: list[Section] | None = None,
+    summary: str | None = None,
+    kinds: str = "runs",
 ) -> str:
     """The page of one report, or of several below a comparison."""
     text: str = (
@@ -41,6 +47,7 @@ def render(
             title=title,
             comparison=comparison,
             summary=summary,
+            kinds=kinds,
             runs=reports,
             several=comparison is not None,
             version=__version__,
@@ -69,11 +76,16 @@ def _environment() -> Any:
 
 
 def drawn(figure: Figure) -> str:
-    """The figure as SVG markup."""
+    """The figure as SVG markup, for a screen and for a phone."""
     from markupsafe import Markup
 
+    drawn = []
     with require_matplotlib().rc_context(SETTINGS):
-        return Markup(figure.draw().markup(figure.key, figure.label))
+        for width in (WIDE, NARROW):
+            token = figure_width.set(width)
+            drawn.append(figure.draw().markup(f"{figure.key}-{width}", figure.label))
+            figure_width.reset(token)
+    return Markup("".join(drawn))
 
 
 def shortened(cell: Cell) -> str:

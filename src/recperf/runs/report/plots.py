@@ -11,8 +11,8 @@ from ...measure.records import Percentiles
 from ...measure.spans import PHASES
 from ..result import Interval
 from .blocks import Figure
-from .formats import component, percent
-from .svg import Sheet, evenly, family, round_steps, ticks, tone
+from .formats import component, percent, short
+from .svg import Sheet, columns_of, evenly, family, round_steps, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,16 +37,17 @@ class Bar:
 
 def quality(bars: list[Bar], metrics: list[tuple[str, str]], targets: dict[str, float]) -> Sheet:
     """One panel per metric with one bar per model; the target is a dashed line."""
-    sheet = Sheet(26 * len(bars) + 60)
+    columns, tall = columns_of(len(metrics)), 26 * len(bars) + 60
+    sheet = Sheet(tall * len(metrics) // columns)
     names = 18 + CHARACTER * max(len(bar.label) for bar in bars)
-    each = (sheet.width - names - 30 * len(metrics)) / len(metrics)
+    each = (sheet.width - names - 30 * columns) / columns
     for index, (metric, title) in enumerate(metrics):
-        left = names + index * (each + 46)
-        axes = sheet.axes(left, 38, sheet.width - left - each, sheet.height - 38 - 26 * len(bars))
-        sheet.text(left, 14, title, color="ink", size=12, weight="bold")
+        left, top = names + index % columns * (each + 46), tall * (index // columns)
+        axes = sheet.axes(left, top + 38, sheet.width - left - each, sheet.height - top - 38 - 26 * len(bars))
+        sheet.text(left, top + 14, title, color="ink", size=12, weight="bold")
         _scores(axes, bars, metric, targets.get(metric))
-    for row, bar in enumerate(bars):
-        sheet.text(0, 51 + 26 * row, bar.label, color="ink" if bar.own else "muted", va="center")
+        for row, bar in enumerate(bars if left == names else []):
+            sheet.text(0, top + 51 + 26 * row, bar.label, color="ink" if bar.own else "muted", va="center")
     return sheet
 
 
@@ -122,17 +123,21 @@ def stacked(bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
 
     A part too thin for its label is named in the table below the figure.
     """
-    single = len(bars) == 1
-    names = 0.0 if single else min(220, 18 + CHARACTER * max(len(label) for label, _ in bars))
-    foot, inset = 26 if single else 30 if unit == "share" else 42, 0 if single else 16
-    sheet = Sheet(round(len(bars) * 50 + foot))
+    single = len(bars) == 1 and not bars[0][0]
+    most = 220 if columns_of(2) == 2 else 120
+    names = 0.0 if single else min(most, 18 + CHARACTER * max(len(label) for label, _ in bars))
+    phases = single and any(part.phase for part in bars[0][1])
+    foot, inset = 26 * phases if single else 30 if unit == "share" else 42, 0 if single else 16
+    tall = 50 * len(bars) if phases or not single else 40
+    sheet = Sheet(tall + foot)
     axes = sheet.axes(names + inset, 0, inset, foot)
     longest = max(sum(part.value for part in parts) for _, parts in bars) or 1.0
     axes.set_xlim(0, longest)
-    axes.set_ylim(len(bars) * 50, 0)
+    axes.set_ylim(tall, 0)
     pixels = (sheet.width - names - 2 * inset) / longest
     for row, (label, parts) in enumerate(bars):
-        sheet.text(0, 50 * row + 20, label, va="center", color="ink")
+        if label:
+            sheet.text(0, 50 * row + 20, short(label, round((names - 18) / CHARACTER)), va="center", color="ink")
         _segments(axes, parts, 50 * row, 40, pixels)
     if single:
         _phases(axes, bars[0][1], 46, pixels)

@@ -15,7 +15,7 @@ from . import formats as fmt
 from . import page, plots, ranks
 from . import profile_device as device
 from .advice import advice_blocks
-from .blocks import Block, Cell, Report, Section, Table, Text, Tile, cells, definitions
+from .blocks import Block, Cell, Report, Section, Table, Text, Tile, arranged, cells, definitions
 from .formats import NONE
 from .plots import from_profile
 from .step_sections import (
@@ -25,8 +25,7 @@ from .step_sections import (
     measured_sections,
     step_facts,
     unseen,
-    workload_blocks,
-    workload_operators,
+    workload_sections,
 )
 
 SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
@@ -61,7 +60,7 @@ def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any]
             profile.verdict, place_rows([], profile.shares, profile.observed), profile.advice, unseen(missing)
         ),
         tiles=_tiles(profile),
-        sections=[*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))],
+        sections=arranged([*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))]),
     )
 
 
@@ -90,13 +89,11 @@ def _tiles(profile: Profile) -> list[Tile]:
 
 def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections about a step of a workload, and the titles of those that were not measured, by reason."""
-    return measured_sections(
+    measured, missing = measured_sections(
         profile,
         (
-            ("evidence", "Verdict", "verdict", lambda _: workload_blocks(profile)),
             ("advice", "What to change", "advice", advice_blocks),
             ("budget", "Step budget", "components", lambda _: budget_blocks(profile, key)),
-            ("operators", "Operators", "observed", lambda _: workload_operators(profile, peaks)),
             (
                 "kernels",
                 "Kernels",
@@ -110,6 +107,7 @@ def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[l
             ("communication", "Communication", "communication", lambda several: ranks.blocks(key, several)),
         ),
     )
+    return [*workload_sections(profile, peaks, key), *measured], missing
 
 
 def budget_blocks(profile: Profile, key: str) -> list[Block]:

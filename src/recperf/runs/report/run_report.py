@@ -12,7 +12,7 @@ from ..resume import change_text
 from . import formats as fmt
 from . import page, plots, sections
 from .advice import advice_facts
-from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile
+from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, arranged
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
 from .plots import from_profile
 from .quality_sections import outcome, quality_fact
@@ -59,9 +59,9 @@ def _names(runs: list[Reading]) -> str:
 def report(run: Reading, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
     verdict = run.profile.verdict if run.profile else None
-    listed = [sections.quality(run, key), *sections.step_sections(run, key)]
+    listed = [*sections.quality(run, key), *sections.step_sections(run, key)]
     if short:
-        listed = [section for section in listed if section.key in ("quality", "budget")]
+        listed = [section for section in listed if section.key in ("timeline", "quality", "budget")]
     else:
         listed += [*sections.pair(run), sections.training(run, key), sections.provenance(run), sections.config(run)]
     return Report(
@@ -75,7 +75,7 @@ def report(run: Reading, key: str, *, short: bool = False) -> Report:
         badges=_badges(run),
         facts=_facts(run),
         tiles=_tiles(run),
-        sections=[*listed, sections.reproduce(run)],
+        sections=arranged([*listed, sections.reproduce(run)]),
     )
 
 
@@ -201,18 +201,18 @@ def comparison_sections(comparison: Comparison, parts: list[list[Any]] | None = 
         changed.append(Text("The configs are the same.", "lead"))
     values = (Cell(value or NOT_MEASURED, "strong" if value else "muted") for value in comparison.limit)
     return [
-        Section("changed", "What changed", changed),
-        Section("limits", "What limits a step", [Table(head, [(Cell("limit"), *values)], left=every)]),
         Section("qualities", "Quality", [_measured(comparison.quality, head, _score, metric)]),
         Section("speeds", "Speed", [_measured(comparison.speed, head, _number, str)]),
-        Section("budgets", "Where a step spends its time", _budgets(comparison, parts, head)),
+        Section("limits", "What limits a step", [Table(head, [(Cell("limit"), *values)], left=every)]),
+        Section("changed", "What changed", changed),
+        *_budgets(comparison, parts, head),
     ]
 
 
-def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[str, ...]) -> list[Block]:
+def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[str, ...]) -> list[Section]:
     if not comparison.budget:
-        return [Text(f"The step budget was {NOT_MEASURED} in every run.", "note")]
-    blocks: list[Block] = []
+        return []
+    sections: list[Section] = []
     bars = [
         (name, [plots.BarPart(part.name, part.share, part.phase) for part in shares])
         for name, shares in zip(head[1:], parts or [])
@@ -221,12 +221,14 @@ def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[
     if bars:
         label = "Share of each part in a training step, one bar per run; the table below has the numbers"
         draw = lambda: plots.stacked(bars, "share")  # noqa: E731
-        blocks.append(Figure("all-budgets", label, "Shares of a step, not times.", draw))
+        figure = Figure("all-budgets", label, "Shares of a step, not times.", draw)
+        sections.append(Section("budgets", "Where a step spends its time", [figure]))
     rows = [
         (keyed(name), *(Cell(NONE if value is None else percent(value)) for value in row.values))
         for name, row in comparison.budget.items()
     ]
-    return [*blocks, Table(head, rows, "Steps measured after training.")]
+    table = Table(head, rows, "Steps measured after training.")
+    return [*sections, Section("parts", "Parts of a step", [table], fold=True)]
 
 
 def _measured(rows: Rows, head: tuple[str, ...], show: Callable[[Any], str], title: Callable[[str], str]) -> Table:

@@ -18,7 +18,7 @@ from ..result import Performance, Quality, Result
 from ..resume import change_text, is_free, repeatable
 from . import curves, plots, quality_sections
 from . import formats as fmt
-from .blocks import Block, Cell, Code, Figure, Missing, Section, Table, Text, cells, definitions
+from .blocks import Block, Cell, Code, Figure, Section, Table, Text, cells, definitions
 from .formats import NONE, NOT_MEASURED, baseline, count, metric
 from .plots import from_profile
 from .profile_report import step_sections_of
@@ -97,7 +97,7 @@ def _deviation(value: float | None) -> str:
     return "" if value is None else f"± {value:.4f}"
 
 
-def quality(run: Reading, key: str) -> Section:
+def quality(run: Reading, key: str) -> list[Section]:
     part, target = run.result.quality, lowest(run.result.quality)
     blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
     blocks += [Text(sentence) for sentence in quality_sections.auc_certainty(run.result)]
@@ -124,7 +124,10 @@ def quality(run: Reading, key: str) -> Section:
         draw = lambda: plots.quality(bars, panels, target)  # noqa: E731
         blocks.append(Figure(f"{key}-quality", f"Quality beside baselines. {listed}", caption, draw))
     more = quality_sections.details(run.result, key)
-    return Section("quality", "Quality", [*blocks, quality_table(run.result), *more])
+    return [
+        Section("quality", "Quality", blocks),
+        Section("qualities", "Quality in detail", [quality_table(run.result), *more]),
+    ]
 
 
 def _own_bar(run: Reading) -> plots.Bar:
@@ -136,10 +139,9 @@ def _own_bar(run: Reading) -> plots.Bar:
 
 
 def step_sections(run: Reading, key: str) -> list[Section]:
-    """What limits a step and where it spends its time, or how to measure that."""
+    """What limits a step and where it spends its time; none where that was not measured."""
     if run.profile is None:
-        what = "What limits this run, and where a step spends its time"
-        return [Section("evidence", "Verdict", [Missing(what, run.profile_command)])]
+        return []
     profile = structs.replace(run.profile, roofline=roofline(run.profile, run.peaks) if run.peaks else None)
     measured, _ = step_sections_of(profile, run.peaks, key)
     return [

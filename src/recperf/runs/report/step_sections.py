@@ -17,22 +17,17 @@ from ...measure.places import place_text
 from ...measure.profile_records import Profile
 from ...measure.records import DividedOperator, Experiment, Observed, PartTime, PlaceTime, StepProfile, Verdict
 from . import formats as fmt
-from . import plots
+from . import plots, timeline
 from .advice import advice_blocks, advice_facts
-from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, cells
+from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, arranged, cells
 from .svg import family
+from .timeline import TONES
 
 CONFIDENCE = {"high": "good", "medium": "plain", "low": "warning"}
 TOP = 12
 """Rows of a long table that are always visible."""
 PLACES = 3
 ABSENT = "this profile has no such section; recperf profile WORKLOAD measures it"
-TONES = {
-    "input": "data", "blocked": "other", "python": "loss", "dispatch": "interaction", "launch": "interaction",
-    "sync": "loss", "transfer": "data", "compute": "top", "bandwidth": "embedding", "latency": "update",
-    "cache": "backward", "communication": "update", "operator": "bottom",
-}  # fmt: skip
-"""The colour of each limit, from the palette of parts."""
 
 
 def why_missing(profile: Struct, key: str) -> str | None:
@@ -136,6 +131,7 @@ def limit_tiles(verdict: Verdict) -> list[Tile]:
 def sections(profile: StepProfile) -> list[Section]:
     shares = share_blocks(profile.shares, divided_ms(profile.waits, profile.operators))
     listed = [
+        *timeline.sections(profile.timeline, profile.operators, "step", profile.step_ms.p50),
         Section("limits", "What limits the step", limit_blocks(profile.verdict)),
         Section("advice", "What to change", advice_blocks(profile.advice)),
         Section("shares", "Where the time goes", [*shares, *place_blocks(profile.places)]),
@@ -145,7 +141,7 @@ def sections(profile: StepProfile) -> list[Section]:
         listed.append(Section("parts", "Parts", part_blocks(profile.parts)))
     listed.append(Section("experiments", "Experiments", experiment_blocks(profile.experiments)))
     listed.append(Section("trust", "How it was measured", _trust(profile)))
-    return listed
+    return arranged(listed)
 
 
 def limit_blocks(verdict: Verdict) -> list[Block]:
@@ -156,22 +152,23 @@ def limit_blocks(verdict: Verdict) -> list[Block]:
     return blocks
 
 
-def workload_blocks(profile: Profile) -> list[Block]:
-    """What limits the step of a workload: sentences, shares and experiments."""
+def workload_sections(profile: Profile, peaks: Peaks | None, key: str) -> list[Section]:
+    """A step of a workload: its timeline, the limits that divide it, the evidence for them, its operators."""
     observed = profile.observed
-    return [
+    operators = attribute(observed, ceilings_of_profile(profile, peaks)).operators
+    shares = share_blocks(profile.shares, divided_ms(observed.waits, observed.operators), key)
+    evidence = [
         *limit_blocks(profile.verdict),
         Text(_observed_steps(observed), "note"),
-        *share_blocks(profile.shares, divided_ms(observed.waits, observed.operators)),
-        *place_blocks(place_rows([], profile.shares, observed)),
         *experiment_blocks(profile.experiments),
         *(Text(fmt.sentence(note), "note") for note in observed.notes if note),
     ]
-
-
-def workload_operators(profile: Profile, peaks: Peaks | None) -> list[Block]:
-    """The operators of the step of a workload with their limits."""
-    return operator_blocks(attribute(profile.observed, ceilings_of_profile(profile, peaks)).operators)
+    return [
+        *timeline.sections(observed.timeline, operators, key, observed.step_ms.p50),
+        Section("shares", "Where the time goes", [*shares, *place_blocks(place_rows([], profile.shares, observed))]),
+        Section("evidence", "What limits the step", evidence),
+        Section("operators", "Operators", operator_blocks(operators)),
+    ]
 
 
 def _observed_steps(observed: Observed) -> str:
@@ -180,7 +177,7 @@ def _observed_steps(observed: Observed) -> str:
     return f"From {fmt.count(steps)} observed steps of {fmt.time(observed.step_ms.p50)}{without}."
 
 
-def share_blocks(shares: dict[str, float], whole: float) -> list[Block]:
+def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> list[Block]:
     """The shares as a bar and a table; they sum to the `whole`, in ms."""
     shares = {limit: share for limit, share in shares.items() if limit in TEXTS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
@@ -197,7 +194,7 @@ def share_blocks(shares: dict[str, float], whole: float) -> list[Block]:
     label = "The time of a step by limit: " + ", ".join(f"{limit} {shares[limit]:.0%}" for limit in ordered) + "."
     return [
         Figure(
-            "limits",
+            f"{key}-limits",
             label,
             "Every moment of the step belongs to exactly one limit.",
             lambda: plots.stacked([("", bar)], "share"),

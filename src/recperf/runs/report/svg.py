@@ -10,6 +10,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as MatplotlibFigure
 
-WIDTH = 880
-"""Pixels across a figure; on a phone it scrolls."""
+WIDE, NARROW = 880, 350
+"""Pixels across a figure; a page has both, and a phone shows the narrow one."""
+figure_width: ContextVar[int] = ContextVar("figure_width", default=WIDE)
 
 FAMILIES = ("data", "hash", "bottom", "embedding", "interaction", "top", "loss", "backward", "update", "sparse")
 EXTRA = ("extra-1", "extra-2", "extra-3")
@@ -67,16 +69,19 @@ def require_matplotlib() -> Any:
     return matplotlib
 
 
+def columns_of(panels: int) -> int:
+    """How many panels of a figure are side by side."""
+    return panels if figure_width.get() == WIDE else 1
+
+
 class Sheet:
     """A figure with coordinates in pixels from its top left corner."""
-
-    width = WIDTH
 
     def __init__(self, height: int) -> None:
         from matplotlib.figure import Figure
 
-        self.height = height
-        self.figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, frameon=False)
+        self.width, self.height = figure_width.get(), height
+        self.figure = Figure(figsize=(self.width / 72, height / 72), dpi=72, frameon=False)
 
     def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
         """Empty axes between four margins."""
@@ -125,7 +130,8 @@ def _inline(drawn: str, key: str, label: str, width: int, height: int) -> str:
     # Only tags are rewritten: the text between them comes from the run.
     body = re.sub(r"<[^>]+>", lambda match: _tag(match[0], key, used), body)
     body = re.sub(r"\s*\n\s*", " ", body).strip()
-    head = f'<svg class="figure" role="img" aria-label="{html.escape(label)}" viewBox="0 0 {width} {height}"'
+    size = "narrow" if width == NARROW else "wide"
+    head = f'<svg class="figure {size}" role="img" aria-label="{html.escape(label)}" viewBox="0 0 {width} {height}"'
     return f'{head} data-width="{width}">{body}'
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ...units import WIDEST, width
-from .blocks import Block, Cell, Code, Missing, Report, Section, Table, Text, Viewer
+from .blocks import Block, Cell, Code, Figure, Missing, Report, Section, Table, Text, Timeline, Viewer
 from .formats import NOT_MEASURED, printable, short
 
 LABEL = 10
@@ -41,6 +41,8 @@ def render_sections(sections: Sequence[Section]) -> list[str]:
     """Every section under its title, with an empty line before each."""
     lines: list[str] = []
     for section in sections:
+        if all(isinstance(block, Figure | Timeline) for block in section.blocks):
+            continue
         lines += ["", section.title]
         first = len(lines)
         for block in section.blocks:

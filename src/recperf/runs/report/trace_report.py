@@ -13,10 +13,10 @@ from ...measure.limits import ranks_sentence
 from ...measure.profile_records import TracedPart
 from ...measure.trace.records import ComparedRanks, ModuleTime, TraceAnalysis, TraceLimit
 from . import formats as fmt
-from . import page, ranks, step_sections
+from . import page, ranks, step_sections, timeline
 from . import profile_device as device
 from .advice import advice_blocks
-from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, cells, definitions
+from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, arranged, cells, definitions
 from .step_sections import TOP, last_name
 
 Columns = dict[str, Callable[[Any], str]]
@@ -58,6 +58,8 @@ def report(analysis: TraceAnalysis, *, top: int = TOP, viewer: Viewer | None = N
     analysis = fmt.all_printable(analysis)
     several, limit = analysis.ranks_compared, analysis.limit
     built, missing = _sections(analysis, top)
+    limit = analysis.limit
+    step = timeline.sections(limit.timeline, limit.operators, "trace", limit.step_ms.p50)
     subtitle = [_device(analysis), f"{fmt.time(analysis.limit.step_ms.p50)} per step"]
     subtitle += [f"torch {analysis.torch}"] if analysis.torch else []
     return Report(
@@ -79,7 +81,7 @@ def report(analysis: TraceAnalysis, *, top: int = TOP, viewer: Viewer | None = N
             ranks_sentence(several),
         ),
         tiles=_tiles(analysis),
-        sections=[*built, Section("file", "The trace", _file(analysis, missing, viewer))],
+        sections=arranged([*step, *built, Section("file", "The trace", _file(analysis, missing, viewer))]),
     )
 
 

@@ -1,0 +1,73 @@
+"""One traced step as a picture: the calls in lanes, each with the colour of what limits it, to zoom and to point at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...measure.lanes import DEVICE, HOST, INPUT, OTHERS
+from ...measure.places import place_text
+from ...measure.records import DividedOperator, TracedCall, TracedStep
+from . import formats as fmt
+from .blocks import Lane, Section, Stretch, Timeline
+
+LANES = (INPUT, HOST, OTHERS, DEVICE)
+TONES = {
+    "input": "data", "blocked": "extra-3", "python": "loss", "dispatch": "interaction", "launch": "hash",
+    "sync": "sparse", "transfer": "extra-1", "compute": "top", "bandwidth": "embedding", "latency": "update",
+    "cache": "backward", "communication": "extra-2", "operator": "bottom",
+}  # fmt: skip
+"""The colour of each limit, from the palette of parts."""
+MOST = 1600
+"""Calls of a lane that are drawn; recperf stores fewer."""
+UNKNOWN = "not known"
+
+
+def sections(
+    step: TracedStep | None, operators: Sequence[DividedOperator], key: str, plain_ms: float
+) -> list[Section]:
+    """The section with the picture; none where no step was traced, or by an older recperf."""
+    if step is None or not step.calls or step.us <= 0:
+        return []
+    return [Section("timeline", "One step", [block(step, operators, key, plain_ms)])]
+
+
+def block(step: TracedStep, operators: Sequence[DividedOperator], key: str, plain_ms: float) -> Timeline:
+    """The picture of a step that takes `plain_ms` where it is not traced."""
+    lanes, limits = [], set()
+    for name in LANES:
+        calls = [call for call in step.calls if call.lane == name][:MOST]
+        stretches = []
+        for call, following in zip(calls, [*calls[1:], None]):
+            row = operators[call.operator] if call.operator is not None and call.operator < len(operators) else None
+            limit = call.limit or (max(row.limits, key=lambda one: row.limits[one]) if row and row.limits else UNKNOWN)
+            limits.add(limit)
+            alone = following is None or following.start_us >= call.start_us + call.us
+            stretches.append(_stretch(call, row, limit, step.us, named=alone))
+        if stretches:
+            lanes.append(Lane(name, stretches))
+    caption = "Gaps in the host lane are Python and waits between operators; short calls are joined."
+    if plain_ms and 1e3 * plain_ms < 0.95 * step.us:
+        caption = f"The median traced step; without tracing a step takes {fmt.time(plain_ms)}. {caption}"
+    listed = "; ".join(f"{lane.name}: {len(lane.stretches)} calls" for lane in lanes)
+    return Timeline(
+        key=f"{key}-timeline",
+        label=f"The calls of one step of {fmt.time(step.us / 1e3)}. {listed}",
+        caption=caption,
+        us=step.us,
+        lanes=lanes,
+        legend=[(limit, TONES.get(limit, "other")) for limit in (*TONES, UNKNOWN) if limit in limits],
+    )
+
+
+def _stretch(call: TracedCall, row: DividedOperator | None, limit: str, whole: float, *, named: bool) -> Stretch:
+    name = call.name or (row.name if row else "")
+    operator = row.name if row and call.lane == DEVICE and row.name != name else ""
+    facts = [fmt.short(name, 80), fmt.short(operator, 60), fmt.time(call.us / 1e3), limit]
+    facts.append(place_text(row.place, width=60) if row else "")
+    return Stretch(
+        start=100 * call.start_us / whole,
+        width=100 * call.us / whole,
+        tone=TONES.get(limit, "other"),
+        text=" · ".join(fact for fact in facts if fact),
+        name=fmt.short(name.rpartition("::")[2], 24) if named else "",
+    )
