@@ -87,6 +87,20 @@ def profile(
     }  # fmt: skip
 
 
+def timeline(us: float, device: str) -> dict[str, Any]:
+    """A traced step: a wait for input, calls inside each other, and work of a device, where there is one."""
+    calls: list[dict[str, Any]] = [
+        {"lane": "input", "start_us": 0.0, "us": 0.05 * us, "name": "wait for input", "limit": "input"}
+    ]
+    for index in range(16):
+        start = (0.06 + 0.058 * index) * us
+        calls.append({"lane": "host", "start_us": start, "us": 0.05 * us, "operator": 0})
+        calls.append({"lane": "host", "start_us": start + 0.01 * us, "us": 0.02 * us, "name": "aten::mm"})
+        if device != "cpu":
+            calls.append({"lane": "device", "start_us": start + 0.03 * us, "us": 0.04 * us, "operator": 0, "name": "k"})
+    return {"us": us, "calls": calls}
+
+
 def limits(device: str, step_ms: dict[str, Any], limit: str = "dispatch", sentence: str = "") -> dict[str, Any]:
     """What a profile says about the limits of its step."""
     shares = dict.fromkeys(LIMITS, 0.0) | {"python": 0.2, "compute": 0.15, "input": 0.05}
@@ -103,6 +117,7 @@ def limits(device: str, step_ms: dict[str, Any], limit: str = "dispatch", senten
         "preempted": 0.0, "overhead": {"ns": 9000.0, "share": 0.002}, "inside": 0.6, "scale": 0.98, "crowded": 0.0,
         "parts": [{"name": "top", "ms": 0.7 * step_ms["p50"], "share_of_operators": 1.0}],
         "waits": {"input": 0.05 * step_ms["p50"], "python": 0.25 * step_ms["p50"]}, "operators": [operator],
+        "timeline": timeline(1100 * step_ms["p50"], device),
     }  # fmt: skip
     verdict = {
         "limit": limit, "share": 0.6, "confidence": "high", "second": "python",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import chromium
 import example_profiles as profiles
@@ -12,71 +11,76 @@ import example_traces as traces
 import pytest
 from msgspec import convert
 
+from recperf.cli import main
+from recperf.measure.attribution import attribute
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile_records import Profile
 from recperf.measure.trace_evidence import analyse_file
 from recperf.runs.report import run_report, trace_report
 from recperf.runs.report.profile_report import write_page
+from recperf.runs.step_report import KIND, SCHEMA, Report
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
 
-FIGURES = {"eager": 4, "ranks": 4}
-"""How many figures the page of each example profile has."""
+FIGURES = {"full": 7, "bare": 2, "compared": 4, "eager": 5, "ranks": 5, "script": 2, "trace": 3, "plan": 2, "plans": 5}
+"""How many figures a page has, its timeline and those in folded parts included."""
+SCREENS = 4 * 900
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of every kind."""
     home = tmp_path_factory.mktemp("pages")
     full = examples.make_run(home / "micro-dlrm-20261115-031500-a1b2c3", seeds=3)
     bare = examples.make_run(home / "micro-dlrm-20261115-031500-d4e5f6", measured=(), steps=40)
-    large = examples.make_run(home / "large", workload="micro-dlrm-dram")
-    examples.change(large, "profile.json", "ids.touched_bytes", int(1.7e9))
-    examples.change(large, "profile.json", "ids.working_set_bytes", int(2.05e9))
+    peaks = convert(examples.peaks(), Peaks)
+    profile = {name: convert(getattr(profiles, name)(), Profile) for name in ("eager", "ranks")}
+    trace = traces.write(home / "trace.json.gz", [*traces.gpu_step(0, 0.0, 10), *traces.gpu_step(1, 1000.0, 20)])
+    plan = ("plan", "dlrm-v4", "--price", "3USD", "--quiet", "--out")
+    assert main([*plan, str(home / "plan.html")]) == main([*plan, str(home / "plans.html"), "--gpu", "h200,b200"]) == 0
     return {
         "full": run_report.write([full], home / "full.html"),
         "bare": run_report.write([bare], home / "bare.html"),
-        "large": run_report.write([large], home / "large.html"),
-        "compared": run_report.write([full, bare, large], home / "compared.html"),
+        "compared": run_report.write([full, bare], home / "compared.html"),
+        **{name: write_page(one, peaks, examples.MACHINE, home / f"{name}.html") for name, one in profile.items()},
+        "script": of_program(profile["eager"]).page(home / "script.html"),
+        "trace": trace_report.write_page(analyse_file(trace), home / "trace.html"),
+        "plan": home / "plan.html",
+        "plans": home / "plans.html",
     }
 
 
-def sound(measured: dict[str, Any], width: int) -> None:
-    assert measured["inner"] == width
-    assert measured["scroll"] <= width, "the page is wider than the screen"
-    for fault in ("outside", "empty", "small", "clipped", "wide", "overlaps", "errors", "resources"):
-        assert measured[fault] == [], fault
-    for count in ("links", "broken", "unnamed"):
-        assert measured[count] == 0, count
+def of_program(profile: Profile) -> Report:
+    """The profile of a program with the figures of a workload's."""
+    observed = profile.observed
+    attribution = attribute(observed, None)
+    return Report(
+        kind=KIND, schema=SCHEMA, verdict=profile.verdict, shares=profile.shares, parts=observed.parts,
+        operators=attribution.operators, advice=profile.advice, experiments=profile.experiments,
+        step_ms=observed.step_ms, waits=observed.waits, steps=observed.steps, device=observed.device, threads=2,
+        other_work=0.02, overhead=observed.overhead, notes=[], machine={}, ceilings=None, analysis_s=0.1, own_cpu_s=0.1,
+        timeline=observed.timeline, program={"script": "train.py"},
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(("width", "dark"), [(375, False), (1440, True)])
-def test_the_full_page(pages: dict[str, Path], tmp_path: Path, width: int, dark: bool) -> None:
-    measured = chromium.measure(pages["full"], tmp_path, width=width, dark=dark)
-    sound(measured, width)
-    assert measured["dark"] is dark
-    assert measured["svgs"] == 6
-    assert measured["texts"] > 70
-
-
-@pytest.mark.parametrize(("name", "width"), [("bare", 1440), ("large", 375), ("compared", 375)])
-def test_other_pages(pages: dict[str, Path], tmp_path: Path, name: str, width: int) -> None:
-    measured = chromium.measure(pages[name], tmp_path, width=width, dark=width == 375)
-    sound(measured, width)
-    assert measured["svgs"] >= 2
-
-
-@pytest.mark.parametrize(("name", "width"), [("eager", 375), ("ranks", 1440)])
-def test_profile_pages(tmp_path: Path, name: str, width: int) -> None:
-    profile, peaks = convert(getattr(profiles, name)(), Profile), convert(examples.peaks(), Peaks)
-    page = write_page(profile, peaks, examples.MACHINE, tmp_path / "profile.html")
-    measured = chromium.measure(page, tmp_path, width=width, dark=width == 375)
-    sound(measured, width)
-    assert measured["svgs"] == FIGURES[name]
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
+def test_every_kind_of_page_fits(pages: dict[str, Path], tmp_path: Path, width: int, dark: bool) -> None:
+    """Nothing is wider than its box, also in folded parts; what is not folded fits on four screens."""
+    for name, measured in chromium.measure(pages, tmp_path, width=width, dark=dark).items():
+        assert measured["inner"] == width
+        assert measured["dark"] is dark
+        assert measured["scroll"] <= width, f"{name} is wider than the screen"
+        for fault in ("outside", "empty", "small", "clipped", "wide", "overlaps", "errors", "resources"):
+            assert measured[fault] == [], (name, fault)
+        for count in ("links", "broken", "unnamed"):
+            assert measured[count] == 0, (name, count)
+        assert measured["svgs"] == FIGURES[name], name
+        assert width < 1000 or measured["folded"] <= SCREENS, name
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_can_be_read(pages: dict[str, Path], tmp_path: Path, dark: bool) -> None:
-    colours = chromium.measure(pages["bare"], tmp_path, width=1440, dark=dark)["colours"]
+    colours = chromium.measure({"bare": pages["bare"]}, tmp_path, width=1280, dark=dark)["bare"]["colours"]
     for name in ("ink", "muted", "accent", "good", "bad", "warning", "embedding"):
         assert contrast(colours[name], colours["paper"]) >= 4.5, name
     for name in ("ink", "muted"):
@@ -105,18 +109,11 @@ def test_the_probe_sees_faults(pages: dict[str, Path], tmp_path: Path) -> None:
     broken = broken.replace('text-anchor: end"', 'text-anchor: end" dx="900"').replace("<text ", '<text dx="-900" ', 40)
     broken = broken.replace("</main>", "<script>console.error('oh'); missing()</script></main>", 1)
     (tmp_path / "broken.html").write_text(broken)
-    measured = chromium.measure(tmp_path / "broken.html", tmp_path, width=1440, dark=False)
-    assert measured["scroll"] > 1440
+    (tmp_path / "out").mkdir()
+    pages = {"broken": tmp_path / "broken.html"}
+    measured = chromium.measure(pages, tmp_path / "out", width=1280, dark=False)["broken"]
+    assert measured["scroll"] > 1280
     for fault in ("outside", "wide", "resources"):
         assert measured[fault], fault
     assert "oh" in measured["errors"]
     assert any("missing" in error for error in measured["errors"])
-
-
-def test_the_page_of_a_trace(tmp_path: Path) -> None:
-    events = [*traces.gpu_step(0, 0.0, 10), *traces.gpu_step(1, 1000.0, 20)]
-    path = traces.write(tmp_path / "trace.json.gz", events)
-    page = trace_report.write_page(analyse_file(path), tmp_path / "trace.html")
-    measured = chromium.measure(page, tmp_path, width=390, dark=False)
-    sound(measured, 390)
-    assert measured["svgs"] == 2

@@ -23,6 +23,7 @@ COMMANDS = {
     "check": "test the claims and the checkpoints of runs; prune checkpoints",
     "compare": "compare runs, profiles or traces; --gate exits with 5 if the second is slower",
     "report": "write the HTML page of a run, a profile or a trace, or of several runs compared",
+    "ui": "show all runs in a browser: quality, speed and limits, curves of running ones, comparisons",
     "profile": "measure what limits a workload, a program of yours or a trace, and predict and try fixes",
     "sweep": "measure a workload at several values of any config field",
     "pair": "measure one model with cached and with uncached rows, to see whether memory limits it",

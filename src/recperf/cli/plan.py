@@ -20,11 +20,11 @@ from ..plan import calibrate
 from ..plan import skew as skews
 from ..plan.devices import Device, device_of
 from ..plan.network import Network, network_of
-from ..plan.report import report_of
+from ..plan.report import report_of, side_by_side, summary
 from ..plan.sharding import LARGEST_BATCH, Parallelism, parallelism_of
 from ..plan.summary import Plan, Question, Setting, plan
 from ..plan.work import PlannedWorkload
-from ..runs.report import page
+from ..runs.report import page, text
 from ..units import byte_count
 from .options import C, Choice, SourceOptions, WorkloadOptions, choose, read_options
 from .parse import VerboseOption
@@ -41,7 +41,8 @@ class PlanOptions(SourceOptions, Question, VerboseOption):
     ranks: str | None = None
     """Number of devices, or several numbers: 8,16,32. Default: 1, 2, 4 and so on, up to some that fit."""
     gpu: str = "h200"
-    """Device: h200, h100, h20, a100, l40s, b200, b300, gb200, gb300, mi300x, mi325x, mi350x, mi355x, or a JSON file."""
+    """Device: h200, h100, h20, a100, l40s, b200, b300, gb200, gb300, mi300x, mi325x, mi350x, mi355x, or a JSON file;
+    several, as in h200,b200, side by side."""
     calibrate: bool = False
     """Time products, attention and copies at the model's shapes on the GPU of this machine, and plan for it.
     Later plans of the same model use the figures."""
@@ -61,7 +62,7 @@ class PlanOptions(SourceOptions, Question, VerboseOption):
     """Popularity of ids: zipf:1.05, even, or the folder of a dataset (dlrm-v4). Default: as published for the data of
     dlrm-v4, else even."""
     price: str | None = None
-    """Price of one device for an hour: 2.5, 2.5EUR or 2.5USD."""
+    """Price of one device for an hour: 2.5, 2.5EUR or 2.5USD; of several devices, one for all or one for each."""
     out: Path | None = None
     """Write the plan with all its tables as a page to this file (.html)."""
 
@@ -79,7 +80,10 @@ def command(arguments: list[str]) -> int:
         if counts not in (None, [1]):
             raise UsageError(f"workload {choice.workload.name!r} runs in a single process", fix="leave --ranks out")
         counts = [1]
-    price, currency = _price(options.price)
+    devices = list(dict.fromkeys(options.gpu.split(",")))
+    prices = _prices(options.price, len(devices))
+    if options.calibrate and len(devices) > 1:
+        raise UsageError("--calibrate measures one device", fix="--gpu with a single device")
     if options.out is not None and options.out.suffix != ".html":
         raise UsageError(f"--out {options.out.name!r} does not end in .html", fix="--out plan.html")
     terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
@@ -87,28 +91,53 @@ def command(arguments: list[str]) -> int:
     if options.global_batch is not None:
         within(1, options.global_batch, LARGEST_BATCH, "global batch")
         workload = replace(workload, batch_size=options.global_batch)
-    setting = _setting(options, workload, price, terminal)
-    device = setting.device
+    plans = [
+        _plan(replace(options, gpu=device), choice, workload, price, counts, terminal)
+        for device, price in zip(devices, prices)
+    ]
+    _show(plans, options, terminal)
+    if options.json:
+        print_json(to_builtins(plans[0] if len(plans) == 1 else plans))
+    return 0
+
+
+def _plan(
+    options: Options[Any],
+    choice: Choice,
+    workload: PlannedWorkload,
+    price: tuple[float | None, str | None],
+    counts: list[int] | None,
+    terminal: Terminal,
+) -> Plan:
+    """The plan for one device."""
+    setting = _setting(options, workload, price[0], terminal)
     advised, points = plan(setting, counts)
-    result = Plan(
+    return Plan(
         workload=choice.workload.name,
         preset=choice.preset,
         command=_run_command(choice, "" if "--data" in choice.sources else workload.published_data),
-        device=device.name,
+        device=setting.device.name,
         network=setting.network.name,
-        currency=currency,
+        currency=price[1],
         published_data=workload.published_data or None,
         advice=advised,
         points=points,
     )
-    report = report_of(result)
-    terminal.show(report)
+
+
+def _show(plans: list[Plan], options: Options[Any], terminal: Terminal) -> None:
+    """Print the plan, or several side by side, and write its page."""
+    reports = [replace(report_of(one), key=f"plan-{number}", name=one.device) for number, one in enumerate(plans)]
+    first, several = plans[0], len(plans) > 1
+    if several:
+        terminal.say("\n".join(text.render_sections(side_by_side(plans))).strip())
+    else:
+        terminal.show(reports[0])
     if options.out is not None:
-        page.write(page.render(f"recperf plan: {choice.workload.name} on {device.name}", [report]), options.out)
-        terminal.facts(("page", str(options.out)))
-    if options.json:
-        print_json(to_builtins(result))
-    return 0
+        names = ", ".join(one.device for one in plans)
+        compared = {"comparison": side_by_side(plans), "summary": summary(plans), "kinds": "plans"} if several else {}
+        html = page.render(f"recperf plan: {first.workload} on {names}", reports, **compared)
+        terminal.facts(("page", str(page.write(html, options.out))))
 
 
 def _setting(options: Options[Any], workload: PlannedWorkload, price: float | None, terminal: Terminal) -> Setting:
@@ -206,9 +235,15 @@ def _ranks(text: str) -> list[int]:
     return counts
 
 
-def _price(text: str | None) -> tuple[float | None, str | None]:
-    if text is None:
-        return None, None
+def _prices(text: str | None, devices: int) -> list[tuple[float | None, str | None]]:
+    """A price and its currency for each device."""
+    prices = [_price(one) for one in text.split(",")] if text else [(None, None)]
+    if len(prices) not in (1, devices):
+        raise UsageError(f"--price has {len(prices)} prices for {devices} devices", fix="one for all, or one for each")
+    return prices if len(prices) == devices else devices * prices
+
+
+def _price(text: str) -> tuple[float | None, str | None]:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(EUR|USD)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise UsageError(f"--price {text!r} is not a price", fix="--price 2.5, --price 2.5EUR or --price 2.5USD")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..measure.limits import TEXTS
-from ..runs.report.blocks import Block, Cell, Figure, Report, Section, Table, Text, cells, definitions
-from ..runs.report.svg import EXTRA, FAMILIES, Sheet, evenly, round_steps, ticks, tone
+from ..runs.report.blocks import Block, Cell, Figure, Report, Section, Table, Text, arranged, cells, definitions
+from ..runs.report.formats import NONE
 from ..units import digits, number, size, time, times
+from .charts import over_devices, step_figure
 from .memory import Memory
 from .predict import PARTS, Band
 from .summary import Plan, Point
@@ -17,9 +18,6 @@ from .tiers import Tiers
 
 COMMANDS = ("recperf run", "on each node")
 """How texts begin that are commands."""
-COLOURS = (*FAMILIES, *EXTRA)
-SMALL = 0.01
-"""Parts below this share of every step are drawn as one."""
 
 
 def report_of(plan: Plan) -> Report:
@@ -35,12 +33,51 @@ def report_of(plan: Plan) -> Report:
         verdict=lead,
         measured=True,
         facts=[("devices", lead), *facts],
-        sections=[
-            *([Section("advice", "what to do", [definitions(facts)])] if facts else []),
-            Section("ranks", "numbers of ranks", _overview(plan.points, plan.currency)),
-            *_details(plan, shown),
-        ],
+        sections=arranged(
+            [
+                *([Section("advice", "what to do", [definitions(facts)])] if facts else []),
+                *over_devices([plan]),
+                Section("ranks", "numbers of ranks", _overview(plan.points, plan.currency)),
+                *_details(plan, shown),
+            ],
+            shown=("advice", "charts", "ranks"),
+        ),
     )
+
+
+def side_by_side(plans: Sequence[Plan]) -> list[Section]:
+    """Plans of one workload for several devices: the figures of each in a column, and their charts."""
+    facts = [_figures(plan) for plan in plans]
+    rows = [cells(name, *(one.get(name, NONE) for one in facts)) for name in max(facts, key=len)]
+    head = ("", *(plan.device for plan in plans))
+    return [
+        Section("devices", "side by side", [Table(head, rows, left=tuple(range(1, len(head))))]),
+        *over_devices(plans),
+    ]
+
+
+def _figures(plan: Plan) -> dict[str, str]:
+    """The smallest number of devices that fits, in figures."""
+    advised = plan.advice.configuration
+    if advised is None or advised.step is None:
+        return {"devices": f"none up to {plan.advice.tried_ranks:,}"}
+    step, reached, memory = advised.step, advised.target, advised.memory
+    figures = {
+        "devices": f"{advised.ranks:,}",
+        "fullest rank": f"{_memory_band(memory)} of {size(memory.limit_bytes)}",
+        "step": _band_time(step),
+        "samples/s": f"{step.samples_per_s:,.0f}",
+        "limit": f"{step.limit}, {step.shares[step.limit]:.0%} of the step",
+    }
+    if reached:
+        figures["to the target"] = f"{_approximately(reached)}{_band_time(reached.seconds)}"
+        figures |= {"cost": _range(reached.cost, digits, plan.currency)} if reached.cost else {}
+    return figures
+
+
+def summary(plans: Sequence[Plan]) -> str:
+    """The devices that several plans need."""
+    return " ".join(f"{plan.device}: {_advice(plan)[0]}" for plan in plans)
 
 
 def _advice(plan: Plan) -> tuple[str, dict[str, str]]:
@@ -193,7 +230,7 @@ def _overview(points: list[Point], currency: str | None) -> list[Block]:
     fitting = [point for point in points if point.fits]
     if fitting:
         label = "Predicted time of a step by part, for each number of ranks that fits"
-        blocks.append(Figure("plan-steps", label, label, lambda: _step_figure(fitting)))
+        blocks.append(Figure("plan-steps", label, label, lambda: step_figure(fitting)))
     return blocks
 
 
@@ -300,30 +337,3 @@ def _three_digits(value: float) -> str:
 
 def _count(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _step_figure(points: list[Point]) -> Sheet:
-    """Exposed parts of a step, stacked, one bar for each number of ranks; the line is the range of the prediction."""
-    steps = [point.step for point in points if point.step is not None]
-    names = [name for name in steps[0].exposed if any(step.exposed[name] >= SMALL * step.value for step in steps)]
-    high = 1e3 * max(step.high for step in steps)
-    sheet = Sheet(260 + 16 * len(names))
-    axes = sheet.axes(56, 12, 12, sheet.height - 240)
-    axes.set_xlim(-0.6, len(points) - 0.4)
-    axes.set_ylim(0, 1.05 * high)
-    for x, step in enumerate(steps):
-        bottom = 0.0
-        for colour, name in zip(COLOURS, names):
-            axes.bar(x, 1e3 * step.exposed[name], bottom=bottom, width=0.6, color=tone(colour))
-            bottom += 1e3 * step.exposed[name]
-        axes.bar(x, 1e3 * step.value - bottom, bottom=bottom, width=0.6, color=tone("other"))
-        axes.plot([x, x], [1e3 * step.low, 1e3 * step.high], color=tone("ink"), lw=1.5)
-    marked = round_steps(0, high, 5)
-    ticks(axes, "y", marked, evenly(marked), grid=True)
-    ticks(axes, "x", list(range(len(points))), lambda x: f"{points[round(x)].ranks:,}")
-    sheet.text(0, 12, "ms", color="muted")
-    sheet.text(0, 250, "ranks", color="muted", va="center")
-    for line, (colour, name) in enumerate(zip((*COLOURS[: len(names)], "other"), (*names, "other"))):
-        sheet.text(56, 272 + 16 * line, "■", color=colour)
-        sheet.text(72, 272 + 16 * line, name, color="ink")
-    return sheet

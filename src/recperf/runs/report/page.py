@@ -40,19 +40,13 @@ def render(
     kinds: str = "runs",
 ) -> str:
     """The page of one report, or of several below a comparison."""
-    text: str = (
-        _environment()
-        .get_template("template.html.j2")
-        .render(
-            title=title,
-            comparison=comparison,
-            summary=summary,
-            kinds=kinds,
-            runs=reports,
-            several=comparison is not None,
-            version=__version__,
-        )
-    )
+    compared = {"several": comparison is not None, "comparison": comparison, "summary": summary, "kinds": kinds}
+    return fill("template.html.j2", title=title, runs=reports, **compared)
+
+
+def fill(template: str, **values: Any) -> str:
+    """The text of a template of this folder."""
+    text: str = _environment().get_template(template).render(version=__version__, **values)
     return text
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,25 @@ class Events:
     losses: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     norms: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     metrics: list[Scores] = field(default_factory=list)
+
+    def take(self, lines: Iterable[bytes]) -> None:
+        """Add what lines of the log say."""
+        for event in parse_events(lines):
+            if isinstance(event, Step) and event.loss is not None:
+                self.losses.setdefault(event.seed, []).append((event.step, event.loss))
+                if event.gradient_norm is not None:
+                    self.norms.setdefault(event.seed, []).append((event.step, event.gradient_norm))
+            elif isinstance(event, Scores) and event.kind == "metric":
+                self.metrics.append(event)
+
+    def history(self, name: str) -> dict[int, list[tuple[int, float]]]:
+        """The evaluations of a metric by seed, as pairs of step and value."""
+        history: dict[int, list[tuple[int, float]]] = {}
+        for event in self.metrics:
+            value = event.metrics.get(name)
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                history.setdefault(event.seed, []).append((event.step, float(value)))
+        return history
 
 
 @dataclass(frozen=True)
@@ -96,7 +115,7 @@ def read(folder: Path) -> Reading:
         what = "there is no such run: config.json is missing" if folder.is_dir() else "there is no such run"
         raise DataError(what, where={"folder": folder}, fix="name a run's folder, such as runs/<name of the run>")
     workload, config = read_config(folder)
-    result = _result(folder, workload)
+    result = read_result(folder, workload)
     path = folder / "machine.json"
     machine = jsonfile.read(path)
     jsonfile.require(machine, Machine, path, what="does not describe a machine")
@@ -113,7 +132,7 @@ def read(folder: Path) -> Reading:
     )
 
 
-def _result(folder: Path, workload: str) -> Result:
+def read_result(folder: Path, workload: str) -> Result:
     path = folder / "result.json"
     if not path.exists() and (folder / PROFILE_MARK).exists():
         raise DataError(
@@ -179,13 +198,7 @@ def _events(path: Path) -> Events:
     if not os.path.lexists(path):
         return events
     try:
-        for event in parse_events(_whole_lines(path)):
-            if isinstance(event, Step) and event.loss is not None:
-                events.losses.setdefault(event.seed, []).append((event.step, event.loss))
-                if event.gradient_norm is not None:
-                    events.norms.setdefault(event.seed, []).append((event.step, event.gradient_norm))
-            elif isinstance(event, Scores) and event.kind == "metric":
-                events.metrics.append(event)
+        events.take(_whole_lines(path))
     except BadEvent as error:
         raise DataError(str(error), where={"file": path, "line": error.line}) from None
     return events

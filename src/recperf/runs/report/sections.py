@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,8 @@ from .profile_report import step_sections_of
 from .reading import Reading
 from .step_sections import keyed
 
+CURVES = ("auc", "accuracy", "log_loss", "ndcg_10")
+"""Metrics over the steps; the first that was evaluated is drawn."""
 UNSTEADY = 1.25
 """Ratio of the step times of training and profile above which the page warns."""
 
@@ -221,10 +222,9 @@ def training(run: Reading, key: str) -> Section:
     events = run.events
     if not events.losses and not events.metrics:
         return Section("training", "Training", [Text("events.jsonl holds neither losses nor metrics.", "note")])
-    shown = ("auc", "accuracy", "log_loss", "ndcg_10")
-    name = next((name for name in shown if _history(run, name)), "auc")
+    name = next((name for name in CURVES if events.history(name)), "auc")
     title, bound = f"validation {metric(name)}", lowest(run.result.quality).get(name)
-    curves_by_title = {"training loss": events.losses, "gradient norm": events.norms, title: _history(run, name)}
+    curves_by_title = {"training loss": events.losses, "gradient norm": events.norms, title: events.history(name)}
     panels = {panel: series for panel, series in curves_by_title.items() if series}
     steps = sum(len(series) for series in events.losses.values())
     ends = [f"seed {seed}: {series[-1][1]:.3f} after step {series[-1][0]:,}" for seed, series in events.losses.items()]
@@ -251,16 +251,6 @@ def training(run: Reading, key: str) -> Section:
 def _scores(event: Scores, names: list[str]) -> list[str]:
     values = [event.metrics.get(name) for name in names]
     return [f"{value:.4f}" if isinstance(value, float) else NONE for value in values]
-
-
-def _history(run: Reading, name: str) -> dict[int, list[tuple[int, float]]]:
-    """The evaluations of a metric by seed, as pairs of step and value."""
-    history: dict[int, list[tuple[int, float]]] = {}
-    for event in run.events.metrics:
-        value = event.metrics.get(name)
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            history.setdefault(event.seed, []).append((event.step, float(value)))
-    return history
 
 
 def provenance(run: Reading) -> Section:

@@ -22,9 +22,7 @@ MOST = 1600
 UNKNOWN = "not known"
 
 
-def sections(
-    step: TracedStep | None, operators: Sequence[DividedOperator], key: str, plain_ms: float
-) -> list[Section]:
+def sections(step: TracedStep | None, operators: Sequence[DividedOperator], key: str, plain_ms: float) -> list[Section]:
     """The section with the picture; none where no step was traced, or by an older recperf."""
     if step is None or not step.calls or step.us <= 0:
         return []

@@ -1,0 +1,263 @@
+"""A local page of all runs in a folder, for `recperf ui`: it only reads, and only this computer can reach it.
+
+The page asks for `/api/runs` and for the curves of running ones every few seconds. Pages of single runs and of
+comparisons are those of `recperf report`. A path of a request is never opened: it names a run of the list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from msgspec import to_builtins
+
+from ..errors import RecperfError
+from ..files import open_regular
+from ..jsonfile import Struct
+from ..train.config import leading
+from .events import BadEvent
+from .record import PROFILE_MARK, read_config
+from .report import formats as fmt
+from .report import page, run_report
+from .report.curves import grouped
+from .report.profile_report import html as profile_html
+from .report.reading import Events, Reading, read, read_peaks, read_profile, read_result
+from .report.sections import CURVES
+
+HOST = "127.0.0.1"
+MOST = 1000
+"""Runs of the list, the newest."""
+RECENT = 20.0
+"""Seconds since the last line of its log after which a run that nobody holds is not running."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Entry(Struct, kw_only=True):
+    """A run as the list shows it."""
+
+    name: str
+    """Its path below the folder."""
+    state: str
+    """running, finished, stopped, profile or damaged."""
+    changed: float
+    workload: str = ""
+    quality: str = ""
+    speed: str = ""
+    step: str = ""
+    limit: str = ""
+    problem: str = ""
+    """What is wrong with a damaged one."""
+
+
+class Runs:
+    """The runs of a folder; what was read of a file is kept until the file changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._entries: dict[str, tuple[object, Entry]] = {}
+        self._logs: dict[str, Log] = {}
+        self._lock = Lock()
+        """Drawing a page changes settings of matplotlib."""
+
+    def folders(self) -> dict[str, Path]:
+        """Folders of runs and profiles by name, also those inside the folder of a bench."""
+        marks = (*self.folder.glob("*/config.json"), *self.folder.glob("*/*/config.json"))
+        profiles = (path for path in self.folder.glob(f"*/{PROFILE_MARK}"))
+        folders = {path.parent for path in (*marks, *profiles)}
+        folders |= {path.parent for path in self.folder.glob("*/events.jsonl")}
+        newest = sorted(folders, key=_changed, reverse=True)[:MOST]
+        return {path.relative_to(self.folder).as_posix(): path for path in newest}
+
+    def entries(self) -> list[Entry]:
+        entries = []
+        for name, folder in self.folders().items():
+            seen = tuple(_stamp(folder / file) for file in ("config.json", "result.json", "profile.json", PROFILE_MARK))
+            known = self._entries.get(name)
+            if known is None or known[0] != seen:
+                known = self._entries[name] = (seen, _entry(name, folder))
+            entry = known[1]
+            if entry.state in ("running", "stopped"):
+                entry.state = "running" if _running(folder) else "stopped"
+            entry.changed = _changed(folder)
+            entries.append(entry)
+        return entries
+
+    def curves(self, name: str) -> dict[str, list[list[float]]]:
+        """The loss and the leading metric over the steps, as points that a curve needs."""
+        folder = self.folders()[name]
+        with self._lock:
+            events = self._logs.setdefault(name, Log(folder / "events.jsonl")).read()
+        metric = next((one for one in CURVES if events.history(one)), "")
+        series = {"training loss": events.losses, fmt.metric(metric) if metric else "": events.history(metric)}
+        return {
+            title: [[group.step, group.mean] for group in grouped(points)] for title, points in series.items() if points
+        }
+
+    def page(self, names: list[str]) -> str:
+        """The page of a run or a profile, or of runs compared."""
+        folders = [self.folders()[name] for name in names]
+        with self._lock:
+            if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
+                profile = read_profile(folders[0] / "profile.json")
+                return profile_html(profile, read_peaks(folders[0] / "peaks.json"), None)
+            readings: list[Reading] = [read(folder) for folder in folders]
+            return run_report.html(readings)
+
+
+class Log:
+    """Follows the log of a run, which may be written meanwhile: every line is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._end, self._events, self._broken = path, 0, Events(), False
+
+    def read(self) -> Events:
+        try:
+            handle = open_regular(self._path)
+        except (OSError, RecperfError):
+            return self._events
+        with open(handle, "rb") as file:
+            if os.fstat(handle).st_size < self._end:
+                # A run that was resumed goes back to its checkpoint.
+                self._end, self._events, self._broken = 0, Events(), False
+            file.seek(self._end)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._end += len(whole)
+        if not self._broken:
+            try:
+                self._events.take(whole.splitlines())
+            except BadEvent:
+                self._broken = True
+        return self._events
+
+
+def _entry(name: str, folder: Path) -> Entry:
+    """What the files of a folder say; whatever is wrong with them is said in the list."""
+    entry = Entry(name=name, state="stopped", changed=0.0)
+    try:
+        if (folder / PROFILE_MARK).exists():
+            profile = read_profile(folder / "profile.json")
+            entry.state, entry.workload = "profile", profile.workload or ""
+            entry.step, entry.limit = fmt.time(profile.overhead.plain_ms), profile.verdict.limit
+            return entry
+        entry.workload = read_config(folder)[0]
+        if not os.path.lexists(folder / "result.json"):
+            return entry
+        result = read_result(folder, entry.workload)
+        entry.state = "finished"
+        quality, performance = result.quality, result.performance
+        if (metric := leading(quality.metrics)) in quality.metrics:
+            ends = quality.ranking.interval if metric == "ndcg_10" and quality.ranking else quality.interval
+            spread = f" ({ends.low:.3f} to {ends.high:.3f})" if ends else ""
+            entry.quality = f"{fmt.metric(metric)} {quality.metrics[metric]:.4f}{spread}"
+        entry.speed = fmt.throughput(performance.steady or performance.overall)
+        entry.step = fmt.time(performance.step_ms.p50) if performance.step_ms else ""
+        if (folder / "profile.json").exists():
+            entry.limit = read_profile(folder / "profile.json").verdict.limit
+    except (RecperfError, OSError) as error:
+        entry.state, entry.problem = "damaged", fmt.printable(str(error))
+    return entry
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _changed(folder: Path) -> float:
+    """When a file of the folder was last written, as far as the list shows them."""
+    stamps = (_stamp(folder / name) for name in ("config.json", "events.jsonl", "result.json", "profile.json"))
+    return max((stamp[0] for stamp in stamps if stamp), default=0) / 1e9
+
+
+def _running(folder: Path) -> bool:
+    """Whether a process holds the run, as Linux lists locks, or has just written to it. Taking the lock to find out
+    could stop a run that starts."""
+    if time.time() - _changed(folder) < RECENT:
+        return True
+    try:
+        inode = (folder / ".lock").stat().st_ino
+        return any(line.split()[5].endswith(f":{inode}") for line in Path("/proc/locks").read_text().splitlines())
+    except (OSError, IndexError):
+        return False
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD of this computer's own pages; the standard library refuses other methods."""
+
+    runs: Runs
+    protocol_version, server_version, sys_version = "HTTP/1.1", "recperf", ""
+    timeout = 60
+
+    def do_GET(self) -> None:
+        # A name of another host that resolves to this address would give its pages access: DNS rebinding.
+        if self.headers.get_all("Host") not in ([f"{name}:{self.port}"] for name in (HOST, "localhost")):
+            return self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "Open this page by its address.\n")
+        address = urlsplit(self.path)
+        try:
+            kind, content = self._answer(unquote(address.path), parse_qs(address.query).get("run", []))
+        except KeyError:
+            return self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is no such page or run.\n")
+        except (RecperfError, OSError) as error:
+            lines = error.lines() if isinstance(error, RecperfError) else [str(error)]
+            return self._send(HTTPStatus.CONFLICT, "text/plain", fmt.printable("\n".join(lines)) + "\n")
+        self._send(HTTPStatus.OK, kind, content)
+
+    do_HEAD = do_GET
+
+    @property
+    def port(self) -> int:
+        return int(self.connection.getsockname()[1])
+
+    def _answer(self, path: str, names: list[str]) -> tuple[str, str]:
+        """The type and the content of a page; KeyError: there is none."""
+        answers: dict[str, Callable[[], Any]] = {
+            "/api/runs": lambda: to_builtins(self.runs.entries()),
+            "/api/curves": lambda: self.runs.curves(names[0] if names else ""),
+        }
+        if path in answers:
+            return "application/json", json.dumps(answers[path]())
+        if path == "/":
+            return "text/html", page.fill("ui.html.j2", folder=str(self.runs.folder.resolve()))
+        pages = {"/run": 1, "/compare": 2}
+        if len(names) != pages[path]:
+            raise KeyError(path)
+        return "text/html", self.runs.page(names)
+
+    def _send(self, status: HTTPStatus, kind: str, content: str) -> None:
+        body = content.encode(errors="backslashreplace")
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A request is not worth a line in the terminal."""
+
+
+def server(folder: Path, port: int) -> ThreadingHTTPServer:
+    """A server of the runs in a folder, bound to the loopback address; port 0 takes any that is free."""
+    handler = type("RunsHandler", (Handler,), {"runs": Runs(folder)})
+    return ThreadingHTTPServer((HOST, port), handler)
