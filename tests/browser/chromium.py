@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,8 @@ for (const kind of ["error", "warn"]) {
 
 PROBE = """<script>
 window.addEventListener("load", () => {
-  const more = document.querySelector(".more"), folded = more ? more.getBoundingClientRect().top : document.body.scrollHeight;
+  const more = document.querySelector(".more") || document.querySelector("footer");
+  const folded = more.getBoundingClientRect().top;
   for (const e of document.querySelectorAll("details")) e.open = true;
   requestAnimationFrame(() => requestAnimationFrame(() => {
   const near = 1.5, seen = e => e.getClientRects().length > 0, path = e =>
@@ -51,13 +56,14 @@ window.addEventListener("load", () => {
   for (const e of document.querySelectorAll("body *:not(svg *)")) {
     if (!seen(e)) continue;
     const style = getComputedStyle(e);
-    if (["hidden", "clip", "auto", "scroll"].includes(style.overflowX) && e.scrollWidth > e.clientWidth + 1) clipped.push(path(e));
+    if (style.overflowX !== "visible" && e.scrollWidth > e.clientWidth + 1) clipped.push(path(e));
     if (e.getBoundingClientRect().right > innerWidth + near) wide.push(path(e));
   }
   const ids = [...document.querySelectorAll("[id]")].map(e => e.id);
   const root = getComputedStyle(document.documentElement);
   const found = {
-    name: location.pathname.split('/').pop().replace('.html', ''), folded, inner: innerWidth, scroll: document.documentElement.scrollWidth, height: document.documentElement.scrollHeight,
+    name: location.pathname.split('/').pop().replace('.html', ''), folded,
+    inner: innerWidth, scroll: document.documentElement.scrollWidth, height: document.documentElement.scrollHeight,
     svgs: svgs.length, texts: svgs.reduce((n, s) => n + s.querySelectorAll("text").length, 0),
     unnamed: svgs.filter(s => s.getAttribute("role") !== "img" || !s.getAttribute("aria-label")).length,
     outside, empty, small, clipped, wide, errors: window.__errors, links: ids.length - new Set(ids).size,
@@ -129,3 +135,64 @@ def measure(
     measured = dict(json.loads(html.unescape(printed[1])))
     assert set(measured) == set(pages)
     return measured
+
+
+class Browser:
+    """A running Chromium with one page, driven over its debugging pipe."""
+
+    def __enter__(self) -> Browser:
+        assert BINARY
+        self._profile = tempfile.TemporaryDirectory()
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+        flags = [*FLAGS, "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "about:blank"]
+        # Chromium reads commands from 3 and writes answers to 4.
+        call = f"exec {shlex.join([BINARY, *flags])} 3<&{commands} 4>&{answers}"
+        self._process = subprocess.Popen(
+            ["bash", "-c", call], pass_fds=(commands, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(commands)
+        os.close(answers)
+        self._number, self._rest, self._session = 0, b"", ""
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+        os.close(self._commands)
+        os.close(self._answers)
+        with contextlib.suppress(OSError):
+            self._profile.cleanup()
+
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        message |= {"sessionId": self._session} if self._session else {}
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self._rest:
+                block = os.read(self._answers, 1 << 16)
+                assert block, "the browser ended"
+                self._rest += block
+            line, _, self._rest = self._rest.partition(b"\0")
+            answer = json.loads(line)
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return dict(answer["result"])
+
+    def open(self, address: str) -> None:
+        self.send("Page.navigate", url=address)
+        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def value(self, expression: str) -> Any:
+        """What a script gives in the page; None where it fails, as while a page is being loaded."""
+        return self.send("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = 20.0) -> None:
+        """Wait until an expression is true."""
+        until = time.monotonic() + seconds
+        while self.value(expression) is not True:
+            assert time.monotonic() < until, f"never true: {expression}"
+            time.sleep(0.05)

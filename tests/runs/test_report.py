@@ -45,7 +45,7 @@ def test_an_unclear_verdict_names_the_nearest_limits(tmp_path: Path) -> None:
 
 def test_sections_come_in_their_order(full: str) -> None:
     folded = "qualities evidence operators budget roofline pair provenance config reproduce"
-    assert re.findall(r'<section id="r1-(\w+)"', full) == "timeline shares quality training".split()
+    assert re.findall(r'<section id="r1-(\w+)"', full) == ["timeline", "shares", "quality", "training"]
     assert re.findall(r'<details class="more" id="r1-(\w+)"', full) == folded.split()
     assert full.index('class="verdict"') < full.index('<section id="r1-timeline"')
 

@@ -218,7 +218,7 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is no such page or run.\n")
         except (RecperfError, OSError) as error:
             lines = error.lines() if isinstance(error, RecperfError) else [str(error)]
-            return self._send(HTTPStatus.CONFLICT, "text/plain", fmt.printable("\n".join(lines)) + "\n")
+            return self._send(HTTPStatus.CONFLICT, "text/plain", "\n".join(map(fmt.printable, lines)) + "\n")
         self._send(HTTPStatus.OK, kind, content)
 
     do_HEAD = do_GET

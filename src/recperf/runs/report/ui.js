@@ -37,7 +37,7 @@
     name.append(page ? element("a", { href: link("run", run.name) }, run.name) : run.name);
     name.append(element("span", { class: "second" }, run.workload));
     const state = element("span", { class: `state ${run.state}` }, run.state);
-    const cell = (label, kind, ...content) => element("td", { "data-label": label, class: kind }, element("span", {}, ...content));
+    const cell = (label, kind, ...content) => element("td", { "data-label": label, class: kind }, ...(content.join("") ? [element("span", {}, ...content)] : []));
     const problem = run.problem ? [element("span", { class: "second" }, run.problem)] : [];
     return element("tr", { "data-run": run.name }, name, cell("state", "left", state, ...problem), cell("quality", "left", run.quality),
       cell("speed", "num", run.speed), cell("step", "num", run.step), cell("limit", "left", run.limit));
@@ -52,7 +52,7 @@
     const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
     const place = ([x, y]) => `${100 * (x - left) / (right - left || 1)},${96 - 92 * (y - low) / (high - low || 1)}`;
     const picture = document.createElementNS(svg, "svg"), line = document.createElementNS(svg, "polyline");
-    const last = `${title} ${ys.at(-1).toPrecision(4)} after step ${xs.at(-1).toLocaleString("en")}`;
+    const last = `${title} ${ys.at(-1).toPrecision(4)} after step ${Math.round(xs.at(-1)).toLocaleString("en")}`;
     const attributes = { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": last };
     for (const [key, value] of Object.entries(attributes)) picture.setAttribute(key, value);
     line.setAttribute("points", points.map(place).join(" "));
