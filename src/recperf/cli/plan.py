@@ -127,7 +127,7 @@ def _plan(
 
 def _show(plans: list[Plan], options: Options[Any], terminal: Terminal) -> None:
     """Print the plan, or several side by side, and write its page."""
-    reports = [replace(report_of(one), key=f"plan-{number}", name=one.device) for number, one in enumerate(plans)]
+    reports = [replace(report_of(one, f"plan-{number}"), name=one.device) for number, one in enumerate(plans)]
     first, several = plans[0], len(plans) > 1
     if several:
         terminal.say("\n".join(text.render_sections(side_by_side(plans))).strip())

@@ -20,7 +20,7 @@ Curve = list[tuple[int, Band]]
 """A figure over the number of devices."""
 
 
-def over_devices(plans: Sequence[Plan]) -> list[Section]:
+def over_devices(plans: Sequence[Plan], key: str) -> list[Section]:
     """Time and cost over the number of devices; none where nothing fits."""
     panels = [(title, curves) for title, curves in (_times(plans), _costs(plans)) if any(curves)]
     if not panels:
@@ -33,7 +33,7 @@ def over_devices(plans: Sequence[Plan]) -> list[Section]:
         if curve
     )
     caption = "Lines are predictions, bands their ranges. A number of devices on which nothing fits is left out."
-    figure = Figure("plan-devices", f"Over the number of devices. {listed}", caption, lambda: _chart(panels, names))
+    figure = Figure(f"{key}-devices", f"Over the number of devices. {listed}", caption, lambda: _chart(panels, names))
     return [Section("charts", "time and cost over devices", [figure])]
 
 
@@ -105,7 +105,7 @@ def step_figure(points: list[Point]) -> Sheet:
     steps = [point.step for point in points if point.step is not None]
     names = [name for name in steps[0].exposed if any(step.exposed[name] >= SMALL * step.value for step in steps)]
     high = 1e3 * max(step.high for step in steps)
-    sheet = Sheet(260 + 16 * len(names))
+    sheet = Sheet(280 + 16 * len(names))
     axes = sheet.axes(56, 12, 12, sheet.height - 240)
     axes.set_xlim(-0.6, len(points) - 0.4)
     axes.set_ylim(0, 1.05 * high)

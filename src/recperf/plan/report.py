@@ -20,13 +20,13 @@ COMMANDS = ("recperf run", "on each node")
 """How texts begin that are commands."""
 
 
-def report_of(plan: Plan) -> Report:
+def report_of(plan: Plan, key: str = "plan") -> Report:
     """Everything, the advice first."""
     lead, texts = _advice(plan)
     shown = plan.advice.configuration or plan.points[-1]
     facts = [(name, Cell(text, "code") if text.startswith(COMMANDS) else text) for name, text in texts.items()]
     return Report(
-        key="plan",
+        key=key,
         title=f"{plan.workload}{f' --preset {plan.preset}' if plan.preset else ''}",
         name="",
         subtitle=f"{plan.device} · network {plan.network} · predicted, not measured",
@@ -36,8 +36,8 @@ def report_of(plan: Plan) -> Report:
         sections=arranged(
             [
                 *([Section("advice", "what to do", [definitions(facts)])] if facts else []),
-                *over_devices([plan]),
-                Section("ranks", "numbers of ranks", _overview(plan.points, plan.currency)),
+                *over_devices([plan], key),
+                Section("ranks", "numbers of ranks", _overview(plan.points, plan.currency, key)),
                 *_details(plan, shown),
             ],
             shown=("advice", "charts", "ranks"),
@@ -52,7 +52,7 @@ def side_by_side(plans: Sequence[Plan]) -> list[Section]:
     head = ("", *(plan.device for plan in plans))
     return [
         Section("devices", "side by side", [Table(head, rows, left=tuple(range(1, len(head))))]),
-        *over_devices(plans),
+        *over_devices(plans, "plans"),
     ]
 
 
@@ -194,7 +194,7 @@ def _command(plan: Plan, advised: Point) -> str:
     return f"recperf {run}{f' --ranks {ranks}' if ranks > 1 else ''}{end}"
 
 
-def _overview(points: list[Point], currency: str | None) -> list[Block]:
+def _overview(points: list[Point], currency: str | None, key: str) -> list[Block]:
     head = ("ranks", "global batch", "fullest rank", "step", "samples/s", "scaling", "to target", "cost", "fits with")
     rows = []
     for point in points:
@@ -230,7 +230,7 @@ def _overview(points: list[Point], currency: str | None) -> list[Block]:
     fitting = [point for point in points if point.fits]
     if fitting:
         label = "Predicted time of a step by part, for each number of ranks that fits"
-        blocks.append(Figure("plan-steps", label, label, lambda: step_figure(fitting)))
+        blocks.append(Figure(f"{key}-steps", label, label, lambda: step_figure(fitting)))
     return blocks
 
 

@@ -41,12 +41,24 @@ def html(runs: list[Reading]) -> str:
 
     comparison = compare(runs)
     reports = [report(run, f"r{index}", short=True) for index, run in enumerate(runs, 1)]
+    parts = [from_profile(run.profile) if run.profile else [] for run in runs]
     return page.render(
         f"{_names(runs)} compared",
         reports,
-        comparison=comparison_sections(comparison, [from_profile(run.profile) if run.profile else [] for run in runs]),
+        comparison=[*comparison_sections(comparison, parts), *_steps(comparison, reports)],
         summary=summary(comparison),
     )
+
+
+def _steps(comparison: Comparison, reports: list[Report]) -> list[Section]:
+    """One step of each run, moved here from the reports."""
+    blocks: list[Block] = []
+    for run, one in zip(comparison.runs, reports):
+        shown = [section for section in one.sections if section.key == "timeline"]
+        for section in shown:
+            one.sections.remove(section)
+            blocks += [Text(run.name, "label"), *section.blocks]
+    return [Section("steps", "One step of each", blocks)] if blocks else []
 
 
 def _names(runs: list[Reading]) -> str:
