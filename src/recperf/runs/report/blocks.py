@@ -63,15 +63,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Something that was not measured, and the command that measures it."""
-
-    kind: ClassVar[str] = "missing"
-    what: str
-    command: str
-
-
-@dataclass(frozen=True)
 class Code:
     kind: ClassVar[str] = "code"
     label: str
@@ -122,7 +113,7 @@ class Timeline:
     """What each colour stands for."""
 
 
-Block = Text | Figure | Table | Missing | Code | Viewer | Timeline
+Block = Text | Figure | Table | Code | Viewer | Timeline
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 
 from ...units import WIDEST, width
-from .blocks import Block, Cell, Code, Figure, Missing, Report, Section, Table, Text, Timeline, Viewer
-from .formats import NOT_MEASURED, printable, short
+from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, Timeline, Viewer
+from .formats import printable, short
 
 LABEL = 10
 """Columns of the name of a fact, with the space behind it."""
@@ -59,8 +59,6 @@ def render_block(block: Block) -> list[str]:
             return wrapped(f"WARNING: {block.text}" if block.tone == "warning" else block.text)
         case Table():
             return _table(block)
-        case Missing():
-            return wrapped(f"{block.what}: {NOT_MEASURED}. Measure it with: {block.command}")
         case Code():
             return [*wrapped(f"{block.label}:"), f"    {printable(block.text)}"]
         case Viewer():
