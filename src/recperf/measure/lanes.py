@@ -8,8 +8,7 @@ Torch-free.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,17 +17,17 @@ from .records import Observed, Operator, TracedCall, TracedStep
 from .timeline import COUNTED, Call, StepTimes
 from .trace.collectives import collectives
 from .trace.idle import BETWEEN, NCCL, waits_for_device
-from .trace.nesting import NONE, Nesting
+from .trace.nesting import NONE, Nesting, merged
 from .trace.read import Device
 from .trace.window import TracedSteps
 
 INPUT, HOST, OTHERS, DEVICE = "input", "host", "other threads", "device"
 MOST = 400
-"""Calls that are stored one by one, the longest; shorter ones are merged with their neighbours."""
+"""Calls that are stored one by one, the longest."""
 MOST_ROWS = 60
 """Operators of a stored profile; the rest are joined."""
-APART = 1 / 200
-"""Part of the step by which merged neighbours may be apart, which bounds their number."""
+SLICES = 200
+"""Parts of a step; shorter calls that begin in the same one are joined."""
 
 
 def traced_step(nesting: Nesting, window: TracedSteps, times: StepTimes, operators: list[Operator]) -> TracedStep:
@@ -84,30 +83,21 @@ def _limit(work: Device) -> str:
 def _bounded(calls: list[TracedCall], whole: float) -> list[TracedCall]:
     """The longest calls, and the others merged; each lane in the order in which it is drawn."""
     ordered = sorted(calls, key=lambda call: -call.us)
-    rest = sorted(ordered[MOST:], key=lambda call: (call.lane, call.start_us))
-    merged = [call for _, lane in groupby(rest, key=lambda call: call.lane) for call in _merged(lane, APART * whole)]
-    return sorted([*ordered[:MOST], *merged], key=lambda call: (call.lane, call.start_us, -call.us))
+    groups: defaultdict[tuple[str, int], list[TracedCall]] = defaultdict(list)
+    for call in ordered[MOST:]:
+        groups[call.lane, int(SLICES * call.start_us / whole)].append(call)
+    joined = map(_joined_calls, groups.values())
+    return sorted([*ordered[:MOST], *joined], key=lambda call: (call.lane, call.start_us, -call.us))
 
 
-def _merged(lane: Iterable[TracedCall], apart: float) -> Iterator[TracedCall]:
-    """Neighbours as one call, which has the limit of its longest."""
-    group: list[TracedCall] = []
-    end = 0.0
-    for call in lane:
-        if group and call.start_us > end + apart:
-            yield _stretch(group, end)
-            group = []
-        end = max(end, call.start_us + call.us) if group else call.start_us + call.us
-        group.append(call)
-    if group:
-        yield _stretch(group, end)
-
-
-def _stretch(group: list[TracedCall], end: float) -> TracedCall:
-    longest, first = max(group, key=lambda call: call.us), group[0]
+def _joined_calls(group: list[TracedCall]) -> TracedCall:
+    """Calls of one slice as one that takes as long as they cover, with the limit of the longest."""
+    longest = group[0]
     if len(group) == 1:
-        return first
-    return replace(longest, start_us=first.start_us, us=end - first.start_us, name=f"{len(group)} short calls")
+        return longest
+    covered = sum(end - start for start, end in merged((call.start_us, call.start_us + call.us) for call in group))
+    start = min(call.start_us for call in group)
+    return replace(longest, start_us=start, us=covered, name=f"{len(group)} short calls")
 
 
 def compact(figures: Observed) -> Observed:

@@ -19,7 +19,7 @@ TONES = {
 """The colour of each limit, from the palette of parts."""
 MOST = 1600
 """Calls of a lane that are drawn; recperf stores fewer."""
-UNKNOWN = "not known"
+UNKNOWN = "no work on the device"
 
 
 def sections(step: TracedStep | None, operators: Sequence[DividedOperator], key: str, plain_ms: float) -> list[Section]:
