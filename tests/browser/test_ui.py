@@ -15,6 +15,7 @@ import chromium
 import example_runs as examples
 import pytest
 
+from recperf.cli import main
 from recperf.runs.ui import server
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -120,6 +121,12 @@ def test_curves_follow_a_log_that_is_written_meanwhile(home: Path, port: int) ->
     with log.open("a") as file:
         file.write("not an event\n")
     assert last() < 40
+
+
+def test_the_command_names_what_is_wrong(home: Path, port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ui", str(home / "nowhere")]) == 3
+    assert main(["ui", str(home), "--port", str(port)]) == 4
+    assert "--port 0" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")

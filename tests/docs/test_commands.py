@@ -59,6 +59,7 @@ NOT_RUN = {
     r"data get movielens-100k": "needs a download",
     r"--data yambda-50m": "needs a download",
     r"^bench ": "trains every model; tests/cli/test_bench.py runs it",
+    r"^ui( |$)": "serves until it is stopped; tests/browser/test_ui.py drives it",
     r"run dlrm-v4 --preset mlperf": "needs 600 GB of tables",
     r"^torchrun --nnodes": "needs several hosts; tests/distributed runs it",
     r"examples/(hosts|slurm|kubernetes)/": "needs several hosts; tests/distributed runs it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +37,7 @@ def command(arguments: list[str]) -> int:
         running = server(options.folder, options.port)
     except (OSError, OverflowError) as error:
         raise MachineError(f"port {options.port} cannot be used: {error}", fix="recperf ui --port 0") from None
-    with running:
+    with running, suppress(KeyboardInterrupt):
         print_text(f"http://{HOST}:{running.server_address[1]}/ shows the runs in {options.folder}; Ctrl-C ends it")
         running.serve_forever()
     return 0

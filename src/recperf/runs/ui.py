@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -45,6 +46,10 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+
+
+class Unknown(RecperfError):
+    """A request for what is not in the list."""
 
 
 class Entry(Struct, kw_only=True):
@@ -97,9 +102,16 @@ class Runs:
             entries.append(entry)
         return entries
 
+    def named(self, name: str) -> Path:
+        """The folder of a run of the list."""
+        folder = self.folders().get(name)
+        if folder is None:
+            raise Unknown("there is no such page or run")
+        return folder
+
     def curves(self, name: str) -> dict[str, list[list[float]]]:
         """The loss and the leading metric over the steps, as points that a curve needs."""
-        folder = self.folders()[name]
+        folder = self.named(name)
         with self._lock:
             events = self._logs.setdefault(name, Log(folder / "events.jsonl")).read()
         metric = next((one for one in CURVES if events.history(one)), "")
@@ -110,7 +122,7 @@ class Runs:
 
     def page(self, names: list[str]) -> str:
         """The page of a run or a profile, or of runs compared."""
-        folders = [self.folders()[name] for name in names]
+        folders = [self.named(name) for name in names]
         with self._lock:
             if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
                 profile = read_profile(folders[0] / "profile.json")
@@ -214,11 +226,10 @@ class Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         try:
             kind, content = self._answer(unquote(address.path), parse_qs(address.query).get("run", []))
-        except KeyError:
-            return self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is no such page or run.\n")
         except (RecperfError, OSError) as error:
-            lines = error.lines() if isinstance(error, RecperfError) else [str(error)]
-            return self._send(HTTPStatus.CONFLICT, "text/plain", "\n".join(map(fmt.printable, lines)) + "\n")
+            lines = error.lines() if isinstance(error, RecperfError) else [f"error: {error}"]
+            status = HTTPStatus.NOT_FOUND if isinstance(error, Unknown) else HTTPStatus.CONFLICT
+            return self._send(status, "text/plain", "\n".join(map(fmt.printable, lines)) + "\n")
         self._send(HTTPStatus.OK, kind, content)
 
     do_HEAD = do_GET
@@ -228,7 +239,7 @@ class Handler(BaseHTTPRequestHandler):
         return int(self.connection.getsockname()[1])
 
     def _answer(self, path: str, names: list[str]) -> tuple[str, str]:
-        """The type and the content of a page; KeyError: there is none."""
+        """The type and the content of a page."""
         answers: dict[str, Callable[[], Any]] = {
             "/api/runs": lambda: to_builtins(self.runs.entries()),
             "/api/curves": lambda: self.runs.curves(names[0] if names else ""),
@@ -237,9 +248,8 @@ class Handler(BaseHTTPRequestHandler):
             return "application/json", json.dumps(answers[path]())
         if path == "/":
             return "text/html", page.fill("ui.html.j2", folder=str(self.runs.folder.resolve()))
-        pages = {"/run": 1, "/compare": 2}
-        if len(names) != pages[path]:
-            raise KeyError(path)
+        if len(names) != {"/run": 1, "/compare": 2}.get(path):
+            raise Unknown("there is no such page or run")
         return "text/html", self.runs.page(names)
 
     def _send(self, status: HTTPStatus, kind: str, content: str) -> None:
@@ -251,7 +261,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            with suppress(ConnectionError):
+                self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """A request is not worth a line in the terminal."""
