@@ -37,7 +37,7 @@ window.addEventListener("load", () => {
   const more = document.querySelector(".more") || document.querySelector("footer");
   const folded = more.getBoundingClientRect().top;
   for (const e of document.querySelectorAll("details")) e.open = true;
-  requestAnimationFrame(() => requestAnimationFrame(() => {
+  setTimeout(() => {
   const near = 1.5, seen = e => e.getClientRects().length > 0, path = e =>
     (e.id ? "#" + e.id : e.tagName + "." + (e.getAttribute("class") || "")) + " " + (e.textContent || "").slice(0, 40);
   const svgs = [...document.querySelectorAll("svg:not(svg svg)")].filter(seen);
@@ -76,7 +76,7 @@ window.addEventListener("load", () => {
       "extra-3", "raised"].map(n => [n, root.getPropertyValue("--" + n).trim()])),
   };
   (window.parent === window ? window : window.parent).postMessage(JSON.stringify(found), "*");
-  }));
+  }, 200);
 });
 function OVERLAPS(svgs) {
   const hits = [];
@@ -93,14 +93,14 @@ function OVERLAPS(svgs) {
 }
 </script>"""
 
-WRAPPER = """<!doctype html><body style="margin:0">{frames}<pre id="found"></pre><script>
+WRAPPER = """<!doctype html><body style="margin:0"><pre id="found"></pre><script>
 const all = {{}};
 window.addEventListener("message", e => {{
   const found = JSON.parse(e.data);
   all[found.name] = found;
   document.getElementById("found").textContent = JSON.stringify(all);
 }});
-</script>"""
+</script>{frames}"""
 FRAME = '<iframe src="{name}.html" style="border:0;display:block;width:{width}px;height:{height}px"></iframe>'
 
 
