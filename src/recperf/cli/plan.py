@@ -135,8 +135,13 @@ def _show(plans: list[Plan], options: Options[Any], terminal: Terminal) -> None:
         terminal.show(reports[0])
     if options.out is not None:
         names = ", ".join(one.device for one in plans)
-        compared = {"comparison": side_by_side(plans), "summary": summary(plans), "kinds": "plans"} if several else {}
-        html = page.render(f"recperf plan: {first.workload} on {names}", reports, **compared)
+        html = page.render(
+            f"recperf plan: {first.workload} on {names}",
+            reports,
+            comparison=side_by_side(plans) if several else None,
+            summary=summary(plans),
+            kinds="plans",
+        )
         terminal.facts(("page", str(page.write(html, options.out))))
 
 
@@ -237,7 +242,9 @@ def _ranks(text: str) -> list[int]:
 
 def _prices(text: str | None, devices: int) -> list[tuple[float | None, str | None]]:
     """A price and its currency for each device."""
-    prices = [_price(one) for one in text.split(",")] if text else [(None, None)]
+    prices: list[tuple[float | None, str | None]] = [(None, None)]
+    if text:
+        prices = [_price(one) for one in text.split(",")]
     if len(prices) not in (1, devices):
         raise UsageError(f"--price has {len(prices)} prices for {devices} devices", fix="one for all, or one for each")
     return prices if len(prices) == devices else devices * prices

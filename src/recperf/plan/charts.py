@@ -43,7 +43,7 @@ def _curves(plans: Sequence[Plan], figure: Callable[[Point], Band | None]) -> li
 
 def _times(plans: Sequence[Plan]) -> tuple[str, list[Curve]]:
     """The time to the target, or of a step where no target is known."""
-    curves = _curves(plans, lambda point: point.target and point.target.seconds)
+    curves = _curves(plans, lambda point: point.target.seconds if point.target else None)
     title = "time to the target"
     if not any(curves):
         curves, title = _curves(plans, lambda point: point.step), "time of a step"
@@ -54,7 +54,7 @@ def _times(plans: Sequence[Plan]) -> tuple[str, list[Curve]]:
 
 def _costs(plans: Sequence[Plan]) -> tuple[str, list[Curve]]:
     """The cost of the training, or the throughput where no price is known."""
-    costs = _curves(plans, lambda point: point.target and point.target.cost)
+    costs = _curves(plans, lambda point: point.target.cost if point.target else None)
     if any(costs):
         currency = next((plan.currency for plan in plans if plan.currency), "")
         return (f"cost, {currency}" if currency else "cost"), costs

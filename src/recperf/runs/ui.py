@@ -221,7 +221,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # A name of another host that resolves to this address would give its pages access: DNS rebinding.
-        if self.headers.get_all("Host") not in ([f"{name}:{self.port}"] for name in (HOST, "localhost")):
+        if self.headers.get_all("Host", []) not in ([f"{HOST}:{self.port}"], [f"localhost:{self.port}"]):
             return self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "Open this page by its address.\n")
         address = urlsplit(self.path)
         try:
