@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import example_runs as examples
@@ -20,6 +21,7 @@ from recperf.measure.fixes import (
     doubt,
     drifted,
     facts,
+    larger_batch,
     on_a_cpu,
     plain_ms,
     predict,
@@ -272,6 +274,20 @@ def test_a_range_covers_the_exact_gain() -> None:
     # Best: 2.2 of 4 parts at a step of 4.4, and the whole ceiling; worst: 1.8 of 4 at 3.6, and half of the saving.
     assert result.high == pytest.approx(4.4 / (4.4 * 1.8 / 4.0 + 0.02))
     assert result.low == pytest.approx(3.6 / (3.6 * 2.2 / 4.0 + (3.6 * 1.8 / 4.0 + 0.04) / 2))
+
+
+def test_a_larger_batch_shares_what_does_not_depend_on_it() -> None:
+    """0.8 of the step stay as they are, 0.2 are done twice: 1.2 times the step for twice the samples."""
+    profile: Any = SimpleNamespace(shares={"python": 0.5, "dispatch": 0.3, "compute": 0.2}, batch_size=256)
+    advice = larger_batch(profile, None)
+    assert advice is not None
+    assert advice.change == "--train.batch-size 512"
+    assert advice.predicted_gain == pytest.approx(2 / 1.2)
+    busy = larger_batch(profile, "machine too busy")
+    assert busy is not None
+    assert (busy.predicted_gain, busy.status) == (None, "not judged")
+    profile.shares = {"python": 0.2, "compute": 0.8}
+    assert larger_batch(profile, None) is None
 
 
 def test_a_noisy_machine_is_refused() -> None:

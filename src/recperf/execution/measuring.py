@@ -61,9 +61,12 @@ def tables_of(observer: Observer | None) -> StepTables | None:
 def advise(
     prepared: Prepared, profile: Profile, tables: StepTables | None, peaks: Peaks | None
 ) -> tuple[list[Fix], list[Advice]]:
-    """The fixes of a workload by their predicted gain, with an advice about each."""
+    """The fixes of a workload by their predicted gain, with an advice about each; where there are none, a larger batch
+    if that helps."""
     doubt = fixes.doubt(profile, profile.other_work)
-    return fixes.suggest(prepared.fixes(), profile, tables.parts if tables else None, peaks, doubt)
+    switches, advice = fixes.suggest(prepared.fixes(), profile, tables.parts if tables else None, peaks, doubt)
+    larger = None if advice else fixes.larger_batch(profile, doubt)
+    return switches, advice if larger is None else [larger]
 
 
 def require_threads(peaks: Peaks, say: Callable[[str], None]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from ..machine import usable_cores
 from .peaks.other_work import DISTURBED
 from .peaks.records import DeviceRates, Peaks
-from .profile_records import Component, StepBudget, TracedPart
+from .profile_records import Component, Profile, StepBudget, TracedPart
 from .records import Advice, Percentiles
 from .spans import kind_of, phase_of
 
@@ -37,6 +37,8 @@ DRIFT = 0.15
 UNLIKE = 2.0
 """Ratio of clocked to plain steps, or its inverse, above which parts do not describe the plain step: less than half of
 what was measured is in it."""
+LARGE_PART = 0.3
+"""Share of a step that does not depend on its batch, above which a larger batch is advised."""
 DRAW_KERNELS = 5
 """Kernels that draw a batch on the device."""
 FUSED_KERNELS = {
@@ -367,4 +369,21 @@ def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None, profile: 
         predicted_range=[prediction.low, prediction.high] if prediction else None,
         status="suggested" if prediction else "not judged",
         note=doubt and f"Not predicted: {doubt}",
+    )
+
+
+def larger_batch(profile: Profile, doubt: str | None) -> Advice | None:
+    """Twice the batch, where much of a step takes as long whatever its batch; its gain is in samples per second."""
+    fixed = sum(profile.shares.get(limit, 0.0) for limit in ("python", "dispatch", "launch"))
+    if fixed < LARGE_PART:
+        return None
+    gains = [2 / (2 - share) for share in (fixed, fixed / 2)]
+    return Advice(
+        "batch",
+        f"Python, operator calls and launches take {fixed:.0%} of the step, however large its batch is.",
+        f"--train.batch-size {2 * profile.batch_size}",
+        predicted_gain=None if doubt else gains[0],
+        predicted_range=None if doubt else [gains[1], 2.0],
+        status="not judged" if doubt else "suggested",
+        note=f"Not predicted: {doubt}" if doubt else "samples per second; the learning rate may need tuning",
     )
