@@ -149,7 +149,11 @@ def _on_host(
     # Beside other work an operator waits longer for its own threads than when it was counted: by what a traced thread
     # was off its core and cannot have been outside of operators.
     elsewhere = known + max(sum(work.off_ns for work in works) / 1e6, traced_off - known - stuck - outside)
-    blocked = max(0.0, off_ms - elsewhere)
+    # Outside of operators a thread cannot be off its core for longer than traced steps spend there, but for waits of
+    # single steps.
+    offs = sorted(step.whole.off - step.input.off - step.ranks.off for step in observer.plain)
+    single = max(0.0, off_ms - offs[len(offs) // 2] / 1e6)
+    blocked = max(0.0, min(off_ms - elsewhere, outside + stuck + single))
     python = max(0.0, outside - max(0.0, traced_off - elsewhere - stuck))
     inside = sum(call.us for call in times.calls) / steps
     # Other work took the thread's core at moments that do not depend on what it ran.
@@ -162,7 +166,8 @@ def _on_host(
         call.us *= scale
     result.waits["communication"] += min(own_ms, communication)
     result.waits |= {"blocked": blocked, "python": python * scale}
-    result.long_python_ms = min(python, times.long_us / steps) * scale
+    # C code that runs for so long is not slowed by a trace.
+    result.long_python_ms = min(python * scale, times.long_us / steps)
     part = python / outside * scale / steps if outside else 0.0
     result.optimizer_python = {region_name(name): us * part for name, us in times.optimizer_us.items()}
     # Of plain steps that time is left out, of traced ones only what was cut.
