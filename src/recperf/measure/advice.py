@@ -110,11 +110,14 @@ class Evidence:
     def host_ms(self) -> float:
         """GPU: time that the host needs for a step: as measured, and no less than queueing its kernels costs."""
         waits = self.ms("launch", "python", "blocked")
-        return max(self.observed.host_ms or waits, self.queue_ms(sum(row.kernels for row in self.operators)))
+        least = self.queue_ms(sum(row.kernels for row in self.operators))
+        return min(self.step_ms, max(self.observed.host_ms or waits, least))
 
-    def queue_ms(self, operators: float) -> float:
-        """Host time of calling so many operators of a device from Python."""
-        return operators * self.ceilings.queue_ns / 1e6 if self.counts_host and self.ceilings else 0.0
+    def queue_ms(self, kernels: float, calls: float = 0.0) -> float:
+        """Host time of queueing so many kernels from Python, and of calls that queue none."""
+        if self.ceilings is None or not self.counts_host:
+            return 0.0
+        return (kernels * self.ceilings.queue_ns + calls * self.ceilings.calls.get("view", 0.0)) / 1e6
 
     def calls_host_ms(self, rows: Iterable[DividedOperator]) -> float:
         """Host time of the kernels of some rows, with the Python around them."""
@@ -123,14 +126,14 @@ class Evidence:
         return calling * sum(row.kernels for row in rows) / kernels if self.counts_host else 0.0
 
     def _after(self, saved: float, host: float) -> float:
-        """The step without some time, with more or less time of the host. A device cannot be faster than the host
-        queues work, and it waits less for a host that does less."""
+        """The step without some time, with more or less time of the host. A device needs the time of its work, and the
+        host that of its own, beside what it waits for."""
         step = self.step_ms
-        if self.counts_host:
-            before, waits = self.host_ms, self.ms("launch", "python", "blocked")
-            left = max(0.0, before + host)
-            return max(LEAST * step, left, step - saved - waits * (1 - left / before if before else 0.0))
-        return max(LEAST * step, step - saved)
+        if not self.counts_host:
+            return max(LEAST * step, step - saved)
+        busy = step - self.ms("launch", "python", "blocked", "sync", "input")
+        waits = max(0.0, step - self.host_ms - saved)
+        return max(self.queue_ms(1), busy - saved, max(0.0, self.host_ms + host) + waits)
 
     def advice(
         self, name: str, seen: str, change: str, goes: float, needs: float = 0.0, host: float = 0.0, **settings: Any

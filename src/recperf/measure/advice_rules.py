@@ -25,7 +25,7 @@ SPARSE_ADAM = 10, 60
 """Accesses of a row by a sparse update of a table, and operators whose calls cost as much as it does for few rows. Of
 SparseAdam: two to sum gradients, two reads of its states, three updates. A convention: counted in torch's source."""
 FUSED_CALLS = 16, 1.3
-"""Operators whose calls cost as much as a fused optimizer for few elements: in all, and for each parameter."""
+"""Calls that cost the host as much as the Python of a fused optimizer: in all, and for each parameter. A convention."""
 PASSES = {"Adam": (7, 19), "AdamW": (7, 21), "SGD": (3, 3), "Adagrad": (5, 13)}
 """Passes over the parameters of a fused optimizer, and of one that is not: reads and writes of every operator."""
 NARROW = 128
@@ -124,7 +124,7 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
             needs = evidence.stream_ms(moved, adamw=optimizer.kind.startswith("Adam")) + evidence.calls_ms(1)
             change = f"torch.optim.{optimizer.kind}(..., fused=True)"
             fixed, each = FUSED_CALLS
-            host = evidence.queue_ms(fixed + each * optimizer.parameters) - evidence.calls_host_ms(rows)
+            host = evidence.queue_ms(2, fixed + each * optimizer.parameters) - evidence.calls_host_ms(rows)
             suggestions.append(evidence.advice("optimizer", seen, change, goes, needs, host, optimizer="fused"))
         elif optimizer.way == "for-loop" and optimizer.parameters > 1 and not optimizer.sparse:
             overhead = sum(row.limits.get("dispatch", 0.0) for row in rows)

@@ -5,21 +5,24 @@ calls of operators. Torch-free.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from linecache import getline
 
 from ..units import number
 from .advice import Evidence, best, names
 from .places import place_text
 from .program_facts import optimizer_of
-from .records import Advice
+from .records import Advice, Place
 
 COMPILED = 20
-"""Calls that the guards of a compiled function cost as much as, on a CPU. A convention: it depends on the function."""
+"""Calls that the guards of a compiled function cost as much as. A convention: it depends on the function."""
 _REPORTS = re.compile(
     r"\.item\(|\bprint\(|logg(?:er|ing)|self\.log\(|log_(?:dict|metric)|metric|auc\b|_auc|accuracy|_score\(|"
     r"\.save\(|save_|writer\.|add_scalar|tqdm|\.dump\(|savefig|wandb|mlflow"
 )
 """Names of what programs compute or write about their steps."""
+_READS = re.compile(r"\.(?:item|cpu|tolist|numpy)\(")
+"""Calls that wait for a value of the device."""
 
 
 def threads(evidence: Evidence) -> Advice | None:
@@ -103,19 +106,24 @@ def waits_for_values(evidence: Evidence) -> Advice | None:
 
 def reported_values(evidence: Evidence) -> Advice | None:
     """Metrics, logging and checkpoints in every step, where the line that holds their time is known."""
-    suggestions = []
-    for row in evidence.observed.places:
-        place, ms = row.place, row.share * evidence.ms(row.limit)
-        if row.limit == "python" and evidence.observed.long_python_ms is not None:
+    observed, lines = evidence.observed, defaultdict[Place, dict[str, float]](dict)
+    for row in observed.places:
+        ms = row.share * evidence.ms(row.limit)
+        if row.limit == "python" and observed.long_python_ms is not None:
             # Samples count short stretches of Python for the long one after them.
-            ms = min(ms, evidence.observed.long_python_ms)
+            ms = min(ms, observed.long_python_ms)
+        if row.limit in ("python", "blocked"):
+            lines[row.place][row.limit] = ms
+    suggestions = []
+    for place, times in lines.items():
         source = getline(place.file, place.line).strip()
-        if row.limit in ("python", "blocked", "sync") and _REPORTS.search(f"{place.function} {source}"):
-            seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(ms)}."
+        if _REPORTS.search(f"{place.function} {source}"):
+            waited = evidence.ms("sync") if _READS.search(source) else 0.0
+            host = sum(times.values())
+            seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(host + waited)}."
             change = f"if step % 100 == 0: {source or place.function + '(...)'}"
-            saved = ms * 0.99
-            of_host = evidence.counts_host and row.limit != "sync"
-            suggestions.append(evidence.advice("reports", seen, change, *((0.0, 0.0, -saved) if of_host else (saved,))))
+            goes = waited if evidence.counts_host else waited + host
+            suggestions.append(evidence.advice("reports", seen, change, 0.99 * goes, 0.0, -0.99 * host))
     return best(suggestions)
 
 
@@ -141,7 +149,7 @@ def small_operators(evidence: Evidence) -> Advice | None:
         # A graph is one call of the host, whatever it holds; the optimizer stays outside.
         goes = evidence.ms("dispatch") + passes
         graph = [row for row in evidence.operators if not optimizer_of(row.part)]
-        host = evidence.queue_ms(1) - evidence.calls_host_ms(graph)
+        host = evidence.queue_ms(1, COMPILED) - evidence.calls_host_ms(graph)
         return evidence.advice("compile", seen, change, goes, min(goes, needs), host, **settings)
     return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..machine import usable_cores
-from .call_places import name_places, observer_places, sampled_places
+from .call_places import FEWEST, name_places, observer_places, sampled_places
 from .lanes import traced_step
 from .observing import Observer
 from .operators import CallWork
@@ -149,10 +149,12 @@ def _on_host(
     # Beside other work an operator waits longer for its own threads than when it was counted: by what a traced thread
     # was off its core and cannot have been outside of operators.
     elsewhere = known + max(sum(work.off_ns for work in works) / 1e6, traced_off - known - stuck - outside)
-    # Outside of operators a thread cannot be off its core for longer than traced steps spend there, but for waits of
-    # single steps.
-    offs = sorted(step.whole.off - step.input.off - step.ranks.off for step in observer.plain)
-    single = max(0.0, off_ms - offs[len(offs) // 2] / 1e6)
+    # Outside of operators a thread is off its core for no longer than traced steps spend there, or than samples of all
+    # steps tell. The rest it waited for its own threads.
+    samples = observer.sampler.kept
+    limits, _ = observer.sampler.times(observer.counter.positions if observer.counter else ())
+    seen_off = sum(limits.get("blocked", {}).values())
+    single = own_ms * seen_off / sum(sample.wall for sample in samples) if len(samples) >= FEWEST else off_ms
     blocked = max(0.0, min(off_ms - elsewhere, outside + stuck + single))
     python = max(0.0, outside - max(0.0, traced_off - elsewhere - stuck))
     inside = sum(call.us for call in times.calls) / steps
@@ -204,15 +206,23 @@ def _on_device(
         **idle, "blocked": blocked,
         "transfer": waits.get("transfer", 0.0), "communication": waits.get("communication", 0.0),
     }  # fmt: skip
-    result.busy_ms = busy
-    own = sorted(step.whole.wall - step.input.wall - step.ranks.wall for step in observer.plain)
-    called = (nesting.events[index] for index in waits_for_device(nesting, window))
-    waited = sum(call.end - call.start for call in called if call.thread == nesting.thread) / 1e3 / steps
-    # The fastest steps found room in the queue of the device: the host did not wait for it.
-    result.host_ms = min(result.step_ms.p50, max(0.0, own[len(own) // 5] / 1e6 - waited)) if own else None
+    result.host_ms = _host_ms(observer, nesting, window, result.step_ms.p50)
     result.long_python_ms = times.long_us / 1e3 / steps
     result.pageable_bytes = sum(row.bytes for row in transfers(window) if row.pinned is False)
     times.on_device(nesting, device, graph_works)
+
+
+def _host_ms(observer: Observer, nesting: Nesting, window: TracedSteps, most: float) -> float:
+    """Time of the host in a step without its waits. The fastest steps found room in the queue of the device."""
+    own = sorted(step.whole.wall - step.input.wall - step.ranks.wall for step in observer.plain)
+    # The driver copies memory that is not pinned by itself, inside of the call.
+    copies = {work.correlation for work in window.work if work.kind == "copy" and "Pageable" in work.name}
+    calls = (
+        index for index, event in enumerate(nesting.events) if event.kind == "call" and event.correlation in copies
+    )
+    waits = [nesting.events[index] for index in {*waits_for_device(nesting, window), *calls}]
+    waited = sum(call.end - call.start for call in waits if call.thread == nesting.thread and window.holds(call.start))
+    return min(most, max(0.0, own[len(own) // 5] / 1e6 - waited / 1e3 / window.count))
 
 
 def kernel_works(observer: Observer) -> dict[str, CallWork]:

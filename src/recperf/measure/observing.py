@@ -45,8 +45,8 @@ WATCHED = 8
 """The light mode times one in this many steps."""
 WAITS = 0.05
 """Share of a step from which waiting for input matters."""
-BLOCK_NS = 10_000_000
-"""GPU: ns of steps between two synchronised moments."""
+BLOCK_NS = 50_000_000
+"""GPU: ns of steps between two synchronised moments: several steps, since the host runs ahead into the next one."""
 MARKS = 9
 """Barriers that ranks mark in their traces: enough for the median not to be a slow one."""
 

@@ -178,7 +178,6 @@ class Observed(Struct):
     """Share of the cores that worker processes took from operators."""
     scale: Number | None = None
     """Time of plain steps over that of traced ones."""
-    busy_ms: Number | None = None
     host_ms: Number | None = None
     """GPU: time of the host in a step, without its waits for input, other ranks and the device."""
     long_python_ms: Number | None = None
