@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from recperf.data.next_item import NextItemData, Targets
-from recperf.train.next_item import item_counts, list_quality, rank, seen_by_default
+from recperf.train.next_item import item_counts, rank, seen_by_default
 from recperf.train.next_item_baselines import DAMPINGS, DECAYS, baselines, following, neighbours
+from recperf.train.ranking import list_quality
 
 SEQUENCES = [[1, 2, 3, 4], [2, 3, 1, 5, 4], [5, 1, 2, 3, 1], [3, 4], [4, 1, 2, 5]]
 

@@ -24,8 +24,17 @@ from ..runs.record import Run
 from ..runs.result import Baselines
 from ..stop import poll
 from ..train.metrics import Resampling, auc, binary_metrics, reliability
-from ..train.next_item import list_quality
-from ..train.ranking import COUNTS, Scorer, drawn, first_positives, gains, joint, positions, within_users
+from ..train.ranking import (
+    COUNTS,
+    Scorer,
+    drawn,
+    first_positives,
+    gains,
+    joint,
+    list_quality,
+    positions,
+    within_users,
+)
 from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, RankingConfig, ScoredRows, Trial
 
 FILE = "scores.json"

@@ -17,8 +17,7 @@ from torch import Tensor
 from ..data.rows import Ids, Table, Unknown, add_unknown, one_array, pyarrow
 from ..errors import UsageError
 from ..stop import poll
-from ..train.next_item import list_quality
-from ..train.ranking import rank_scores
+from ..train.ranking import list_quality, rank_scores
 from .serving import TrainedModel, free_name
 
 PAIRS = 1 << 19

@@ -1,6 +1,6 @@
 """Ranking metrics of one relevant item among candidates: hit rate, NDCG and reciprocal rank; ties have no luck.
 
-Shapes: N rows, Q ranked rows, P pairs of a row and a candidate, I items of the catalogue.
+Shapes: N rows, Q ranked rows, P pairs of a row and a candidate, I items of the catalogue, K items of a list.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .baselines import fit_additive
@@ -248,3 +250,32 @@ def grouped_items(users_N: Tensor, items_N: Tensor) -> Callable[[int], Tensor]:
         return items_N[order_N[first:stop]]
 
     return items_of
+
+
+def list_quality(lists_NK: Tensor, items: int, counts_I: NDArray[np.int64] | None = None) -> dict[str, float]:
+    """What users complain of that accuracy does not show, from lists of items 1 to `items`; 0 stands for no item.
+
+    coverage: share of the catalogue that is in some list; overlap: share of a list that another user's list has, on
+    average; same_first: share of users who get the most frequent first item; popularity: the mean place of the
+    recommended items among all items by their training events `counts_I`, 0 for the rarest and 1 for the most frequent.
+    """
+    there = lists_NK[lists_NK > 0]
+    times_I = torch.bincount(there - 1, minlength=items).double()
+    pairs = float((times_I * (times_I - 1)).sum())
+    quality = {
+        "coverage": float((times_I > 0).double().mean()),
+        "overlap": pairs / max(1, len(there) * (len(lists_NK) - 1)),
+        "same_first": float(torch.bincount(lists_NK[:, 0])[1:].max()) / len(lists_NK) if len(there) else 0.0,
+    }
+    if counts_I is not None and len(there):
+        quality["popularity"] = float((torch.from_numpy(_places(counts_I)) * times_I).sum() / len(there))
+    return quality
+
+
+def _places(counts_I: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The share of the other items that have fewer training events; of items with as many, half."""
+    sorted_I = np.sort(counts_I)
+    fewer_I = np.searchsorted(sorted_I, counts_I, side="left")
+    upto_I = np.searchsorted(sorted_I, counts_I, side="right") - 1
+    places_I: NDArray[np.float64] = (fewer_I + upto_I) / 2 / max(1, len(counts_I) - 1)
+    return places_I

@@ -25,9 +25,10 @@ from ...train.config import RANKED
 from ...train.device import Settings, choose
 from ...train.graph import SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe
-from ...train.next_item import Ranked, item_counts, list_quality, rank, seen_by_default
+from ...train.next_item import Ranked, item_counts, rank, seen_by_default
 from ...train.next_item_baselines import baselines
 from ...train.optim import AdamW
+from ...train.ranking import list_quality
 from .batches import WindowFeed, WindowOrder
 from .config import HSTUConfig, bounds, require_room
 from .data import Sequences
