@@ -78,19 +78,19 @@ $(VENV)/.torch-ready:
 	@touch $@
 
 $(VENV)/.run-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
-	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,baselines]"
+	@$(PIP) -c constraints.txt -e ".[pages,data,mlperf,baselines]"
 	@touch $@
 
 $(VENV)/.bench-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,baselines,bench]"
+	@$(PIP) -c constraints.txt -e ".[pages,data,mlperf,baselines,bench]"
 	@touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,docs]"
+	@$(PIP) -c constraints.txt -e ".[pages,data,mlperf,docs]"
 	@touch $@
 
 $(VENV)/.test-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[report,yambda,mlperf,docs,log,dev]"
+	@$(PIP) -c constraints.txt -e ".[pages,data,mlperf,docs,tensorboard,dev]"
 	@touch $@
 
 # Torch brings its own triton, whose interpreter (3.6) needs numpy before 2.4, and its bounds of setuptools. Where no
@@ -102,7 +102,7 @@ $(OTHER)/.ready: pyproject.toml constraints.txt requirements/distributed-cpu.txt
 	@$(OTHER_PIP) torch==$(VERSION)
 	@grep -vE '^(torch|triton|setuptools|numpy|torchrec|fbgemm-gpu-cpu)=' constraints.txt > $(OTHER)/constraints.txt
 	@printf 'torch==$(VERSION)\nnumpy<2.4\n' >> $(OTHER)/constraints.txt
-	@$(OTHER_PIP) -c $(OTHER)/constraints.txt -e ".[report,yambda,mlperf,log,dev]"
+	@$(OTHER_PIP) -c $(OTHER)/constraints.txt -e ".[pages,data,mlperf,tensorboard,dev]"
 	@grep -vE '^(torchrec|fbgemm-gpu-cpu)=' requirements/distributed-cpu.txt > $(OTHER)/distributed.txt
 	@$(OTHER_PIP) --no-deps -r $(OTHER)/distributed.txt $(torchrec-$(VERSION)) 2> $(OTHER)/torchrec.log || { \
 	  cat $(OTHER)/torchrec.log; ! grep -qE "Retrying|Could not fetch|HTTP error" $(OTHER)/torchrec.log && \

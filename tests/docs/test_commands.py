@@ -40,10 +40,11 @@ V4 = f"--data.events 8000 --data.windows.min-history 5 {FEW} --train.max-steps 2
 PROFILE = "--steps 5 --no-confirm"
 
 SMALLER = {
-    r"run micro-dlrm( |$)": MICRO,
+    r"^run$|run micro-dlrm( |$)": MICRO,
     r"run dlrm .*criteo": CRITEO,
     r"run dlrm( |$)": f"{DLRM} --no-peaks",
     r"run dlrm-v4": f"{V4} --seeds 1",
+    r"run hstu --data mine": f"{CPU} --train.max-steps 2 --model.blocks 1 --no-peaks --no-report",
     r"run hstu": "--data.users 60 --train.max-steps 2 --model.blocks 1 --no-peaks",
     r"run micro-dlrm-dram --preset movielens": f"{MICRO} --model.rows 20000 --model.dim 16",
     r"(sweep|pair) micro-dlrm-dram": DRAM,
@@ -206,6 +207,12 @@ def program(path: Path, run: Path) -> None:
     path.write_text(first.partition("report =")[0] + loop)
 
 
+def slow_program(path: Path, run: Path) -> None:
+    """The program of the tutorial."""
+    (only,) = re.findall(r"^```python\n(.*?)^```$", PAGES["tutorial.md"].read_text(), re.DOTALL | re.MULTILINE)
+    path.write_text(only)
+
+
 def trace(path: Path, run: Path) -> None:
     import example_traces
 
@@ -284,6 +291,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
         "trace.json.gz": trace, "before.json": trace, "after.json": trace, "FOLDER/trace.rank0.json": trace,
         "FOLDER/trace.rank1.json": trace,
     },
+    "tutorial.md": {"train.py": slow_program, "ratings.csv": events},
     "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events, "train.txt": clicks},
     "hstu.md": {"Beauty.txt": events},
     "your-events.md": dict.fromkeys(

@@ -168,8 +168,8 @@ PACKAGES = {
     "numpy": (("numpy",), "reads data", "pip install 'numpy>=2.0'"),
     "triton": (("triton",), "GPU kernels need it", "pip install triton"),
     "pooch": (("pooch",), "recperf data get needs it", "pip install pooch"),
-    "report": (("matplotlib", "jinja2"), "recperf report needs it", "pip install 'recperf[report]'"),
-    "yambda": (("pyarrow", "huggingface_hub"), "raw listening events need it", "pip install 'recperf[yambda]'"),
+    "pages": (("matplotlib", "jinja2"), "pages need it", "pip install 'recperf[pages]'"),
+    "data": (("pyarrow", "huggingface_hub", "duckdb"), "imports of your own files need it", "pip install 'recperf[data]'"),
     "mlperf": (("mlperf_logging",), "MLPerf logs and recperf mlperf need it", "pip install 'recperf[mlperf]'"),
 }
 """Modules that belong together, what needs them, and the command that installs them."""

@@ -25,7 +25,7 @@ def optional_package(name: str) -> Any:
         return import_module(name)
     except ImportError:
         what = f"reading and writing data needs the package {name.partition('.')[0]}"
-        raise MachineError(what, fix="pip install 'recperf[yambda]'") from None
+        raise MachineError(what, fix="pip install 'recperf[data]'") from None
 
 
 def pyarrow(part: str = "") -> Any:

@@ -12,7 +12,10 @@ from typing import Any
 from ..errors import MachineError
 from ..stop import poll
 
-FIX = "make setup-distributed, or pip install --no-deps -r requirements/distributed-cpu.txt (distributed-gpu.txt)"
+FIX = (
+    "pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 (for GPUs fbgemm-gpu==1.8.0), then pip install "
+    "tensordict pyre-extensions iopath tqdm"
+)
 MODULES = ("fbgemm_gpu", "torchrec")
 
 

@@ -299,7 +299,7 @@ def require(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        extra = "'recperf[log]'" if package == "tensorboard" else package
+        extra = "'recperf[tensorboard]'" if package == "tensorboard" else package
         raise MachineError(f"--log {package} needs {package}", fix=f"pip install {extra}") from None
 
 

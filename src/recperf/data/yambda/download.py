@@ -303,7 +303,7 @@ def _hub(bars: bool) -> Iterator[Any]:
         import_module("huggingface_hub.file_download")
     except ImportError:
         what = "downloading Yambda needs the package huggingface_hub"
-        raise MachineError(what, fix="pip install 'recperf[yambda]'") from None
+        raise MachineError(what, fix="pip install 'recperf[data]'") from None
     logger = logging.getLogger("huggingface_hub")
     before = constants.HF_HUB_DISABLE_TELEMETRY, logger.level, bar.are_progress_bars_disabled()
     constants.HF_HUB_DISABLE_TELEMETRY = True

@@ -3,5 +3,5 @@
     run_report.write([Path("runs/a")], Path("runs/a/report.html"))
     profile_report.text(profile)
 
-Building and printing text needs neither matplotlib nor jinja2; a page does (`pip install 'recperf[report]'`).
+Building and printing text needs neither matplotlib nor jinja2; a page does (`pip install 'recperf[pages]'`).
 """

@@ -1,7 +1,7 @@
 """Renders reports as one HTML file that works offline: no other files, and two small scripts, which zoom
 a timeline and hand a trace on.
 
-Importing this module needs neither matplotlib nor jinja2; rendering does (`pip install 'recperf[report]'`).
+Importing this module needs neither matplotlib nor jinja2; rendering does (`pip install 'recperf[pages]'`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _environment() -> Any:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
-        raise MachineError("the report needs matplotlib and jinja2", fix="pip install 'recperf[report]'") from None
+        raise MachineError("the report needs matplotlib and jinja2", fix="pip install 'recperf[pages]'") from None
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

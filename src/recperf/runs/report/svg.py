@@ -65,7 +65,7 @@ def require_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise MachineError("the report needs matplotlib and jinja2", fix="pip install 'recperf[report]'") from None
+        raise MachineError("the report needs matplotlib and jinja2", fix="pip install 'recperf[pages]'") from None
     return matplotlib
 
 
