@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,8 @@ def test_a_run_ends_with_the_facts_that_matter(call: Call, monkeypatch: pytest.M
     assert all(any(line.startswith(first) for line in end) for first in FIRST), end
     assert end[-1].split() == ["page", "short/report.html"]
     assert len(lines(call, "run --resume short --verbose")) > 40, "the rest, from the same report"
+    assert len(lines(call, "report short --out step.svg")) <= 10
+    assert ElementTree.parse("step.svg").getroot().tag.endswith("svg"), "the picture of a step"
 
 
 @pytest.mark.parametrize("kind", ["cpu", "eager", "graph", "ranks"])

@@ -44,7 +44,6 @@ SMALLER = {
     r"run dlrm .*criteo": CRITEO,
     r"run dlrm( |$)": f"{DLRM} --no-peaks",
     r"run dlrm-v4": f"{V4} --seeds 1",
-    r"run hstu --data mine": f"{CPU} --train.max-steps 2 --model.blocks 1 --no-peaks --no-report",
     r"run hstu": "--data.users 60 --train.max-steps 2 --model.blocks 1 --no-peaks",
     r"run micro-dlrm-dram --preset movielens": f"{MICRO} --model.rows 20000 --model.dim 16",
     r"(sweep|pair) micro-dlrm-dram": DRAM,

@@ -31,3 +31,12 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
         assert not [address for pair in loaded for address in pair if re.match(r"(https?:)?//", address)], name
     assert "--train.batch-size INT" in re.sub("<[^>]*>", "", pages["cli/fields-micro-dlrm.html"])
     assert 'id="recperf.execution.step_profile.profile"' in pages["python.html"]
+
+
+def test_the_first_page_is_short() -> None:
+    """What is to be read beside commands with their output and tables."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    words = " ".join(line for line in text.splitlines() if not line.startswith("|")).split()
+    assert len(words) <= 450
+    assert "docs/step.svg" in text
+    assert (ROOT / "docs" / "step.svg").is_file()

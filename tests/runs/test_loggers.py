@@ -84,7 +84,9 @@ def test_a_logger_that_fails_is_dropped_with_one_notice(tmp_path: Path) -> None:
     assert notice == "nothing more is logged to tensorboard: No space left on device; training goes on"
 
 
-@pytest.mark.parametrize(("name", "fix"), [("tensorboard", "'recperf[tensorboard]'"), ("wandb", "wandb"), ("mlflow", "mlflow")])
+@pytest.mark.parametrize(
+    ("name", "fix"), [("tensorboard", "'recperf[tensorboard]'"), ("wandb", "wandb"), ("mlflow", "mlflow")]
+)
 def test_a_package_that_is_missing_is_named(
     name: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,11 @@ PACKAGES = {
     "triton": (("triton",), "GPU kernels need it", "pip install triton"),
     "pooch": (("pooch",), "recperf data get needs it", "pip install pooch"),
     "pages": (("matplotlib", "jinja2"), "pages need it", "pip install 'recperf[pages]'"),
-    "data": (("pyarrow", "huggingface_hub", "duckdb"), "imports of your own files need it", "pip install 'recperf[data]'"),
+    "data": (
+        ("pyarrow", "huggingface_hub", "duckdb"),
+        "imports of files need it",
+        "pip install 'recperf[data]'",
+    ),
     "mlperf": (("mlperf_logging",), "MLPerf logs and recperf mlperf need it", "pip install 'recperf[mlperf]'"),
 }
 """Modules that belong together, what needs them, and the command that installs them."""

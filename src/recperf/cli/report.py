@@ -24,8 +24,8 @@ class Options(JsonOption):
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|PROFILE|TRACE")] = ()
     """Folders of finished runs; or one profile or trace, a file (.json, .json.gz) or its folder."""
     out: Path | None = None
-    """The page to write. Default: report.html, profile.html or trace.html in the folder, a trace's name with .html
-    beside it, or report-compare.html here for several runs."""
+    """The page to write; of a run also an .svg file, the picture of one step. Default: report.html, profile.html or
+    trace.html in the folder, a trace's name with .html beside it, or report-compare.html here for several runs."""
     peaks: Path | None = None
     """Ceilings of the machine that recorded a trace: a file that recperf peaks wrote there. Default: those of this
     machine."""
@@ -45,7 +45,12 @@ def command(arguments: list[str]) -> int:
     if options.json:
         print_json({"report": str(page), "of": [str(path) for path in options.paths], "bytes": page.stat().st_size})
     else:
-        print_text(str(page))
+        if kinds == ["run"]:
+            from ..runs.report import run_report, text
+            from ..runs.report.reading import read
+
+            print_text(text.render(run_report.report(read(options.paths[0]), "r1")))
+        print_text(f"  page      {page}")
     return 0
 
 

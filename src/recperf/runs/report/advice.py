@@ -46,7 +46,7 @@ def advice_facts(advice: Any) -> list[tuple[str, str | Cell]]:
         return [("try", "no rule knows a change that makes this step faster")]
     gains = [f"{fmt.gain(one.predicted_gain, one.predicted_range)} predicted"] if one.predicted_gain else []
     gains += [f"{fmt.gain(one.measured_gain)} measured"] if one.measured_gain else []
-    return [("try", f"{one.change}: {', '.join(gains) or one.note or 'its gain cannot be predicted'}")]
+    return [("try", f"{one.change}: {', '.join(gains) or (one.note or 'its gain cannot be predicted').lower()}")]
 
 
 def _gains(one: Advice) -> str:

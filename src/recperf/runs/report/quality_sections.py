@@ -14,19 +14,17 @@ SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "t
 
 def quality_fact(result: Result) -> str:
     """The leading metric with its interval, and where it stands beside the best baseline; of a model that predicts
-    labels, where its log loss, calibration and ranking differ from those of baselines."""
+    labels, where its ranking stands, and whether its log loss or calibration is worse."""
     part, name = result.quality, leading(result.quality.metrics)
     ranking = part.ranking
     ends = ranking.interval if name == "ndcg_10" and ranking else part.interval if name == "auc" else None
     text = f"{metric(name)} {part.metrics[name]:.4f}" + (f" ({ends.low:.3f} to {ends.high:.3f})" if ends else "")
     if best := next((row for row in compared(part) if row.baseline not in ORACLES), None):
         text += f", {_stands(best)}"
-    for row in part.probabilities:
-        if row.standing != "level":
-            text += f"; {metric(row.metric)} {row.standing} than {baseline(row.baseline)}"
     if ranking and not ranking.split and (best := best_of(ranking.differences)):
         text += f"; NDCG@10 {_stands(best)}"
-    return text
+    worse = [metric(row.metric) for row in part.probabilities if row.standing == "worse"]
+    return f"{text}; {' and '.join(worse)} worse" if worse else text
 
 
 def auc_certainty(result: Result) -> list[str]:

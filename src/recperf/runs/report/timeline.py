@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
 
 from ...measure.lanes import DEVICE, HOST, INPUT, OTHERS
 from ...measure.places import place_text
@@ -69,3 +71,38 @@ def _stretch(call: TracedCall, row: DividedOperator | None, limit: str, whole: f
         text=" · ".join(fact for fact in facts if fact),
         name=fmt.short(name.rpartition("::")[2], 24) if named else "",
     )
+
+
+WIDTH, LEFT, LANE = 880, 76, 44
+"""Pixels of a picture: its width, where lanes begin, and the height of one."""
+
+
+def picture(timeline: Timeline, title: str) -> str:
+    """The picture as an SVG file of its own, in the colours of pages."""
+    scale, height = (WIDTH - LEFT) / 100, 40 + LANE * len(timeline.lanes)
+    parts = [_label(0, 16, title, "title")]
+    for at, lane in enumerate(timeline.lanes):
+        top = 30 + LANE * at
+        parts.append(_label(0, top + 22, lane.name))
+        for one in lane.stretches:
+            x, width = LEFT + scale * one.start, max(0.4, scale * one.width)
+            box = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{LANE - 10}"'
+            parts.append(f'<rect {box} style="fill: var(--{one.tone})"><title>{escape(one.text)}</title></rect>')
+            if len(one.name) * 6.5 < width:
+                parts.append(_label(x + 4, top + 21, one.name, "on"))
+    x = float(LEFT)
+    for name, tone in timeline.legend:
+        parts.append(f'<rect x="{x:.0f}" y="{height}" width="11" height="11" style="fill: var(--{tone})"/>')
+        parts.append(_label(x + 16, height + 10, name))
+        x += 34 + 7 * len(name)
+    parts.append(_label(x, height + 10, "gaps: Python and waits"))
+    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    colours = style[: style.index("* {")]
+    look = "text { font: 12px sans-serif; fill: var(--muted) } .title { fill: var(--ink) } .on { fill: var(--on-fill) }"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height + 20}" role="img">'
+    start = f"<title>{escape(timeline.label)}</title><style>{colours}{look}</style>"
+    return "\n".join([head, start, *parts, "</svg>\n"])
+
+
+def _label(x: float, y: float, text: str, kind: str = "name") -> str:
+    return f'<text x="{x:.1f}" y="{y}" class="{kind}">{escape(text)}</text>'
