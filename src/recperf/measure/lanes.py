@@ -69,7 +69,7 @@ def _calls(nesting: Nesting, window: TracedSteps, times: StepTimes, rows: dict[i
     for work in window.activity:
         origin = nesting.above(nesting.origin(work), "op")
         limit = _limit(work)
-        operator = None if limit else row(times.by_origin.get(origin) or times.by_kernel.get(work.name))
+        operator = None if limit else row(times.by_kernel.get(work.name) or times.by_origin.get(origin))
         yield TracedCall(DEVICE, work.start, work.end - work.start, operator, work.name, limit)
 
 
