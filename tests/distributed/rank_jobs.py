@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rank_states import restore, whole_state
 
 from recperf.distributed.config import Demand, DistributedConfig, Table
@@ -21,11 +22,13 @@ from recperf.errors import DataError, RecperfError
 from recperf.execution.measuring import measure_window
 from recperf.execution.workload import load
 from recperf.models.dlrm_v4.config import DLRMv4Config, laptop
+from recperf.models.next_item.model import NextItemHSTU
 from recperf.train.device import applied
 from recperf.train.loop import Position, take_step
 from recperf.workloads import find
 from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
+from recperf.workloads.hstu.config import HSTUConfig
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
 
 SEED = 3
@@ -64,7 +67,9 @@ def dlrm(
 
 
 def prepared_of(config: Any) -> Any:
-    kinds = {DLRMWorkloadConfig: "dlrm", MicroDLRMConfig: "micro-dlrm", DLRMv4WorkloadConfig: "dlrm-v4"}
+    kinds: dict[type, str] = {DLRMWorkloadConfig: "dlrm", MicroDLRMConfig: "micro-dlrm"}
+    kinds |= {DLRMv4WorkloadConfig: "dlrm-v4", HSTUConfig: "hstu"}
+    torch.manual_seed(SEED)
     return find(kinds[type(config)]).prepare(config)
 
 
@@ -91,8 +96,13 @@ def training(
             "logits": predictions.logits_N, "labels": predictions.labels_N, "metrics": trial.metrics(predictions),
             "seen": trial.recipe.training_metrics(), "plan": trial.plan() if world.size > 1 else "",
             "rows": trial.rows_of(own_part(batch)),
-            "dense": [parameter.detach().clone() for parameter in trial.model.dense_parameters()],
+            "ranks": predictions.ranks_N,
+            "dense": [parameter.detach().clone() for parameter in _dense(trial.model)],
         }  # fmt: skip
+
+
+def _dense(model: Any) -> Any:
+    return model.parameters() if isinstance(model, NextItemHSTU) else model.dense_parameters()
 
 
 def trainings(world: Ranks, configs: dict[str, Any], steps: int) -> dict[str, dict[str, Any]]:

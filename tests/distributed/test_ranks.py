@@ -1,4 +1,4 @@
-"""dlrm-v4 on 1, 2 and 4 ranks."""
+"""dlrm-v4 on 1, 2 and 4 ranks, and hstu on 1 and 2."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rank_pool import home, needs_torchrec, run_ranks
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.distributed.config import DistributedConfig
 from recperf.models.dlrm_v4.config import HSTUConfig
+from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, EvaluationConfig, EventsConfig, HistoryTrainConfig
 
 pytestmark = needs_torchrec
@@ -113,3 +114,22 @@ def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
         torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-4)
     counts = [saved["tallies"]["recent"]["counts"].sum() for saved in (state, straight["state"])]
     assert counts[0] == counts[1] == sum(straight["samples"])
+
+
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+def test_two_ranks_of_hstu_train_as_one_process_does(loss: str) -> None:
+    """Also what is drawn: dropout, and the negatives."""
+    default = find("hstu").presets["default"]()
+    data = replace(default.data, users=60, groups=4, group_items=10)
+    model = replace(default.model, items=40, loss=loss, negatives=16)
+    config = replace(
+        default, data=data, model=model, train=replace(default.train, batch_size=7, device="cpu", threads=1)
+    )
+    ((one,), (first, second)) = (run_ranks(ranks, "training", config=config, steps=6) for ranks in (1, 2))
+    assert close(one["losses"], first["losses"], 1e-5), (one["losses"], first["losses"])
+    assert first["samples"] == one["samples"]
+    for ours, theirs, single in zip(first["dense"], second["dense"], one["dense"]):
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, single, rtol=1e-3, atol=1e-4)
+    assert torch.equal(first["ranks"], second["ranks"])
+    assert (first["ranks"] == one["ranks"]).float().mean() > 0.9

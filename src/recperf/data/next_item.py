@@ -5,13 +5,14 @@ Shapes: U users, E events, S training sequences, N targets, I items (row 0 is pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from .yambda.item_features import ItemValues, item_values
 from .yambda.schema import LIKE, LISTEN_PLUS, POOLS
 from .yambda.store import EventStore
 
@@ -24,6 +25,8 @@ BY_LABEL = ("label", "ratio")
 """Options of an import whose column says of each row whether the user took the item."""
 TAKEN = LISTEN_PLUS | LIKE
 MOST_EVENTS = 1 << 30
+PER_ITEM = ("rows_IK", "weights_IK")
+"""What `ItemValues` has a row of for each item."""
 
 Longs = NDArray[np.int64]
 
@@ -101,6 +104,13 @@ class NextItemData:
             store=store,
             padding_id=padding_id,
         )
+
+    def values(self) -> ItemValues | None:
+        """The features of items 0 to `items`; None where the store has none."""
+        values = item_values(self.store) if self.store else None
+        if values is None or not self.padding_id:
+            return values
+        return replace(values, **{name: np.pad(getattr(values, name), ((1, 0), (0, 0))) for name in PER_ITEM})
 
     def train(self) -> Sequences:
         """The training events of every user that has any."""

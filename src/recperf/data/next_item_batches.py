@@ -36,6 +36,10 @@ class SequenceBatch:
     """Of each position in the mean loss, 0 in sequences that only fill the batch; None: all the same."""
     samples: int | None = None
     """Sequences before those that only fill the batch; None: all."""
+    whole: int | None = None
+    """Of a part of a batch that ranks share: positions of the whole batch; None: this is the whole."""
+    numbers_T: Tensor | None = None
+    """The number of each position in that batch."""
 
     def __len__(self) -> int:
         return len(self.offsets_B1) - 1 if self.samples is None else self.samples

@@ -1,6 +1,6 @@
 """What an import stored about items beside the events: titles and features.
 
-Shapes: I items, V values of a feature, T stored items.
+Shapes: I items, V values of a feature, T stored items, K most values of an item.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ..rows import pyarrow
 from .store import EventStore
 
 FILE = "item_features.parquet"
+MOST_VALUES = 32
+"""Values of an item that a model reads, the first ones of its features."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,3 +76,49 @@ def titles_of(store: EventStore, numbers_N: NDArray[np.int64]) -> list[str | Non
     """The titles of items by their numbers in the store; None if the import had no file of items."""
     items = read_items(store)
     return None if items is None else [items.titles[number] for number in numbers_N.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class ItemValues:
+    """The values of every item as rows of one table: an item's vector is the sum of its rows by their weights."""
+
+    rows: int
+    """Of the table; row 0 stands for no value."""
+    rows_IK: NDArray[np.int64]
+    weights_IK: NDArray[np.float32]
+    """1 over the item's number of values of the same feature; 0 where it has fewer than K values."""
+
+
+def item_values(store: EventStore) -> ItemValues | None:
+    """The features that the import stored, or else artist and album; None if there are none that items share."""
+    stored = read_items(store)
+    features = list(stored.features.values()) if stored else [_of_catalogue(ids_I) for ids_I in store.catalogue_I2.T]
+    rows, parts = 1, []
+    for feature in features:
+        counts_I = np.diff(feature.offsets_I1)
+        if not 0 < len(feature.names) <= store.items / 2:
+            continue
+        items_V = np.repeat(np.arange(store.items), counts_I)
+        parts.append((items_V, feature.values_V + rows - 1, 1 / counts_I[items_V]))
+        rows += len(feature.names)
+    if not parts:
+        return None
+    items_V, rows_V, weights_V = (np.concatenate(columns) for columns in zip(*parts))
+    order_V = np.argsort(items_V, kind="stable")
+    counts_I = np.bincount(items_V, minlength=store.items)
+    places_V = np.arange(len(items_V)) - np.repeat(np.cumsum(counts_I) - counts_I, counts_I)
+    most = min(MOST_VALUES, int(counts_I.max()))
+    order_V, places_V = order_V[places_V < most], places_V[places_V < most]
+    rows_IK, weights_IK = np.zeros((store.items, most), np.int64), np.zeros((store.items, most), np.float32)
+    rows_IK[items_V[order_V], places_V] = rows_V[order_V]
+    weights_IK[items_V[order_V], places_V] = weights_V[order_V]
+    return ItemValues(rows, rows_IK, weights_IK)
+
+
+def _of_catalogue(ids_I: NDArray[np.uint32]) -> ItemFeature:
+    """A column of the catalogue; its id 0 is no value."""
+    values, places_I = np.unique(ids_I, return_inverse=True)
+    known_I = ids_I > 0
+    names = [str(value) for value in values.tolist() if value]
+    numbers_V = places_I[known_I] + int(values[0] > 0)
+    return ItemFeature(names, np.concatenate([[0], np.cumsum(known_I)]), numbers_V.astype(np.int64))

@@ -24,6 +24,9 @@ class NextItemConfig:
 
     items: int = 0
     """Items of the catalogue; 0: as many as the data has."""
+    feature_rows: int = 0
+    """Values of all features of the items, and one for none: rows of a table whose sum is added to the embeddings of
+    the items that have them. As many as the data has; 0: the items have no features."""
     dim: int = 50
     """Width of an item's embedding and of a token."""
     blocks: int = 8
@@ -49,6 +52,7 @@ class NextItemConfig:
 
     def __post_init__(self) -> None:
         within(0, self.items, 1 << 31, "model.items")
+        within(0, self.feature_rows, 1 << 31, "model.feature_rows")
         within(1, self.dim, 4096, "model.dim")
         within(1, self.blocks, 256, "model.blocks")
         within(1, self.heads, 256, "model.heads")
@@ -77,7 +81,8 @@ class NextItemConfig:
     def part_parameters(self) -> dict[str, int]:
         block = 4 * self.dim * self.width + self.width * self.dim + self.dim
         biases = self.max_length + self.time_buckets
-        return {"positions": self.max_length * self.dim, "blocks": self.blocks * (block + biases)}
+        features = {"features": self.feature_rows * self.dim} if self.feature_rows else {}
+        return {"positions": self.max_length * self.dim, "blocks": self.blocks * (block + biases), **features}
 
     @property
     def table_parameters(self) -> int:

@@ -23,7 +23,8 @@ class PaddedHSTU(nn.Module):
 
     def __init__(self, model: NextItemHSTU) -> None:
         super().__init__()
-        self.config, self.items_ID, self.positions_LD = model.config, model.items_ID, model.positions_ND
+        self.config, self.positions_LD = model.config, model.positions_ND
+        self.items_ID = nn.Parameter(model.embedded().detach())
         self.blocks = model.blocks
         if self.config.time_buckets:
             self.register_buffer("starts_K", bucket_starts(self.config.time_buckets, self.items_ID.device)[:-1])

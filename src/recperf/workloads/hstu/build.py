@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ...data.next_item import NextItemData, Targets
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch, histories
+from ...distributed.ranks import current
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows
 from ...measure.cost import FLOAT, Cost
 from ...models.next_item.config import step
-from ...models.next_item.model import NextItemHSTU
 from ...stop import poll
 from ...train.config import RANKED
 from ...train.device import Settings, choose
-from ...train.graph import SWITCH, GraphStep, choose_graph
+from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe
 from ...train.next_item import Ranked, item_counts, rank, seen_by_default
 from ...train.next_item_baselines import baselines
@@ -57,7 +57,7 @@ class PreparedSequences(Prepared):
         self.settings = settings_of(config)
         why = "a step is hundreds of small kernels; batches are padded"
         self.graph, self.settings.reasons["graph"] = choose_graph(
-            config.train.graph, self.settings.device, "", why=why, switch=SWITCH
+            config.train.graph, self.settings.device, current().choose("", BETWEEN_RANKS), why=why, switch=SWITCH
         )
         self.events = EventsOnDevice(self.sequences.data, self.settings.device)
 
@@ -118,9 +118,9 @@ class SequenceTrial:
     def __init__(self, prepared: PreparedSequences, seed: int) -> None:
         config, self.prepared = prepared.config, prepared
         train = config.train
-        self.model = NextItemHSTU(config.model, seed=seed, device=prepared.settings.device)
-        tables = [self.model.items_ID, self.model.positions_ND]
+        self.model = prepared.sequences.model(seed, prepared.settings.device)
         blocks = list(self.model.blocks.parameters())
+        tables = [one for name, one in self.model.named_parameters() if not name.startswith("blocks.")]
         groups = [(blocks, train.weight_decay), (tables, train.table_weight_decay)]
         self.optimizer = AdamW(groups, betas=BETAS)
         length = config.model.max_length
@@ -163,17 +163,20 @@ class SequenceTrial:
             parts.append(self.model.last(batch) @ vectors_ID.t())
         return torch.cat(parts)
 
+    def ranked(self, targets: Targets) -> Ranked:
+        return self.prepared.ranks(targets, self.score)
+
     def predictions(self, at: Position | None = None) -> Predictions:
         """The ranks of the test items."""
         test = self.prepared.sequences.test
-        ranked, none = self.prepared.ranks(test, self.score), torch.zeros(0)
+        ranked, none = self.ranked(test), torch.zeros(0)
         lists = list_quality(ranked.lists_NK, self.prepared.sequences.data.items, self.prepared.item_events)
         return Predictions(none, none, torch.from_numpy(test.users_N), ranks_N=ranked.ranks_N, lists=lists)
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """Of the test items, and of the validation items, by which the epoch is chosen."""
         assert predictions.ranks_N is not None
-        validation = self.prepared.ranks(self.prepared.sequences.validation, self.score)
+        validation = self.ranked(self.prepared.sequences.validation)
         scored = self.prepared.ranking().metrics(predictions.ranks_N)
         return {**scored, RANKED: validation.metrics()["ndcg_10"]}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
+from ...distributed.config import DistributedConfig
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
 from ...measure.cost import FLOAT
 from ...models.next_item.config import NextItemConfig, memory, step
@@ -24,6 +25,10 @@ DENSE = 50
 
 STEPS, LEAST_STEPS, PATIENCE = 45, 6000, 2000
 """For own data: steps of an epoch, steps of a whole training, and steps without a better evaluation, at least."""
+FULL = 200_000
+"""Events from which on the patience counts in full; of fewer events in proportion, but 10 evaluations at least."""
+SMALL = 40_000
+"""Below so many events the model is `small`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,8 @@ class SequencesConfig:
     fifth of the events, each user's first is the test, and of the first half of them the validation."""
     seen: Literal["auto", "left-out", "kept"] = "auto"
     """Whether items of a user's history compete. auto: where over 5 % of the training events repeat an item."""
+    features: bool = True
+    """Whether the features of items, or their artist and album, are part of their vectors."""
     validation_users: int = 2000
     """Users, drawn at random, whose validation item chooses the epoch; 0: all."""
     users: int = 4000
@@ -81,6 +88,13 @@ class HSTUConfig(TrialsConfig):
     model: NextItemConfig = field(default_factory=NextItemConfig)
     train: SequenceTrainConfig = field(default_factory=SequenceTrainConfig)
     target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="best"))
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("sharding", "placement"):
+            value = getattr(self.distributed, name)
+            require(not value, f"distributed.{name}", value, "none: every rank of hstu has a copy of all weights")
 
 
 def default() -> HSTUConfig:
@@ -107,6 +121,12 @@ def sparse() -> HSTUConfig:
     return _embedded(HSTUConfig(model=model))
 
 
+def small() -> HSTUConfig:
+    """The blocks of the default with more dropout, for few events of one's own: seconds on two cores."""
+    model = replace(default().model, max_length=200, dropout=0.3)
+    return HSTUConfig(model=model, train=SequenceTrainConfig(learning_rate=3e-3))
+
+
 def _embedded(config: HSTUConfig) -> HSTUConfig:
     """With the items of the embedded sequences, which have no times."""
     items = config.data.groups * config.data.group_items
@@ -124,19 +144,21 @@ def on_events(config: HSTUConfig, dataset: Dataset) -> HSTUConfig:
 
 def following(path: Path) -> HSTUConfig:
     """A model for the events of a store: its sizes follow the events of a user, and batches are so small that an epoch
-    has STEPS steps or more. What order decides may be learned late, so that small data has more epochs."""
+    has STEPS steps or more. What order decides may be learned late, so that small data has more epochs; it is learned
+    or not within a time that grows with the events."""
     import numpy as np
 
+    from ...data.next_item import NextItemData
     from ...data.yambda.reference import open_events
 
-    counts_U = np.diff(open_events(path).user_first_U1)
-    config = dense() if counts_U.mean() >= DENSE else sparse()
+    data = NextItemData.from_store(open_events(path))
+    counts_U, events = np.diff(data.offsets_U1), len(data.items_E)
+    config = small() if events < SMALL else dense() if counts_U.mean() >= DENSE else sparse()
     longest, users = int(np.percentile(counts_U, 95)), int((counts_U > 1).sum())
     batch = 1 << min(7, max(4, (users // STEPS).bit_length() - 1))
     steps = max(1, users // batch)
-    train = replace(
-        config.train, batch_size=batch, epochs=max(100, LEAST_STEPS // steps), patience=max(10, PATIENCE // steps)
-    )
+    patience = max(10, PATIENCE * min(events, FULL) // FULL // steps)
+    train = replace(config.train, batch_size=batch, epochs=max(100, LEAST_STEPS // steps), patience=patience)
     model = replace(config.model, max_length=min(config.model.max_length, max(10, longest)))
     return replace(config, model=model, train=train)
 
@@ -150,7 +172,9 @@ def resolve(config: HSTUConfig) -> HSTUConfig:
 
     data, model = NextItemData.from_store(open_events(config.data.path), config.data.split), config.model
     buckets = 0 if data.times_E is None else model.time_buckets
-    return replace(config, model=replace(model, items=data.items, time_buckets=buckets))
+    values = data.values() if config.data.features else None
+    rows = values.rows if values else 0
+    return replace(config, model=replace(model, items=data.items, feature_rows=rows, time_buckets=buckets))
 
 
 def estimate(config: HSTUConfig) -> Estimate:
@@ -189,6 +213,7 @@ HSTU = Workload(
     claims=claims,
     checks="recperf.workloads.hstu.data:check",
     build="recperf.workloads.hstu.build:PreparedSequences",
+    ranks="recperf.workloads.hstu.ranks:PreparedSequencesOnRanks",
     serve="recperf.workloads.hstu.serve:ServedSequences",
     datasets={"events": on_events},
     resolve=resolve,

@@ -16,6 +16,7 @@ from ...data.next_item import NextItemData, Targets
 from ...data.planted_sequences import PlantedSequences, digest_of
 from ...data.yambda.reference import open_events
 from ...errors import DataError
+from ...models.next_item.model import NextItemHSTU
 from .config import HSTUConfig, SequencesConfig, require_room
 
 
@@ -48,6 +49,15 @@ class Sequences:
         if not len(self.test) or not len(self.train):
             what = f"{self.data.name} has no user with an item to train on and one to predict"
             raise DataError(what, fix="import events of users with at least three items")
+
+    def model(self, seed: int, device: torch.device) -> NextItemHSTU:
+        """A new model; the features of items are no weights of it, and come from the data."""
+        values = self.data.values() if self.config.model.feature_rows else None
+        rows = values.rows if values else 0
+        if rows != self.config.model.feature_rows:
+            what = f"the items of {self.data.name} have {rows:,} values of features"
+            raise DataError(what, where={"field": "model.feature_rows"}, fix="leave --model.feature-rows out")
+        return NextItemHSTU(self.config.model, seed=seed, device=device, values=values)
 
     def facts(self) -> dict[str, Any]:
         """What a result records about the data."""

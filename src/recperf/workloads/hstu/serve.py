@@ -72,7 +72,7 @@ class ServedSequences(Served):
             self.titles = titles_of(store, numbers_I)
         asked = config.data.seen
         self.excludes_seen = (seen_by_default(self.data) if asked == "auto" else asked) == "left-out"
-        self.model: NextItemHSTU = NextItemHSTU(config.model, seed=0, device=self.settings.device)
+        self.model: NextItemHSTU = sequences.model(0, self.settings.device)
         self.batch_size = SCORING_BATCH
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
@@ -187,7 +187,7 @@ class ServedSequences(Served):
             tables=[
                 TableExport(name="vectors", weight_RW=self.vectors_ID, ids=items, rows_I=rows_I, meaning=vectors),
                 TableExport(
-                    name="items", weight_RW=self.model.items_ID, ids=items, rows_I=rows_I + 1, meaning=embeddings
+                    name="items", weight_RW=self.model.embedded(), ids=items, rows_I=rows_I + 1, meaning=embeddings
                 ),
             ],
             program=copy.deepcopy(PaddedHSTU(self.model)).cpu(),
