@@ -63,13 +63,9 @@ def _feature(column: Any, rows_T: NDArray[np.int64], items: int) -> ItemFeature:
     lists = column.combine_chunks()
     counts_I = np.zeros(items, np.int64)
     counts_I[rows_T] = np.diff(lists.offsets.to_numpy())
-    coded = lists.flatten().dictionary_encode()
     # The stored rows are sorted by item, so that values lie in the order of items.
-    return ItemFeature(
-        names=coded.dictionary.to_pylist(),
-        offsets_I1=np.concatenate([[0], np.cumsum(counts_I)]),
-        values_V=coded.indices.to_numpy().astype(np.int64) + 1,
-    )
+    names, values_V = np.unique(lists.flatten().to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
+    return ItemFeature(names.tolist(), np.concatenate([[0], np.cumsum(counts_I)]), values_V.astype(np.int64) + 1)
 
 
 def titles_of(store: EventStore, numbers_N: NDArray[np.int64]) -> list[str | None] | None:
