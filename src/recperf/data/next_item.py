@@ -5,7 +5,7 @@ Shapes: U users, E events, S training sequences, N targets, I items (row 0 is pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -25,8 +25,6 @@ BY_LABEL = ("label", "ratio")
 """Options of an import whose column says of each row whether the user took the item."""
 TAKEN = LISTEN_PLUS | LIKE
 MOST_EVENTS = 1 << 30
-PER_ITEM = ("rows_IK", "weights_IK")
-"""What `ItemValues` has a row of for each item."""
 
 Longs = NDArray[np.int64]
 
@@ -108,9 +106,10 @@ class NextItemData:
     def values(self) -> ItemValues | None:
         """The features of items 0 to `items`; None where the store has none."""
         values = item_values(self.store) if self.store else None
-        if values is None or not self.padding_id:
-            return values
-        return replace(values, **{name: np.pad(getattr(values, name), ((1, 0), (0, 0))) for name in PER_ITEM})
+        if values is None:
+            return None
+        before = ((-self.padding_id, 0), (0, 0))
+        return ItemValues(values.rows, np.pad(values.rows_IK, before), np.pad(values.weights_IK, before))
 
     def train(self) -> Sequences:
         """The training events of every user that has any."""

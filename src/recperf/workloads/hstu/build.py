@@ -17,20 +17,22 @@ from torch import Tensor
 from ...data.next_item import NextItemData, Targets
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch, histories
 from ...distributed.ranks import current
+from ...errors import MachineError
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows
 from ...measure.cost import FLOAT, Cost
 from ...models.next_item.config import step
 from ...stop import poll
 from ...train.config import RANKED
-from ...train.device import Settings, choose
+from ...train.device import Settings, choose, free_gpu_bytes
 from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe
 from ...train.next_item import Ranked, item_counts, rank, seen_by_default
 from ...train.next_item_baselines import baselines
 from ...train.optim import AdamW
 from ...train.ranking import list_quality
+from ...units import size
 from .batches import WindowFeed, WindowOrder
-from .config import HSTUConfig, bounds, require_room
+from .config import HSTUConfig, bounds, estimate, require_room
 from .data import Sequences
 
 BETAS = (0.9, 0.98)
@@ -55,11 +57,20 @@ class PreparedSequences(Prepared):
         self.sequences = Sequences(config, data)
         self.data, self.target = self.sequences.facts(), bounds(config)
         self.settings = settings_of(config)
+        self._require_device_room()
         why = "a step is hundreds of small kernels; batches are padded"
         self.graph, self.settings.reasons["graph"] = choose_graph(
             config.train.graph, self.settings.device, current().choose("", BETWEEN_RANKS), why=why, switch=SWITCH
         )
         self.events = EventsOnDevice(self.sequences.data, self.settings.device)
+
+    def _require_device_room(self) -> None:
+        """All items lie on the device, with a gradient and Adam's two numbers for each of theirs."""
+        device, table = self.settings.device, 4 * estimate(self.config).table_bytes
+        if device.type == "cuda" and table > free_gpu_bytes(device):
+            free = size(free_gpu_bytes(device))
+            what = f"the items take {size(table)} of the GPU, {free} are free: hstu has no table outside the device"
+            raise MachineError(what, fix="a smaller --model.dim, or --train.device cpu")
 
     @cached_property
     def seen(self) -> Any:
