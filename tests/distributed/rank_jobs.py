@@ -90,6 +90,7 @@ def training(
             losses.append(float(loss))
             samples.append(count)
         saved, batch = whole_state(world, trial), next(batches)
+        trial.recipe.model.train(False)
         predictions = trial.predictions(Position(0, done + steps, done + steps))
         return {
             "losses": losses, "samples": samples, "norms": norms, "first": first, "state": saved,

@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from recperf.cli import main
-from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.hstu.build import PreparedSequences
@@ -77,29 +75,3 @@ def test_what_follows_from_the_last_two_items_is_learned() -> None:
     possible = hits.pop("planted")
     assert max(hits.values()) < 0.8 * possible
     assert reached(prepared, 0.9 * possible) >= 0.9 * possible
-
-
-def test_features_of_items_tell_of_rare_items(tmp_path: Path) -> None:
-    """The category of the next item follows from that of the last one; an item has about three training events, of
-    which its own row learns little. Of a category of 15 items a list of 10 has two thirds."""
-    draw, categories, size = np.random.default_rng(3), 20, 15
-    follows = draw.permutation(categories)
-    lines = []
-    for user in range(150):
-        chain = [int(draw.integers(categories))]
-        while len(chain) < 8:
-            chain.append(int(follows[chain[-1]]))
-        lines.append(" ".join(map(str, [f"u{user}", *(1000 + size * one + draw.integers(size) for one in chain)])))
-    (tmp_path / "log.txt").write_text("\n".join(lines))
-    items = (f"{1000 + item},Item {item},c{item // size}|{item % 2}\n" for item in range(categories * size))
-    (tmp_path / "items.csv").write_text("id,title,category\n" + "".join(items))
-    options = ImportOptions(events=tmp_path / "log.txt", sequences=True, items=tmp_path / "items.csv", name="rare")
-    store = import_events(options, tmp_path / "store")
-    config = default()
-    config = replace(config, train=replace(config.train, epochs=25, batch_size=16, device="cpu", threads=1))
-    hits = {}
-    for features in (False, True):
-        data = replace(config.data, path=store, features=features)
-        hits[features] = reached(PreparedSequences(resolve(replace(config, data=data))), 0.5)
-    assert hits[True] >= 0.5
-    assert hits[False] < 0.3
