@@ -6,13 +6,13 @@ import linecache
 import os
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from threading import Lock, Thread, get_ident
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns, sleep, thread_time_ns
 from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ it longer. By default it would keep it for 5 ms, or until its next operator, whi
 PROMPT, LONG = 0.5 * SWITCH_NS, 2 * SWITCH_NS
 """A sampler that waits less for the interpreter found the thread in a C function that works without it, or off the CPU;
 one that waits longer, in a C function that keeps it."""
+MET = 3
+"""Samples that show that a function works for long without the interpreter."""
 OPERATORS = tuple(f"{ROOT}/{room}/" for room in ("ops", "measure", "execution"))
 """Files whose samples count as operators."""
 
@@ -43,6 +45,8 @@ class _Sample(NamedTuple):
     """ns that the sampler waited for the interpreter."""
     off: bool
     """Whether the thread was off the CPU, and not for want of a core."""
+    passing: bool = False
+    """Whether the thread went on at once: it only gave the interpreter away for a moment."""
 
 
 class Sampler:
@@ -123,7 +127,13 @@ class Sampler:
             # What the sampler waited for a core, it did not wait for the interpreter.
             before, self._queued = self._queued, clock.now().waiting
             late = max(0, late - self._queued + before)
-        self._pending.append(_Sample(waiting, at, stack, wall, late, late < PROMPT and self._is_off()))
+        off = late < PROMPT and self._is_off()
+        passing = False
+        if late < PROMPT and not off and clock is not None:
+            # Such a thread is in a function that works without the interpreter for long, or only for an instant.
+            sleep(0)
+            passing = self.stacks.position(frame) != at
+        self._pending.append(_Sample(waiting, at, stack, wall, late, off, passing))
 
     def _is_off(self) -> bool:
         try:
@@ -137,11 +147,19 @@ class Sampler:
         limits: defaultdict[str, defaultdict[Stack, float]] = defaultdict(lambda: defaultdict(float))
         native: defaultdict[str, float] = defaultdict(float)
         positions = set(operators)
+        # A thread that lost its core looks as if it stayed: a function that takes long is met again.
+        stayed = Counter(sample.at for sample in self.kept if not sample.passing)
         for sample in self.kept:
             stack, file = self.stacks.stack(sample.stack), self.stacks.code(sample.at).co_filename
             if sample.waiting:
                 limits[sample.waiting][stack] += sample.wall
-            elif sample.at in positions or "torchinductor" in file or file.startswith(OPERATORS):
+            elif (
+                sample.passing
+                or (sample.late < PROMPT and not sample.off and stayed[sample.at] < MET)
+                or sample.at in positions
+                or "torchinductor" in file
+                or file.startswith(OPERATORS)
+            ):
                 # The operator ended the sampler's wait: until then the thread interpreted what is before it.
                 limits["python"][stack] += min(sample.late, SWITCH_NS, sample.wall)
             else:
