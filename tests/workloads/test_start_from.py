@@ -19,6 +19,7 @@ import torch
 import recperf
 from recperf.cli import main
 from recperf.data.yambda.earlier_ids import matched, with_earlier_ids
+from recperf.data.yambda.item_features import item_values
 from recperf.data.yambda.reference import open_events
 from recperf.data.yambda.store import originals
 from recperf.execution.exporting import compared
@@ -90,6 +91,12 @@ def item_rows(run: Path) -> dict[str, torch.Tensor]:
     return dict(zip(model.items.values.to_pylist(), model.model.items_ID[1:].detach()))
 
 
+def feature_rows(run: Path) -> dict[str, torch.Tensor]:
+    """The row of each value of a feature."""
+    served = recperf.open(run).model.served
+    return dict(zip(item_values(served.data.store).names, served.model.features_VD[1:].detach()))
+
+
 def quality(run: Path) -> float:
     return float(json.loads((run / "result.json").read_text())["quality"]["metrics"]["ndcg_10"])
 
@@ -104,7 +111,13 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
         assert torch.equal(embedding_D, before[item] if item in before else initial[row]), item
     started = json.loads((run / "result.json").read_text())["provenance"]["started_from"]
     assert started["run"] == "run"
-    assert started["rows"] == {"items": {"taken": 30, "kept": 10, "new": 10, "forgotten": 5}}
+    assert started["rows"] == {
+        "items": {"taken": 30, "kept": 10, "new": 10, "forgotten": 5},
+        "features": {"taken": 5, "kept": 0, "new": 1, "forgotten": 0},
+    }
+    values, more = feature_rows(folder / "run"), feature_rows(run)
+    assert set(more) - set(values) == {"colour: colour 5"}
+    assert all(torch.equal(more[value], values[value]) for value in values)
     # An item that the new days do not have can still be recommended, and read in a history.
     listed = recperf.open(run).recommend([["i5", "i6"]], k=50)
     assert dict(zip(listed["item"], listed["title"]))["i7"] == "Item 7"
@@ -125,7 +138,8 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
     assert [table[name] for name in ("new", "changed", "unchanged", "dropped")] == [10, 0, 40, 5]
     rows = pq.read_table(folder / "changes" / table["file"])
     assert sorted(rows["id"].to_pylist()) == sorted(set(after) - set(before))
-    assert torch.equal(torch.tensor(rows["embedding"].to_pylist()[0]), after[rows["id"][0].as_py()])
+    embedding_D = after[rows["id"][0].as_py()] + more[f"colour: colour {rows['id'][0].as_py()[1]}"]
+    assert torch.allclose(torch.tensor(rows["embedding"].to_pylist()[0]), embedding_D)
     dropped = pq.read_table(folder / "changes" / table["dropped_file"])["id"].to_pylist()
     assert sorted(dropped) == [f"i{item}" for item in range(5)]
 

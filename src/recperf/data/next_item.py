@@ -109,7 +109,7 @@ class NextItemData:
         if values is None:
             return None
         before = ((-self.padding_id, 0), (0, 0))
-        return ItemValues(values.rows, np.pad(values.rows_IK, before), np.pad(values.weights_IK, before))
+        return ItemValues(values.names, np.pad(values.rows_IK, before), np.pad(values.weights_IK, before))
 
     def train(self) -> Sequences:
         """The training events of every user that has any."""

@@ -181,6 +181,6 @@ def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
         checkpoint=path.name,
         digest=digest,
         forget_days=config.start.forget_days,
-        rows={role: RowCounts(**one.counts) for role, one in rows.items()},
+        rows={role: RowCounts(**one.counts) for role, one in rows.items() if any(one.counts.values())},
         rows_digest=sha256(folder / ROWS),
     )

@@ -25,12 +25,14 @@ from ...folders import fresh_folder, one_at_a_time
 from ...jsonfile import sealed
 from ..blocks import StoredColumn
 from ..rows import pyarrow
-from .item_features import FILE
+from .item_features import FILE, item_values
 from .manifest import EarlierIds, ImportFacts
 from .schema import DAY_S, DRAWN
 from .store import CATALOGUE, COLUMNS, MANIFEST, BlockDigests, EventStore, content_digest, file_of, originals
 
 ROLES = ("users", "items", "artists", "albums")
+FEATURES = "features"
+"""Stands for the values of items' features, which are matched like ids and never forgotten."""
 TIMES = "earlier_times.npy"
 _AT_ONCE = 1 << 22
 
@@ -52,7 +54,8 @@ def matched(earlier: EventStore, store: EventStore, forget_days: int) -> dict[st
     facts, parts = _require(store), {}
     for role, (numbers_M, stale_M) in _numbers(earlier, store, forget_days).items():
         going_on = np.flatnonzero((numbers_M > 0) & ~stale_M)
-        lines, added = facts.originals[role].lines, facts.earlier.ids[role] if facts.earlier else 0
+        lines = len(_listed(store, role))
+        added = facts.earlier.ids.get(role, 0) if facts.earlier else 0
         kept = int((numbers_M[going_on] > lines - added).sum())
         new, forgotten = lines - len(going_on), int(stale_M.sum())
         counts = {"taken": len(going_on) - kept, "kept": kept, "new": new, "forgotten": forgotten}
@@ -64,6 +67,7 @@ def with_earlier_ids(store: EventStore, earlier: EventStore, forget_days: int) -
     """A store of the same events whose lists of ids go on with those of an earlier store, as far as they are not to be
     forgotten; made once, in the cache folder. If nothing is to be added it is the store itself."""
     numbers = _numbers(earlier, store, forget_days)
+    numbers.pop(FEATURES)
     added = {role: np.flatnonzero((numbers_M == 0) & ~stale_M) + 1 for role, (numbers_M, stale_M) in numbers.items()}
     if not any(map(len, added.values())):
         return store.folder
@@ -127,23 +131,26 @@ def _numbers(earlier: EventStore, store: EventStore, forget_days: int) -> dict[s
         if kinds[0] != kinds[1]:
             what = f"the ids of {role} have kind {kinds[0]} in {store.name} and kind {kinds[1]} in {earlier.name}"
             raise DataError(what, where={"store": store.folder}, fix="import both alike")
-    lists = {role: [_listed(one, role) for one in (earlier, store)] for role in roles}
-    numbers = {role: _places(*pair) for role, pair in lists.items()}
+    numbers = {role: _places(*(_listed(one, role) for one in (earlier, store))) for role in (*roles, FEATURES)}
+    parts = {role: (numbers_M, np.zeros(len(numbers_M), np.bool_)) for role, numbers_M in numbers.items()}
     if not forget_days:
-        return {role: (numbers_M, np.zeros(len(numbers_M), np.bool_)) for role, numbers_M in numbers.items()}
+        return parts
     for one in (store, earlier):
         if one.time_order != "time":
             what = f"{one.name} has no times, so that nothing in it can be forgotten by time"
             raise DataError(what, where={"store": one.folder}, fix="leave out --start.forget-days")
-    now, parts = store.manifest.last_time, {}
-    then, today = last_times(earlier), last_times(store)
-    for role, numbers_M in numbers.items():
+    now, then, today = store.manifest.last_time, last_times(earlier), last_times(store)
+    for role in roles:
+        numbers_M = numbers[role]
         last_M = np.maximum(then[role][1:], np.where(numbers_M > 0, today[role][numbers_M], -1))
         parts[role] = numbers_M, last_M < now - forget_days * DAY_S
     return parts
 
 
 def _listed(store: EventStore, role: str) -> Any:
+    if role == FEATURES:
+        values = item_values(store)
+        return pyarrow().array(values.names if values else [], pyarrow().string())
     return pyarrow().array(originals(store.folder, role))
 
 

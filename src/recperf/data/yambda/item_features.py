@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...files import sha256
 from ..rows import pyarrow
-from .store import EventStore
+from .store import EventStore, originals
 
 FILE = "item_features.parquet"
 MOST_VALUES = 32
@@ -78,25 +78,32 @@ def titles_of(store: EventStore, numbers_N: NDArray[np.int64]) -> list[str | Non
 class ItemValues:
     """The values of every item as rows of one table: an item's vector is the sum of its rows by their weights."""
 
-    rows: int
-    """Of the table; row 0 stands for no value."""
+    names: list[str]
+    """Feature and value of each row of the table from 1 on; row 0 stands for no value."""
     rows_IK: NDArray[np.int64]
     weights_IK: NDArray[np.float32]
     """1 over the item's number of values of the same feature; 0 where it has fewer than K values."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return len(self.names) + 1
 
 
 def item_values(store: EventStore) -> ItemValues | None:
     """The features that the import stored, or else artist and album; None if there are none that items share."""
     stored = read_items(store)
-    features = list(stored.features.values()) if stored else [_of_catalogue(ids_I) for ids_I in store.catalogue_I2.T]
-    rows, parts = 1, []
-    for feature in features:
+    groups = {} if stored else dict(zip(("artists", "albums"), store.catalogue_I2.T))
+    of_groups = {role: _of_catalogue(store, role, ids_I) for role, ids_I in groups.items()}
+    features = stored.features if stored else of_groups
+    names, parts = list[str](), []
+    for of, feature in features.items():
         counts_I = np.diff(feature.offsets_I1)
         if not 0 < len(feature.names) <= store.items / 2:
             continue
         items_V = np.repeat(np.arange(store.items), counts_I)
-        parts.append((items_V, feature.values_V + rows - 1, 1 / counts_I[items_V]))
-        rows += len(feature.names)
+        parts.append((items_V, feature.values_V + len(names), 1 / counts_I[items_V]))
+        names += [f"{of}: {name}" for name in feature.names]
     if not parts:
         return None
     items_V, rows_V, weights_V = (np.concatenate(columns) for columns in zip(*parts))
@@ -108,13 +115,14 @@ def item_values(store: EventStore) -> ItemValues | None:
     rows_IK, weights_IK = np.zeros((store.items, most), np.int64), np.zeros((store.items, most), np.float32)
     rows_IK[items_V[order_V], places_V] = rows_V[order_V]
     weights_IK[items_V[order_V], places_V] = weights_V[order_V]
-    return ItemValues(rows, rows_IK, weights_IK)
+    return ItemValues(names, rows_IK, weights_IK)
 
 
-def _of_catalogue(ids_I: NDArray[np.uint32]) -> ItemFeature:
+def _of_catalogue(store: EventStore, role: str, ids_I: NDArray[np.uint32]) -> ItemFeature:
     """A column of the catalogue; its id 0 is no value."""
     values, places_I = np.unique(ids_I, return_inverse=True)
     known_I = ids_I > 0
-    names = [str(value) for value in values.tolist() if value]
+    listed = originals(store.folder, role) if role in store.originals else None
+    names = [str(listed[value - 1] if listed else value) for value in values.tolist() if value]
     numbers_V = places_I[known_I] + int(values[0] > 0)
     return ItemFeature(names, np.concatenate([[0], np.cumsum(known_I)]), numbers_V.astype(np.int64))

@@ -217,5 +217,5 @@ HSTU = Workload(
     serve="recperf.workloads.hstu.serve:ServedSequences",
     datasets={"events": on_events},
     resolve=resolve,
-    id_tables={"items_ID": "items"},
+    id_tables={"items_ID": "items", "features_VD": "features"},
 )
