@@ -1,4 +1,5 @@
-"""The wheel holds everything: installed into an empty folder, every workload runs from outside the checkout."""
+"""The wheel holds everything: installed into an empty folder, every workload runs from outside the checkout, a file is
+imported and a program profiled."""
 
 from __future__ import annotations
 
@@ -31,6 +32,19 @@ measuring.ROUNDS = 2
 for line in sys.argv[2:]:
     # 5: so short a training may miss its target.
     assert main(["run", *line.split(), "--train.device", "cpu", "--no-peaks", "--quiet"]) in (0, 5), line
+rows = [f"{user},{(7 * user + 3 * at) % 50},{at % 5 + 1},{86400 * at}" for user in range(40) for at in range(60)]
+Path("ratings.csv").write_text("\\n".join(["userId,movieId,rating,timestamp", *rows]))
+assert main(["data", "import", "ratings.csv", "--name", "mine", "--quiet"]) == 0
+Path("train.py").write_text(SCRIPT)
+assert main(["profile", "--script", "train.py", "--no-peaks", "--quiet", "--page", "profile.html"]) == 0
+"""
+SCRIPT = """
+import torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(400):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
 """
 
 
@@ -55,8 +69,13 @@ def test_every_workload_runs_from_an_installed_wheel(tmp_path: Path) -> None:
     call([*pip, "install", "--no-deps", "--no-index", "--target", str(installed), str(wheel)], tmp_path)
     (tmp_path / "elsewhere").mkdir()
     lines = [f"{name} {options}" for name, options in RUNS.items()]
-    call([sys.executable, "-c", PROGRAM, str(installed), *lines], tmp_path / "elsewhere", PYTHONPATH=str(installed))
+    call(
+        [sys.executable, "-c", f"SCRIPT = {SCRIPT!r}\n{PROGRAM}", str(installed), *lines],
+        tmp_path / "elsewhere",
+        PYTHONPATH=str(installed),
+    )
     assert len(list((tmp_path / "elsewhere" / "runs").glob("*/report.html"))) == len(RUNS)
+    assert (tmp_path / "elsewhere" / "profile.html").exists()
 
 
 def call(command: list[str], folder: Path, **environment: str) -> None:

@@ -55,15 +55,15 @@ class RunOptions(WorkloadOptions[C], VerboseOption):
     run_dir: Path | None = None
     """Folder of the run, new or empty; default runs/<workload>-<time>-<id>."""
     log: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "wandb", "mlflow"], ...]] = ()
-    """Send loss, gradient norm, learning rate, throughput, metrics and budget there too (docs/report.md); can be
+    """Send loss, gradient norm, learning rate, throughput, metrics and budget there too; can be
     repeated. A resumed run continues."""
     peaks: bool = True
     """Compare the run with the ceilings of this machine; they are measured first (some seconds) if none are saved."""
     report: bool = True
     """Write the HTML page of the run, report.html, at the end."""
     ranks: int = 0
-    """Number of ranks to start on this host; each holds a part of the tables and of every batch
-    (docs/distributed.md). Leave it out under torchrun."""
+    """Number of ranks to start on this host; each holds a part of the tables and of every batch. Leave it
+    out under torchrun."""
     restarts: int = 0
     """How many times to restart all ranks after one fails; they resume from the last checkpoint. With torchrun use
     its --max-restarts."""

@@ -31,7 +31,7 @@ from .parse import VerboseOption
 from .terminal import Terminal, print_json
 
 DESCRIPTION = """Say how many devices a workload needs, how long it trains to its quality target and what that costs.
-docs/planning.md says what is counted, measured and assumed. The fields of the config can be set too."""
+The fields of the config can be set too."""
 SKEW_BATCHES = 4
 """Global batches that are read from the dataset of --skew."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..execution.profiling import ProfileOptions
 
 DESCRIPTION = """Explain what limits a workload (default: dlrm). Measures a window of steady steps after a warm-up, then
-ranks possible fixes by predicted gain. docs/profiling.md explains the figures. recperf profile --script train.py -- ITS
+ranks possible fixes by predicted gain. recperf profile --script train.py -- ITS
 ARGUMENTS does so for a program of your own, recperf profile --trace FILE for a trace of torch.profiler; --script --help
 and --trace --help list their options."""
 
@@ -56,7 +56,7 @@ class Options(WorkloadOptions[C], VerboseOption):
     report: bool = True
     """Write the page profile.html."""
     ranks: int = 0
-    """Start this many processes on this host and profile them together (docs/distributed.md). Leave it out under
+    """Start this many processes on this host and profile them together. Leave it out under
     torchrun."""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Explain what limits the steps of a Python program that is not changed. What follows -- are its own
 arguments. The end of an optimizer's step is the end of a step, iterating a torch DataLoader is a wait for input. The
-program is stopped after enough steps. docs/your-model.md explains it."""
+program is stopped after enough steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

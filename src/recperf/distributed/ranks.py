@@ -104,7 +104,7 @@ class Ranks:
             raise RendezvousError(
                 f"the ranks did not meet within {timeout_s:g} s",
                 where={"rank": self.rank, "of": self.size, "cause": " ".join(str(error).split())[:200]},
-                fix="set GLOO_SOCKET_IFNAME to the network device between the hosts, see docs/launching.md; "
+                fix="set GLOO_SOCKET_IFNAME to the network device between the hosts; "
                 "raise --distributed.timeout-s if ranks start late"
                 + ("; if the number of hosts changes, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" if shared else ""),
             ) from error

@@ -413,7 +413,7 @@ class Workload:
         if self.plan is None:
             raise UsageError(
                 f"workload {self.name!r} does not count its work, so recperf plan cannot plan it",
-                fix="recperf plan dlrm-v4; docs/add-a-workload.md says how a workload counts its work",
+                fix="recperf plan dlrm-v4",
             )
         planned: PlannedWorkload = load(self.plan)(config)
         return planned

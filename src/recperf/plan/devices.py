@@ -205,7 +205,7 @@ def read_file(kind: type[T], name: str, known: set[str], what: str) -> T:
     if not name.endswith(".json"):
         raise UsageError(
             f"unknown {what} {name!r}{did_you_mean(name, known)}",
-            fix=f"{', '.join(sorted(known))}, or a JSON file; docs/planning.md has its fields",
+            fix=f"{', '.join(sorted(known))}, or a JSON file with fields such as memory_bytes, bytes_per_s and flops",
         )
     path = Path(name).expanduser()
     value = read(path, named=True)

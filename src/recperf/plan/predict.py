@@ -335,7 +335,7 @@ def _band_text(band: tuple[float, float], device: Device, ranks: int) -> str:
         source = "from steps on one of them; assumed for several: no such step of recperf is known"
     else:
         source = "from predictions of known steps"
-    return f"{band[0] - 1:+.0%} to {band[1] - 1:+.0%}, {source} (docs/planning.md)"
+    return f"{band[0] - 1:+.0%} to {band[1] - 1:+.0%}, {source}"
 
 
 def _attention(work: Work, device: Device) -> dict[str, str]:

@@ -190,7 +190,7 @@ def _command(plan: Plan, advised: Point) -> str:
     if nodes > 1:
         torchrun, (full, last) = f"torchrun --nnodes {nodes} --nproc-per-node", advised.node_ranks
         where = "on each node" if last == full else f"on each node, on the last one with --nproc-per-node {last}"
-        return f"{where} (docs/launching.md): {torchrun} {full} -m recperf {run}{end}"
+        return f"{where}: {torchrun} {full} -m recperf {run}{end}"
     return f"recperf {run}{f' --ranks {ranks}' if ranks > 1 else ''}{end}"
 
 
