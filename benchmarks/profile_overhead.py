@@ -39,10 +39,10 @@ from torch.utils.data import DataLoader, TensorDataset
 with open(sys.argv[1], "w") as began:
     began.write(str(time.process_time()))
 seconds, most = float(sys.argv[2]), int(sys.argv[3])
-ids = torch.randint(0, 200_000, (200_000, 4))
+ids = torch.randint(0, 500_000, (200_000, 4))
 batches = DataLoader(TensorDataset(ids, (ids.sum(1) % 2).float()), batch_size=None, sampler=[
-    range(start, start + 2000) for start in range(0, 200_000, 2000)])
-table = nn.Embedding(200_000, 32)
+    slice(start, start + 2000) for start in range(0, 200_000, 2000)])
+table = nn.Embedding(500_000, 32)
 tower = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 1))
 optimizer = torch.optim.Adam([*table.parameters(), *tower.parameters()], lr=1e-3)
 steps, end = 0, time.perf_counter() + seconds
