@@ -125,6 +125,8 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
             change = f"torch.optim.{optimizer.kind}(..., fused=True)"
             fixed, each = FUSED_CALLS
             host = evidence.queue_ms(2, fixed + each * optimizer.parameters) - evidence.calls_host_ms(rows)
+            # The Python of foreach costs the host about as much.
+            host = host if optimizer.way == "for-loop" else 0.0
             suggestions.append(evidence.advice("optimizer", seen, change, goes, needs, host, optimizer="fused"))
         elif optimizer.way == "for-loop" and optimizer.parameters > 1 and not optimizer.sparse:
             overhead = sum(row.limits.get("dispatch", 0.0) for row in rows)
