@@ -218,7 +218,9 @@ def repeated_passes(evidence: Evidence) -> Advice | None:
     regions: defaultdict[str | None, list[DividedOperator]] = defaultdict(list)
     for row in evidence.operators:
         plain = row.beyond and not row.flops and not row.rows and not row.fused
-        if plain and not optimizer_of(row.part) and row.kind == "elementwise":
+        # A compiler fuses operators of torch, not those of other libraries.
+        own = row.name.startswith("aten::") and row.kind == "elementwise"
+        if plain and own and not optimizer_of(row.part):
             regions[row.part].append(row)
     rows = max(regions.values(), key=lambda rows: sum(row.ms for row in rows), default=[])
     goes, calls = sum(row.ms for row in rows), sum(row.calls for row in rows)
