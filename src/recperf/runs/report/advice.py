@@ -21,7 +21,8 @@ def advice_blocks(advice: list[Advice]) -> list[Block]:
     doubts = [one.note for one in advice if one.status == "not judged" and one.note]
     blocks: list[Block] = []
     if doubts:
-        blocks.append(Text(f"{len(doubts)} of {len(advice)} changes are not judged. {doubts[0]}.", "warning"))
+        which = "The change is" if len(advice) == 1 else f"{len(doubts)} of {len(advice)} changes are"
+        blocks.append(Text(f"{which} not judged. {doubts[0]}.", "warning"))
     elif advice[0].note and not any(one.measured_ms for one in advice):
         blocks.append(Text(f"{advice[0].note}.", "warning"))
     for one in advice[:SHOWN]:
