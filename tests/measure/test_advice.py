@@ -33,7 +33,7 @@ CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float64": 5e10, "float32": 1e11, "bfloat16": 5e10}, copy=20e9, stream=20e9,
     first_touch=2e9, cached=60e9, knee=8_000_000, stream_knee=8_000_000, largest_cache=8_000_000,
     rows_memory=((64, 100.0), (256, 130.0), (1024, 300.0)), rows_cache=((64, 5.0), (1024, 20.0)),
-    calls={"elementwise": 1000.0, "index": 2000.0}, kernel_ns=2000.0,
+    calls={"elementwise": 1000.0, "index": 2000.0, "view": 1000.0}, kernel_ns=2000.0,
 )  # fmt: skip
 ADAM = OptimizerFacts(
     "Adam", "for-loop", fusable=True, plain=True, lr=0.001, parameters=2, elements=10_000_000, tables=[[300_000, 32]]
@@ -252,6 +252,9 @@ def test_workers_of_a_loader() -> None:
     assert narrow.settings == {"workers": 1, "threads": 1}
     assert narrow.predicted_gain == pytest.approx(STEP / 80)
     assert rules.advise(evidence(row("mm", 48.0, "cache"), input=50.0, facts=replace(alone, threads=2, cores=2))) == []
+    # Passing 50 tensors costs both processes 5 ms.
+    passed = replace(alone, loader=LoaderFacts(0, pinned=False, tensors=50))
+    assert only(input=60.0, facts=passed).predicted_gain == pytest.approx(STEP / 45)
     # Batches that two threads make take a worker, which has one, twice as long.
     parallel = evidence(input=60.0, facts=replace(alone, threads=2, cores=2))
     parallel.observed.input_cores = 2.0

@@ -32,7 +32,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UsageError
 from ..measure.observing import ENDLESS
-from ..measure.program_facts import loader_facts
+from ..measure.program_facts import loader_facts, tensors_in
 from ..measure.records import LoaderFacts
 from .step_profile import Profiler, length, prefetched
 
@@ -215,6 +215,8 @@ class Hooks(ExitStack):
             self._delivered.add(key)
             if key in self._loaders:
                 self._loaders[key].batches += 1
+                if (facts := self._loaders[key].facts) and not facts.tensors:
+                    facts.tensors = tensors_in(batch)
             return batch
 
         return next_batch

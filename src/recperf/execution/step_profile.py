@@ -39,7 +39,7 @@ from ..measure.experiments import confirm as run_experiments
 from ..measure.limits import decide
 from ..measure.observing import SHORT, Observer
 from ..measure.peaks.records import Peaks
-from ..measure.program_facts import ProgramWatch, loader_facts
+from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
 from ..measure.records import Attribution, Experiment, Observed, ObservedSteps, ProgramFacts, TimingCost
 from ..runs.step_report import KIND, SCHEMA, Report
 
@@ -116,6 +116,8 @@ class Profiler:
                     batch = next(iterator)
                 except StopIteration:
                     return
+            if self.watch is not None and self.watch.loader and not self.watch.loader.tensors:
+                self.watch.loader.tensors = tensors_in(batch)
             yield batch
 
     def waiting_for_input(self) -> Any:

@@ -16,6 +16,8 @@ from .records import Advice, Place
 
 COMPILED = 20
 """Calls that the guards of a compiled function cost as much as. A convention: it depends on the function."""
+HANDED_OVER = 100
+"""Calls of operators that passing a tensor between processes costs as much as, on either side. A convention."""
 _REPORTS = re.compile(
     r"\.item\(|\bprint\(|logg(?:er|ing)|self\.log\(|log_(?:dict|metric)|metric|auc\b|_auc|accuracy|_score\(|"
     r"\.save\(|save_|writer\.|add_scalar|tqdm|\.dump\(|savefig|wandb|mlflow"
@@ -52,6 +54,11 @@ def loader(evidence: Evidence) -> Advice | None:
     # A worker computes with one thread, and needs no core while it sleeps or waits for a disk.
     cores_used = evidence.observed.input_cores
     making = waited * max(1.0, cores_used) if not facts.workers else evidence.step_ms * facts.workers
+    if not facts.workers:
+        handing = (
+            HANDED_OVER * facts.tensors * (evidence.ceilings.calls["elementwise"] / 1e6 if evidence.ceilings else 0.0)
+        )
+        making, rest = making + handing, rest + handing
     workers = max(1, min(cores - 1 or 1, round(making / max(rest, 1e-9) + 0.5)))
     if workers <= facts.workers:
         return None
@@ -60,7 +67,8 @@ def loader(evidence: Evidence) -> Advice | None:
     threads = max(1, min(before, cores - round(workers * min(1.0, cores_used))))
     operators = sum(row.ms - row.limits.get("dispatch", 0.0) for row in evidence.operators) if threads < before else 0.0
     step = rest + operators * (before / threads - 1)
-    left = max(step, making / workers, (making * min(1.0, cores_used) + step * threads) / cores) - rest
+    after = max(step, making / workers, (making * min(1.0, cores_used) + step * threads) / cores)
+    left = after - (evidence.step_ms - waited)
     made = f"by {facts.workers} workers" if facts.workers else "in the process of the step"
     seen = f"The step waits for its batch, which is made {made}: {evidence.cost(waited)}."
     change = f"DataLoader(..., num_workers={workers}, persistent_workers=True)"

@@ -87,6 +87,16 @@ def loader_facts(loader: Any) -> LoaderFacts | None:
     return LoaderFacts(int(loader.num_workers), bool(getattr(loader, "pin_memory", False)), size and int(size))
 
 
+def tensors_in(batch: Any, depth: int = 3) -> int:
+    """Tensors in a batch: in lists, tuples and dicts, or in the attributes of an object."""
+    from torch import Tensor
+
+    if isinstance(batch, Tensor) or not depth:
+        return int(isinstance(batch, Tensor))
+    inside = batch if isinstance(batch, (list, tuple, dict)) else getattr(batch, "__dict__", {})
+    return sum(tensors_in(one, depth - 1) for one in (inside.values() if isinstance(inside, dict) else inside))
+
+
 def embedding_facts(modules: Iterable[tuple[str, Any]]) -> list[EmbeddingFacts]:
     from torch import nn
 

@@ -268,6 +268,8 @@ class LoaderFacts(Struct):
     workers: int
     pinned: bool
     batch_size: int | None = None
+    tensors: int = 0
+    """Of a batch, where one was seen."""
 
 
 class EmbeddingFacts(Struct):
