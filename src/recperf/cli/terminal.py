@@ -174,7 +174,7 @@ class Training:
     @property
     def line(self) -> str:
         loss = f"  loss {self.loss:.4f}" if math.isfinite(self.loss) else ""
-        return f"{self.label}  {self.place}  {self.rate:,.0f} samples/s  {self.left}{loss}{self.score}"
+        return f"{self.label}  {self.place}{loss}  {self.rate:,.0f} samples/s  {self.left}{self.score}"
 
 
 class Terminal:
