@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...measure.call_places import place_rows
+from ...measure.limits import ranks_sentence
 from ...measure.peaks.other_work import DISTURBED
 from ...measure.peaks.records import Peaks
 from ...measure.profile_records import MeasuringCost, Profile, Trust
@@ -57,7 +58,11 @@ def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any]
         measured=True,
         badges=badges(profile.verdict),
         facts=step_facts(
-            profile.verdict, place_rows([], profile.shares, profile.observed), profile.advice, unseen(missing)
+            profile.verdict,
+            place_rows([], profile.shares, profile.observed),
+            profile.advice,
+            unseen(missing),
+            ranks_sentence(profile.communication),
         ),
         tiles=_tiles(profile),
         sections=arranged([*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))]),
