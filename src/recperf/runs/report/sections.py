@@ -228,8 +228,9 @@ def training(run: Reading, key: str) -> Section:
     panels = {panel: series for panel, series in curves_by_title.items() if series}
     steps = sum(len(series) for series in events.losses.values())
     ends = [f"seed {seed}: {series[-1][1]:.3f} after step {series[-1][0]:,}" for seed, series in events.losses.items()]
+    seeds = "1 seed" if len(events.losses) == 1 else f"{len(events.losses)} seeds"
     caption = (
-        f"Loss of {count(steps)} steps, {len(events.losses)} seeds. Lines are smoothed means of at most "
+        f"Loss of {count(steps)} steps, {seeds}. Lines are smoothed means of at most "
         f"{curves.GROUPS} groups of steps, bands reach from the smallest to the largest value in a group."
     )
     if events.norms:
