@@ -161,22 +161,20 @@ ClickRule = Callable[[FeatureRows], Tensor]
 
 
 def click_rules(train: FeatureRows, *, user: str | None, item: str | None) -> dict[str, ClickRule]:
-    """Rules and models of the same features, fitted on training rows: the majority class, biases of user and item or
-    else of every category, logistic regression, and gradient boosting if scikit-learn is installed."""
+    """Rules and models of the same features, fitted on training rows: the majority class, biases of user and item,
+    logistic regression, and gradient boosting if scikit-learn is installed."""
     rate = float(train.labels_N.double().mean())
     rules: dict[str, ClickRule] = {"majority": lambda rows: majority(rate, len(rows.labels_N))}
     if item is not None:
         rules["item_bias"] = _additive(train, [item])
     if user is not None and item is not None:
         rules["user_item_bias"] = _additive(train, [user, item])
-    elif len(train.ids) > 1 or train.dense_ND.shape[1]:
-        rules["category_bias"] = _additive(train, list(train.ids), sweeps=20, tolerance=1e-4)
     logistic = fit_additive(list(train.ids.values()), train.labels_N, train.dense_ND, sweeps=20, tolerance=1e-4)
     rules["logistic"] = lambda rows: logistic([rows.ids[key] for key in train.ids], rows.dense_ND)
     boosted = boosting.of_clicks(train)
     return rules if boosted is None else {**rules, "gradient_boosting": boosted}
 
 
-def _additive(train: FeatureRows, keys: list[str], **settings: Any) -> ClickRule:
-    fitted = fit_additive([train.ids[key] for key in keys], train.labels_N, **settings)
+def _additive(train: FeatureRows, keys: list[str]) -> ClickRule:
+    fitted = fit_additive([train.ids[key] for key in keys], train.labels_N)
     return lambda rows: fitted([rows.ids[key] for key in keys])

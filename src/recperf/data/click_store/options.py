@@ -46,7 +46,7 @@ class ClickOptions:
     """Column of the user: a category by which rows can be split and rankings are evaluated."""
     item: str | None = None
     """Column of the item: the category that is ranked for a user."""
-    min_count: int = 2
+    min_count: int = 5
     """Least number of training rows with a category for it to get a table row of its own; rarer ones share a row, and
     so do those seen first after training."""
     hash: tuple[int, ...] = ()
