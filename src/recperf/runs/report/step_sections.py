@@ -86,7 +86,7 @@ def report_of(profile: StepProfile) -> Report:
         verdict=headline(verdict),
         measured=True,
         badges=badges(verdict),
-        facts=step_facts(verdict, profile.places, profile.advice, profile.notes),
+        facts=step_facts(verdict, profile.places, profile.advice, profile.notes, label="notes"),
         tiles=_tiles(profile),
         sections=sections(profile),
     )
@@ -100,7 +100,7 @@ def headline(verdict: Verdict) -> str:
 
 
 def step_facts(
-    verdict: Verdict, places: list[PlaceTime], advice: Any, unseen: list[str], also: str = ""
+    verdict: Verdict, places: list[PlaceTime], advice: Any, unseen: list[str], also: str = "", label: str = "not seen"
 ) -> list[tuple[str, str | Cell]]:
     """The limit, the places that take most of the step, what to try, and what was not seen; `also` replaces the
     second sentence of the verdict."""
@@ -111,7 +111,7 @@ def step_facts(
         ("" if index else "places", f"{place_text(row, width=60)}: {fmt.percent(row.share)}, {row.limit}")
         for index, row in enumerate(places[:PLACES])
     ]
-    return [*facts, *advice_facts(advice), *([("not seen", "; ".join(unseen))] if unseen else [])]
+    return [*facts, *advice_facts(advice), *([(label, "; ".join(unseen))] if unseen else [])]
 
 
 def badges(verdict: Verdict) -> list[Badge]:
