@@ -149,7 +149,7 @@ def test_it_is_better_after_few_steps_and_resumes_without_the_other_run(folder: 
     run = start(folder, "next", *few)
     scratch = ["run", "--config", str(folder / "run"), "--data", str(folder / "new"), *few]
     assert main([*scratch, "--run-dir", str(folder / "scratch")]) == 0
-    assert quality(run) > 1.5 * quality(folder / "scratch")
+    assert quality(run) > quality(folder / "scratch") + 0.1
     assert main(["check", str(run), "--quiet"]) == 0
     # A copy that was killed before its first checkpoint, on a machine where the other run and its data are gone.
     resumed = folder / "resumed"
