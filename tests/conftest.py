@@ -57,6 +57,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     home = tmp_path_factory.mktemp("home")
     (home / "native").symlink_to(compiled)
     monkeypatch.setenv("RECPERF_HOME", str(home))
+    # Text is as wide as the terminal that tests run in, if nothing says otherwise.
+    monkeypatch.setenv("COLUMNS", "110")
 
 
 @pytest.fixture(autouse=True)

@@ -121,7 +121,7 @@ def test_a_missing_torchrec_says_how_to_install_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(library.importlib, "import_module", missing)
     with pytest.raises(MachineError, match="No module named 'fbgemm_gpu'") as caught:
         library.require_torchrec()
-    assert "make setup-distributed" in str(caught.value.fix)
+    assert "pip install --no-deps torchrec==" in str(caught.value.fix)
 
 
 @needs_torchrec

@@ -85,7 +85,7 @@ def seed_training(
 ) -> SeedTraining:
     job = SimpleNamespace(
         run=run, report=SimpleNamespace(live=False), stop=StopFlag(), allow=allow, log=log, config=TrainConfig(),
-        workload=SimpleNamespace(submission=None), reached=lambda metrics: False, changed=(),
+        workload=SimpleNamespace(submission=None), reached=lambda metrics: False, changed=(), start=None,
         prepared=SimpleNamespace(settings=SimpleNamespace(sync=None)),
     )  # fmt: skip
     store = CheckpointStore(folder=run.folder / "checkpoints" / "seed-42", notice=pytest.fail)

@@ -65,7 +65,7 @@ def advise(
     if that helps."""
     doubt = fixes.doubt(profile, profile.other_work)
     switches, advice = fixes.suggest(prepared.fixes(), profile, tables.parts if tables else None, peaks, doubt)
-    larger = None if advice else fixes.larger_batch(profile, doubt)
+    larger = None if advice or peaks is None else fixes.larger_batch(profile, doubt)
     return switches, advice if larger is None else [larger]
 
 
