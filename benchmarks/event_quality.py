@@ -1,8 +1,9 @@
-"""AUC and NDCG@10 of dlrm-v4 with the defaults for own events, beside its baselines, over seeds.
+"""AUC and NDCG@10 of models with the defaults for own data, beside their baselines, over seeds.
 
-Runs `recperf run dlrm-v4 --data STORE --seeds N`: the last fifth of the events is held out. Made-up logs of two shapes,
-and your own: NAME=FILE.csv with columns user, item, time and rating or label, or NAME=FOLDER of an imported store.
-Arguments after `--` go to the command, for example `-- --ranking.users 303 --ranking.negatives 0`.
+Runs `recperf run dlrm-v4 --data STORE --seeds N` on made-up events and your own: NAME=FILE.csv with columns user, item,
+time and rating or label, or NAME=FOLDER of an imported store; the last fifth of the events is held out. On made-up
+clicks it runs micro-dlrm and dlrm; a random fifth is held out. Arguments after `--` go to the command, for example
+`-- --ranking.users 303 --ranking.negatives 0`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from _rows import record, row, show
+from recperf.data.click_store.imports import import_clicks
+from recperf.data.click_store.options import ClickOptions
 from recperf.data.yambda.imports import ImportOptions, import_events
 
 TARGET_MISSED = 5
@@ -52,30 +55,88 @@ def offers(draw: np.random.Generator) -> Columns:
     return log(draw, user, item, time, logits)
 
 
+def tweets(draw: np.random.Generator) -> Columns:
+    """Ratings posted soon after a release: 9,000 users with 5 events on average, 3,000 items of which few have most
+    events and all fade within weeks, and a taste of users that drifts."""
+    users, items, events, moments = 9000, 3000, 45_000, 300
+    user = draw.choice(users, events, p=_shares(draw.pareto(1.5, users) + 0.3))
+    begin_U = draw.uniform(0, 0.95, users)
+    time = np.clip(begin_U[user] + draw.exponential(0.05, events), 0, 0.9999)
+    born_I, fame_I = draw.uniform(-0.2, 0.98, items), 1 / np.arange(1, items + 1)
+    item, moment = np.empty(events, np.int64), (time * moments).astype(np.int64)
+    for one in np.unique(moment):
+        age_I = one / moments - born_I
+        at, weights = np.flatnonzero(moment == one), fame_I * np.where(age_I < 0, 0, np.exp(-age_I / 0.03) + 0.01)
+        item[at] = draw.choice(items, len(at), p=_shares(weights + 1e-12))
+    drifting = draw.normal(0, 0.8, (moments // 50, 6))[moment // 50, draw.integers(0, 6, items)[item]]
+    logits = draw.normal(0, 0.7, items)[item] + draw.normal(0, 0.8, users)[user] + drifting
+    return log(draw, user, item, time, logits)
+
+
+def _shares(weights: np.ndarray) -> np.ndarray:
+    return weights / weights.sum()
+
+
+def ids(draw: np.random.Generator) -> Columns:
+    """Clicks that depend on the item and on hidden groups of user and item: 20,000 rows, 600 users, 400 items."""
+    rows, groups = 20_000, 6
+    user, item = draw.integers(0, 600, rows), draw.integers(0, 400, rows)
+    cells = draw.normal(0, 1.5, (groups, groups))[
+        draw.integers(0, groups, 600)[user], draw.integers(0, groups, 400)[item]
+    ]
+    return log(draw, user, item, np.sort(draw.random(rows)), cells + draw.normal(0, 0.7, 400)[item])
+
+
+def columns(draw: np.random.Generator) -> Columns:
+    """Clicks that depend on a product and a distance of numbers and on a cross of two categories: 5,000 rows."""
+    rows = 5000
+    x = {f"x{number}": draw.normal(0, 1, rows) for number in range(4)}
+    page, site = draw.integers(0, 12, rows), draw.integers(0, 300, rows)
+    logits = 1.5 * x["x0"] * x["x1"] + 1.5 * np.abs(x["x2"]) - 1.2
+    logits += draw.normal(0, 1.5, (12, 4))[page, draw.integers(0, 4, 300)[site]]
+    return {**x, "page": page, "site": site, "label": draw.random(rows) < 1 / (1 + np.exp(-logits))}
+
+
 def log(draw: np.random.Generator, user: Any, item: Any, time: Any, logits: Any) -> Columns:
     label = draw.random(len(logits)) < 1 / (1 + np.exp(-logits))
     seconds = (1_600_000_000 + time * 200 * 86_400).astype(np.int64)
     return {"user": user, "item": item, "time": seconds, "label": label.astype(np.int64)}
 
 
-MADE_UP: dict[str, Callable[[np.random.Generator], Columns]] = {"courses": courses, "offers": offers}
+MADE_UP: dict[str, Callable[[np.random.Generator], Columns]] = {"courses": courses, "offers": offers, "tweets": tweets}
+CLICKS: dict[str, Callable[[np.random.Generator], Columns]] = {"ids": ids, "columns": columns}
+CLICK_OPTIONS: dict[str, dict[str, str]] = {
+    "ids": {"user": "user", "item": "item", "time": "time"},
+    "columns": {"categorical": "page,site", "numeric": "x0,x1,x2,x3"},
+}
 
 
-def measured(name: str, store: Path, arguments: list[str], folder: Path) -> list[dict[str, Any]]:
+def imported(name: str, file: Path, folder: Path) -> Path:
+    """A file as the store that its models read."""
+    if name in CLICKS:
+        options = ClickOptions(clicks=file, label="label", name=name, **CLICK_OPTIONS[name])  # type: ignore[arg-type]
+        import_clicks(options, folder)
+        return folder
+    return import_events(ImportOptions(events=file, name=name), folder)
+
+
+def measured(name: str, model: str, store: Path, arguments: list[str], folder: Path) -> list[dict[str, Any]]:
     """AUC and NDCG@10 of the model, a value for each seed, and of each baseline."""
-    command = ["run", "dlrm-v4", "--data", str(store), "--run-dir", str(folder), "--no-report", "--no-peaks"]
+    command = ["run", model, "--data", str(store), "--run-dir", str(folder), "--no-report", "--no-peaks"]
     done = subprocess.run([sys.executable, "-m", "recperf", *command, *arguments], check=False)
     if done.returncode not in (0, TARGET_MISSED):
         sys.exit(done.returncode)
     result, scores = (json.loads((folder / f"{file}.json").read_text()) for file in ("result", "scores"))
-    quality, facts = result["quality"], {"device": result["performance"]["device"]}
+    quality, performance = result["quality"], result["performance"]
+    facts = {"device": performance["device"], "seconds": (performance["overall"] or {}).get("seconds")}
     facts |= {key: result["data"][key] for key in ("train_rows", "valid_rows", "split")}
+    facts |= {"probabilities": quality.get("probabilities")}
     own = [seed["metrics"]["auc"] for seed in quality["seeds"]]
-    rows = beside(name, "auc", own, quality, facts)
+    rows = beside(f"{name}: {model}", "auc", own, quality, facts)
     if ranking := quality.get("ranking"):
-        facts |= {key: ranking[key] for key in ("users", "catalogue", "negatives", "repeats", "meeting")}
+        facts |= {key: ranking.get(key) for key in ("users", "catalogue", "negatives", "repeats", "meeting", "lists")}
         own = [seed["ranking"]["metrics"]["ndcg_10"] for seed in scores["seeds"].values()]
-        rows += beside(name, "ndcg_10", own, ranking, facts)
+        rows += beside(f"{name}: {model}", "ndcg_10", own, ranking, facts)
     return rows
 
 
@@ -84,10 +145,10 @@ def beside(
 ) -> list[dict[str, Any]]:
     """Rows of the model and of every baseline, with the paired difference between them."""
     differences = {one["baseline"]: one for one in part["differences"]}
-    rows = [row("event_quality", f"{name}: dlrm-v4", metric, "", own, {**facts, "interval": part["interval"]})]
+    rows = [row("event_quality", name, metric, "", own, {**facts, "interval": part["interval"]})]
     for rule, metrics in part["baselines"].items():
         conditions = {**facts, "model_less_this": differences[rule]}
-        rows.append(row("event_quality", f"{name}: {rule}", metric, "", [metrics[metric]], conditions))
+        rows.append(row("event_quality", f"{name}, {rule}", metric, "", [metrics[metric]], conditions))
     return rows
 
 
@@ -95,25 +156,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", help="NAME=FILE.csv, or NAME=FOLDER of an imported store")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--made-up", nargs="*", default=list(MADE_UP), choices=list(MADE_UP))
+    made_up = MADE_UP | CLICKS
+    parser.add_argument("--made-up", nargs="*", default=list(made_up), choices=list(made_up))
     parser.add_argument("--dry", action="store_true", help="print rows and do not store them")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, more = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(path) for name, path in (entry.split("=", 1) for entry in options.files)}
-        for number, name in enumerate(options.made_up):
-            columns = MADE_UP[name](np.random.default_rng(number))
+        for name in options.made_up:
+            columns = made_up[name](np.random.default_rng(list(made_up).index(name)))
             files[name] = Path(folder, f"{name}.csv")
             table = np.stack(list(columns.values()), 1)
-            np.savetxt(files[name], table, "%d", ",", header=",".join(columns), comments="")
+            np.savetxt(files[name], table, "%.10g", ",", header=",".join(columns), comments="")
         for name, store in files.items():
-            if store.is_file():
-                store = import_events(ImportOptions(events=store, name=name), Path(folder, f"{name}-store"))
-            arguments = ["--seeds", str(options.seeds), *more]
-            measurements = measured(name, store, arguments, Path(folder, f"{name}-run"))
-            print("\n".join(map(show, measurements)), flush=True)
-            rows += measurements
+            store = imported(name, store, Path(folder, f"{name}-store")) if store.is_file() else store
+            for model in ("micro-dlrm", "dlrm") if name in CLICKS else ("dlrm-v4",):
+                arguments = ["--seeds", str(options.seeds), *more]
+                measurements = measured(name, model, store, arguments, Path(folder, f"{name}-{model}"))
+                print("\n".join(map(show, measurements)), flush=True)
+                rows += measurements
     if not options.dry:
         record(rows)
 

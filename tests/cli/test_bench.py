@@ -52,7 +52,9 @@ def test_bench_puts_models_and_baselines_of_one_split_into_one_table(
     best = best_of(quality.differences)
     assert best is not None
     assert (own["standing"]["baseline"], own["standing"]["standing"]) == (best.baseline, best.standing)
-    assert own["interval"]["low"] < own["metrics"]["auc"] < own["interval"]["high"]
+    for name, ends in own["intervals"].items():
+        assert ends["low"] < own["metrics"][name] < ends["high"]
+    assert len(own["intervals"]) == 2
     assert own["model"]["seconds"] > 0
     assert own["model"]["peak_bytes"] > 50 << 20
     page = Path("b/bench.html").read_text()

@@ -55,9 +55,10 @@ def command(arguments: list[str]) -> int:
     require_consistent(options)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     run = open_run(options, terminal)
-    from ..execution.recommending import Lists, quality_text, recommend
+    from ..execution.recommending import Lists, recommend
     from ..execution.scoring import format_of, write_rows
     from ..execution.serving import require_known, unknown_text
+    from ..runs.report.quality_sections import lists_text
     from .data.output import Bar
 
     if options.output is not None:
@@ -103,7 +104,7 @@ def command(arguments: list[str]) -> int:
     text = f"{len(users):,} users in {seconds:.1f} s on {summary['device']}: {number(summary['users_per_s'])} users/s"
     terminal.say(text)
     if quality is not None:
-        terminal.say(f"  {quality_text(quality)}")
+        terminal.say(f"  {lists_text(quality)}")
     if note := unknown_text(summary["unknown"]):
         terminal.say(f"  {note}")
     if options.output is not None:

@@ -24,6 +24,7 @@ from ..runs.record import Run
 from ..runs.result import Baselines
 from ..stop import poll
 from ..train.metrics import Resampling, auc, binary_metrics, reliability
+from ..train.next_item import list_quality
 from ..train.ranking import COUNTS, Scorer, drawn, first_positives, gains, joint, positions, within_users
 from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, RankingConfig, ScoredRows, Trial
 
@@ -225,8 +226,12 @@ class AssessedRows:
             inside_labels = labels_N[inside_N]
             if 0 < int(inside_labels.sum()) < len(inside_labels):
                 by_segment[name] = auc(logits_N[inside_N], inside_labels)
-        replicates = self.resampling.auc(logits_N, labels_N)
-        sampled = {"auc": auc(logits_N, labels_N), "auc_replicates": replicates, "segments": by_segment}
+        sampled = {
+            "auc": auc(logits_N, labels_N),
+            "auc_replicates": self.resampling.auc(logits_N, labels_N),
+            "probability_replicates": self.resampling.probabilities(logits_N, labels_N),
+            "segments": by_segment,
+        }
         return {**sampled, **self._within(logits_N, labels_N)}
 
     def _within(self, logits_N: Tensor, labels_N: Tensor) -> dict[str, Any]:
@@ -320,7 +325,7 @@ class RankedRows:
             score = joint(score, self.catalogue.meeting)
         targets_Q = self.items_N[self.rows_Q]
         own_Q = score(self.rows_Q, targets_Q).double().cpu()
-        higher_Q, same_Q = positions(score, self.rows_Q, own_Q, targets_Q, self.candidates())
+        higher_Q, same_Q, lists_QK = positions(score, self.rows_Q, own_Q, targets_Q, self.candidates())
         gain = gains(higher_Q, same_Q)
         by_segment = {}
         for name, inside_N in segments.items():
@@ -332,7 +337,15 @@ class RankedRows:
             "metrics": {name: float(gain_Q.mean()) for name, gain_Q in gain.items()},
             "segments": by_segment,
             "ndcg_replicates": resampling.mean(gain[ndcg], self.rows_Q),
+            "lists": {} if self.negatives else self._lists(lists_QK),
         }
+
+    def _lists(self, lists_QK: Tensor) -> dict[str, float]:
+        """What the lists of different users have in common, and how popular their items are."""
+        rows_I = self.catalogue.rows_I
+        # From 1 on; 0 for items that do not compete, and the last place for no item.
+        place_I = torch.nn.functional.pad(torch.where(rows_I > 0, (rows_I > 0).cumsum(0), 0), (0, 1))
+        return list_quality(place_I[lists_QK], int((rows_I > 0).sum()), rows_I[rows_I > 0].numpy())
 
 
 def _same_ranking(one: dict[str, Any], other: dict[str, Any]) -> bool:

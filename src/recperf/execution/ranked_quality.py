@@ -65,7 +65,8 @@ class RankedAssessment(Assessment):
     def _trained(self, trial: Trial, predictions: Predictions) -> dict[str, Any] | None:
         assert predictions.ranks_N is not None
         unlabelled: dict[str, Any] = {"auc": None, "auc_replicates": [], "segments": {}}
-        return {**unlabelled, "rows_digest": self._digest, "ranking": self._recorded(predictions.ranks_N)}
+        ranking = {**self._recorded(predictions.ranks_N), "lists": dict(predictions.lists)}
+        return {**unlabelled, "rows_digest": self._digest, "ranking": ranking}
 
     def _recorded(self, ranks_N: Tensor) -> dict[str, Any]:
         gains = self.targets.gains(ranks_N)

@@ -88,15 +88,6 @@ class Lists:
         return list_quality(torch.cat(self.parts), len(items), model.served.item_events())
 
 
-def quality_text(quality: dict[str, float]) -> str:
-    """The quality of lists for people."""
-    popularity = f"; popularity {quality['popularity']:.2f} of 1" if "popularity" in quality else ""
-    return (
-        f"lists: {quality['coverage']:.1%} of all items are in one, two users share {quality['overlap']:.1%} of "
-        f"theirs, {quality['same_first']:.1%} of the users have the same first item{popularity}"
-    )
-
-
 def recommend(
     model: TrainedModel, requests: Requests, k: int, *, exclude_seen: bool | None = None, lists: Lists | None = None
 ) -> Iterator[Table]:

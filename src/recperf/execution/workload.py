@@ -106,6 +106,11 @@ class Catalogue(Protocol):
         ...
 
     @property
+    def rows_I(self) -> Tensor:
+        """Training rows of each item, by its number."""
+        ...
+
+    @property
     def user_rows_N(self) -> Tensor:
         """For each scored row, how many training rows its user has; for events, how many events lie before it."""
         ...
@@ -156,6 +161,8 @@ class Predictions:
     ranks_N: Tensor | None = None
     """Of a workload that ranks all items: the rank of each user's held-out item, from 1 on. Such a workload predicts no
     labels, and has no logits."""
+    lists: Mapping[str, float] = field(default_factory=dict)
+    """Of such a workload: what the lists of different users have in common, and how popular their items are."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..train.config import ORACLES
@@ -18,6 +18,7 @@ from .result import (
     Interval,
     Metrics,
     ModelInterval,
+    ProbabilityDifference,
     Quality,
     Ranking,
     RankingDifference,
@@ -79,6 +80,7 @@ def add_detail(quality: Quality, scores: Scores) -> None:
         )
         for row in quality.differences:
             row.standing = standing(row)
+        quality.probabilities = tuple(_probabilities(quality, paired, baselines))
     if own := [seed.within_users for seed in paired if seed.within_users]:
         users = {name: rule.within_users for name, rule in baselines.items() if rule.within_users}
         quality.within_users = WithinUsers(users=own[0].users, **_beside(own, users, "user_ndcg_10"))
@@ -91,11 +93,33 @@ def add_detail(quality: Quality, scores: Scores) -> None:
             repeats=facts.repeats,
             meeting=facts.meeting,
             split=facts.split,
+            lists=_means([seed.lists for seed in ranked]) or None,
             **_beside(ranked, facts.baselines, "ndcg_10"),
         )
     else:
         quality.not_ranked = scores.not_ranked
     quality.warnings = tuple(warnings(scores, quality.metrics.get("auc", 0.0)))
+
+
+def _probabilities(
+    quality: Quality, seeds: list[SampledScores], baselines: dict[str, SampledScores]
+) -> Iterator[ProbabilityDifference]:
+    """Log loss and calibration error, of which less is better, beside those of the baseline with the lowest log
+    loss."""
+    best = min(
+        (rule for rule in baselines if rule not in ORACLES), key=lambda rule: quality.baselines[rule]["log_loss"]
+    )
+    for name, theirs in baselines[best].probability_replicates.items():
+        facts = _replicated([seed.probability_replicates[name] for seed in seeds], theirs)
+        low, high = facts["low"], facts["high"]
+        yield ProbabilityDifference(
+            metric=name,
+            baseline=best,
+            difference=quality.metrics[name] - quality.baselines[best][name],
+            low=low,
+            high=high,
+            standing="better" if high < 0 else "worse" if low > 0 else "level",
+        )
 
 
 def _segment(name: str, facts: SegmentFacts, seeds: list[SampledScores], scores: Scores) -> Segment:

@@ -81,6 +81,17 @@ class Difference(Interval):
     """above, level with or below the baseline: level where the interval includes 0."""
 
 
+class ProbabilityDifference(Interval):
+    """The log loss, or the calibration error, of the model less that of the baseline with the lowest log
+    loss."""
+
+    metric: str
+    baseline: str
+    difference: Number
+    standing: str
+    """better than, level with or worse than the baseline: level where the interval includes 0."""
+
+
 class CalibrationBin(Struct):
     """Scored rows with neighbouring predictions, a tenth of all."""
 
@@ -139,6 +150,9 @@ class Ranking(Struct, omit_defaults=True):
     meeting: str | None = None
     """What says how likely a user meets an item: candidates are ranked by that times the predicted probability of a
     positive label. None: by the latter alone."""
+    lists: Metrics | None = None
+    """Of each user's ten highest items: coverage, overlap, same_first and popularity; None where not all items
+    compete."""
     split: str | None = None
     """Of hstu, which ranks held-out items: leave-one-out or time. There, ties count against the held-out item."""
 
@@ -175,6 +189,8 @@ class Quality(Struct, omit_defaults=True):
     baseline_intervals: dict[str, Interval] | None = None
     differences: tuple[Difference, ...] = ()
     """To every baseline, the best first."""
+    probabilities: tuple[ProbabilityDifference, ...] = ()
+    """Of the log loss and of the calibration error: a gain in AUC may be a loss there."""
     within_users: WithinUsers | None = None
     """None where rows have no user."""
     segments: tuple[Segment, ...] = ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Struct
@@ -76,6 +78,8 @@ class SampledRanking(Struct):
     metrics: Metrics
     segments: dict[str, Metrics]
     ndcg_replicates: list[Number]
+    lists: Metrics = field(default_factory=dict)
+    """What the first items of different users have in common, and how popular these are."""
 
 
 class SampledUsers(Struct):
@@ -112,6 +116,8 @@ class SampledScores(Struct):
     auc_replicates: list[Number]
     segments: Metrics
     """The AUC in segments of the rows."""
+    probability_replicates: dict[str, list[Number]] = field(default_factory=dict)
+    """Of the log loss and of the calibration error."""
     rows_digest: str | None = None
     """Digest of the scored rows' labels and users; None for baselines, whose rows scores.json names."""
     calibration: tuple[CalibrationBin, ...] = ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.order import Samples
-from ..errors import notice_once
+from . import boosting
+from .boosting import FeatureRows
 
 if TYPE_CHECKING:
     from ..data.random_bags import RandomBags
@@ -154,19 +154,6 @@ def _looked_up(weight: Tensor, ids: Tensor) -> Tensor:
 
 MOST_TRAINING_ROWS = 500_000
 """Baselines of click rows are fitted on at most so many training rows, at equal distances."""
-_MOST_CATEGORIES = 254
-_MOST_INDICATORS = 64
-_FOLDS, _PRIOR_ROWS = 5, 10
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FeatureRows:
-    """Click rows as a model reads them: numbers, for each sparse feature the table rows, and labels."""
-
-    dense_ND: Tensor
-    ids: dict[str, Tensor]
-    """By feature: one id a row, or [rows, most ids] with -1 for none."""
-    labels_N: Tensor
 
 
 ClickRule = Callable[[FeatureRows], Tensor]
@@ -186,105 +173,10 @@ def click_rules(train: FeatureRows, *, user: str | None, item: str | None) -> di
         rules["category_bias"] = _additive(train, list(train.ids), sweeps=20, tolerance=1e-4)
     logistic = fit_additive(list(train.ids.values()), train.labels_N, train.dense_ND, sweeps=20, tolerance=1e-4)
     rules["logistic"] = lambda rows: logistic([rows.ids[key] for key in train.ids], rows.dense_ND)
-    boosted = _boosted(train)
+    boosted = boosting.of_clicks(train)
     return rules if boosted is None else {**rules, "gradient_boosting": boosted}
 
 
 def _additive(train: FeatureRows, keys: list[str], **settings: Any) -> ClickRule:
     fitted = fit_additive([train.ids[key] for key in keys], train.labels_N, **settings)
     return lambda rows: fitted([rows.ids[key] for key in keys])
-
-
-def boosting(labels_N: NDArray[np.float32], **settings: Any) -> Any:
-    """A model of scikit-learn's histogram gradient boosting, to be fitted; None where scikit-learn is not installed or
-    the labels are of one class."""
-    try:
-        ensemble = import_module("sklearn.ensemble")
-    except ImportError:
-        notice_once("no baseline of gradient boosting: it needs scikit-learn (pip install 'recperf[baselines]')")
-        return None
-    if labels_N.min() == labels_N.max():
-        return None
-    return ensemble.HistGradientBoostingClassifier(random_state=0, **settings)
-
-
-Columns = Callable[[NDArray[np.int64]], NDArray[Any]]
-"""Columns of numbers from the ids of rows, [rows, most ids]."""
-
-
-def _boosted(train: FeatureRows) -> ClickRule | None:
-    """Gradient boosting on numbers and categories. Columns with many categories become their cross-fitted mean label;
-    those with several in a row also become indicators of the most common ones."""
-    labels_N = train.labels_N.numpy()
-    columns, is_category = [train.dense_ND.numpy()], [False] * train.dense_ND.shape[1]
-    encoders: dict[str, list[Columns]] = {}
-    for key, ids in train.ids.items():
-        ids_NL = ids.reshape(len(ids), -1).numpy()
-        several = ids.ndim == 2
-        if not several and int(ids_NL.max()) < _MOST_CATEGORIES:
-            encoders[key] = [lambda ids_NL: ids_NL]
-            columns.append(ids_NL)
-            is_category.append(True)
-            continue
-        means_N1, means_of = _mean_labels(ids_NL, labels_N)
-        indicators = [_indicators(ids_NL)] if several else []
-        encoders[key] = [means_of, *indicators]
-        columns += [means_N1, *(indicate(ids_NL) for indicate in indicators)]
-        is_category += [False] * sum(part.shape[1] for part in columns[-1 - len(indicators) :])
-    model = boosting(labels_N, categorical_features=is_category)
-    if model is None:
-        return None
-    model.fit(np.concatenate(columns, 1).astype(np.float32), labels_N)
-
-    def logits(rows: FeatureRows) -> Tensor:
-        columns = [rows.dense_ND.numpy()]
-        for key, encode in encoders.items():
-            ids_NL = rows.ids[key].reshape(len(rows.labels_N), -1).numpy()
-            columns += [one(ids_NL) for one in encode]
-        return torch.from_numpy(model.decision_function(np.concatenate(columns, 1).astype(np.float32)))
-
-    return logits
-
-
-def _indicators(ids_NL: NDArray[np.int64]) -> Columns:
-    """Whether rows have each of the ids that most training rows have."""
-    counts = np.bincount(ids_NL[ids_NL >= 0])
-    common = np.argsort(-counts, kind="stable")[: min(_MOST_INDICATORS, np.count_nonzero(counts))]
-    # The last place is of all other ids, and of -1.
-    places = np.full(len(counts) + 1, len(common))
-    places[common] = np.arange(len(common))
-
-    def columns(ids_NL: NDArray[np.int64]) -> NDArray[np.float32]:
-        has = np.zeros((len(ids_NL), len(common) + 1), np.float32)
-        np.put_along_axis(has, places[np.minimum(ids_NL, len(counts))], 1.0, axis=1)
-        return has[:, :-1]
-
-    return columns
-
-
-def _mean_labels(ids_NL: NDArray[np.int64], labels_N: NDArray[np.float32]) -> tuple[NDArray[np.float64], Columns]:
-    """The mean label of each row's categories among training rows of other folds, drawn to that of all rows; and the
-    same for rows that are not training rows."""
-    count, rate = int(ids_NL.max()) + 1, float(labels_N.mean())
-    fold_N1 = (np.arange(len(ids_NL)) % _FOLDS)[:, None]
-    own_NL, present_NL = fold_N1 * count + ids_NL, ids_NL >= 0
-    by_fold = [
-        np.bincount(own_NL[present_NL], np.broadcast_to(values[:, None], ids_NL.shape)[present_NL], _FOLDS * count)
-        for values in (labels_N, np.ones_like(labels_N))
-    ]
-    # One more category: those that no training row has.
-    clicks, shown = (np.append(part.reshape(_FOLDS, count).sum(0), 0.0) for part in by_fold)
-
-    def mean(ids_NL: NDArray[np.int64], clicks: NDArray[np.float64], shown: NDArray[np.float64]) -> NDArray[np.float64]:
-        present_NL = ids_NL >= 0
-        means_NL = np.where(present_NL, (clicks + _PRIOR_ROWS * rate) / (shown + _PRIOR_ROWS), 0.0)
-        present_N1 = np.maximum(present_NL.sum(1, keepdims=True), 1)
-        means_N1: NDArray[np.float64] = means_NL.sum(1, keepdims=True) / present_N1
-        return means_N1
-
-    def columns(ids_NL: NDArray[np.int64]) -> NDArray[np.float64]:
-        known_NL = np.minimum(ids_NL, count)
-        return mean(ids_NL, clicks[known_NL], shown[known_NL])
-
-    others = (total[ids_NL] - part[own_NL] for total, part in zip((clicks, shown), by_fold))
-    return mean(ids_NL, *others), columns

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BINS = 100_000
+CALIBRATION_BINS = 15
 
 
 def auc(scores_N: Tensor, labels_N: Tensor) -> float:
@@ -28,11 +29,16 @@ def auc(scores_N: Tensor, labels_N: Tensor) -> float:
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-def calibration_error(probabilities_N: Tensor, labels_N: Tensor, bins: int = 15) -> float:
+def calibration_error(probabilities_N: Tensor, labels_N: Tensor) -> float:
     """Mean distance of predicted from observed rate over equal-width bins, weighted by their samples."""
-    index_N = (probabilities_N.double() * bins).long().clamp_(0, bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, index_N, probabilities_N.double() - labels_N.double())
+    gap = torch.zeros(CALIBRATION_BINS, dtype=torch.float64).index_add_(
+        0, _calibration_bin(probabilities_N), probabilities_N.double() - labels_N.double()
+    )
     return float(gap.abs().sum()) / max(1, labels_N.numel())
+
+
+def _calibration_bin(probabilities_N: Tensor) -> Tensor:
+    return (probabilities_N.double() * CALIBRATION_BINS).long().clamp_(0, CALIBRATION_BINS - 1)
 
 
 def reliability(logits_N: Tensor, labels_N: Tensor, bins: int = 10) -> list[dict[str, float]]:
@@ -169,6 +175,18 @@ class Resampling:
         hidden = auc(logits_N, labels_N) - float(binned_auc(whole_2K[:1], whole_2K[1:]))
         values_R = (binned_auc(negatives_RK.double(), positives_RK.double()) + hidden).clamp_(0, 1)
         return [float(value) for value in values_R]
+
+    def probabilities(self, logits_N: Tensor, labels_N: Tensor) -> dict[str, list[float]]:
+        """The log loss and the calibration error in each replicate."""
+        logits_N, labels_N = logits_N.detach().cpu().double(), labels_N.cpu().double()
+        losses_N = F.binary_cross_entropy_with_logits(logits_N, labels_N, reduction="none")
+        probabilities_N, groups = logits_N.sigmoid(), self.weights_RG.shape[1]
+        place_N = self.groups_N * CALIBRATION_BINS + _calibration_bin(probabilities_N)
+        gaps_GK = torch.bincount(place_N, probabilities_N - labels_N, groups * CALIBRATION_BINS)
+        weights_RG, rows_G = self.weights_RG.double(), torch.bincount(self.groups_N, minlength=groups).double()
+        gaps_R = (weights_RG @ gaps_GK.view(groups, CALIBRATION_BINS)).abs().sum(1)
+        error_R = gaps_R / (weights_RG @ rows_G).clamp_min(1)
+        return {"log_loss": self.mean(losses_N, torch.arange(len(losses_N))), "calibration_error": error_R.tolist()}
 
     def mean(self, values_Q: Tensor, rows_Q: Tensor) -> list[float]:
         """The mean of a value of some rows in each replicate; of all of them where a replicate has none."""

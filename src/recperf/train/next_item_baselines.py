@@ -8,7 +8,7 @@ entries of a sparse matrix, E events.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor
 from ..data.next_item import NextItemData, Targets
 from .next_item import Scorer, after_training, histories, item_counts, rank, seen_by_default
 
-LAST, DECAY = 10, 0.7
-"""Items of a history that baselines look at, and how much less each earlier one weighs; counts of what follows an item
-also look that far, with these weights."""
+LAST, DECAYS = 10, (0.5, 0.7, 0.85)
+"""Items of a history that baselines look at, and how much less each earlier one may weigh; counts of what follows an
+item also look that far, with these weights."""
 DAMPINGS = (0.0, 0.5, 1.0)
 """Powers of an item's events that counts of what follows it are divided by: 0 favours frequent items, 1 rare ones."""
 NEIGHBOURS = 100
@@ -46,8 +46,9 @@ def baselines(data: NextItemData) -> dict[str, Scorer]:
     scorers: dict[str, Scorer] = {"popularity": lambda targets: popularity_I.expand(len(targets), -1)}
     if data.times_E is not None:
         scorers["recent_popularity"] = _best(data, RecentPopularity.options(data))
-    scorers["item_to_item"] = _best(data, [following(data, damping) for damping in DAMPINGS])
-    scorers["item_knn"] = neighbours(data)
+    scorers["item_to_item"] = _best(data, [option for decay in DECAYS for option in following(data, decay)])
+    alike = neighbours(data)
+    scorers["item_knn"] = _best(data, [replace(alike, decay=decay) for decay in DECAYS])
     return scorers
 
 
@@ -67,19 +68,20 @@ class ItemToItem:
     offsets_I1: Longs
     columns_W: Longs
     weights_W: Floats
+    decay: float
 
     @staticmethod
-    def of(data: NextItemData, codes_W: Longs, weights_W: Floats) -> ItemToItem:
+    def of(data: NextItemData, codes_W: Longs, weights_W: Floats, decay: float) -> ItemToItem:
         """Codes are row * items + column, ascending."""
         rows_W, columns_W = np.divmod(codes_W, data.items)
         offsets_I1 = np.searchsorted(rows_W, np.arange(data.items + 1))
-        return ItemToItem(data, offsets_I1, columns_W, weights_W)
+        return ItemToItem(data, offsets_I1, columns_W, weights_W, decay)
 
     def __call__(self, targets: Targets) -> Tensor:
         scores_BI = np.zeros(len(targets) * self.data.items)
         rows_P, events_P = histories(self.data, targets, LAST)
         columns_P = self.data.items_E[events_P] - 1
-        weights_P = DECAY ** (targets.positions_N[rows_P] - 1 - events_P)
+        weights_P = self.decay ** (targets.positions_N[rows_P] - 1 - events_P)
         begins_P, lengths_P = self.offsets_I1[columns_P], np.diff(self.offsets_I1)[columns_P]
         upto_P = np.cumsum(lengths_P)
         first = 0
@@ -96,17 +98,18 @@ class ItemToItem:
         return torch.from_numpy(scores_BI.reshape(len(targets), self.data.items))
 
 
-def following(data: NextItemData, damping: float) -> ItemToItem:
-    """How often each item came soon after another, divided by a power of how often that was."""
+def following(data: NextItemData, decay: float) -> list[ItemToItem]:
+    """How often each item came soon after another, divided by each power of how often that was."""
     rows_P, events_P = histories(data, after_training(data))
     columns_P, codes, weights = data.items_E[events_P].astype(np.int64) - 1, [], []
     for distance in range(1, LAST + 1):
         same = np.flatnonzero(rows_P[distance:] == rows_P[:-distance])
         codes.append(columns_P[same] * data.items + columns_P[same + distance])
-        weights.append(np.full(len(same), DECAY ** (distance - 1)))
+        weights.append(np.full(len(same), decay ** (distance - 1)))
     codes_W, counts_W = _summed(np.concatenate(codes), np.concatenate(weights), data.items)
     rows_W = codes_W // data.items
-    return ItemToItem.of(data, codes_W, counts_W / np.bincount(rows_W, counts_W)[rows_W] ** damping)
+    events_W = np.bincount(rows_W, counts_W)[rows_W]
+    return [ItemToItem.of(data, codes_W, counts_W / events_W**damping, decay) for damping in DAMPINGS]
 
 
 def neighbours(data: NextItemData) -> ItemToItem:
@@ -132,7 +135,7 @@ def neighbours(data: NextItemData) -> ItemToItem:
     order_W = np.argsort(rows_W - cosine_W / 2, kind="stable")
     place_W = np.arange(len(order_W)) - np.searchsorted(rows_W, rows_W[order_W])
     kept_W = np.sort(order_W[place_W < NEIGHBOURS])
-    return ItemToItem.of(data, codes_W[kept_W], cosine_W[kept_W])
+    return ItemToItem.of(data, codes_W[kept_W], cosine_W[kept_W], DECAYS[0])
 
 
 def _summed(codes: Longs, weights: Floats, items: int) -> tuple[Longs, Floats]:

@@ -28,12 +28,14 @@ Scorer = Callable[[Tensor, Tensor], Tensor]
 
 def positions(
     score: Scorer, rows_Q: Tensor, own_Q: Tensor, targets_Q: Tensor, candidates: Iterator[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """For each row how many candidates score higher than its own item, and how many others score the same.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row how many candidates score higher than its own item, how many others score the same, and the items
+    that score highest, -1 where there are fewer.
 
     `candidates` yields each row's; the row's own item among them is passed over, because its score `own_Q` is known.
     Pairs are scored in groups of about equal size, so memory is bounded."""
     higher_Q, same_Q = (torch.zeros(len(rows_Q), dtype=torch.int64) for _ in range(2))
+    lists_QK = torch.full((len(rows_Q), TOP), -1)
     places: list[Tensor] = []
     items: list[Tensor] = []
 
@@ -43,12 +45,18 @@ def positions(
         place_P, item_P = torch.cat(places), torch.cat(items)
         places.clear()
         items.clear()
-        for start in range(0, len(place_P), PAIRS):
-            at_P = place_P[start : start + PAIRS]
-            score_P = score(rows_Q[at_P], item_P[start : start + PAIRS]).double().cpu()
-            own_P = own_Q.double()[at_P]
-            higher_Q.index_add_(0, at_P, (score_P > own_P).long())
-            same_Q.index_add_(0, at_P, (score_P == own_P).long())
+        parts = (slice(start, start + PAIRS) for start in range(0, len(place_P), PAIRS))
+        score_P = torch.cat([score(rows_Q[place_P[part]], item_P[part]).double().cpu() for part in parts])
+        own_P = own_Q.double()[place_P]
+        higher_Q.index_add_(0, place_P, (score_P > own_P).long())
+        same_Q.index_add_(0, place_P, (score_P == own_P).long())
+        first, stop = int(place_P[0]), int(place_P[-1]) + 1
+        _highest(
+            lists_QK,
+            torch.cat([place_P, torch.arange(first, stop)]),
+            torch.cat([item_P, targets_Q[first:stop]]),
+            torch.cat([score_P, own_Q.double()[first:stop]]),
+        )
 
     for place, items_C in enumerate(candidates):
         others_C = items_C[items_C != targets_Q[place]]
@@ -57,7 +65,17 @@ def positions(
         if sum(map(len, items)) >= PAIRS:
             flush()
     flush()
-    return higher_Q, same_Q
+    return higher_Q, same_Q, lists_QK
+
+
+def _highest(lists_QK: Tensor, place_P: Tensor, item_P: Tensor, score_P: Tensor) -> None:
+    """Write the items with the highest scores of each row, given by its place, into its list."""
+    order_P = score_P.sort(descending=True, stable=True)[1]
+    order_P = order_P[place_P[order_P].sort(stable=True)[1]]
+    sorted_P = place_P[order_P]
+    rank_P = torch.arange(len(order_P)) - torch.searchsorted(sorted_P, sorted_P)
+    listed_P = rank_P < lists_QK.shape[1]
+    lists_QK[sorted_P[listed_P], rank_P[listed_P]] = item_P[order_P[listed_P]]
 
 
 def gains(higher_Q: Tensor, same_Q: Tensor, top: int = TOP) -> dict[str, Tensor]:

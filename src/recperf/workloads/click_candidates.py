@@ -86,6 +86,7 @@ class ClickCatalogue:
     ) -> None:
         self.train, self.valid, self.columns = train, valid, columns
         self._batches = batches
+        self.rows_I = columns.rows_I
         self.items_I = columns.rows_I.nonzero().squeeze(1)
         self.item_rows_N = columns.rows_I[valid.items_N]
         users = 1 + max(int(train.users_N.max()), int(valid.users_N.max()))

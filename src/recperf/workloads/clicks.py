@@ -26,7 +26,8 @@ from ..models.dlrm import DLRM
 from ..models.embeddings import PlacedFeatures, StackedTables
 from ..models.tables import SHARED, HashedTable, SparseTables
 from ..stop import poll
-from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_rules
+from ..train.baselines import MOST_TRAINING_ROWS, bias_logits, click_rules
+from ..train.boosting import FeatureRows
 from ..train.config import TrainConfig
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ..models.tiers.cache import TieredRows
 
 SCORING_BATCH = 8192
+SPLITS: tuple[Split, Split] = ("train", "valid")
 
 
 class PreparedSamples(Prepared):
@@ -103,10 +105,16 @@ def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
     """Of baselines on the features of imported clicks."""
     roles = {role: getattr(clicks.manifest, role) for role in ("user", "item")}
     names = {role: name if name in clicks.keys else None for role, name in roles.items()}
-    rules = click_rules(_feature_rows(clicks, clicks.every("train", _fitted_step(clicks))), **names)
+    step, before = _fitted_step(clicks), _items_before(clicks)
+    train = _feature_rows(clicks, clicks.every("train", step), {key: ids[0][::step] for key, ids in before.items()})
+    if clicks.count("choose"):
+        train = replace(train, chooses_N=torch.from_numpy(clicks.chooses()[::step]))
+    rules = click_rules(train, **names)
     logits: dict[str, list[Tensor]] = {name: [] for name in rules}
     for first in range(0, clicks.count("valid"), AT_ONCE):
-        rows = _feature_rows(clicks, clicks.rows_of("valid", first, first + AT_ONCE))
+        part = slice(first, first + AT_ONCE)
+        rows = clicks.rows_of("valid", part.start, part.stop)
+        rows = _feature_rows(clicks, rows, {key: ids[1][part] for key, ids in before.items()})
         for name, rule in rules.items():
             logits[name].append(rule(rows))
     return {name: torch.cat(parts) for name, parts in logits.items()}
@@ -123,19 +131,41 @@ def _fitted_step(clicks: ImportedClicks) -> int:
     return -(-clicks.count("train") // MOST_TRAINING_ROWS)
 
 
-def _feature_rows(clicks: ImportedClicks, rows: Rows) -> FeatureRows:
+def _items_before(clicks: ImportedClicks) -> dict[str, tuple[Tensor, Tensor]]:
+    """The last item that the user of each training row, and of each validation row, had at an earlier time (0: none),
+    and the pair of it and the row's own item; empty where rows have no user, item or time."""
+    sides = [(clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split)) for split in SPLITS]
+    if any(column is None for side in sides for column in side):
+        return {}
+    users_N, items_N, times_N = (np.concatenate(columns) for columns in zip(*sides))  # type: ignore[arg-type]
+    order_N = np.lexsort((times_N, users_N))
+    users_N, times_N = users_N[order_N], times_N[order_N]
+    # Rows of one moment have the same item before.
+    begins_N = np.append(True, (users_N[1:] != users_N[:-1]) | (times_N[1:] != times_N[:-1]))
+    place_N = np.maximum.accumulate(np.where(begins_N, np.arange(len(users_N)), 0)) - 1
+    known_N = (place_N >= 0) & (users_N[place_N] == users_N)
+    before_N = np.zeros(len(users_N), np.int64)
+    before_N[order_N] = np.where(known_N, items_N[order_N][place_N] + 1, 0)
+    pairs_N = np.unique(before_N * (items_N.max() + 2) + items_N, return_inverse=True)[1]
+    count = clicks.count("train")
+    columns = {"item before": before_N, "items in turn": pairs_N}
+    return {key: (torch.from_numpy(ids[:count]), torch.from_numpy(ids[count:])) for key, ids in columns.items()}
+
+
+def _feature_rows(clicks: ImportedClicks, rows: Rows, before: dict[str, Tensor] | None = None) -> FeatureRows:
     columns = torch.split(torch.from_numpy(rows.ids_NS).long(), list(clicks.slots), dim=1)
     ids = {key: column[:, 0] if column.shape[1] == 1 else column for key, column in zip(clicks.keys, columns)}
     dense_ND = torch.from_numpy(rows.dense_ND)
     if not clicks.columns.numeric:
         dense_ND = dense_ND[:, :0]
-    return FeatureRows(dense_ND=dense_ND, ids=ids, labels_N=torch.from_numpy(rows.labels_N).float())
+    labels_N = torch.from_numpy(rows.labels_N).float()
+    return FeatureRows(dense_ND=dense_ND, ids=ids, labels_N=labels_N, before=before or {})
 
 
 def imported_strongest(clicks: ImportedClicks) -> tuple[str, float] | None:
     """The column of imported clicks whose own AUC is highest; of columns with several categories none is considered."""
     sides = []
-    for split in ("train", "valid"):
+    for split in SPLITS:
         step = -(-clicks.count(split) // MOST_TRAINING_ROWS)
         rows = _feature_rows(clicks, clicks.every(split, step))
         ids = {key: ids_N for key, ids_N in rows.ids.items() if ids_N.dim() == 1}

@@ -152,6 +152,10 @@ class ImportedClicks:
     def labels(self, split: Split) -> NDArray[np.uint8]:
         return np.asarray(self.arrays["labels"][self._index[split]])
 
+    def chooses(self) -> NDArray[np.bool_]:
+        """Which training rows choose the epoch."""
+        return np.isin(self._index["train"], self._index["choose"])
+
     def _at(self, index: NDArray[np.int64]) -> Rows:
         return self._transform(self._raw("dense", index), self._raw("ids", index), self.arrays["labels"][index])
 

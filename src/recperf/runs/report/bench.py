@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 from ...jsonfile import Number, Struct
 from ..evidence import Evidence
-from ..quality import best_of, interval, standing
+from ..quality import best_of, combined, interval, standing
 from ..result import Difference, Interval, Metrics, RankingDifference, Result
-from ..schemas import Scores
+from ..schemas import SampledScores, Scores
 from . import formats as fmt
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, cells
 from .formats import NONE, NOT_MEASURED, baseline, count, metric
 
 SCHEMA = 1
 LABELS, ITEMS = ("auc", "log_loss"), ("ndcg_10", "hit_rate_10")
-"""Columns of a table of labelled rows and of one of ranked items; the first one has an interval and orders the rows."""
+"""Columns of a table of labelled rows and of one of ranked items; the first one orders the rows."""
 
 
 class BenchModel(Struct):
@@ -48,8 +48,8 @@ class Standing(Interval):
 class BenchRow(Struct):
     name: str
     metrics: Metrics
-    interval: Interval | None
-    """Of the first column."""
+    intervals: dict[str, Interval]
+    """Of the columns that have one."""
     model: BenchModel | None = None
     """None for a baseline."""
     standing: Standing | None = None
@@ -102,11 +102,12 @@ def _parts(model: BenchModel, result: Result, scores: Scores) -> Iterator[Part]:
     """The rows of one run: those scored by label, and those of held-out items ranked among others."""
     quality, split = result.quality, result.data.split
     if "auc" in quality.metrics:
-        own = BenchRow(
-            model.workload, quality.metrics, quality.interval, model, _standing(best_of(quality.differences))
-        )
-        ends = quality.baseline_intervals or {}
-        rules = [BenchRow(name, values, ends.get(name)) for name, values in quality.baselines.items()]
+        place = _standing(best_of(quality.differences))
+        own = BenchRow(model.workload, quality.metrics, _intervals(list(scores.seeds.values())), model, place)
+        rules = [
+            BenchRow(name, values, _intervals([scores.baselines[name]] if name in scores.baselines else []))
+            for name, values in quality.baselines.items()
+        ]
         scored = f"{count(result.data.valid_rows)} held-out rows"
         yield Part(
             ("labels", split, scored, scores.rows_digest), BenchTable("labels", split, scored, LABELS, [own, *rules])
@@ -115,9 +116,10 @@ def _parts(model: BenchModel, result: Result, scores: Scores) -> Iterator[Part]:
     if ranking is None:
         return
     facts = scores.ranking.baselines if scores.ranking else {}
-    own = BenchRow(model.workload, ranking.metrics, ranking.interval, model, _standing(best_of(ranking.differences)))
+    place, first = _standing(best_of(ranking.differences)), ITEMS[0]
+    own = BenchRow(model.workload, ranking.metrics, {first: ranking.interval}, model, place)
     rules = [
-        BenchRow(name, values, interval(facts[name].ndcg_replicates) if name in facts else None)
+        BenchRow(name, values, {first: interval(facts[name].ndcg_replicates)} if name in facts else {})
         for name, values in ranking.baselines.items()
     ]
     among = f"{count(ranking.negatives)} drawn items of " if ranking.negatives else "all "
@@ -127,6 +129,13 @@ def _parts(model: BenchModel, result: Result, scores: Scores) -> Iterator[Part]:
     # A model that ranks by predicted labels ranks positive rows; one that predicts the next item ranks any.
     task = "next items" if ranking.split else "positive items"
     yield Part((task, split, scored, scores.rows_digest), BenchTable(task, split, scored, ITEMS, [own, *rules]))
+
+
+def _intervals(sampled: list[SampledScores]) -> dict[str, Interval]:
+    """Of the AUC and the log loss, of one rule or of the mean of seeds."""
+    replicates = {"auc": [one.auc_replicates for one in sampled]}
+    replicates["log_loss"] = [one.probability_replicates.get("log_loss", []) for one in sampled]
+    return {name: interval(combined(rows)) for name, rows in replicates.items() if rows and all(rows)}
 
 
 def _standing(row: Difference | RankingDifference | None) -> Standing | None:
@@ -190,22 +199,21 @@ def standing_text(row: Standing) -> str:
 
 
 def _blocks(table: BenchTable) -> list[Block]:
-    first = metric(table.columns[0])
     head = ("", *map(metric, table.columns), "against the best baseline", "training", "peak host memory", "run")
     note = (
-        f"Behind {first} is its 95 % interval over bootstrap samples; a run has none of {metric(table.columns[1])}. "
-        "A model is above or below a baseline only where the interval of the difference excludes 0. Training is the "
-        "time from the first step to the end, over all seeds; memory is that of the whole process."
+        "Below a value is its 95 % interval over bootstrap samples, where a run has one. A model is above or below a "
+        "baseline only where the interval of the difference excludes 0. Training is the time from the first step to "
+        "the end, over all seeds; memory is that of the whole process."
     )
     return [Text(f"Scored: {table.scored}."), Table(head, [_row(row, table) for row in table.rows], note, left=(3, 6))]
 
 
 def _row(row: BenchRow, table: BenchTable) -> tuple[Cell, ...]:
-    model, ends = row.model, row.interval
-    tone = "strong" if model else ""
-    values = [Cell(f"{row.metrics[name]:.4f}" if name in row.metrics else NONE, tone) for name in table.columns]
-    if ends:
-        values[0] = Cell(values[0].text, tone, second_line=f"{ends.low:.4f} to {ends.high:.4f}")
+    model, values = row.model, []
+    for name in table.columns:
+        ends, text = row.intervals.get(name), f"{row.metrics[name]:.4f}" if name in row.metrics else NONE
+        beside = f"{ends.low:.4f} to {ends.high:.4f}" if ends else ""
+        values.append(Cell(text, "strong" if model else "", second_line=beside))
     if model is None:
         rule, _, of = row.name.partition(" of ")
         return cells(

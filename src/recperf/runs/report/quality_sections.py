@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...train.config import ORACLES, baseline_to_beat
+from ...train.config import baseline_to_beat
 from ..quality import best_of, compared, standing
-from ..result import Difference, Quality, Ranking, RankingDifference, Result, WithinUsers
+from ..result import Difference, Metrics, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import curves
 from .blocks import Block, Cell, Figure, Table, Text, cells
 from .formats import NONE, baseline, count, metric, percent, sentence
@@ -37,19 +37,14 @@ def auc_certainty(result: Result) -> list[str]:
 
 
 def _probabilities(part: Quality) -> list[str]:
-    """Log loss and calibration beside the baseline that is best in each: a gain in AUC may be a loss there."""
+    """Log loss and calibration: a gain in AUC may be a loss there."""
     sentences = []
-    for name in ("log_loss", "calibration_error"):
-        rules = {
-            rule: values[name] for rule, values in part.baselines.items() if name in values and rule not in ORACLES
-        }
-        if name not in part.metrics or not rules:
-            continue
-        best, own = min(rules, key=lambda rule: rules[rule]), part.metrics[name]
-        how = "worse" if own > rules[best] else "better"
+    for row in part.probabilities:
+        own, name = part.metrics[row.metric], baseline(row.baseline)
+        place = f"level with {name}" if row.standing == "level" else f"{row.standing} than {name}, more than chance"
         sentences.append(
-            f"{metric(name)} {own:.4f}: {abs(own - rules[best]):.4f} {how} than {baseline(best)} ({rules[best]:.4f}), "
-            "the best baseline in it."
+            f"{metric(row.metric)} {own:.4f}: {place} ({own - row.difference:.4f}; difference {row.difference:+.4f}, "
+            f"{row.low:+.4f} to {row.high:+.4f})."
         )
     return sentences
 
@@ -71,6 +66,15 @@ def _ranked(result: Result) -> list[str]:
         sentences.append(f"{names} over {_candidates(ranking)}, {count(ranking.users)} users{beside}.")
         sentences.append(_ranked_by(ranking))
     return sentences
+
+
+def lists_text(lists: Metrics) -> str:
+    """What users complain of that accuracy does not show."""
+    popularity = f"; popularity {lists['popularity']:.2f} of 1" if "popularity" in lists else ""
+    return (
+        f"lists: {lists['coverage']:.1%} of all items are in one, two users share {lists['overlap']:.1%} of "
+        f"theirs, {lists['same_first']:.1%} of the users have the same first item{popularity}"
+    )
 
 
 def _ranked_by(ranking: Ranking) -> str:
@@ -155,8 +159,9 @@ def _ranking(result: Result) -> list[Block]:
     if not ranking:
         why = part.not_ranked
         return [Text(f"Items were not ranked: {why}.", "note")] if why else []
+    lists: list[Block] = [Text(f"{sentence(lists_text(ranking.lists))}", "note")] if ranking.lists else []
     if ranking.split:
-        return [_ranking_table(result.workload, ranking, _ranked_by(ranking))]
+        return [_ranking_table(result.workload, ranking, _ranked_by(ranking)), *lists]
     own = "compete too, because users of this data repeat" if ranking.repeats else "do not compete: users hardly repeat"
     note = (
         f"The first positive held-out row of {count(ranking.users)} users, ranked among {_candidates(ranking)} that "
@@ -165,7 +170,7 @@ def _ranking(result: Result) -> list[Block]:
     )
     if ranking.meeting:
         note += " So are those of baselines that predict labels; the others are ranked by how many rows an item has."
-    return [_ranking_table(result.workload, ranking, note)]
+    return [_ranking_table(result.workload, ranking, note), *lists]
 
 
 def _ranking_table(workload: str, ranking: Ranking | WithinUsers, note: str) -> Table:

@@ -19,7 +19,7 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...train.config import BIASES, PLAIN, VALIDATION_SHARE, DLRMTrainConfig, FastConfig, TargetConfig
+from ...train.config import CLICK_RULES, PLAIN, VALIDATION_SHARE, DLRMTrainConfig, FastConfig, TargetConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -234,7 +234,8 @@ def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
         manifest = read_manifest(dataset.folder)
         config = clicks(manifest.rows, sum(column.categories for column in manifest.columns))
         share = VALIDATION_SHARE if config.train.epochs > 1 else 0.0
-    return replace(config, data=DLRMDataConfig(source="clicks", path=dataset.folder, validation_share=share))
+    data = DLRMDataConfig(source="clicks", path=dataset.folder, validation_share=share)
+    return replace(config, data=data, target=TargetConfig(beat="best"))
 
 
 def on_events(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
@@ -349,7 +350,7 @@ def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
 def bounds(config: DLRMWorkloadConfig) -> dict[str, Any]:
     """The bounds a result is judged by: without rows of a user the only baseline is the majority class."""
     if config.data.source == "clicks":
-        return config.target.bounds("logistic", *BIASES, "gradient_boosting")
+        return config.target.bounds("best", *CLICK_RULES)
     return config.target.bounds("majority")
 
 

@@ -21,7 +21,8 @@ from ...data.yambda.history import DAY_HOURS, HOUR_S, Histories
 from ...data.yambda.rates import MEANS, RunningRates
 from ...data.yambda.schema import ANCHORS, DAY_S, LISTEN_PLUS, RATES
 from ...data.yambda.store import EventStore, Queries
-from ...train.baselines import boosting, regression
+from ...train import boosting
+from ...train.baselines import regression
 
 Features = NDArray[np.float32]
 Rule = Callable[[Features], Tensor]
@@ -32,6 +33,9 @@ CATEGORIES = 254
 LAST = 2
 """Last items that are columns of their own."""
 PART = 1 << 18
+MOST_ROWS_TO_CHOOSE, FEWEST_TREES = 100_000, 200
+"""Newest training anchors that choose the columns and the number of trees of gradient boosting; where there are more,
+it has at least so many trees."""
 _MEANS = [RATES.index(name) for name in MEANS]
 
 
@@ -105,16 +109,28 @@ def regressed(train_NF: Features, labels_N: NDArray[np.float32], columns: Sequen
 
 
 def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_category: list[bool]) -> Rule | None:
-    """scikit-learn's histogram gradient boosting on all columns but those of neighbours, which are item-kNN's; None
-    where it is not installed or the labels are of one class."""
-    first = len(RATES) - neighbours.COLUMNS
-    which = [*range(first), *range(len(RATES), train_NF.shape[1])]
-    # Small steps and trees: on tens of thousands of rows they score higher than the defaults, which stop early.
-    model = boosting(
-        labels_N, learning_rate=0.05, max_iter=200, max_leaf_nodes=12, min_samples_leaf=50, early_stopping=False,
-        categorical_features=[is_category[column] for column in which],
-    )  # fmt: skip
-    if model is None:
+    """Gradient boosting on the running rates, on these and what is counted of the last items, or on both and the items
+    themselves, whichever predicts the newest of the training anchors best; None where nothing can be fitted. The
+    columns of neighbours are item-kNN's."""
+    rates = [*range(len(RATES) - neighbours.COLUMNS)]
+    last = [*range(len(RATES), train_NF.shape[1])]
+    options = [rates, [*rates, *(column for column in last if not is_category[column])], [*rates, *last]]
+    newest_MF, newest_M = train_NF[-MOST_ROWS_TO_CHOOSE:], labels_N[-MOST_ROWS_TO_CHOOSE:]
+    stop = round((1 - boosting.CHOOSING_SHARE) * len(newest_M))
+    choices = [
+        boosting.Choice(newest_MF[:stop, which], newest_MF[stop:, which], _at(is_category, which)) for which in options
+    ]
+    best = boosting.choose(choices, newest_M[:stop], newest_M[stop:])
+    if best is None:
         return None
+    which, trees = options[best[0]], best[1]
+    if len(labels_N) > MOST_ROWS_TO_CHOOSE:
+        # More rows carry more trees.
+        trees = max(trees, FEWEST_TREES)
+    model = boosting.untrained(labels_N, trees, _at(is_category, which))
     model.fit(train_NF[:, which], labels_N)
     return lambda features_NF: torch.from_numpy(model.decision_function(features_NF[:, which]))
+
+
+def _at(is_category: list[bool], which: list[int]) -> list[bool]:
+    return [is_category[column] for column in which]

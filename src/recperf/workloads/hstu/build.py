@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.next_item import NextItemData, Targets
@@ -23,7 +25,7 @@ from ...train.config import RANKED
 from ...train.device import Settings, choose
 from ...train.graph import SWITCH, GraphStep, choose_graph
 from ...train.loop import Position, Recipe
-from ...train.next_item import Ranked, rank, seen_by_default
+from ...train.next_item import Ranked, item_counts, list_quality, rank, seen_by_default
 from ...train.next_item_baselines import baselines
 from ...train.optim import AdamW
 from .batches import WindowFeed, WindowOrder
@@ -63,6 +65,11 @@ class PreparedSequences(Prepared):
         """Whether items of a history compete."""
         asked = self.config.data.seen
         return seen_by_default(self.sequences.data) if asked == "auto" else asked
+
+    @cached_property
+    def item_events(self) -> NDArray[np.int64]:
+        """Training events of each item."""
+        return item_counts(self.sequences.data)
 
     def ranks(self, targets: Targets, score: Any) -> Ranked:
         return rank(self.sequences.data, targets, score, seen=self.seen)
@@ -159,7 +166,8 @@ class SequenceTrial:
         """The ranks of the test items."""
         test = self.prepared.sequences.test
         ranked, none = self.prepared.ranks(test, self.score), torch.zeros(0)
-        return Predictions(none, none, torch.from_numpy(test.users_N), ranks_N=ranked.ranks_N)
+        lists = list_quality(ranked.lists_NK, self.prepared.sequences.data.items, self.prepared.item_events)
+        return Predictions(none, none, torch.from_numpy(test.users_N), ranks_N=ranked.ranks_N, lists=lists)
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """Of the test items, and of the validation items, by which the epoch is chosen."""

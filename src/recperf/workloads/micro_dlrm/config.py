@@ -12,7 +12,7 @@ from ...execution.workload import Estimate, TrialsConfig, Workload, require_memo
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
-from ...train.config import BIASES, VALIDATION_SHARE, GraphTrainConfig
+from ...train.config import BIASES, CLICK_RULES, VALIDATION_SHARE, GraphTrainConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -110,7 +110,7 @@ def planned(config: MicroDLRMConfig) -> PlannedWorkload:
 def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
     """The requested bounds, or else the published ones on the published data and split."""
     if config.data.has_clicks:
-        return config.target.bounds("logistic", *BIASES, "gradient_boosting")
+        return config.target.bounds("best", *CLICK_RULES)
     bounds = config.target.bounds(*BIASES)
     if data["name"] == "movielens-100k" and data["split"] == "random":
         requested = {name: bound for name, bound in bounds.items() if bound is not None}
