@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from planted_events import planted
 
 from recperf.cli import main
 from recperf.data.blocks import Column
+from recperf.data.datasets import Dataset
 from recperf.data.yambda.config import HistoryConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.imports import ImportOptions, import_events
@@ -20,8 +22,11 @@ from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.train.metrics import auc
+from recperf.workloads.clicks import imported_logits, imported_rows
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads.micro_dlrm import config as micro_dlrm
+from recperf.workloads.micro_dlrm.data import imported
 
 USERS, ITEMS, EVENTS = 30, 20, 900
 
@@ -149,6 +154,15 @@ def test_clicks_without_a_signal_are_not_predicted(tmp_path: Path, monkeypatch: 
     assert len(seen) < clicks
 
 
+def test_gradient_boosting_of_clicks_reads_the_item_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the last item decides the label: a target without it would be met by chance."""
+    monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "home"))
+    folder = planted("last item", events=9000, users=180, items=30, groups=3).imported(tmp_path)
+    clicks = imported(micro_dlrm.on_events(micro_dlrm.default(), Dataset("planted", "events", folder, folder)).data)
+    logits, labels_N = imported_logits(clicks), imported_rows(clicks).labels_N
+    assert auc(logits["gradient_boosting"], labels_N) > auc(logits["logistic"], labels_N) + 0.1
+
+
 def test_a_run_on_own_events(
     store: EventStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +176,9 @@ def test_a_run_on_own_events(
     assert quality["target"]["beat"] == "best"
     # The table, the sentence and the exit code are of one opinion: better by more than the interval, or not met.
     best = quality["differences"][0]
+    assert {row["metric"] for row in quality["probabilities"]} == {"log_loss", "calibration_error"}
+    assert all(row["low"] <= row["difference"] <= row["high"] for row in quality["probabilities"])
+    assert 0 < quality["ranking"]["lists"]["coverage"] <= 1
     assert quality["met"] == (best["standing"] == "above") == (best["low"] > 0)
     kept = min(json.loads(line)["validation_log_loss"] for line in metric_lines(tmp_path / "run"))
     assert quality["metrics"]["validation_log_loss"] == kept

@@ -19,7 +19,7 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...train.config import CLICK_RULES, PLAIN, VALIDATION_SHARE, DLRMTrainConfig, FastConfig, TargetConfig
+from ...train.config import CLICK_RULES, PLAIN, VALIDATION_SHARE, DLRMTrainConfig, FastConfig, TargetConfig, own_rows
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -215,10 +215,8 @@ def clicks(rows: int, categories: int) -> DLRMWorkloadConfig:
         rows=(1,), dim=32, bottom=(1, 64, 32), top=(64, 32, 1), interaction="concat", cross_rank=32, table_init_std=0.01
     )
     if rows <= SMALL_DATA and categories <= SMALL_DATA:
-        train = DLRMTrainConfig(
-            epochs=12, batch_size=256 if rows <= SMALL_DATA // 5 else 1024, learning_rate=5e-3, optimizer="adamw",
-            weight_decay=0.01, table_weight_decay=1.0, schedule="one-cycle",
-        )  # fmt: skip
+        model = replace(model, interaction="dot")
+        train = DLRMTrainConfig(optimizer="adamw", schedule="one-cycle", **own_rows(rows))
     else:
         train = DLRMTrainConfig(epochs=1, batch_size=2048, learning_rate=0.02, optimizer="rowwise-adagrad")
     return DLRMWorkloadConfig(model=model, train=train)

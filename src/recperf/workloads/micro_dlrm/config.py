@@ -12,7 +12,7 @@ from ...execution.workload import Estimate, TrialsConfig, Workload, require_memo
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
-from ...train.config import BIASES, CLICK_RULES, VALIDATION_SHARE, GraphTrainConfig
+from ...train.config import BIASES, CLICK_RULES, VALIDATION_SHARE, GraphTrainConfig, own_rows
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -61,8 +61,14 @@ def on_movielens(config: T, dataset: Dataset) -> T:
 
 
 def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
-    """The config for imported clicks; `resolve` sets the tables."""
+    """The config for imported clicks; `resolve` sets the tables. The default preset gets a recipe for so many rows."""
     data = replace(config.data, source="clicks", path=dataset.folder, validation_share=VALIDATION_SHARE)
+    if config == default():
+        from ...data.click_store.encode import read_manifest
+
+        assert dataset.folder is not None
+        recipe = own_rows(read_manifest(dataset.folder).rows)
+        config = replace(dot(), train=replace(config.train, **recipe))
     return replace(config, data=data)
 
 
