@@ -158,7 +158,8 @@ def test_gradient_boosting_of_clicks_reads_the_item_before(tmp_path: Path, monke
     """Only the last item decides the label: a target without it would be met by chance."""
     monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "home"))
     folder = planted("last item", events=9000, users=180, items=30, groups=3).imported(tmp_path)
-    clicks = imported(micro_dlrm.on_events(micro_dlrm.default(), Dataset("planted", "events", folder, folder)).data)
+    events = Dataset(name="planted", kind="events", folder=folder)
+    clicks = imported(micro_dlrm.on_events(micro_dlrm.default(), events).data)
     logits, labels_N = imported_logits(clicks), imported_rows(clicks).labels_N
     assert auc(logits["gradient_boosting"], labels_N) > auc(logits["logistic"], labels_N) + 0.1
 

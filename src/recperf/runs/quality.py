@@ -106,9 +106,11 @@ def _probabilities(
 ) -> Iterator[ProbabilityDifference]:
     """Log loss and calibration error, of which less is better, beside those of the baseline with the lowest log
     loss."""
-    best = min(
-        (rule for rule in baselines if rule not in ORACLES), key=lambda rule: quality.baselines[rule]["log_loss"]
-    )
+    losses = {rule: values["log_loss"] for rule, values in quality.baselines.items() if "log_loss" in values}
+    rules = [rule for rule in baselines if rule in losses and rule not in ORACLES]
+    best = min(rules, key=lambda rule: losses[rule], default=None)
+    if best is None:
+        return
     for name, theirs in baselines[best].probability_replicates.items():
         facts = _replicated([seed.probability_replicates[name] for seed in seeds], theirs)
         low, high = facts["low"], facts["high"]
