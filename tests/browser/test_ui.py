@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import chromium
+import example_profiles as profiles
 import example_runs as examples
 import pytest
+from msgspec import convert
+from test_page import of_program
 
 from recperf.cli import main
+from recperf.measure.profile_records import Profile
+from recperf.runs.record import PROFILE_MARK
 from recperf.runs.ui import server
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -34,6 +39,9 @@ def home(tmp_path: Path) -> Path:
     (folder / "bench" / "inner" / "result.json").write_text("[1, 2]")
     (folder / "bench" / "inner" / "not-a-result").touch()
     (folder / "live" / "events.jsonl").write_text(examples.events(1, 40))
+    (folder / "program").mkdir()
+    (folder / "program" / PROFILE_MARK).touch()
+    of_program(convert(profiles.eager(), Profile)).save(folder / "program" / "profile.json")
     (tmp_path / "secret.txt").write_text("secret")
     return folder
 
@@ -67,10 +75,19 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
 def test_it_lists_what_is_there_and_changes_nothing(home: Path, port: int) -> None:
     before = files(home)
     runs: dict[str, dict[str, Any]] = {run["name"]: run for run in json.loads(ask(port, "/api/runs")[1])}
-    states = {"one": "finished", HOSTILE: "finished", "live": "running", "damaged": "damaged", "bench/inner": "damaged"}
+    states = {
+        "program": "profile",
+        "one": "finished",
+        HOSTILE: "finished",
+        "live": "running",
+        "damaged": "damaged",
+        "bench/inner": "damaged",
+    }
     assert {name: run["state"] for name, run in runs.items()} == states
     assert runs["one"]["quality"] == "AUC 0.8212 (0.812 to 0.832)"
     assert (runs["one"]["speed"], runs["one"]["limit"]) == ("215,052 samples/s", "dispatch")
+    assert (runs["program"]["workload"], runs["program"]["limit"]) == ("program", "launch")
+    assert ask(port, "/run?run=program")[0] == 200
     assert "config.json" in runs["damaged"]["problem"]
     assert "result.json" in runs["bench/inner"]["problem"]
     status, page = ask(port, "/compare?run=one&run=%3Cimg%20src%3Dx%20onerror%3Dalert%281%29%3E")
@@ -133,7 +150,7 @@ def test_the_command_names_what_is_wrong(home: Path, port: int, capsys: pytest.C
 def test_in_a_browser(home: Path, port: int) -> None:
     with chromium.Browser() as browser:
         browser.open(f"http://127.0.0.1:{port}/")
-        browser.wait("document.querySelectorAll('#list tbody tr').length === 5")
+        browser.wait("document.querySelectorAll('#list tbody tr').length === 6")
         row = "[...document.querySelectorAll('#list tr')].find(row => row.dataset.run === '{}')"
         assert "config.json" in browser.value(f"{row.format('damaged')}.textContent")
         assert browser.value("document.querySelectorAll('img').length") == 0

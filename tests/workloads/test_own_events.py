@@ -169,7 +169,9 @@ def test_a_run_on_own_events(
 ) -> None:
     monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
     command = ["run", "dlrm-v4", "--data", str(store.folder), "--json", "--no-peaks", "--no-report"]
-    assert main([*command, "--run-dir", str(tmp_path / "run"), "--data.holdout-windows", "30", "--train.epochs", "2"]) in (0, 5)
+    assert main(
+        [*command, "--run-dir", str(tmp_path / "run"), "--data.holdout-windows", "30", "--train.epochs", "2"]
+    ) in (0, 5)
     result = json.loads(capsys.readouterr().out)
     quality = result["quality"]
     running = {"running_means", "item_knn", "gradient_boosting", "rates_regression"}

@@ -97,7 +97,7 @@ def command(arguments: list[str]) -> int:
     ]
     _show(plans, options, terminal)
     if options.json:
-        print_json(to_builtins(plans[0] if len(plans) == 1 else plans))
+        print_json(to_builtins(plans[0] if len(plans) == 1 else {"plans": plans}))
     return 0
 
 
@@ -131,6 +131,8 @@ def _show(plans: list[Plan], options: Options[Any], terminal: Terminal) -> None:
     first, several = plans[0], len(plans) > 1
     if several:
         terminal.say("\n".join(text.render_sections(side_by_side(plans))).strip())
+        for one in reports if options.verbose else []:
+            terminal.show(one)
     else:
         terminal.show(reports[0])
     if options.out is not None:
@@ -245,6 +247,8 @@ def _prices(text: str | None, devices: int) -> list[tuple[float | None, str | No
     prices: list[tuple[float | None, str | None]] = [(None, None)]
     if text:
         prices = [_price(one) for one in text.split(",")]
+    if len({currency for _, currency in prices}) > 1:
+        raise UsageError(f"--price {text!r} has two currencies", fix="one currency for all devices")
     if len(prices) not in (1, devices):
         raise UsageError(f"--price has {len(prices)} prices for {devices} devices", fix="one for all, or one for each")
     return prices if len(prices) == devices else devices * prices

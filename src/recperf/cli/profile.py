@@ -107,7 +107,8 @@ def show(profile: Profile, folder: Path, options: Options[Any], terminal: Termin
     from ..runs.report.profile_report import report
     from ..runs.report.reading import read_peaks
 
-    terminal.show(report(profile, read_peaks(folder / "peaks.json")))
+    machine = read_json(folder / "machine.json") if (folder / "machine.json").exists() else None
+    terminal.show(report(profile, read_peaks(folder / "peaks.json"), machine))
     terminal.facts(("profile", str(folder / "profile.json")))
     if options.save_trace and current().size > 1:
         terminal.facts(("traces", f"recperf profile --trace {folder} compares and combines them"))

@@ -41,6 +41,8 @@ def command(arguments: list[str]) -> int:
     kinds = [kind_of(path) for path in options.paths]
     if len(kinds) > 1 and set(kinds) != {"run"}:
         raise UsageError("only runs are compared on one page", fix="recperf compare OLD NEW")
+    if out is not None and out.suffix == ".svg" and kinds != ["run"]:
+        raise UsageError("an .svg is the picture of one run", fix="--out page.html")
     page = write(list(options.paths), kinds[0], out, options.peaks)
     if options.json:
         print_json({"report": str(page), "of": [str(path) for path in options.paths], "bytes": page.stat().st_size})

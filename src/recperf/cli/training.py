@@ -207,10 +207,12 @@ def report_finished(record: Run, result: Result, config: Any, options: Options[A
 def conclude_run(record: Run, result: Result, options: Options[Any], terminal: Terminal) -> int:
     """Print the result, write the page, and return the exit code."""
     from ..runs.report import run_report
-    from ..runs.report.reading import Reading
+    from ..runs.report.reading import Reading, read
 
-    read = Reading(record.folder, result.workload, {}, {}, result, profile=profile_of(record))
-    terminal.show(run_report.report(read, "r1"))
+    # The few facts need no file of the run but its profile.
+    whole = read(record.folder) if options.verbose else None
+    short = Reading(record.folder, result.workload, {}, {}, result, profile=profile_of(record))
+    terminal.show(run_report.report(whole or short, "r1"))
     if not options.report or options.verbose:
         terminal.facts(("run", str(record.folder)))
     if options.report:

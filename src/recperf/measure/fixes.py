@@ -39,6 +39,7 @@ UNLIKE = 2.0
 what was measured is in it."""
 LARGE_PART = 0.3
 """Share of a step that does not depend on its batch, above which a larger batch is advised."""
+IN_SAMPLES = "The gain is in samples per second; the learning rate may need tuning"
 DRAW_KERNELS = 5
 """Kernels that draw a batch on the device."""
 FUSED_KERNELS = {
@@ -385,5 +386,5 @@ def larger_batch(profile: Profile, doubt: str | None) -> Advice | None:
         predicted_gain=None if doubt else gains[0],
         predicted_range=None if doubt else [gains[1], 2.0],
         status="not judged" if doubt else "suggested",
-        note=f"Not predicted: {doubt}" if doubt else "samples per second; the learning rate may need tuning",
+        note=f"Not predicted: {doubt}" if doubt else IN_SAMPLES,
     )

@@ -57,10 +57,9 @@ def decide(
     if others > DISTURBED and not _preemption_removed(observed, first):
         known = [f"{limit} {percent(shares[limit])}" for limit in ("input", "blocked", "python")]
         reason = (
-            f"Other work used {others:.0%} of the cores, so operators took longer than they do alone. Shares of the "
-            f"step that do not depend on it: {', '.join(known)}."
+            f"Other work used {others:.0%} of the cores. Measure again while nothing else runs, or with one thread. "
+            f"Shares of the step that do not depend on it: {', '.join(known)}."
         )
-        reason += " Measure again while nothing else runs, or with one thread: how long one waits for a core is known."
         return Verdict(NOT_JUDGED, shares[first], "low", [reason], doubts, None)
     if observed.waits.get("unknown") and first == "operator":
         reason = f"No step was traced: what takes {shares[first]:.0%} of the step is not known. A longer run may help."

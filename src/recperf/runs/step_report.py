@@ -26,7 +26,7 @@ class Report(StepProfile):
         """Write the report as one HTML file that works offline."""
         from .report import page
 
-        return page.write(self._html(), Path(path))
+        return page.write(self.html(), Path(path))
 
     def __str__(self) -> str:
         return self.text()
@@ -48,9 +48,9 @@ class Report(StepProfile):
         """The page inside a frame, so that its styles do not reach the notebook."""
         from html import escape
 
-        return f'<iframe srcdoc="{escape(self._html(), quote=True)}" style="width:100%;height:640px;border:0"></iframe>'
+        return f'<iframe srcdoc="{escape(self.html(), quote=True)}" style="width:100%;height:640px;border:0"></iframe>'
 
-    def _html(self) -> str:
+    def html(self) -> str:
         from .report import page
         from .report.step_sections import report_of
 

@@ -20,10 +20,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from msgspec import to_builtins
 
+from .. import jsonfile
 from ..errors import RecperfError
 from ..files import open_regular
 from ..jsonfile import Struct
+from ..measure.profile_records import Profile
 from ..train.config import leading
+from . import step_report
 from .events import BadEvent
 from .record import PROFILE_MARK, read_config
 from .report import formats as fmt
@@ -125,7 +128,9 @@ class Runs:
         folders = [self.named(name) for name in names]
         with self._lock:
             if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
-                profile = read_profile(folders[0] / "profile.json")
+                profile = _profile(folders[0] / "profile.json")
+                if isinstance(profile, step_report.Report):
+                    return profile.html()
                 return profile_html(profile, read_peaks(folders[0] / "peaks.json"), None)
             readings: list[Reading] = [read(folder) for folder in folders]
             return run_report.html(readings)
@@ -158,14 +163,24 @@ class Log:
         return self._events
 
 
+def _profile(path: Path) -> Profile | step_report.Report:
+    """The profile of a workload, or of a program."""
+    content = jsonfile.read(path, named=True)
+    is_program = isinstance(content, dict) and content.get("kind") == step_report.KIND
+    return step_report.load(path) if is_program else read_profile(path)
+
+
 def _entry(name: str, folder: Path) -> Entry:
     """What the files of a folder say; whatever is wrong with them is said in the list."""
     entry = Entry(name=name, state="stopped", changed=0.0)
     try:
         if (folder / PROFILE_MARK).exists():
-            profile = read_profile(folder / "profile.json")
-            entry.state, entry.workload = "profile", profile.workload or ""
-            entry.step, entry.limit = fmt.time(profile.overhead.plain_ms), profile.verdict.limit
+            profile = _profile(folder / "profile.json")
+            entry.state, entry.limit = "profile", profile.verdict.limit
+            if isinstance(profile, step_report.Report):
+                entry.workload, entry.step = "program", fmt.time(profile.step_ms.p50)
+            else:
+                entry.workload, entry.step = profile.workload or "", fmt.time(profile.overhead.plain_ms)
             return entry
         entry.workload = read_config(folder)[0]
         if not os.path.lexists(folder / "result.json"):

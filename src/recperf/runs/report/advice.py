@@ -23,10 +23,9 @@ def advice_blocks(advice: list[Advice]) -> list[Block]:
     if doubts:
         which = "The change is" if len(advice) == 1 else f"{len(doubts)} of {len(advice)} changes are"
         blocks.append(Text(f"{which} not judged. {doubts[0]}.", "warning"))
-    elif advice[0].note and not any(one.measured_ms for one in advice):
-        blocks.append(Text(f"{advice[0].note}.", "warning"))
     for one in advice[:SHOWN]:
-        blocks += [Text(f"{one.seen} {_gains(one)}."), Code("Change", one.change)]
+        note = f" {one.note}." if one.note and not doubts and not one.measured_ms else ""
+        blocks += [Text(f"{one.seen} {_gains(one)}.{note}"), Code("Change", one.change)]
     if others := advice[SHOWN:]:
         rows = [cells(Cell(one.change, "code"), one.seen, _gains(one)) for one in others]
         blocks.append(Table(("change", "seen", "gain"), rows, left=(1, 2), fold=f"{len(others)} more changes"))
@@ -42,12 +41,16 @@ def advice_facts(advice: Any) -> list[tuple[str, str | Cell]]:
     if not isinstance(advice, list):
         return []
     tried = [one for one in advice if one.status == "tried" and (one.measured_gain or 0.0) > 1.0]
-    one = max(tried, key=lambda one: one.measured_gain or 0.0) if tried else next(iter(advice), None)
-    if one is None or (one.measured_gain and not tried):
-        return [("try", "no rule knows a change that makes this step faster")]
+    untried = (one for one in advice if not one.measured_gain and one.status != "rejected")
+    one = max(tried, key=lambda one: one.measured_gain or 0.0) if tried else next(untried, None)
+    if one is None:
+        known = "none of the changes that were tried makes" if advice else "no rule knows a change that makes"
+        return [("try", f"{known} this step faster")]
     gains = [f"{fmt.gain(one.predicted_gain, one.predicted_range)} predicted"] if one.predicted_gain else []
     gains += [f"{fmt.gain(one.measured_gain)} measured"] if one.measured_gain else []
-    return [("try", f"{one.change}: {', '.join(gains) or (one.note or 'its gain cannot be predicted').lower()}")]
+    note = one.note or ("" if gains else "its gain cannot be predicted")
+    said = [", ".join(gains), note[:1].lower() + note[1:]]
+    return [("try", f"{one.change}: {'; '.join(filter(None, said))}")]
 
 
 def _gains(one: Advice) -> str:

@@ -16,6 +16,8 @@ from .formats import metric, sentence
 from .plots import from_profile, in_order
 from .reading import Reading
 
+HELD_OUT = ("data.holdout", "data.split_seed")
+"""Fields of configs that decide which rows of a dataset are scored."""
 BEYOND_CHANCE = 2.0
 """A difference in quality counts if it exceeds this many standard deviations of the seeds."""
 
@@ -86,7 +88,13 @@ def summary(comparison: Comparison) -> str:
 
 
 def _same_rows(runs: Sequence[Reading]) -> bool:
-    return len({(run.result.data.digest, run.result.data.split) for run in runs}) == 1
+    return len({_rows(run) for run in runs}) == 1
+
+
+def _rows(run: Reading) -> tuple[Any, ...]:
+    """What decides which rows are scored."""
+    data, fields = run.result.data, flatten(run.config)
+    return data.digest, data.split, data.valid_rows, *(fields.get(name) for name in HELD_OUT)
 
 
 def labels(runs: Sequence[Reading]) -> tuple[str, ...]:

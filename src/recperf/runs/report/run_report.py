@@ -42,7 +42,8 @@ def _picture(run: Reading) -> str:
     built = report(run, "r1")
     blocks = [block for section in built.sections for block in section.blocks if isinstance(block, Timeline)]
     if not blocks:
-        raise DataError("the run has no traced step", where={"folder": run.folder}, fix="recperf profile --save-trace")
+        fix = "train it again: the picture is of a step that a run traces at its end"
+        raise DataError("the run has no traced step", where={"folder": run.folder}, fix=fix)
     return timeline.picture(blocks[0], f"One step of {run.workload}. {built.verdict}")
 
 

@@ -11,7 +11,7 @@ from .formats import printable, short
 
 LABEL = 10
 """Columns of the name of a fact, with the space behind it."""
-LONGEST = 2 * WIDEST
+LONGEST = 3 * WIDEST
 """Characters of a fact beyond which it is cut: a page has the whole."""
 
 
