@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 import textwrap
 import types
@@ -112,7 +113,9 @@ def help_text(kind: Any, prog: str, description: str, default: Any, *, everythin
     """The options of a command in groups, each with a sentence; with `everything` all of them with all that is said."""
     known = list(flags(kind, default))
     positional = " ".join(flag.usage for flag in known if flag.positional)
-    lines = [f"usage: {prog} {positional} [OPTIONS]".replace("  ", " "), "", *textwrap.wrap(description, width()), ""]
+    lines = [f"usage: {prog} {positional} [OPTIONS]".replace("  ", " "), ""]
+    for paragraph in description.split("\n\n"):
+        lines += [*textwrap.wrap(paragraph, width()), ""]
     groups: dict[str, list[Flag]] = {}
     for flag in known:
         if everything or flag.shown:
@@ -127,14 +130,24 @@ def help_text(kind: Any, prog: str, description: str, default: Any, *, everythin
 
 
 def _lines(flag: Flag, everything: bool) -> list[str]:
-    text = flag.text if everything else flag.text.partition(". ")[0].removesuffix(".")
-    if flag.default and flag.default is not True and "efault" not in text:
+    text = flag.text if everything else _first(flag.text)
+    if everything and (values := _names(flag.hint)) and not flag.metavar and any(value not in text for value in values):
+        text += f"{'.' * (not text.endswith('.'))} Values: {', '.join(values)}."
+    shown = flag.default or (flag.default == 0 and flag.default is not False)
+    if shown and flag.default is not True and "efault" not in text:
         text += f" (default {_shown(flag.default)})" if not text.endswith(".") else f" Default: {_shown(flag.default)}."
     before = f"  {flag.usage}"
     if len(before) > COLUMN - 2:
         return [before, *textwrap.wrap(text, width(), initial_indent=" " * COLUMN, subsequent_indent=" " * COLUMN)]
     wrapped = textwrap.wrap(text, width(), initial_indent=f"{before:<{COLUMN}}", subsequent_indent=" " * COLUMN)
     return wrapped or [before]
+
+
+def _first(text: str) -> str:
+    """The first sentence of a text, with the one that tells the default."""
+    first, *others = re.split(r"(?<=\.) ", text)
+    default = next((sentence for sentence in others if sentence.startswith("Default")), "")
+    return f"{first} {default}" if default else first.removesuffix(".")
 
 
 def _shown(value: Any) -> str:
@@ -147,10 +160,17 @@ def _values(hint: Any) -> str:
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return "|".join(dict.fromkeys(_values(kind) for kind in kinds))
     if typing.get_origin(hint) is typing.Literal:
-        listed = "|".join(map(str, typing.get_args(hint)))
-        return listed if len(listed) <= 24 else "NAME"
+        return "NAME" if _names(hint) else "|".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) in (tuple, list):
         return f"{_values(kinds[0])} ..."
     if hint in (int, float, Path):
         return {int: "INT", float: "NUMBER", Path: "PATH"}[hint]
     return "TEXT"
+
+
+def _names(hint: Any) -> list[str]:
+    """The allowed values that are too long to follow a flag."""
+    if typing.get_origin(hint) is not typing.Literal:
+        return [name for kind in typing.get_args(hint) for name in _names(kind)]
+    values = [str(value) for value in typing.get_args(hint)]
+    return values if len("|".join(values)) > 24 else []

@@ -32,7 +32,7 @@ class SourceOptions(OutputOptions):
     preset: str | None = None
     """Start from this preset; `recperf show` lists them."""
     config: str | None = None
-    """Start from a saved config: a file, or the folder of a run."""
+    """Start from a saved config: a file or a run's folder."""
     dataset: Annotated[str | None, tyro.conf.arg(name="data")] = None
     """Train on this dataset: a name that `recperf data list` shows, or the path of one. Sets the fields of the workload
     that depend on the data; other options override them."""
@@ -46,8 +46,8 @@ class WorkloadOptions(SourceOptions, Generic[C]):
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(WorkloadOptions[C], VerboseOption):
     start_from: str | None = None
-    """With --data: a new run that goes on from the weights of the run in this folder, with its config, on other events.
-    Rows are matched by your own ids; --start.checkpoint and --start.forget-days say more."""
+    """With --data: a new run with the weights and the config of the run in this folder, on other events. Rows are matched by
+    your own ids; --start.checkpoint and --start.forget-days say more."""
     resume: str | None = None
     """Resume the interrupted run in this folder. Config fields that affect the numbers cannot be changed."""
     allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -58,9 +58,9 @@ class RunOptions(WorkloadOptions[C], VerboseOption):
     """Send loss, gradient norm, learning rate, throughput, metrics and budget there too; can be
     repeated. A resumed run continues."""
     peaks: bool = True
-    """Compare the run with the ceilings of this machine; they are measured first (some seconds) if none are saved."""
+    """Compare the run with the ceilings of this machine; if none are saved, measure them first (some seconds)."""
     report: bool = True
-    """Write the HTML page of the run, report.html, at the end."""
+    """Write the page of the run, report.html, at the end."""
     ranks: int = 0
     """Number of ranks to start on this host; each holds a part of the tables and of every batch. Leave it
     out under torchrun."""

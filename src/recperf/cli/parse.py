@@ -23,7 +23,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class JsonOption:
     json: bool = False
-    """Print one JSON object on stdout, everything else on stderr."""
+    """Print one JSON object; all else goes to stderr."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class OutputOptions(JsonOption):
 @dataclass(frozen=True, kw_only=True)
 class VerboseOption:
     verbose: bool = False
-    """Print everything that the page shows, not only what matters most."""
+    """Print everything that the page shows."""
 
 
 def choose_action(command: str, arguments: list[str], actions: dict[str, str], text: str) -> str | None:

@@ -50,7 +50,7 @@ class TrainConfig:
     checkpoint_epochs: bool = True
     """Save a checkpoint after every evaluation. A signal that asks to stop always saves one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto: a GPU if torch sees one."""
+    """Where to train; auto: a GPU if there is one."""
     threads: int = 0
     """Threads inside an operator on a CPU; 0 means torch's default, or 1 for a model with small operators."""
     onednn: Literal["auto", "on", "off"] = "auto"
@@ -182,7 +182,7 @@ class TargetConfig:
     accuracy: float | None = None
     """Validation accuracy to reach; none means 0.71 on the real MovieLens-100K with the random split, else no bound."""
     auc: float | None = None
-    """Validation AUC to reach; none means 0.78 on the real MovieLens-100K with the random split, else no bound."""
+    """Validation AUC to reach; none: 0.78 on MovieLens-100K, split at random, else no bound."""
 
     def __post_init__(self) -> None:
         for name, value in (("accuracy", self.accuracy), ("auc", self.auc)):

@@ -17,7 +17,7 @@ class SubmissionConfig:
     """The fields of a submission that no run can find out by itself."""
 
     log: bool = False
-    """Write mlperf.log into the run's folder, following the rules of MLPerf Training 6.1."""
+    """Write mlperf.log, by the rules of MLPerf Training 6.1."""
     org: str = "recperf"
     """Name of the organisation that submits."""
     division: Literal["closed", "open"] = "closed"

@@ -34,8 +34,8 @@ SMALL = 40_000
 @dataclass(frozen=True, kw_only=True)
 class SequencesConfig:
     path: Path | None = None
-    """Folder of an event store; default: embedded sequences, in which the group of the next item follows from the last
-    two."""
+    """Folder of an event store; default: embedded sequences. In these the group of the next item follows from the
+    last two."""
     split: Literal["leave-one-out", "time"] = "leave-one-out"
     """Leave-one-out: the last item of each user is the test and the one before it the validation. time: of the latest
     fifth of the events, each user's first is the test, and of the first half of them the validation."""
