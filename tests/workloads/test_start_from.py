@@ -112,8 +112,8 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
     started = json.loads((run / "result.json").read_text())["provenance"]["started_from"]
     assert started["run"] == "run"
     assert started["rows"] == {
-        "items": {"taken": 30, "kept": 10, "new": 10, "forgotten": 5},
-        "features": {"taken": 5, "kept": 0, "new": 1, "forgotten": 0},
+        "items": {"taken": 30, "without_events": 10, "new": 10, "forgotten": 5},
+        "features": {"taken": 5, "without_events": 0, "new": 1, "forgotten": 0},
     }
     values, more = feature_rows(folder / "run"), feature_rows(run)
     assert set(more) - set(values) == {"colour: colour 5"}

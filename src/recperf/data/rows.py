@@ -20,7 +20,7 @@ MOST_EXAMPLES = 3
 
 
 def optional_package(name: str) -> Any:
-    """Import a package of the extra `yambda`; without it, name the extra to install."""
+    """Import a package of the extra `data`; without it, name the extra to install."""
     try:
         return import_module(name)
     except ImportError:

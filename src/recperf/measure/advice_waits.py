@@ -143,14 +143,15 @@ def small_operators(evidence: Evidence) -> Advice | None:
     goes = evidence.ms("dispatch") if evidence.on_cpu else evidence.ms("launch", "python", "dispatch")
     what = "operator calls" if evidence.on_cpu else "kernels, for which the device waits or which are empty"
     seen = f"{calls:,.0f} {what} take {evidence.cost(goes)}."
-    kept = sum(row.calls for row in evidence.operators if row.kind in ("product", "index", "embedding_bag"))
+    stay = ("product", "index", "embedding_bag")
+    products_and_lookups = sum(row.calls for row in evidence.operators if row.kind in stay)
     # Element-wise operators on cached data are fused: of all their passes one remains.
     small = (row for row in evidence.operators if row.limits.get("dispatch") and row.limits.get("cache"))
     fused = [row for row in small if row.kind == "elementwise" and not optimizer_of(row.part)]
     passes = sum(row.limits["cache"] for row in fused)
     goes += passes + (evidence.calling_ms if evidence.on_cpu else 0.0)
     left = COMPILED * evidence.step_ms / max(1.0, calls) if evidence.on_cpu else 0.0
-    needs = evidence.calls_ms(kept) + left + passes / max(1.0, sum(row.calls for row in fused))
+    needs = evidence.calls_ms(products_and_lookups) + left + passes / max(1.0, sum(row.calls for row in fused))
     change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
     settings = {"compile": True} if evidence.facts.has_model else {}
     if evidence.counts_host:

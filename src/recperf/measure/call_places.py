@@ -91,7 +91,7 @@ def observer_places(observer: Any) -> Callable[[Call, Host], tuple[Place | None,
 def _around(observer: Any) -> Stack:
     """The frames around all of the steps that an Observer saw."""
     stack = observer.stacks.stack
-    positions = [sample.stack for sample in observer.sampler.kept]
+    positions = [sample.stack for sample in observer.sampler.samples]
     if len(positions) < FEWEST and observer.counter:
         positions = [work.stack for step in observer.counter.steps for work in step if work.stack]
     return surrounding(Counter(map(stack, positions)), stack(observer.end_stack))
@@ -107,7 +107,7 @@ def sampled_places(observer: Any) -> tuple[list[PlaceShare], NativeCode, Samplin
     return (
         [row for row in _shares(times) if row.limit != "ranks"],
         NativeCode(sum(native.values()) / python if python else 0.0, modules),
-        Sampling(len(observer.sampler.kept), observer.sampler.cost),
+        Sampling(len(observer.sampler.samples), observer.sampler.cost),
     )
 
 

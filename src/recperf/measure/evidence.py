@@ -151,7 +151,7 @@ def _on_host(
     elsewhere = known + max(sum(work.off_ns for work in works) / 1e6, traced_off - known - stuck - outside)
     # Outside of operators a thread is off its core for no longer than traced steps spend there, or than samples of all
     # steps tell. The rest it waited for its own threads.
-    samples = observer.sampler.kept
+    samples = observer.sampler.samples
     limits, _ = observer.sampler.times(observer.counter.positions if observer.counter else ())
     seen_off = sum(limits.get("blocked", {}).values())
     single = own_ms * seen_off / sum(sample.wall for sample in samples) if len(samples) >= FEWEST else off_ms

@@ -54,7 +54,7 @@ class Sampler:
 
     def __init__(self, stacks: Stacks, waiting: Callable[[], str]) -> None:
         self.stacks, self._waiting = stacks, waiting
-        self.kept: list[_Sample] = []
+        self.samples: list[_Sample] = []
         self.wall_ns = self.cpu_ns = 0
         """Time in which the sampler was active, and what it took of it."""
         self._pending: list[_Sample] = []
@@ -86,7 +86,7 @@ class Sampler:
     def end_step(self, *, keep: bool) -> None:
         """The samples of the step count, or they do not."""
         pending, self._pending = self._pending, []
-        self.kept += pending if keep else []
+        self.samples += pending if keep else []
 
     def stop(self) -> None:
         if self._thread is not None:
@@ -148,8 +148,8 @@ class Sampler:
         native: defaultdict[str, float] = defaultdict(float)
         positions = set(operators)
         # A thread that lost its core looks as if it stayed: a function that takes long is met again.
-        stayed = Counter(sample.at for sample in self.kept if not sample.passing)
-        for sample in self.kept:
+        stayed = Counter(sample.at for sample in self.samples if not sample.passing)
+        for sample in self.samples:
             stack, file = self.stacks.stack(sample.stack), self.stacks.code(sample.at).co_filename
             if sample.waiting:
                 limits[sample.waiting][stack] += sample.wall

@@ -294,7 +294,7 @@ class RowCounts(Struct):
 
     taken: int
     """Of ids in both datasets: they start with the weights of the other run."""
-    kept: int
+    without_events: int
     """Of ids that only the other dataset has: they start with its weights too."""
     new: int
     """Of ids that only this dataset has, and of those that were forgotten."""
@@ -320,7 +320,7 @@ class StartedFrom(Struct):
     @property
     def text(self) -> str:
         parts = [
-            f"{role} {counts.taken:,} taken over, {counts.kept:,} kept without events, {counts.new:,} new"
+            f"{role} {counts.taken:,} taken over, {counts.without_events:,} without events, {counts.new:,} new"
             + (f", {counts.forgotten:,} forgotten" if self.forget_days else "")
             for role, counts in self.rows.items()
         ]

@@ -132,19 +132,19 @@ def check_list(arguments: list[str]) -> int:
     options = parse(CheckSums, arguments, prog="recperf data check", description=description)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     with progress_bars(terminal, resumable=False) as bar:
-        found = check_sums(options.path, options.sums, bar("comparing", "bytes"))
-    faults = {"missing": found.missing, "differing": found.differing, "extra": found.extra}
+        sums = check_sums(options.path, options.sums, bar("comparing", "bytes"))
+    faults = {"missing": sums.missing, "differing": sums.differing, "extra": sums.extra}
     for how, names in faults.items():
         for name in names:
             terminal.say(f"{how:<9}  {name}")
     error = None
-    if found.intact:
-        terminal.say(f"{count_of(found.compared, 'file')} as listed, {found.bytes:,} bytes")
+    if sums.intact:
+        terminal.say(f"{count_of(sums.compared, 'file')} as listed, {sums.bytes:,} bytes")
     else:
         counts = ", ".join(f"{len(names)} {how}" for how, names in faults.items() if names)
         fix = "get missing and differing files again, and move extra ones away"
-        error = DataError(f"the files are not those of the list: {counts}", where={"folder": found.folder}, fix=fix)
-    return conclude(error, found if options.json else None)
+        error = DataError(f"the files are not those of the list: {counts}", where={"folder": sums.folder}, fix=fix)
+    return conclude(error, sums if options.json else None)
 
 
 def list_datasets(arguments: list[str]) -> int:

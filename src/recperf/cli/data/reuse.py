@@ -62,11 +62,11 @@ def reuse(arguments: list[str]) -> int:
     lookups: Lookups = load(choice.workload.lookups)(options.values)
     counted = _count(lookups, options, terminal)
     depth = getattr(getattr(options.values, "tables", None), "depth", 2)
-    found = describe(choice.workload.name, counted, lookups, [m for m in memory if m], depth)
+    curve = describe(choice.workload.name, counted, lookups, [m for m in memory if m], depth)
     if options.json:
-        print_json(found)
+        print_json(curve)
     else:
-        terminal.say(as_text(found))
+        terminal.say(as_text(curve))
     return 0
 
 
@@ -204,22 +204,22 @@ def _rounded_up(count: int) -> str:
     return f"{max(1, -(-count >> unit))}{name}"
 
 
-def as_text(found: CacheCurve) -> str:
-    steps, record = found.steps, found.record_bytes
+def as_text(curve: CacheCurve) -> str:
+    steps, record = curve.steps, curve.record_bytes
     read = "" if steps.read == steps.of else f"the first {steps.read:,} of "
-    all_followed = found.followed_share == 1
-    followed = "" if all_followed else f"; 1 of {1 / found.followed_share:,.0f} rows was followed"
-    used = f"{'' if all_followed else 'about '}{found.used_rows:,} are used, {size(found.used_rows * record)}"
+    all_followed = curve.followed_share == 1
+    followed = "" if all_followed else f"; 1 of {1 / curve.followed_share:,.0f} rows was followed"
+    used = f"{'' if all_followed else 'about '}{curve.used_rows:,} are used, {size(curve.used_rows * record)}"
     lines = [
-        f"{found.workload} on {found.data}, {read}{steps.of:,} steps: {found.rows_per_step:,.0f} distinct "
+        f"{curve.workload} on {curve.data}, {read}{steps.of:,} steps: {curve.rows_per_step:,.0f} distinct "
         "rows per step",
-        f"tables {size(found.table_bytes)}: {found.rows:,} rows of {record:,} bytes with optimizer state; {used}",
-        f"{found.first_use_share:.1%} of the lookups are first uses, which no cache serves{followed}",
+        f"tables {size(curve.table_bytes)}: {curve.rows:,} rows of {record:,} bytes with optimizer state; {used}",
+        f"{curve.first_use_share:.1%} of the lookups are first uses, which no cache serves{followed}",
         "",
-        table([["cache", "rows", "serves", "in per step", "out per step"], *map(_row, found.curve)]),
+        table([["cache", "rows", "serves", "in per step", "out per step"], *map(_row, curve.curve)]),
         "",
-        f"at least {size(found.least_bytes)}: the rows of {found.batches_in_cache} batches have to fit",
-        _recommendation(found),
+        f"at least {size(curve.least_bytes)}: the rows of {curve.batches_in_cache} batches have to fit",
+        _recommendation(curve),
     ]
     return "\n".join(lines)
 
@@ -230,12 +230,12 @@ def _row(point: CachePoint) -> list[str]:
     return [size(point.bytes), f"{point.rows:,}", f"{100 * point.served:.1f}{error} %", *moved]
 
 
-def _recommendation(found: CacheCurve) -> str:
-    best = found.recommended
-    if found.first_use_share == 1:
+def _recommendation(curve: CacheCurve) -> str:
+    best = curve.recommended
+    if curve.first_use_share == 1:
         return "no row is used twice in these steps: read more of them with --steps"
-    if best.bytes >= found.table_bytes:
-        whole = size(found.table_bytes)
+    if best.bytes >= curve.table_bytes:
+        whole = size(curve.table_bytes)
         return f"recommended: --tables.placement device: nothing smaller than all tables, {whole}, serves {GOAL:.0%}"
     moved = (size(best.in_bytes_per_step), size(best.out_bytes_per_step))
     return (

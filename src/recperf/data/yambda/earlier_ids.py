@@ -46,7 +46,7 @@ class Matched:
     earlier_N: Longs
     numbers_N: Longs
     counts: dict[str, int]
-    """Ids that are taken over, kept without events, new, and forgotten."""
+    """Ids that are taken over, of those that have no event any more, new, and forgotten."""
 
 
 def matched(earlier: EventStore, store: EventStore, forget_days: int) -> dict[str, Matched]:
@@ -56,9 +56,10 @@ def matched(earlier: EventStore, store: EventStore, forget_days: int) -> dict[st
         going_on = np.flatnonzero((numbers_M > 0) & ~stale_M)
         lines = len(_listed(store, role))
         added = facts.earlier.ids.get(role, 0) if facts.earlier else 0
-        kept = int((numbers_M[going_on] > lines - added).sum())
+        without_events = int((numbers_M[going_on] > lines - added).sum())
         new, forgotten = lines - len(going_on), int(stale_M.sum())
-        counts = {"taken": len(going_on) - kept, "kept": kept, "new": new, "forgotten": forgotten}
+        taken = len(going_on) - without_events
+        counts = {"taken": taken, "without_events": without_events, "new": new, "forgotten": forgotten}
         parts[role] = Matched(np.append(0, going_on + 1), np.append(0, numbers_M[going_on]), counts)
     return parts
 
