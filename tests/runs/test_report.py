@@ -50,6 +50,20 @@ def test_sections_come_in_their_order(full: str) -> None:
     assert full.index('class="verdict"') < full.index('<section id="r1-timeline"')
 
 
+def test_the_picture_of_a_step_has_a_scale_and_says_that_the_step_was_traced(tmp_path: Path) -> None:
+    run = examples.make_run(tmp_path / "run")
+    drawn = ElementTree.parse(run_report.write([run], tmp_path / "step.svg")).getroot()
+    texts = [(element.text or "", element.attrib) for element in drawn.iter() if element.tag.endswith("text")]
+    marks = [(float(text.split()[0]), float(place["x"])) for text, place in texts if re.fullmatch(r"[\d.]+ (µs|ms)", text)]
+    assert 4 <= len(marks) <= 13
+    (first, left), (second, right) = marks[:2]
+    us = read(run).profile.observed.timeline.us
+    unit = 1e3 if us >= 1e3 else 1.0
+    assert first == 0
+    assert (right - left) / (880 - left) == pytest.approx(second * unit / us, abs=1e-3)
+    assert any(text.startswith("The median traced step; without tracing a step takes") for text, _ in texts)
+
+
 def test_the_page_says_what_was_measured_and_how(full: str) -> None:
     said = Reader(full).text
     for expected in (

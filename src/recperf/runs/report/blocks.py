@@ -104,7 +104,6 @@ class Timeline:
     """The calls of one step, on a page only."""
 
     kind: ClassVar[str] = "timeline"
-    key: str
     label: str
     caption: str
     us: float

@@ -148,9 +148,11 @@ def stands(other: str, value: float, low: float, high: float) -> str:
     return f"{'level with' if low <= 0 <= high else side(value)} {other} ({sides(low, high)})"
 
 
-def of_ceiling(share: float | None) -> str:
-    """A share of a ceiling of memory, which cached data exceeds."""
-    return "in a cache" if share is not None and share > 1.05 else percent(share)
+def of_ceiling(share: float | None, bound: str) -> str:
+    """A share of a ceiling: cached data exceed that of memory, nothing exceeds that of arithmetic."""
+    if share is not None and share > 1.05 and bound == "memory":
+        return "in a cache"
+    return percent(None if share is None else min(1.0, share))
 
 
 def yes_or_no(value: bool | None) -> str:

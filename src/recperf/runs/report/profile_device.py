@@ -70,7 +70,7 @@ def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None, key: str) 
             NONE if point.intensity is None else digits(point.intensity),
             fmt.flop_rate(point.flops_per_s),
             fmt.byte_rate(point.bytes_per_s),
-            fmt.of_ceiling(point.share_of_roof),
+            fmt.of_ceiling(point.share_of_roof, point.bound),
             Cell(point.bound, "muted"),
         )
         for index, point in enumerate(points, 1)

@@ -46,12 +46,9 @@ def _probabilities(part: Quality) -> list[str]:
     """Log loss and calibration: a gain in AUC may be a loss there."""
     sentences = []
     for row in part.probabilities:
-        own, name = part.metrics[row.metric], baseline(row.baseline)
-        place = f"level with {name}" if row.standing == "level" else f"{row.standing} than {name}, more than chance"
-        sentences.append(
-            f"{metric(row.metric)} {own:.4f}: {place} ({own - row.difference:.4f}; difference {row.difference:+.4f}, "
-            f"{row.low:+.4f} to {row.high:+.4f})."
-        )
+        place = stands(baseline(row.baseline), row.difference, row.low, row.high)
+        better = "" if row.standing == "level" else f", which is {row.standing}"
+        sentences.append(f"{metric(row.metric)} {part.metrics[row.metric]:.4f}, {place}{better}.")
     return sentences
 
 

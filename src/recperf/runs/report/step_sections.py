@@ -131,7 +131,7 @@ def limit_tiles(verdict: Verdict) -> list[Tile]:
 def sections(profile: StepProfile) -> list[Section]:
     shares = share_blocks(profile.shares, divided_ms(profile.waits, profile.operators))
     listed = [
-        *timeline.sections(profile.timeline, profile.operators, "step", profile.step_ms.p50),
+        *timeline.sections(profile.timeline, profile.operators, profile.step_ms.p50),
         Section("limits", "What limits the step", limit_blocks(profile.verdict)),
         Section("advice", "What to change", advice_blocks(profile.advice)),
         Section("shares", "Where the time goes", [*shares, *place_blocks(profile.places)]),
@@ -164,7 +164,7 @@ def workload_sections(profile: Profile, peaks: Peaks | None, key: str) -> list[S
         *(Text(fmt.sentence(note), "note") for note in observed.notes if note),
     ]
     return [
-        *timeline.sections(observed.timeline, operators, key, observed.step_ms.p50),
+        *timeline.sections(observed.timeline, operators, observed.step_ms.p50),
         Section("shares", "Where the time goes", [*shares, *place_blocks(place_rows([], profile.shares, observed))]),
         Section("evidence", "What limits the step", evidence),
         Section("operators", "Operators", operator_blocks(operators)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
+from math import floor, log10
+from textwrap import wrap
 
 from ...measure.lanes import DEVICE, HOST, INPUT, OTHERS
 from ...measure.places import place_text
@@ -24,14 +26,14 @@ MOST = 1600
 UNKNOWN = "no work on the device"
 
 
-def sections(step: TracedStep | None, operators: Sequence[DividedOperator], key: str, plain_ms: float) -> list[Section]:
+def sections(step: TracedStep | None, operators: Sequence[DividedOperator], plain_ms: float) -> list[Section]:
     """The section with the picture; none where no step was traced, or by an older recperf."""
     if step is None or not step.calls or step.us <= 0:
         return []
-    return [Section("timeline", "One step", [block(step, operators, key, plain_ms)])]
+    return [Section("timeline", "One step", [block(step, operators, plain_ms)])]
 
 
-def block(step: TracedStep, operators: Sequence[DividedOperator], key: str, plain_ms: float) -> Timeline:
+def block(step: TracedStep, operators: Sequence[DividedOperator], plain_ms: float) -> Timeline:
     """The picture of a step that takes `plain_ms` where it is not traced."""
     lanes, limits = [], set()
     for name in LANES:
@@ -45,12 +47,12 @@ def block(step: TracedStep, operators: Sequence[DividedOperator], key: str, plai
             stretches.append(_stretch(call, row, limit, step.us, named=alone))
         if stretches:
             lanes.append(Lane(name, stretches))
-    caption = "Gaps in the host lane are Python and waits between operators; short calls are joined."
-    if plain_ms and 1e3 * plain_ms < 0.95 * step.us:
-        caption = f"The median traced step; without tracing a step takes {fmt.time(plain_ms)}. {caption}"
-    listed = "; ".join(f"{lane.name}: {len(lane.stretches)} calls" for lane in lanes)
+    slower = plain_ms and 1e3 * plain_ms < 0.95 * step.us
+    caption = f"The median traced step{f'; without tracing a step takes {fmt.time(plain_ms)}' if slower else ''}. "
+    caption += "Gaps in the host lane are Python and waits between operators; short calls are joined."
+    counts = {lane.name: len(lane.stretches) for lane in lanes}
+    listed = "; ".join(f"{name}: {count} call{'s' * (count != 1)}" for name, count in counts.items())
     return Timeline(
-        key=f"{key}-timeline",
         label=f"The calls of one step of {fmt.time(step.us / 1e3)}. {listed}",
         caption=caption,
         us=step.us,
@@ -79,7 +81,7 @@ WIDTH, LEFT, LANE = 880, 76, 44
 
 def picture(timeline: Timeline, title: str) -> str:
     """The picture as an SVG file of its own, in the colours of pages."""
-    scale, height = (WIDTH - LEFT) / 100, 40 + LANE * len(timeline.lanes)
+    scale, height = (WIDTH - LEFT) / 100, 60 + LANE * len(timeline.lanes)
     parts = [_label(0, 16, title, "title")]
     for at, lane in enumerate(timeline.lanes):
         top = 30 + LANE * at
@@ -88,20 +90,35 @@ def picture(timeline: Timeline, title: str) -> str:
             x, width = LEFT + scale * one.start, max(0.4, scale * one.width)
             box = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{LANE - 10}"'
             parts.append(f'<rect {box} style="fill: var(--{one.tone})"><title>{escape(one.text)}</title></rect>')
-            if len(one.name) * 6.5 < width:
+            if one.name and len(one.name) * 6.5 < width:
                 parts.append(_label(x + 4, top + 21, one.name, "on"))
+    for at_us, text in _marks(timeline.us):
+        x = LEFT + 100 * scale * at_us / timeline.us
+        parts.append(f'<path d="M{x:.1f} {height - 34}v5" style="stroke: var(--muted)"/>')
+        parts.append(_label(x, height - 17, text))
     x = float(LEFT)
     for name, tone in timeline.legend:
         parts.append(f'<rect x="{x:.0f}" y="{height}" width="11" height="11" style="fill: var(--{tone})"/>')
         parts.append(_label(x + 16, height + 10, name))
         x += 34 + 7 * len(name)
-    parts.append(_label(x, height + 10, "gaps: Python and waits"))
+    for line in wrap(timeline.caption, 125):
+        height += 18
+        parts.append(_label(LEFT, height + 14, line))
     style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     colours = style[: style.index("* {")]
     look = "text { font: 12px sans-serif; fill: var(--muted) } .title { fill: var(--ink) } .on { fill: var(--on-fill) }"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height + 20}" role="img">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height + 22}" role="img">'
     start = f"<title>{escape(timeline.label)}</title><style>{colours}{look}</style>"
     return "\n".join([head, start, *parts, "</svg>\n"])
+
+
+def _marks(us: float) -> Iterator[tuple[float, str]]:
+    """Where the scale of a step has marks, and what they say: round times, five to twelve of them."""
+    power = 10 ** floor(log10(us / 5))
+    step = power * max(factor for factor in (1, 2, 5) if factor * power <= us / 5)
+    unit, name = next((one for one in ((1e6, "s"), (1e3, "ms")) if us >= one[0]), (1.0, "µs"))
+    for number in range(int(us / step * (1 - 40 / (WIDTH - LEFT))) + 1):
+        yield number * step, f"{number * step / unit:g} {name}"
 
 
 def _label(x: float, y: float, text: str, kind: str = "name") -> str:

@@ -58,8 +58,7 @@ def report(analysis: TraceAnalysis, *, top: int = TOP, viewer: Viewer | None = N
     analysis = fmt.all_printable(analysis)
     several, limit = analysis.ranks_compared, analysis.limit
     built, missing = _sections(analysis, top)
-    limit = analysis.limit
-    step = timeline.sections(limit.timeline, limit.operators, "trace", limit.step_ms.p50)
+    step = timeline.sections(limit.timeline, limit.operators, limit.step_ms.p50)
     subtitle = [_device(analysis), f"{fmt.time(analysis.limit.step_ms.p50)} per step"]
     subtitle += [f"torch {analysis.torch}"] if analysis.torch else []
     return Report(
