@@ -101,7 +101,7 @@ def picture(timeline: Timeline, title: str) -> str:
         parts.append(f'<rect x="{x:.0f}" y="{height}" width="11" height="11" style="fill: var(--{tone})"/>')
         parts.append(_label(x + 16, height + 10, name))
         x += 34 + 7 * len(name)
-    for line in wrap(timeline.caption, 125):
+    for line in wrap(timeline.caption, 138):
         height += 18
         parts.append(_label(LEFT, height + 14, line))
     style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
