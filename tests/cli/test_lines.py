@@ -133,7 +133,9 @@ def test_help_is_short_and_help_all_has_every_field(
     for field in ("--train.checkpoint-background", "--allow-change", "--model.hstu.layers", "--mlperf.log"):
         assert field in everything
     assert "Values: auto, majority, item_bias," in everything
-    assert "--train.checkpoint-steps INT Save a checkpoint every this many steps; 0 disables it. Default: 0." in everything
+    assert (
+        "--train.checkpoint-steps INT Save a checkpoint every this many steps; 0 disables it. Default: 0." in everything
+    )
     assert "Default: ib400." in printed("plan --help", 110), "in the short help too"
 
 

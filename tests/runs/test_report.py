@@ -54,7 +54,9 @@ def test_the_picture_of_a_step_has_a_scale_and_says_that_the_step_was_traced(tmp
     run = examples.make_run(tmp_path / "run")
     drawn = ElementTree.parse(run_report.write([run], tmp_path / "step.svg")).getroot()
     texts = [(element.text or "", element.attrib) for element in drawn.iter() if element.tag.endswith("text")]
-    marks = [(float(text.split()[0]), float(place["x"])) for text, place in texts if re.fullmatch(r"[\d.]+ (µs|ms)", text)]
+    marks = [
+        (float(text.split()[0]), float(place["x"])) for text, place in texts if re.fullmatch(r"[\d.]+ (µs|ms)", text)
+    ]
     assert 4 <= len(marks) <= 13
     (first, left), (second, right) = marks[:2]
     us = read(run).profile.observed.timeline.us

@@ -46,8 +46,8 @@ class WorkloadOptions(SourceOptions, Generic[C]):
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(WorkloadOptions[C], VerboseOption):
     start_from: str | None = None
-    """With --data: a new run with the weights and the config of the run in this folder, on other events. Rows are matched by
-    your own ids; --start.checkpoint and --start.forget-days say more."""
+    """With --data: a new run with the weights and the config of the run in this folder, on other events. Rows are
+    matched by your own ids; --start.checkpoint and --start.forget-days say more."""
     resume: str | None = None
     """Resume the interrupted run in this folder. Config fields that affect the numbers cannot be changed."""
     allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
