@@ -280,8 +280,6 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
         "runs/mine": copy_of_run, "runs/that-profile/trace.rank0.json.gz": trace,
         "runs/that-profile/trace.rank1.json.gz": trace,
     },
-    "dlrm-v4.md": {"ml-100k/u.data": events},
-    "dlrm.md": {"train.txt": clicks},
     "launching.md": {"shared/runs/mine": copy_of_run},
     "micro-dlrm-dram.md": {"FOLDER": films},
     "mlperf.md": {"runs/<run>/mlperf.log": mlperf_log},
@@ -295,7 +293,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
     "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events, "train.txt": clicks},
     "hstu.md": {"Beauty.txt": events},
     "your-events.md": dict.fromkeys(
-        ("ratings.csv", "log.csv", "u.data", "Beauty.txt", "ratings.dat", "movies.dat"), events
+        ("ratings.csv", "log.csv", "u.data", "ratings.dat", "movies.dat"), events
     ),
     "your-model.md": {"train.py": program},
 }  # fmt: skip
