@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,17 @@ from recperf.data.yambda.earlier_ids import matched, with_earlier_ids
 from recperf.data.yambda.item_features import item_values
 from recperf.data.yambda.reference import open_events
 from recperf.data.yambda.store import originals
+from recperf.errors import UsageError
 from recperf.execution.exporting import compared
 from recperf.execution.serving import TableExport
+from recperf.execution.starting import start_of
 from recperf.models.init import normal_
 from recperf.models.next_item.model import STD
+from recperf.workloads.hstu.config import HSTU
 
 DAY = 86_400
 SMALL = ["--model.dim", "16", "--model.blocks", "1", "--model.head-dim", "8", "--model.max-length", "8"]
+SMALL += ["--model.time-buckets", "16"]
 TRAIN = ["--train.device", "cpu", "--train.threads", "1", "--no-report", "--no-peaks", "--quiet"]
 STILL = ["--train.max-steps", "1", "--train.learning-rate", "1e-30", *TRAIN]
 """One step that moves no weight of an ordinary size."""
@@ -142,6 +147,12 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
     assert torch.allclose(torch.tensor(rows["embedding"].to_pylist()[0]), embedding_D)
     dropped = pq.read_table(folder / "changes" / table["dropped_file"])["id"].to_pylist()
     assert sorted(dropped) == [f"i{item}" for item in range(5)]
+    # Rows are numbered anew: also those of ids whose embedding is the same.
+    placed = pq.read_table(folder / "changes" / table["rows_file"])
+    assert dict(zip(placed["id"].to_pylist(), placed["row"].to_pylist())) == {
+        item: row for row, item in enumerate(after, 1)
+    }
+    assert all(list(before).index(item) + 1 != list(after).index(item) + 1 for item in ("i15", "i20"))
 
 
 def test_it_is_better_after_few_steps_and_resumes_without_the_other_run(folder: Path) -> None:
@@ -185,9 +196,10 @@ def test_rows_of_dlrm_v4_go_on_with_the_state_of_their_optimizer(folder: Path) -
     still = ("--train.table-learning-rate", "1e-30", "--train.learning-rate", "1e-30")
     start = ["run", "--start-from", str(folder / "v4"), "--data", str(folder / "new"), *small, *still]
     assert main([*start, "--run-dir", str(folder / "v4-next")]) == 0
-    rows, states = [], []
+    rows, states, exported = [], [], []
     for name in ("v4", "v4-next"):
         served = recperf.open(folder / name).model.served
+        exported.append(served._tables())
         ids, numbers = served.items.values.to_pylist(), served.items.numbers_V
         tables = served.model.tables
         rows.append(dict(zip(ids, tables.table("item_id")[numbers])))
@@ -202,6 +214,23 @@ def test_rows_of_dlrm_v4_go_on_with_the_state_of_their_optimizer(folder: Path) -
     without_events = [f"i{item}" for item in range(15)]
     assert [states[1][item] for item in without_events] == [states[0][item] for item in without_events]
     assert max(states[0][item] for item in without_events) > 0
+    # Users without events in the new days are exported too.
+    users = next(one for one in compared(exported[1], exported[0]) if one.table.name == "uid")
+    assert (users.counts["new"], users.counts["dropped"]) == (60, 0)
+
+
+def test_features_that_only_one_of_the_datasets_has_start_anew(folder: Path) -> None:
+    assert main(["data", "import", str(folder / "new.csv"), "--store", str(folder / "plain"), "--quiet"]) == 0
+    before, run = item_rows(folder / "run"), str(folder / "run")
+    for name in ("plain", "new"):
+        target = folder / f"from-{name}"
+        assert main(["run", "--start-from", run, "--data", str(folder / name), "--run-dir", str(target), *STILL]) == 0
+        after, run = item_rows(target), str(target)
+        assert all(torch.equal(after[item], before[item]) for item in before)
+    values = torch.stack(list(feature_rows(target).values()))
+    initial = torch.empty(len(values) + 1, 16)
+    normal_(initial, STD, 42, "features")
+    assert torch.equal(values, initial[1:])
 
 
 def test_entries_without_an_id_and_tables_without_ids_are_compared_row_by_row() -> None:
@@ -218,7 +247,9 @@ def test_entries_without_an_id_and_tables_without_ids_are_compared_row_by_row() 
     assert change.table.ids.to_pylist() == [2]
 
 
-def test_what_cannot_be_started_from_is_refused_in_a_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_started_from_is_refused_in_a_line(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     numbers = folder / "numbers.csv"
     numbers.write_text(re.sub(r"\b[ui](\d+)", r"\1", (folder / "new.csv").read_text()))
     assert main(["data", "import", str(numbers), "--store", str(folder / "numbers"), "--quiet"]) == 0
@@ -234,9 +265,23 @@ def test_what_cannot_be_started_from_is_refused_in_a_line(folder: Path, capfd: p
         ("--start-from", run, *new, "--model.dim", "8"): "the model has items_ID of (8,), that of run has",
         ("--start-from", str(damaged), *new): "of damaged is damaged: rank0-00000.safetensors does not match its",
         ("dlrm", "--start.run", run, *new): "run is a run of hstu, whose weights dlrm cannot start from",
+        ("--start-from", run, *new, "--data.split", "time"): "data.split is time, that of run leave-one-out: its weig",
+        ("--start-from", run, *new, "--distributed.all-to-all", "fp16"): "distributed.all_to_all",
+        ("--start-from", run, *new): "the tables of run, 8.9 KiB, do not fit into memory: 1.0 KiB are free",
     }
     for arguments, message in refused.items():
+        if "tables" in message:
+            monkeypatch.setattr("recperf.execution.starting.available_bytes", lambda: 1000)
         target = folder / "refused"
-        assert main(["run", *arguments, "--run-dir", str(target), "--no-peaks", "--quiet"]) in (2, 3), arguments
+        assert main(["run", *arguments, "--run-dir", str(target), "--no-peaks", "--quiet"]) in (2, 3, 4), arguments
         assert message in capfd.readouterr().err.splitlines()[0]
         assert not target.exists()
+
+
+def test_several_ranks_do_not_copy_what_a_run_starts_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = recperf.open(start(folder, "copied", *STILL)).config
+    monkeypatch.setattr("recperf.execution.starting.current", lambda: SimpleNamespace(size=2))
+    run: Any = SimpleNamespace(folder=folder / "killed", read=lambda *_: None)
+    with pytest.raises(UsageError, match="once it has a checkpoint"):
+        start_of(HSTU, config, run)
+    assert not run.folder.exists()

@@ -77,7 +77,7 @@ def export(
             "tables": [
                 {
                     **_write_table(draft, one, number),
-                    **(_write_dropped(draft, changes[number], number) if changes else {}),
+                    **(_write_change(draft, changes[number], number) if changes else {}),
                 }
                 for number, one in enumerate(content.tables)
             ],
@@ -125,6 +125,8 @@ class TableChange:
     table: TableExport
     dropped: Any
     counts: dict[str, int]
+    rows: Any = None
+    """The row of every id, also of those whose weights are the same; None for a table without ids."""
 
 
 def compared(tables: list[TableExport], earlier: list[TableExport]) -> list[TableChange]:
@@ -135,7 +137,11 @@ def compared(tables: list[TableExport], earlier: list[TableExport]) -> list[Tabl
         if old is None or old.weight_RW.shape[1] != table.weight_RW.shape[1]:
             what = f"the earlier run has no table {table.name!r} of width {table.weight_RW.shape[1]}"
             raise UsageError(what, fix="--since the run that this one started from")
-    return [_change(_by_row(table), _by_row(before[table.name])) for table in tables]
+    changes = [_change(_by_row(table), _by_row(before[table.name])) for table in tables]
+    return [
+        change if table.ids is None else replace(change, rows=pyarrow().table({"id": table.ids, "row": table.rows_I}))
+        for table, change in zip(tables, changes)
+    ]
 
 
 def _by_row(table: TableExport) -> TableExport:
@@ -168,11 +174,15 @@ def _change(table: TableExport, old: TableExport) -> TableChange:
     return TableChange(written, dropped, counts)
 
 
-def _write_dropped(draft: Path, change: TableChange, number: int) -> dict[str, Any]:
-    """Write the ids that a table no longer has; returns what the manifest says of the changes."""
-    file = f"tables/{number:03d}-dropped.parquet"
-    pyarrow(".parquet").write_table(pyarrow().table({"id": change.dropped}), str(draft / file))
-    return {**change.counts, "dropped_file": file}
+def _write_change(draft: Path, change: TableChange, number: int) -> dict[str, Any]:
+    """Write the ids that a table no longer has, and the row of each that it has; returns what the manifest says of the
+    changes."""
+    files = {}
+    for name, rows in (("dropped", pyarrow().table({"id": change.dropped})), ("rows", change.rows)):
+        if rows is not None:
+            files[f"{name}_file"] = file = f"tables/{number:03d}-{name}.parquet"
+            pyarrow(".parquet").write_table(rows, str(draft / file))
+    return {**change.counts, **files}
 
 
 def _write_table(draft: Path, table: TableExport, number: int) -> dict[str, Any]:
@@ -280,8 +290,9 @@ INDEXED = f"""
 
 
 SINCE = """
-They have the rows that are new or differ from those of the run {since}, and a file beside each has the ids dropped
-since. Rows that are not here are as that run exported them; the program and its weights are complete.
+They have the embeddings that are new or differ from those of the run {since}, and a file beside each has the ids
+dropped since. Embeddings that are not here are as that run exported them; `…-rows.parquet` has the row of every id,
+which may differ from that run's. The program and its weights are complete.
 """
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,15 @@ import numpy as np
 
 from ..config import from_json
 from ..distributed.ranks import current
-from ..errors import ConfigError, DataError, UsageError
+from ..errors import ConfigError, DataError, MachineError, UsageError
 from ..files import digest_of, link_or_copy, make_folder, open_regular, sha256, sync_folder, writing
 from ..jsonfile import read, require
+from ..machine import available_bytes
 from ..runs.evidence import START
 from ..runs.record import START_FOLDER, Run, read_config
 from ..runs.result import Data, RowCounts, StartedFrom
 from ..train import checkpoint_folder as folders
+from ..units import size
 from .workload import HASHED, Workload
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from ..data.yambda.store import EventStore
 
 ROWS = "rows.npz"
+HELD_OUT = ("split", "holdout_first", "holdout_windows", "holdout_share")
+"""Fields of `data` that say which events are held out."""
 
 
 def continued(workload: Workload, config: Any) -> Any:
@@ -40,18 +45,22 @@ def continued(workload: Workload, config: Any) -> Any:
     from ..data.yambda.earlier_ids import with_earlier_ids
     from ..data.yambda.reference import open_events
 
-    earlier = _events_of(workload, config.start.run)
+    run = config.start.run
+    old = _config_of(workload, run)
     if config.data.path is None:
         raise UsageError("--start-from needs events of your own", fix="--data NAME")
-    path = with_earlier_ids(open_events(config.data.path), earlier, config.start.forget_days)
+    for name in HELD_OUT:
+        ours, other = (getattr(one.data, name, None) for one in (config, old))
+        if ours != other:
+            what = f"data.{name} is {ours}, that of {run.name} {other}: its weights may know held-out events"
+            raise ConfigError(what, fix=f"leave out --data.{name.replace('_', '-')}, or train without --start-from")
+    path = with_earlier_ids(open_events(config.data.path), _events_of(run, old), config.start.forget_days)
     config = replace(config, data=replace(config.data, path=path))
     return (workload.with_rows or workload.resolve)(config)
 
 
-def _events_of(workload: Workload, run: Path) -> EventStore:
-    """The events that a run of this workload was trained on."""
-    from ..data.yambda.reference import open_events
-
+def _config_of(workload: Workload, run: Path) -> Any:
+    """The config of a run of this workload that another can start from."""
     name, values = read_config(run)
     if name != workload.name:
         what = f"{run.name} is a run of {name}, whose weights {workload.name} cannot start from"
@@ -61,7 +70,13 @@ def _events_of(workload: Workload, run: Path) -> EventStore:
         raise UsageError(
             what, fix="recperf run --resume goes on with the same data; hstu and dlrm-v4 can start from a run"
         )
-    config: Any = from_json(workload.config, values)
+    return from_json(workload.config, values)
+
+
+def _events_of(run: Path, config: Any) -> EventStore:
+    """The events that a run was trained on."""
+    from ..data.yambda.reference import open_events
+
     path = config.data.path
     if path is None:
         raise DataError(f"{run.name} was trained on embedded events, whose ids are not yours", where={"run": run})
@@ -86,12 +101,9 @@ class Start:
         import torch
         from torch import Tensor
 
-        if current().size > 1:
-            what = "ranks can only resume a run that started from another once it has a checkpoint"
-            raise UsageError(what, fix="recperf run --resume in a single process")
-
         from ..models.tiers.columns import TableColumns
 
+        _require_one_process()
         saved = self._read(model)
         with np.load(self.folder / ROWS) as rows:
             pairs = {name: torch.from_numpy(rows[name]) for name in rows.files}
@@ -100,7 +112,7 @@ class Start:
                 role = self.tables.get(name) if into.shape[:1] != (1,) else None
                 if role is None and isinstance(into, Tensor):
                     into.copy_(saved[name])
-                elif role != HASHED:
+                elif role != HASHED and name in saved:
                     every_R = torch.arange(into.shape[0])
                     earlier_N, numbers_N = pairs[role] if role else (every_R, every_R)
                     if int(earlier_N.max()) >= len(saved[name]):
@@ -114,7 +126,9 @@ class Start:
                         into.index_copy_(0, numbers_N.to(into.device), values.to(into.device))
 
     def _read(self, model: dict[str, Any]) -> dict[str, Tensor]:
-        """The state of the other model, whose shapes must be those of this one, but for the number of ids."""
+        """The state of the other model, whose shapes must be those of this one, but for the number of ids. Whether a
+        model has rows of features depends on its data: where one has none, those of the other start anew."""
+        from ..data.yambda.earlier_ids import FEATURES
         from ..train.checkpoint import read_state
 
         path = self.folder / self.facts.checkpoint
@@ -122,8 +136,11 @@ class Start:
             raise DataError("the list of rows that this run starts with is damaged", where={"file": self.folder / ROWS})
         if fault := folders.fault(path):
             raise DataError(f"the checkpoint that this run starts from is damaged: {fault}", where={"folder": path})
+        self._require_memory(path)
         saved = read_state(path, part=("trial", "model"))
         for name in {**model, **saved}:
+            if self.tables.get(name) == FEATURES and not (name in model and name in saved):
+                continue
             from_row = 1 if name in self.tables else 0
             shapes = [tuple(one[name].shape)[from_row:] if name in one else None for one in (model, saved)]
             if shapes[0] != shapes[1]:
@@ -135,6 +152,25 @@ class Start:
                 )
         return saved
 
+    def _require_memory(self, path: Path) -> None:
+        """Refuse a checkpoint whose model does not fit into memory beside this run's."""
+        from ..train.checkpoint_tensors import DTYPES
+
+        tensors = folders.read_manifest(path).tensors.items()
+        part = (one for name, one in tensors if name.startswith("trial/model/"))
+        needed, available = sum(prod(one.shape) * DTYPES[one.dtype].itemsize for one in part), available_bytes()
+        if needed > available:
+            raise MachineError(
+                f"the tables of {self.facts.run}, {size(needed)}, do not fit into memory: {size(available)} are free",
+                fix="a machine with more memory, or train without --start-from",
+            )
+
+
+def _require_one_process() -> None:
+    if current().size > 1:
+        what = "ranks can only resume a run that started from another once it has a checkpoint"
+        raise UsageError(what, fix="recperf run --resume in a single process")
+
 
 def start_of(workload: Workload, config: Any, run: Run) -> Start | None:
     """What a run starts from; None where it starts with initial weights."""
@@ -143,6 +179,7 @@ def start_of(workload: Workload, config: Any, run: Run) -> Start | None:
     folder = run.folder / START_FOLDER
     facts: StartedFrom | None = run.read(START, StartedFrom)
     if facts is None:
+        _require_one_process()
         facts = _copy(workload, config, folder)
         run.write(START, facts)
     return Start(folder, facts, workload.id_tables)
@@ -159,7 +196,7 @@ def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
     if fault := folders.fault(path):
         raise DataError(f"checkpoint {path.name} of {run.name} is damaged: {fault}", where={"folder": path})
     roles = [role for role in dict.fromkeys(workload.id_tables.values()) if role != HASHED]
-    every = matched(_events_of(workload, run), open_events(config.data.path), config.start.forget_days)
+    every = matched(_events_of(run, _config_of(workload, run)), open_events(config.data.path), config.start.forget_days)
     rows = {role: every[role] for role in roles if role in every}
     shutil.rmtree(folder, ignore_errors=True)
     with writing(folder):

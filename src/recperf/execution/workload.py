@@ -364,7 +364,8 @@ def table_share(planned: PlannedWorkload, options: DistributedConfig, *, on_host
 
 
 HASHED = "hashed"
-"""In `Workload.id_tables`: rows are those of hashed numbers, which are others in other data; they start anew."""
+"""In `Workload.id_tables`: rows are addressed by a hash of numbers that every import assigns anew, so they cannot be
+matched and start with initial weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

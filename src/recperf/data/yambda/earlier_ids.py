@@ -65,8 +65,8 @@ def matched(earlier: EventStore, store: EventStore, forget_days: int) -> dict[st
 
 
 def with_earlier_ids(store: EventStore, earlier: EventStore, forget_days: int) -> Path:
-    """A store of the same events whose lists of ids go on with those of an earlier store, as far as they are not to be
-    forgotten; made once, in the cache folder. If nothing is to be added it is the store itself."""
+    """A store of the same events with the ids of an earlier store appended, except forgotten ones; made once, in the
+    cache folder. If nothing is to be added it is the store itself."""
     numbers = _numbers(earlier, store, forget_days)
     numbers.pop(FEATURES)
     added = {role: np.flatnonzero((numbers_M == 0) & ~stale_M) + 1 for role, (numbers_M, stale_M) in numbers.items()}

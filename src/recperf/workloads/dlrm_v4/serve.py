@@ -129,11 +129,16 @@ class ServedHistories(Served):
     def _tables(self) -> list[TableExport]:
         """Tables of users, items, artists and albums by own id, where the store has these; others by row."""
         arrow, tables = pyarrow(), []
-        users = self.users.values, self.store.user_ids_U
-        own = {"uid": users, "item_id": (self.items.values, self.items.numbers_V)}
+        # Users that were taken over from earlier data have no events, but rows.
+        listed = self.store.originals.get("users")
+        users = np.arange(1, listed.lines + 1) if listed else self.store.user_ids_U.astype(np.int64)
+        own = {
+            "uid": (arrow.array(self._own_ids("user", users)), users),
+            "item_id": (self.items.values, self.items.numbers_V),
+        }
         for role, column in (("artist", 0), ("album", 1)):
             numbers = np.unique(self.store.catalogue_I2[self.items.numbers_V, column]).astype(np.int64)
-            own[f"{role}_id"] = arrow.array(self._group_ids(role, numbers)), numbers
+            own[f"{role}_id"] = arrow.array(self._own_ids(role, numbers)), numbers
         for name, rows in self.config.model.table_rows.items():
             weight = self.model.tables.table(name)
             if name in own:
@@ -151,8 +156,8 @@ class ServedHistories(Served):
                 tables.append(TableExport(name=name, weight_RW=weight, meaning=meaning))
         return tables
 
-    def _group_ids(self, role: str, numbers: NDArray[np.int64]) -> list[int | str]:
-        """Own ids of artists or albums."""
+    def _own_ids(self, role: str, numbers: NDArray[np.int64]) -> list[int | str]:
+        """Own ids of users, artists or albums."""
         if f"{role}s" not in self.store.originals:
             return numbers.tolist()  # type: ignore[no-any-return]
         listed = originals(self.store.folder, f"{role}s")

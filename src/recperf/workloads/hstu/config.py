@@ -95,6 +95,8 @@ class HSTUConfig(TrialsConfig):
         for name in ("sharding", "placement"):
             value = getattr(self.distributed, name)
             require(not value, f"distributed.{name}", value, "none: every rank of hstu has a copy of all weights")
+        sent = self.distributed.all_to_all
+        require(sent == "fp32", "distributed.all_to_all", sent, "fp32: ranks of hstu send no rows to each other")
 
 
 def default() -> HSTUConfig:
@@ -138,14 +140,15 @@ def on_events(config: HSTUConfig, dataset: Dataset) -> HSTUConfig:
     if dataset.folder is None:
         return config
     sized = following(dataset.folder) if config == default() else config
-    model = replace(sized.model, items=0, time_buckets=NextItemConfig.time_buckets)
+    buckets = NextItemConfig.time_buckets if sized.start.run is None else sized.model.time_buckets
+    model = replace(sized.model, items=0, time_buckets=buckets)
     return replace(sized, data=replace(sized.data, path=dataset.folder), model=model)
 
 
 def following(path: Path) -> HSTUConfig:
     """A model for the events of a store: its sizes follow the events of a user, and batches are so small that an epoch
-    has STEPS steps or more. What order decides may be learned late, so that small data has more epochs; it is learned
-    or not within a time that grows with the events."""
+    has STEPS steps or more. What order decides may be learned late, so that small data has more epochs. The patience
+    grows with the number of events, up to FULL."""
     import numpy as np
 
     from ...data.next_item import NextItemData
