@@ -99,6 +99,7 @@ def test_the_answer_does_not_decide_which_items_compete(share: float, compete: b
     assert ranked.facts()["repeats"] == compete
     expected = list(range(ITEMS)) if compete else list(range(5, ITEMS))
     assert [items.tolist() for items in ranked.candidates()] == [expected] * 15
+    assert RankedRows.choose(RankingConfig(users=10_000), 10**6, prepared.rows, catalogue).listed == len(ranked.rows_Q)  # type: ignore[union-attr]
 
 
 class Met(Rows):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import recperf
 from recperf.errors import DataError, UsageError
@@ -114,6 +115,16 @@ def test_a_loop_that_stays_as_it_is() -> None:
     assert profiler.report.steps.traced == TRACED
     with pytest.raises(UsageError):
         _ = recperf.Profiler().report
+
+
+def test_of_batches_without_tensors_only_the_first_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+    monkeypatch.setattr("recperf.execution.step_profile.tensors_in", lambda batch: searched.append(batch) or 0)
+    with recperf.Profiler() as profiler:
+        for _ in profiler.input(DataLoader(["text"] * 40, 2)):  # type: ignore[arg-type]
+            torch.ones(8).add_(1)
+            profiler.step()
+    assert searched == [["text", "text"]]
 
 
 @pytest.mark.parametrize("count", [5, 30])

@@ -56,6 +56,7 @@ def test_a_calibration_is_stored_for_its_model_and_a_damaged_file_is_ignored() -
 def test_rates_are_measured_at_the_shapes_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(calibrate, "COPIED", 1 << 20)
+    monkeypatch.setattr(calibrate, "DEVICE", "cpu")
 
     def ns_of(once) -> float:  # type: ignore[no-untyped-def]
         began = perf_counter_ns()
@@ -66,7 +67,7 @@ def test_rates_are_measured_at_the_shapes_of_the_model(monkeypatch: pytest.Monke
         (planned(laptop()).work(), 3),
         (MICRO_DLRM.planned(MICRO_DLRM.presets["default"]()).work(), 0),
     ):
-        rates = calibrate._rates(work, 8, "cpu", ns_of, name="cpu", memory=1 << 30)
+        rates = calibrate._rates(work, 8, ns_of, name="cpu", memory=1 << 30)
         assert min(rates.product, rates.copy) > 0
         assert len(rates.attention.lengths if rates.attention else ()) == lengths
         if rates.attention:

@@ -9,6 +9,7 @@ import pytest
 
 from recperf.plan import network as collectives
 from recperf.plan import skew, target
+from recperf.plan.charts import _chart
 from recperf.plan.devices import (
     KNOWN,
     Attention,
@@ -194,3 +195,11 @@ def test_a_plan_agrees_with_itself(device: str, exponent: float | None) -> None:
             assert quick.step.value <= point.step.value
             hours = point.target.seconds.value / 3600
             assert point.target.cost.value == pytest.approx(2.0 * point.ranks * hours)
+
+
+def test_every_one_of_many_devices_has_a_line_in_the_chart() -> None:
+    pytest.importorskip("matplotlib")
+    curves = [[(ranks, Band(number + 1.0, number + 0.5, number + 2.0)) for ranks in (1, 2)] for number in range(8)]
+    sheet = _chart([("time", curves)], [f"gpu{number}" for number in range(8)])
+    assert {f"gpu{number}" for number in range(8)} <= {text.get_text() for text in sheet.figure.texts}
+    assert len(sheet.figure.axes[0].lines) >= 8 * 3

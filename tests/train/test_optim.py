@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from recperf.train.config import settings_for_rows
 from recperf.train.optim import DenseOptimizer, make_dense, one_cycle, warmup_decay
 
 
@@ -110,3 +111,8 @@ def test_the_decay_stops_at_its_floor_and_never_raises_a_small_rate() -> None:
     assert warmup_decay(99, peak=1e-4, warmup=0, decay_start=1, decay_steps=100) == 1e-7
     assert warmup_decay(5000, peak=1e-4, warmup=0, decay_start=1, decay_steps=100) == 1e-7
     assert warmup_decay(99, peak=1e-9, warmup=0, decay_start=1, decay_steps=100) == 1e-9
+
+
+def test_a_step_on_few_rows_of_own_data_does_not_turn_table_rows_around() -> None:
+    decayed = [one["learning_rate"] * one["table_weight_decay"] for one in map(settings_for_rows, (1, 50, 160, 10_000))]
+    assert decayed == pytest.approx([0.5, 0.5, 0.5, 0.064], rel=0.01)

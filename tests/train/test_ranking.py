@@ -32,7 +32,7 @@ def test_metrics_are_scikit_learns(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ranking, "PAIRS", pairs)
         whole = (torch.arange(57) for _ in range(40))
         score = lambda rows_P, items_P: scores_QI[rows_P, items_P]  # noqa: E731
-        higher_Q, same_Q, lists_QK = positions(score, rows_Q, own_Q, targets_Q, whole)
+        higher_Q, same_Q, lists_QK = positions(score, rows_Q, own_Q, targets_Q, whole, top=10)
         assert int(same_Q.sum()) == 0
         assert torch.equal(lists_QK, scores_QI.topk(10)[1])
         found = {name: float(gain_Q.mean()) for name, gain_Q in gains(higher_Q, same_Q).items()}

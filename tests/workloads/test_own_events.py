@@ -22,7 +22,7 @@ from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.train.metrics import auc
-from recperf.workloads.clicks import imported_logits, imported_rows
+from recperf.workloads.clicks import _items_before, imported_logits, imported_rows
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.micro_dlrm import config as micro_dlrm
@@ -162,6 +162,15 @@ def test_gradient_boosting_of_clicks_reads_the_item_before(tmp_path: Path, monke
     clicks = imported(micro_dlrm.on_events(micro_dlrm.default(), events).data)
     logits, labels_N = imported_logits(clicks), imported_rows(clicks).labels_N
     assert auc(logits["gradient_boosting"], labels_N) > auc(logits["logistic"], labels_N) + 0.1
+    # Pairs that no fitted row has share the number after the last.
+    whole, (fitted_N, scored_N) = _items_before(clicks, 1)["items in turn"], _items_before(clicks, 50)["items in turn"]
+    assert len(fitted_N) == -(-len(whole[0]) // 50)
+    pairs = dict(zip(whole[0][::50].tolist(), fitted_N.tolist()))
+    other = len(fitted_N.unique())
+    assert sorted(pairs.values()) == list(range(other))
+    known_N = whole[1] <= int(whole[0].max())
+    assert [pairs.get(pair, other) for pair in whole[1][known_N].tolist()] == scored_N[known_N].tolist()
+    assert (scored_N[~known_N] == other).all()
 
 
 def test_a_run_on_own_events(

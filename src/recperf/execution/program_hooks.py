@@ -215,7 +215,7 @@ class Hooks(ExitStack):
             self._delivered.add(key)
             if key in self._loaders:
                 self._loaders[key].batches += 1
-                if (facts := self._loaders[key].facts) and not facts.tensors:
+                if (facts := self._loaders[key].facts) and self._loaders[key].batches == 1:
                     facts.tensors = tensors_in(batch)
             return batch
 

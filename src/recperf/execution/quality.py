@@ -26,6 +26,7 @@ from ..stop import poll
 from ..train.metrics import Resampling, auc, binary_metrics, reliability
 from ..train.ranking import (
     COUNTS,
+    TOP,
     Scorer,
     drawn,
     first_positives,
@@ -309,7 +310,8 @@ class RankedRows:
             if users < least or 0 < negatives < min(size, LEAST_NEGATIVES):
                 return f"it would add more than {SHARE:.0%} to the work of this training (--ranking.users {least})"
         negatives, repeats = negatives if negatives < size else 0, catalogue.repeats > REPEATS
-        rows_Q, listed = rows_Q[:users], min(users, MOST_LISTED, budget // size)
+        rows_Q = rows_Q[:users]
+        listed = min(len(rows_Q), MOST_LISTED, budget // size)
         return RankedRows(rows_Q, negatives, catalogue, rows.items_N, repeats, catalogue.meeting_is, listed)
 
     def candidates(self) -> Iterator[Tensor]:
@@ -362,7 +364,8 @@ class RankedRows:
         score, rows_Q, rows_I = self._joint(score), self.rows_Q[: self.listed], self.catalogue.rows_I
         targets_Q = self.items_N[rows_Q]
         candidates = replace(self, rows_Q=rows_Q, negatives=0).candidates()
-        lists_QK = positions(score, rows_Q, score(rows_Q, targets_Q).double().cpu(), targets_Q, candidates)[2]
+        own_Q = score(rows_Q, targets_Q).double().cpu()
+        lists_QK = positions(score, rows_Q, own_Q, targets_Q, candidates, top=TOP)[2]
         # From 1 on; 0 for items that do not compete, and the last place for no item.
         place_I = torch.nn.functional.pad(torch.where(rows_I > 0, (rows_I > 0).cumsum(0), 0), (0, 1))
         return list_quality(place_I[lists_QK], int((rows_I > 0).sum()), rows_I[rows_I > 0].numpy())

@@ -109,15 +109,16 @@ class Profiler:
                 self.observer.expected = length(batches)
             elif isinstance(batches, Iterator):
                 self.observer.expected = SHORT
-        iterator = iter(batches)
+        iterator, is_first = iter(batches), True
         while True:
             with self.waiting_for_input():
                 try:
                     batch = next(iterator)
                 except StopIteration:
                     return
-            if self.watch is not None and self.watch.loader and not self.watch.loader.tensors:
+            if is_first and self.watch is not None and self.watch.loader:
                 self.watch.loader.tensors = tensors_in(batch)
+            is_first = False
             yield batch
 
     def waiting_for_input(self) -> Any:

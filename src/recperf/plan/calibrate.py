@@ -36,6 +36,7 @@ SAME_MEMORY = 0.05
 """A GPU whose memory differs from that of the known one by a larger share is another one."""
 COPIED = 2 << 30
 """Bytes of the buffer that is copied."""
+DEVICE = "cuda"
 Say = Callable[[str], None]
 Timer = Callable[[Callable[[], object]], float]
 """Nanoseconds of a call."""
@@ -174,21 +175,21 @@ def _of_gpu(work: Work, batch: int) -> Calibration:
     def ns_of(once: Callable[[], object]) -> float:
         return median(sampler.readings(gpu.timed(once)))
 
-    return _rates(work, min(batch, MOST_SEQUENCES), "cuda", ns_of, name=name, memory=memory)
+    return _rates(work, min(batch, MOST_SEQUENCES), ns_of, name=name, memory=memory)
 
 
-def _rates(work: Work, batch: int, device: str, ns_of: Timer, *, name: str, memory: int) -> Calibration:
+def _rates(work: Work, batch: int, ns_of: Timer, *, name: str, memory: int) -> Calibration:
     """FLOP/s of the product and of both passes of attention by length, and bytes per second of a copy."""
     import torch
 
     shapes = work.shapes
-    dtype = torch.bfloat16 if work.precision == "bfloat16" and device == "cuda" else torch.float32
+    dtype = torch.bfloat16 if work.precision == "bfloat16" else torch.float32
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if work.precision == "tf32" else "highest")
     try:
         rows = min(MOST_ROWS, max(1, round(shapes.rows_per_sample * batch)))
         x, weight, grad = (
-            torch.randn(*size, device=device).to(dtype)
+            torch.randn(*size, device=DEVICE).to(dtype)
             for size in ((rows, shapes.inputs), (shapes.inputs, shapes.outputs), (rows, shapes.outputs))
         )
 
@@ -202,14 +203,14 @@ def _rates(work: Work, batch: int, device: str, ns_of: Timer, *, name: str, memo
         torch.set_float32_matmul_precision(before)
     # Very short rows have the same length at two scales.
     scales = {max(1, round(scale * work.attention_length)): scale for scale in SCALES if shapes.heads}
-    rates = [(length, *_attention_rates(work, scale, batch, device, dtype, ns_of)) for length, scale in scales.items()]
+    rates = [(length, *_attention_rates(work, scale, batch, dtype, ns_of)) for length, scale in scales.items()]
     attention = None
     if rates:
         lengths, forward, backward = zip(*rates)
         attention = Attention(
             lengths=lengths, forward=forward, backward=backward, precision=work.precision, origin="measured here"
         )
-    buffer = torch.ones(COPIED // 4, device=device)
+    buffer = torch.ones(COPIED // 4, device=DEVICE)
     half = buffer.numel() // 2
     return Calibration(
         device=name,
@@ -221,9 +222,7 @@ def _rates(work: Work, batch: int, device: str, ns_of: Timer, *, name: str, memo
     )
 
 
-def _attention_rates(
-    work: Work, scale: float, batch: int, device: str, dtype: torch.dtype, ns_of: Timer
-) -> tuple[float, float]:
+def _attention_rates(work: Work, scale: float, batch: int, dtype: torch.dtype, ns_of: Timer) -> tuple[float, float]:
     """FLOP/s of both passes over rows `scale` times as long as the model's."""
     import torch
 
@@ -236,9 +235,9 @@ def _attention_rates(
     )
     length_B = np.maximum(1, np.round(scale * np.asarray(work.lengths)[place_B])).astype(np.int64)
     tokens, longest = int(length_B.sum()), int(length_B.max())
-    offsets_B1 = torch.from_numpy(np.concatenate([[0], length_B.cumsum()])).to(device)
-    q, k = (torch.randn(tokens, shapes.heads, shapes.qk, device=device).to(dtype) for _ in range(2))
-    v, grad = (torch.randn(tokens, shapes.heads, shapes.v, device=device).to(dtype) for _ in range(2))
+    offsets_B1 = torch.from_numpy(np.concatenate([[0], length_B.cumsum()])).to(DEVICE)
+    q, k = (torch.randn(tokens, shapes.heads, shapes.qk, device=DEVICE).to(dtype) for _ in range(2))
+    v, grad = (torch.randn(tokens, shapes.heads, shapes.v, device=DEVICE).to(dtype) for _ in range(2))
     mask = hstu_attention.Mask(alpha=1 / math.sqrt(shapes.qk), length=float(longest), longest=longest)
     flops = float((length_B.astype(np.float64) ** 2).sum()) * shapes.heads * (shapes.qk + shapes.v)
     forward = ns_of(lambda: hstu_attention.forward(q, k, v, offsets_B1, mask))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 
 from ..runs.report.blocks import Figure, Section
 from ..runs.report.svg import EXTRA, FAMILIES, Sheet, columns_of, evenly, round_steps, ticks, tone
@@ -75,7 +76,7 @@ def _chart(panels: list[tuple[str, list[Curve]]], names: list[str]) -> Sheet:
     columns, tall, head = columns_of(len(panels)), 250, 24 * (len(names) > 1)
     sheet = Sheet(head + tall * len(panels) // columns)
     across = 0.0
-    for colour, name in zip(SERIES, names if head else []):
+    for colour, name in zip(cycle(SERIES), names if head else []):
         sheet.text(across, 14, "■", color=colour)
         sheet.text(across + 16, 14, name, color="ink")
         across += 40 + 7 * len(name)
@@ -89,7 +90,7 @@ def _chart(panels: list[tuple[str, list[Curve]]], names: list[str]) -> Sheet:
         high = 1.05 * max(band.high for curve in curves for _, band in curve)
         axes.set_xlim(-0.4, len(counts) - 0.6)
         axes.set_ylim(0, high)
-        for colour, curve in zip(SERIES, curves):
+        for colour, curve in zip(cycle(SERIES), curves):
             for ranks, band in curve:
                 axes.plot(2 * [counts.index(ranks)], [band.low, band.high], color=tone(colour), lw=5, alpha=0.3)
             x = [counts.index(ranks) for ranks, _ in curve]

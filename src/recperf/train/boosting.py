@@ -21,7 +21,8 @@ from ..errors import notice_once
 CHOOSING_SHARE = 0.1
 """Share of the training rows that choose."""
 _MOST_TREES = 300
-_MOST_CATEGORIES = 254
+MOST_CATEGORIES = 254
+"""Categories of a column; scikit-learn takes at most 255."""
 _MOST_INDICATORS = 64
 _FOLDS, _PRIOR_ROWS = 5, 10
 
@@ -125,8 +126,8 @@ class Encoder:
         self.encoders: dict[str, list[Columns]] = {}
         for key in keys:
             ids_NL, several = self._ids(train, key)
-            if not several and int(ids_NL.max()) < _MOST_CATEGORIES:
-                self.encoders[key] = [lambda ids_NL: np.where(ids_NL < _MOST_CATEGORIES, ids_NL, np.nan)]
+            if not several and int(ids_NL.max()) < MOST_CATEGORIES:
+                self.encoders[key] = [lambda ids_NL: np.where(ids_NL < MOST_CATEGORIES, ids_NL, np.nan)]
                 columns.append(ids_NL)
                 self.is_category.append(True)
                 continue

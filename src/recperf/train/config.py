@@ -202,13 +202,13 @@ VALIDATION_SHARE = 0.1
 STEPS_AN_EPOCH, FORGETTING = 100, 5.0
 
 
-def own_rows(rows: int) -> dict[str, Any]:
+def settings_for_rows(rows: int) -> dict[str, Any]:
     """Settings of AdamW with the one-cycle schedule for so many rows of own data. Few rows make small batches, or there
-    would be too few steps. In an epoch at the peak of the schedule a table row decays to exp(-FORGETTING) of its size:
-    without that, categories that few rows have are memorised."""
+    would be too few steps. In an epoch at the peak of the schedule a table row decays to exp(-FORGETTING) of its size,
+    in a step at most to a half: without that, categories that few rows have are memorised."""
     batch_size = min(1024, max(32, 1 << max(0, round(math.log2(max(1, rows) / STEPS_AN_EPOCH)))))
     rate = 0.01
-    decay = float(f"{FORGETTING * batch_size / (rate * max(batch_size, rows)):.3g}")
+    decay = min(float(f"{FORGETTING * batch_size / (rate * max(batch_size, rows)):.3g}"), 0.5 / rate)
     return {
         "epochs": 8, "batch_size": batch_size, "learning_rate": rate, "weight_decay": 0.3, "table_weight_decay": decay
     }  # fmt: skip

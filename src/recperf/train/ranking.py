@@ -29,15 +29,15 @@ Scorer = Callable[[Tensor, Tensor], Tensor]
 
 
 def positions(
-    score: Scorer, rows_Q: Tensor, own_Q: Tensor, targets_Q: Tensor, candidates: Iterator[Tensor]
+    score: Scorer, rows_Q: Tensor, own_Q: Tensor, targets_Q: Tensor, candidates: Iterator[Tensor], *, top: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row how many candidates score higher than its own item, how many others score the same, and the items
-    that score highest, -1 where there are fewer.
+    """For each row how many candidates score higher than its own item, how many others score the same, and the `top`
+    items that score highest, -1 where there are fewer.
 
     `candidates` yields each row's; the row's own item among them is passed over, because its score `own_Q` is known.
     Pairs are scored in groups of about equal size, so memory is bounded."""
     higher_Q, same_Q = (torch.zeros(len(rows_Q), dtype=torch.int64) for _ in range(2))
-    lists_QK = torch.full((len(rows_Q), TOP), -1)
+    lists_QK = torch.full((len(rows_Q), top), -1)
     places: list[Tensor] = []
     items: list[Tensor] = []
 
@@ -52,6 +52,8 @@ def positions(
         own_P = own_Q.double()[place_P]
         higher_Q.index_add_(0, place_P, (score_P > own_P).long())
         same_Q.index_add_(0, place_P, (score_P == own_P).long())
+        if not top:
+            return
         first, stop = int(place_P[0]), int(place_P[-1]) + 1
         _highest(
             lists_QK,

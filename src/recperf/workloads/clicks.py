@@ -105,8 +105,9 @@ def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
     """Of baselines on the features of imported clicks."""
     roles = {role: getattr(clicks.manifest, role) for role in ("user", "item")}
     names = {role: name if name in clicks.keys else None for role, name in roles.items()}
-    step, before = _fitted_step(clicks), _items_before(clicks)
-    train = _feature_rows(clicks, clicks.every("train", step), {key: ids[0][::step] for key, ids in before.items()})
+    step = _fitted_step(clicks)
+    before = _items_before(clicks, step)
+    train = _feature_rows(clicks, clicks.every("train", step), {key: ids[0] for key, ids in before.items()})
     if clicks.count("choose"):
         train = replace(train, chooses_N=torch.from_numpy(clicks.chooses()[::step]))
     rules = click_rules(train, **names)
@@ -131,9 +132,10 @@ def _fitted_step(clicks: ImportedClicks) -> int:
     return -(-clicks.count("train") // MOST_TRAINING_ROWS)
 
 
-def _items_before(clicks: ImportedClicks) -> dict[str, tuple[Tensor, Tensor]]:
-    """The last item that the user of each training row, and of each validation row, had at an earlier time (0: none),
-    and the pair of it and the row's own item; empty where rows have no user, item or time."""
+def _items_before(clicks: ImportedClicks, step: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """The last item that the user of every `step`-th training row, and of each validation row, had at an earlier time
+    (0: none), and the pair of it and the row's own item, with one number for all pairs that no such training row has;
+    empty where rows have no user, item or time."""
     sides = [(clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split)) for split in SPLITS]
     if any(column is None for side in sides for column in side):
         return {}
@@ -146,10 +148,14 @@ def _items_before(clicks: ImportedClicks) -> dict[str, tuple[Tensor, Tensor]]:
     known_N = (place_N >= 0) & (users_N[place_N] == users_N)
     before_N = np.zeros(len(users_N), np.int64)
     before_N[order_N] = np.where(known_N, items_N[order_N][place_N] + 1, 0)
-    pairs_N = np.unique(before_N * (items_N.max() + 2) + items_N, return_inverse=True)[1]
-    count = clicks.count("train")
-    columns = {"item before": before_N, "items in turn": pairs_N}
-    return {key: (torch.from_numpy(ids[:count]), torch.from_numpy(ids[count:])) for key, ids in columns.items()}
+    count, spread = clicks.count("train"), items_N.max() + 2
+    parts = [(before_N[part], items_N[part]) for part in (slice(0, count, step), slice(count, None))]
+    fitted, valid = (before * spread + items for before, items in parts)
+    known, pairs_N = np.unique(fitted, return_inverse=True)
+    place_V = np.searchsorted(known, valid)
+    place_V[known[np.minimum(place_V, len(known) - 1)] != valid] = len(known)
+    columns = {"item before": [before for before, _ in parts], "items in turn": [pairs_N, place_V]}
+    return {key: (torch.from_numpy(train), torch.from_numpy(scored)) for key, (train, scored) in columns.items()}
 
 
 def _feature_rows(clicks: ImportedClicks, rows: Rows, before: dict[str, Tensor] | None = None) -> FeatureRows:

@@ -19,7 +19,15 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...train.config import CLICK_RULES, PLAIN, VALIDATION_SHARE, DLRMTrainConfig, FastConfig, TargetConfig, own_rows
+from ...train.config import (
+    CLICK_RULES,
+    PLAIN,
+    VALIDATION_SHARE,
+    DLRMTrainConfig,
+    FastConfig,
+    TargetConfig,
+    settings_for_rows,
+)
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -216,7 +224,7 @@ def clicks(rows: int, categories: int) -> DLRMWorkloadConfig:
     )
     if rows <= SMALL_DATA and categories <= SMALL_DATA:
         model = replace(model, interaction="dot")
-        train = DLRMTrainConfig(optimizer="adamw", schedule="one-cycle", **own_rows(rows))
+        train = DLRMTrainConfig(optimizer="adamw", schedule="one-cycle", **settings_for_rows(rows))
     else:
         train = DLRMTrainConfig(epochs=1, batch_size=2048, learning_rate=0.02, optimizer="rowwise-adagrad")
     return DLRMWorkloadConfig(model=model, train=train)

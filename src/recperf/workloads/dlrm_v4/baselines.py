@@ -28,8 +28,6 @@ Features = NDArray[np.float32]
 Rule = Callable[[Features], Tensor]
 """Logits of anchors, or of candidates in their place, from their features."""
 
-CATEGORIES = 254
-"""Items that gradient boosting knows by their id, the most common ones; scikit-learn takes at most 255 categories."""
 LAST = 2
 """Last items that are columns of their own."""
 PART = 1 << 18
@@ -50,8 +48,8 @@ class LastItems:
         listens_N = np.flatnonzero(kinds_E & np.uint8(ANCHORS))
         items_N, times_N = store.items_at(listens_N), store.times_E[listens_N].astype(np.int64)
         positive_N = (kinds_E[listens_N] & np.uint8(LISTEN_PLUS)) > 0
-        common = np.argsort(-np.bincount(items_N, minlength=store.items), kind="stable")[:CATEGORIES]
-        self.category_I = np.full(store.items, CATEGORIES)
+        common = np.argsort(-np.bincount(items_N, minlength=store.items), kind="stable")[: boosting.MOST_CATEGORIES]
+        self.category_I = np.full(store.items, boosting.MOST_CATEGORIES)
         self.category_I[common] = np.arange(len(common))
         last_NL = np.concatenate([self._last(self._events(part)) for part in self._parts(listens_N)])
         self.groups = [

@@ -12,7 +12,7 @@ from ...execution.workload import Estimate, TrialsConfig, Workload, require_memo
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig
 from ...models.cost import dlrm_memory, dlrm_step
-from ...train.config import BIASES, CLICK_RULES, VALIDATION_SHARE, GraphTrainConfig, own_rows
+from ...train.config import BIASES, CLICK_RULES, VALIDATION_SHARE, GraphTrainConfig, settings_for_rows
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -67,7 +67,7 @@ def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
         from ...data.click_store.encode import read_manifest
 
         assert dataset.folder is not None
-        recipe = own_rows(read_manifest(dataset.folder).rows)
+        recipe = settings_for_rows(read_manifest(dataset.folder).rows)
         config = replace(dot(), train=replace(config.train, **recipe))
     return replace(config, data=data)
 
