@@ -26,6 +26,7 @@ from typing import Any
 
 from _rows import record, row, show
 from next_item import GOAL, read
+from recperf.data.next_item import NextItemData
 
 CONFIG = "configs/ml-1m/hstu-sampled-softmax-n128-large-final.gin"
 RESULT = re.compile(r"eval @ epoch (\d+) in ([\d.]+)s: NDCG@10 ([\d.]+).*?HR@10 ([\d.]+)")
@@ -88,6 +89,37 @@ def stand_in() -> None:
         sys.modules["torch.utils.tensorboard"] = board
 
 
+def write_sequences(data: NextItemData, path: Path) -> None:
+    """The sequences in the format that the trainer reads."""
+    with path.open("w") as file:
+        lines = csv.writer(file)
+        lines.writerow(["user_id", "sequence_item_ids", "sequence_ratings", "sequence_timestamps"])
+        for user in range(data.users):
+            items = data.items_E[data.offsets_U1[user] : data.offsets_U1[user + 1]].tolist()
+            columns = (items, [5] * len(items), range(1, len(items) + 1))
+            lines.writerow([user, *(",".join(map(str, column)) for column in columns)])
+
+
+def rows_of(epochs: list[dict[str, float]], data: NextItemData, file: Path) -> list[dict[str, Any]]:
+    """The best epoch by the test, and the times."""
+    best = max(epochs, key=lambda epoch: epoch["ndcg_10"])
+    reached = [number for number, epoch in enumerate(epochs) if epoch["ndcg_10"] >= GOAL]
+    seconds = [epoch["seconds_an_epoch"] for epoch in epochs]
+    values = {"ndcg_10": [best["ndcg_10"]], "hit_rate_10": [best["hit_rate_10"]]}
+    times = {"seconds_an_epoch": seconds[1:]}
+    if reached:
+        times["seconds_to_goal"] = [sum(seconds[: reached[0] + 1])]
+    conditions = {
+        "file": file.name, "users": data.users, "items": data.items, "device": "cuda", "seeds": 1,
+        "config": CONFIG, "epochs": len(epochs), "best_epochs": [best["epoch"]],
+    }  # fmt: skip
+    variant = f"{file.stem}: research trainer"
+    return [
+        row("next_item", variant, metric, "s" if metric in times else "", value, conditions)
+        for metric, value in {**values, **times}.items()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -110,13 +142,7 @@ def main() -> None:
     logging.raiseExceptions = True
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
-        with Path("sequences.csv").open("w") as file:
-            lines = csv.writer(file)
-            lines.writerow(["user_id", "sequence_item_ids", "sequence_ratings", "sequence_timestamps"])
-            for user in range(data.users):
-                items = data.items_E[data.offsets_U1[user] : data.offsets_U1[user + 1]].tolist()
-                columns = (items, [5] * len(items), range(1, len(items) + 1))
-                lines.writerow([user, *(",".join(map(str, column)) for column in columns)])
+        write_sequences(data, Path("sequences.csv"))
 
         def dataset(dataset_name: str, max_sequence_length: int, chronological: bool, **_: Any) -> RecoDataset:
             parts = [
@@ -130,28 +156,7 @@ def main() -> None:
         results.last = time.monotonic()
         with contextlib.suppress(TimeIsUpError):
             train.train_fn(0, 1, 29517)
-    best = max(results.epochs, key=lambda epoch: epoch["ndcg_10"])
-    reached = [number for number, epoch in enumerate(results.epochs) if epoch["ndcg_10"] >= GOAL]
-    seconds = [epoch["seconds_an_epoch"] for epoch in results.epochs]
-    values = {"ndcg_10": [best["ndcg_10"]], "hit_rate_10": [best["hit_rate_10"]]}
-    times = {"seconds_an_epoch": seconds[1:]}
-    if reached:
-        times["seconds_to_goal"] = [sum(seconds[: reached[0] + 1])]
-    conditions = {
-        "file": options.file.name, "users": data.users, "items": data.items, "device": "cuda", "seeds": 1,
-        "config": CONFIG, "epochs": len(results.epochs), "best_epochs": [best["epoch"]],
-    }  # fmt: skip
-    rows = [
-        row(
-            "next_item",
-            f"{options.file.stem}: research trainer",
-            metric,
-            "s" if metric in times else "",
-            value,
-            conditions,
-        )
-        for metric, value in {**values, **times}.items()
-    ]
+    rows = rows_of(results.epochs, data, options.file)
     for one in rows:
         print(show(one))
     if not options.dry:

@@ -111,6 +111,27 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+class Clock:
+    """The times between the ends of steps: by the device's events, on a CPU by the wall clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.ends: list[Any] = []
+
+    def mark(self) -> None:
+        if self.device.type == "cuda":
+            self.ends.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            self.ends[-1].record()
+        else:
+            self.ends.append(perf_counter())
+
+    def seconds(self) -> list[float]:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            return [begin.elapsed_time(end) * 1e-3 for begin, end in zip(self.ends, self.ends[1:])]
+        return [end - begin for begin, end in zip(self.ends, self.ends[1:])]
+
+
 def measured(
     config: DLRMv4Config,
     bases: list[HistoryBatch],
@@ -121,7 +142,6 @@ def measured(
     device: torch.device,
 ) -> tuple[list[float], list[float], dict[str, Any]]:
     """Seconds of steps, the losses of the first ones, and facts."""
-    cuda = device.type == "cuda"
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         trainer, tiers = trainer_of(config, placement, cache, options.depth, Path(folder), device)
         facts: dict[str, Any] = {"placement": placement, "depth": options.depth, "micro_batches": parts}
@@ -145,7 +165,7 @@ def measured(
             if tiers is not None and ready.placed is not None:
                 tiers.finish(ready.placed)
 
-        ends, losses, rows, walls = [], [], [], []
+        losses, rows, clock = [], [], Clock(device)
         before = Traffic()
         depth = options.depth if tiers is not None else 1
         for number, ready in enumerate(prefetched(source(), prepared, device, depth=depth, finished=finished)):
@@ -154,17 +174,10 @@ def measured(
             trainer.step(ready.parts)
             losses.append(trainer.last)
             rows.append(sum(rows_U.numel() for rows_U in ready.parts[0].rows.values()))
-            if cuda:
-                done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                done.record()
-                ends.append(done)
-            walls.append(perf_counter())
-        if cuda:
-            torch.cuda.synchronize(device)
-            seconds = [begin.elapsed_time(end) * 1e-3 for begin, end in zip(ends, ends[1:])][options.warm_up :]
+            clock.mark()
+        seconds = clock.seconds()[options.warm_up :]
+        if device.type == "cuda":
             facts["peak_gib"] = torch.cuda.max_memory_allocated(device) / GIB
-        else:
-            seconds = [end - begin for begin, end in zip(walls, walls[1:])][options.warm_up :]
         facts |= {"distinct_rows": statistics.fmean(rows), "table_gib": 4 * config.table_parameters / GIB}
         facts |= {"table_parameters": config.table_parameters, "host_gib": resident_bytes() / GIB}
         facts["disk_gib"] = sum(file.stat().st_blocks * 512 for file in Path(folder).rglob("*") if file.is_file()) / GIB
@@ -180,7 +193,7 @@ def scaled(config: DLRMv4Config, gib: float) -> DLRMv4Config:
     return replace(config, row_scale=round(scale) if abs(scale - round(scale)) < 0.01 * scale else scale)
 
 
-def main(arguments: list[str]) -> int:
+def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a small model on any device; no rows")
     parser.add_argument("--sizes", type=float, nargs="+", default=[37.0, 93.0], help="GiB of tables")
@@ -195,7 +208,23 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--folder", type=Path, help="parent of the table files")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-record", action="store_true")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def has_room(placement: str, gib: float, options: argparse.Namespace) -> bool:
+    """Whether tables of this size fit where they are placed."""
+    if placement in ("device", "fbgemm"):
+        return options.tiny or gib <= options.cache
+    if placement == "host" or options.fresh:
+        return True
+    if shutil.disk_usage(options.folder or ".").free >= 1.2 * gib * GIB:
+        return True
+    print(f"{gib:.0f} GiB, file: the disk has no room")
+    return False
+
+
+def main(arguments: list[str]) -> int:
+    options = parsed(arguments)
     device, config = torch.device(options.device), gpu()
     if options.tiny:
         config, options.batch, options.steps, options.warm_up = laptop(), 6, 3, 2
@@ -216,14 +245,7 @@ def main(arguments: list[str]) -> int:
         sized = scaled(config, gib)
         losses_by: dict[str, list[float]] = {}
         for placement in options.placements:
-            if placement in ("device", "fbgemm") and gib > options.cache and not options.tiny:
-                continue
-            if (
-                placement == "file"
-                and not options.fresh
-                and shutil.disk_usage(options.folder or ".").free < 1.2 * gib * GIB
-            ):
-                print(f"{gib:.0f} GiB, file: the disk has no room")
+            if not has_room(placement, gib, options):
                 continue
             cache = int(min(options.cache, gib / 3) * GIB)
             if options.check:

@@ -57,8 +57,7 @@ def command(arguments: list[str]) -> int:
     run = open_run(options, terminal)
     from ..execution.recommending import Lists, recommend
     from ..execution.scoring import format_of, write_rows
-    from ..execution.serving import require_known, unknown_text
-    from ..runs.report.quality_sections import lists_text
+    from ..execution.serving import require_known
     from .data.output import Bar
 
     if options.output is not None:
@@ -86,7 +85,7 @@ def command(arguments: list[str]) -> int:
     finally:
         bar.close()
     seconds = perf_counter() - began
-    meeting, quality = run.model.meeting, lists.quality(run.model)
+    meeting = run.model.meeting
     summary = {
         **as_json(run.model.facts),
         "users": len(users),
@@ -94,24 +93,32 @@ def command(arguments: list[str]) -> int:
         "seconds": round(seconds, 3),
         "users_per_s": round(len(users) / max(seconds, 1e-9), 1),
         "meeting": None if meeting is None else meeting[1],
-        "lists": quality,
+        "lists": lists.quality(run.model),
         "output": None if options.output is None else str(options.output),
     }
-    if rows:
-        terminal.say(table_of(rows))
-        by = f"log of the probability that a user meets the item, {meeting[1]}, times the score" if meeting else "logit"
-        terminal.say(f"ordered by rank_score: the {by}")
-    text = f"{len(users):,} users in {seconds:.1f} s on {summary['device']}: {number(summary['users_per_s'])} users/s"
-    terminal.say(text)
-    if quality is not None:
-        terminal.say(f"  {lists_text(quality)}")
-    if note := unknown_text(summary["unknown"]):
-        terminal.say(f"  {note}")
-    if options.output is not None:
-        terminal.say(f"  recommendations: {options.output}")
+    say(terminal, rows, summary)
     if options.json:
         print_json({**summary, **({"recommendations": rows} if options.output is None else {})})
     return 0
+
+
+def say(terminal: Terminal, rows: list[Any], summary: dict[str, Any]) -> None:
+    """Print the lists, and how they were made."""
+    from ..execution.serving import unknown_text
+    from ..runs.report.quality_sections import lists_text
+
+    if rows:
+        terminal.say(table_of(rows))
+        meets = f"log of the probability that a user meets the item, {summary['meeting']}, times the score"
+        terminal.say(f"ordered by rank_score: the {meets if summary['meeting'] else 'logit'}")
+    speed = f"{summary['device']}: {number(summary['users_per_s'])} users/s"
+    terminal.say(f"{summary['users']:,} users in {summary['seconds']:.1f} s on {speed}")
+    if summary["lists"] is not None:
+        terminal.say(f"  {lists_text(summary['lists'])}")
+    if note := unknown_text(summary["unknown"]):
+        terminal.say(f"  {note}")
+    if summary["output"] is not None:
+        terminal.say(f"  recommendations: {summary['output']}")
 
 
 def require_consistent(options: Options) -> None:
