@@ -214,7 +214,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def has_room(placement: str, gib: float, options: argparse.Namespace) -> bool:
     """Whether tables of this size fit where they are placed."""
     if placement in ("device", "fbgemm"):
-        return options.tiny or gib <= options.cache
+        return bool(options.tiny or gib <= options.cache)
     if placement == "host" or options.fresh:
         return True
     if shutil.disk_usage(options.folder or ".").free >= 1.2 * gib * GIB:
