@@ -20,7 +20,7 @@ MINUTES ?= 30
 SEED    ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized chaos lint types docs bench clean
+.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized chaos lint types docs notebooks bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,9 +62,15 @@ docs: $(VENV)/.docs-ready ## the documentation as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
 
+notebooks: $(VENV)/.test-ready ## run the notebooks of examples/ and store them with what they print
+	@home=$$(mktemp -d) && cp examples/*.ipynb $$home && cd $$home && export PATH=$(CURDIR)/$(BIN):$$PATH COLUMNS=110 \
+	  TERM=dumb NO_COLOR=1 RECPERF_HOME=$$home/.cache/recperf && \
+	  for book in *.ipynb; do echo "== $$book"; jupyter-execute --inplace $$book || exit 1; done; \
+	  sed -i "s#$$home#~#g" *.ipynb && cp *.ipynb $(CURDIR)/examples
+
 bench: $(VENV)/.bench-ready ## every benchmark, rows appended; a missed goal does not stop it
 	@for script in benchmarks/[a-z]*.py; do repeats=; \
-	  case $$script in *_peer.py) continue;; */claims_repeat.py) repeats="2 1";; esac; \
+	  case $$script in *_peer.py|*/next_item*) continue;; */claims_repeat.py) repeats="2 1";; esac; \
 	  echo "== $$script"; $(BIN)/python $$script $$repeats || [ $$? -eq 5 ] || exit 1; done
 
 clean: ## remove the virtual environment and caches; runs stay
