@@ -49,7 +49,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_with_what_it_printed(path: Path) -> None:
-    """By `make notebooks`: every cell ran, in order, without an error, and nothing in it names a folder of a machine."""
+    """By `make notebooks`: every cell ran, in order, without an error, and names no folder of a machine."""
     cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]
