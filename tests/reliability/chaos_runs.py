@@ -42,7 +42,7 @@ WORKLOADS: dict[str, list[str]] = {
         "--data.held-out-batches", "2", "--train.batch-size", "64", "--train.checkpoint-steps", "6", *CPU, *TIERS,
     ],
     "dlrm-clicks": [
-        "dlrm", "--model.dim", "4", "--model.bottom", "8", "4", "--model.top", "8", "1", "--train.batch-size", "200",
+        "dlrm", "--target.beat", "none", "--model.dim", "4", "--model.bottom", "8", "4", "--model.top", "8", "1", "--train.batch-size", "200",
         "--train.epochs", "3", "--train.checkpoint-steps", "4", *CPU,
     ],
     "dlrm-v4": [
