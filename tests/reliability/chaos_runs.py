@@ -42,8 +42,8 @@ WORKLOADS: dict[str, list[str]] = {
         "--data.held-out-batches", "2", "--train.batch-size", "64", "--train.checkpoint-steps", "6", *CPU, *TIERS,
     ],
     "dlrm-clicks": [
-        "dlrm", "--target.beat", "none", "--model.dim", "4", "--model.bottom", "8", "4", "--model.top", "8", "1", "--train.batch-size", "200",
-        "--train.epochs", "3", "--train.checkpoint-steps", "4", *CPU,
+        "dlrm", "--target.beat", "none", "--model.dim", "4", "--model.bottom", "8", "4", "--model.top", "8", "1",
+        "--train.batch-size", "200", "--train.epochs", "3", "--train.checkpoint-steps", "4", *CPU,
     ],
     "dlrm-v4": [
         "dlrm-v4", "--data.holdout-windows", "1", *tiny_v4.STREAM, *tiny_v4.MODEL, *tiny_v4.SAVING,
