@@ -24,8 +24,9 @@ class Options(JsonOption):
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|PROFILE|TRACE")] = ()
     """Folders of finished runs; or one profile or trace, a file (.json, .json.gz) or its folder."""
     out: Path | None = None
-    """The page to write; of a run also an .svg file, the picture of one step. Default: report.html, profile.html or
-    trace.html in the folder, a trace's name with .html beside it, or report-compare.html here for several runs."""
+    """The page to write; of a run or profile also an .svg file, the picture of one step. Default: report.html,
+    profile.html or trace.html in the folder, a trace's name with .html beside it, or report-compare.html here for
+    several runs."""
     peaks: Path | None = None
     """Ceilings of the machine that recorded a trace: a file that recperf peaks wrote there. Default: those of this
     machine."""
@@ -41,8 +42,8 @@ def command(arguments: list[str]) -> int:
     kinds = [kind_of(path) for path in options.paths]
     if len(kinds) > 1 and set(kinds) != {"run"}:
         raise UsageError("only runs are compared on one page", fix="recperf compare OLD NEW")
-    if out is not None and out.suffix == ".svg" and kinds != ["run"]:
-        raise UsageError("an .svg is the picture of one run", fix="--out page.html")
+    if out is not None and out.suffix == ".svg" and kinds not in (["run"], ["profile"]):
+        raise UsageError("an .svg is the picture of one run or profile", fix="--out page.html")
     page = write(list(options.paths), kinds[0], out, options.peaks)
     if options.json:
         print_json({"report": str(page), "of": [str(path) for path in options.paths], "bytes": page.stat().st_size})

@@ -23,10 +23,12 @@ class Report(StepProfile):
         return Path(path)
 
     def page(self, path: str | Path) -> Path:
-        """Write the report as one HTML file that works offline."""
-        from .report import page
+        """Write the report as one HTML file that works offline; a name in .svg asks for the picture of a step."""
+        from .report import page, timeline
+        from .report.step_sections import report_of
 
-        return page.write(self.html(), Path(path))
+        picture = Path(path).suffix == ".svg"
+        return page.write(timeline.picture_of(report_of(self)) if picture else self.html(), Path(path))
 
     def __str__(self) -> str:
         return self.text()

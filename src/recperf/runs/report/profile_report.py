@@ -13,7 +13,7 @@ from ...measure.peaks.records import Peaks
 from ...measure.profile_records import MeasuringCost, Profile, Trust
 from ...measure.records import Percentiles
 from . import formats as fmt
-from . import page, plots, ranks
+from . import page, plots, ranks, timeline
 from . import profile_device as device
 from .advice import advice_blocks
 from .blocks import Block, Cell, Report, Section, Table, Text, Tile, arranged, cells, definitions
@@ -39,6 +39,8 @@ def html(profile: Profile, peaks: Peaks | None, machine: dict[str, Any] | None) 
 
 
 def write_page(profile: Profile, peaks: Peaks | None, machine: dict[str, Any] | None, target: Path) -> Path:
+    if target.suffix == ".svg":
+        return page.write(timeline.picture_of(report(profile, peaks, machine)), target)
     return page.write(html(profile, peaks, machine), target)
 
 

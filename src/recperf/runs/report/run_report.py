@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DataError
 from ...units import digits
 from ..result import Result
 from ..resume import change_text
 from . import formats as fmt
 from . import page, plots, sections, timeline
 from .advice import advice_facts
-from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, Timeline, arranged
+from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, arranged
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
 from .plots import from_profile
 from .quality_sections import outcome, quality_fact
@@ -34,17 +33,8 @@ def write(folders: list[Path], out: Path) -> Path:
     """Write the page of one run, or of several with their comparison on top; a name in .svg asks for the picture of a
     step of the first."""
     if out.suffix == ".svg":
-        return page.write(_picture(read(folders[0])), out)
+        return page.write(timeline.picture_of(report(read(folders[0]), "r1")), out)
     return page.write(html([read(folder) for folder in folders]), out)
-
-
-def _picture(run: Reading) -> str:
-    built = report(run, "r1")
-    blocks = [block for section in built.sections for block in section.blocks if isinstance(block, Timeline)]
-    if not blocks:
-        fix = "train it again: the picture is of a step that a run traces at its end"
-        raise DataError("the run has no traced step", where={"folder": run.folder}, fix=fix)
-    return timeline.picture(blocks[0], f"One step of {run.workload}. {built.verdict}")
 
 
 def html(runs: list[Reading]) -> str:

@@ -8,11 +8,12 @@ from importlib.resources import files
 from math import floor, log10
 from textwrap import wrap
 
+from ...errors import DataError
 from ...measure.lanes import DEVICE, HOST, INPUT, OTHERS
 from ...measure.places import place_text
 from ...measure.records import DividedOperator, TracedCall, TracedStep
 from . import formats as fmt
-from .blocks import Lane, Section, Stretch, Timeline
+from .blocks import Lane, Report, Section, Stretch, Timeline
 
 LANES = (INPUT, HOST, OTHERS, DEVICE)
 TONES = {
@@ -77,6 +78,14 @@ def _stretch(call: TracedCall, row: DividedOperator | None, limit: str, whole: f
 
 WIDTH, LEFT, LANE = 880, 76, 44
 """Pixels of a picture: its width, where lanes begin, and the height of one."""
+
+
+def picture_of(report: Report) -> str:
+    """The step that a report shows, as an SVG file of its own."""
+    blocks = [block for section in report.sections for block in section.blocks if isinstance(block, Timeline)]
+    if not blocks:
+        raise DataError("there is no traced step to draw", fix="measure it again: older records have none")
+    return picture(blocks[0], f"One step of {report.title}. {report.verdict}")
 
 
 def picture(timeline: Timeline, title: str) -> str:
