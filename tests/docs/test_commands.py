@@ -342,7 +342,7 @@ def read(command: Command) -> None:
         subprocess.run(["make", "--dry-run", *arguments[1:]], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     elif arguments[:2] == ["docker", "build"]:
         assert (ROOT / (arguments[arguments.index("--file") + 1] if "--file" in arguments else "Dockerfile")).is_file()
-    elif "recperf" in arguments or "recperf:cuda" in arguments:
+    elif arguments[0] != "pip" and ("recperf" in arguments or "recperf:cuda" in arguments):
         if "--data" in arguments:  # A dataset that is not here could not be looked up.
             del arguments[arguments.index("--data") : arguments.index("--data") + 2]
         if arguments[0] == "torchrun":
