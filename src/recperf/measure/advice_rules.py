@@ -22,10 +22,12 @@ USED = 0.1
 """A table of which a step uses fewer rows than this gains from updating only those."""
 SPARSE = {"SGD": (2, 6), "Adagrad": (6, 45)}
 SPARSE_ADAM = 10, 60
-"""Accesses of a row by a sparse update of a table, and operators whose calls cost as much as it does for few rows. Of
-SparseAdam: two to sum gradients, two reads of its states, three updates. A convention: counted in torch's source."""
+"""Accesses of a row by a sparse update of a table, counted in torch's source (SparseAdam: two to sum gradients, two
+reads of its states, three updates), and operators whose calls cost as much as it does for few rows: a convention, from
+timings on one machine, in calls as this machine measures them."""
 FUSED_CALLS = 16, 1.3
-"""Calls that cost the host as much as the Python of a fused optimizer: in all, and for each parameter. A convention."""
+"""Calls that cost the host as much as the Python of a fused optimizer: in all, and for each parameter. A convention,
+from timings on one machine."""
 PASSES = {"Adam": (7, 19), "AdamW": (7, 21), "SGD": (3, 3), "Adagrad": (5, 13)}
 """Passes over the parameters of a fused optimizer, and of one that is not: reads and writes of every operator."""
 NARROW = 128

@@ -17,7 +17,8 @@ from .records import Advice, Place
 COMPILED = 20
 """Calls that the guards of a compiled function cost as much as. A convention: it depends on the function."""
 HANDED_OVER = 100
-"""Calls of operators that passing a tensor between processes costs as much as, on either side. A convention."""
+"""Calls of operators that passing a tensor between processes costs as much as, on either side. A convention,
+from timings on one machine."""
 _REPORTS = re.compile(
     r"\.item\(|\bprint\(|logg(?:er|ing)|self\.log\(|log_(?:dict|metric)|metric|auc\b|_auc|accuracy|_score\(|"
     r"\.save\(|save_|writer\.|add_scalar|tqdm|\.dump\(|savefig|wandb|mlflow"

@@ -39,7 +39,7 @@ UNLIKE = 2.0
 what was measured is in it."""
 LARGE_PART = 0.3
 """Share of a step that does not depend on its batch, above which a larger batch is advised."""
-IN_SAMPLES = "The gain is in samples per second; the learning rate may need tuning"
+IN_SAMPLES = "In samples per second"
 DRAW_KERNELS = 5
 """Kernels that draw a batch on the device."""
 FUSED_KERNELS = {
@@ -382,7 +382,8 @@ def larger_batch(profile: Profile, doubt: str | None) -> Advice | None:
     gains = [2 / (2 - share) for share in (fixed, fixed / 2)]
     return Advice(
         "batch",
-        f"Python, operator calls and launches take {fixed:.0%} of the step, however large its batch is.",
+        f"Python, operator calls and launches take {fixed:.0%} of the step, however large its batch is. The learning "
+        "rate may need tuning.",
         f"--train.batch-size {2 * profile.batch_size}",
         predicted_gain=None if doubt else gains[0],
         predicted_range=None if doubt else [gains[1], 2.0],

@@ -73,7 +73,7 @@ class Entry(Struct, kw_only=True):
 
 
 class Runs:
-    """The runs of a folder; what was read of a file is kept until the file changes."""
+    """The runs of a folder; a file is read again only after it changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

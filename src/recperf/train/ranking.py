@@ -73,7 +73,7 @@ def positions(
 
 
 def _highest(lists_QK: Tensor, place_P: Tensor, item_P: Tensor, score_P: Tensor) -> None:
-    """Write the items with the highest scores of each row, given by its place, into its list."""
+    """Write the items with the highest scores of each row, named by its place, into its list."""
     order_P = score_P.sort(descending=True, stable=True)[1]
     order_P = order_P[place_P[order_P].sort(stable=True)[1]]
     sorted_P = place_P[order_P]
