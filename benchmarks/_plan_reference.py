@@ -17,7 +17,7 @@ from recperf.plan import target
 from recperf.plan.devices import GB, KNOWN, TERA, Attention, Device, Efficiency, Rates
 from recperf.plan.predict import Prediction, predict
 from recperf.plan.sharding import Parallelism
-from recperf.plan.work import History, PlannedWorkload, Spread, Work
+from recperf.plan.work import PlannedWorkload, Spread, Work
 from recperf.workloads.dlrm_v4.config import mlperf
 from recperf.workloads.dlrm_v4.plan import PUBLISHED_STALLS, planned
 
@@ -91,7 +91,7 @@ def reference_plan() -> PlannedWorkload:
     model = replace(made.model, shared_encoders=False, hstu=replace(made.model.hstu, candidate_only=False))
     plan = planned(replace(made, model=model))
 
-    def count(history: History, distinct: Mapping[str, float]) -> Work:
+    def count(history: float | None, distinct: Mapping[str, float]) -> Work:
         work = plan.count(history, distinct)
 
         def parts(samples: int) -> dict[str, Cost]:

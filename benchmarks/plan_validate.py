@@ -38,7 +38,7 @@ from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
 from recperf.plan.devices import KNOWN, Device
 from recperf.plan.predict import error_band, part_seconds, predict
-from recperf.plan.work import History, PlannedWorkload, Work
+from recperf.plan.work import PlannedWorkload, Work
 from recperf.workloads.dlrm.config import DLRM
 from recperf.workloads.dlrm_v4.config import DLRM_V4, gpu
 from recperf.workloads.dlrm_v4.plan import planned
@@ -140,7 +140,7 @@ def called_points() -> list[Point]:
     return points
 
 
-def _eager(plan: PlannedWorkload, history: History, distinct: Mapping[str, float]) -> Work:
+def _eager(plan: PlannedWorkload, history: float | None, distinct: Mapping[str, float]) -> Work:
     return replace(plan.count(history, distinct), kernels=lambda samples, threads: 0)
 
 

@@ -42,7 +42,6 @@ OF_DATA = (
     "import x --clicks",
     "make yambda-like",
     "get yambda-50m",
-    "reuse dlrm-v4",
     "list",
 )
 

@@ -48,8 +48,6 @@ SMALLER = {
     r"run micro-dlrm-dram --preset movielens": f"{MICRO} --model.rows 20000 --model.dim 16",
     r"(sweep|pair) micro-dlrm-dram": DRAM,
     r"profile dlrm ": f"{DLRM} {PROFILE}",
-    r"data reuse .*criteo-kaggle": "--steps 2",
-    r"data reuse": "--data.events 8000 --data.windows.min-history 5 --steps 2",
     r"data make yambda-like": "--events 20000",
 }
 """What is added to a command that takes long, by a pattern; the first that matches counts."""

@@ -32,8 +32,6 @@ from .terminal import Terminal, print_json
 
 DESCRIPTION = """Say how many devices a workload needs, how long it trains to its quality target and what that costs.
 The fields of the config can be set too."""
-SKEW_BATCHES = 4
-"""Global batches that are read from the dataset of --skew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +54,9 @@ class PlanOptions(SourceOptions, Question, VerboseOption):
     rank_batch: int | None = None
     """Samples of a step on one rank, instead of a global batch."""
     history: float | None = None
-    """Mean number of events in a history (dlrm-v4). Default: the published share of the maximum, or the mean of the
-    dataset of --skew."""
+    """Mean number of events in a history (dlrm-v4). Default: the published share of the maximum."""
     skew: str | None = None
-    """Popularity of ids: zipf:1.05, even, or the folder of a dataset (dlrm-v4). Default: as published for the data of
-    dlrm-v4, else even."""
+    """Popularity of ids: zipf:1.05 or even. Default: as published for the data of dlrm-v4, else even."""
     price: str | None = None
     """Price of one device for an hour: 2.5, 2.5EUR or 2.5USD; of several devices, one for all or one for each."""
     out: Path | None = None
@@ -201,10 +197,7 @@ def _skew(options: Options[Any], workload: PlannedWorkload, batch: int, ranks: i
     if options.skew is None and workload.popularity is not None:
         law = workload.popularity
         return skews.zipf(work, batch, ranks, law.exponent, repeated=law.repeated, source=f" ({law.origin})")
-    source = skews.parse(options.skew or "")
-    if isinstance(source, float):
-        return skews.zipf(work, batch, ranks, source)
-    return skews.counted(workload.ids(source, batch, ranks, SKEW_BATCHES), work, ranks)
+    return skews.zipf(work, batch, ranks, skews.parse(options.skew or ""))
 
 
 def _independent_ids(

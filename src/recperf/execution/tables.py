@@ -1,45 +1,19 @@
-"""Where the tables of a workload go on a machine, and which of their rows each step looks up."""
+"""Where the tables of a workload go on a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes
 from ..models.tiers.config import TablesConfig, Tiers, decide
-from ..train.config import TrainConfig
 from ..units import size
 from .workload import SMALLER, Estimate, require_memory
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lookups:
-    """The table rows that each step of a training uses, known without a model."""
-
-    data: str
-    """Name of the data."""
-    tables: dict[str, int]
-    """Rows of each table."""
-    record_bytes: int
-    """Bytes of a row's weights and optimizer state."""
-    steps: int
-    """Steps of the training."""
-    rows: Callable[[], Iterator[list[NDArray[np.int64]]]]
-    """Yields for each step the rows that it looks up in each table, with repeats."""
-
-
-def planned_steps(train: TrainConfig, batches: int) -> int:
-    """Number of steps of a training with `batches` batches in an epoch."""
-    steps = train.epochs * batches
-    return min(steps, train.max_steps or steps)
 
 
 def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device_free: int | None) -> Tiers:

@@ -390,8 +390,6 @@ class Workload:
     """"module:function" that counts the work of a config for `recperf plan`."""
     plan_preset: str | None = None
     """Preset that `recperf plan` starts from where none is named; None: the first."""
-    lookups: str | None = None
-    """"module:function" that returns the `Lookups` of a config; None where every step changes all rows."""
     resolve: Callable[[Any], Any] = lambda config: config
     """Replaces values of a config that stand for what this machine has; a run saves and resumes the result."""
     datasets: Mapping[str, Callable[[Any, Dataset], Any]] = field(default_factory=dict)

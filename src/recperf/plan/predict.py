@@ -24,7 +24,7 @@ from .memory import Memory, memory_of, moved_R
 from .network import NETWORKS, Network
 from .sharding import Parallelism, PlacedTable, copied_numbers, largest_share, place
 from .skew import Skew, even
-from .work import History, PlannedWorkload, Work
+from .work import PlannedWorkload, Work
 
 ID_MESSAGES = 3
 """Messages with which TorchRec requests rows: how many ids in all, how many of each table, and the ids."""
@@ -118,7 +118,7 @@ def predict(
     parallelism: Parallelism | None = None,
     *,
     skew: Skew | None = None,
-    history: History = None,
+    history: float | None = None,
 ) -> Prediction:
     """A workload on that many ranks. Without a skew ids are spread evenly."""
     within(1, ranks, 1 << 20, "ranks")

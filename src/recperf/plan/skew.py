@@ -1,4 +1,4 @@
-"""How many ids of each table each rank receives: spread evenly, drawn from a power law, or counted in a dataset.
+"""How many ids of each table each rank receives: spread evenly, or drawn from a power law.
 
 Shapes: N global batches, R ranks, K rows of a table.
 
@@ -12,20 +12,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import within
 from ..errors import UsageError
-from .work import DatasetIds, Table, Work
+from .work import Table, Work
 
 Counts = NDArray[np.float64]
 
-DENSE = 16
-"""Ids are counted without sorting while their largest value is below this many times their number."""
 DRAWN_BATCHES = 16
 """Batches drawn from a power law; the worst of them decides."""
 HEAD, TAIL = 1024, 2048
@@ -64,8 +60,6 @@ class Skew:
     traffic: dict[str, Traffic]
     origin: str
     batches: int
-    histories: tuple[float, ...] | None = None
-    """Events of histories as equally likely values, where batches of a dataset were counted."""
     exponent: float | None = None
     """Of the power law that ids were drawn from."""
     draws: Mapping[str, float] = field(default_factory=dict)
@@ -73,7 +67,7 @@ class Skew:
 
     def distinct_per_sample(self, batch: int) -> dict[str, float]:
         """Different ids in a rank's batch for each of its samples, by table; empty where ids are spread evenly."""
-        if self.histories is None and self.exponent is None:
+        if self.exponent is None:
             return {}
         means = {
             name: float(one.unique_NR.sum(1).mean()) / one.unique_NR.shape[1] for name, one in self.traffic.items()
@@ -132,17 +126,12 @@ def kinds(rows: int, exponent: float, blocks: int = 1) -> tuple[Counts, Counts, 
     return count_K, np.diff(before) / before[-1] / count_K, edges[:-1] - 1
 
 
-def parse(text: str) -> float | Path:
-    """The value of --skew: the exponent of `zipf:A`, or the folder of a dataset."""
-    fix = "--skew even, --skew zipf:1.05, or the folder of a dataset"
+def parse(text: str) -> float:
+    """The exponent of `--skew zipf:A`."""
     law = re.fullmatch(r"zipf(?::(\d+\.?\d*|\.\d+))?", text)
-    if law is not None:
-        return float(law[1] or 1.05)
-    if text.startswith("zipf"):
-        raise UsageError(f"--skew {text!r} has no exponent", fix=fix)
-    if not text or not Path(text).is_dir():
-        raise UsageError(f"--skew {text!r} is no folder", fix=fix)
-    return Path(text)
+    if law is None:
+        raise UsageError(f"--skew {text!r} is neither even nor a power law", fix="--skew even, or --skew zipf:1.05")
+    return float(law[1] or 1.05)
 
 
 def owners(ids: NDArray[np.int64], table: Table, ranks: int) -> NDArray[np.int64]:
@@ -190,47 +179,3 @@ def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int, se
     raw_NR = np.random.default_rng(seed).multinomial(ids * ranks, mass_R, size=DRAWN_BATCHES).astype(np.float64)
     shape = raw_NR.shape
     return Traffic(raw_NR, np.minimum(raw_NR, np.broadcast_to(unique_R, shape)), np.broadcast_to(touched_R, shape))
-
-
-def counted(dataset: DatasetIds, work: Work, ranks: int) -> Skew:
-    """The ids in global batches of a dataset."""
-    tables = {table.name: table for table in work.tables}
-    counts = {name: np.zeros((3, dataset.count, ranks)) for name in tables}
-    largest = dict.fromkeys(tables, 0)
-    events: list[NDArray[np.int64]] = []
-    for number, batch in enumerate(dataset.batches):
-        requested: dict[str, list[NDArray[np.int64]]] = {name: [] for name in tables}
-        for one in batch:
-            events.append(one.events_B)
-            for name, ids in one.by_table.items():
-                distinct, times = counted_ids(ids)
-                owner = owners(distinct, tables[name], ranks)
-                counts[name][0, number] += np.bincount(owner, times, minlength=ranks)
-                counts[name][1, number] += np.bincount(owner, minlength=ranks)
-                requested[name].append(distinct)
-                largest[name] = max(largest[name], int(distinct[-1]))
-        for name, table in tables.items():
-            distinct, _ = counted_ids(np.concatenate(requested[name]))
-            owner = owners(distinct, table, ranks)
-            counts[name][2, number] = np.bincount(owner, minlength=ranks)
-    origin = f"counted: {dataset.count} batches of {dataset.name}"
-    low = [name for name, table in tables.items() if table.skewed and largest[name] < table.rows // ranks]
-    if low:
-        origin += f"; all ids of {', '.join(low)} belong to the first rank: the data is smaller than the tables"
-    traffic = {name: Traffic(*of_table) for name, of_table in counts.items()}
-    return Skew(traffic, origin, dataset.count, quantiles(np.concatenate(events)))
-
-
-def quantiles(values: NDArray[Any], count: int = 64) -> tuple[float, ...]:
-    """So many equally likely values that have the mean of all: the means of as many parts of the ascending values."""
-    return tuple(float(part.mean()) for part in np.array_split(np.sort(values), min(count, len(values))))
-
-
-def counted_ids(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The different ids in ascending order and how often each occurs; small ids are counted without sorting."""
-    if int(ids.max(initial=0)) > DENSE * len(ids):
-        unique, times = np.unique(ids, return_counts=True)
-        return unique.astype(np.int64), times
-    times_K = np.bincount(ids)
-    unique = np.flatnonzero(times_K)
-    return unique, times_K[unique]

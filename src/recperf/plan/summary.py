@@ -17,7 +17,7 @@ from .predict import Band, Prediction, Step, predict, rank_batch_of
 from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
 from .target import Failures, Training
-from .work import History, PlannedWorkload, Spread
+from .work import PlannedWorkload, Spread
 
 MOST_RANKS = 1024
 """Where the search for a number of ranks that fits ends."""
@@ -42,8 +42,7 @@ class Question:
     restart_seconds: float = 300.0
     """Seconds from a failure to the next step."""
     served: float | None = None
-    """Tables in tiers: share of the rows of a step that the cache serves, as recperf data reuse counts it. Default:
-    estimated from --skew."""
+    """Tables in tiers: share of the rows of a step that the cache serves. Default: estimated from --skew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +80,11 @@ class Setting:
     def predictor(self, ranks: int, rank_batch: int) -> Callable[[Parallelism], Prediction]:
         """Predicts a step of so many samples on each of that many ranks, for any way to distribute it."""
         skew = self.skew(rank_batch, ranks)
-        history: History = skew.histories if self.history is None and skew is not None else self.history
 
         def predicted(parallelism: Parallelism) -> Prediction:
-            return predict(self.workload, ranks, self.device, self.network, parallelism, skew=skew, history=history)
+            return predict(
+                self.workload, ranks, self.device, self.network, parallelism, skew=skew, history=self.history
+            )
 
         return predicted
 

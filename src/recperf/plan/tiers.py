@@ -75,7 +75,7 @@ def price(plan: Prediction, device: Device, *, cache_bytes: int | None = None, s
         count_K, use_K = map(np.concatenate, zip(*by_table))
         share, error = served_by(count_K, use_K, cache / record), ERROR
         popular = "spread evenly" if plan.skew.exponent is None else f"Zipf with exponent {plan.skew.exponent:g}"
-        origin = f"estimated for ids {popular}; recperf data reuse counts those of a log"
+        origin = f"estimated for ids {popular}"
     fetched = Band(*(used * min(1.0, max(0.0, 1 - share + change)) for change in (0.0, -error, error)))
     return Tiers(
         rank_batch=plan.rank_batch,

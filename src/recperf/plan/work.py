@@ -5,9 +5,8 @@ A workload offers a `PlannedWorkload` for each of its configs; this room knows n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..distributed.config import Table as Table
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Lengths = tuple[float, ...]
-History = float | Lengths | None
-"""Lengths of histories: their mean, or equally likely values in ascending order; None: the usual ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,25 +74,6 @@ class Work:
         return sum(length**3 for length in self.lengths) / squares if squares else 0.0
 
 
-@dataclass(frozen=True)
-class RankIds:
-    """The ids of one rank's share of a global batch."""
-
-    by_table: Mapping[str, NDArray[np.int64]]
-    events_B: NDArray[np.int64]
-    """Events in the history of each of its samples."""
-
-
-@dataclass(frozen=True)
-class DatasetIds:
-    """Ids of some global batches of a dataset."""
-
-    name: str
-    count: int
-    batches: Iterator[Iterator[RankIds]]
-    """For each global batch, the ids of each rank."""
-
-
 class Popularity(NamedTuple):
     """The power law that ids follow."""
 
@@ -138,13 +116,11 @@ class PlannedWorkload:
 
     batch_size: int
     """Samples of a step on all ranks together."""
-    count: Callable[[History, Mapping[str, float]], Work]
-    """Counts the work, given the lengths of histories and the number of different ids per sample by table (empty: the
-    usual ones)."""
+    count: Callable[[float | None, Mapping[str, float]], Work]
+    """Counts the work, given the mean length of histories and the number of different ids per sample by table; None and
+    empty: the usual ones."""
     histories: bool = False
     """Samples have histories, whose lengths can be set."""
-    read_ids: Callable[[Path, int, int, int], DatasetIds] | None = None
-    """Reads the ids of a dataset: (folder, samples of a rank, ranks, global batches). None: not supported."""
     rank_batch: int | None = None
     """Samples of one rank in the published runs of this config; None: the batch size is divided among the ranks."""
     popularity: Popularity | None = None
@@ -160,12 +136,7 @@ class PlannedWorkload:
     startup_s: Spread = STARTUP_S
     """Seconds before the first step."""
 
-    def work(self, *, history: History = None, distinct: Mapping[str, float] | None = None) -> Work:
+    def work(self, *, history: float | None = None, distinct: Mapping[str, float] | None = None) -> Work:
         if history is not None and not self.histories:
             raise UsageError("--history does not apply: samples of this workload have no histories")
         return self.count(history, distinct or {})
-
-    def ids(self, folder: Path, rank_batch: int, ranks: int, batches: int) -> DatasetIds:
-        if self.read_ids is None:
-            raise UsageError("this workload cannot read ids from a dataset", fix="--skew zipf:1.05")
-        return self.read_ids(folder, rank_batch, ranks, batches)

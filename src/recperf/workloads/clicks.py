@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.batch import ClickBatch, JaggedFeatures
+from ..data.batch import ClickBatch
 from ..data.order import WHOLE, RankPart, Samples, cut, cut_part
 from ..distributed.balance import stride
 from ..distributed.ranks import current
 from ..distributed.shares import Scores
 from ..errors import ConfigError
-from ..execution.tables import Lookups, planned_steps
 from ..execution.workload import Predictions, Prepared, ScoredRows
-from ..measure.cost import FLOAT
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import PlacedFeatures, StackedTables
@@ -333,26 +330,6 @@ def one_cycle_recipe(model: DLRM, optimizer: Optimizer, order: Order, settings: 
         epochs=settings.epochs,
         max_steps=settings.max_steps,
     )
-
-
-def click_lookups(
-    config: Any,
-    order: Order,
-    *,
-    data: str,
-    tables: dict[str, int],
-    numbers: int,
-    rows_of: Callable[[JaggedFeatures], list[Tensor]],
-) -> Lookups:
-    """The rows of the batches of an order; `numbers` are those of a row and its optimizer state."""
-
-    def rows() -> Iterator[list[NDArray[np.int64]]]:
-        for epoch in range(config.train.epochs):
-            for batch in order.batches(epoch):
-                yield [rows_N.cpu().numpy() for rows_N in rows_of(batch.features.trimmed())]
-
-    steps = planned_steps(config.train, len(order))
-    return Lookups(data=data, tables=tables, record_bytes=FLOAT * numbers, steps=steps, rows=rows)
 
 
 def largest_product(model: DLRMConfig, batch: int) -> int:

@@ -28,7 +28,6 @@ ACTIONS = {
     "prepare": "convert raw listening events to an event store, in bounded memory",
     "import": "import your own events, or with --clicks rows with a label (CSV, JSON lines, Parquet)",
     "info": "describe a dataset",
-    "reuse": "tell how large a cache of table rows serves which share of a training's lookups",
 }
 
 HELP = """usage: recperf data ACTION NAME [OPTIONS]
@@ -78,10 +77,6 @@ def command(arguments: list[str]) -> int:
         return 0
     if action == "list":
         return list_datasets(arguments[1:])
-    if action == "reuse":
-        from .reuse import reuse
-
-        return reuse(arguments[1:])
     if action == "check" and any(argument.partition("=")[0] == "--sums" for argument in arguments):
         return check_list(arguments[1:])
     if action in NAMED_BY and _named(arguments[1:]) is None:

@@ -384,7 +384,6 @@ DLRM = Workload(
     build="recperf.workloads.dlrm.build:PreparedDLRM",
     ranks="recperf.workloads.click_ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",
-    lookups="recperf.workloads.dlrm.data:lookups",
     datasets={"clicks": on_clicks, "events": on_events},
     serve="recperf.workloads.dlrm.serve:serve",
     resolve=resolve,

@@ -18,22 +18,19 @@ from ...data.click_store.imported import ImportedClicks, open_clicks
 from ...data.click_store.order import ClickOrder
 from ...data.order import WHOLE, RankPart
 from ...data.random_bags import RandomBags
-from ...errors import ConfigError
-from ...execution.tables import Lookups
 from ...execution.workload import ScoredRows, describe_synthetic
 from ...train.baselines import synthetic_logits
 from ...train.ranking import Scorer
 from ..click_candidates import ClickCatalogue, of_imported
 from ..clicks import (
     SCORING_BATCH,
-    click_lookups,
     imported_facts,
     imported_logits,
     imported_rows,
     imported_strongest,
     require_tables,
 )
-from .config import DLRMWorkloadConfig, require_room, table_state
+from .config import DLRMWorkloadConfig, require_room
 
 
 def check(config: DLRMWorkloadConfig) -> str:
@@ -156,24 +153,3 @@ class ClickSource:
         if self._store is None:
             return synthetic_logits(self.bags(self.config.seed), self.config.data.held_out_batches)
         return imported_logits(self._store)
-
-
-def lookups(config: DLRMWorkloadConfig) -> Lookups:
-    """The rows of the training batches."""
-    model = config.dlrm
-    if config.train.optimizer == "adamw":
-        raise ConfigError(
-            "adamw changes every row of the tables in every step, so that all of them are always in use",
-            where={"field": "train.optimizer"},
-            fix="--train.optimizer rowwise-adagrad",
-        )
-    source = ClickSource(config)
-    tables = dict(zip(model.features, model.rows))
-    return click_lookups(
-        config,
-        source.host_order(config.seed),
-        data=source.data["name"],
-        tables=tables,
-        numbers=model.dim + table_state(config),
-        rows_of=lambda features: [features[key][0] for key in features.keys],
-    )

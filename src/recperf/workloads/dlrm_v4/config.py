@@ -353,7 +353,6 @@ DLRM_V4 = Workload(
     ranks="recperf.workloads.dlrm_v4.ranks:PreparedHistoriesOnRanks",
     plan="recperf.workloads.dlrm_v4.plan:planned",
     plan_preset="mlperf",
-    lookups="recperf.workloads.dlrm_v4.plan:lookups",
     datasets={"events": on_events},
     serve="recperf.workloads.dlrm_v4.serve:ServedHistories",
     id_tables={f"tables.{name}{part}": role for name, role in ROLES.items() for part in ("", "_state")},

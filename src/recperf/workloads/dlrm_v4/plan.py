@@ -1,31 +1,25 @@
-"""What `recperf plan` and `recperf data reuse` need to know about dlrm-v4. Torch-free until a dataset is read."""
+"""What `recperf plan` needs to know about dlrm-v4. Torch-free."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...config import within
-from ...errors import DataError
-from ...execution.tables import Lookups, planned_steps
-from ...measure.cost import FLOAT, Cost
+from ...measure.cost import Cost
 from ...models.dlrm_v4 import cost, memory
-from ...models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
+from ...models.dlrm_v4.config import DLRMv4Config
 from ...plan.work import (
     NO_STALLS,
     STARTUP_S,
-    DatasetIds,
     Evaluations,
-    History,
     Lengths,
     PlannedWorkload,
     Popularity,
-    RankIds,
     Shapes,
     Spread,
     Table,
@@ -35,9 +29,6 @@ from .config import DLRMv4WorkloadConfig, lacking_for_graph
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from ...data.yambda.store import EventStore
-    from ...data.yambda.windows import WindowIndex
 
 PUBLISHED_HISTORY = 2663 / 4086
 """Mean length of the published interleaved histories, as a share of the maximum length."""
@@ -79,14 +70,10 @@ EXPONENT = 0.478
 def planned(config: DLRMv4WorkloadConfig) -> PlannedWorkload:
     published = config.model.row_scale == 1 and config.target.auc == 0.75
 
-    def read_ids(folder: Path, rank_batch: int, ranks: int, batches: int) -> DatasetIds:
-        return _read_ids(config, folder, rank_batch, ranks, batches)
-
     return PlannedWorkload(
         batch_size=config.train.batch_size,
         count=lambda history, distinct: _work(config, history, distinct.get("item_id")),
         histories=True,
-        read_ids=read_ids,
         rank_batch=PUBLISHED_RANK_BATCH if published and config.train.batch_size == PUBLISHED_RANK_BATCH else None,
         popularity=Popularity(
             EXPONENT,
@@ -112,12 +99,10 @@ def _evaluations(config: DLRMv4WorkloadConfig) -> Evaluations:
     return Evaluations(samples=PUBLISHED_HOLDOUT, every=every, first=first, fixed_s=EVALUATION_S)
 
 
-def history_lengths(config: DLRMv4WorkloadConfig, history: History) -> tuple[Lengths, str]:
+def history_lengths(config: DLRMv4WorkloadConfig, history: float | None) -> tuple[Lengths, str]:
     """Events of histories as equally likely values, and where they come from."""
     requested = config.data.history
     longest = float(requested.longest)
-    if isinstance(history, tuple):
-        return history, "counted in the dataset"
     if requested.strategy == "last-n" and history is None:
         return (longest,), "counted: every history has the full length"
     published = _published_lengths(longest)
@@ -140,7 +125,7 @@ def _published_lengths(longest: float) -> Lengths:
     return tuple(float(least + (most - least) * (i + 0.5) / short) for i in range(short)) + (most,) * full
 
 
-def _work(config: DLRMv4WorkloadConfig, history: History, items: float | None) -> Work:
+def _work(config: DLRMv4WorkloadConfig, history: float | None, items: float | None) -> Work:
     """`items` counts the different items of a batch for each of its samples; None: the published share."""
     model: DLRMv4Config = config.model
     events, origin = history_lengths(config, history)
@@ -255,82 +240,3 @@ def _shapes(model: DLRMv4Config, tokens: float) -> Shapes:
         qk=hstu.qk_dim,
         v=hstu.v_dim,
     )
-
-
-def _read_ids(config: DLRMv4WorkloadConfig, folder: Path, rank_batch: int, ranks: int, batches: int) -> DatasetIds:
-    """Ids of `batches` global batches, spread over the stream of the training windows.
-
-    Rank r takes every `ranks`-th anchor from the r-th on, as the MLPerf benchmark does.
-    """
-    within(1, batches, 1 << 16, "skew batches")
-    from ...data.yambda.history import Histories
-    from ...data.yambda.reference import open_events
-    from ...data.yambda.windows import WindowIndex
-
-    store = open_events(folder)
-    index = WindowIndex.open(store, config.data.windows)
-    global_batch = rank_batch * ranks
-    anchors = _anchors(store, index, global_batch)
-    histories = Histories(store, config.data.history)
-
-    def rank_ids(anchors_of_rank: NDArray[np.int64]) -> RankIds:
-        batch = histories.batch(anchors_of_rank)
-        return RankIds(ids_by_table(batch, config.model.table_rows), batch.history_offsets_B1.diff().numpy())
-
-    def global_batches() -> Iterator[Iterator[RankIds]]:
-        for start in np.linspace(0, len(anchors) - global_batch, batches).astype(np.int64):
-            selected = anchors[start : start + global_batch]
-            yield (rank_ids(selected[rank::ranks]) for rank in range(ranks))
-
-    return DatasetIds(store.name, batches, global_batches())
-
-
-def lookups(config: DLRMv4WorkloadConfig) -> Lookups:
-    """The rows of the training batches."""
-    from ...data.yambda.loader import Loader
-    from .data import EventWindows
-
-    windows, tables = EventWindows(config), config.model.table_rows
-    order = windows.train_order()
-
-    def rows() -> Iterator[list[NDArray[np.int64]]]:
-        for _ in range(config.train.epochs):
-            with Loader(order, windows.plain, workers=config.data.workers) as loader:
-                for batch in loader:
-                    used = ids_by_table(batch, tables)
-                    yield [used[table] for table in tables]
-
-    # Row-wise Adagrad has one number for each row.
-    record_bytes = FLOAT * (config.model.table_dim + 1)
-    steps = planned_steps(config.train, len(order))
-    return Lookups(data=windows.store.name, tables=tables, record_bytes=record_bytes, steps=steps, rows=rows)
-
-
-def _anchors(store: EventStore, index: WindowIndex, needed: int) -> NDArray[np.int64]:
-    """Anchors of the training windows in order, from as many of the last windows as some global batches need."""
-    windows: list[NDArray[np.int64]] = []
-    for window in reversed(range(max(1, index.windows - 1))):
-        windows.insert(0, index.order(window, "train"))
-        if sum(map(len, windows)) >= 64 * needed:
-            break
-    anchors = np.concatenate(windows)
-    if len(anchors) < needed:
-        raise DataError(
-            f"a global batch has {needed:,} samples, but the dataset has only {len(anchors):,} anchors",
-            where={"store": store.folder},
-            fix="a smaller --global-batch, or --data.windows.min-history",
-        )
-    return anchors
-
-
-def ids_by_table(batch: Any, table_rows: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
-    """The rows of each table that a batch looks up, with repeats."""
-    features: dict[str, list[NDArray[np.int64]]] = {}
-    for feature, name in FEATURE_TABLES.items():
-        features.setdefault(name, []).append(batch.features[feature][0].numpy())
-    return {name: _wrapped(np.concatenate(ids), table_rows[name]) for name, ids in features.items()}
-
-
-def _wrapped(ids: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """Ids beyond the end of a scaled-down table start again at its first row."""
-    return ids % rows if ids.max(initial=0) >= rows else ids

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ...config import to_json
-from ...data.batch import ClickBatch, JaggedFeatures
+from ...data.batch import ClickBatch
 from ...data.click_store.columns import Split
 from ...data.order import WHOLE, RankPart, Samples, ShuffledOrder
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
-from ...execution.tables import Lookups, placed_tables
+from ...execution.tables import placed_tables
 from ...execution.workload import Arm, ScoredRows, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
@@ -24,7 +24,6 @@ from ...models.cost import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import SHARED, HashedTable
 from ...models.tiers.opening import open_tiers
-from ...ops.bag.reference import hash_rows
 from ...train.baselines import synthetic_logits
 from ...train.device import Settings, choose
 from ...train.loop import Order
@@ -34,7 +33,6 @@ from ..clicks import (
     DLRMTrialState,
     PlacedOrder,
     PreparedSamples,
-    click_lookups,
     largest_product,
     one_cycle_recipe,
 )
@@ -45,9 +43,8 @@ from .config import MicroDLRMDramConfig, bounds, check, estimate, hot_ids, resol
 class PreparedDram(PreparedSamples):
     """Data and settings; a trial allocates the table."""
 
-    def __init__(self, config: MicroDLRMDramConfig, *, allocates: bool = True) -> None:
-        if allocates:
-            check(config)
+    def __init__(self, config: MicroDLRMDramConfig) -> None:
+        check(config)
         self.config = config
         self.rows = resolved_rows(config)
         self.model = config.model.dlrm(self.rows)
@@ -185,24 +182,3 @@ class DramTrial(DLRMTrialState):
     def rows_of(self, batch: ClickBatch) -> Tensor:
         """The table rows a batch looks up."""
         return self.table.rows_of(batch.features)
-
-
-def lookups(config: MicroDLRMDramConfig) -> Lookups:
-    """The rows of the training batches."""
-    prepared, model = PreparedDram(config, allocates=False), config.model
-
-    def rows_of(features: JaggedFeatures) -> list[Tensor]:
-        parts = [
-            hash_rows(features[key][0], model.hash_seed + index, prepared.rows)
-            for index, key in enumerate(features.keys)
-        ]
-        return [torch.cat(parts)]
-
-    return click_lookups(
-        config,
-        prepared.order(config.seed),
-        data=prepared.data["name"],
-        tables={"shared": prepared.rows},
-        numbers=model.dim + table_state(config),
-        rows_of=rows_of,
-    )

@@ -164,6 +164,5 @@ MICRO_DLRM_DRAM = Workload(
     checks="recperf.workloads.micro_dlrm_dram.config:check",
     build="recperf.workloads.micro_dlrm_dram.build:PreparedDram",
     plan="recperf.workloads.micro_dlrm_dram.config:planned",
-    lookups="recperf.workloads.micro_dlrm_dram.build:lookups",
     datasets={"movielens": on_movielens},
 )
