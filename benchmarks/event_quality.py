@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from recperf.data.yambda.imports import ImportOptions, import_events
 
 TARGET_MISSED = 5
 """Exit code of a run that trained and did not reach its target."""
+SECONDS = 200 * 86_400
+FIRST_SECOND = 1_599_955_200
+"""Midnight in UTC."""
 Columns = dict[str, np.ndarray]
 
 
@@ -73,6 +77,39 @@ def tweets(draw: np.random.Generator) -> Columns:
     return log(draw, user, item, time, logits)
 
 
+def planted(effect: str, draw: np.random.Generator) -> Columns:
+    """120,000 events of 2,400 users on 300 items in 6 hidden groups. What decides a label is known, and so is the best
+    AUC: the groups of the item and of the one before, of the two before, of the item and the hour, or the item and
+    the user alone."""
+    events, users, items, groups = 120_000, 2400, 300, 6
+    user, item = np.sort(draw.integers(0, users, events)), draw.integers(0, items, events)
+    time = draw.random(events)
+    time = time[np.lexsort((time, user))]
+    group = draw.integers(0, groups, items)[item]
+    before = [np.where(user == np.roll(user, back), np.roll(group, back), groups) for back in (1, 2)]
+    hour = (SECONDS * time).astype(np.int64) // 3600 % 24
+    if effect == "last_item":
+        logits = draw.normal(0, 2, (groups, groups + 1))[group, before[0]]
+    elif effect == "last_two":
+        logits = draw.normal(0, 2, (groups, groups + 1, groups + 1))[group, before[0], before[1]]
+    elif effect == "hour":
+        logits = draw.normal(0, 2, (groups, 6))[group, hour // 4]
+    else:
+        logits = draw.normal(0, 0.8, items)[item] + draw.normal(0, 0.8, users)[user]
+    return log(draw, user, item, time, logits)
+
+
+def possible_auc(columns: Columns) -> float | None:
+    """The expected AUC of the true probabilities on the last fifth of the events."""
+    if "possible" not in columns:
+        return None
+    latest = columns["time"] >= np.quantile(columns["time"], 0.8)
+    values, place = np.unique(columns["possible"][latest], return_inverse=True)
+    positive, negative = (np.bincount(place) * share for share in (values, 1 - values))
+    below = np.cumsum(negative) - negative / 2
+    return float((positive * below).sum() / (positive.sum() * negative.sum()))
+
+
 def _shares(weights: np.ndarray) -> np.ndarray:
     return np.asarray(weights / weights.sum())
 
@@ -98,13 +135,15 @@ def columns(draw: np.random.Generator) -> Columns:
 
 
 def log(draw: np.random.Generator, user: Any, item: Any, time: Any, logits: Any) -> Columns:
-    label = draw.random(len(logits)) < 1 / (1 + np.exp(-logits))
-    seconds = (1_600_000_000 + time * 200 * 86_400).astype(np.int64)
-    return {"user": user, "item": item, "time": seconds, "label": label.astype(np.int64)}
+    possible = 1 / (1 + np.exp(-logits))
+    label = (draw.random(len(logits)) < possible).astype(np.int64)
+    seconds = (FIRST_SECOND + time * SECONDS).astype(np.int64)
+    return {"user": user, "item": item, "time": seconds, "label": label, "possible": possible}
 
 
 MADE_UP: dict[str, Callable[[np.random.Generator], Columns]] = {"courses": courses, "offers": offers, "tweets": tweets}
 CLICKS: dict[str, Callable[[np.random.Generator], Columns]] = {"ids": ids, "columns": columns}
+PLANTED = {effect: partial(planted, effect) for effect in ("last_item", "last_two", "hour", "no_order")}
 CLICK_OPTIONS: dict[str, dict[str, str]] = {
     "ids": {"user": "user", "item": "item", "time": "time"},
     "columns": {"categorical": "page,site", "numeric": "x0,x1,x2,x3"},
@@ -120,7 +159,9 @@ def imported(name: str, file: Path, folder: Path) -> Path:
     return import_events(ImportOptions(events=file, name=name), folder)
 
 
-def measured(name: str, model: str, store: Path, arguments: list[str], folder: Path) -> list[dict[str, Any]]:
+def measured(
+    name: str, model: str, store: Path, arguments: list[str], folder: Path, possible: float | None
+) -> list[dict[str, Any]]:
     """AUC and NDCG@10 of the model, a value for each seed, and of each baseline."""
     command = ["run", model, "--data", str(store), "--run-dir", str(folder), "--no-report", "--no-peaks"]
     done = subprocess.run([sys.executable, "-m", "recperf", *command, *arguments], check=False)
@@ -130,7 +171,7 @@ def measured(name: str, model: str, store: Path, arguments: list[str], folder: P
     quality, performance = result["quality"], result["performance"]
     facts = {"device": performance["device"], "seconds": (performance["overall"] or {}).get("seconds")}
     facts |= {key: result["data"][key] for key in ("train_rows", "valid_rows", "split")}
-    facts |= {"probabilities": quality.get("probabilities")}
+    facts |= {"probabilities": quality.get("probabilities"), "possible_auc": possible}
     own = [seed["metrics"]["auc"] for seed in quality["seeds"]]
     rows = beside(f"{name}: {model}", "auc", own, quality, facts)
     if ranking := quality.get("ranking"):
@@ -156,16 +197,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", help="NAME=FILE.csv, or NAME=FOLDER of an imported store")
     parser.add_argument("--seeds", type=int, default=5)
-    made_up = MADE_UP | CLICKS
+    made_up = MADE_UP | CLICKS | PLANTED
     parser.add_argument("--made-up", nargs="*", default=list(made_up), choices=list(made_up))
     parser.add_argument("--dry", action="store_true", help="print rows and do not store them")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, more = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
-    rows = []
+    rows, possible = [], {}
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(path) for name, path in (entry.split("=", 1) for entry in options.files)}
         for name in options.made_up:
             columns = made_up[name](np.random.default_rng(list(made_up).index(name)))
+            possible[name] = possible_auc(columns)
+            columns.pop("possible", None)
             files[name] = Path(folder, f"{name}.csv")
             table = np.stack(list(columns.values()), 1)
             np.savetxt(files[name], table, "%.10g", ",", header=",".join(columns), comments="")
@@ -173,7 +216,8 @@ def main() -> None:
             store = imported(name, store, Path(folder, f"{name}-store")) if store.is_file() else store
             for model in ("micro-dlrm", "dlrm") if name in CLICKS else ("dlrm-v4",):
                 arguments = ["--seeds", str(options.seeds), *more]
-                measurements = measured(name, model, store, arguments, Path(folder, f"{name}-{model}"))
+                run = Path(folder, f"{name}-{model}")
+                measurements = measured(name, model, store, arguments, run, possible.get(name))
                 print("\n".join(map(show, measurements)), flush=True)
                 rows += measurements
     if not options.dry:
