@@ -30,10 +30,9 @@ from recperf.data.yambda.schema import (
     split_of,
 )
 from recperf.data.yambda.store import open_store
-from recperf.data.yambda.synthesize import of_size
-from recperf.data.yambda.synthesize.events import Block, Generator
+from recperf.data.yambda.synthesize import Block, Generator
+from recperf.data.yambda.yambda_like import of_size
 
-MEMORY = 1 << 30
 GROUP_ROWS = 1 << 20
 SESSION_GAP_S = 1800
 LISTS = {
@@ -55,7 +54,7 @@ def peak_bytes() -> int:
 def ours(raw: Path, folder: Path) -> dict[str, Any]:
     files = locate(raw)
     began = perf_counter()
-    prepare(files, folder, name="benchmark", memory=MEMORY)
+    prepare(files, folder, name="benchmark")
     seconds, peak = perf_counter() - began, peak_bytes()
     manifest = open_store(folder).manifest
     assert manifest.split is not None

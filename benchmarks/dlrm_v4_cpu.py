@@ -19,8 +19,8 @@ from recperf.data.yambda import catalogue
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.order import StreamOrder
-from recperf.data.yambda.synthesize.config import of_size
 from recperf.data.yambda.windows import WindowIndex
+from recperf.data.yambda.yambda_like import of_size
 from recperf.models.dlrm_v4 import hstu
 from recperf.models.dlrm_v4.config import laptop
 from recperf.models.dlrm_v4.inputs import Inputs, prepare

@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 
 from _rows import record, row, show
-from _yambda_prepare import MEMORY
 from recperf.data.yambda.store import EVENT_BYTES, open_store
-from recperf.data.yambda.synthesize import of_size
+from recperf.data.yambda.yambda_like import of_size
 
 EVENTS, TIMES = 12_000_000, 5
 REFERENCE_RATE = 12_000_000 / 15.2
@@ -105,7 +104,7 @@ def at_5b(found: dict[str, list[dict[str, Any]]], items: dict[str, int]) -> dict
 def entries_of(
     found: dict[str, list[dict[str, Any]]], packed: dict[str, Any], items: dict[str, int]
 ) -> list[dict[str, Any]]:
-    shared = {"memory_setting": MEMORY, "cores": os.cpu_count(), "page_cache": "warm", "items": items}
+    shared = {"cores": os.cpu_count(), "page_cache": "warm", "items": items}
     names = {"small": "recperf", "large": "recperf", "peer": "reference's way"}
     parts = {"peer": ("sessions_s", "cache_s")}
     entries = []

@@ -12,7 +12,7 @@ import torch
 from killable import KILLED, Killable, Trouble, claims, home
 
 from recperf.data.yambda import synthesize
-from recperf.data.yambda.synthesize.config import YambdaLike
+from recperf.data.yambda.yambda_like import YambdaLike
 from recperf.folders import alone
 from recperf.runs.mlperf.lines import scan
 from recperf.train.checkpoint import CheckpointStore

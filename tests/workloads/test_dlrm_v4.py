@@ -19,7 +19,7 @@ from recperf.data.yambda import synthesize
 from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.imports import ImportOptions, import_events
 from recperf.data.yambda.store import EventStore, file_of, open_store
-from recperf.data.yambda.synthesize.config import of_size
+from recperf.data.yambda.yambda_like import of_size
 from recperf.errors import DataError
 from recperf.train.loop import Position
 from recperf.units import size

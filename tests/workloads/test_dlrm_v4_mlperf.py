@@ -13,7 +13,7 @@ from recperf import points
 from recperf.cli import main
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
-from recperf.data.yambda.synthesize.config import YambdaLike
+from recperf.data.yambda.yambda_like import YambdaLike
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.ranks import Ranks
 from recperf.folders import alone

@@ -12,8 +12,8 @@ import pytest
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.schema import EVENT_TYPES
 from recperf.data.yambda.store import open_store
-from recperf.data.yambda.synthesize import YambdaLike, default, write_store
-from recperf.data.yambda.synthesize.events import Block, Generator
+from recperf.data.yambda.synthesize import Block, Generator, write_store
+from recperf.data.yambda.yambda_like import YambdaLike
 from recperf.errors import DataError
 
 DEFAULT_DIGEST = "35550b60e1b56d40932ef66bb959372a5dc7e404758a32a6b26c12f52b9b08a8"
@@ -28,9 +28,9 @@ def made(config: YambdaLike, **how: Any) -> Block:
 
 
 def test_the_default_is_the_dataset_that_was_published_with_the_code(tmp_path: Path) -> None:
-    store = open_store(write_store(default(), tmp_path / "store"))
+    store = open_store(write_store(YambdaLike(), tmp_path / "store"))
     assert store.digest == DEFAULT_DIGEST
-    assert (store.name, store.synthetic, store.users) == ("yambda-like", True, default().users)
+    assert (store.name, store.synthetic, store.users) == ("yambda-like", True, YambdaLike().users)
     assert "synthetic" in store.manifest.licence
     assert int(store.times_E[:].max()) < store.manifest.split["train_end"]
 

@@ -42,8 +42,6 @@ class Prepare(OutputOptions):
     """Folder of the raw files; default: what `recperf data get` downloaded."""
     store: Path | None = None
     """Folder of the event store; default: in the cache folder."""
-    memory_mib: int = 1024
-    """Maximum resident memory in MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +99,6 @@ def perform(action: str, options: Any, terminal: Terminal) -> EventImport | dict
                 options.name,
                 path=options.path,
                 store=options.store,
-                memory=options.memory_mib << 20,
                 progress=bar,
                 say=terminal.notice,
             )
@@ -138,7 +135,7 @@ def _info(options: Info, terminal: Terminal) -> dict[str, object]:
 
 def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, object]:
     from ...data.yambda import catalogue
-    from ...data.yambda.synthesize import config as synthesize_config
+    from ...data.yambda.yambda_like import YambdaLike, of_size
 
     if options.name != SYNTHETIC:
         raise UsageError(f"{options.name} is real data and cannot be generated", fix=f"recperf data get {options.name}")
@@ -146,10 +143,7 @@ def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, obje
         raise UsageError(
             "data make needs --path, the folder to write", fix=f"recperf data make {options.name} --path DIR"
         )
-    if options.events is None:
-        config = synthesize_config.default(options.seed)
-    else:
-        config = synthesize_config.of_size(options.events, seed=options.seed)
+    config = YambdaLike(seed=options.seed) if options.events is None else of_size(options.events, seed=options.seed)
     return catalogue.make(config, path=options.path, progress=progress)
 
 

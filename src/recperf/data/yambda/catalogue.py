@@ -18,7 +18,6 @@ from ...folders import one_at_a_time
 from . import item_features, raw
 from .import_options import ImportOptions
 from .manifest import ImportFacts
-from .maps import catalogue
 from .reference import CACHE_META, READY, open_events
 from .schema import EVENT_TYPES, EVENTS_FILE, LICENCE
 from .store import (
@@ -32,7 +31,7 @@ from .store import (
     originals,
     verify,
 )
-from .synthesize.config import YambdaLike, default
+from .yambda_like import YambdaLike
 
 Facts = dict[str, object]
 """What a command prints, line by line or as JSON."""
@@ -41,7 +40,6 @@ Progress = Callable[..., None]
 """Called with the amount done, the total, and for bytes the number of rows in them."""
 Unit = Literal["events", "bytes", "share"]
 SYNTHETIC = "yambda-like"
-_STRIDE = 1 << 22
 
 
 class Bars(Protocol):
@@ -62,7 +60,6 @@ def prepare(
     *,
     path: Path | None,
     store: Path | None,
-    memory: int,
     progress: Bars,
     say: Say,
 ) -> Facts:
@@ -74,7 +71,7 @@ def prepare(
     files = raw.locate(path or _downloaded(name), _size_in(name))
     folder, began = (store or store_folder(name)).expanduser(), monotonic()
     existed = (folder / MANIFEST).is_file()
-    build(files, folder, name=name, memory=memory, progress=progress("preparing"), say=say)
+    build(files, folder, name=name, progress=progress("preparing"), say=say)
     seconds = monotonic() - began
     made = open_store(folder)
     return {
@@ -113,15 +110,14 @@ def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> Facts:
 
 def check_raw(files: raw.RawFiles, progress: Progress) -> Facts:
     """Check schema, values and order of raw files."""
-    events = raw.RawEvents(files.events)
-    items = len(catalogue(files.artists, files.albums))
+    items = len(raw.catalogue(files.artists, files.albums))
+    events = raw.RawEvents(files.events, items)
     by_type = np.zeros(len(EVENT_TYPES), np.int64)
     users, last_user, largest = 0, -1, -1
-    for chunk in events.chunks(0, _STRIDE):
+    for chunk in events.chunks():
         by_type += np.bincount(chunk.types, minlength=len(EVENT_TYPES))
         users += int(np.count_nonzero(np.diff(chunk.uids.astype(np.int64), prepend=last_user)))
         last_user = int(chunk.uids[-1])
-        raw.require_known(chunk, items, files)
         largest = max(largest, int(chunk.items.max()))
         progress(chunk.first_row + len(chunk), events.rows)
     first, last = events.time_range()
@@ -196,8 +192,8 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
     """Open the synthetic dataset in the cache folder; generate it if it does not exist."""
     from . import synthesize
 
-    config = config or default()
-    folder = places.dataset_folder(SYNTHETIC) / synthesize.key(config)
+    config = config or YambdaLike()
+    folder = places.dataset_folder(SYNTHETIC) / synthesize.folder_name(config)
     if not (folder / MANIFEST).is_file():
         waiting = partial(say, f"another process generates {SYNTHETIC}: waiting for it")
         with one_at_a_time(folder.with_name(folder.name + ".lock"), waiting):

@@ -1,4 +1,4 @@
-"""Raw Yambda to an event store: one pass over the file, within a memory limit.
+"""Raw Yambda to an event store: one pass over the file, in bounded memory.
 
 The split by time needs the last timestamp, which comes from the statistics of the file. Only training events go into
 the store. The bookmark holds all state of the pass, so that it can resume after any interruption.
@@ -13,28 +13,19 @@ from pathlib import Path
 import numpy as np
 
 from ... import units
-from ...errors import DataError, MachineError, UsageError
+from ...errors import DataError, MachineError
 from ...files import sha256
 from ...jsonfile import Struct, require
 from .manifest import Manifest
-from .maps import catalogue
-from .raw import Chunk, RawEvents, RawFiles, identity_of, require_known
+from .raw import CHUNK_ROWS, Chunk, RawEvents, RawFiles, catalogue, identity_of
 from .schema import GAP_MINUTES, LICENCE, TEST_DAYS, TRAIN_DAYS, Split, split_of
 from .store import EVENT_BYTES, kinds_of
 from .writer import JOURNAL, StoreWriter, finished
 
 COMMIT_ROWS = 1 << 24
 """Rows between two commits: the most work that a killed process loses."""
-MOST_ROWS, LEAST_ROWS = 1 << 20, 1 << 14
-"""Rows read at a time; more are not faster."""
-FIXED_BYTES = 224 << 20
-"""Memory of Python, its libraries and the buffers of the reader."""
-ROW_BYTES = 220
-"""Maximum memory per row read: decoded columns, masks and copies."""
 ROOM_SHARE = 0.9
 """A disk with less than this share of the space that the events may need is refused at the start."""
-
-
 LEFT_OUT = ("test_events", "test_events_of_unknown_users", "dropped_before", "dropped_gap", "dropped_last")
 
 
@@ -55,20 +46,18 @@ def prepare(
     folder: Path,
     *,
     name: str,
-    memory: int = 1 << 30,
-    progress: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write the store of these files, or resume it. `memory` limits the resident memory of the process.
+    """Write the store of these files, or resume it.
 
     `progress` receives the rows done and the total; `say` receives a message if an unfinished store is discarded.
     """
     identity = source_identity(files)
     if finished(folder, identity):
         return folder.expanduser()
-    raw = RawEvents(files.events)
     catalogue_I2 = catalogue(files.artists, files.albums)
-    rows = piece_rows(memory, catalogue_I2.nbytes)
+    raw = RawEvents(files.events, len(catalogue_I2))
     t_min, t_max = raw.time_range()
     split = split_of(t_max)
     if t_min >= split.train_end:
@@ -79,9 +68,9 @@ def prepare(
             fix="recperf data import reads short streams without this split",
         )
     with StoreWriter(folder, identity=identity) as writer:
-        if writer.discarded and say:
+        if writer.discarded:
             say("the unfinished store here has another source or version: it is discarded, and preparing starts over")
-        state = _append_all(writer, raw, rows, split, len(catalogue_I2), files, progress)
+        state = _append_all(writer, raw, split, progress)
         if (state.t_min, state.t_max) != (t_min, t_max):
             raise DataError(
                 f"the event file's statistics give times {t_min:,} to {t_max:,}, but its rows have {state.t_min:,} "
@@ -118,43 +107,27 @@ def source_identity(files: RawFiles) -> dict[str, object]:
     }
 
 
-def piece_rows(memory: int, catalogue_bytes: int) -> int:
-    """Rows read at a time so that the process stays within `memory` bytes."""
-    fixed = FIXED_BYTES + 2 * catalogue_bytes
-    rows = min(MOST_ROWS, (memory - fixed) // ROW_BYTES)
-    if rows < LEAST_ROWS:
-        least = -(-(fixed + LEAST_ROWS * ROW_BYTES) >> 20)
-        raise UsageError(
-            f"{units.size(memory)} of memory are not enough to prepare this dataset",
-            fix=f"--memory-mib {least} or more",
-        )
-    return rows
-
-
-def _append_all(
-    writer: StoreWriter,
-    raw: RawEvents,
-    rows: int,
-    split: Split,
-    items: int,
-    files: RawFiles,
-    progress: Callable[[int, int], None] | None,
-) -> Pass:
+def _append_all(writer: StoreWriter, raw: RawEvents, split: Split, progress: Callable[[int, int], None]) -> Pass:
     """Append the training events from the last commit on. Returns the final state of the pass."""
     state = Pass(counts=dict.fromkeys(LEFT_OUT, 0))
     if writer.bookmark:
         state = require(writer.bookmark, Pass, writer.draft / JOURNAL, what="is damaged", at="bookmark")
-    _require_room(writer, raw.rows - state.row)
+    # Refuse a disk that is too small before hours of work, not after.
+    needed, free = (raw.rows - state.row) * EVENT_BYTES, shutil.disk_usage(writer.draft).free
+    if free < needed * ROOM_SHARE:
+        raise MachineError(
+            f"the disk has {units.size(free)} free; the store needs about {units.size(needed)} more",
+            where={"folder": writer.draft},
+            fix="free some space, or choose another place with --store",
+        )
     committed = state.row
-    for chunk in raw.chunks(committed, rows, after=state.last):
-        require_known(chunk, items, files)
+    for chunk in raw.chunks(committed, CHUNK_ROWS, after=state.last):
         _append(writer, chunk, split, state.counts)
         state.row += len(chunk)
         state.last = int(chunk.uids[-1]), int(chunk.times[-1])
         state.t_min = min(state.t_min, int(chunk.times.min()))
         state.t_max = max(state.t_max, int(chunk.times.max()))
-        if progress:
-            progress(state.row, raw.rows)
+        progress(state.row, raw.rows)
         if state.row - committed >= COMMIT_ROWS:
             writer.commit(state)
             committed = state.row
@@ -181,14 +154,3 @@ def _append(writer: StoreWriter, chunk: Chunk, split: Split, counts: dict[str, i
         times=chunk.times[train],
         kinds=kinds_of(chunk.types[train], chunk.ratios[train], chunk.organic[train]),
     )
-
-
-def _require_room(writer: StoreWriter, rows: int) -> None:
-    """Refuse a disk that is too small before hours of work, not after."""
-    needed, free = rows * EVENT_BYTES, shutil.disk_usage(writer.draft).free
-    if free < needed * ROOM_SHARE:
-        raise MachineError(
-            f"the disk has {units.size(free)} free; the store needs about {units.size(needed)} more",
-            where={"folder": writer.draft},
-            fix="free some space, or choose another place with --store",
-        )

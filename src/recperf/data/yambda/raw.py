@@ -1,7 +1,7 @@
-"""Raw Yambda: finds its files and reads its events in chunks of bounded memory; every value is checked.
+"""Raw Yambda: finds its files and reads events and maps of items; every value is checked.
 
 The parquet reader streams pages through small buffers, so that memory depends on the chunk size and not on the row
-groups of the file.
+groups of the file. Shapes: I items of the catalogue.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError, UsageError
 from ...files import open_linked
-from ..rows import pyarrow
+from ..rows import one_array, pyarrow
 from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, IDS, MOST_ID
 
 READ_AHEAD = 1 << 20
 """Bytes buffered per column."""
+CHUNK_ROWS = 1 << 20
+"""Rows read at a time, about 220 bytes each; more are not faster."""
 AGAIN = "get the file again: recperf data get --help"
+SPARSE, SPARE_ITEMS = 4, 1 << 20
+"""Items must be below `SPARSE` times the rows of the longer map, plus `SPARE_ITEMS`. Yambda's maps have a row for every
+id. A damaged id is usually much larger, and a catalogue of that length would use all memory."""
 _MOST = dict.fromkeys(IDS, MOST_ID) | {"is_organic": 1}
 """The largest value of a column whose type allows more."""
 
@@ -56,39 +61,32 @@ class Chunk:
         return len(self.uids)
 
 
+_FIELDS = {"uid": "uids", "timestamp": "times", "item_id": "items", "is_organic": "organic"}
+_FIELDS |= {"event_type": "types", "played_ratio_pct": "ratios"}
+"""The columns that are read, and their names in a chunk."""
+
+
 def locate(path: Path, size: str | None = None) -> RawFiles:
     """Find the raw files in a folder: events in `flat/<size>/` (as on the hub), in `raw/<size>/`, or in the folder."""
     path = path.expanduser()
     root = path.parent if path.is_file() else path
     events = [path] if path.is_file() else _event_files(root, size)
-    if path.is_file():
-        with path.open("rb") as opened:
-            if opened.read(4) != b"PAR1":
-                raise _broken(path, "it does not begin as one")
     if not events:
         others = sorted({f"yambda-{file.parent.name}" for file in _event_files(root, None)})
+        wanted = size or "<size>"
         raise DataError(
             f"there is no {EVENTS_FILE} of this dataset here" + (f", but of {', '.join(others)}" if others else ""),
-            where={
-                "folder": root,
-                "looked for": f"flat/{size or '<size>'}/, raw/{size or '<size>'}/, the folder itself",
-            },
+            where={"folder": root, "looked for": f"flat/{wanted}/, raw/{wanted}/, the folder itself"},
             fix=f"{others[0]} --path {root}" if others else "name another folder with --path; recperf data get --help",
         )
     if len(events) > 1:
-        sizes = sorted({file.parent.name for file in events})
-        raise UsageError(
-            f"there are several datasets here: {', '.join(sizes)}", where={"folder": root}, fix="name one of them"
-        )
+        what = f"there are several datasets here: {', '.join(file.parent.name for file in events)}"
+        raise UsageError(what, where={"folder": root}, fix="name one of them")
     file = events[0]
     inside = file.parent.parent.name in ("flat", "raw")
     places = [root, file.parent, *([file.parents[2]] if inside else [])]
-    return RawFiles(
-        events=file,
-        artists=_map_file(places, ARTISTS_FILE),
-        albums=_map_file(places, ALBUMS_FILE),
-        size=size or (file.parent.name if inside else "own"),
-    )
+    artists, albums = (_map_file(places, name) for name in (ARTISTS_FILE, ALBUMS_FILE))
+    return RawFiles(events=file, artists=artists, albums=albums, size=size or (file.parent.name if inside else "own"))
 
 
 def _event_files(root: Path, size: str | None) -> list[Path]:
@@ -111,17 +109,29 @@ def _map_file(places: list[Path], name: str) -> Path:
 
 
 class RawEvents:
-    """The event file; opening it checks its columns."""
+    """The event file; opening it checks its columns. Its items must be below `items`, the length of the catalogue."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with reading(path), parquet_file(self.path) as file:
-            self._metadata = file.metadata
-            self._arrow_schema = file.schema_arrow
+    def __init__(self, path: Path, items: int = MOST_ID + 1) -> None:
+        self.path, self._most_item = path, items - 1
+        with reading(path), parquet_file(path) as file:
+            self._metadata, schema = file.metadata, file.schema_arrow
         self.rows = int(self._metadata.num_rows)
         if not self.rows:
             raise DataError("the event file has no rows", where={"file": path}, fix=AGAIN)
-        self._check_columns()
+        kinds = dict(zip(schema.names, schema.types))
+        faults = [f"there is no {name}" for name in COLUMNS if name not in kinds]
+        faults += [f"there are two columns {name}" for name in COLUMNS if schema.names.count(name) > 1]
+        faults += [
+            f"{name} is {kinds[name]}, not {expected}"
+            for name, expected in COLUMNS.items()
+            if name in kinds and not (_is_text if name == "event_type" else pyarrow().types.is_integer)(kinds[name])
+        ]
+        if faults:
+            raise DataError(
+                f"the event file does not have Yambda's columns: {'; '.join(faults)}",
+                where={"file": path, "columns": ", ".join(kinds)},
+                fix="recperf data import reads events with other columns",
+            )
 
     def time_range(self) -> tuple[int, int]:
         """First and last time, from the statistics in the footer."""
@@ -133,117 +143,97 @@ class RawEvents:
         return min(int(known.min) for known in statistics), max(int(known.max) for known in statistics)
 
     def chunks(
-        self, start_row: int = 0, rows: int = 1 << 20, *, after: tuple[int, int] | None = None
+        self, start_row: int = 0, rows: int = CHUNK_ROWS, *, after: tuple[int, int] | None = None
     ) -> Iterator[Chunk]:
         """All rows from `start_row` on, at most `rows` at a time. `after` is user and time of the previous row."""
-        names = [name for name in COLUMNS if name != "track_length_seconds"]
-        groups, row = self._groups_from(start_row)
+        groups = self._metadata.num_row_groups
+        ends = np.cumsum([self._metadata.row_group(group).num_rows for group in range(groups)])
+        first = int(np.searchsorted(ends, start_row, side="right"))
+        row = int(ends[first - 1]) if first else 0
         with reading(self.path), parquet_file(self.path, read_dictionary=["event_type"]) as file:
-            for batch in file.iter_batches(rows, row_groups=groups, columns=names):
+            for batch in file.iter_batches(rows, row_groups=[*range(first, groups)], columns=[*_FIELDS]):
                 skipped = min(len(batch), max(0, start_row - row))
                 row += skipped
                 if skipped < len(batch):
-                    chunk = self._chunk(batch.slice(skipped), row)
-                    self._check_order(chunk, after)
+                    chunk = self._chunk(batch.slice(skipped), row, after)
                     after = int(chunk.uids[-1]), int(chunk.times[-1])
                     row += len(chunk)
                     yield chunk
         if row != max(start_row, self.rows):
             raise _broken(self.path, f"its footer states {self.rows:,} rows, but it has {row:,}")
 
-    def _groups_from(self, start_row: int) -> tuple[list[int], int]:
-        """The row groups from the one with `start_row` on, and the first row of the first."""
-        groups = self._metadata.num_row_groups
-        ends = np.cumsum([self._metadata.row_group(group).num_rows for group in range(groups)])
-        first = int(np.searchsorted(ends, start_row, side="right"))
-        return [*range(first, groups)], int(ends[first - 1]) if first else 0
-
-    def _check_columns(self) -> None:
-        types = pyarrow().types
-        kinds = dict(zip(self._arrow_schema.names, self._arrow_schema.types))
-        missing = [name for name in COLUMNS if name not in kinds]
-        twice = [f"there are two columns {name}" for name in COLUMNS if self._arrow_schema.names.count(name) > 1]
-        wrong = [
-            f"{name} is {kinds[name]}, not {expected}"
-            for name, expected in COLUMNS.items()
-            if name in kinds and not (_is_text(kinds[name]) if name == "event_type" else types.is_integer(kinds[name]))
-        ]
-        if missing or twice or wrong:
-            faults = ([f"there is no {', '.join(missing)}"] if missing else []) + twice + wrong
-            raise DataError(
-                f"the event file does not have Yambda's columns: {'; '.join(faults)}",
-                where={"file": self.path, "columns": ", ".join(kinds)},
-                fix="recperf data import reads events with other columns",
-            )
-
-    def _chunk(self, batch: Any, row: int) -> Chunk:
-        values = {name: self._values(batch.column(name), name, row) for name in batch.schema.names}
-        return Chunk(
-            first_row=row,
-            uids=values["uid"],
-            items=values["item_id"],
-            times=values["timestamp"],
-            organic=values["is_organic"],
-            types=values["event_type"],
-            ratios=values["played_ratio_pct"],
-        )
-
-    def _values(self, column: Any, name: str, row: int) -> NDArray[Any]:
-        """The values of a column, 0 for null where it is allowed; a value that is not allowed is an error."""
-        original, is_type = column, name == "event_type"
-        if is_type:
-            arrow = pyarrow()
-            column = (
-                pyarrow(".compute").index_in(column.dictionary, value_set=arrow.array(EVENT_TYPES)).take(column.indices)
-            )
-        kind = np.dtype(np.uint8 if is_type else COLUMNS[name])
-        most = _MOST.get(name, int(np.iinfo(kind).max))
-        wrong = np.zeros(0, np.bool_) if name == "played_ratio_pct" or not column.null_count else nulls(column)
-        values: NDArray[Any] = column.fill_null(0).to_numpy(zero_copy_only=False)
-        limited = name in _MOST or values.dtype != kind
-        if limited and len(values) and (values.min() < 0 or values.max() > most):
-            wrong = (values < 0) | (values > most)
-        if wrong.any():
-            place = int(np.argmax(wrong))
-            value = original[place].as_py()
-            allowed = f"Yambda has {', '.join(EVENT_TYPES)}" if is_type else f"it must be 0 to {most:,}"
-            self._refuse(row + place, f"{name} is null" if value is None else f"{name} is {value!r}; {allowed}")
-        return values.astype(kind, copy=False)
-
-    def _check_order(self, chunk: Chunk, after: tuple[int, int] | None) -> None:
-        """Require rows sorted by user, then by time."""
+    def _chunk(self, batch: Any, row: int, after: tuple[int, int] | None) -> Chunk:
+        most = {**_MOST, "item_id": self._most_item}
+        columns = {
+            field: _values(self.path, batch.column(name), name, row, most.get(name)) for name, field in _FIELDS.items()
+        }
+        chunk = Chunk(first_row=row, **columns)
         keys = chunk.uids.astype(np.uint64) << np.uint64(32) | chunk.times
         late = keys[1:] < keys[:-1]
         at = int(np.argmax(late)) + 1 if late.any() else 0
         before = (int(chunk.uids[at - 1]), int(chunk.times[at - 1])) if at else after
         here = int(chunk.uids[at]), int(chunk.times[at])
-        if before is None or before <= here:
-            return
-        fault = (
-            f"user {here[0]} comes after user {before[0]}"
-            if here[0] < before[0]
-            else f"time goes back from {before[1]} to {here[1]} within user {here[0]}"
-        )
-        self._refuse(chunk.first_row + at, f"{fault}; rows must be sorted by user, then by time")
-
-    def _refuse(self, row: int, what: str) -> None:
-        """Raise an error for a row, counted from 0; the message counts from 1."""
-        where = {"file": self.path, "row": row + 1}
-        raise DataError(f"row {row + 1:,} of the event file: {what}", where=where, fix=AGAIN)
+        if before is not None and before > here:
+            fault = f"user {here[0]} comes after user {before[0]}"
+            if here[0] == before[0]:
+                fault = f"time goes back from {before[1]} to {here[1]} within user {here[0]}"
+            raise _refused(self.path, row + at, f"{fault}; rows must be sorted by user, then by time")
+        return chunk
 
 
-def require_known(chunk: Chunk, items: int, files: RawFiles) -> None:
-    """Refuse an event whose item is outside a catalogue of `items` items."""
-    outside = chunk.items >= items
-    if outside.any():
-        place = int(np.argmax(outside))
-        row = chunk.first_row + place + 1
-        raise DataError(
-            f"row {row:,} of the event file: item {chunk.items[place]:,} is outside the catalogue, which ends at "
-            f"{items - 1:,}",
-            where={"file": files.events, "row": row, "catalogue": files.artists.parent},
-            fix="the two maps must be of the same release as the events",
-        )
+def catalogue(artists: Path, albums: Path) -> NDArray[np.uint32]:
+    """Artist and album of every item, 0 if unknown; of several rows of an item the last counts."""
+    maps = [_read_map(path, name) for path, name in ((artists, "artist_id"), (albums, "album_id"))]
+    bound = SPARSE * max(len(items) for items, _ in maps) + SPARE_ITEMS
+    for path, (items, _) in zip((artists, albums), maps):
+        if len(items) and items.max() >= bound:
+            what = f"item_id is {items.max():,}; maps as long as these have ids below {bound:,}"
+            raise _refused(path, int(np.argmax(items)), what)
+    catalogue_I2 = np.zeros((1 + max(int(items.max()) for items, _ in maps), 2), np.uint32)
+    for column, (items, values) in enumerate(maps):
+        catalogue_I2[items, column] = values
+    return catalogue_I2
+
+
+def _read_map(path: Path, name: str) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The items of a map and their artists or albums."""
+    columns = ["item_id", name]
+    with reading(path), parquet_file(path) as file:
+        types = dict(zip(file.schema_arrow.names, file.schema_arrow.types))
+        for column in columns:
+            if column not in types or not pyarrow().types.is_integer(types[column]):
+                actual = types.get(column, "missing")
+                raise DataError(f"column {column} is {actual}, not uint32", where={"file": path}, fix=AGAIN)
+        table = file.read(columns)
+    if not len(table):
+        raise DataError("this map has no items", where={"file": path}, fix=AGAIN)
+    items, values = (_values(path, one_array(table.column(column)), column, 0, MOST_ID) for column in columns)
+    return items, values
+
+
+def _values(path: Path, column: Any, name: str, row: int, most: int | None) -> NDArray[Any]:
+    """The values of a column from a row on, 0 for null where it is allowed; a value that is not allowed is an error."""
+    original, is_type = column, name == "event_type"
+    if is_type:
+        codes = pyarrow(".compute").index_in(column.dictionary, value_set=pyarrow().array(EVENT_TYPES))
+        column = codes.take(column.indices)
+    kind = np.dtype(np.uint8 if is_type else COLUMNS.get(name, "uint32"))
+    most = int(np.iinfo(kind).max) if most is None else most
+    values: NDArray[Any] = column.fill_null(0).to_numpy(zero_copy_only=False)
+    wrong = (values < 0) | (values > most)
+    if column.null_count and name != "played_ratio_pct":
+        wrong |= np.asarray(column.is_null())
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        value = original[place].as_py()
+        allowed = f"Yambda has {', '.join(EVENT_TYPES)}" if is_type else f"it must be 0 to {most:,}"
+        raise _refused(path, row + place, f"{name} is null" if value is None else f"{name} is {value!r}; {allowed}")
+    return values.astype(kind, copy=False)
+
+
+def _refused(path: Path, row: int, what: str) -> DataError:
+    """The error for a row, counted from 0; the message counts from 1."""
+    return DataError(f"row {row + 1:,} of {path.name}: {what}", where={"file": path, "row": row + 1}, fix=AGAIN)
 
 
 def identity_of(path: Path) -> dict[str, str | int]:
@@ -261,12 +251,6 @@ def parquet_file(path: Path, **options: Any) -> Any:
     return pyarrow(".parquet").ParquetFile(
         path, buffer_size=READ_AHEAD, pre_buffer=False, page_checksum_verification=True, **options
     )
-
-
-def nulls(column: Any) -> NDArray[np.bool_]:
-    if not column.null_count:
-        return np.zeros(len(column), np.bool_)
-    return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
 
 
 def _is_text(kind: Any) -> bool:

@@ -19,7 +19,7 @@ from ...errors import DataError, MachineError, notice_once
 from ...jsonfile import load
 from ..blocks import Column
 from .manifest import Manifest
-from .maps import catalogue
+from .raw import catalogue
 from .schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
 from .store import MANIFEST, EventStore, is_store_folder, map_file, open_store
 

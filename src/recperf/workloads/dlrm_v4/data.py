@@ -24,8 +24,8 @@ from ...data.yambda.rates import MEANS, RunningRates
 from ...data.yambda.reference import open_events
 from ...data.yambda.schema import DRAWN, LISTEN_PLUS, RATES
 from ...data.yambda.store import EventStore, Queries
-from ...data.yambda.synthesize.config import of_size
 from ...data.yambda.windows import Users, WindowIndex
+from ...data.yambda.yambda_like import of_size
 from ...errors import DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
 from ...train.baselines import bias_logits, popularity, regression

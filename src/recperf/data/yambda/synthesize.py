@@ -1,4 +1,4 @@
-"""Synthetic listening events, generated for a block of users at a time.
+"""Synthetic listening events, generated for a block of users at a time and written as an event store.
 
 Shapes: U users of a block, S sessions, L listens, E events (listens and the reactions to them), K genres that a user
 likes at a time.
@@ -12,22 +12,30 @@ predict the next one, and old events mislead.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....ops.splitmix import GOLDEN, finalise_numpy_
-from ..schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, TICK_S
-from .config import YambdaLike
-from .draws import (
+from ...config import to_json
+from ...ops.splitmix import GOLDEN, finalise_numpy_
+from ...stop import poll
+from .manifest import Manifest
+from .schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, SYNTHETIC_LICENCE, TICK_S
+from .store import VERSION, kinds_of
+from .writer import StoreWriter, finished
+from .yambda_like import (
     ODD,
     Catalogue,
     Ints,
     Words,
+    YambdaLike,
     bits,
     counted,
     either_way,
@@ -39,6 +47,11 @@ from .draws import (
     unit,
 )
 
+NAME = "yambda-like"
+STREAM = 1
+"""Version of the generator: another number means that the same config gives other events."""
+COMMIT_EVENTS = 1 << 23
+"""Events between two commits: the most work that a killed process loses."""
 BLOCK_LISTENS = 1 << 16
 """Listens generated at a time: their arrays fit into the cache of a core."""
 _STRIDE = 1 << 12
@@ -293,3 +306,54 @@ def _with_reactions(
     columns["times_E"][place] += (played_L[reacts] // 2).astype(np.uint32)
     columns["times_E"][undo] += played_L[reacts[back]].astype(np.uint32)
     return Block(types_E=types_E, **columns)
+
+
+def identity_of(config: YambdaLike) -> dict[str, object]:
+    return {"made": NAME, "stream": STREAM, "config": to_json(config)}
+
+
+def folder_name(config: YambdaLike) -> str:
+    """A short folder name for the dataset of a config, in the version of the store's format."""
+    identity = {**identity_of(config), "version": VERSION}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def write_store(
+    config: YambdaLike,
+    folder: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    block_listens: int = BLOCK_LISTENS,
+) -> Path:
+    """Write the training events as an event store, as `prepare` does with the real ones.
+
+    The same call resumes after an interruption. `progress` receives the events done and about how many there will be.
+    """
+    identity = identity_of(config)
+    if finished(folder, identity):
+        return folder.expanduser()
+    generator, train_end = Generator(config), np.uint32(config.split.train_end)
+    with StoreWriter(folder, identity=identity) as writer:
+        committed = writer.events
+        for block, next_user in generator.blocks(int(writer.bookmark or 0), block_listens):
+            part = block.where(block.times_E < train_end)
+            writer.append(
+                uids=part.uids_E,
+                items=part.items_E,
+                times=part.times_E,
+                kinds=kinds_of(part.types_E, part.ratios_E, part.organic_E),
+            )
+            if writer.events - committed >= COMMIT_EVENTS:
+                writer.commit(next_user)
+                committed = writer.events
+            poll()
+            if progress:
+                progress(writer.events, max(writer.events, config.events))
+        manifest = Manifest(
+            name=NAME,
+            synthetic=True,
+            licence=SYNTHETIC_LICENCE,
+            split=vars(config.split),
+            config=to_json(config),
+        )
+        return writer.finish(generator.catalogue.columns(), manifest)
