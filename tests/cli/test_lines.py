@@ -114,7 +114,7 @@ def test_help_is_short_and_help_all_has_every_field(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = [*COMMANDS, *(f"run {name}" for name in WORKLOADS), "profile --script x", "profile --trace x"]
-    commands += [f"data {action}" for action in OF_DATA] + ["mlperf check", "mlperf package"]
+    commands += [f"data {action}" for action in OF_DATA] + ["mlperf check"]
 
     def printed(text: str, columns: int) -> str:
         monkeypatch.setenv("COLUMNS", str(columns))

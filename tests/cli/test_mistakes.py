@@ -79,8 +79,7 @@ MISTAKES = [
     ("mlperf check notes.txt", 3, "not an MLPerf log"),
     ("mlperf check missing.log", 3, "cannot read missing.log"),
     ("mlperf check empty", 3, "no MLPerf log in this folder"),
-    ("mlperf package out", 2, "needs a folder to create"),
-    ("mlperf package empty empty", 2, "among the logs"),
+    ("mlperf package out", 2, "unknown action"),
 ]
 """What a user types, the exit code, and what the error says."""
 

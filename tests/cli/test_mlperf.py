@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -55,17 +54,3 @@ def test_check_a_set(call: Call, made: ModuleType) -> None:
     assert code == 5
     assert "RCP check FAILED: fewer samples" in out
     assert "error: the set fails the RCP check" in err
-
-
-def test_package(call: Call, made: ModuleType) -> None:
-    made.write(Path("a.log"))
-    made.write(Path("bad.log"), clip=0.0)
-    code, out, _ = call("package", "out", "a.log")
-    assert code == 0
-    assert "results/a_laptop/dlrmv4/result_0.txt" in out
-    assert "left to do" in out
-    assert call("package", "out", "a.log")[0] == 3
-    assert call("package", "other", "bad.log")[0] == 5
-    code, out, _ = call("package", "other", "bad.log", "--force", "--json")
-    assert code == 0
-    assert json.loads(out)["passed"] is False

@@ -12,8 +12,7 @@ from ..errors import ConfigError
 from ..train.loop import Position, Recipe
 
 if TYPE_CHECKING:
-    from ..runs.mlperf.facts import Facts
-    from ..runs.mlperf.log import MLPerfLog
+    from ..runs.mlperf.log import Facts, MLPerfLog
 
 LOSS_EVERY = 50
 """Steps between two losses in the log."""

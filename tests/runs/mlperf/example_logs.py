@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recperf.runs.mlperf.facts import Facts, SubmissionConfig
-from recperf.runs.mlperf.log import MLPerfLog
+from recperf.runs.mlperf.log import Facts, MLPerfLog, SubmissionConfig
 
 TRAIN, HOLDOUT = 2_290_835_423, 2_058_204
 SUBMISSION = SubmissionConfig(log=True, platform="a laptop")

@@ -17,8 +17,7 @@ import pytest
 
 from recperf.errors import DataError, MachineError
 from recperf.runs.mlperf.check import verdict
-from recperf.runs.mlperf.facts import SubmissionConfig
-from recperf.runs.mlperf.log import MLPerfLog
+from recperf.runs.mlperf.log import MLPerfLog, SubmissionConfig
 
 ONCE = (
     "cache_clear", "init_start", "init_stop", "run_start", "run_stop", "train_samples", "eval_samples", "seed",

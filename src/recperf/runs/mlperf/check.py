@@ -1,20 +1,82 @@
 """Checks logs of any program: the official checkers (compliance of each log, convergence of a set), and rules of the
-benchmark that these do not check."""
+benchmark that these do not check. Broken rules are told in plain words: the official messages quote the code that
+failed."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import re
 import shutil
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...config import ConfigValues, flatten
 from ...errors import DataError, RecperfError
 from ...folders import temporary_folder
+from ...jsonfile import decode
 from ..record import read_saved_config
-from .lines import BENCHMARK, RULESET, RUNS, USAGE, Lines, captured_log, messages, official, read
-from .rules import PINNED, Failure, failures, learning_rates, pinned
+from .lines import BENCHMARK, RULESET, Lines, official, read
+
+USAGE = "training"
+RUNS = 10
+"""Logs that a submission needs."""
+
+_EVALUATION = {
+    "% s['eval_interval_samples']": "grid",
+    "s['first_eval_samples']": "first",
+    "<= 1.0": "range",
+    "'samples_count' in": "samples_count",
+    "'epoch_num' in": "samples_count",
+}
+"""The parts of the rules for eval_accuracy, by a piece of their code."""
+
+_REQUIRED = {
+    "train_samples: value": "the benchmark has 2,290,835,423 training samples",
+    "eval_samples: value": "the benchmark's hold-out has 2,058,204 samples",
+    "max_sequence_length: value": "it must be 4096 (open division: a whole number above 0)",
+    "opt_name: value": "it must be Adam",
+    "opt_base_learning_rate: value": "it must be 0.5 to 1.5 times 1e-6 · global_batch_size / 8192, and come after it",
+    "opt_sparse_base_learning_rate: value": "it must be the dense rate (open division: within the same bounds)",
+    "opt_adam_beta_1: value": "it must be 0.95",
+    "opt_adam_beta_2: value": "it must be 0.999",
+    "opt_adam_epsilon: value": "it must be 1e-8",
+    "opt_weight_decay: value": "it must be 0",
+    "opt_gradient_clip_norm: value": "it must be 1.0",
+    "opt_sparse_name: value": "it must be RowWiseAdagrad",
+    "opt_learning_rate_warmup_steps: value": "it must be 24000",
+    "opt_learning_rate_warmup_start_lr: value": "it must be 0.0",
+    "eval_every_data_pct: value": "it must be 0.001",
+    "eval_accuracy: grid": "evaluations must lie on multiples of ⌈0.001 · 2,290,835,423 / batch⌉ · batch samples",
+    "eval_accuracy: first": "the first evaluation must be at the block its batch size has: 25, 31, 41 at 8192, 16384, "
+    "32768",
+    "eval_accuracy: range": "it must be 0 to 1",
+    "eval_accuracy: target": "no evaluation reached 0.75",
+    "init_stop: value": "it must follow init_start within 30 minutes (open division: 240) and come before run_start",
+    "init_start: value": "it must come before init_stop and run_start",
+    "run_start: value": "it must come after init_stop",
+    "run_stop: value": "it must come after run_start and have a status",
+    "block_start: value": "it must come after run_start and have samples_count",
+    "submission_division: value": "it must be closed or open",
+}
+PINNED = {"model.hstu.layers": 3, "data.history.length": 4086}
+"""Fields of a config that the rules of the closed division fix."""
+RATE_BOUNDS, RATE, RATE_BATCH = (0.5, 1.5), 1e-6, 8192
+"""A base learning rate must lie within these multiples of this rate, which is for this batch and grows with it."""
+WARM_UP = 24_000
+"""Steps of the linear warm-up."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    rule: str
+    """Key and kind of rule, such as "seed: once" or "train_samples: value"."""
+    text: str
+    """What is wrong, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,22 +97,16 @@ def verdict(path: Path) -> LogVerdict:
     """Run the official compliance checker. In the closed division the benchmark's learning rates, layers and history
     length are checked too."""
     lines = read(path)
-    return _with_own_rules(_judged(path, lines), lines)
-
-
-def _with_own_rules(verdict: LogVerdict, lines: Lines) -> LogVerdict:
-    if verdict.division != "closed":
-        return verdict
-    config = _config_beside(verdict.log, lines)
-    fields = pinned(config) if isinstance(config, dict) else f"{', '.join(PINNED)}: {config}"
-    results = (learning_rates(lines), fields)
-    broken = [failure for result in results if isinstance(result, list) for failure in result]
-    return replace(
-        verdict,
-        passed=verdict.passed and not broken,
-        failures=[*verdict.failures, *broken],
-        unchecked=[result for result in results if isinstance(result, str)],
-    )
+    passed, broken, texts = _judged(path, lines)
+    division, unchecked = lines.first("submission_division"), []
+    if division == "closed":
+        config = _config_beside(path, lines)
+        fields = pinned(config) if isinstance(config, dict) else f"{', '.join(PINNED)}: {config}"
+        results = (learning_rates(lines), fields)
+        own = [failure for result in results if isinstance(result, list) for failure in result]
+        passed, broken = passed and not own, [*broken, *own]
+        unchecked = [result for result in results if isinstance(result, str)]
+    return LogVerdict(log=path, passed=passed, division=division, failures=broken, warnings=texts, unchecked=unchecked)
 
 
 def _config_beside(log: Path, lines: Lines) -> ConfigValues | str:
@@ -63,6 +119,26 @@ def _config_beside(log: Path, lines: Lines) -> ConfigValues | str:
         return flatten(read_saved_config(log.parent / name).config)
     except RecperfError as error:
         return error.what
+
+
+@contextlib.contextmanager
+def captured_log() -> Iterator[list[logging.LogRecord]]:
+    """What the checkers log through the root logger; nothing of it reaches the terminal.
+
+    Their logging functions add a handler to a root logger that has none, so it gets one here meanwhile.
+    """
+    root, records = logging.getLogger(), list[logging.LogRecord]()
+    before, level, capture = root.handlers, root.level, logging.Handler()
+    capture.emit = records.append  # type: ignore[method-assign]
+    root.handlers, silence = [capture], io.StringIO()
+    root.setLevel(logging.INFO)
+    try:
+        with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield records
+    finally:
+        root.handlers = before
+        root.setLevel(level)
 
 
 def _recorder(compliance: Any) -> Any:
@@ -84,7 +160,8 @@ def _recorder(compliance: Any) -> Any:
     return checker
 
 
-def _judged(path: Path, lines: Lines) -> LogVerdict:
+def _judged(path: Path, lines: Lines) -> tuple[bool, list[Failure], list[str]]:
+    """Whether the official checker accepts a log, the rules that fail, and its warnings."""
     compliance = official("compliance_checker.mlp_compliance")
     checker, aborted = _recorder(compliance), None
     try:
@@ -96,29 +173,113 @@ def _judged(path: Path, lines: Lines) -> LogVerdict:
         # A list of the module: what an aborted check leaves there would be checked with the next log.
         compliance.enqueued_configs.clear()
     broken = failures([entry for entry in checker.received if not entry[1].startswith("Log lines had parsing errors")])
-    if lines.faults:
-        fault = lines.faults[0]
-        broken.append(Failure(rule="log: lines", text=f"line {fault.number} {fault.what}"))
+    for number, what in lines.faults[:1]:
+        broken.append(Failure("log: lines", f"line {number} {what}"))
         passed = False
     name = lines.first("submission_benchmark")
     if aborted is not None and name != BENCHMARK:
         broken = [failure for failure in broken if not failure.rule.startswith("submission_benchmark")]
-        broken.insert(0, Failure(rule="submission_benchmark: known", text=_unknown(name)))
+        broken.insert(0, Failure("submission_benchmark: known", _unknown(name)))
     elif aborted is not None and not lines.faults:
-        broken.append(
-            Failure(rule="checker: done", text=f"the checker failed: {type(aborted).__name__}: {aborted}"[:300])
-        )
-    return LogVerdict(
-        log=path,
-        passed=bool(passed),
-        division=lines.first("submission_division"),
-        failures=broken,
-        warnings=[" ".join(text.split()) for text in checker.warnings.values()],
-    )
+        broken.append(Failure("checker: done", f"the checker failed: {type(aborted).__name__}: {aborted}"[:300]))
+    return bool(passed), broken, [" ".join(text.split()) for text in checker.warnings.values()]
 
 
 def _unknown(name: object) -> str:
     return f"the log calls its benchmark {name!r}; ruleset {RULESET} has no rules of that name"
+
+
+def failures(messages: list[tuple[str | None, str]]) -> list[Failure]:
+    """One failure per rule: of a rule that fails on many lines, the first line and how many there are."""
+    by_rule: dict[str, list[str]] = {}
+    for key, message in messages:
+        rule, text = _translate(key, message)
+        by_rule.setdefault(rule, []).append(text)
+    return [
+        Failure(rule, texts[0] + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""))
+        for rule, texts in by_rule.items()
+    ]
+
+
+def _translate(key: str | None, message: str) -> tuple[str, str]:
+    if count := re.match(
+        r"Required (EXACTLY_ONE|AT_LEAST\w*(?:\(\d+\))?) occurrence of (.+?)(?: but found (\d+))?(?: w|$)", message
+    ):
+        return _occurrence(*count.groups())
+    if failed := re.match(r"CHECK for '(.+?)' failed in line (\d+):\n(.*)\nfailed test: (.*)", message):
+        return _value(*failed.groups())
+    if target := re.match(r"Failed checks for (\w+) :", message):
+        rule = f"{target[1]}: target"
+        return rule, _REQUIRED.get(rule, " ".join(message.split()))
+    if message.startswith("Failed executing"):
+        name = key or "the log"
+        return f"{name}: undecided", f"{name} cannot be judged: a key that the rule uses is missing or not a number"
+    if message.startswith("Could not find config file"):
+        return "submission_benchmark: known", "there are no rules for the benchmark or division this log names"
+    return f"{key or 'log'}: other", " ".join(message.split())[:300]
+
+
+def _occurrence(required: str, keys: str, count: str | None) -> tuple[str, str]:
+    names = " or ".join(sorted(re.findall(r"'([^']+)'", keys)))
+    if required == "EXACTLY_ONE":
+        wrong = "is missing" if count == "0" else f"occurs {count} times with different values"
+        return f"{names}: once", f"{names} {wrong}; it must occur once"
+    return f"{names}: present", f"{names} is missing"
+
+
+def _value(key: str, line: str, full: str, test: str) -> tuple[str, str]:
+    kind = "value"
+    if key == "eval_accuracy":
+        kind = next((name for code, name in _EVALUATION.items() if code in test), kind)
+    rule = f"{key}: {kind}"
+    required = _REQUIRED.get(rule, f"the rule is {test.strip()}")
+    # The checker counts MLLOG lines from 0.
+    return rule, f"{key}{_shown(full, kind)} (event {int(line) + 1}): {required}"
+
+
+def _shown(full: str, kind: str) -> str:
+    """The value of the failing line, or the samples count of an evaluation."""
+    try:
+        event = decode(full[full.index("{") :].encode())
+        if kind in ("grid", "first"):
+            return f" at {int(event['metadata']['samples_count']):,} samples"
+        value = event["value"]
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return ""
+    return "" if value is None else f" is {value:,}" if type(value) is int else f" is {value!r}"[:80]
+
+
+def pinned(config: Mapping[str, Any]) -> list[Failure]:
+    """Fields of a run's config, by their dotted names, that differ from what the rules fix."""
+    return [
+        Failure(f"{name}: value", f"{name} is {config.get(name)!r}: it must be {value}")
+        for name, value in PINNED.items()
+        if config.get(name) != value
+    ]
+
+
+def learning_rates(lines: Lines) -> list[Failure] | str:
+    """Steps whose logged rate is outside the bounds of the batch: the linear warm-up of the lowest and highest base.
+    Or why they cannot be checked."""
+    batch = lines.first("global_batch_size")
+    if type(batch) is not int or batch < 1:
+        # The official checker says so.
+        return []
+    low, high = (bound * RATE * batch / RATE_BATCH for bound in RATE_BOUNDS)
+    outside, stated = [], 0
+    for line in lines.good:
+        rate = line.metadata.get("lr")
+        if line.key == "train_loss" and line.samples is not None and isinstance(rate, int | float):
+            stated += 1
+            # A loss is logged after its step; the first step has rate 0.
+            step = line.samples / batch
+            least, most = low * min(1.0, max(0.0, step - 1) / WARM_UP), high * min(1.0, step / WARM_UP)
+            if not least * (1 - 1e-6) <= rate <= most * (1 + 1e-6):
+                outside.append(f"{rate:.4g} after {line.samples:,} samples: it must be {least:.4g} to {most:.4g}")
+    if not stated:
+        return "learning rate: the log states no rates"
+    more = f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
+    return [Failure("train_loss: learning rate", f"lr is {outside[0]}{more}")] if outside else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,18 +303,17 @@ class Convergence:
 
 
 def convergence(paths: list[Path]) -> Convergence:
-    """Run the official RCP checker on a set of logs of one submission."""
+    """Run the official RCP checker on a set of logs of one submission; it reports its numbers only through its log."""
     rcp = official("rcp_checker.rcp_checker")
     logs = [read(path) for path in paths]
-    why = _no_set(logs)
-    if why is not None:
+    if why := _no_set(logs):
         return Convergence(ran=False, passed=None, text=why, logs=len(logs))
     with temporary_folder() as folder:
         for index, path in enumerate(paths):
             shutil.copyfile(path, folder / f"result_{index}.txt")
         try:
             with captured_log() as records:
-                passed, text, normalisation = rcp.check_directory(
+                passed, text, factor = rcp.check_directory(
                     str(folder), USAGE, RULESET, False, False, rcp_pass="pruned_rcps"
                 )
         except (Exception, SystemExit) as error:
@@ -162,7 +322,26 @@ def convergence(paths: list[Path]) -> Convergence:
                 where={"logs": ", ".join(path.name for path in paths)},
                 fix="recperf mlperf check LOG, one by one",
             ) from None
-    return _figures(records, logs, bool(passed), str(text), float(normalisation))
+    record: dict[str, Any] = {}
+    mean = None
+    for entry in records:
+        if entry.msg.startswith(" RCP Record") and isinstance(entry.args, dict):
+            record = dict(entry.args)
+        if entry.msg.startswith(" Submission mean epochs: ") and isinstance(entry.args, tuple):
+            mean = float(entry.args[0])  # type: ignore[arg-type]
+    plain = "enough samples to the target" if passed else "fewer samples to the target than the reference allows"
+    warned = [" ".join(entry.getMessage().split()) for entry in records if entry.levelno >= logging.WARNING]
+    return Convergence(
+        ran=True,
+        passed=bool(passed),
+        text="; ".join(filter(None, [plain if record and mean is not None else "", str(text).strip(), *warned])),
+        logs=len(logs),
+        batch_size=logs[0].first("global_batch_size"),
+        mean_samples=mean,
+        reference_mean=float(record["RCP Mean"]) if record else None,
+        least_mean=float(record["RCP Mean"] / record["Max Speedup"]) if record else None,
+        normalisation=float(factor) if passed else None,
+    )
 
 
 def _no_set(logs: list[Lines]) -> str | None:
@@ -183,31 +362,3 @@ def _no_set(logs: list[Lines]) -> str | None:
         return "the logs name no global_batch_size"
     faulty = sum(1 for log in logs if log.faults)
     return f"{faulty} of the logs have lines that cannot be read" if faulty else None
-
-
-def _figures(
-    records: list[logging.LogRecord], logs: list[Lines], passed: bool, text: str, normalisation: float
-) -> Convergence:
-    """The checker reports its numbers only through its log."""
-    record: dict[str, Any] = {}
-    mean = None
-    for entry in records:
-        if entry.msg.startswith(" RCP Record") and isinstance(entry.args, dict):
-            record = dict(entry.args)
-        if entry.msg.startswith(" Submission mean epochs: ") and isinstance(entry.args, tuple):
-            mean = float(entry.args[0])  # type: ignore[arg-type]
-    least = float(record["RCP Mean"] / record["Max Speedup"]) if record else None
-    plain = ""
-    if mean is not None and least is not None:
-        plain = "enough samples to the target" if passed else "fewer samples to the target than the reference allows"
-    return Convergence(
-        ran=True,
-        passed=passed,
-        text="; ".join(filter(None, [plain, text.strip(), *messages(records, logging.WARNING)])),
-        logs=len(logs),
-        batch_size=logs[0].first("global_batch_size"),
-        mean_samples=mean,
-        reference_mean=float(record["RCP Mean"]) if record else None,
-        least_mean=least,
-        normalisation=normalisation if passed else None,
-    )

@@ -30,8 +30,7 @@ from ...models.tiers.cache import TieredRows
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...points import reached
-from ...runs.mlperf.facts import Facts, Precision
-from ...runs.mlperf.log import MLPerfLog
+from ...runs.mlperf.log import Facts, MLPerfLog, Precision
 from ...stop import poll
 from ...train import stream
 from ...train.baselines import regression

@@ -21,7 +21,7 @@ from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.cost import full_load, step
 from ...models.dlrm_v4.memory import memory
 from ...models.tiers.config import TablesConfig
-from ...runs.mlperf.facts import SubmissionConfig
+from ...runs.mlperf.log import SubmissionConfig
 from ...train.config import BIASES, GraphTrainConfig, TargetConfig
 
 if TYPE_CHECKING:
