@@ -1,4 +1,4 @@
-"""Curves that leave a run. A logger that fails ends no training; wandb and mlflow are fakes with their signatures."""
+"""Curves that leave a run. A logger that fails ends no training; wandb is a fake with its signatures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from msgspec import convert
 
 from recperf.errors import MachineError
 from recperf.measure.profile_records import Profile
-from recperf.measure.records import Verdict
 from recperf.runs.events import Event, event_of
 from recperf.runs.loggers import open_curves, scalars_of
 from recperf.runs.record import Run
@@ -28,7 +27,7 @@ RESULT: Any = SimpleNamespace(
     performance=SimpleNamespace(budget={"top": 1.0}),
 )
 PROFILE = convert(examples.profile(), Profile)
-PROFILE.shares, PROFILE.verdict = {"python": 0.9}, Verdict("python", 0.9, "high", ["Loops."])
+PROFILE.shares = {"python": 0.9}
 
 
 class Log:
@@ -74,23 +73,19 @@ def test_a_logger_that_fails_is_dropped_with_one_notice(tmp_path: Path) -> None:
     notices: list[str] = []
     curves = open_curves(["tensorboard"], tmp_path, notices.append)
     curves.begin(cast(Run, Log()), 3, 0)
-    logger: Any = curves.loggers["tensorboard"]
-    logger._writer.close()
-    logger._writer = type(logger._writer)(open("/dev/full", "wb", buffering=0))
+    curves.loggers["tensorboard"].close()
     for _ in range(3):
         curves.event("step", STEPS[0] | {"kind": "step"})
     curves.finish(cast(Run, Log()), RESULT, PROFILE, {})
     (notice,) = notices
-    assert notice == "nothing more is logged to tensorboard: No space left on device; training goes on"
+    assert notice.startswith("nothing more is logged to tensorboard: AttributeError")
 
 
-@pytest.mark.parametrize(
-    ("name", "fix"), [("tensorboard", "'recperf[tensorboard]'"), ("wandb", "wandb"), ("mlflow", "mlflow")]
-)
+@pytest.mark.parametrize(("name", "fix"), [("tensorboard", "'recperf[tensorboard]'"), ("wandb", "wandb")])
 def test_a_package_that_is_missing_is_named(
     name: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in [module for module in sys.modules if module.split(".")[0] == name]:
+    for module in [module for module in sys.modules if name in module.split(".")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MachineError, match=f"--log {name} needs {name}") as caught:
@@ -106,7 +101,7 @@ class WandbRun:
     def __init__(self, id: str) -> None:
         self.id, self.step, self.finished = id, 0, False
         self.history: list[tuple[int, dict[str, Any]]] = []
-        self.config, self.summary = SimpleNamespace(update=self._config), {}
+        self.config = SimpleNamespace(update=self._config)
         self.values: dict[str, Any] = {}
 
     def _config(self, d: dict[str, Any], allow_val_change: bool | None = None) -> None:
@@ -120,6 +115,17 @@ class WandbRun:
 
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
         self.finished = True
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trained("tensorboard", tmp_path, STEPS[:3], end=False)
+    trained("tensorboard", tmp_path, STEPS[1:], done=1)
+    shown = EventAccumulator(str(tmp_path / "tensorboard" / "seed-3")).Reload()
+    assert [point.step for point in shown.Scalars("train/loss")] == [1, 10, 20, 30]
+    assert shown.Scalars("result/auc")[0].value == 0.75
+    assert "config/text_summary" in shown.Tags()["tensors"]
 
 
 def init(
@@ -143,75 +149,5 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = WandbRun.runs.values()
     assert run.finished
     assert [step for step, data in run.history if "train/loss" in data and step != 20] == [1, 10, 30]
-    assert run.history[-1] == (30, {"budget/top": 1.0, "limit/python": 0.9})
+    assert run.history[-1] == (30, {"budget/top": 1.0, "limit/python": 0.9, "result/auc": 0.75})
     assert run.values == {"train.batch_size": 8, "train.layers": [4, 1]}
-    assert run.summary == {"verdict": "python (high confidence): Loops.", "result/auc": 0.75}
-
-
-class MlflowClient:
-    """A tracking store of mlflow, with the methods that are used."""
-
-    runs: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, tracking_uri: str | None = None, registry_uri: str | None = None) -> None:
-        assert tracking_uri is not None
-        assert tracking_uri.startswith("file:///")
-
-    def get_experiment_by_name(self, name: str) -> Any:
-        return SimpleNamespace(experiment_id="1") if self.runs else None
-
-    def create_experiment(self, name: str, artifact_location: str | None = None, tags: Any = None) -> str:
-        return "1"
-
-    def search_runs(
-        self, experiment_ids: list[str], filter_string: str = "", run_view_type: int = 1, max_results: int = 1000
-    ) -> list[Any]:
-        wanted = filter_string.split("'")[1]
-        return [run for run in self.runs.values() if run.tags["recperf.training"] == wanted][:max_results]
-
-    def create_run(
-        self, experiment_id: str, start_time: int | None = None, tags: Any = None, run_name: str | None = None
-    ) -> Any:
-        info = SimpleNamespace(run_id=f"r{len(self.runs)}")
-        self.runs[info.run_id] = run = SimpleNamespace(info=info, tags=tags, metrics=[], params={}, status="RUNNING")
-        return run
-
-    def update_run(self, run_id: str, status: str | None = None, name: str | None = None) -> None:
-        self.runs[run_id].status = status
-
-    def get_metric_history(self, run_id: str, key: str) -> list[Any]:
-        return [metric for metric in self.runs[run_id].metrics if metric.key == key]
-
-    def log_batch(
-        self, run_id: str, metrics: Any = (), params: Any = (), tags: Any = (), synchronous: bool | None = None
-    ) -> None:
-        assert len(metrics) <= 1000
-        assert len(params) <= 100
-        self.runs[run_id].metrics += metrics
-        self.runs[run_id].params |= {param.key: param.value for param in params}
-
-    def set_tag(self, run_id: str, key: str, value: Any, synchronous: bool | None = None) -> None:
-        self.runs[run_id].tags[key] = value
-
-    def set_terminated(self, run_id: str, status: str | None = None, end_time: int | None = None) -> None:
-        self.runs[run_id].status = "FINISHED"
-
-
-def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entities = SimpleNamespace(
-        Metric=lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step),
-        Param=lambda key, value: SimpleNamespace(key=key, value=value),
-    )
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setitem(sys.modules, "mlflow", cast(ModuleType, SimpleNamespace(MlflowClient=MlflowClient)))
-    monkeypatch.setitem(sys.modules, "mlflow.entities", cast(ModuleType, entities))
-    monkeypatch.setattr(MlflowClient, "runs", {})
-    folder = tmp_path / "50%: a#'1'"
-    trained("mlflow", folder, STEPS[:3], end=False)
-    trained("mlflow", folder, STEPS[1:], done=1)
-    (run,) = MlflowClient.runs.values()
-    assert [metric.step for metric in run.metrics if metric.key == "train/loss"] == [1, 10, 20, 30]
-    assert {metric.key: metric.value for metric in run.metrics}["budget/top"] == 1.0
-    assert run.params == {"train.batch_size": "8", "train.layers": "[4, 1]"}
-    assert (run.status, run.tags["verdict"]) == ("FINISHED", "python (high confidence): Loops.")
-    assert {metric.key for metric in run.metrics} >= {"result/auc", "limit/python"}

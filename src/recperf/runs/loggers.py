@@ -1,4 +1,4 @@
-"""Sends the curves of a run to the tools that people watch: TensorBoard, Weights & Biases, MLflow.
+"""Sends the curves and the config of a run to the tools that people watch: TensorBoard, Weights & Biases.
 
 Everything comes from the events of the run, so what a tool lacks is sent again from events.jsonl. A resumed training
 repeats the steps after its checkpoint bit for bit: a tool never has a step twice.
@@ -10,8 +10,6 @@ import json
 import math
 import os
 import re
-import socket
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -20,11 +18,9 @@ from typing import Any, Protocol
 
 from ..config import ConfigValues, flatten
 from ..errors import MachineError
-from ..files import make_folder
 from ..measure.profile_records import Profile
 from .events import Event, Scores, Step, Timing, event_of
 from .record import Run
-from .report.step_sections import headline
 from .result import Result
 
 
@@ -37,8 +33,8 @@ class Logger(Protocol):
 
     def scalars(self, step: int, values: dict[str, float]) -> None: ...
 
-    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
-        """The end of the run: the verdict in one line, the hyper-parameters, and the metrics they led to."""
+    def config(self, fields: ConfigValues) -> None:
+        """The fields of the run's config by their dotted names."""
         ...
 
     def close(self) -> None: ...
@@ -101,14 +97,16 @@ class Curves:
         for seed in seeds if replay else seeds[-1:]:
             if self._seed != seed:
                 self.begin(run, seed, steps.get(seed, 0))
-        step = steps.get(seeds[-1], 0)
-        budget = {f"budget/{name}": share for name, share in (result.performance.budget or {}).items()}
-        budget |= {f"limit/{name}": share for name, share in (profile.shares if profile else {}).items()}
-        text = headline(profile.verdict) if profile else "not measured"
-        shown = {name: value for name, value in flatten(config).items() if value is not None}
+        measured = {
+            "budget": result.performance.budget or {},
+            "limit": profile.shares if profile else {},
+            "result": result.quality.metrics,
+        }
+        values = {f"{group}/{name}": value for group, part in measured.items() for name, value in part.items()}
+        fields = {name: value for name, value in flatten(config).items() if value is not None}
         for name in list(self.loggers):
-            self._call(name, lambda logger: logger.scalars(step, {k: v for k, v in budget.items() if _is_number(v)}))
-            self._call(name, lambda logger: logger.finish(step, text, shown, result.quality.metrics))
+            self._call(name, lambda logger: logger.scalars(steps.get(seeds[-1], 0), values))
+            self._call(name, lambda logger: logger.config(fields))
         self.close()
 
     def close(self) -> None:
@@ -131,49 +129,28 @@ class Curves:
 
 
 class TensorBoard:
-    """Writes event files into a folder per seed, at once: tensorboard's own writer does so in a thread, which prints a
-    traceback where the disk is full."""
+    """Writes event files into a folder per seed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "tensorboard"
-        self._protos = require("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self._summary = require("tensorboard.compat.proto.summary_pb2", "tensorboard")
-        self._record = require("tensorboard.summary.writer.record_writer", "tensorboard").RecordWriter
+        self._open = require("torch.utils.tensorboard", "tensorboard").SummaryWriter
         self._writer: Any = None
 
     def begin(self, seed: int, done: int) -> int:
         self.close()
         folder = self.folder / f"seed-{seed}"
-        make_folder(folder)
-        before = len(list(folder.iterdir()))
-        # Files are read in the order of their names.
-        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{before}"
-        self._writer = self._record((folder / name).open("xb"))
-        self._write(file_version="brain.Event:2")
-        if before:
-            # Tells tensorboard to drop this step and later ones, which an interrupted process wrote.
-            start = self._protos.SessionLog(status=self._protos.SessionLog.START)
-            self._write(step=done, session_log=start)
-        return done - 1 if before else 0
-
-    def _write(self, **fields: Any) -> None:
-        self._writer.write(self._protos.Event(wall_time=time.time(), **fields).SerializeToString())
-        self._writer.flush()
+        resumed = folder.exists()
+        # Tensorboard drops the steps from `purge_step` on, which an interrupted process wrote.
+        self._writer = self._open(str(folder), purge_step=done if resumed else None)
+        return done - 1 if resumed else 0
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        points = [self._summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._write(step=step, summary=self._summary.Summary(value=points))
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
-    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
-        summary = require("torch.utils.tensorboard.summary", "tensorboard")
-
-        shown = {
-            name: value if isinstance(value, str | int | float) else json.dumps(value) for name, value in config.items()
-        }
-        results = {f"result/{name}": value for name, value in metrics.items()}
-        for part in (summary.text("verdict", text), *summary.hparams(shown, results)):
-            self._write(step=step, summary=part)
-        self.scalars(step, results)
+    def config(self, fields: ConfigValues) -> None:
+        self._writer.add_text("config", "".join(f"    {name}: {json.dumps(value)}\n" for name, value in fields.items()))
 
     def close(self) -> None:
         if self._writer is not None:
@@ -192,7 +169,8 @@ class WeightsAndBiases:
 
     def begin(self, seed: int, done: int) -> int:
         self.close()
-        name = name_of(self.folder)
+        # Without characters that have a meaning there.
+        name = re.sub(r"[/\\#?%:'\"`]", "-", self.folder.resolve().name)
         self._run = self._wandb.init(
             project="recperf",
             dir=str(self.folder),
@@ -208,9 +186,8 @@ class WeightsAndBiases:
     def scalars(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
 
-    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
-        self._run.config.update(config, allow_val_change=True)
-        self._run.summary.update({"verdict": text, **{f"result/{name}": value for name, value in metrics.items()}})
+    def config(self, fields: ConfigValues) -> None:
+        self._run.config.update(fields, allow_val_change=True)
 
     def close(self) -> None:
         if self._run is not None:
@@ -218,80 +195,7 @@ class WeightsAndBiases:
             run.finish()
 
 
-class MLflow:
-    """A run for each seed, in the experiment `recperf`: at MLFLOW_TRACKING_URI, or in the folder mlruns beside the
-    run's."""
-
-    POINTS = 100
-    """Points that are sent together; a tracking server takes up to 1,000 values at once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._mlflow = require("mlflow", "mlflow")
-        self._entities = require("mlflow.entities", "mlflow")
-        self.name = name_of(folder)
-        self.place = os.environ.get("MLFLOW_TRACKING_URI") or (folder.resolve().parent / "mlruns").as_uri()
-        self._client: Any = None
-        self._run = ""
-        self._last: dict[str, int] = {}
-        """The last step of each curve."""
-        self._points: list[Any] = []
-
-    def begin(self, seed: int, done: int) -> int:
-        self.close()
-        self._client = self._mlflow.MlflowClient(tracking_uri=self.place)
-        experiment = self._client.get_experiment_by_name("recperf")
-        place = experiment.experiment_id if experiment else self._client.create_experiment("recperf")
-        name = f"{self.name} seed {seed}"
-        runs = self._client.search_runs([place], filter_string=f"tags.`recperf.training` = '{name}'", max_results=1)
-        if runs:
-            self._run = runs[0].info.run_id
-            self._client.update_run(self._run, status="RUNNING")
-        else:
-            self._run = self._client.create_run(place, tags={"recperf.training": name}, run_name=name).info.run_id
-        self._last = {}
-        return 0
-
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        now = int(time.time() * 1000)
-        for name, value in values.items():
-            if name not in self._last:
-                history = self._client.get_metric_history(self._run, name)
-                self._last[name] = max((point.step for point in history), default=-1)
-            if step > self._last[name]:
-                self._last[name] = step
-                self._points.append(self._entities.Metric(name, value, now, step))
-        if len(self._points) >= self.POINTS:
-            self._send()
-
-    def _send(self) -> None:
-        points, self._points = self._points, []
-        for start in range(0, len(points), 1000):
-            self._client.log_batch(self._run, metrics=points[start : start + 1000])
-
-    def finish(self, step: int, text: str, config: ConfigValues, metrics: dict[str, float]) -> None:
-        parameters = [self._entities.Param(name, str(value)[:500]) for name, value in config.items()]
-        for start in range(0, len(parameters), 100):
-            self._client.log_batch(self._run, params=parameters[start : start + 100])
-        self.scalars(step, {f"result/{name}": value for name, value in metrics.items()})
-        self._client.set_tag(self._run, "verdict", text)
-
-    def close(self) -> None:
-        if self._run:
-            self._send()
-            self._client.set_terminated(self._run)
-            self._run = ""
-
-
-LOGGERS: dict[str, Callable[[Path], Logger]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "mlflow": MLflow,
-}
-
-
-def name_of(folder: Path) -> str:
-    """The name of a run in a tool, without characters that have a meaning there."""
-    return re.sub(r"[/\\#?%:'\"`]", "-", folder.resolve().name)
+LOGGERS: dict[str, Callable[[Path], Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def require(module: str, package: str) -> Any:
