@@ -12,6 +12,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,14 @@ def captured_log() -> Iterator[list[logging.LogRecord]]:
 
     Their logging functions add a handler to a root logger that has none, so it gets one here meanwhile.
     """
-    root, records = logging.getLogger(), list[logging.LogRecord]()
-    before, level, capture = root.handlers, root.level, logging.Handler()
-    capture.emit = records.append  # type: ignore[method-assign]
+    root, capture = logging.getLogger(), BufferingHandler(1 << 30)
+    before, level = root.handlers, root.level
     root.handlers, silence = [capture], io.StringIO()
     root.setLevel(logging.INFO)
     try:
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield records
+            yield capture.buffer
     finally:
         root.handlers = before
         root.setLevel(level)
