@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, Dataset
 from _rows import record, row, show
 from recperf.data.order import Samples
 from recperf.models.published import public_parameters
+from recperf.train.config import one_cycle
 from recperf.train.device import applied
 from recperf.train.loop import Position, train
 from recperf.train.metrics import binary_metrics
-from recperf.train.optim import one_cycle
 from recperf.workloads.micro_dlrm.build import ClickTrial, PreparedClicks
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig, default
 

@@ -42,7 +42,7 @@ from recperf.models.tiers.cache import Placed, TieredRows
 from recperf.models.tiers.config import TablesConfig, Tiers
 from recperf.models.tiers.opening import open_tiers
 from recperf.models.tiers.slots import Traffic
-from recperf.train.prefetch import prefetched
+from recperf.train.feeds import prefetched
 
 NAME, SEED, GIB = "table_tiers", 3, 1 << 30
 STRIDES = 0x9E3779B1, 0x85EBCA77

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recperf.train.prefetch import prefetched
+from recperf.train.feeds import prefetched
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 

@@ -11,8 +11,7 @@ import torch
 
 from recperf.errors import ConfigError, MachineError
 from recperf.train.config import PLAIN, DLRMTrainConfig, FastConfig
-from recperf.train.fast import Switches, resolve
-from recperf.train.graph import BETWEEN_RANKS
+from recperf.train.device import BETWEEN_RANKS, Switches, resolve
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 WAYS = ("embedding", "interaction", "mlp", "optimizer")

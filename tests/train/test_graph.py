@@ -26,8 +26,7 @@ from recperf.ops.relu import reference as relu
 from recperf.train.feeds import CopiedFeed
 from recperf.train.graph import GraphStep, tensors_in
 from recperf.train.loop import Recipe, take_step
-from recperf.train.optim import make_dense
-from recperf.train.sparse import SparseRows, SplitOptimizer
+from recperf.train.optim import SparseRows, SplitOptimizer, make_dense
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.micro_dlrm.build import PreparedClicks

@@ -10,8 +10,16 @@ import pytest
 import torch
 
 from recperf.data.next_item import NextItemData, Targets
-from recperf.train.next_item import item_counts, rank, seen_by_default
-from recperf.train.next_item_baselines import DAMPINGS, DECAYS, baselines, following, neighbours
+from recperf.train.next_item import (
+    DAMPINGS,
+    DECAYS,
+    baselines,
+    following,
+    item_counts,
+    neighbours,
+    rank,
+    seen_by_default,
+)
 from recperf.train.ranking import list_quality
 
 SEQUENCES = [[1, 2, 3, 4], [2, 3, 1, 5, 4], [5, 1, 2, 3, 1], [3, 4], [4, 1, 2, 5]]
@@ -46,8 +54,6 @@ def test_ties_and_nans_count_against_the_target_and_seen_items_are_left_out_if_a
     assert without.ranks_N.tolist() == [2, 2, 4]
     assert without.lists_NK[0].sort()[0].tolist() == [3, 4]
     assert without.metrics(2) == pytest.approx({"hit_rate_2": 2 / 3, "ndcg_2": 2 / 3 / math.log2(3), "mrr": 5 / 12})
-    low, high = without.intervals(2)["hit_rate_2"]
-    assert low < 2 / 3 < high
     assert seen_by_default(data) == "left-out"
     assert seen_by_default(data_of([[1, 1, 2, 1, 3, 3]])) == "kept"
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from recperf.train.config import settings_for_rows
-from recperf.train.optim import DenseOptimizer, make_dense, one_cycle, warmup_decay
+from recperf.train.config import one_cycle, settings_for_rows, warmup_decay
+from recperf.train.optim import DenseOptimizer, make_dense
 
 
 def parameters(seed: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

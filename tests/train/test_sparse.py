@@ -12,8 +12,7 @@ from torch import nn
 from recperf.data.batch import JaggedFeatures
 from recperf.models.tables import SparseTables
 from recperf.ops.table_rules import RULES
-from recperf.train.optim import make_dense
-from recperf.train.sparse import SparseRows, SplitOptimizer
+from recperf.train.optim import SparseRows, SplitOptimizer, make_dense
 
 interpret("bag")
 pytestmark = pytest.mark.usefixtures("interpreter")

@@ -23,8 +23,7 @@ from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, shape_mismatch
 from ..train.config import VALIDATION, leading, merit
 from ..train.loop import Position, train
-from ..train.timing import StepTimer
-from ..train.watch import Evaluator, LossLog, Minutes, TargetMet, Watchers, either, every
+from ..train.watch import Evaluator, LossLog, Minutes, StepTimer, TargetMet, Watchers, either, every
 from .saving import checkpoint_folder, open_store, require_room
 from .starting import Start
 from .workload import Predictions, Prepared, Trial, Workload, load

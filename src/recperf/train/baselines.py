@@ -1,13 +1,17 @@
-"""Simple baselines, fitted on training rows and scored on the rows a model is scored on.
+"""Baselines, fitted on training rows and scored on the rows a model is scored on.
 
-Shapes: N samples.
+In gradient boosting training rows that are not fitted choose the columns and the number of trees, so that a column
+which says nothing new, or is only memorised, does not make it worse.
+
+Shapes: N rows, M rows that choose, F features.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +20,185 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.order import Samples
-from . import boosting
-from .boosting import FeatureRows
+from ..errors import notice_once
 
 if TYPE_CHECKING:
     from ..data.random_bags import RandomBags
+
+
+CHOOSING_SHARE = 0.1
+"""Share of the training rows that choose."""
+_MOST_TREES = 300
+MOST_CATEGORIES = 254
+"""Categories of a column; scikit-learn takes at most 255."""
+_MOST_INDICATORS = 64
+_FOLDS, _PRIOR_ROWS = 5, 10
+
+
+def untrained(labels_N: NDArray[np.float32], trees: int, is_category: list[bool]) -> Any:
+    """A model of scikit-learn's histogram gradient boosting, to be fitted; None where scikit-learn is not installed or
+    the labels are of one class."""
+    try:
+        ensemble = import_module("sklearn.ensemble")
+    except ImportError:
+        notice_once("no baseline of gradient boosting: it needs scikit-learn (pip install 'recperf[baselines]')")
+        return None
+    if labels_N.min() == labels_N.max():
+        return None
+    # Small steps and trees: on tens of thousands of rows they score higher than the defaults.
+    return ensemble.HistGradientBoostingClassifier(
+        random_state=0, learning_rate=0.05, max_iter=trees, max_leaf_nodes=12, early_stopping=False,
+        min_samples_leaf=min(50, max(5, len(labels_N) // 200)), categorical_features=is_category,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A set of columns that gradient boosting may read: of rows to fit, and of rows that choose."""
+
+    fitted_NF: NDArray[Any]
+    choosing_MF: NDArray[Any]
+    is_category: list[bool]
+
+
+def choose(
+    choices: Sequence[Choice], labels_N: NDArray[np.float32], choosing_M: NDArray[np.float32]
+) -> tuple[int, int] | None:
+    """Which set of columns, with how many trees, predicts the rows that choose with the lowest log loss; None where
+    nothing can be fitted."""
+    losses: list[tuple[float, int, int]] = []
+    for place, choice in enumerate(choices):
+        model = untrained(labels_N, _MOST_TREES, choice.is_category)
+        if model is None:
+            return None
+        model.fit(choice.fitted_NF, labels_N)
+        for trees, logits_M in enumerate(model.staged_decision_function(choice.choosing_MF), 1):
+            loss = np.mean(np.logaddexp(0.0, logits_M) - choosing_M * logits_M)
+            losses.append((float(loss), place, trees))
+    _, place, trees = min(losses)
+    return place, trees
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FeatureRows:
+    """Click rows as a model reads them: numbers, for each sparse feature the table rows, and labels."""
+
+    dense_ND: Tensor
+    ids: dict[str, Tensor]
+    """By feature: one id a row, or [rows, most ids] with -1 for none."""
+    labels_N: Tensor
+    before: dict[str, Tensor] = field(default_factory=dict)
+    """Ids of the item that the row's user had before; empty where rows have no user, item or time."""
+    chooses_N: Tensor | None = None
+    """Which training rows choose; None: every tenth."""
+
+    def at(self, rows_N: Tensor) -> FeatureRows:
+        """Some of the rows."""
+        ids, before = ({key: column[rows_N] for key, column in part.items()} for part in (self.ids, self.before))
+        return FeatureRows(dense_ND=self.dense_ND[rows_N], ids=ids, labels_N=self.labels_N[rows_N], before=before)
+
+
+def of_clicks(train: FeatureRows) -> Callable[[FeatureRows], Tensor] | None:
+    """Gradient boosting on numbers and categories of click rows, with the item before where that helps: a function from
+    rows to logits, or None where nothing can be fitted."""
+    chooses_N = train.chooses_N
+    if chooses_N is None:
+        chooses_N = torch.arange(len(train.labels_N)) % round(1 / CHOOSING_SHARE) == 0
+    fitted, choosing = train.at(~chooses_N), train.at(chooses_N)
+    options = [list(train.ids), *([[*train.ids, *train.before]] if train.before else [])]
+    encoders = [Encoder(fitted, keys) for keys in options]
+    choices = [Choice(encoder.train_NF, encoder(choosing), encoder.is_category) for encoder in encoders]
+    best = choose(choices, fitted.labels_N.numpy(), choosing.labels_N.numpy())
+    if best is None:
+        return None
+    encoder = Encoder(train, options[best[0]])
+    model = untrained(train.labels_N.numpy(), best[1], encoder.is_category)
+    model.fit(encoder.train_NF, train.labels_N.numpy())
+    return lambda rows: torch.from_numpy(model.decision_function(encoder(rows)))
+
+
+Columns = Callable[[NDArray[np.int64]], NDArray[Any]]
+"""Columns of numbers from the ids of rows, [rows, most ids]."""
+
+
+class Encoder:
+    """Numbers and categories as columns of gradient boosting. Columns with many categories become their cross-fitted
+    mean label; those with several in a row also become indicators of the most common ones."""
+
+    def __init__(self, train: FeatureRows, keys: list[str]) -> None:
+        labels_N = train.labels_N.numpy()
+        columns, self.is_category = [train.dense_ND.numpy()], [False] * train.dense_ND.shape[1]
+        self.encoders: dict[str, list[Columns]] = {}
+        for key in keys:
+            ids_NL, several = self._ids(train, key)
+            if not several and int(ids_NL.max()) < MOST_CATEGORIES:
+                self.encoders[key] = [lambda ids_NL: np.where(ids_NL < MOST_CATEGORIES, ids_NL, np.nan)]
+                columns.append(ids_NL)
+                self.is_category.append(True)
+                continue
+            means_N1, means_of = _mean_labels(ids_NL, labels_N)
+            indicators = [_indicators(ids_NL)] if several else []
+            self.encoders[key] = [means_of, *indicators]
+            columns += [means_N1, *(indicate(ids_NL) for indicate in indicators)]
+            self.is_category += [False] * sum(part.shape[1] for part in columns[-1 - len(indicators) :])
+        self.train_NF: NDArray[np.float32] = np.concatenate(columns, 1).astype(np.float32)
+
+    @staticmethod
+    def _ids(rows: FeatureRows, key: str) -> tuple[NDArray[np.int64], bool]:
+        """The ids of rows, [rows, most ids], and whether a row may have several."""
+        ids = rows.ids[key] if key in rows.ids else rows.before[key]
+        return ids.reshape(len(ids), -1).numpy(), ids.ndim == 2
+
+    def __call__(self, rows: FeatureRows) -> NDArray[np.float32]:
+        columns = [rows.dense_ND.numpy()]
+        for key, encode in self.encoders.items():
+            ids_NL, _ = self._ids(rows, key)
+            columns += [one(ids_NL) for one in encode]
+        return np.concatenate(columns, 1).astype(np.float32)
+
+
+def _indicators(ids_NL: NDArray[np.int64]) -> Columns:
+    """Whether rows have each of the ids that most training rows have."""
+    counts = np.bincount(ids_NL[ids_NL >= 0])
+    common = np.argsort(-counts, kind="stable")[: min(_MOST_INDICATORS, np.count_nonzero(counts))]
+    # The last place is of all other ids, and of -1.
+    places = np.full(len(counts) + 1, len(common))
+    places[common] = np.arange(len(common))
+
+    def columns(ids_NL: NDArray[np.int64]) -> NDArray[np.float32]:
+        has = np.zeros((len(ids_NL), len(common) + 1), np.float32)
+        np.put_along_axis(has, places[np.minimum(ids_NL, len(counts))], 1.0, axis=1)
+        return has[:, :-1]
+
+    return columns
+
+
+def _mean_labels(ids_NL: NDArray[np.int64], labels_N: NDArray[np.float32]) -> tuple[NDArray[np.float64], Columns]:
+    """The mean label of each row's categories among training rows of other folds, drawn to that of all rows; and the
+    same for rows that are not training rows."""
+    count, rate = int(ids_NL.max()) + 1, float(labels_N.mean())
+    fold_N1 = (np.arange(len(ids_NL)) % _FOLDS)[:, None]
+    own_NL, present_NL = fold_N1 * count + ids_NL, ids_NL >= 0
+    by_fold = [
+        np.bincount(own_NL[present_NL], np.broadcast_to(values[:, None], ids_NL.shape)[present_NL], _FOLDS * count)
+        for values in (labels_N, np.ones_like(labels_N))
+    ]
+    # One more category: those that no training row has.
+    clicks, shown = (np.append(part.reshape(_FOLDS, count).sum(0), 0.0) for part in by_fold)
+
+    def mean(ids_NL: NDArray[np.int64], clicks: NDArray[np.float64], shown: NDArray[np.float64]) -> NDArray[np.float64]:
+        present_NL = ids_NL >= 0
+        means_NL = np.where(present_NL, (clicks + _PRIOR_ROWS * rate) / (shown + _PRIOR_ROWS), 0.0)
+        present_N1 = np.maximum(present_NL.sum(1, keepdims=True), 1)
+        means_N1: NDArray[np.float64] = means_NL.sum(1, keepdims=True) / present_N1
+        return means_N1
+
+    def columns(ids_NL: NDArray[np.int64]) -> NDArray[np.float64]:
+        known_NL = np.minimum(ids_NL, count)
+        return mean(ids_NL, clicks[known_NL], shown[known_NL])
+
+    others = (total[ids_NL] - part[own_NL] for total, part in zip((clicks, shown), by_fold))
+    return mean(ids_NL, *others), columns
 
 
 def bias_logits(train: Samples, valid: Samples) -> dict[str, Tensor]:
@@ -171,7 +349,7 @@ def click_rules(train: FeatureRows, *, user: str | None, item: str | None) -> di
         rules["user_item_bias"] = _additive(train, [user, item])
     logistic = fit_additive(list(train.ids.values()), train.labels_N, train.dense_ND, sweeps=20, tolerance=1e-4)
     rules["logistic"] = lambda rows: logistic([rows.ids[key] for key in train.ids], rows.dense_ND)
-    boosted = boosting.of_clicks(train)
+    boosted = of_clicks(train)
     return rules if boosted is None else {**rules, "gradient_boosting": boosted}
 
 

@@ -19,7 +19,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,10 +108,6 @@ class ChunkedTensor:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
-
-    def __getitem__(self, part: slice) -> ChunkedTensor:
-        shape = (part.stop - part.start, *self.shape[1:])
-        return replace(self, shape=shape, read=lambda start, stop: self.read(part.start + start, part.start + stop))
 
     def chunks(self) -> Iterator[Tensor]:
         count = max(1, CHUNK * self.shape[0] // max(1, self.nbytes))

@@ -1,4 +1,5 @@
-"""The device and the settings that torch runs with: chosen by fixed rules, so that they are the same in a repeat."""
+"""The device, the settings that torch runs with and the implementations of a step, with the reason for each: chosen by
+fixed rules, so that they are the same in a repeat."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch.utils import deterministic as memory
 
-from ..errors import MachineError
-from ..machine import usable_cores
-from .config import TrainConfig
+from ..errors import MachineError, notice_once
+from ..machine import bfloat16_instructions, usable_cores
+from ..ops.choice import triton_problem
+from .config import FastConfig, TrainConfig
 
 SMALL_PRODUCT_FLOPS = 4_000_000
 """Below this a call of oneDNN costs more than it saves on ARM (measured on two Neoverse-N1 cores)."""
@@ -132,3 +135,134 @@ def applied(settings: Settings) -> Iterator[None]:
 def allow_onednn(allowed: bool) -> None:
     # torch types this switch as the property that implements it.
     torch.backends.mkldnn.enabled = allowed  # type: ignore[assignment]
+
+
+Requested = Literal["auto", "on", "off"]
+SWITCH, FAST_SWITCH = "--train.graph", "--fast.graph"
+BETWEEN_RANKS = "ranks communicate in the middle of a step"
+SLOTS_ON_HOST = "the slots of a batch's rows are found on the host"
+FIXED_SHAPES = "a GPU, and shapes that do not change"
+
+
+def choose_graph(requested: Requested, device: torch.device, lack: str, *, why: str, switch: str) -> tuple[bool, str]:
+    """Whether steps are to run as a CUDA graph, and the reason as the settings of a run state it.
+
+    `lack` is what the workload lacks for a graph, if anything, and `why` the reason for one; a graph that is requested
+    in spite of a lack is an error that names the `switch`.
+    """
+    lack = lack if device.type == "cuda" else "no GPU"
+    if requested == "on" and lack:
+        raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix=f"{switch} off")
+    if requested != "auto":
+        return requested == "on", f"{requested}: requested"
+    return not lack, f"off: {lack}" if lack else f"on: {why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """The implementations in use."""
+
+    input: str
+    graph: bool
+    precision: str
+    embedding: bool
+    interaction: bool
+    mlp: bool
+    optimizer: bool
+    scatter: bool
+    reasons: dict[str, str]
+
+    @property
+    def low(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+
+
+Decide = Callable[[str, str, str], str]
+"""Records the value of a switch and the reason for it, and returns the value."""
+
+
+def resolve(
+    fast: FastConfig, device: torch.device, *, drawn: bool, slices: int, optimizer: str, lack: str = ""
+) -> Switches:
+    """`drawn`: batches are synthetic, not read from files; `slices`: micro-batches; `optimizer`: the tables'; `lack`:
+    what the workload lacks for a CUDA graph, if anything."""
+    cuda = device.type == "cuda"
+    reasons: dict[str, str] = {}
+
+    def decided(name: str, value: str, why: str) -> str:
+        reasons[name] = f"{value}: {why}"
+        return value
+
+    if fast.input != "auto":
+        if fast.input == "device" and not drawn:
+            raise MachineError("rows of a file cannot be drawn on the device", fix="--fast.input pinned")
+        source = decided("input", fast.input, "requested")
+    elif drawn:
+        source = decided("input", "device", "synthetic batches are drawn where they are used")
+    else:
+        source = decided("input", "pinned" if cuda else "pageable", "rows are read from files")
+    precision = _precision(fast, cuda, decided)
+    fused = {}
+    for name in ("embedding", "interaction", "mlp", "optimizer"):
+        fused[name] = _fused(name, getattr(fast, name), device, decided)
+    sparse = optimizer != "adamw"
+    lack = lack or _graph_lack(slices, fused["embedding"], sparse)
+    graph, why = choose_graph(fast.graph, device, lack, why=FIXED_SHAPES, switch=FAST_SWITCH)
+    decided("graph", *why.split(": ", 1))
+    scatter = cuda and fused["embedding"] and optimizer == "sgd" and not fast.deterministic
+    decided("deterministic", *_deterministic(fast, cuda, fused["embedding"] and sparse, scatter, optimizer))
+    return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **fused)
+
+
+def _graph_lack(slices: int, fused: bool, sparse: bool) -> str:
+    if slices > 1:
+        return "a batch is split into micro-batches"
+    if not sparse:
+        return "adamw needs a dense gradient of the tables, whose lookups read sizes on the host"
+    return "" if fused else "plain embeddings have shapes that depend on a batch's distinct rows"
+
+
+def _precision(fast: FastConfig, cuda: bool, decided: Decide) -> str:
+    if fast.precision != "auto":
+        if fast.precision == "tf32" and not cuda:
+            raise MachineError("a CPU has no tf32", fix="--fast.precision float32")
+        return decided("precision", fast.precision, _requested(fast.precision, cuda))
+    if cuda and torch.cuda.get_device_capability()[0] >= 8:
+        return decided("precision", "bfloat16", "a GPU that supports it; sums, weights and their gradients in float32")
+    return decided("precision", "float32", "a CPU" if not cuda else "a GPU without bfloat16")
+
+
+def _requested(precision: str, cuda: bool) -> str:
+    if precision != "bfloat16" or cuda:
+        return "requested"
+    instructions = bfloat16_instructions()
+    if instructions is None:
+        return "requested; faster than float32 only on a CPU with instructions for it, which the system does not say"
+    if instructions:
+        return f"requested; this CPU has {instructions} instructions for it"
+    notice_once("this CPU has no instructions for bfloat16: --fast.precision float32 is faster")
+    return "requested; slower than float32, since this CPU has no instructions for it"
+
+
+def _fused(name: str, requested: str, device: torch.device, decided: Decide) -> bool:
+    """Whether to use the fused implementation of a part."""
+    cpu = device.type == "cpu"
+    lack = None if cpu else triton_problem(device)
+    if requested == "fused" and lack and not cpu:
+        raise MachineError(f"the fused {name} cannot be used: {lack}", fix=f"--fast.{name} plain")
+    if requested != "auto":
+        return decided(name, requested, "requested") == "fused"
+    return decided(name, "plain" if lack else "fused", lack or f"on {device.type}") == "fused"
+
+
+def _deterministic(fast: FastConfig, cuda: bool, sorted_ids: bool, scatter: bool, optimizer: str) -> tuple[str, str]:
+    """Whether a repeat is bit-identical, and why."""
+    if scatter:
+        return "no", "requested: the tables' updates are added by atomics"
+    if cuda and not sorted_ids:
+        return "no", "torch adds the tables' gradients by atomics; the fused embedding sorts ids instead"
+    if fast.deterministic:
+        return "yes", "requested"
+    if optimizer not in ("sgd", "adamw"):
+        return "yes", f"{optimizer} needs each row's whole gradient, so ids are sorted"
+    return "yes", "no implementation in use varies from run to run"

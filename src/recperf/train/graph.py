@@ -9,7 +9,7 @@ requested.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,25 +26,6 @@ from .loop import Model, Optimizer, RecordNorm
 LOSSES = 4096
 """Size of the ring buffer: far more losses than wait to be logged at any time."""
 WARM_UP = 3
-Requested = Literal["auto", "on", "off"]
-SWITCH = "--train.graph"
-BETWEEN_RANKS = "ranks communicate in the middle of a step"
-SLOTS_ON_HOST = "the slots of a batch's rows are found on the host"
-FIXED_SHAPES = "a GPU, and shapes that do not change"
-
-
-def choose_graph(requested: Requested, device: torch.device, lack: str, *, why: str, switch: str) -> tuple[bool, str]:
-    """Whether steps are to run as a CUDA graph, and the reason as the settings of a run state it.
-
-    `lack` is what the workload lacks for a graph, if anything, and `why` the reason for one; a graph that is requested
-    in spite of a lack is an error that names the `switch`.
-    """
-    lack = lack if device.type == "cuda" else "no GPU"
-    if requested == "on" and lack:
-        raise MachineError(f"a step cannot be a CUDA graph: {lack}", fix=f"{switch} off")
-    if requested != "auto":
-        return requested == "on", f"{requested}: requested"
-    return not lack, f"off: {lack}" if lack else f"on: {why}"
 
 
 class GraphModel(Model, Protocol):

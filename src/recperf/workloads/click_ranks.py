@@ -37,9 +37,9 @@ from ..models.streams import SideStreams
 from ..plan.memory import rank_demand
 from ..plan.work import PlannedWorkload
 from ..train.checkpoint_tensors import stacked
+from ..train.feeds import prefetched
 from ..train.loop import Optimizer, Order, Recipe
 from ..train.optim import DenseOptimizer, make_dense
-from ..train.prefetch import prefetched
 from .clicks import DLRMTrialState
 from .dlrm.build import DLRMTrial, PreparedDLRM
 from .dlrm.config import planned as dlrm_planned

@@ -23,13 +23,11 @@ from ..models.dlrm import DLRM
 from ..models.embeddings import PlacedFeatures, StackedTables
 from ..models.tables import SHARED, HashedTable, SparseTables
 from ..stop import poll
-from ..train.baselines import MOST_TRAINING_ROWS, bias_logits, click_rules
-from ..train.boosting import FeatureRows
-from ..train.config import TrainConfig
+from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_rules
+from ..train.config import TrainConfig, one_cycle
+from ..train.feeds import prefetched
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
-from ..train.optim import one_cycle
-from ..train.prefetch import prefetched
 from ..train.ranking import Scorer
 from .click_candidates import AT_ONCE, ClickCatalogue, of_samples, strongest_feature
 

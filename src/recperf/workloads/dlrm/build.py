@@ -27,13 +27,12 @@ from ...models.tables import SparseTables
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...ops import dot, last_layer, relu
-from ...train.device import Settings, choose, free_gpu_bytes
-from ...train.fast import SWITCH, resolve
+from ...train.config import make_schedule
+from ...train.device import BETWEEN_RANKS, FAST_SWITCH, SLOTS_ON_HOST, Settings, choose, free_gpu_bytes, resolve
 from ...train.feeds import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed
-from ...train.graph import BETWEEN_RANKS, SLOTS_ON_HOST, GraphStep
+from ...train.graph import GraphStep
 from ...train.loop import Optimizer, Order, Recipe
-from ...train.optim import make_dense, make_schedule
-from ...train.sparse import SparseRows, SplitOptimizer
+from ...train.optim import SparseRows, SplitOptimizer, make_dense
 from ...units import size
 from ..clicks import DLRMTrialState, PlacedOrder, largest_product
 from .config import (
@@ -300,7 +299,7 @@ class DLRMTrial(DLRMBuilder, DLRMTrialState):
     def _graph(self, order: Order) -> tuple[Order, GraphStep]:
         """The step as one graph, and the order that feeds it."""
         settings = self.prepared.settings
-        requested_by = SWITCH if self.prepared.config.fast.graph == "on" else None
+        requested_by = FAST_SWITCH if self.prepared.config.fast.graph == "on" else None
 
         def step(feed: Feed) -> GraphStep:
             return GraphStep(

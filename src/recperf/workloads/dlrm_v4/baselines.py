@@ -21,7 +21,7 @@ from ...data.yambda.history import DAY_HOURS, HOUR_S, Histories
 from ...data.yambda.rates import MEANS, RunningRates
 from ...data.yambda.schema import ANCHORS, DAY_S, LISTEN_PLUS, RATES
 from ...data.yambda.store import EventStore, Queries
-from ...train import boosting
+from ...train import baselines
 from ...train.baselines import regression
 
 Features = NDArray[np.float32]
@@ -48,8 +48,8 @@ class LastItems:
         listens_N = np.flatnonzero(kinds_E & np.uint8(ANCHORS))
         items_N, times_N = store.items_at(listens_N), store.times_E[listens_N].astype(np.int64)
         positive_N = (kinds_E[listens_N] & np.uint8(LISTEN_PLUS)) > 0
-        common = np.argsort(-np.bincount(items_N, minlength=store.items), kind="stable")[: boosting.MOST_CATEGORIES]
-        self.category_I = np.full(store.items, boosting.MOST_CATEGORIES)
+        common = np.argsort(-np.bincount(items_N, minlength=store.items), kind="stable")[: baselines.MOST_CATEGORIES]
+        self.category_I = np.full(store.items, baselines.MOST_CATEGORIES)
         self.category_I[common] = np.arange(len(common))
         last_NL = np.concatenate([self._last(self._events(part)) for part in self._parts(listens_N)])
         self.groups = [
@@ -114,18 +114,18 @@ def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_cate
     last = [*range(len(RATES), train_NF.shape[1])]
     options = [rates, [*rates, *(column for column in last if not is_category[column])], [*rates, *last]]
     newest_MF, newest_M = train_NF[-MOST_ROWS_TO_CHOOSE:], labels_N[-MOST_ROWS_TO_CHOOSE:]
-    stop = round((1 - boosting.CHOOSING_SHARE) * len(newest_M))
+    stop = round((1 - baselines.CHOOSING_SHARE) * len(newest_M))
     choices = [
-        boosting.Choice(newest_MF[:stop, which], newest_MF[stop:, which], _at(is_category, which)) for which in options
+        baselines.Choice(newest_MF[:stop, which], newest_MF[stop:, which], _at(is_category, which)) for which in options
     ]
-    best = boosting.choose(choices, newest_M[:stop], newest_M[stop:])
+    best = baselines.choose(choices, newest_M[:stop], newest_M[stop:])
     if best is None:
         return None
     which, trees = options[best[0]], best[1]
     if len(labels_N) > MOST_ROWS_TO_CHOOSE:
         # More rows carry more trees.
         trees = max(trees, FEWEST_TREES)
-    model = boosting.untrained(labels_N, trees, _at(is_category, which))
+    model = baselines.untrained(labels_N, trees, _at(is_category, which))
     model.fit(train_NF[:, which], labels_N)
     return lambda features_NF: torch.from_numpy(model.decision_function(features_NF[:, which]))
 

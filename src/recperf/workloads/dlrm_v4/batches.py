@@ -21,7 +21,7 @@ from ...models.dlrm_v4.inputs import Inputs, prepare
 from ...models.dlrm_v4.padding import Packed, Padding
 from ...models.tiers.cache import TieredRows
 from ...points import reached
-from ...train.prefetch import prefetched
+from ...train.feeds import prefetched
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,8 +34,17 @@ from ...runs.mlperf.log import Facts, MLPerfLog, Precision
 from ...stop import poll
 from ...train import stream
 from ...train.baselines import regression
-from ...train.device import Settings, choose, repeatable, resident_threads
-from ...train.graph import BETWEEN_RANKS, SLOTS_ON_HOST, SWITCH, GraphStep, choose_graph
+from ...train.device import (
+    BETWEEN_RANKS,
+    SLOTS_ON_HOST,
+    SWITCH,
+    Settings,
+    choose,
+    choose_graph,
+    repeatable,
+    resident_threads,
+)
+from ...train.graph import GraphStep
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.stream import after_windows, interval, seams_of

@@ -27,7 +27,7 @@ from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padded import padded_inputs
 from ...models.dlrm_v4.shared import SharedHistory, can_share
 from ...stop import poll
-from ...train.prefetch import prepared_on_host
+from ...train.feeds import prepared_on_host
 from ...train.ranking import RecentShares
 
 Positions = np.ndarray[Any, Any]

@@ -36,7 +36,7 @@ from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.tables import DLRMv4Tables
 from ...plan.memory import rank_demand
 from ...points import reached
-from ...train.prefetch import prefetched
+from ...train.feeds import prefetched
 from .batches import InputOrder, Numbered
 from .build import HistoryTrial, PreparedHistories
 from .plan import planned, sample_work

@@ -31,7 +31,7 @@ from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
 from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
-from ...train.prefetch import prepared_on_host
+from ...train.feeds import prepared_on_host
 from .build import make_model, settings_of
 from .config import DLRMv4WorkloadConfig, estimate
 from .data import EventWindows, opened

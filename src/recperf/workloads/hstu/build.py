@@ -23,11 +23,10 @@ from ...measure.cost import FLOAT, Cost
 from ...models.next_item.config import step
 from ...stop import poll
 from ...train.config import RANKED
-from ...train.device import Settings, choose, free_gpu_bytes
-from ...train.graph import BETWEEN_RANKS, SWITCH, GraphStep, choose_graph
+from ...train.device import BETWEEN_RANKS, SWITCH, Settings, choose, choose_graph, free_gpu_bytes
+from ...train.graph import GraphStep
 from ...train.loop import Position, Recipe
-from ...train.next_item import Ranked, item_counts, rank, seen_by_default
-from ...train.next_item_baselines import baselines
+from ...train.next_item import Ranked, baselines, item_counts, rank, seen_by_default
 from ...train.optim import AdamW
 from ...train.ranking import list_quality
 from ...units import size

@@ -18,9 +18,9 @@ from ...models.config import DLRMConfig
 from ...models.cost import dlrm_step
 from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
-from ...train.device import choose
+from ...train.device import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, choose, choose_graph
 from ...train.feeds import IndexedBatch, IndexedFeed, IndexedOrder
-from ...train.graph import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, GraphStep, choose_graph
+from ...train.graph import GraphStep
 from ...train.optim import AdamW
 from ..clicks import (
     DLRMTrialState,

@@ -27,8 +27,7 @@ from ...models.tiers.opening import open_tiers
 from ...train.baselines import synthetic_logits
 from ...train.device import Settings, choose
 from ...train.loop import Order
-from ...train.optim import AdamW
-from ...train.sparse import SparseRows, SplitOptimizer
+from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ..clicks import (
     DLRMTrialState,
     PlacedOrder,
