@@ -33,7 +33,7 @@ from _histories import MEAN, SHORTEST, made_up
 from _hstu_peer import DATASHEET_TFLOPS, GEMM_TFLOPS, on_the_gpu
 from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
-from recperf.measure.device_clock import EventClock
+from recperf.measure.clocks import EventClock
 from recperf.measure.spans import StepClock, span
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop

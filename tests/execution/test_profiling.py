@@ -18,8 +18,9 @@ from recperf.execution import profiling
 from recperf.files import json_bytes
 from recperf.measure import measuring
 from recperf.measure.fixes import Fix
-from recperf.measure.peaks import Peaks, measure_with
+from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
+from recperf.measure.peaks.records import Peaks
 from recperf.measure.peaks.sampling import TINY
 from recperf.measure.profile_records import Component, Ids, Missing, Overhead, Profile, StepBudget
 from recperf.measure.records import Advice, Percentiles

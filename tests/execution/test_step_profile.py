@@ -17,7 +17,7 @@ import recperf
 from recperf.errors import DataError, UsageError
 from recperf.measure import observing
 from recperf.measure.attribution import divided_ms
-from recperf.measure.step_parts import TRACED
+from recperf.measure.clocks import TRACED
 
 
 @pytest.fixture(autouse=True)

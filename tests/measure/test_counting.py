@@ -14,7 +14,8 @@ from torch import nn
 from recperf.measure.counting import Counter
 from recperf.measure.operators import CallWork
 from recperf.measure.records import Operator
-from recperf.measure.timeline import CountedInOrder, operator_rows, step_times, unknown_work
+from recperf.measure.rows import operator_rows, unknown_work
+from recperf.measure.timeline import CountedInOrder, step_times
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.read import collect, read
 from recperf.measure.trace.work import work_of

@@ -9,8 +9,8 @@ import pytest
 from msgspec import convert
 
 from recperf.measure.ceilings import Ceilings
-from recperf.measure.lanes import MOST, SLICES
 from recperf.measure.peaks.records import Peaks
+from recperf.measure.timeline import MOST, SLICES
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.read import collect
 from recperf.measure.trace.records import TraceLimit

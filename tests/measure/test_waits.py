@@ -13,8 +13,7 @@ from recommender_cases import late_peer, mapped_table
 
 import recperf
 from recperf.measure.trace.analyse import steps_of
-from recperf.measure.trace.collectives import Collective, lateness
-from recperf.measure.trace.idle import device_times
+from recperf.measure.trace.idle import Collective, device_times, lateness
 from recperf.measure.trace.read import collect
 
 STEPS = 24

@@ -84,8 +84,8 @@ def this(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     machine = Machine()
     monkeypatch.setattr(measured, "measure", machine.measure)
     monkeypatch.setattr(measured, "OtherWork", lambda: machine)
-    monkeypatch.setattr(measured.store, "load", lambda: machine.peaks)
-    monkeypatch.setattr(measured.store, "save", lambda peaks: None)
+    monkeypatch.setattr(measured, "load", lambda: machine.peaks)
+    monkeypatch.setattr(measured, "save", lambda peaks: None)
     choice.forget_used()
     yield machine
     choice.forget_used()

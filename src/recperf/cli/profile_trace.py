@@ -51,14 +51,14 @@ def command(arguments: list[str]) -> int:
 
 def analysis_of(path: Path, peaks_file: Path | None) -> TraceAnalysis:
     """The analysis of a trace, or of the slowest rank in a folder with the comparison of all."""
-    from ..measure.peaks.store import find, read_file
+    from ..measure.peaks import find, read_file
     from ..measure.trace_evidence import analyse_file
 
     chosen = peaks_file is not None
     peaks = read_file(peaks_file) if peaks_file is not None else find()
     if not path.is_dir():
         return analyse_file(path, peaks, chosen=chosen)
-    from ..measure.trace.ranks import compare_ranks
+    from ..measure.trace.analyse import compare_ranks
 
     compared = compare_ranks(path)
     analysis = analyse_file(Path(compared.file), peaks, chosen=chosen)
@@ -68,9 +68,9 @@ def analysis_of(path: Path, peaks_file: Path | None) -> TraceAnalysis:
 
 def merged(folder: Path) -> MergedTraces:
     """One file of all ranks, on one clock: between hosts, clocks are aligned at the ends of common barriers."""
+    from ..measure.trace.analyse import traces_in
     from ..measure.trace.file import looks_like_trace
     from ..measure.trace.merge import merge
-    from ..measure.trace.ranks import traces_in
 
     target = folder / MERGED
     if target.exists() and not looks_like_trace(target):

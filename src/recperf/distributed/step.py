@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
+from ..measure.clocks import step_clock
 from ..measure.cost import FLOAT
-from ..measure.device_clock import step_clock
 from ..measure.spans import span
 from ..stop import SIGNALS
 from ..train.loop import Model, Optimizer, RecordNorm

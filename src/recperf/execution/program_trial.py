@@ -24,11 +24,11 @@ from torch import Tensor
 
 from ..errors import MachineError
 from ..files import plain_json
+from ..measure.clocks import Moment
 from ..measure.fixes import Fix
 from ..measure.observing import ENDLESS, Observer
 from ..measure.profile import spread
 from ..measure.records import Advice
-from ..measure.step_parts import Moment
 from .fixes import COMPARED, Measured, try_each, try_fix
 from .program_changes import ENVIRONMENT, changed
 from .program_hooks import patched

@@ -32,7 +32,6 @@ from ..measure import peaks as machine_peaks
 from ..measure.advice import Evidence
 from ..measure.advice_rules import advise
 from ..measure.attribution import attribute
-from ..measure.call_places import place_rows
 from ..measure.ceilings import Ceilings, ceilings_of, knees_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
@@ -41,6 +40,7 @@ from ..measure.observing import SHORT, Observer
 from ..measure.peaks.records import Peaks
 from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
 from ..measure.records import Attribution, Experiment, Observed, ObservedSteps, ProgramFacts, TimingCost
+from ..measure.rows import place_rows
 from ..runs.step_report import KIND, SCHEMA, Report
 
 Experiments = Callable[[Attribution, Observed], list[Experiment]]

@@ -1,24 +1,29 @@
 """Advice: one change with the gain that this machine's ceilings predict. Rules over what was observed. Torch-free.
 
 The range of a prediction is half of the saving, and all of the time that goes with the change. No rule, no advice.
+Here are the rules about the host: its threads, its workers, copies, values that are read or reported in every step, and
+calls of operators; `advice_rules` has those about the work of operators.
 """
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from linecache import getline
 from typing import Any
 
 from msgspec.structs import replace
 
-from ..units import time
+from ..units import number, time
 from .attribution import divided_ms
 from .ceilings import Ceilings
 from .peaks.other_work import DISTURBED
 from .places import place_text
 from .program_facts import optimizer_of
-from .records import Advice, DividedOperator, Observed, ProgramFacts
+from .records import Advice, DividedOperator, Observed, Place, ProgramFacts
 
 NOTICEABLE = 0.05
 """A change that saves a smaller share of the step is not mentioned."""
@@ -26,6 +31,18 @@ CALLING = 4.0
 """Python that takes up to this many times the cost of the calls between which it runs only prepares these calls."""
 LEAST = 0.02
 """Of a step, what remains at least in the best case."""
+COMPILED = 20
+"""Calls that the guards of a compiled function cost as much as. A convention: it depends on the function."""
+HANDED_OVER = 100
+"""Calls of operators that passing a tensor between processes costs as much as, on either side. A convention,
+from timings on one machine."""
+_REPORTS = re.compile(
+    r"\.item\(|\bprint\(|logg(?:er|ing)|self\.log\(|log_(?:dict|metric)|metric|auc\b|_auc|accuracy|_score\(|"
+    r"\.save\(|save_|writer\.|add_scalar|tqdm|\.dump\(|savefig|wandb|mlflow"
+)
+"""Names of what programs compute or write about their steps."""
+_READS = re.compile(r"\.(?:item|cpu|tolist|numpy)\(")
+"""Calls that wait for a value of the device."""
 
 
 @dataclass(frozen=True)
@@ -157,3 +174,157 @@ def best(suggestions: Iterable[Advice | None]) -> Advice | None:
 def names(rows: Iterable[DividedOperator]) -> str:
     names = list(dict.fromkeys(row.name.removeprefix("aten::") for row in rows))
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def threads(evidence: Evidence) -> Advice | None:
+    """Fewer threads than cores, or more."""
+    now, cores = evidence.facts.threads, evidence.facts.cores
+    if not evidence.on_cpu or not now or not cores or now == cores:
+        return None
+    change = f"torch.set_num_threads({cores})"
+    if now > cores:
+        seen = f"Operators use {now} threads on {cores} cores: threads of one operator wait for each other."
+        return Advice("threads", seen, change, settings={"threads": cores})
+    goes = evidence.ms("compute", "latency")
+    seen = f"Operators use {now} of {cores} cores; arithmetic and random rows take {evidence.cost(goes)}."
+    return evidence.advice("threads", seen, change, goes, goes * now / cores, threads=cores)
+
+
+def loader(evidence: Evidence) -> Advice | None:
+    """Batches that are made while the step waits, or by more processes than there are cores."""
+    facts, waited = evidence.facts.loader, evidence.ms("input")
+    cores = evidence.facts.cores
+    if facts is None or not cores:
+        return None
+    if facts.workers > cores:
+        seen = f"The DataLoader has {facts.workers} workers for {cores} cores."
+        return Advice("workers", seen, f"DataLoader(..., num_workers={cores})", settings={"workers": cores})
+    rest = evidence.step_ms - waited
+    # A worker computes with one thread, and needs no core while it sleeps or waits for a disk.
+    cores_used = evidence.observed.input_cores
+    making = waited * max(1.0, cores_used) if not facts.workers else evidence.step_ms * facts.workers
+    if not facts.workers:
+        handing = (
+            HANDED_OVER * facts.tensors * (evidence.ceilings.calls["elementwise"] / 1e6 if evidence.ceilings else 0.0)
+        )
+        making, rest = making + handing, rest + handing
+    workers = max(1, min(cores - 1 or 1, round(making / max(rest, 1e-9) + 0.5)))
+    if workers <= facts.workers:
+        return None
+    # A thread that waits for a core holds up all others of its operator, so each gets a core beside the workers.
+    before = evidence.facts.threads if evidence.on_cpu else 1
+    threads = max(1, min(before, cores - round(workers * min(1.0, cores_used))))
+    operators = sum(row.ms - row.limits.get("dispatch", 0.0) for row in evidence.operators) if threads < before else 0.0
+    step = rest + operators * (before / threads - 1)
+    after = max(step, making / workers, (making * min(1.0, cores_used) + step * threads) / cores)
+    left = after - (evidence.step_ms - waited)
+    made = f"by {facts.workers} workers" if facts.workers else "in the process of the step"
+    seen = f"The step waits for its batch, which is made {made}: {evidence.cost(waited)}."
+    change = f"DataLoader(..., num_workers={workers}, persistent_workers=True)"
+    settings = {"workers": workers}
+    if threads < before:
+        change += f"; torch.set_num_threads({threads})"
+        settings["threads"] = threads
+    return evidence.advice("workers", seen, change, waited, left, **settings)
+
+
+def copies(evidence: Evidence) -> Advice | None:
+    """Copies to the device that nothing hides."""
+    if evidence.on_cpu:
+        return None
+    goes = evidence.ms("transfer") - sum(row.limits.get("transfer", 0.0) for row in evidence.operators)
+    facts, pageable = evidence.facts.loader, evidence.observed.pageable_bytes
+    pinned = not pageable and facts is not None and facts.pinned
+    needs = pageable / evidence.ceilings.link * 1e3 if evidence.ceilings and evidence.ceilings.link else 0.0
+    change = "batch.to(device, non_blocking=True)" + ("" if pinned else " from DataLoader(..., pin_memory=True)")
+    seen = f"Copies between host and device that no computation hides take {evidence.cost(goes)}."
+    return evidence.advice("pinned", seen, change, goes, needs, **({"pinned": True} if facts and not pinned else {}))
+
+
+def rows_on_the_host(evidence: Evidence) -> Advice | None:
+    """Rows of tables that a device reads from the memory of the host."""
+    rows = [row for row in evidence.operators if row.linked]
+    goes, moved = sum(row.limits.get("transfer", 0.0) for row in rows), sum(row.linked for row in rows)
+    seen = f"{names(rows)} read {number(moved)}B of rows from host memory: {evidence.cost(goes, rows)}." if rows else ""
+    change = "EmbeddingLocation.DEVICE where the table fits, else MANAGED_CACHING with a larger cache_load_factor"
+    return evidence.advice("host rows", seen, change, goes, evidence.stream_ms(moved))
+
+
+def waits_for_values(evidence: Evidence) -> Advice | None:
+    """Values that the host reads from the device in every step."""
+    goes = evidence.ms("sync")
+    reads = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
+    rows = [row for row in evidence.operators if row.name in reads]
+    by = names(rows) or ".item() or .cpu()"
+    seen = f"The device is idle while the host reads a value, by {by}: {evidence.cost(goes, rows)}."
+    change = "if step % 100 == 0: print(loss.item())"
+    return evidence.advice("item", seen, change, goes)
+
+
+def reported_values(evidence: Evidence) -> Advice | None:
+    """Metrics, logging and checkpoints in every step, where the line that holds their time is known."""
+    observed, lines = evidence.observed, defaultdict[Place, dict[str, float]](dict)
+    for row in observed.places:
+        ms = row.share * evidence.ms(row.limit)
+        if row.limit == "python" and observed.long_python_ms is not None:
+            # Samples count short stretches of Python for the long one after them.
+            ms = min(ms, observed.long_python_ms)
+        if row.limit in ("python", "blocked"):
+            lines[row.place][row.limit] = ms
+    suggestions = []
+    for place, times in lines.items():
+        source = getline(place.file, place.line).strip()
+        if _REPORTS.search(f"{place.function} {source}"):
+            waited = evidence.ms("sync") if _READS.search(source) else 0.0
+            host = sum(times.values())
+            seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(host + waited)}."
+            change = f"if step % 100 == 0: {source or place.function + '(...)'}"
+            goes = waited if evidence.counts_host else waited + host
+            suggestions.append(evidence.advice("reports", seen, change, 0.99 * goes, 0.0, -0.99 * host))
+    return best(suggestions)
+
+
+def small_operators(evidence: Evidence) -> Advice | None:
+    """Many operators that compute little."""
+    if evidence.facts.compiled:
+        return None
+    calls = sum(row.kernels or row.calls for row in evidence.operators)
+    goes = evidence.ms("dispatch") if evidence.on_cpu else evidence.ms("launch", "python", "dispatch")
+    what = "operator calls" if evidence.on_cpu else "kernels, for which the device waits or which are empty"
+    seen = f"{calls:,.0f} {what} take {evidence.cost(goes)}."
+    stay = ("product", "index", "embedding_bag")
+    products_and_lookups = sum(row.calls for row in evidence.operators if row.kind in stay)
+    # Element-wise operators on cached data are fused: of all their passes one remains.
+    small = (row for row in evidence.operators if row.limits.get("dispatch") and row.limits.get("cache"))
+    fused = [row for row in small if row.kind == "elementwise" and not optimizer_of(row.part)]
+    passes = sum(row.limits["cache"] for row in fused)
+    goes += passes + (evidence.calling_ms if evidence.on_cpu else 0.0)
+    left = COMPILED * evidence.step_ms / max(1.0, calls) if evidence.on_cpu else 0.0
+    needs = evidence.calls_ms(products_and_lookups) + left + passes / max(1.0, sum(row.calls for row in fused))
+    change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'
+    settings = {"compile": True} if evidence.facts.has_model else {}
+    if evidence.counts_host:
+        # A graph is one call of the host, whatever it holds; the optimizer stays outside.
+        goes = evidence.ms("dispatch") + passes
+        graph = [row for row in evidence.operators if not optimizer_of(row.part)]
+        host = evidence.queue_ms(1, COMPILED) - evidence.calls_host_ms(graph)
+        return evidence.advice("compile", seen, change, goes, min(goes, needs), host, **settings)
+    return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
+
+
+def larger_batch(evidence: Evidence) -> Advice | None:
+    """What a step costs whatever its batch, shared by twice the samples."""
+    size = evidence.facts.loader.batch_size if evidence.facts.loader else None
+    fixed = evidence.ms("dispatch", "python", "launch")
+    if size is None or fixed < 0.3 * evidence.step_ms:
+        return None
+    seen = f"Python, operator calls and launches take {evidence.cost(fixed)}, however large the batch ({size:,})."
+    change = f"DataLoader(..., batch_size={2 * size})  # more samples per second; the learning rate may need tuning"
+    if evidence.counts_host:
+        return evidence.advice("batch", seen, change, evidence.ms("dispatch") / 2, 0.0, -evidence.host_ms / 2)
+    return evidence.advice("batch", seen, change, fixed / 2)
+
+
+RULES = (
+    threads, loader, copies, rows_on_the_host, waits_for_values, reported_values, small_operators, larger_batch,
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """The rules of advice: each looks for one pattern in what was observed and says what to change. Torch-free.
 
-Here are those about the work of operators, in advice_waits those about the host. A rule says how much of a step's
+Here are those about the work of operators, in advice those about the host. A rule says how much of a step's
 time goes with the change and what the changed way needs at the ceilings.
 """
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ..units import number
 from .advice import NOTICEABLE, Evidence, best, names
-from .advice_waits import RULES as RULES_OF_THE_HOST
+from .advice import RULES as RULES_OF_THE_HOST
 from .program_facts import optimizer_of
 from .records import Advice, DividedOperator, OptimizerFacts
 

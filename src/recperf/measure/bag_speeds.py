@@ -25,7 +25,7 @@ from ..ops.bag import native, reference
 from ..ops.bag.native import HUGE_PAGE, ask_for_huge_pages
 from ..stop import poll
 from ..units import size
-from .peaks import store
+from .peaks import load, save
 from .peaks.other_work import DISTURBED, OtherWork, not_judged
 from .peaks.records import BagRatios
 from .peaks.sampling import MIB, allowed_bytes, figure
@@ -46,7 +46,7 @@ def comparison(table_RD: Tensor) -> dict[str, Any] | str | None:
     if table_RD.device.type != "cpu" or table_RD.nbytes < 4 * HUGE_PAGE:
         return None
     try:
-        peaks = store.load()
+        peaks = load()
     except RecperfError:
         return None
     if peaks is None or table_RD.nbytes <= peaks.knee.bytes:
@@ -68,7 +68,7 @@ def comparison(table_RD: Tensor) -> dict[str, Any] | str | None:
     by_width[str(row_bytes)] = ratios
     # A folder that cannot be written costs the comparison again, and nothing else.
     with suppress(MachineError):
-        store.save(peaks)
+        save(peaks)
     return dict(as_json(ratios))
 
 

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from ..ops.operators import NativeCall
+from .clocks import ThreadClock
 from .operators import ROW_ACCESS, CallWork, is_special, overwrites, traffic_kind
 from .places import Position, Stacks
 from .random_rows import MOST_IDS, RandomRows, address_of, memory_of, random_rows, rows_of_table
-from .step_parts import ThreadClock
 
 PAGE = resource.getpagesize()
 _FUSED_PRODUCT = "aten::_addmm_activation"

@@ -11,30 +11,17 @@ from typing import Any
 import torch
 
 from ..machine import usable_cores
-from .call_places import FEWEST, name_places, observer_places, sampled_places
-from .lanes import traced_step
+from .clocks import MODULE
 from .observing import Observer
 from .operators import CallWork
 from .records import Observed, ObservedSteps, Operator, PartTime, TimingCost
-from .step_parts import MODULE
-from .timeline import (
-    COUNTED,
-    NODE,
-    CountedInOrder,
-    StepTimes,
-    clip,
-    nearest_call,
-    operator_rows,
-    step_times,
-    unknown_work,
-)
+from .rows import FEWEST, clip, name_places, observer_places, operator_rows, sampled_places, unknown_work
+from .timeline import COUNTED, NODE, CountedInOrder, StepTimes, nearest_call, step_times, traced_step
 from .trace.analyse import steps_of
-from .trace.collectives import collectives, lateness
-from .trace.idle import device_times, transfers, waits_for_device
-from .trace.nesting import NONE, Nesting
+from .trace.idle import collectives, device_times, lateness, transfers, waits_for_device
+from .trace.nesting import NONE, Nesting, TracedSteps, spread
 from .trace.read import PART, STEP, STEP_OF_TORCH
 from .trace.record import Recording
-from .trace.window import TracedSteps, spread
 
 _CALIBRATION = 400
 _LOADER = "enumerate(DataLoader)"

@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .attribution import SMALL, divided_ms
 from .ceilings import ceilings_of
+from .clocks import ThreadClock, cuda_used
 from .limits import NOTICEABLE
 from .operators import ids_argument
 from .peaks.records import Peaks
 from .records import Attribution, Experiment, Observed, Percentiles
-from .step_parts import ThreadClock, cuda_used
-from .trace.window import spread as percentiles
+from .trace.nesting import spread as percentiles
 
 Range = tuple[float, float]
 """The lowest and the highest time that is expected, in times of the unchanged one."""

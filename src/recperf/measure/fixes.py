@@ -49,8 +49,6 @@ FUSED_KERNELS = {
     ("interaction", "backward"): 1,
 }
 """Kernels of a fused span by the kind of its work and its phase; 2 for any other."""
-
-
 KINDS = {
     "precision": "products", "bfloat16": "products", "embedding": "tables", "interaction": "interaction",
     "mlp": "products", "optimizer": "dense update", "onednn": "products",

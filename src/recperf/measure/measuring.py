@@ -13,9 +13,9 @@ from msgspec.structs import asdict
 
 from .attribution import attribute
 from .ceilings import ceilings_of_profile, cold_over_hot, knees_of, ranks_sharing
+from .clocks import Counts
 from .evidence import kernel_works, observed
 from .experiments import confirm, hot_ids
-from .lanes import compact
 from .limits import verdict_of
 from .observing import Observer
 from .operators import CallWork
@@ -33,8 +33,8 @@ from .profile_records import (
     TableTraffic,
 )
 from .records import Experiment, Observed, ObservedSteps
+from .rows import compact
 from .sections import part_ms
-from .step_parts import Counts
 
 STEPS = 48
 SECONDS = 12.0

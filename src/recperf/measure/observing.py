@@ -20,12 +20,12 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _push_mode
 
 from ..ops.operators import fast_range, hear_calls, recorded
+from .clocks import MOST_PLAIN, TRACED, Counts, Moment, SpanRanges, ThreadClock, TimedStep, cuda_used, module_ranges
 from .counting import Counter
 from .peaks.other_work import OtherWork
 from .places import Position, Stacks
 from .spans import listen
 from .stack_sampler import Sampler
-from .step_parts import MOST_PLAIN, TRACED, Counts, Moment, SpanRanges, ThreadClock, TimedStep, cuda_used, module_ranges
 from .trace.read import MARK, PART, STEP, Trace
 from .trace.record import Recording
 

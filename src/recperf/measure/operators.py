@@ -8,8 +8,9 @@ both look operators up here and return a `CallWork`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from ..jsonfile import Struct
 
 RESULT = -1
 
@@ -117,8 +118,7 @@ _KERNELS = {
 }
 
 
-@dataclass(slots=True)
-class CallWork:
+class CallWork(Struct):
     """The counted work of one call of an operator."""
 
     name: str
@@ -151,13 +151,13 @@ class CallWork:
     """Share of the call's time in which it waited for a disk: for a page of a file or of swap space."""
     position: int = 0
     """Bytes that all steps had touched before this call."""
-    ids: tuple[int, Any] | None = field(default=None, repr=False)
+    ids: tuple[int, Any] | None = None
     """The table's address and the ids, until `missed` is known."""
     written: int = 0
     """Bytes written, where the work follows from sizes in a trace."""
     largest: tuple[int, ...] = ()
     """Sizes of the largest tensor, in the same case."""
-    stack: tuple[Any, ...] = field(default=(), repr=False)
+    stack: tuple[Any, ...] = ()
     """From where it was called; see places.py."""
 
 

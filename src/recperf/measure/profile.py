@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .clocks import ThreadClock, step_clock
 from .cost import Cost
-from .device_clock import step_clock
 from .profile_records import SCHEMA, Component, Ids, Overhead, StepBudget
 from .records import Percentiles
 from .spans import OTHER, phase_of
-from .step_parts import ThreadClock
-from .trace.window import spread as percentiles
+from .trace.nesting import spread as percentiles
 
 FEWEST = 5
 """Minimum number of steps in a window."""

@@ -143,7 +143,7 @@ def inside() -> str:
 
 
 class StepClock:
-    """Divides the wall time of a step among its spans, from marks at their boundaries; `device_clock.EventClock` does
+    """Divides the wall time of a step among its spans, from marks at their boundaries; `clocks.EventClock` does
     the same for a GPU."""
 
     def __init__(self) -> None:

@@ -16,8 +16,8 @@ from time import perf_counter_ns, sleep, thread_time_ns
 from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
+from .clocks import ThreadClock
 from .places import LIBRARY, ROOT, USER, Position, Stack, Stacks
-from .step_parts import ThreadClock
 
 COST = 0.009
 """Share of the time that sampling may cost before the next sample; with the last one it stays below 1 %."""

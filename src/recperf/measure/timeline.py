@@ -1,9 +1,10 @@
 """Where the time of traced steps goes: to each operator without the operators inside it, and to no operator at all; and
-rows of figures about these operators, as attribution.py divides and profile.json keeps them.
+one of the steps in lanes, as a page draws it.
 
 The trace of a CPU step is divided by the thread that runs the steps. Its waits for other threads of the program count
 for the operators that those threads run meanwhile. The trace of a GPU step is divided by what the device does.
-Torch-free.
+In lanes, times are those of the trace, which slows the host. An operator is drawn over the one that called it, so that
+what remains visible of that is its own time. Torch-free.
 """
 
 from __future__ import annotations
@@ -11,38 +12,34 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from ..units import time as time_text
-from .operators import COLLECTIVE, TABLE_BATCHED, CallWork, kind_of_call, limit_of_kernel
-from .records import Operator, Place
+from msgspec.structs import replace
+
+from .operators import TABLE_BATCHED, CallWork
+from .records import Operator, Place, TracedCall, TracedStep
 from .spans import EXCHANGE
-from .trace.collectives import collectives
-from .trace.idle import DeviceTimes
-from .trace.nesting import NONE, Cover, Nesting, between, merged
-from .trace.read import OWN_RANGES, Trace
-from .trace.window import TracedSteps
+from .trace.idle import BETWEEN, NCCL, DeviceTimes, collectives, waits_for_device
+from .trace.nesting import NONE, Cover, Nesting, TracedSteps, between, merged
+from .trace.read import OWN_RANGES, Device, Trace
 from .trace.work import work_of
 
 GRAPH = "CUDA graph"
 COUNTED = ("flops", "special", "bytes", "beyond", "fresh", "rows", "missed", "distinct", "linked")
 """The counted work of an operator."""
-FUSED = ("CompiledFxGraph", "Torch-Compiled Region", "triton_")
-"""Parts of the names under which the work of fused operators appears."""
 LONG_US = 500.0
 """Python without an operator for this time is seen by the sampler, at its own line."""
-OUTLIER = 4.0
-"""A call that took this many times the median of its like was interrupted."""
-NOTICEABLE = 0.02
-"""Share of the operators' time from which those with unknown work are listed."""
 NODE = "autograd::engine::evaluate_function"
 _CPP_NODE = "torch::autograd::CppNode<"
 """Begins the name of a backward pass in C++. The operators that it runs may not be visible."""
 WAITING = re.compile(r"<built-in.*(?:sleep|acquire|select|poll|epoll|\bwait\b|\brecv|\bread\b|fsync)")
 """Built-in functions in which a thread is off the processor."""
+INPUT, HOST, OTHERS, DEVICE = "input", "host", "other threads", "device"
+MOST = 400
+"""Calls that are stored one by one, the longest."""
+SLICES = 200
+"""Parts of a step; shorter calls that begin in the same one are joined."""
 
 
 @dataclass(slots=True)
@@ -277,100 +274,71 @@ class CountedInOrder:
         return works[min(place, len(works) - 1)]
 
 
-def operator_rows(times: StepTimes, works: list[CallWork]) -> list[Operator]:
-    """Operators per step, those of equal name, part and size of work together; `works` are the counted calls of a
-    step."""
-    fused = _fused(times, works)
-    table = []
-    for (name, part, *_), members in _groups(times, fused).items():
-        counted = [work for _, work in members if work is not None and work.known]
-        row = Operator(
-            name=name,
-            part=part,
-            kind=kind_of_call(name),
-            calls=len(members) / times.steps,
-            python_calls=sum(call.python for call, _ in members) / times.steps,
-            ms=sum(call.us for call, _ in members) / 1e3 / times.steps,
-            kernels=sum(call.kernels for call, _ in members) / times.steps,
-            by_name=limit_of_kernel(name) if part == GRAPH else None,
-            communication=bool(COLLECTIVE.match(name)),
-            place=_place(call for call, _ in members),
-            parallel=max(call.parallel for call, _ in members),
-            counted=len(counted) == len(members),
-            fused=any(id(call) in fused for call, _ in members),
-            largest=list(counted[0].largest) if counted and counted[0].largest else None,
-        )
-        for figure in COUNTED:
-            setattr(row, figure, sum(getattr(work, figure) for work in counted) / times.steps)
-        for fact in ("precision", "row_bytes", "table_rows"):
-            setattr(row, fact, next((getattr(work, fact) for work in counted if getattr(work, fact)), None))
-        for call, _ in members:
-            call.row = row
-        table.append(row)
-    return sorted(table, key=lambda row: -row.ms)
+def traced_step(nesting: Nesting, window: TracedSteps, times: StepTimes, operators: list[Operator]) -> TracedStep:
+    """The median step of a trace; `operators` are the rows that its calls belong to."""
+    lengths = window.step_ms()
+    number = sorted(range(len(lengths)), key=lambda one: lengths[one])[len(lengths) // 2]
+    begin, end = window.steps[number]
+    end = max([end, *(work.end for work in window.work if window.step_of(work) == number)])
+    rows = {id(row): index for index, row in enumerate(operators)}
+    calls = [
+        replace(call, start_us=max(call.start_us, begin) - begin, us=until - max(call.start_us, begin))
+        for call in _calls(nesting, window, times, rows)
+        if (until := min(call.start_us + call.us, end)) > max(call.start_us, begin)
+    ]
+    return TracedStep(end - begin, _bounded(calls, end - begin))
 
 
-def unknown_work(operators: list[Operator]) -> list[str]:
-    """A note on the operators whose work is not known, where they take a noticeable part of the operators' time."""
-    unknown: defaultdict[str, float] = defaultdict(float)
-    for row in operators:
-        if not row.counted and not row.communication and row.kind not in ("function", "node", "view"):
-            unknown[row.name] += row.ms
-    names = sorted(unknown, key=lambda name: -unknown[name])
-    names = [name for name in names if unknown[name] >= NOTICEABLE * sum(row.ms for row in operators)]
-    if not names:
-        return []
-    listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    count = f"{len(names)} operators" if len(names) > 1 else "one operator"
-    return [f"the work of {count} is not known: {listed} ({time_text(sum(map(unknown.__getitem__, names)))})"]
+def _calls(nesting: Nesting, window: TracedSteps, times: StepTimes, rows: dict[int, int]) -> Iterator[TracedCall]:
+    """Everything that the trace shows, in the time of the trace."""
+    events = nesting.events
+
+    def row(call: Call | None) -> int | None:
+        return rows.get(id(call.row)) if call else None
+
+    for start, stop in nesting.inputs:
+        yield TracedCall(INPUT, start, stop - start, name="wait for input", limit="input")
+    for call in times.host or times.calls:
+        if call.index != NONE:
+            event = events[call.index]
+            lane, operator = HOST if event.thread == nesting.thread else OTHERS, row(call)
+            name = "" if operator is not None else call.name
+            yield TracedCall(lane, event.start, event.end - event.start, operator, name)
+    for index in waits_for_device(nesting, window):
+        event = events[index]
+        yield TracedCall(HOST, event.start, event.end - event.start, name=event.name, limit="sync")
+    if not window.work:
+        for item in collectives(nesting, window):
+            yield TracedCall(OTHERS, item.start, item.end - item.start, name=item.name, limit="communication")
+    for work in window.activity:
+        origin = nesting.above(nesting.origin(work), "op")
+        limit = _limit(work)
+        operator = None if limit else row(times.by_kernel.get(work.name) or times.by_origin.get(origin))
+        yield TracedCall(DEVICE, work.start, work.end - work.start, operator, work.name, limit)
 
 
-def _place(calls: Iterable[Call]) -> Place | None:
-    """The place with most of the calls' time."""
-    times: defaultdict[Place, float] = defaultdict(float)
-    for call in calls:
-        if call.place is not None:
-            times[call.place] += call.us
-    return max(times, key=lambda place: times[place], default=None)
+def _limit(work: Device) -> str:
+    """The limit of device work that belongs to no operator."""
+    if NCCL.search(work.name):
+        return "communication"
+    return "transfer" if work.kind == "copy" and BETWEEN.search(work.name) else ""
 
 
-def clip(times: StepTimes) -> float:
-    """Cut calls that took many times as long as others of the same work: other work had their core meanwhile. Returns
-    the us that were cut."""
-    cut = 0.0
-    for members in _groups(times, {}).values():
-        if len(members) >= 3:
-            most = OUTLIER * median(call.us for call, _ in members)
-            for call, _ in members:
-                cut += max(0.0, call.us - most)
-                call.us = min(call.us, most)
-    return cut
+def _bounded(calls: list[TracedCall], whole: float) -> list[TracedCall]:
+    """The longest calls, and the others merged; each lane in the order in which it is drawn."""
+    ordered = sorted(calls, key=lambda call: -call.us)
+    groups: defaultdict[tuple[str, int], list[TracedCall]] = defaultdict(list)
+    for call in ordered[MOST:]:
+        groups[call.lane, int(SLICES * call.start_us / whole)].append(call)
+    joined = map(_joined_calls, groups.values())
+    return sorted([*ordered[:MOST], *joined], key=lambda call: (call.lane, call.start_us, -call.us))
 
 
-def _groups(times: StepTimes, fused: dict[int, CallWork]) -> dict[tuple[Any, ...], list[tuple[Call, Any]]]:
-    """Calls of equal name, part and size of work."""
-    groups: defaultdict[tuple[Any, ...], list[tuple[Call, Any]]] = defaultdict(list)
-    for call in times.calls:
-        work = call.work or fused.get(id(call))
-        sizes = (int(getattr(work, name, 0)).bit_length() for name in ("flops", "bytes", "beyond", "rows"))
-        groups[call.name, call.part, getattr(work, "largest", ()), *sizes].append((call, work))
-    return groups
-
-
-def _fused(times: StepTimes, works: list[CallWork]) -> dict[int, CallWork]:
-    """The work of operators that were counted but that the trace does not show: a compiler fused them."""
-    regions = [call for call in times.calls if any(mark in call.name for mark in FUSED)]
-    if not regions:
-        return {}
-    shown = {call.name for call in times.calls}
-    hidden = [work for work in works if work.name not in shown]
-    whole = sum(call.us for call in regions) or 1.0
-    result = {}
-    for call in regions:
-        share = call.us / whole * times.steps
-        work = CallWork(call.name)
-        for figure in ("flops", "special", "bytes", "beyond", "rows", "missed"):
-            setattr(work, figure, round(share * sum(getattr(item, figure) for item in hidden)))
-        work.row_bytes = max((item.row_bytes for item in hidden), default=0)
-        result[id(call)] = work
-    return result
+def _joined_calls(group: list[TracedCall]) -> TracedCall:
+    """Calls of one slice as one that takes as long as they cover, with the limit of the longest."""
+    longest = group[0]
+    if len(group) == 1:
+        return longest
+    covered = sum(end - start for start, end in merged((call.start_us, call.start_us + call.us) for call in group))
+    start = min(call.start_us for call in group)
+    return replace(longest, start_us=start, us=covered, name=f"{len(group)} short calls")

@@ -6,7 +6,6 @@ memory follows from the size of an operator's tensors against the knee of the ca
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from platform import node
@@ -17,23 +16,20 @@ from msgspec.structs import asdict, replace
 from .advice import Evidence
 from .advice_rules import advise
 from .attribution import attribute
-from .call_places import place_rows, trace_places
 from .ceilings import Ceilings, ceilings_of
-from .lanes import traced_step
 from .limits import UNCLEAR, UNDECIDED, decide
 from .operators import CallWork
 from .peaks.records import Peaks
 from .program_facts import facts_of_rows
 from .records import Attribution, Observed, Verdict
-from .timeline import Call, operator_rows, step_times, unknown_work
-from .trace.analyse import analyse_steps, counted, device_name, facts_of, read_one, steps_of
-from .trace.collectives import collectives, lateness
-from .trace.idle import device_times, transfers
-from .trace.nesting import NONE, Nesting
+from .rows import operator_rows, place_rows, trace_places, unknown_work
+from .timeline import Call, step_times, traced_step
+from .trace.analyse import analyse_steps, device_name, facts_of, read_one, steps_of
+from .trace.idle import collectives, device_times, lateness, transfers
+from .trace.nesting import NONE, Nesting, TracedSteps, spread
 from .trace.read import Trace, facts_in, number_of
 from .trace.records import TraceAnalysis, TraceLimit
-from .trace.window import TracedSteps, spread
-from .trace.work import creates
+from .trace.work import counted, creates
 
 MAPPED = 32 << 20
 """Larger tensors may be new memory on a CPU whenever they are allocated: glibc never keeps blocks above its highest
@@ -178,7 +174,7 @@ class _Works:
         if (id(work), tf32) not in self._known:
             knee, stream_knee = self._knees
             streamed, table = work.bytes - work.rows * work.row_bytes, work.table_rows * work.row_bytes
-            self._known[id(work), tf32] = dataclasses.replace(
+            self._known[id(work), tf32] = replace(
                 work,
                 precision="tf32" if tf32 else work.precision,
                 beyond=streamed if streamed > stream_knee else 0,
@@ -196,7 +192,7 @@ class _Works:
             while above != NONE and not creates(self._nesting.events[above].name):
                 above = self._nesting.above(self._nesting.parent[above], "op")
             if above != NONE or not call.name.endswith("_"):
-                call.work = dataclasses.replace(call.work, fresh=written)  # type: ignore[type-var]
+                call.work = replace(call.work, fresh=written)  # type: ignore[type-var]
 
 
 def _qualified(

@@ -16,7 +16,7 @@ from ..files import digest_of, open_regular, write_json
 from ..jsonfile import Problem, Struct, as_json, fit, load
 from ..machine import fingerprint
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
-from ..measure.peaks import Peaks
+from ..measure.peaks.records import Peaks
 from ..measure.profile_records import PAIR_SCHEMA, SCHEMA, Pair, Profile
 from ..train.config import chosen_evaluation, leading, merit
 from .events import BadEvent, Event, Scores, Step, parse_events

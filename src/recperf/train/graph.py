@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import MachineError
 from ..machine import out_of_memory
-from ..measure.device_clock import EventClock
+from ..measure.clocks import EventClock
 from ..measure.spans import listen, span
 from ..models.streams import FIRST, SideStreams
 from .feeds import DrawnFeed, Feed

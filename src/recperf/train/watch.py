@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import GateFailed, Interrupted, Stopped
-from ..measure.device_clock import StepMarks, timing_event
+from ..measure.clocks import StepMarks, timing_event
 from ..measure.peaks.other_work import OtherWork
 from ..ops.arguments import raise_if_any
 from ..points import reached

@@ -100,8 +100,8 @@ def gpu_step(number: int, at: float, first: int) -> list[Event]:
 
 def record(step: Callable[[], object], steps: int, path: Path) -> None:
     """Record so many steps and write their trace."""
+    from recperf.measure.clocks import Counts
     from recperf.measure.observing import Observer
-    from recperf.measure.step_parts import Counts
 
     observer = Observer(knees=lambda _: (1 << 24, 1 << 24), counts=Counts(1, 1, steps, 2), spans=True)
     try:

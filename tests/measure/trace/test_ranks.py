@@ -8,7 +8,7 @@ import example_traces as made
 import pytest
 
 from recperf.errors import DataError
-from recperf.measure.trace.ranks import compare_ranks
+from recperf.measure.trace.analyse import compare_ranks
 
 
 def write_rank(path: Path, rank: int, works: float, steps: int = 2, **header: object) -> Path:

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
-from .calls import calls
 from .records import Figure, GatherRow, HostRates, Knee, Rates, RowTable, RowTables, StreamCurve
 from .sampling import (
     MIB,
@@ -25,6 +24,7 @@ from .sampling import (
     Sampler,
     allowed_bytes,
     bounded,
+    calls,
     fastest_product,
     fastest_rate,
     figure,

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
-from .calls import calls
 from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, knee_sizes, read, timed_alone, update
 from .records import DeviceRates, Figure, GatherRow, Knee, Launch, RowTable, RowTables
 from .sampling import (
@@ -19,6 +18,7 @@ from .sampling import (
     Sampler,
     allowed_bytes,
     bounded,
+    calls,
     fastest_product,
     figure,
     gather_row,

@@ -1,32 +1,38 @@
-"""Analyses a trace per step: kernels, parts, idle time of the device by cause, transfers.
+"""Analyses a trace per step: kernels, parts, idle time of the device by cause, transfers; and compares those of ranks.
 
 All figures are sums over whole steps divided by the number of steps. A host event belongs to the step in which it
-begins, device work to the step that launched it, however late it ran.
+begins, device work to the step that launched it, however late it ran. Of a folder one trace is read at a time and only
+its summary stays, so that memory depends on the largest trace.
 """
 
 from __future__ import annotations
 
+import re
+import statistics
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 
 from ...errors import DataError
-from ..operators import CallWork
 from ..profile_records import Idle, Kernel, Kernels, Missing, SmallKernels
-from .collectives import communication
-from .idle import idle, transfers
-from .nesting import NONE, Nesting, merged
-from .read import MERGED, Device, Trace, facts_in, read
-from .records import RankFacts, StepTables, TraceFacts
-from .regions import modules, parts, timings
-from .window import SMALL_US, TracedSteps, per_step
-from .work import work_of
+from .file import looks_like_trace
+from .idle import collectives, communication, idle, transfers
+from .nesting import SMALL_US, Nesting, TracedSteps, merged, per_step
+from .read import MERGED, Device, Trace, facts_in, rank_in, read
+from .records import ComparedRanks, RankFacts, StepTables, TracedCollective, TracedRank, TraceFacts
+from .regions import OTHER, modules, parts, timings
 
 NO_DEVICE = "no device in this trace"
 NO_WORK = "the steps launched no device work"
+_NUMBER = re.compile(r"(?:rank|worker|gpu|node)[-_.]?(\d{1,6})", re.IGNORECASE)
+
+
+_ANY_NUMBER = re.compile(r"(\d{1,6})")
+UNEQUAL = "the ranks have different numbers of {names}: only those that all ranks have are compared"
 
 
 def analyse(trace: Trace) -> StepTables:
@@ -157,51 +163,6 @@ def self_times(nesting: Nesting, window: TracedSteps) -> dict[int, float]:
     return own
 
 
-WRAPS = 0.5
-"""An operator only passes on work if operators inside it move more than this share of its bytes."""
-
-
-def counted(nesting: Nesting, inside: Iterable[int]) -> dict[int, CallWork | None]:
-    """The work of every operator, with no work counted twice; None where it is not known or counts for an operator
-    inside it.
-
-    An operator often calls another that does the work: a linear layer calls addmm, which copies its bias. Work counts
-    for the innermost product, otherwise for the innermost lookup of rows and for the innermost operator whose bytes are
-    known.
-    """
-    works = {i: work_of(nesting.events[i].name, nesting.events[i].shapes) for i in inside}
-    own = {i: work for i, work in works.items() if work is not None}
-    products = {i for i, work in own.items() if work.flops}
-    products -= _above_any(nesting, products)
-    within: set[int] = set()
-    for i in works:
-        above = nesting.above(nesting.parent[i], "op")
-        if above in products or above in within:
-            within.add(i)
-    lookups = {i for i, work in own.items() if work.rows} - within
-    lookups -= _above_any(nesting, lookups)
-    streams = set(own) - within - lookups - _above_any(nesting, products | lookups)
-    inner: defaultdict[int, int] = defaultdict(int)
-    for i in reversed(works):
-        # Operators come after those around them. One that copies a scalar still does its own work.
-        size = own[i].bytes if i in streams else 0
-        if i in streams and inner[i] > WRAPS * size:
-            streams.discard(i)
-        inner[nesting.above(nesting.parent[i], "op")] += max(inner[i], size)
-    working = products | lookups | streams
-    return {i: own[i] if i in working else None for i in works}
-
-
-def _above_any(nesting: Nesting, indices: Iterable[int]) -> set[int]:
-    ancestors: set[int] = set()
-    for i in indices:
-        above = nesting.parent[i]
-        while above != NONE and above not in ancestors:
-            ancestors.add(above)
-            above = nesting.parent[above]
-    return ancestors
-
-
 def _kernels(nesting: Nesting, window: TracedSteps) -> Kernels:
     kernels = [work for work in window.work if work.kind == "kernel"]
     groups: defaultdict[tuple[str, str | None], list[Device]] = defaultdict(list)
@@ -237,3 +198,177 @@ def _kernels(nesting: Nesting, window: TracedSteps) -> Kernels:
         ),
         steps=window.count,
     )
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """What remains of one rank's trace."""
+
+    rank: int
+    file: str
+    of: int | None
+    steps: int
+    step_ms: float
+    exposed_ms: float
+    largest_part: str
+    times: dict[tuple[str, int], array[float]]
+    """How long every collective took in ms, by name and size, in order of time: those of different sizes may run at
+    once, and in another order on another rank."""
+    bytes: dict[str, float]
+    """Bytes per step by name."""
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces of a folder, without one that combines the others."""
+    names = (path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")) and path.is_file())
+    paths = sorted(
+        path for path in names if ".merged." not in path.name and path.name[0] != "." and looks_like_trace(path)
+    )
+    if len(paths) < 2:
+        raise DataError(
+            f"the folder contains {'one trace' if paths else 'no traces'}; comparing ranks needs one of each rank",
+            where={"folder": folder},
+            fix=f"recperf profile --trace {paths[0]}"
+            if paths
+            else "name a folder with one .json or .json.gz file per rank",
+        )
+    return paths
+
+
+def compare_ranks(folder: Path) -> ComparedRanks:
+    """The section `communication` of several ranks, with the file of the slowest one."""
+    ranks = sorted((_summary(path) for path in traces_in(folder)), key=lambda rank: (rank.rank, rank.file))
+    for one, other in zip(ranks, ranks[1:]):
+        if one.rank == other.rank:
+            raise DataError(
+                f"two traces belong to rank {one.rank}",
+                where={"one": folder / one.file, "other": folder / other.file},
+                fix="leave one trace of each rank in the folder",
+            )
+    waits = _Waits(ranks)
+    each: list[TracedRank] = []
+    for rank in ranks:
+        late = waits.late[rank.rank]
+        each.append(
+            TracedRank(
+                rank=rank.rank,
+                file=rank.file,
+                steps=rank.steps,
+                step_ms=rank.step_ms,
+                own_ms=max(0.0, rank.step_ms - rank.exposed_ms),
+                exposed_ms=rank.exposed_ms,
+                # A collective may wait in the background: only what the rank itself waits is a loss.
+                late_ms=min(late, rank.exposed_ms),
+                moving_ms=max(0.0, rank.exposed_ms - late),
+                awaited_ms=waits.awaited[rank.rank],
+                largest_part=rank.largest_part,
+            )
+        )
+    slowest = max(each, key=lambda row: row.own_ms)
+    exposed, step = statistics.fmean(row.exposed_ms for row in each), statistics.fmean(row.step_ms for row in each)
+    of = max((rank.of or 0 for rank in ranks), default=0)
+    notes = [UNEQUAL.format(names=", ".join(waits.unequal))] if waits.unequal else []
+    if of > len(ranks):
+        notes.append(f"{of - len(ranks)} of {of} ranks have no trace in the folder")
+    if len({rank.steps for rank in ranks}) > 1:
+        notes.append("the ranks recorded different numbers of steps")
+    return ComparedRanks(
+        ranks=len(ranks),
+        steps=min(rank.steps for rank in ranks),
+        slowest=slowest.rank,
+        file=str(folder / slowest.file),
+        each=each,
+        collectives=waits.rows,
+        exposed_ms=exposed,
+        exposed_share=exposed / step if step else 0.0,
+        late_ms=statistics.fmean(row.late_ms or 0.0 for row in each),
+        moving_ms=statistics.fmean(row.moving_ms or 0.0 for row in each),
+        notes=notes,
+    )
+
+
+def _summary(path: Path) -> Rank:
+    trace = read_one(path)
+    nesting, window = steps_of(trace)
+    analysis = analyse_steps(trace, nesting, window)
+    times: defaultdict[tuple[str, int], array[float]] = defaultdict(lambda: array("d"))
+    for item in collectives(nesting, window):
+        times[item.name, item.bytes].append((item.end - item.start) / 1e3)
+    parts = [part for part in analysis.parts if part.name != OTHER] or analysis.parts
+    largest = max(parts, key=lambda part: max(part.host_ms, part.device_ms or 0.0))
+    rank, of = rank_of(trace)
+    return Rank(
+        rank=rank,
+        file=path.name,
+        of=of,
+        steps=window.count,
+        step_ms=analysis.window.wall_ms,
+        exposed_ms=analysis.communication.exposed_ms,
+        largest_part=largest.name,
+        times=dict(times),
+        bytes={row.name: row.bytes for row in analysis.communication.rows},
+    )
+
+
+def rank_of(trace: Trace) -> tuple[int, int | None]:
+    """The rank of a trace and the number of ranks: from its header, else the rank from the name of its file."""
+    rank, of = rank_in(trace.header)
+    if rank is not None:
+        return rank, of
+    match = _NUMBER.search(trace.path.name) or _ANY_NUMBER.search(trace.path.name)
+    if match is None:
+        raise DataError(
+            "the trace does not name its rank",
+            where={"file": trace.path},
+            fix="name the file after its rank, such as rank0.json.gz",
+        )
+    return int(match[1]), None
+
+
+class _Waits:
+    """Compares the same occurrence of a collective on all ranks: it ends everywhere at about the same time, so the rank
+    on which it took least arrived last, and what it took longer elsewhere is waiting for that rank."""
+
+    def __init__(self, ranks: list[Rank]) -> None:
+        self.late = dict.fromkeys((rank.rank for rank in ranks), 0.0)
+        """Time per step that a rank waits for later ones."""
+        self.awaited = dict.fromkeys((rank.rank for rank in ranks), 0.0)
+        """Time per step that all others together wait for a rank."""
+        self.unequal: list[str] = []
+        self._awaited: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for key in dict.fromkeys(key for rank in ranks for key in rank.times):
+            self._compare(key, ranks)
+        for by_rank in self._awaited.values():
+            for number, time in by_rank.items():
+                self.awaited[number] += time
+        names = dict.fromkeys(name for rank in ranks for name, _ in rank.times)
+        self.rows = sorted(
+            (self._row(name, ranks) for name in names), key=lambda row: (-(row.late_ms or 0.0), -(row.ms or 0.0))
+        )
+
+    def _compare(self, key: tuple[str, int], ranks: list[Rank]) -> None:
+        series = [rank.times.get(key, array("d")) for rank in ranks]
+        if len({len(times) for times in series}) > 1 and key[0] not in self.unequal:
+            self.unequal.append(key[0])
+        for occurrence in zip(*series):
+            shortest = min(occurrence)
+            last = ranks[occurrence.index(shortest)].rank
+            for rank, time in zip(ranks, occurrence):
+                self.late[rank.rank] += (time - shortest) / rank.steps
+                self._awaited[key[0]][last] += (time - shortest) / rank.steps
+
+    def _row(self, name: str, ranks: list[Rank]) -> TracedCollective:
+        """A collective per step, mean over the ranks."""
+        series = [(rank, times) for rank in ranks for (own, _), times in rank.times.items() if own == name]
+        awaited = self._awaited[name]
+        whole = sum(sum(times) / rank.steps for rank, times in series) / len(ranks)
+        late = sum(awaited.values()) / len(ranks)
+        return TracedCollective(
+            name=name,
+            count=sum(len(times) / rank.steps for rank, times in series) / len(ranks),
+            bytes=statistics.fmean(rank.bytes.get(name, 0.0) for rank in ranks),
+            ms=whole,
+            late_ms=late,
+            moving_ms=max(0.0, whole - late),
+            awaited_rank=max(awaited, key=lambda number: awaited[number]) if late else None,
+        )

@@ -47,8 +47,6 @@ ABOUT = "recperf"
 """Field of the header in which recperf writes rank, run and host."""
 MERGED = "merged"
 """Field in that which lists the ranks of a merged trace."""
-
-
 MOST = 3_000_000
 """Events held in memory, for which the analysis needs about 2 GB; of a longer trace the first steps are read."""
 TEXT = 256

@@ -6,11 +6,14 @@ Shapes: M, K, N are rows, inner size and columns of a product; B its batch.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 from ..operators import RESULT, ROW_ACCESS, TABLE_BATCHED, UPDATING, CallWork, is_special, traffic_kind
+from .nesting import NONE, Nesting
 from .read import ELEMENT_BYTES, SPARSE, Shapes
 
 LISTED_BYTES = 4
@@ -37,6 +40,10 @@ class Rows(NamedTuple):
     number: int
     row_bytes: int
     table_rows: int
+
+
+WRAPS = 0.5
+"""An operator only passes on work if operators inside it move more than this share of its bytes."""
 
 
 @lru_cache(maxsize=CACHED)
@@ -257,3 +264,44 @@ def _convolution(shapes: Shapes, backward: bool) -> int | None:
         )
         out.append(max(0, (size + 2 * padding - dilation * (kernel[axis + 1] - 1) - 1) // max(1, stride) + 1))
     return 2 * batch * channels * prod(out) * prod(kernel)
+
+
+def counted(nesting: Nesting, inside: Iterable[int]) -> dict[int, CallWork | None]:
+    """The work of every operator, with no work counted twice; None where it is not known or counts for an operator
+    inside it.
+
+    An operator often calls another that does the work: a linear layer calls addmm, which copies its bias. Work counts
+    for the innermost product, otherwise for the innermost lookup of rows and for the innermost operator whose bytes are
+    known.
+    """
+    works = {i: work_of(nesting.events[i].name, nesting.events[i].shapes) for i in inside}
+    own = {i: work for i, work in works.items() if work is not None}
+    products = {i for i, work in own.items() if work.flops}
+    products -= _above_any(nesting, products)
+    within: set[int] = set()
+    for i in works:
+        above = nesting.above(nesting.parent[i], "op")
+        if above in products or above in within:
+            within.add(i)
+    lookups = {i for i, work in own.items() if work.rows} - within
+    lookups -= _above_any(nesting, lookups)
+    streams = set(own) - within - lookups - _above_any(nesting, products | lookups)
+    inner: defaultdict[int, int] = defaultdict(int)
+    for i in reversed(works):
+        # Operators come after those around them. One that copies a scalar still does its own work.
+        size = own[i].bytes if i in streams else 0
+        if i in streams and inner[i] > WRAPS * size:
+            streams.discard(i)
+        inner[nesting.above(nesting.parent[i], "op")] += max(inner[i], size)
+    working = products | lookups | streams
+    return {i: own[i] if i in working else None for i in works}
+
+
+def _above_any(nesting: Nesting, indices: Iterable[int]) -> set[int]:
+    ancestors: set[int] = set()
+    for i in indices:
+        above = nesting.parent[i]
+        while above != NONE and above not in ancestors:
+            ancestors.add(above)
+            above = nesting.parent[above]
+    return ancestors

@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ...measure.call_places import place_rows
 from ...measure.limits import ranks_sentence
 from ...measure.peaks.other_work import DISTURBED
 from ...measure.peaks.records import Peaks
 from ...measure.profile_records import MeasuringCost, Profile, Trust
 from ...measure.records import Percentiles
+from ...measure.rows import place_rows
 from . import formats as fmt
 from . import page, plots, ranks, timeline
 from . import profile_device as device

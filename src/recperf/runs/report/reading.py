@@ -16,7 +16,8 @@ from ...config import ConfigValues
 from ...errors import DataError
 from ...files import open_regular, reading
 from ...measure.peaks import SCHEMA as PEAKS_SCHEMA
-from ...measure.peaks import Peaks, require_own
+from ...measure.peaks import require_own
+from ...measure.peaks.records import Peaks
 from ...measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
 from ...measure.profile_records import SCHEMA as PROFILE_SCHEMA
 from ...measure.trace.file import looks_like_trace

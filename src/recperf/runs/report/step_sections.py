@@ -9,13 +9,13 @@ from typing import Any
 
 from ...jsonfile import Struct
 from ...measure.attribution import attribute, divided_ms
-from ...measure.call_places import place_rows
 from ...measure.ceilings import ceilings_of_profile
 from ...measure.limits import NOT_JUDGED, TEXTS, UNDECIDED
 from ...measure.peaks.records import Peaks
 from ...measure.places import place_text
 from ...measure.profile_records import Profile
 from ...measure.records import DividedOperator, Experiment, Observed, PartTime, PlaceTime, StepProfile, Verdict
+from ...measure.rows import place_rows
 from . import formats as fmt
 from . import plots, timeline
 from .advice import advice_blocks, advice_facts

@@ -9,9 +9,9 @@ from math import floor, log10
 from textwrap import wrap
 
 from ...errors import DataError
-from ...measure.lanes import DEVICE, HOST, INPUT, OTHERS
 from ...measure.places import place_text
 from ...measure.records import DividedOperator, TracedCall, TracedStep
+from ...measure.timeline import DEVICE, HOST, INPUT, OTHERS
 from . import formats as fmt
 from .blocks import Lane, Report, Section, Stretch, Timeline
 

@@ -11,7 +11,7 @@ from ...execution.tables import require_table_memory
 from ...execution.workload import Estimate, TrialsConfig, Workload
 from ...machine import available_bytes, caches
 from ...measure.cost import FLOAT
-from ...measure.peaks.store import find
+from ...measure.peaks import find
 from ...models.config import HashedDLRMConfig
 from ...models.cost import dlrm_memory, hashed_dlrm_step
 from ...models.tiers.config import TablesConfig
