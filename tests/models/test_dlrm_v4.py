@@ -13,7 +13,7 @@ from recperf.data.batch import HistoryBatch
 from recperf.errors import DataError
 from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
 from recperf.models.dlrm_v4.config import PRESETS, DLRMv4Config, HSTUConfig
-from recperf.models.dlrm_v4.inputs import prepare
+from recperf.models.dlrm_v4.inputs import Inputs, prepare
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.padding import Padding
 from recperf.models.dlrm_v4.published import load_reference, reference_state
@@ -42,9 +42,9 @@ def built(config: DLRMv4Config = CONFIG) -> DLRMv4:
     return model
 
 
-def results(model: DLRMv4, batch: HistoryBatch, *, autograd: bool = False) -> dict[str, Tensor]:
+def results(model: DLRMv4, batch: HistoryBatch | Inputs, *, autograd: bool = False) -> dict[str, Tensor]:
     """The loss and every gradient, tables included."""
-    inputs = prepare(batch, model.config)
+    inputs = batch if isinstance(batch, Inputs) else prepare(batch, model.config)
     loss = model.criterion(model(inputs), inputs) if autograd else model.loss(inputs)
     loss.backward()
     values = {"loss": loss.detach()} | {f"tables.{name}": model.tables.dense_gradient(name) for name in CONFIG.tables}
@@ -92,21 +92,31 @@ def test_the_backward_pass_in_parts_equals_autograd(shared: bool) -> None:
         ((1,) * 40, CONFIG.rows, True),
     ],
 )
-def test_c_prepares_and_packs_what_torch_does(
+def test_c_prepares_what_torch_does(
     lengths: tuple[int, ...], rows: tuple[int, ...], shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids beyond the tables, and a context id below 0."""
     config, batch = replace(CONFIG, rows=rows, shared_encoders=shared), batch_of(lengths)
     batch.features.values_V[0] = -3
-    padding = Padding(config, len(batch))
-    inputs, packed = prepare(batch, config), padding.layout.unpacked(padding.packed(batch, pinned=False))
+    actual = prepare(batch, config)
     monkeypatch.setattr(dlrm_v4_inputs.native, "library", lambda: "no compiler")
-    for actual, expected in ((inputs, prepare(batch, config)), (packed, padding.inputs(batch))):
-        for one, other in zip(actual.tensors(), expected.tensors(), strict=True):
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other)
-        numbers = [(part.tokens, part.longest, part.whole_longest, part.plan.longest) for part in (actual, expected)]
-        assert numbers[0] == numbers[1]
+    expected = prepare(batch, config)
+    for one, other in zip(actual.tensors(), expected.tensors(), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    numbers = [(part.tokens, part.longest, part.whole_longest, part.plan.longest) for part in (actual, expected)]
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (0,), (31,) * 3])
+def test_a_padded_batch_has_the_loss_and_gradients_of_a_plain_one(lengths: tuple[int, ...]) -> None:
+    """Every batch of so many samples has the same shapes."""
+    config, batch = replace(CONFIG, hstu=replace(HSTU, dropout=0.0), input_dropout=0.0), batch_of(lengths)
+    padding = Padding(config, len(lengths))
+    empty, packed = padding.unpacked(padding.empty()), padding.unpacked(padding.packed(batch, pinned=False))
+    shapes = [[tensor.shape for tensor in inputs.tensors()] for inputs in (empty, packed)]
+    assert shapes[0] == shapes[1]
+    same(results(built(config), packed), results(built(config), batch))
 
 
 def test_a_row_that_is_too_long_is_refused() -> None:

@@ -8,7 +8,7 @@ album) in the batch, N picks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
@@ -172,7 +172,20 @@ def _prepare_in_c(batch: HistoryBatch, config: DLRMv4Config) -> Inputs:
     longest, short = native.arrange(parts, form, room.addresses, counts)
     if not short:
         raise too_long(longest, config)
-    array = iter(room.arrays(counts.tolist()))
+    arrays = room.arrays(counts.tolist())
+    return from_arrays(config, arrays, longest, parts.query_times_B, batch.labels_B, parts.rates_BF)
+
+
+def from_arrays(
+    config: DLRMv4Config,
+    arrays: Iterable[Tensor],
+    longest: int,
+    query_times_B: Tensor,
+    labels_B: Tensor,
+    rates_BF: Tensor | None,
+) -> Inputs:
+    """The arrays that C wrote, in its order."""
+    form, array = form_of(config), iter(arrays)
 
     def take(count: int) -> Iterator[Tensor]:
         return islice(array, count)
@@ -197,12 +210,12 @@ def _prepare_in_c(batch: HistoryBatch, config: DLRMv4Config) -> Inputs:
         offsets_B1=offsets_B1,
         position_offsets_B1=position_offsets_B1,
         times_T=times_T,
-        query_times_B=parts.query_times_B,
-        labels_B=batch.labels_B,
+        query_times_B=query_times_B,
+        labels_B=labels_B,
         tokens=times_T.shape[0],
         longest=longest,
         whole_longest=longest,
-        rates_BF=parts.rates_BF,
+        rates_BF=rates_BF,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ...data.yambda.loader import Loader
 from ...data.yambda.order import StreamOrder
 from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.inputs import Inputs, prepare
-from ...models.dlrm_v4.padding import Packed, Padding
+from ...models.dlrm_v4.padding import Padding
 from ...models.tiers.cache import TieredRows
 from ...points import reached
 from ...train.feeds import prefetched
@@ -144,9 +144,9 @@ class PackedFeed:
 
     counters: tuple[Tensor, ...] = ()
 
-    def __init__(self, layout: Packed, device: torch.device) -> None:
-        self.buffer = layout.pack(layout.template, pinned=False).to(device)
-        self.batch = Numbered(layout.unpacked(self.buffer), 0)
+    def __init__(self, padding: Padding, device: torch.device) -> None:
+        self.buffer = padding.empty().to(device)
+        self.batch = Numbered(padding.unpacked(self.buffer), 0)
 
     def load(self, batches: Iterator[PackedBatch | Numbered]) -> Numbered | None:
         batch = next(batches)

@@ -29,6 +29,7 @@ from ...models.dlrm_v4.tables import TieredDLRMv4Tables
 from ...models.tiers.cache import TieredRows
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
+from ...ops.arrange import native
 from ...points import reached
 from ...runs.mlperf.log import Facts, MLPerfLog, Precision
 from ...stop import poll
@@ -94,6 +95,8 @@ class PreparedHistories(EventWindows, Prepared):
         lack = current().choose("", several=BETWEEN_RANKS)
         if not lack and self.tiers.placement != "device":
             lack = SLOTS_ON_HOST
+        if not lack and isinstance(without := native.library(), str):
+            lack = f"batches are padded in C, but {without}"
         samples, threads = config.train.batch_size, resident_threads(device) if device.type == "cuda" else None
         lack = lack or lacking_for_graph(config, samples, threads)
         numbers = layer_numbers(config, samples)
@@ -175,7 +178,7 @@ class HistoryTrial:
         return GraphStep(
             self.stepped,
             self.optimizer,
-            PackedFeed(inputs.padding.layout, settings.device),
+            PackedFeed(inputs.padding, settings.device),
             device=settings.device,
             reasons=settings.reasons,
             requested_by=SWITCH if self.prepared.config.train.graph == "on" else None,
