@@ -17,8 +17,56 @@ from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig
 from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4
-from recperf.models.dlrm_v4.published import load_reference, ours_by_reference
 from recperf.ops.assemble import assemble
+
+TRANSDUCER = "_hstu_transducer"
+PREPROCESSOR = f"{TRANSDUCER}._input_preprocessor"
+POSITIONS = f"{TRANSDUCER}._positional_encoder"
+POSTPROCESSOR = f"{TRANSDUCER}._output_postprocessor"
+TABLE = "_embedding_collection.embeddings.{}.weight"
+ENCODERS = {
+    f"{PREPROCESSOR}._content_embedding_mlp": "content",
+    f"{PREPROCESSOR}._additional_embedding_mlp": "extra",
+    f"{PREPROCESSOR}._action_embedding_mlp": "action",
+    "_item_embedding_mlp": "item_tower",
+    "_multitask_module._prediction_module": "head",
+}
+PARTS = ("first", "first_norm", "second", "second_norm")
+SINGLE = {
+    f"{PREPROCESSOR}._batched_contextual_linear_weights": "context_weight",
+    f"{PREPROCESSOR}._batched_contextual_linear_bias": "context_bias",
+    f"{PREPROCESSOR}._action_encoder._action_embedding_table": "action_bits",
+    f"{PREPROCESSOR}._action_encoder._target_action_embedding_table": "candidate_action",
+    f"{POSITIONS}._position_embeddings_weight": "position_weight",
+    f"{POSITIONS}._timestamp_embeddings_weight": "time_weight",
+    f"{POSTPROCESSOR}._time_feature_combiner.weight": "combine.weight",
+    f"{POSTPROCESSOR}._time_feature_combiner.bias": "combine.bias",
+    f"{POSTPROCESSOR}._layer_norm.weight": "combine_norm.weight",
+    f"{POSTPROCESSOR}._layer_norm.bias": "combine_norm.bias",
+}
+LAYER = {
+    "_input_norm_weight": "norm_weight",
+    "_input_norm_bias": "norm_bias",
+    "_uvqk_weight": "uvqk_weight",
+    "_uvqk_beta": "uvqk_bias",
+    "_output_norm_weight": "output_norm_weight",
+    "_output_norm_bias": "output_norm_bias",
+    "_output_weight": "output_weight",
+}
+
+
+def ours_by_reference(config: DLRMv4Config) -> dict[str, str]:
+    """Our name of every parameter and table, by the published one. Parts 0 to 3 of an encoder are `PARTS`."""
+    names = {TABLE.format(table): f"tables.{table}" for table in config.tables} | SINGLE
+    for theirs, ours in ENCODERS.items():
+        parts = PARTS[:3] if ours == "head" else PARTS
+        for index, part in enumerate(parts):
+            for kind in ("weight", "bias"):
+                names[f"{theirs}.{index}.{kind}"] = f"{ours}.{part}.{kind}"
+    for layer in range(config.hstu.layers):
+        for theirs, ours in LAYER.items():
+            names[f"{TRANSDUCER}._stu_module._stu_layers.{layer}.{theirs}"] = f"hstu.layers.{layer}.{ours}"
+    return names
 
 
 class Case:
@@ -79,7 +127,10 @@ class Case:
 
 def build(case: Case, device: str = "cpu", **switches: Any) -> DLRMv4:
     model = DLRMv4(case.config(**switches), seed=1)
-    load_reference(model, case.named("param/"))
+    values, names = case.named("param/"), ours_by_reference(model.config)
+    assert values.keys() == names.keys()
+    loaded = model.load_state_dict({ours: values[theirs] for theirs, ours in names.items()}, strict=False)
+    assert not loaded.unexpected_keys
     return model.to(device)
 
 

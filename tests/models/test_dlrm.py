@@ -15,7 +15,7 @@ from recperf.models.cost import dlrm_step
 from recperf.models.dlrm import DLRM
 from recperf.models.interaction import LowRankCross
 from recperf.models.mlp import make_loss
-from recperf.models.published import PUBLISHED, MicroDLRM
+from recperf.models.published import PUBLISHED, MicroDLRM, load_public_parameters, public_parameters
 from recperf.workloads.micro_dlrm.config import default
 
 SMALL = DLRMConfig(features=("a", "b"), rows=(5, 7), dim=4, bottom=(3, 4), top=(6, 1), cross_layers=3, cross_rank=2)
@@ -32,6 +32,22 @@ def test_published_adapter_has_the_published_signature() -> None:
         model(torch.randn(5, 16), [ids[0], ids[1], torch.full((5,), 21)], [offsets] * 3)
     with pytest.raises(ValueError, match="3 features need as many"):
         model(torch.randn(5, 16), ids[:2], [offsets] * 2)
+
+
+def test_public_weights_that_do_not_fit_are_refused_before_anything_is_copied() -> None:
+    model = DLRM(SMALL)
+    before = {name: value.clone() for name, value in public_parameters(model).items()}
+    zeros = {name: torch.zeros_like(value) for name, value in before.items()}
+    *_, last = zeros
+    wrong = {
+        "1 parameters are missing": {name: value for name, value in zeros.items() if name != last},
+        r"1 are unknown \(first: what\)": zeros | {"what": torch.zeros(1)},
+        "has shape": zeros | {last: torch.zeros(2)},
+    }
+    for message, values in wrong.items():
+        with pytest.raises(DataError, match=message):
+            load_public_parameters(model, values)
+    assert all(torch.equal(value, before[name]) for name, value in public_parameters(model).items())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""DLRMv4: sizes, gradients against autograd, preparation of batches, updates of tables, published names."""
+"""DLRMv4: sizes, gradients against autograd, preparation of batches, updates of tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from recperf.models.dlrm_v4.config import PRESETS, DLRMv4Config, HSTUConfig
 from recperf.models.dlrm_v4.inputs import Inputs, prepare
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.padding import Padding
-from recperf.models.dlrm_v4.published import load_reference, reference_state
 
 HSTU = HSTUConfig(layers=2, dim=12, heads=2, qk_dim=4, v_dim=3, max_length=40)
 CONFIG = DLRMv4Config(
@@ -194,25 +193,3 @@ def test_frozen_parts_get_no_gradient_and_are_not_updated() -> None:
     model.requires_grad_(True)
     take_step(model)
     assert {"tables.item_id", *frozen} <= changed(model, before)
-
-
-def test_values_go_over_to_the_published_names_and_come_back() -> None:
-    model, other = DLRMv4(CONFIG, seed=1), DLRMv4(CONFIG, seed=2)
-    state = {name: value.clone() for name, value in reference_state(model).items()}
-    assert not all(torch.equal(value, reference_state(other)[name]) for name, value in state.items())
-    load_reference(other, state)
-    assert all(torch.equal(value, state[name]) for name, value in reference_state(other).items())
-
-
-def test_what_does_not_fit_is_refused_before_anything_is_copied() -> None:
-    model = DLRMv4(CONFIG, seed=1)
-    before = [parameter.clone() for parameter in model.parameters()]
-    state = {name: torch.zeros_like(value) for name, value in reference_state(model).items()}
-    last = list(state)[-1]
-    with pytest.raises(DataError, match="1 parameters are missing"):
-        load_reference(model, {name: value for name, value in state.items() if name != last})
-    with pytest.raises(DataError, match=r"1 are unknown \(first: what\)"):
-        load_reference(model, state | {"what": torch.zeros(1)})
-    with pytest.raises(DataError, match="has shape"):
-        load_reference(model, state | {last: torch.zeros(1)})
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))

@@ -66,26 +66,23 @@ def public_parameters(model: DLRM) -> dict[str, Tensor]:
     return parameters
 
 
-def load_public_parameters(model: DLRM, values: dict[str, Tensor]) -> None:
-    """Copy weights of the public DLRM into ours. Both take the lower triangle row by row, so nothing is permuted."""
-    copy_weights(public_parameters(model), values, fix="use the sizes of the saved model in the config")
-
-
 @torch.no_grad()
-def copy_weights(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor], *, fix: str) -> None:
-    """Copy values into tensors of the same names; all names and shapes are checked before anything is copied."""
-    if ours.keys() != loaded.keys():
-        missing, unknown = sorted(ours.keys() - loaded.keys()), sorted(loaded.keys() - ours.keys())
+def load_public_parameters(model: DLRM, values: Mapping[str, Tensor]) -> None:
+    """Copy weights of the public DLRM into ours; all names and shapes are checked before anything is copied. Both take
+    the lower triangle row by row, so nothing is permuted."""
+    ours, fix = public_parameters(model), "use the sizes of the saved model in the config"
+    if ours.keys() != values.keys():
+        missing, unknown = sorted(ours.keys() - values.keys()), sorted(values.keys() - ours.keys())
         raise DataError(
             f"the weights belong to another model: {len(missing)} parameters are missing{_first(missing)}, "
             f"{len(unknown)} are unknown{_first(unknown)}",
             fix=fix,
         )
     for name, tensor in ours.items():
-        if tensor.shape != loaded[name].shape:
-            raise DataError(f"{name} has shape {tuple(loaded[name].shape)}, the model {tuple(tensor.shape)}", fix=fix)
+        if tensor.shape != values[name].shape:
+            raise DataError(f"{name} has shape {tuple(values[name].shape)}, the model {tuple(tensor.shape)}", fix=fix)
     for name, tensor in ours.items():
-        tensor.copy_(loaded[name])
+        tensor.copy_(values[name])
 
 
 def _first(names: list[str]) -> str:
