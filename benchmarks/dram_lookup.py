@@ -72,8 +72,8 @@ def main() -> int:
     config = default()
     prepared = PreparedDram(config)
     model = config.model
-    table = HashedTable(model.features, prepared.rows, model.dim, bag=model.bag, huge_pages=model.huge_pages)
-    table.reset(model.table_init_std, config.seed)
+    table = HashedTable(model.features, prepared.rows, model.dim, bag=model.bag)
+    table.reset(prepared.model.table_init_std, config.seed)
     peer = Peer(table.table_RD.clone())
     sides: dict[str, Ours | Peer] = {"recperf": Ours(table), "torch EmbeddingBag": peer}
     taken: dict[tuple[str, str], list[float]] = {}

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from recperf.data.batch import ClickBatch
 from recperf.models.config import DLRMConfig
-from recperf.models.dlrm import DLRM, WrittenOutLoss, make_interaction
+from recperf.models.dlrm import DLRM, Dot, WrittenOutLoss, make_interaction
 from recperf.models.embeddings import Embeddings, StackedTables
-from recperf.models.interaction import Dot
 from recperf.models.mlp import Arithmetic, FastArithmetic
 from recperf.models.published import jagged, load_public_parameters
 from recperf.models.streams import SideStreams

@@ -10,10 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import ConfigError, DataError
-from recperf.models.config import DLRMConfig
-from recperf.models.cost import dlrm_step
-from recperf.models.dlrm import DLRM
-from recperf.models.interaction import LowRankCross
+from recperf.models.config import DLRMConfig, dlrm_step
+from recperf.models.dlrm import DLRM, LowRankCross
 from recperf.models.mlp import make_loss
 from recperf.models.published import PUBLISHED, MicroDLRM, load_public_parameters, public_parameters
 from recperf.workloads.micro_dlrm.config import default

@@ -12,7 +12,7 @@ from torch import Tensor
 from recperf.data.batch import HistoryBatch
 from recperf.errors import DataError
 from recperf.models.dlrm_v4 import inputs as dlrm_v4_inputs
-from recperf.models.dlrm_v4.config import PRESETS, DLRMv4Config, HSTUConfig
+from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig, gpu, mlperf
 from recperf.models.dlrm_v4.inputs import Inputs, prepare
 from recperf.models.dlrm_v4.model import DLRMv4
 from recperf.models.dlrm_v4.padding import Padding
@@ -63,16 +63,16 @@ def same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: floa
 
 
 def test_the_benchmarks_parameters_are_counted_without_a_tensor() -> None:
-    config = PRESETS["mlperf"]()
+    config = mlperf()
     assert config.dense_parameters == 15_243_057
     assert config.table_parameters == 150_042_476_544
     assert sum(config.table_rows.values()) == 293_051_712
     assert replace(config, hstu=replace(config.hstu, layers=5)).dense_parameters == 18_921_265
     assert config.hstu.attention_scale == "batch-max"
     assert config.max_history == 4087
-    gpu = PRESETS["gpu"]()
-    assert gpu.table_parameters * 4 == pytest.approx(40e9, rel=0.01)
-    assert gpu.hstu.attention_scale == "fixed"
+    large = gpu()
+    assert large.table_parameters * 4 == pytest.approx(40e9, rel=0.01)
+    assert large.hstu.attention_scale == "fixed"
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from recperf.data.next_item import NextItemData
 from recperf.data.next_item_batches import EventsOnDevice, SequenceOrder, WindowBatch
-from recperf.models.next_item import softmax
+from recperf.models.next_item import model as softmax
 from recperf.models.next_item.config import NextItemConfig
 from recperf.models.next_item.model import NextItemHSTU
 from recperf.workloads.hstu import batches as hstu_batches

@@ -64,7 +64,6 @@ class SparseGradients(Embeddings):
         dim: int,
         *,
         bag: Name,
-        huge_pages: bool,
         device: torch.device | str,
         tiers: TieredRows | None,
     ) -> None:
@@ -76,9 +75,7 @@ class SparseGradients(Embeddings):
         else:
             # Not a buffer: it holds no particular rows, and placing writes to this very memory.
             self.table_RD = tiers.cache_SD
-        table_RD = self.table_RD
-        ask = huge_pages and tiers is None
-        self.huge = "asked of the kernel" if ask and ask_for_huge_pages(table_RD) else "no"
+        self.huge = "asked of the kernel" if tiers is None and ask_for_huge_pages(self.table_RD) else "no"
         self.used: list[Used] = []
         self.group_early = True
         """Sort the ids in the backward pass already; an update that needs no sorting turns it off."""
@@ -278,7 +275,7 @@ class SparseTables(SparseGradients):
         device: torch.device | str = "cpu",
         tiers: TieredRows | None = None,
     ) -> None:
-        super().__init__(sum(rows), dim, bag=bag, huge_pages=True, device=device, tiers=tiers)
+        super().__init__(sum(rows), dim, bag=bag, device=device, tiers=tiers)
         if len(rows) != len(keys):
             raise ValueError(f"{len(keys)} tables need as many row counts, not {len(rows)}")
         self.keys, self.rows = keys, rows
@@ -344,7 +341,7 @@ class SparseTables(SparseGradients):
 
 
 class HashedTable(SparseGradients):
-    """One table that all features share: each id is hashed, with its own seed per feature, to a row."""
+    """One table that all features share: each id is hashed, with the number of its feature as seed, to a row."""
 
     starts_F = None
 
@@ -354,14 +351,12 @@ class HashedTable(SparseGradients):
         rows: int,
         dim: int,
         *,
-        seed: int = 0,
         bag: Name = "auto",
-        huge_pages: bool = True,
         device: torch.device | str = "cpu",
         tiers: TieredRows | None = None,
     ) -> None:
-        super().__init__(rows, dim, bag=bag, huge_pages=huge_pages, device=device, tiers=tiers)
-        self.keys, self.rows, self.seed = keys, rows, seed
+        super().__init__(rows, dim, bag=bag, device=device, tiers=tiers)
+        self.keys, self.rows = keys, rows
 
     @torch.no_grad()
     def reset(self, std: float, seed: int) -> None:
@@ -381,7 +376,7 @@ class HashedTable(SparseGradients):
             return features.rows_U[features.values_V]
         parts, start = [], 0
         for index, count in enumerate(features.ids_per_key):
-            parts.append(self.bag.hash_rows(features.values_V[start : start + count], self.seed + index, self.rows))
+            parts.append(self.bag.hash_rows(features.values_V[start : start + count], index, self.rows))
             start += count
         return torch.cat(parts)
 

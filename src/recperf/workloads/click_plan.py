@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..measure.cost import Cost
-from ..models import cost
+from ..models import config as cost
 from ..models.config import DLRMConfig
 from ..ops.table_rules import RULES
 from ..plan.work import PlannedWorkload, Shapes, Table, Work

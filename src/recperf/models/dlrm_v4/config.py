@@ -276,6 +276,3 @@ def laptop() -> DLRMv4Config:
         positions=256,
         input_dropout=0.0,
     )
-
-
-PRESETS = {"laptop": laptop, "gpu": gpu, "mlperf": mlperf}

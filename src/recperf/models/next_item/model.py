@@ -10,6 +10,7 @@ items to look up, W positions of the whole batch, V values of items' features, F
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,9 @@ from ...data.yambda.item_features import ItemValues
 from ...measure.spans import span
 from ...ops import hstu_attention
 from ...ops.hstu_attention import Mask, RelativeBias
+from ...ops.hstu_attention.reference import bucket_starts
 from ..init import normal_, xavier_uniform_
 from .config import NextItemConfig
-from .softmax import full_loss, sampled_loss
 
 EPS = 1e-6
 STD = 0.02
@@ -140,3 +141,132 @@ class NextItemHSTU(nn.Module):
 
     def forget_gradients(self) -> None:
         self.zero_grad(set_to_none=True)
+
+
+SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Scores held at a time: on a CPU few enough for its caches."""
+MOST = 60.0
+"""The largest score: the sum of the exponentials of a billion such scores is a number of float32."""
+
+
+def full_loss(
+    users_TD: Tensor, items_KD: Tensor, targets_T: Tensor, temperature: float, weights_T: Tensor | None = None
+) -> Tensor:
+    """The mean over positions of -log softmax(users . items / temperature) at the target, a row of the items; with
+    `weights_T` the weighted sum."""
+    loss: Tensor = _Softmax.apply(users_TD, items_KD, targets_T, None, None, weights_T, temperature)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def sampled_loss(
+    users_TD: Tensor, owns_TD: Tensor, drawn_KD: Tensor, same_TK: Tensor, temperature: float,
+    weights_T: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The same over each position's own next item and drawn ones; a drawn item that is the own one does not count."""
+    loss: Tensor = _Softmax.apply(users_TD, drawn_KD, None, owns_TD, same_TK, weights_T, temperature)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _Softmax(torch.autograd.Function):
+    """Scores are cosines over the temperature, so that their exponentials need no shift: see MOST."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        users_TD: Tensor,
+        items_KD: Tensor,
+        targets_T: Tensor | None,
+        owns_TD: Tensor | None,
+        same_TK: Tensor | None,
+        weights_T: Tensor | None,
+        temperature: float,
+    ) -> Tensor:
+        if weights_T is None:
+            weights_T = users_TD.new_full((len(users_TD),), 1 / max(1, len(users_TD)))
+        weights_T1 = weights_T[:, None]
+        total, sharp_TD = users_TD.new_zeros(()), users_TD / temperature
+        d_users_TD, d_items_KD = torch.empty_like(users_TD), torch.zeros_like(items_KD)
+        own_T1 = None if owns_TD is None else (sharp_TD * owns_TD).sum(1, keepdim=True)
+        errors = []
+        together = max(1, SCORES[users_TD.device.type] // len(items_KD))
+        for first in range(0, len(users_TD), together):
+            part = slice(first, first + together)
+            sharp_CD, weights_C1 = sharp_TD[part], weights_T1[part]
+            scores_CK = torch.mm(sharp_CD, items_KD.t())
+            if targets_T is not None:
+                targets_C1 = targets_T[part, None]
+                own_C1 = scores_CK.gather(1, targets_C1)
+                sum_C1 = scores_CK.exp_().sum(1, keepdim=True)
+                scores_CK.scatter_add_(1, targets_C1, -sum_C1)
+            else:
+                assert same_TK is not None
+                assert own_T1 is not None
+                own_C1 = own_T1[part]
+                scores_CK.masked_fill_(same_TK[part], -torch.inf)
+                sum_C1 = scores_CK.exp_().sum(1, keepdim=True) + own_C1.exp()
+                errors.append(own_C1.exp() / sum_C1 - 1)
+            total += ((sum_C1.log() - own_C1) * weights_C1).sum()
+            scales_C1 = weights_C1 / sum_C1
+            torch.mm(scores_CK, items_KD, out=d_users_TD[part])
+            d_users_TD[part] *= scales_C1
+            d_items_KD.addmm_(scores_CK.t(), sharp_CD * scales_C1)
+        gradients = [d_users_TD.div_(temperature), d_items_KD]
+        if owns_TD is not None:
+            error_T1 = torch.cat(errors) * weights_T1
+            d_users_TD.addcmul_(error_T1 / temperature, owns_TD)
+            gradients.append(error_T1 * sharp_TD)
+        ctx.save_for_backward(*gradients)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        d_users_TD, d_items_KD, *d_owns = (gradient * grads[0] for gradient in ctx.saved_tensors)
+        return d_users_TD, d_items_KD, None, d_owns[0] if d_owns else None, None, None, None
+
+
+class PaddedHSTU(nn.Module):
+    """Takes rows of the table of items, the oldest first; what follows the `lengths_B` items of a row is ignored."""
+
+    starts_K: Tensor
+    back_LL: Tensor
+
+    def __init__(self, model: NextItemHSTU) -> None:
+        super().__init__()
+        self.config, self.positions_LD = model.config, model.positions_ND
+        self.items_ID = nn.Parameter(model.embedded().detach())
+        self.blocks = model.blocks
+        if self.config.time_buckets:
+            self.register_buffer("starts_K", bucket_starts(self.config.time_buckets, self.items_ID.device)[:-1])
+        places_L = torch.arange(self.config.max_length, device=self.items_ID.device)
+        self.register_buffer("back_LL", places_L[:, None] - places_L)
+
+    def forward(
+        self,
+        rows_BL: Tensor,
+        lengths_B: Tensor,
+        times_BL: Tensor | None = None,
+        query_times_BL: Tensor | None = None,
+    ) -> Tensor:
+        """User vectors, of length 1."""
+        x_BLD = F.embedding(rows_BL, self.items_ID) * math.sqrt(self.config.dim) + self.positions_LD
+        buckets_BLL = None
+        if times_BL is not None and query_times_BL is not None:
+            seconds_BLL = (query_times_BL[:, :, None] - times_BL[:, None, :]).abs().clamp(min=1)
+            buckets_BLL = torch.bucketize(seconds_BLL, self.starts_K, right=True) - 1
+        for block in self.blocks:
+            x_BLD = self._block(block, x_BLD, buckets_BLL)  # type: ignore[arg-type]
+        last_B1D = (lengths_B - 1)[:, None, None].expand(-1, 1, self.config.dim)
+        return F.normalize(x_BLD.gather(1, last_B1D).squeeze(1), dim=1, eps=EPS)
+
+    def _block(self, block: Block, x_BLD: Tensor, buckets_BLL: Tensor | None) -> Tensor:
+        config, heads = self.config, (self.config.heads, self.config.head_dim)
+        normed_BLD = F.layer_norm(x_BLD, (config.dim,), eps=EPS)
+        u_BLE, v_BLE, q_BLE, k_BLE = torch.split(F.silu(normed_BLD @ block.uvqk_DF), config.width, 2)
+        q_BHLA, k_BHLA, v_BHLA = (one.reshape(*one.shape[:2], *heads).transpose(1, 2) for one in (q_BLE, k_BLE, v_BLE))
+        scores_BHLL = q_BHLA @ k_BHLA.transpose(2, 3) + block.distances_P[self.back_LL.clamp(min=0)]
+        if buckets_BLL is not None and block.buckets_K is not None:
+            scores_BHLL = scores_BHLL + block.buckets_K[buckets_BLL][:, None]
+        weights_BHLL = torch.where(self.back_LL >= 0, F.silu(scores_BHLL) / config.max_length, 0.0)
+        attended_BLE = (weights_BHLL @ v_BHLA).transpose(1, 2).flatten(2)
+        gated_BLE = u_BLE * F.layer_norm(attended_BLE, (config.width,), eps=EPS)
+        return x_BLD + gated_BLE @ block.output_ED + block.output_bias_D

@@ -17,10 +17,9 @@ from ...execution.workload import Prepared, cpu_fixes, table_share
 from ...machine import bfloat16_instructions
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
-from ...models.cost import dlrm_step, sparse_dlrm_step
-from ...models.dlrm import DLRM, make_interaction
+from ...models.config import dlrm_step, sparse_dlrm_step
+from ...models.dlrm import DLRM, Dot, Interaction, make_interaction
 from ...models.embeddings import Embeddings, StackedTables
-from ...models.interaction import Dot, Interaction
 from ...models.mlp import Arithmetic, FastArithmetic, make_loss
 from ...models.streams import SideStreams
 from ...models.tables import SparseTables

@@ -15,8 +15,7 @@ from ...errors import ConfigError
 from ...execution.tables import require_table_memory
 from ...execution.workload import Estimate, TrialsConfig, Workload, table_share
 from ...measure.cost import FLOAT
-from ...models.config import DLRMConfig
-from ...models.cost import dlrm_memory, dlrm_step, sparse_dlrm_step
+from ...models.config import DLRMConfig, dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
 from ...train.config import (

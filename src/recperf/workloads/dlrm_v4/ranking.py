@@ -24,8 +24,7 @@ from ...data.yambda.schema import DAY_S, DRAWN, HISTORY
 from ...data.yambda.store import EventStore, Queries
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
-from ...models.dlrm_v4.padded import padded_inputs
-from ...models.dlrm_v4.shared import SharedHistory, can_share
+from ...models.dlrm_v4.padded import SharedHistory, can_share, padded_inputs
 from ...stop import poll
 from ...train.feeds import prepared_on_host
 from ...train.ranking import RecentShares

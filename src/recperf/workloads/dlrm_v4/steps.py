@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ...distributed.ranks import current
 from ...measure.spans import span
-from ...models.dlrm_v4.model import DLRMv4
-from ...models.dlrm_v4.stages import StagedLoss
+from ...models.dlrm_v4.model import DLRMv4, StagedLoss
 from ...train.metrics import Tally
 from ...train.optim import norm_of
 from .batches import Numbered

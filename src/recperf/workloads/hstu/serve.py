@@ -23,8 +23,7 @@ from ...data.yambda.item_features import titles_of
 from ...data.yambda.store import own_ids
 from ...errors import UsageError
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
-from ...models.next_item.model import NextItemHSTU
-from ...models.next_item.padded import PaddedHSTU
+from ...models.next_item.model import NextItemHSTU, PaddedHSTU
 from ...stop import poll
 from ...train.next_item import histories, item_counts, seen_by_default
 from .build import SCORING_BATCH, settings_of

@@ -14,8 +14,7 @@ from ...data.config import MovieLensConfig
 from ...data.order import Samples, ShuffledOrder
 from ...distributed.ranks import current
 from ...measure.cost import FLOAT, Cost
-from ...models.config import DLRMConfig
-from ...models.cost import dlrm_step
+from ...models.config import DLRMConfig, dlrm_step
 from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
 from ...train.device import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, choose, choose_graph

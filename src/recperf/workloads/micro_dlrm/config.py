@@ -10,8 +10,7 @@ from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
 from ...measure.cost import FLOAT
-from ...models.config import DLRMConfig
-from ...models.cost import dlrm_memory, dlrm_step
+from ...models.config import DLRMConfig, dlrm_memory, dlrm_step
 from ...train.config import BIASES, CLICK_RULES, VALIDATION_SHARE, GraphTrainConfig, settings_for_rows
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ...execution.tables import placed_tables
 from ...execution.workload import Arm, ScoredRows, Trial, cpu_fixes, describe_synthetic
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
-from ...models.cost import hashed_dlrm_step
+from ...models.config import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import SHARED, HashedTable
 from ...models.tiers.opening import open_tiers
@@ -160,9 +160,7 @@ class DramTrial(DLRMTrialState):
             model.features,
             prepared.rows,
             model.dim,
-            seed=model.hash_seed,
             bag=model.bag,
-            huge_pages=model.huge_pages,
             device=device,
             tiers=tiers,
         )

@@ -12,8 +12,7 @@ from ...execution.workload import Estimate, TrialsConfig, Workload
 from ...machine import available_bytes, caches
 from ...measure.cost import FLOAT
 from ...measure.peaks import find
-from ...models.config import HashedDLRMConfig
-from ...models.cost import dlrm_memory, hashed_dlrm_step
+from ...models.config import HashedDLRMConfig, dlrm_memory, hashed_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
 from ...train.config import BIASES, SparseTrainConfig
