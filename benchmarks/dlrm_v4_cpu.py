@@ -18,7 +18,7 @@ from _rows import record, row, show
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
-from recperf.data.yambda.order import StreamOrder
+from recperf.data.yambda.loader import StreamOrder
 from recperf.data.yambda.windows import WindowIndex
 from recperf.data.yambda.yambda_like import of_size
 from recperf.models.dlrm_v4 import hstu

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..data.yambda.order import StreamOrder
+from ..data.yambda.loader import StreamOrder
 from .loop import Position
 from .watch import Due
 

@@ -22,9 +22,8 @@ from recperf.data.blocks import Column
 from recperf.data.yambda import loader as loader_module
 from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.history import Histories
-from recperf.data.yambda.loader import Loader
+from recperf.data.yambda.loader import Loader, StreamOrder
 from recperf.data.yambda.manifest import Manifest
-from recperf.data.yambda.order import StreamOrder
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, SKIP
 from recperf.data.yambda.store import EventStore
 from recperf.data.yambda.windows import WindowIndex
@@ -195,7 +194,7 @@ def test_real_histories_by_threads_equal_sequential_ones(tmp_path: Path) -> None
         catalogue_I2=draw.integers(0, 9, (30, 2)).astype(np.uint32),
         manifest=Manifest(name="made", synthetic=True, licence="", digest="h"),
     )
-    index = WindowIndex.open(store, WindowConfig(seconds=1000, min_history=20, shuffle=0.5), cache=tmp_path)
+    index = WindowIndex.open(store, WindowConfig(seconds=1000, min_history=20, shuffle=0.5))
     order = StreamOrder(index, windows=range(index.windows), batch_size=16, leftover="carry")
     histories = Histories(store, HistoryConfig(length=30, scan=100), impl="reference")
     seen = 0

@@ -14,18 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recperf.data.blocks import Column
-from recperf.data.yambda import window_build, windows
+from recperf.data.yambda import windows
 from recperf.data.yambda.config import WindowConfig
 from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.reference import open_reference
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, LISTENS, SKIP
 from recperf.data.yambda.store import EventStore
-from recperf.data.yambda.windows import (
-    WindowIndex,
-    shuffled,
-    train_user,
-    unit,
-)
+from recperf.data.yambda.windows import WindowIndex, shuffled, unit
 from recperf.errors import DataError
 
 User = list[tuple[int, int]]
@@ -96,22 +91,20 @@ def test_any_stream_has_the_windows_of_a_slow_search(
 ) -> None:
     moved = [[(time + origin, kind) for time, kind in user] for user in users]
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "build", lambda *given: window_build.build(*given, chunk=chunk))
-        patch.setattr(windows, "_BLOCK", chunk)
-        patch.setattr(windows, "_STRIDE", chunk)
-        patch.setattr(window_build, "_STEPS", 2)
+        patch.setattr(windows, "CHUNK", chunk)
+        patch.setattr(windows, "home", lambda: Path(folder))
         store = store_of(moved, Path(folder), layout)
         config = WindowConfig(seconds=seconds, min_history=min_history, train_share=share, split_salt=5)
         expected = slow_anchors(store, min_history)
         if not expected:
             with pytest.raises(DataError, match="no listen has"):
-                WindowIndex.open(store, config, cache=Path(folder))
+                WindowIndex.open(store, config)
             return
-        index = WindowIndex.open(store, config, cache=Path(folder))
+        index = WindowIndex.open(store, config)
         times = {position: int(store.times_E[position]) for position in expected}
         assert (index.t_min, index.t_max) == (min(times.values()), max(times.values()))
         assert index.windows == -(-(index.t_max - index.t_min + 1) // seconds)
-        trains = train_user(store.user_ids_U, share, 5)[store.users_of(np.array(expected))]
+        trains = (unit(store.user_ids_U, 5) < share)[store.users_of(np.array(expected))]
         for who, selected in (("all", [True] * len(expected)), ("train", trains), ("held-out", ~trains)):
             counted = []
             for window in range(index.windows):
@@ -142,13 +135,14 @@ def test_golden_windows(yambda_case: Path, tmp_path: Path) -> None:
         packed = replace(
             reference,
             layout="packed",
+            folder=tmp_path,
             times_E=reference.times_E[:].astype(np.uint32),
             packed_kinds_E=reference.kinds(everything),
             flags=None,
             types_E=None,
         )
         for store in (reference, packed):
-            index = WindowIndex.open(store, config, cache=tmp_path / store.layout)
+            index = WindowIndex.open(store, config)
             anchors = np.array(slow_anchors(store, config.min_history))
             assert np.array_equal(anchors, expected["positions"])
             assert np.array_equal(store.times_E[anchors], expected["anchor_ts"])
@@ -159,7 +153,8 @@ def test_golden_windows(yambda_case: Path, tmp_path: Path) -> None:
             assert [len(part) for part in found] == expected["windows/count"].tolist()
             assert np.array_equal(np.sort(np.concatenate(found)), anchors)
             first = expected["windows/holdout_first_global_index"]
-            held = index.holdout(meta["holdout_start"], meta["holdout_windows"])
+            scored = range(meta["holdout_start"], meta["holdout_start"] + meta["holdout_windows"])
+            held = np.concatenate([index.anchors(window, "held-out") for window in scored])
             assert np.array_equal(np.searchsorted(anchors, held)[: len(first)], first)
 
 
@@ -183,25 +178,16 @@ def test_shuffles_are_those_of_numpy_and_stay_so() -> None:
     assert positions.tolist() == list(range(100, 110))
 
 
-def keeps(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders indexes are built in from now on."""
-    built: list[Path] = []
-    real = windows.build
-    monkeypatch.setattr(
-        windows, "build", lambda store, folder, facts: (built.append(folder), real(store, folder, facts))
-    )
-    return built
-
-
 def test_an_index_is_built_once_and_read_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = keeps(monkeypatch)
+    built, build = list[Path](), windows.build
+    monkeypatch.setattr(windows, "build", lambda *given: (built.append(given[1]), build(*given)))
     store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5)
     first = WindowIndex.open(store, config)
     second = WindowIndex.open(store, replace(config, train_share=0.5, shuffle=0.5, split_salt=3))
     assert len(built) == 1
     assert first.folder == second.folder
     assert first.folder.parent == tmp_path / "windows"
-    assert {path.name for path in first.folder.iterdir()} == {".recperf", window_build.MANIFEST, *window_build.COLUMNS}
+    assert {path.name for path in first.folder.iterdir()} == {".recperf", windows.MANIFEST, *windows.COLUMNS}
     for other in (replace(config, seconds=4999), replace(config, min_history=6)):
         assert WindowIndex.open(store, other).folder != first.folder
     store = replace(store, manifest=Manifest(name="made", synthetic=True, licence="", digest="b"))
@@ -212,14 +198,13 @@ def test_an_index_is_built_once_and_read_after(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", ["users", "anchors"])
 def test_a_large_index_is_verified_as_it_is_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The windows that lie in a block with a flipped bit are refused, all others are as before."""
-    monkeypatch.setattr(windows, "_AT_ONCE", 0)
-    monkeypatch.setattr(windows, "_STRIDE", 7)
-    monkeypatch.setattr(window_build, "DIGEST_BLOCK", 64)
+    monkeypatch.setattr(windows, "AT_ONCE", 0)
+    monkeypatch.setattr(windows, "DIGEST_BLOCK", 64)
     store, config = store_of(some_users(), tmp_path), WindowConfig(seconds=5000, min_history=5, train_share=0.5)
     index = WindowIndex.open(store, config)
     expected = [index.anchors(window).tolist() for window in range(index.windows)]
     counts = {users: index.counts(users).tolist() for users in ("all", "train", "held-out")}  # type: ignore[arg-type]
-    path, width = index.folder / name, np.dtype(window_build.COLUMNS[name]).itemsize
+    path, width = index.folder / name, np.dtype(windows.COLUMNS[name]).itemsize
     content = path.read_bytes()
     for place in range(0, len(content), 37):
         path.write_bytes(content[:place] + bytes([content[place] ^ 2]) + content[place + 1 :])

@@ -15,8 +15,7 @@ from .config import HistoryConfig, WindowConfig
 from .reference import FLAT_COLUMNS
 from .schema import DAY_S, DRAWN, EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .store import EVENT_BYTES, EventStore
-from .window_build import NoAnchors
-from .windows import WindowIndex
+from .windows import NoAnchors, WindowIndex
 
 _STRIDE = 1 << 22
 _FLAT_BYTES = sum(np.dtype(kind).itemsize for kind in FLAT_COLUMNS.values())

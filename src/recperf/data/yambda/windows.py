@@ -1,10 +1,12 @@
 """Time windows over an event store: finds the anchors of a window through an index, without reading all events.
 
-Shapes: U users, W windows, R rows of the index, N positions.
+Shapes: E events, U users, A users with anchors, W windows, R rows of the index, N positions, C events of a chunk,
+S spans in it.
 
 An anchor is a listen with at least `min_history` earlier events of its user. Window w holds the anchors from
-t_min + w * seconds on, where t_min is the time of the earliest anchor. The index (window_build.py) has one row for
-every user and window with an anchor: the first position, the number of events, and the number of anchors.
+t_min + w * seconds on, where t_min is the time of the earliest anchor. Events are sorted by user, then by time, so that
+a user's events of one window are contiguous: a span. The index on disk has one row for every span with an anchor,
+sorted by window: the user, the first position, the number of events, and the number of anchors.
 """
 
 from __future__ import annotations
@@ -21,35 +23,58 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, MachineError
-from ...files import require_writable
+from ...errors import ConfigError, DataError, MachineError
+from ...files import require_writable, write_atomic, write_json
 from ...folders import fresh_folder, one_at_a_time
-from ...jsonfile import as_json, read_sealed
+from ...jsonfile import Struct, as_json, read_sealed, sealed
 from ...ops.splitmix import GOLDEN, finalise_numpy_
 from ...places import home
-from ..blocks import Blocks, Column
+from ...stop import poll
+from ..blocks import Blocks, Column, StoredColumn
 from .config import WindowConfig
+from .schema import ANCHORS
 from .store import EventStore, map_file
-from .window_build import (
-    COLUMNS,
-    FORMAT,
-    MANIFEST,
-    OFFSETS,
-    VERSION,
-    IndexManifest,
-    IndexSource,
-    build,
-    is_listen,
-)
 
 Users = Literal["all", "train", "held-out"]
+Longs = NDArray[np.int64]
 
-_BLOCK = 1 << 18
-"""Events read in one call, so that no call blocks other threads for long."""
-_STRIDE = 1 << 22
-_AT_ONCE = 64 << 20
+FORMAT, VERSION = "recperf-windows", 2
+MANIFEST = "index.json"
+COLUMNS = {"offsets": "<i8", "users": "<u4", "first": "<i8", "events": "<u4", "anchors": "<u4"}
+"""Columns of the index: the first row of each window, and those of the rows."""
+MOST_WINDOWS = 1 << 26
+DIGEST_BLOCK = 1 << 20
+"""Each block of this many bytes has a digest; a window is verified by the few blocks it needs."""
+AT_ONCE = 64 << 20
 """An index of at most this many bytes is compared with its digests when it is opened, a larger one as it is used, so
 that the first batch does not wait for gigabytes."""
+CHUNK = 1 << 18
+"""Events read in one call, so that no call blocks other threads for long."""
+
+
+class IndexSource(Struct, kw_only=True):
+    """What an index of windows is made of."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    store: str
+    """Digest of the events."""
+    seconds: int
+    min_history: int
+
+
+class IndexManifest(IndexSource, kw_only=True):
+    t_min: int
+    t_max: int
+    windows: int
+    rows: int
+    anchors: int
+    digest_block: int
+    columns: dict[str, StoredColumn]
+
+
+class NoAnchors(DataError):
+    """No event of the store has enough earlier events of its user."""
 
 
 def unit(uids: NDArray[Any], salt: int) -> NDArray[np.float64]:
@@ -58,12 +83,7 @@ def unit(uids: NDArray[Any], salt: int) -> NDArray[np.float64]:
     return (finalise_numpy_(words) >> np.uint64(11)).astype(np.float64) / float(1 << 53)
 
 
-def train_user(uids: NDArray[Any], share: float, salt: int) -> NDArray[np.bool_]:
-    """Whether each user is a training user; the others are held out."""
-    return unit(uids, salt) < share
-
-
-def shuffled(positions_N: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.int64]:
+def shuffled(positions_N: Longs, fraction: float, seed: int) -> Longs:
     """Positions shuffled within consecutive blocks that are `fraction` of them long, by numpy's PCG64.
 
     numpy may change the stream of `default_rng` between versions; a test pins the result.
@@ -91,142 +111,103 @@ class WindowIndex:
     """Time of the earliest anchor."""
     t_max: int
     """Time of the latest."""
-    offsets_W1: NDArray[np.int64]
+    offsets_W1: Longs
     """First row of each window."""
     users_R: Column
     """Indices of users in the store, ascending within a window."""
     first_R: Column
     events_R: Column
     anchors_R: Column
-    _counts: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+    _counts: dict[str, Longs] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def open(store: EventStore, config: WindowConfig, *, cache: Path | None = None) -> WindowIndex:
+    def open(store: EventStore, config: WindowConfig) -> WindowIndex:
         """Open the index of a store; build it if it does not exist.
 
-        Its folder is in `cache`, by default in the store, or in the user's cache folder if the store is read-only or
-        a reference cache.
+        Its folder is in the store, or in the user's cache folder if the store is read-only or a reference cache.
         """
-        source = IndexSource(
-            format=FORMAT,
-            version=VERSION,
-            store=store.digest,
-            seconds=config.seconds,
-            min_history=config.min_history,
-        )
+        source = IndexSource(store=store.digest, seconds=config.seconds, min_history=config.min_history)
         key = hashlib.sha256(json.dumps(as_json(source), sort_keys=True).encode()).hexdigest()[:24]
-        places = [cache.expanduser()] if cache is not None else _default_folders(store)
+        places = [*([store.folder / "windows"] if store.layout == "packed" else []), home() / "windows"]
         for place in places:
             if (index := _read(place / key, store, config, source)) is not None:
                 return index
-        place = _first_writable(places)
+        for place in places[:-1]:
+            with suppress(MachineError):
+                require_writable(place)
+                break
+        else:
+            place = places[-1]
+            require_writable(place)
         with one_at_a_time(place / f"{key}.lock"):
             if (index := _read(place / key, store, config, source)) is None:
-                _write(place / key, store, source)
+                # A damaged index of ours is replaced.
+                with fresh_folder(place / key, ours="|".join(map(re.escape, (*COLUMNS, MANIFEST)))) as draft:
+                    build(store, draft, source)
                 index = _read(place / key, store, config, source)
         if index is None:
-            raise MachineError(
-                "the index of windows cannot be read back after it was written",
-                where={"folder": place / key},
-                fix="check the disk",
-            )
+            what = "the index of windows cannot be read back after it was written"
+            raise MachineError(what, where={"folder": place / key}, fix="check the disk")
         return index
 
     @cached_property
     def trains_U(self) -> NDArray[np.bool_]:
-        """Whether each user of the store is a training user."""
-        return train_user(self.store.user_ids_U, self.config.train_share, self.config.split_salt)
+        """Whether each user of the store is a training user; the others are held out."""
+        return unit(self.store.user_ids_U, self.config.split_salt) < self.config.train_share
 
-    def counts(self, users: Users = "all") -> NDArray[np.int64]:
+    def counts(self, users: Users = "all") -> Longs:
         """Number of anchors of every window."""
         if users not in self._counts:
-            counts_W = self._count(users)
-            counts_W.setflags(write=False)
-            self._counts[users] = counts_W
+            values_R = self.anchors_R[:]
+            if users != "all":
+                values_R = values_R * self._selected(slice(0, len(values_R)), users)
+            before_R1 = np.concatenate([[0], np.cumsum(values_R, dtype=np.int64)])
+            self._counts[users] = np.diff(before_R1[self.offsets_W1])
+            self._counts[users].setflags(write=False)
         return self._counts[users]
 
-    def anchors(self, window: int, users: Users = "all") -> NDArray[np.int64]:
+    def anchors(self, window: int, users: Users = "all") -> Longs:
         """Positions of a window's anchors, ascending: by user, then by time."""
-        rows = self._rows(window, users)
-        self.verify(*self.offsets_W1[window : window + 2].tolist())
-        first, events = self.first_R[rows], self.events_R[rows].astype(np.int64)
-        expected, ends = int(self.anchors_R[rows].sum(dtype=np.int64)), np.cumsum(events)
-        if not len(first):
-            return np.empty(0, np.int64)
-        if first.min() < 0 or int((first + events).max()) > self.store.events or expected > ends[-1]:
-            raise self._damaged()
-        positions, done, begin = np.empty(expected, np.int64), 0, 0
-        while begin < len(first):
-            base = int(ends[begin - 1]) if begin else 0
-            stop = max(begin + 1, int(np.searchsorted(ends, base + _BLOCK, side="right")))
-            inside = np.repeat(first[begin:stop] - ends[begin:stop] + events[begin:stop] + base, events[begin:stop])
-            inside += np.arange(len(inside))
-            listens = inside[is_listen(self.store, inside)]
-            if done + len(listens) > expected:
-                raise self._damaged()
-            positions[done : done + len(listens)] = listens
-            done, begin = done + len(listens), stop
-        if done != expected:
-            raise self._damaged()
-        return positions
-
-    def order(self, window: int, users: Users = "all") -> NDArray[np.int64]:
-        """A window's anchors in training order: a pure function of the config's seed and the window."""
-        return shuffled(self.anchors(window, users), self.config.shuffle, self.config.shuffle_seed + window)
-
-    def holdout(self, first: int, windows: int = 1, users: Users = "held-out") -> NDArray[np.int64]:
-        """Positions of the anchors to evaluate on, window after window, ascending in each.
-
-        If every user is a training user, "held-out" means all users.
-        """
-        if users == "held-out" and self.config.train_share >= 1:
-            users = "all"
-        parts = [self.anchors(window, users) for window in range(first, first + windows)]
-        return np.concatenate([np.empty(0, np.int64), *parts])
-
-    def verify(self, first: int = 0, stop: int | None = None) -> None:
-        """Compare rows of the index, by default all, with their digests; a difference is an error."""
-        for column in (self.users_R, self.first_R, self.events_R, self.anchors_R):
-            column.require(first, len(column) if stop is None else stop)
-
-    def _rows(self, window: int, users: Users) -> slice | NDArray[np.int64]:
         if not 0 <= window < self.windows:
             raise DataError(
                 f"there is no window {window}: the data has windows 0 to {self.windows - 1}",
                 where={"store": self.store.folder},
                 fix="choose windows within that range",
             )
-        begin, end = int(self.offsets_W1[window]), int(self.offsets_W1[window + 1])
-        if users == "all":
-            return slice(begin, end)
-        return np.flatnonzero(self._selected(slice(begin, end), users)) + begin
+        rows = slice(*self.offsets_W1[window : window + 2].tolist())
+        self.verify(rows)
+        selected = slice(None) if users == "all" else self._selected(rows, users)
+        first, events = self.first_R[rows][selected], self.events_R[rows][selected].astype(np.int64)
+        if len(first) and (first.min() < 0 or (first + events).max() > self.store.events):
+            raise _damaged(self.folder, self.store)
+        ends, parts = np.cumsum(events), [np.empty(0, np.int64)]
+        for part in np.split(np.arange(len(first)), np.searchsorted(ends, np.arange(CHUNK, ends[-1:].sum(), CHUNK))):
+            inside = np.repeat(first[part] - np.cumsum(events[part]) + events[part], events[part])
+            inside += np.arange(len(inside))
+            parts.append(inside[is_listen(self.store, inside)])
+        positions = np.concatenate(parts)
+        if len(positions) != int(self.anchors_R[rows][selected].sum(dtype=np.int64)):
+            raise _damaged(self.folder, self.store)
+        return positions
+
+    def order(self, window: int, users: Users = "all") -> Longs:
+        """A window's anchors in training order: a pure function of the config's seed and the window."""
+        return shuffled(self.anchors(window, users), self.config.shuffle, self.config.shuffle_seed + window)
+
+    def verify(self, rows: slice) -> None:
+        """Compare rows of the index with their digests; a difference is an error."""
+        for column in (self.users_R, self.first_R, self.events_R, self.anchors_R):
+            column.require(rows.start, rows.stop)
 
     def _selected(self, rows: slice, users: Users) -> NDArray[np.bool_]:
         users_R = self.users_R[rows]
         if len(users_R) and users_R.max() >= self.store.users:
-            raise self._damaged()
+            raise _damaged(self.folder, self.store)
         trains: NDArray[np.bool_] = self.trains_U[users_R]
         return trains if users == "train" else ~trains
 
-    def _count(self, users: Users) -> NDArray[np.int64]:
-        """Sums of the index's rows by window, in chunks of bounded size."""
-        before_W1, total, rows = np.zeros(self.windows + 1, np.int64), 0, len(self.anchors_R)
-        for begin in range(0, rows, _STRIDE):
-            part = slice(begin, min(rows, begin + _STRIDE))
-            values = self.anchors_R[part]
-            if users != "all":
-                values = values * self._selected(part, users)
-            running = np.cumsum(values, dtype=np.int64)
-            low, high = np.searchsorted(self.offsets_W1, [begin, part.stop], side="right")
-            before_W1[low:high] = total + running[self.offsets_W1[low:high] - begin - 1]
-            total += int(running[-1])
-        return np.diff(before_W1)
 
-    def _damaged(self) -> DataError:
-        return _damaged_index(self.folder, self.store)
-
-
-def _damaged_index(folder: Path, store: EventStore) -> DataError:
+def _damaged(folder: Path, store: EventStore) -> DataError:
     return DataError(
         "the index of windows is damaged, or belongs to other events",
         where={"index": folder, "store": store.folder},
@@ -234,19 +215,26 @@ def _damaged_index(folder: Path, store: EventStore) -> DataError:
     )
 
 
-def _default_folders(store: EventStore) -> list[Path]:
-    """Folders of the indexes of a store, in the order of preference."""
-    return [*([store.folder / "windows"] if store.layout == "packed" else []), home() / "windows"]
-
-
 def _read(folder: Path, store: EventStore, config: WindowConfig, source: IndexSource) -> WindowIndex | None:
     """The index of this store; None if it does not exist or is damaged."""
     try:
-        fix = f"remove {folder}; the next start builds it again"
-        manifest = read_sealed(folder / MANIFEST, (FORMAT, VERSION), IndexManifest, fix=fix)
+        manifest = read_sealed(
+            folder / MANIFEST, (FORMAT, VERSION), IndexManifest, fix="the next start builds it again"
+        )
         if any(getattr(manifest, name) != value for name, value in as_json(source).items()):
             return None
-        columns = {name: _column(folder, name, manifest, store) for name in COLUMNS}
+        columns = {}
+        for name, kind in COLUMNS.items():
+            stated = manifest.columns[name]
+            array = map_file(folder / name, kind, stated.bytes)
+            blocks = Blocks(
+                folder / name,
+                array.view(np.uint8),
+                stated.blocks,
+                block=manifest.digest_block,
+                damaged=lambda *_: _damaged(folder, store),
+            )
+            columns[name] = Column(array, blocks)
         index = WindowIndex(
             store=store,
             config=config,
@@ -254,42 +242,110 @@ def _read(folder: Path, store: EventStore, config: WindowConfig, source: IndexSo
             windows=manifest.windows,
             t_min=manifest.t_min,
             t_max=manifest.t_max,
-            offsets_W1=columns[OFFSETS][:],
-            users_R=columns["users"],
-            first_R=columns["first"],
-            events_R=columns["events"],
-            anchors_R=columns["anchors"],
+            offsets_W1=columns.pop("offsets")[:],
+            **{f"{name}_R": column for name, column in columns.items()},  # type: ignore[arg-type]
         )
-        if sum(column.array.nbytes for column in columns.values()) <= _AT_ONCE:
-            index.verify()
+        if sum(column.array.nbytes for column in columns.values()) <= AT_ONCE:
+            index.verify(slice(0, manifest.rows))
     except (OSError, ValueError, KeyError, TypeError, DataError, MachineError):
         return None
     return index
 
 
-def _column(folder: Path, name: str, manifest: IndexManifest, store: EventStore) -> Column:
-    path, stated = folder / name, manifest.columns[name]
-    array = map_file(path, COLUMNS[name], stated.bytes)
-    blocks = Blocks(
-        path,
-        array.view(np.uint8),
-        stated.blocks,
-        block=manifest.digest_block,
-        damaged=lambda *_: _damaged_index(folder, store),
+def is_listen(store: EventStore, which: slice | Longs) -> NDArray[np.bool_]:
+    """Whether events are listens or negatives that an import drew: what can be an anchor."""
+    return np.asarray((store.kinds(which) & np.uint8(ANCHORS)) != 0)
+
+
+def build(store: EventStore, folder: Path, source: IndexSource) -> None:
+    """Write the index of a store into an empty folder: one pass over the events, about 40 bytes of memory for a row."""
+    low_U, high_U = store.user_first_U1[:-1] + source.min_history * store.stored_per_event, store.user_first_U1[1:]
+    start_U = _outermost(store, low_U, high_U, 1)
+    users_A = np.flatnonzero(start_U >= 0)
+    if not len(users_A):
+        longest = int(np.diff(store.user_first_U1).max(initial=0)) // store.stored_per_event
+        raise NoAnchors(
+            f"no listen has {source.min_history:,} earlier events of its user; the most active user has {longest:,} "
+            "events",
+            where={"store": store.folder},
+            fix="lower window.min_history, or use a larger dataset",
+        )
+    start_A, last_A = start_U[users_A], _outermost(store, low_U[users_A], high_U[users_A], -1)
+    t_min, t_max = int(store.times_E[start_A].min()), int(store.times_E[last_A].max())
+    windows = -(-(t_max - t_min + 1) // source.seconds)
+    if windows > MOST_WINDOWS:
+        raise ConfigError(
+            f"window.seconds is {source.seconds:,}, which gives {windows:,} windows; the maximum is {MOST_WINDOWS:,}",
+            where={"field": "window.seconds"},
+            fix="choose a longer window",
+        )
+    parts = []
+    # Whole users, about a chunk of events at a time.
+    edges = np.searchsorted(last_A, np.arange(start_A[0], last_A[-1], CHUNK))
+    for users in np.split(np.arange(len(users_A)), np.unique(edges)):
+        poll()
+        if len(users):
+            parts.append(_spans(store, users_A[users], start_A[users], last_A[users] + 1, t_min, source.seconds))
+    rows_R = np.concatenate(parts)
+    parts.clear()
+    # numpy sorts 16-bit keys by radix, which is fast.
+    order_R = np.argsort(rows_R["window"].astype(np.uint16 if windows <= 1 << 16 else np.uint32), kind="stable")
+    columns = {}
+    offsets_W1 = np.concatenate([[0], np.cumsum(np.bincount(rows_R["window"], minlength=windows))])
+    for name, kind in COLUMNS.items():
+        content = (offsets_W1 if name == "offsets" else rows_R[name][order_R]).astype(kind).tobytes()
+        write_atomic(folder / name, content, fix="the next start builds the index again")
+        blocks = (content[at : at + DIGEST_BLOCK] for at in range(0, len(content), DIGEST_BLOCK))
+        columns[name] = StoredColumn(bytes=len(content), blocks=[hashlib.sha256(block).hexdigest() for block in blocks])
+    manifest = IndexManifest(
+        **as_json(source),
+        t_min=t_min,
+        t_max=t_max,
+        windows=windows,
+        rows=len(rows_R),
+        anchors=int(rows_R["anchors"].sum(dtype=np.int64)),
+        digest_block=DIGEST_BLOCK,
+        columns=columns,
     )
-    return Column(array, blocks)
+    write_json(folder / MANIFEST, sealed(manifest))
 
 
-def _write(folder: Path, store: EventStore, source: IndexSource) -> None:
-    """Build the index; a damaged one of ours is replaced."""
-    with fresh_folder(folder, ours="|".join(map(re.escape, (*COLUMNS, MANIFEST)))) as draft:
-        build(store, draft, source)
+def _outermost(store: EventStore, low_U: Longs, high_U: Longs, step: int) -> Longs:
+    """The first (step 1) or last (step -1) listen of every user between low and high; -1 if there is none."""
+    position_U = np.full(len(low_U), -1, np.int64)
+    place_U = (low_U if step > 0 else high_U - 1).copy()
+    left = np.flatnonzero(low_U < high_U)
+    # Nearly every event is a listen: a few steps, each for all users at once, find almost all.
+    while len(left):
+        hit = is_listen(store, place_U[left])
+        position_U[left[hit]] = place_U[left[hit]]
+        left = left[~hit]
+        place_U[left] += step
+        left = left[(low_U[left] <= place_U[left]) & (place_U[left] < high_U[left])]
+    return position_U
 
 
-def _first_writable(places: list[Path]) -> Path:
-    for place in places[:-1]:
-        with suppress(MachineError):
-            require_writable(place)
-            return place
-    require_writable(places[-1])
-    return places[-1]
+def _spans(store: EventStore, users_A: Longs, start_A: Longs, stop_A: Longs, t_min: int, seconds: int) -> NDArray[Any]:
+    """The rows of some users, by user, then by window; a user's anchors are from `start` to before `stop`."""
+    begin, end = int(start_A[0]), int(stop_A[-1])
+    window_C = (store.times_E[begin:end].astype(np.int64) - t_min) // seconds
+    begins_C = np.append(True, window_C[1:] != window_C[:-1])
+    begins_C[start_A - begin] = True
+    begins_C[stop_A[:-1] - begin] = True
+    edges_S = np.flatnonzero(begins_C)
+    listens_S = np.add.reduceat(is_listen(store, slice(begin, end)), edges_S, dtype=np.uint32)
+    events_S, owner_S = np.diff(edges_S, append=end - begin), np.searchsorted(start_A - begin, edges_S, "right") - 1
+    # Between the anchors of one user and the next lie events that are no anchors.
+    inside_S = edges_S + begin < stop_A[owner_S]
+    edges_S, listens_S, events_S, owner_S = (part[inside_S] for part in (edges_S, listens_S, events_S, owner_S))
+    window_S = window_C[edges_S]
+    if ((np.diff(owner_S) == 0) & (np.diff(window_S) <= 0)).any():
+        raise DataError(
+            "events of a user are not sorted by time",
+            where={"store": store.folder},
+            fix="recperf data check names the place; prepare the data again",
+        )
+    rows = np.empty(len(edges_S), [("window", "<u4"), *[(name, COLUMNS[name]) for name in [*COLUMNS][1:]]])
+    rows["window"], rows["users"], rows["first"] = window_S, users_A[owner_S], edges_S + begin
+    rows["events"], rows["anchors"] = events_S, listens_S
+    return np.asarray(rows[listens_S > 0])

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
-from ...data.yambda.loader import Loader
-from ...data.yambda.order import StreamOrder
+from ...data.yambda.loader import Loader, StreamOrder
 from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.inputs import Inputs, prepare
 from ...models.dlrm_v4.padding import Padding

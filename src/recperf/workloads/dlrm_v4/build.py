@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...data.batch import HistoryBatch
-from ...data.yambda.order import StreamOrder
+from ...data.yambda.loader import StreamOrder
 from ...distributed.ranks import current
 from ...distributed.shares import Scores
 from ...execution.submission import Submission, micro_batch

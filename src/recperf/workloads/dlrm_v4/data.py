@@ -19,7 +19,7 @@ from torch import Tensor
 from ...data.order import Samples
 from ...data.yambda import catalogue, neighbours
 from ...data.yambda.history import Histories
-from ...data.yambda.order import StreamOrder
+from ...data.yambda.loader import StreamOrder
 from ...data.yambda.rates import MEANS, RunningRates
 from ...data.yambda.reference import open_events
 from ...data.yambda.schema import DRAWN, LISTEN_PLUS, RATES

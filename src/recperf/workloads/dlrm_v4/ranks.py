@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
-from ...data.yambda.order import StreamOrder
+from ...data.yambda.loader import StreamOrder
 from ...distributed.balance import deal, stride
 from ...distributed.exchange import made_event
 from ...distributed.ranks import Ranks, current
