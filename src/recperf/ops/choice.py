@@ -123,7 +123,7 @@ def dispatch(package: str, function: str, *, float64: bool = True) -> Callable[.
 
 def triton_problem(device: torch.device) -> str | None:
     """The reason why Triton kernels cannot run on a device; None if they can. Tests interpret them on any device."""
-    if importlib.util.find_spec("triton") is None:
+    if not _exists("triton"):
         return "triton is not installed"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the tensors are on {device.type}"
@@ -142,13 +142,14 @@ def _problem(package: str, name: str, device: torch.device) -> str | None:
 
 
 @functools.cache
-def _exists(package: str, name: str) -> bool:
+def _exists(*names: str) -> bool:
     try:
-        return importlib.util.find_spec(f"{package}.{name}") is not None
+        return importlib.util.find_spec(".".join(names)) is not None
     except ModuleNotFoundError:
         return False
 
 
+@functools.cache
 def _module(package: str, name: str) -> ModuleType:
     """Imported when it is first needed: triton is not installed everywhere."""
     return importlib.import_module(f"{package}.{name}")

@@ -1,4 +1,4 @@
-"""CUDA C++ kernels of an op: compiled by NVRTC, which every CUDA build of torch brings, and launched by the driver.
+"""CUDA C++ kernels of an op: compiled by NVRTC, which every CUDA build of torch brings, and launched from C (launch.c).
 
 Compiled files are cached beside the C libraries (compile.py), under a digest of source, options and compiler.
 """
@@ -9,7 +9,6 @@ import ctypes
 import functools
 import hashlib
 import struct
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,56 +25,53 @@ MOST_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 KINDS = {torch.float16: 6, torch.bfloat16: 9}
 """Numbers of CUtensorMapDataType."""
-SWIZZLE_128, PROMOTE_256 = 3, 3
-MAP_BYTES = 128
-NO_CONTEXT = 201
-"""CUDA_ERROR_INVALID_CONTEXT."""
+LAYOUTS = {"M": "PQQQII", "Z": "PQ"}
+"""How arguments lie that are more than one number."""
+MOST_ARGUMENTS = 24
 
 
 class Entry(NamedTuple):
     """A function of a source file, as it is started."""
 
     types: str
-    """Of its parameters, as in Python's `struct`, and M for a map."""
+    """Of its parameters, as in Python's `struct`; M: a matrix that the copy engine reads (address, rows, numbers in a
+    row, bytes from row to row, one of `KINDS`, rows copied at a time); Z: memory that is zero when the kernel starts
+    (address, words of 32 bits)."""
     threads: int
     shared: int = 0
     """Bytes of shared memory that a program gets beside what the source declares."""
 
 
 class Kernel:
-    """A function of a compiled file on one device. Arguments are tensors (or None), numbers, and maps as bytes."""
+    """A function of a compiled file on one device."""
 
-    def __init__(self, device: torch.device, handle: ctypes.c_void_p, entry: Entry) -> None:
-        self._device, self._handle, self._entry = device, handle, entry
-        types = [f"{MAP_BYTES}s" if one == "M" else one for one in entry.types]
-        self._layout = struct.Struct("".join(types))
-        ends = [struct.calcsize("".join(types[: count + 1])) for count in range(len(types))]
-        self._places = [end - struct.calcsize(one) for end, one in zip(ends, types)]
-        self._thread = threading.local()
+    def __init__(self, device: torch.device, launch: Any, handle: int, entry: Entry) -> None:
+        self._device, self._index, self._launch = device, device.index, launch
+        layouts = [LAYOUTS.get(one, one) for one in entry.types]
+        ends = [struct.calcsize("".join(layouts[: count + 1])) for count in range(len(layouts))]
+        places = [end - struct.calcsize(one) for end, one in zip(ends, layouts)]
+        self._pack = struct.Struct("".join(layouts)).pack
+        described = struct.Struct(f"P3I{MOST_ARGUMENTS}I{MOST_ARGUMENTS}s")
+        places += [0] * (MOST_ARGUMENTS - len(places))
+        self._kernel = described.pack(
+            handle, entry.threads, entry.shared, len(layouts), *places, entry.types.encode()
+        )
 
-    def _room(self) -> tuple[Any, Any]:
-        """Where this thread puts the arguments, and their addresses; the driver copies them."""
-        if not hasattr(self._thread, "room"):
-            buffer = ctypes.create_string_buffer(self._layout.size)
-            first = ctypes.addressof(buffer)
-            self._thread.room = buffer, (ctypes.c_void_p * len(self._places))(*(first + at for at in self._places))
-        room: tuple[Any, Any] = self._thread.room
-        return room
-
-    def __call__(self, programs: int, *arguments: Tensor | float | bytes | None) -> None:
+    def __call__(self, programs: int, *arguments: Tensor | float | None) -> None:
         """Start it on torch's current stream of its device."""
+        self.start(programs, *(one.data_ptr() if isinstance(one, Tensor) else one or 0 for one in arguments))
+
+    def start(self, programs: int, *arguments: float) -> None:
+        """The same with addresses for tensors, which takes less time; they must live until this returns."""
         if not programs:
             return
-        current = torch.cuda.current_device()
-        if current != self._device.index:
+        if torch._C._cuda_getDevice() != self._index:
             with torch.cuda.device(self._device):
-                return self(programs, *arguments)
-        buffer, addresses = self._room()
-        values = [one.data_ptr() if isinstance(one, Tensor) else 0 if one is None else one for one in arguments]
-        self._layout.pack_into(buffer, 0, *values)
-        stream, entry = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(current)), self._entry
-        shape = programs, 1, 1, entry.threads, 1, 1, entry.shared
-        _call("a CUDA kernel could not be started", "cuLaunchKernel", self._handle, *shape, stream, addresses, None)
+                return self.start(programs, *arguments)
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        code = self._launch(self._kernel, self._index, programs, stream, self._pack(*arguments))
+        if code:
+            raise _failure("a CUDA kernel could not be started", code)
 
 
 def load(
@@ -83,14 +79,13 @@ def load(
 ) -> dict[str, Kernel] | None:
     """The kernels of a file for this device, by name; None where they cannot be used, and a note says why and what is
     done instead."""
-    folder = files.folder()
     try:
-        content = _content(folder, source, device, options)
+        launch, content = _launch(), _content(files.folder(), source, device, options)
         with torch.cuda.device(device):
             torch.cuda.current_stream()  # The driver needs torch's context.
             module = ctypes.c_void_p()
             _call("the driver does not load the compiled kernels", "cuModuleLoadData", ctypes.byref(module), content)
-            return {name: _kernel(device, module, name, entry) for name, entry in entries.items()}
+            return {name: _kernel(device, launch, module, name, entry) for name, entry in entries.items()}
     except (OSError, MachineError) as error:
         notice_once(f"{error}: {instead}")
         return None
@@ -112,11 +107,11 @@ def _content(folder: Path, source: Path, device: torch.device, options: tuple[st
         return file.read()[:-DIGEST_BYTES]
 
 
-def _kernel(device: torch.device, module: ctypes.c_void_p, name: str, entry: Entry) -> Kernel:
+def _kernel(device: torch.device, launch: Any, module: ctypes.c_void_p, name: str, entry: Entry) -> Kernel:
     handle, problem = ctypes.c_void_p(), f"kernel {name} cannot be used"
     _call(problem, "cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
     _call(problem, "cuFuncSetAttribute", handle, MOST_SHARED, entry.shared)
-    return Kernel(device, handle, entry)
+    return Kernel(device, launch, handle.value or 0, entry)
 
 
 def _compiler() -> ctypes.CDLL:
@@ -165,38 +160,28 @@ def _read(compiler: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    return ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+
+
+@functools.cache
+def _launch() -> Any:
+    """The function of launch.c, which calls the driver."""
+    _driver()
+    arguments = ctypes.c_char_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
+    library = files.load(Path(__file__).with_name("launch.c"), {"launch": arguments}, {"launch": ctypes.c_int})
+    if isinstance(library, str):
+        raise MachineError(library)
+    return library.launch
 
 
 def _call(problem: str, function: str, *arguments: Any) -> None:
-    """Call the driver; raise with this problem unless it succeeds.
-
-    A thread has no context before it first uses the device through torch: one of autograd's may begin with a kernel of
-    ours. It then gets the one that torch uses.
-    """
-    driver = _driver()
-    code = getattr(driver, function)(*arguments)
-    if code == NO_CONTEXT:
-        context = ctypes.c_void_p()
-        code = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), torch.cuda.current_device())
-        code = code or driver.cuCtxSetCurrent(context) or getattr(driver, function)(*arguments)
+    """Call the driver; raise with this problem unless it succeeds."""
+    code = getattr(_driver(), function)(*arguments)
     if code:
-        text = ctypes.c_char_p()
-        driver.cuGetErrorString(code, ctypes.byref(text))
-        raise MachineError(f"{problem}: {(text.value or b'unknown error').decode()}")
+        raise _failure(problem, code)
 
 
-@functools.lru_cache(maxsize=512)
-def block_map(address: int, height: int, width: int, stride: int, dtype: torch.dtype, rows: int) -> bytes:
-    """What the copy engine needs to know of a matrix: it copies so many rows and 64 columns at a time, swizzled."""
-    room = ctypes.create_string_buffer(2 * MAP_BYTES)
-    # At a multiple of 64 bytes.
-    first = -ctypes.addressof(room) % 64
-    one = (ctypes.c_char * MAP_BYTES).from_buffer(room, first)
-    sizes, strides = (ctypes.c_uint64 * 2)(width, height), (ctypes.c_uint64 * 1)(stride * dtype.itemsize)
-    box, steps = (ctypes.c_uint32 * 2)(64, rows), (ctypes.c_uint32 * 2)(1, 1)
-    _call(
-        "the copy engine cannot read this matrix", "cuTensorMapEncodeTiled",
-        one, KINDS[dtype], 2, ctypes.c_void_p(address), sizes, strides, box, steps, 0, SWIZZLE_128, PROMOTE_256, 0,
-    )  # fmt: skip
-    return one.raw
+def _failure(problem: str, code: int) -> MachineError:
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(code, ctypes.byref(text))
+    return MachineError(f"{problem}: {(text.value or b'unknown error').decode()}")

@@ -47,28 +47,38 @@ def attention(
     """The output of every token, differentiable in q, k, v and what the bias has learned; the backward pass recomputes
     the scores."""
     body, _ = choose(impl, q_THA.device)
-    learned = (None, None) if bias is None else (bias.positions_P, bias.buckets_K)
-    out_THV: Tensor = _Attention.apply(q_THA, k_THA, v_THV, *learned, offsets_B1, mask, bias, body)  # type: ignore[no-untyped-call]
+    if not torch.is_grad_enabled():
+        plain_THV: Tensor = body.forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias)
+        return plain_THV
+    learned = () if bias is None else (bias.positions_P, bias.buckets_K)
+    inputs = (mask, bias, body), q_THA, k_THA, v_THV, offsets_B1, *learned
+    # What `apply` adds for torch.func takes half as long as all the rest of it.
+    applied = _Attention.apply if torch._C._are_functorch_transforms_active() else _apply
+    out_THV: Tensor = applied(*inputs)
     return out_THV
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, positions_P: Tensor | None, buckets_K: Tensor | None,
-        offsets_B1: Tensor, mask: Mask, bias: RelativeBias | None, body: ModuleType,
-    ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(q_THA, k_THA, v_THV, positions_P, buckets_K, offsets_B1)
-        ctx.mask, ctx.bias, ctx.body = mask, bias, body
-        options = {} if bias is None else {"bias": bias}
-        out_THV: Tensor = body.forward(q_THA, k_THA, v_THV, offsets_B1, mask, **options)
+        ctx: Any, call: tuple[Mask, RelativeBias | None, ModuleType], *inputs: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.call = call
+        mask, bias, body = call
+        out_THV: Tensor = body.forward(*inputs[:4], mask, bias)
         return out_THV
 
     @staticmethod
     def backward(ctx: Any, grad_THV: Tensor) -> Any:
-        q_THA, k_THA, v_THV, positions_P, buckets_K, offsets_B1 = ctx.saved_tensors
-        inputs = (grad_THV, q_THA, k_THA, v_THV, offsets_B1, ctx.mask)
-        if ctx.bias is None:
-            return (*ctx.body.backward(*inputs), *[None] * 6)
-        bias = replace(ctx.bias, positions_P=positions_P, buckets_K=buckets_K)
-        return (*ctx.body.backward_biased(*inputs, bias), *[None] * 4)
+        q_THA, k_THA, v_THV, offsets_B1, *learned = ctx.saved_tensors
+        mask, bias, body = ctx.call
+        inputs = grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask
+        if bias is None:
+            return None, *body.backward(*inputs), None
+        bias = replace(bias, positions_P=learned[0], buckets_K=learned[1])
+        dq_THA, dk_THA, dv_THV, *dlearned = body.backward_biased(*inputs, bias)
+        return None, dq_THA, dk_THA, dv_THV, None, *dlearned
+
+
+_apply: Callable[..., Tensor] = super(torch.autograd.Function, _Attention).apply  # type: ignore[misc]

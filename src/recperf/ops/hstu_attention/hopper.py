@@ -27,32 +27,25 @@ SHARED = 226 << 10
 """Bytes of shared memory of a program."""
 
 
-def serves(
-    q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
-    *, into: Into | None = None,
-) -> bool:  # fmt: skip
-    """Whether these kernels serve a pass that writes `into`."""
-    dtype, width = q_THA.dtype, q_THA.shape[2]
-    half = dtype in (torch.bfloat16, torch.float16) and width == v_THV.shape[2] and width in WIDTHS
-    some = 0 < q_THA.shape[0] < 1 << 31 and 0 < mask.longest < 1 << 31
-    plain = mask.causal and offsets_B1.dtype == torch.int64 and offsets_B1.is_contiguous()
-    if not (half and some and plain):
-        return False
-    if not all(one.dtype == dtype and _copied_in_bulk(one) for one in (q_THA, k_THA, v_THV, *(into or ()))):
-        return False
-    return _kernels(q_THA.device, dtype, width) is not None
+Matrix = tuple[int, int, int, int, int]
+"""What the copy engine must know: address, rows, numbers in a row, bytes from row to row, kind of number."""
 
 
-def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
-    out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
-    rows, (_, heads, width) = offsets_B1.numel() - 1, q_THA.shape
+def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor | None:
+    """The output; None where these kernels do not serve."""
+    served = _served(q_THA, k_THA, v_THV, offsets_B1, mask)
+    if served is None:
+        return None
+    kernels, q, k, v = served
+    # Fresh rows lie as a plain tensor's do, whatever larger ones the inputs are cut from.
+    out_THV = torch.empty_like(v_THV, memory_format=torch.contiguous_format)
+    (_, heads, width), device = q_THA.shape, q_THA.device
     groups, keys = (2 if width > 128 else 3), (64 if width > 64 else 128)
     blocks = -(-mask.longest // (groups * GROUP))
-    tiles = rows * heads * blocks
-    programs = min(tiles, _processors(q_THA.device))
-    _loaded(q_THA)["attend"](
-        programs, _map(q_THA, GROUP), _map(k_THA, keys), _map(v_THV, keys), out_THV, *out_THV.stride()[:2],
-        offsets_B1, blocks, heads, tiles, _counter(q_THA.device), mask.alpha / 2, 1 / mask.length,
+    tiles, counter = (offsets_B1.numel() - 1) * heads * blocks, _counter(device)
+    kernels["attend"].start(
+        min(tiles, _processors(device)), *q, GROUP, *k, keys, *v, keys, out_THV.data_ptr(), heads * width, width,
+        offsets_B1.data_ptr(), blocks, heads, tiles, counter.data_ptr(), mask.alpha / 2, 1 / mask.length,
     )  # fmt: skip
     return out_THV
 
@@ -60,42 +53,46 @@ def forward(q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mas
 def backward(
     grad_THV: Tensor, q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask,
     *, into: Into | None = None, sums: Into | None = None,
-) -> Into:  # fmt: skip
-    """Gradients of q, k and v, and their sums over all tokens; the same bits every time."""
-    # Fresh ones lie as a plain tensor does, whatever larger rows the inputs are cut from.
-    dq, dk, dv = into or (
-        torch.empty_like(q_THA, memory_format=torch.contiguous_format),
-        torch.empty_like(k_THA, memory_format=torch.contiguous_format),
-        torch.empty_like(v_THV, memory_format=torch.contiguous_format),
-    )
-    grad = grad_THV.to(v_THV.dtype)
-    if not _copied_in_bulk(grad):
-        grad = grad.contiguous()
+) -> Into | None:  # fmt: skip
+    """Gradients of q, k and v, and their sums over all tokens; the same bits every time. None as for `forward`."""
+    served = _served(q_THA, k_THA, v_THV, offsets_B1, mask)
+    if served is None or (into and any(one.dtype != q_THA.dtype or not _matrix(one) for one in into)):
+        return None
+    kernels, q, k, v = served
+    plain = torch.contiguous_format
+    grad, grad_dtype = _matrix(grad_THV), v_THV.dtype
+    if grad is None or grad_THV.dtype is not grad_dtype:
+        grad_THV = grad_THV.to(grad_dtype, memory_format=plain, copy=True)
+        grad = _matrix(grad_THV)
+        assert grad is not None
+    dq, dk, dv = into or [torch.empty_like(one, memory_format=plain) for one in (q_THA, k_THA, v_THV)]
     rows, (tokens, heads, width), device = offsets_B1.numel() - 1, q_THA.shape, q_THA.device
-    half, over, kernels, wide = mask.alpha / 2, 1 / mask.length, _loaded(q_THA), width > 128
+    half, over, wide = mask.alpha / 2, 1 / mask.length, width > 128
     keys, queries = (1, 2) if wide else (2, 1)  # groups of 64 a program
-    key_blocks, query_blocks = (-(-mask.longest // (groups * GROUP)) for groups in (keys, queries))
+    key_blocks, query_blocks = -(-mask.longest // (keys * GROUP)), -(-mask.longest // (queries * GROUP))
     key_totals = query_totals = None
     if sums is not None:
         key_totals = torch.empty(rows, heads, key_blocks * keys, 2, width, dtype=torch.float32, device=device)
         query_totals = torch.empty(rows, heads, query_blocks * queries, width, dtype=torch.float32, device=device)
-    maps = _map(q_THA, GROUP), _map(k_THA, keys * GROUP), _map(v_THV, keys * GROUP), _map(grad, GROUP)
-    of_keys = key_totals, dk, dv, *dk.stride()[:2], *dv.stride()[:2], offsets_B1, key_blocks, heads
-    of_queries = query_totals, dq, *dq.stride()[:2], offsets_B1, query_blocks, heads
+    maps = *q, GROUP, *k, keys * GROUP, *v, keys * GROUP, *grad, GROUP
+    starts, key_strides, query_strides = offsets_B1.data_ptr(), (*dk.stride()[:2], *dv.stride()[:2]), dq.stride()[:2]
+    of_keys = _address(key_totals), dk.data_ptr(), dv.data_ptr(), *key_strides, starts, key_blocks, heads
+    of_queries = _address(query_totals), dq.data_ptr(), *query_strides, starts, query_blocks, heads
     key_programs, query_programs = rows * heads * key_blocks, rows * heads * query_blocks
     if wide:
-        kernels["grad_keys"](key_programs, *maps, *of_keys, half, over)
-        kernels["grad_queries"](query_programs, *maps, *of_queries, half, over)
+        kernels["grad_keys"].start(key_programs, *maps, *of_keys, half, over)
+        kernels["grad_queries"].start(query_programs, *maps, *of_queries, half, over)
     else:
-        # Every row begins at a multiple of 64 tokens in them.
+        # Sums of the queries' gradients, where every row begins at a multiple of 64 tokens, and whose turn it is to add.
         sum_blocks = tokens // GROUP + rows
-        query_sums = torch.empty(sum_blocks * heads * GROUP * width, dtype=torch.float32, device=device)
-        turns = torch.zeros(sum_blocks * heads * 2, dtype=torch.int32, device=device)
-        kernels["grad_keys"](key_programs, *maps, query_sums, turns, *of_keys, sum_blocks, half, over)
-        kernels["grad_queries"](query_programs, query_sums, *of_queries, sum_blocks, half * over)
-    if sums is not None:
-        assert key_totals is not None
-        assert query_totals is not None
+        numbers, turns = sum_blocks * heads * GROUP * width, sum_blocks * heads * 2
+        scratch = torch.empty(numbers + turns, dtype=torch.float32, device=device)
+        added = scratch.data_ptr()
+        kernels["grad_keys"].start(
+            key_programs, *maps, added, added + 4 * numbers, turns, *of_keys, sum_blocks, half, over
+        )
+        kernels["grad_queries"].start(query_programs, added, *of_queries, sum_blocks, half * over)
+    if key_totals is not None and query_totals is not None and sums is not None:
         torch.sum(query_totals, (0, 2), out=sums[0])
         totals = key_totals.sum((0, 2))
         sums[1].copy_(totals[:, 0])
@@ -103,20 +100,48 @@ def backward(
     return dq, dk, dv
 
 
-def _loaded(q_THA: Tensor) -> dict[str, cuda.Kernel]:
+def _served(
+    q_THA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask
+) -> tuple[dict[str, cuda.Kernel], Matrix, Matrix, Matrix] | None:
+    """The kernels and the matrices of q, k and v; None where they do not serve."""
+    q, k, v = _matrix(q_THA), _matrix(k_THA), _matrix(v_THV)
+    if q is None or k is None or v is None or q[2] != v[2] or not q[4] == k[4] == v[4]:
+        return None
+    if not mask.causal or not 0 < mask.longest < 1 << 31 or not 0 < q[1] < 1 << 31:
+        return None
+    if offsets_B1.dtype is not torch.int64 or not offsets_B1.is_contiguous():
+        return None
     kernels = _kernels(q_THA.device, q_THA.dtype, q_THA.shape[2])
-    assert kernels is not None
-    return kernels
+    return None if kernels is None else (kernels, q, k, v)
+
+
+def _matrix(rows_THA: Tensor) -> Matrix | None:
+    """All heads of a token side by side are a row; a token's stride may be that of a larger row. None where the chip's
+    bulk copies cannot read it: there must be no gaps between heads, and rows at multiples of 16 bytes."""
+    kind = cuda.KINDS.get(rows_THA.dtype)
+    tokens, heads, width = rows_THA.shape
+    token, head, one = rows_THA.stride()
+    address = rows_THA.data_ptr()
+    # Numbers of these kinds have two bytes.
+    if kind is None or head != width or one != 1 or token < heads * width or token % 8 or address % 16:
+        return None
+    return address, tokens, heads * width, 2 * token, kind
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 @functools.cache
 def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> dict[str, cuda.Kernel] | None:
+    if width not in WIDTHS:
+        return None
     entries = {"attend": cuda.Entry("MMMPqqPiiiPff", 384 if width > 128 else 512, SHARED)}
     if width > 128:
         entries["grad_keys"] = cuda.Entry("MMMMPPPqqqqPiiff", 384, SHARED)
         entries["grad_queries"] = cuda.Entry("MMMMPPqqPiiff", 384, SHARED)
     else:
-        entries["grad_keys"] = cuda.Entry("MMMMPPPPPqqqqPiiiff", 384, SHARED)
+        entries["grad_keys"] = cuda.Entry("MMMMPZPPPqqqqPiiiff", 384, SHARED)
         entries["grad_queries"] = cuda.Entry("PPPqqPiiif", 128)
     options = [f"-DWIDTH={width}", *["-DFLOAT16"] * (dtype == torch.float16)]
     instead = "attention uses kernels that are slower on this GPU"
@@ -134,26 +159,10 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 def _counter(device: torch.device) -> Tensor:
     """From which programs take their blocks of queries. Calls on different streams run at the same time, so each has
     its own; a CUDA graph, which may run on any stream, clears its own."""
-    if torch.cuda.is_current_stream_capturing():
+    if torch._C._cuda_isCurrentStreamCapturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    if (device, stream) not in _counters:
-        _counters[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
-    return _counters[device, stream]
-
-
-def _map(rows_THA: Tensor, rows: int) -> bytes:
-    """Heads side by side; a token's stride may be that of a larger row."""
-    tokens, heads, width = rows_THA.shape
-    return cuda.block_map(rows_THA.data_ptr(), tokens, heads * width, rows_THA.stride(0), rows_THA.dtype, rows)
-
-
-def _copied_in_bulk(rows_THA: Tensor) -> bool:
-    """Whether the chip's bulk copies can read it: heads without gaps, rows at multiples of 16 bytes."""
-    size = rows_THA.element_size()
-    return (
-        rows_THA.stride()[1:] == (rows_THA.shape[2], 1)
-        and rows_THA.stride(0) >= rows_THA.shape[1] * rows_THA.shape[2]
-        and rows_THA.stride(0) * size % 16 == 0
-        and rows_THA.data_ptr() % 16 == 0
-    )
+    place = device, torch._C._cuda_getCurrentRawStream(device.index)
+    counter = _counters.get(place)
+    if counter is None:
+        counter = _counters[place] = torch.zeros(2, dtype=torch.int32, device=device)
+    return counter

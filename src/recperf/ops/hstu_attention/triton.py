@@ -86,12 +86,12 @@ def forward(
 ) -> Tensor:
     if bias is not None:
         bias.require_fit(len(q_THA), mask)
+    elif fast := _hopper(q_THA.device):
+        out: Tensor | None = fast.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
+        if out is not None:
+            return out
     if not _served(q_THA, v_THV, mask, bias):
         return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias)
-    fast = _hopper(q_THA.device) if bias is None else None
-    if fast is not None and fast.serves(q_THA, k_THA, v_THV, offsets_B1, mask):
-        out: Tensor = fast.forward(q_THA, k_THA, v_THV, offsets_B1, mask)
-        return out
     out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
     itemsize = q_THA.element_size() if bias is None else SHORT
     shape, tiles = _shape(q_THA, v_THV), forward_tiles(_width(q_THA, v_THV), itemsize, _roomy(q_THA.device))
@@ -119,10 +119,10 @@ def backward(
     (None: torch's own setting): then a kernel of their own recomputes the scores, as always where heads are wide, which
     is faster there. On Hopper the order is always fixed for half-precision heads of 64, 128 and 256.
     """
-    fast = _hopper(q_THA.device)
-    if fast is not None and fast.serves(q_THA, k_THA, v_THV, offsets_B1, mask, into=into):
-        gradients: Into = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into, sums=sums)
-        return gradients
+    if fast := _hopper(q_THA.device):
+        swift: Into | None = fast.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into, sums=sums)
+        if swift is not None:
+            return swift
     if not _served(q_THA, v_THV, mask):
         gradients = reference.backward(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, into=into)
     else:
@@ -252,7 +252,7 @@ def _served(q: Tensor, v: Tensor, mask: Mask, bias: RelativeBias | None = None) 
 
 @functools.cache
 def _hopper(device: torch.device) -> ModuleType | None:
-    """A body for this chip alone; `serves` (q, k, v, mask) says what it takes over."""
+    """A body for this chip alone, whose passes return None where it does not serve."""
     if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) != (9, 0):
         return None
     return importlib.import_module(f"{__package__}.hopper")
