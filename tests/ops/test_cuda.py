@@ -28,7 +28,8 @@ int cuMemsetD32Async(uint64_t address, unsigned value, uint64_t words, void *str
   seen[8] = address; seen[9] = words; zeroed = ++sequence; return value || stream != (void *)5;
 }
 int cuTensorMapEncodeTiled(uint64_t *map, int kind, uint32_t dimensions, void *address, const uint64_t *sizes,
-                           const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int a, int b, int c, int d) {
+                           const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int a, int b,
+                           int c, int d) {
   if (!context || (uint64_t)map % 64 || dimensions != 2 || !address) return 201;
   uint64_t words[8] = {kind, (uint64_t)address, sizes[0], sizes[1], strides[0], box[0], box[1], b * 10 + c};
   memcpy(map, words, sizeof words);

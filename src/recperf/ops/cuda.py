@@ -53,9 +53,7 @@ class Kernel:
         self._pack = struct.Struct("".join(layouts)).pack
         described = struct.Struct(f"P3I{MOST_ARGUMENTS}I{MOST_ARGUMENTS}s")
         places += [0] * (MOST_ARGUMENTS - len(places))
-        self._kernel = described.pack(
-            handle, entry.threads, entry.shared, len(layouts), *places, entry.types.encode()
-        )
+        self._kernel = described.pack(handle, entry.threads, entry.shared, len(layouts), *places, entry.types.encode())
 
     def __call__(self, programs: int, *arguments: Tensor | float | None) -> None:
         """Start it on torch's current stream of its device."""

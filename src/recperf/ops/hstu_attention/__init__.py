@@ -60,9 +60,7 @@ def attention(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, call: tuple[Mask, RelativeBias | None, ModuleType], *inputs: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, call: tuple[Mask, RelativeBias | None, ModuleType], *inputs: Tensor | None) -> Tensor:
         ctx.save_for_backward(*inputs)
         ctx.call = call
         mask, bias, body = call

@@ -83,7 +83,7 @@ def backward(
         kernels["grad_keys"].start(key_programs, *maps, *of_keys, half, over)
         kernels["grad_queries"].start(query_programs, *maps, *of_queries, half, over)
     else:
-        # Sums of the queries' gradients, where every row begins at a multiple of 64 tokens, and whose turn it is to add.
+        # Sums of the queries' gradients, each row from a multiple of 64 tokens on, and whose turn it is to add.
         sum_blocks = tokens // GROUP + rows
         numbers, turns = sum_blocks * heads * GROUP * width, sum_blocks * heads * 2
         scratch = torch.empty(numbers + turns, dtype=torch.float32, device=device)
