@@ -79,4 +79,4 @@ class _Attention(torch.autograd.Function):
         return None, dq_THA, dk_THA, dv_THV, None, *dlearned
 
 
-_apply: Callable[..., Tensor] = super(torch.autograd.Function, _Attention).apply  # type: ignore[misc]
+_apply: Callable[..., Tensor] = super(torch.autograd.Function, _Attention).apply
