@@ -34,9 +34,7 @@ SYNTHETIC_MARK = "recperf:made-up"
 """In the address column of u.item of movielens-like, so that its files never pass for real ones."""
 
 LARGEST_ID = 10_000_000
-LARGEST_TIME = 10**12
 LARGEST_FILE = 1 << 28
-OLDEST = 150
 _MOST_DIGITS = 18
 _GENRES_USED = 12
 _LIKED_FROM = 4
@@ -122,13 +120,30 @@ def locate(folder: Path) -> Path:
 def read(folder: Path) -> MovieLens:
     """Read u.data, u.item and u.user and check that they fit each other."""
     folder = locate(folder)
-    _check_folder(folder)
+    if not os.path.isdir(folder):
+        raise DataError(
+            f"the MovieLens folder {'is a file, not a folder' if os.path.lexists(folder) else 'does not exist'}",
+            where={"folder": folder},
+            fix=f"name a folder that holds u.data, u.item and u.user, or run: recperf data get {NAME}",
+        )
     contents = {file: _read_file(folder / file) for file in FILES}
     digests = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
-    genres, in_catalogue = _parse_items(folder / "u.item", contents["u.item"])
-    age, gender, occupation, occupations = _parse_users(folder / "u.user", contents["u.user"])
+    items = _parse(folder / "u.item", contents["u.item"], "latin-1", "|", _ITEM_COLUMNS)
+    people = _parse(folder / "u.user", contents["u.user"], "utf-8", "|", _USER_COLUMNS)
     ratings = _parse_ratings(folder / "u.data", contents["u.data"])
-    _check_ratings(folder / "u.data", ratings, occupation > 0, in_catalogue)
+    known = {"item": np.array([row[0] for row in items]), "user": np.array([row[0] for row in people])}
+    for kind, ids in known.items():
+        repeated = np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])
+        _refuse(folder / f"u.{kind}", f"{kind} id", ids, repeated, f"{kind} id came before")
+    for kind, ids in (("user", ratings[0]), ("item", ratings[1])):
+        fix = f"use u.data and u.{kind} of one download, then: recperf data check {NAME} --path {folder}"
+        strangers, more = np.flatnonzero(~np.isin(ids, known[kind])), f"; u.{kind} has {len(known[kind])} {kind}s"
+        _refuse(folder / "u.data", kind, ids, strangers, f"{kind} is not in u.{kind}", more, fix)
+    occupations = tuple(sorted({row[3] for row in people}))
+    by_user = np.zeros((3, int(known["user"].max()) + 1), dtype=np.int64)
+    by_user[:, known["user"]] = np.array([(age, sex, 1 + occupations.index(name)) for _, age, sex, name, _ in people]).T
+    genres = np.zeros((int(known["item"].max()) + 1, len(GENRES)), dtype=np.uint8)
+    genres[known["item"]] = [row[-len(GENRES) :] for row in items]
     synthetic = f"|{SYNTHETIC_MARK}|".encode() in contents["u.item"]
     own_name = "movielens-like" if synthetic else "movielens (local files)"
     return MovieLens(
@@ -139,23 +154,12 @@ def read(folder: Path) -> MovieLens:
         item=ratings[1],
         rating=ratings[2],
         timestamp=ratings[3],
-        age=age,
-        gender=gender,
-        occupation=occupation,
+        age=by_user[0],
+        gender=by_user[1],
+        occupation=by_user[2],
         occupations=occupations,
         genres=genres,
         genre_names=GENRES,
-    )
-
-
-def _check_folder(folder: Path) -> None:
-    if os.path.isdir(folder):
-        return
-    problem = "is a file, not a folder" if os.path.lexists(folder) else "does not exist"
-    raise DataError(
-        f"the MovieLens folder {problem}",
-        where={"folder": folder},
-        fix=f"name a folder that holds u.data, u.item and u.user, or run: recperf data get {NAME}",
     )
 
 
@@ -185,19 +189,17 @@ def _fault(path: Path, line: int, what: str, fix: str | None = None) -> DataErro
 
 def _lines(path: Path, content: bytes, encoding: str) -> list[str]:
     """The lines of a file, without blank lines at its end."""
-    fix = f"save {path.name} as plain {encoding} text without a byte-order mark, or fetch the published files"
-    if content.startswith((b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")):
-        raise _fault(path, 1, f"{path.name} starts with a byte-order mark: it was saved as UTF-16 or UTF-8", fix)
-    nul = content.find(b"\0")
-    if nul >= 0:
-        line = content.count(b"\n", 0, nul) + 1
-        raise _fault(path, line, f"{path.name} holds NUL bytes, so it is not {encoding} text", fix)
+    wrong, how = content.find(b"\0"), "NUL bytes"
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        what = f"{path.name} holds bytes that are not {encoding} text (first: line {line}, {content[error.start]:#04x})"
-        raise _fault(path, line, what, fix) from None
+        wrong, how = error.start, f"bytes like {content[error.start]:#04x}"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")):
+        wrong, how = 0, "a byte-order mark"
+    if wrong >= 0:
+        line = content.count(b"\n", 0, wrong) + 1
+        fix = f"save {path.name} as plain {encoding} text without a byte-order mark, or fetch the published files"
+        raise _fault(path, line, f"{path.name} holds {how} (line {line}), so it is not plain {encoding} text", fix)
     return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
@@ -232,17 +234,10 @@ def _occupation(text: str) -> str:
     return text
 
 
-_RATING_COLUMNS: Columns = (
-    _number("user id", 1, LARGEST_ID),
-    _number("item id", 1, LARGEST_ID),
-    _number("rating", 1, 5),
-    _number("time", 0, LARGEST_TIME),
-)
-_USER_COLUMNS: Columns = (
-    _number("user id", 1, LARGEST_ID), _number("age", 0, OLDEST), _flag("gender", "M", "F"), _occupation, str,
-)  # fmt: skip
-_GENRE_COLUMNS: Columns = tuple(_flag(f"flag of genre {name}", "0", "1") for name in GENRES)
-_ITEM_COLUMNS: Columns = (_number("item id", 1, LARGEST_ID), str, str, str, str, *_GENRE_COLUMNS)
+_USER, _ITEM = _number("user id", 1, LARGEST_ID), _number("item id", 1, LARGEST_ID)
+_RATING_COLUMNS: Columns = (_USER, _ITEM, _number("rating", 1, 5), _number("time", 0, 10**12))
+_USER_COLUMNS: Columns = (_USER, _number("age", 0, 150), _flag("gender", "M", "F"), _occupation, str)
+_ITEM_COLUMNS: Columns = (_ITEM, str, str, str, str, *(_flag(f"flag of genre {name}", "0", "1") for name in GENRES))
 
 
 def _parse(path: Path, content: bytes, encoding: str, separator: str, columns: Columns) -> list[list[Any]]:
@@ -269,38 +264,12 @@ def _rows(count: int) -> str:
     return f"{count} row" if count == 1 else f"{count} rows"
 
 
-def _refuse_repeats(path: Path, ids: Ints, name: str) -> None:
-    _, first = np.unique(ids, return_index=True)
-    repeated = np.setdiff1d(np.arange(len(ids)), first)
-    if len(repeated):
-        line = int(repeated[0]) + 1
-        rows = _rows(len(repeated))
-        raise _fault(
-            path, line, f"{path.name} has {rows} whose {name} came before (first: line {line}, {name} {ids[line - 1]})"
-        )
-
-
-def _parse_items(path: Path, content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Genres by item id, and which ids exist."""
-    rows = _parse(path, content, "latin-1", "|", _ITEM_COLUMNS)
-    ids = np.array([row[0] for row in rows], dtype=np.int64)
-    _refuse_repeats(path, ids, "item id")
-    genres = np.zeros((int(ids.max()) + 1, len(GENRES)), dtype=np.uint8)
-    genres[ids] = [row[-len(GENRES) :] for row in rows]
-    known = np.zeros(len(genres), dtype=np.bool_)
-    known[ids] = True
-    return genres, known
-
-
-def _parse_users(path: Path, content: bytes) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:
-    """Age, gender and occupation by user id, and the names of the occupations."""
-    rows = _parse(path, content, "utf-8", "|", _USER_COLUMNS)
-    names = tuple(sorted({row[3] for row in rows}))
-    table = np.array([(user, age, gender, 1 + names.index(name)) for user, age, gender, name, _ in rows], np.int64)
-    _refuse_repeats(path, table[:, 0], "user id")
-    by_id = np.zeros((3, int(table[:, 0].max()) + 1), dtype=np.int64)
-    by_id[:, table[:, 0]] = table[:, 1:].T
-    return by_id[0], by_id[1], by_id[2], names
+def _refuse(path: Path, kind: str, ids: Ints, wrong: Ints, why: str, more: str = "", fix: str | None = None) -> None:
+    """Refuse a file in which some rows have a wrong id; the first is named."""
+    if len(wrong):
+        line = int(wrong[0]) + 1
+        first = f"first: line {line}, {kind} {ids[line - 1]}{more}"
+        raise _fault(path, line, f"{path.name} has {_rows(len(wrong))} whose {why} ({first})", fix)
 
 
 def _parse_ratings(path: Path, content: bytes) -> Ints:
@@ -311,17 +280,3 @@ def _parse_ratings(path: Path, content: bytes) -> Ints:
     if not content.endswith(b"\n") and len(times) > 1 and len(str(times[-1])) < len(str(times[:-1].min())):
         raise _fault(path, len(times), f"{path.name} ends inside a row (line {len(times)}, time {times[-1]})", _CUT_OFF)
     return np.ascontiguousarray(ratings)
-
-
-def _check_ratings(path: Path, ratings: Ints, users: NDArray[np.bool_], items: NDArray[np.bool_]) -> None:
-    for kind, ids, known, table in (("user", ratings[0], users, "u.user"), ("item", ratings[1], items, "u.item")):
-        strangers = np.flatnonzero(~known[np.minimum(ids, len(known) - 1)] | (ids >= len(known)))
-        if len(strangers):
-            line = int(strangers[0]) + 1
-            first = f"first: line {line}, {kind} {ids[line - 1]}; {table} has {np.count_nonzero(known)} {kind}s"
-            raise _fault(
-                path,
-                line,
-                f"u.data has {_rows(len(strangers))} whose {kind} is not in {table} ({first})",
-                f"use u.data and {table} of one download, then: recperf data check {NAME} --path {path.parent}",
-            )

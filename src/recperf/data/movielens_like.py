@@ -246,29 +246,19 @@ def _draw_times(rng: np.random.Generator, user: Ints, users: int) -> Ints:
 
 def write(data: MovieLens, folder: Path) -> None:
     """Write a dataset as u.data, u.item and u.user with their checksums; reading them gives the same arrays."""
-    contents = {"u.data": _data_text(data), "u.item": _item_text(data), "u.user": _user_text(data)}
+    mark = SYNTHETIC_MARK if data.synthetic else ""
+    ratings = (column.tolist() for column in (data.user, data.item, data.rating, data.timestamp))
+    films = enumerate(data.genres.tolist()[1:], start=1)
+    people = (
+        (user, data.age[user], "MF"[data.gender[user]], data.occupations[data.occupation[user] - 1])
+        for user in np.flatnonzero(data.occupation).tolist()
+    )
+    contents = {
+        "u.data": "".join("\t".join(map(str, row)) + "\n" for row in zip(*ratings)),
+        "u.item": "".join(f"{at}|Film {at}|01-Jan-1997||{mark}|{'|'.join(map(str, of))}\n" for at, of in films),
+        "u.user": "".join(f"{user}|{age}|{gender}|{occupation}|00000\n" for user, age, gender, occupation in people),
+    }
     sums = "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {file}\n" for file, text in contents.items())
     with fresh_folder(folder) as draft:
         for file, text in {**contents, SUMS: sums}.items():
             (draft / file).write_bytes(text.encode())
-
-
-def _data_text(data: MovieLens) -> str:
-    columns = (data.user.tolist(), data.item.tolist(), data.rating.tolist(), data.timestamp.tolist())
-    return "".join([f"{user}\t{item}\t{rating}\t{time}\n" for user, item, rating, time in zip(*columns, strict=True)])
-
-
-def _item_text(data: MovieLens) -> str:
-    mark = SYNTHETIC_MARK if data.synthetic else ""
-    lines = []
-    for item, flags in enumerate(data.genres.tolist()[1:], start=1):
-        lines.append(f"{item}|Film {item}|01-Jan-1997||{mark}|{'|'.join(map(str, flags))}\n")
-    return "".join(lines)
-
-
-def _user_text(data: MovieLens) -> str:
-    lines = []
-    for user in np.flatnonzero(data.occupation).tolist():
-        occupation = data.occupations[data.occupation[user] - 1]
-        lines.append(f"{user}|{data.age[user]}|{'MF'[data.gender[user]]}|{occupation}|00000\n")
-    return "".join(lines)
