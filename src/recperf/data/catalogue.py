@@ -145,7 +145,8 @@ def _download(url: str, folder: Path) -> None:
     pooch.get_logger().setLevel("WARNING")
     # Not streamed: pooch leaves the connection of a failed stream open, and the archive has only 5 MB.
     downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_S, stream=False)
-    archive, failures = folder / "ml-100k.zip", []
+    archive = folder / "ml-100k.zip"
+    failures: list[Exception] = []
 
     def fetch() -> None:
         try:
@@ -159,16 +160,16 @@ def _download(url: str, folder: Path) -> None:
     while thread.is_alive():
         thread.join(0.05)
         poll()
-    for error in failures:
+    for failure in failures:
         reasons = {
             errors.Timeout: f"no answer within {_TIMEOUT_S} s",
             errors.ConnectionError: f"no connection to {urlsplit(url).netloc}",
             errors.ChunkedEncodingError: "the connection broke off",
-            (errors.RequestException, ValueError): (str(error) or type(error).__name__).splitlines()[0],
+            (errors.RequestException, ValueError): (str(failure) or type(failure).__name__).splitlines()[0],
         }
-        reason = next((reason for kinds, reason in reasons.items() if isinstance(error, kinds)), None)
+        reason = next((reason for kinds, reason in reasons.items() if isinstance(failure, kinds)), None)
         if reason is None:
-            raise error
+            raise failure
         raise MachineError(
             f"the download failed: {reason}",
             where={"url": url},
