@@ -16,6 +16,8 @@ from recperf.train.config import leading
 from recperf.train.device import applied
 from recperf.train.graph import GraphStep
 from recperf.train.loop import take_step
+from recperf.workloads.dlrm import config as dlrm
+from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.hstu import config as hstu
@@ -146,3 +148,17 @@ def test_padded_steps_are_measured() -> None:
         profile = measure_window(prepared, trial, None, steps=20).profile
     assert not any("could not be observed" in note for note in profile.observed.notes), profile.observed.notes
     assert {"attention", "loss", "update"} <= {component.name for component in profile.components}
+
+
+def test_capturing_a_graph_copies_no_state_of_tables() -> None:
+    """Element-wise Adagrad: as large as the tables, which may fill nearly half of the memory."""
+    config = dlrm.intended()
+    options = replace(config.train, device="cuda", batch_size=64, optimizer="adagrad")
+    prepared = PreparedDLRM(replace(config, train=options, fast=replace(config.fast, graph="on")))
+    trial = prepared.trial(3)
+    state = trial.optimizer.sparse.state
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    trained(prepared, trial, 2)
+    assert torch.cuda.max_memory_allocated() - before < state.nbytes
+    assert float(state.sum()) > 0

@@ -172,6 +172,44 @@ def test_no_side_stream_reads_what_it_does_not_wait_for(monkeypatch: pytest.Monk
     assert order.early == []
 
 
+class Largest(TorchDispatchMode):
+    """Records the largest tensor that an operator makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        known = {address(one) for one in tensors_in([*args, *(kwargs or {}).values()])}
+        made = [one.numel() for one in tensors_in([result]) if address(one) not in known]
+        self.numbers = max([self.numbers, *made])
+        return result
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "rowwise-adagrad", "adam"])
+def test_a_warm_up_leaves_the_state_of_tables_and_copies_only_that_of_rows_in_use(
+    rule: Any, no_capture: None
+) -> None:
+    rows = (3_000, 2_000)
+    config = DLRMConfig(features=("a", "b"), rows=rows, dim=4, bottom=(6, 8, 4), top=(8, 1))
+    bags = RandomBags(
+        keys=config.features, rows=rows, dense=6, batch_size=8, seed=1, device="cpu", config=RandomBagsConfig()
+    )
+    tables = SparseTables(config.features, rows, config.dim, bag="reference")
+    model = DLRM(config, embeddings=tables)
+    sparse = SparseRows(tables, rule)
+    optimizer = SplitOptimizer(make_dense("adamw", [(model.dense_parameters(), 0.0)]), sparse)
+    feed = CopiedFeed(bags.batch(0, 0), pinned=False)
+    step = GraphStep(model, optimizer, feed, device=CPU, reasons={}, requested_by=None)
+    step.eager(iter([bags.batch(0, 0)]), 0.1)
+    before = copy.deepcopy((optimizer.state_dict(), tables.table_RD))
+    with Largest() as largest:
+        step._warm_up(norm=False)
+    assert all(map(torch.equal, tensors_in((optimizer.state_dict(), tables.table_RD)), tensors_in(before)))
+    assert largest.numbers < sum(rows)
+    step.eager(iter([bags.batch(0, 1)]), 0.1)
+    assert not torch.equal(optimizer.state_dict()["rows"], before[0]["rows"]), "steps count again afterwards"
+
+
 def histories(graph: bool) -> PreparedHistories:
     config = dlrm_v4.laptop()
     windows = WindowConfig(seconds=100 * 86_400, min_history=3, shuffle=1.0)

@@ -22,6 +22,7 @@ from ..measure.spans import listen, span
 from ..models.streams import FIRST, SideStreams
 from .feeds import DrawnFeed, Feed
 from .loop import Model, Optimizer, RecordNorm
+from .optim import SplitOptimizer
 
 LOSSES = 4096
 """Size of the ring buffer: far more losses than wait to be logged at any time."""
@@ -186,6 +187,10 @@ class GraphStep:
         """Take steps at learning rate 0, in which kernels are compiled and libraries allocate memory; weights, moments,
         counters and torch's generator are as before afterwards."""
         changed = [self.place_1, *self.feed.counters, *self.state(), *tensors_in(self.optimizer.state_dict())]
+        tables = self.optimizer.sparse if isinstance(self.optimizer, SplitOptimizer) else None
+        if tables is not None:
+            changed = [tensor for tensor in changed if tensor is not tables.state]
+            tables.rehearsing = True
         before = [tensor.clone() for tensor in changed]
         drawn = [(generator, generator.get_state()) for generator in torch.cuda.default_generators]
         self.rate_1.zero_()
@@ -195,6 +200,8 @@ class GraphStep:
             for _ in range(WARM_UP):
                 self._step(norm=norm)
         torch.cuda.current_stream().wait_stream(side)
+        if tables is not None:
+            tables.rehearsing = False
         # In place: a graph that was captured before holds the addresses.
         for tensor, value in zip(changed, before):
             tensor.copy_(value)

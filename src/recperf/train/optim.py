@@ -269,6 +269,8 @@ class SparseRows:
             self.state = rows_RD.new_zeros(shape) if table.tiers is None else table.tiers.state_SK.view(shape)
         self.count = torch.zeros((), dtype=torch.float64, device=rows_RD.device) if self.rule.counts else None
         """The number of updates, where the rule needs it; on the device, so that a CUDA graph can count."""
+        self.rehearsing = False
+        """Whether `step` puts the state of its rows back, all of which may be too large to copy."""
         table.group_early = not scatter
 
     def saved_state(self) -> Tensor | TableColumns | None:
@@ -302,6 +304,11 @@ class SparseRows:
         grouped, gradient_ND = self.table.grouped()
         if self.count is not None:
             self.count += 1
+        rows_V = state_V = None
+        if self.rehearsing and self.state is not None:
+            # On a GPU what follows the used rows is unspecified.
+            rows_V = grouped.sorted_V.long().clamp(0, len(self.state) - 1)
+            state_V = self.state.index_select(0, rows_V)
         self.table.bag.update(
             self.table.table_RD,
             self.state,
@@ -314,6 +321,8 @@ class SparseRows:
             scale=scale,
             count=1 if self.count is None else self.count,
         )
+        if self.state is not None and rows_V is not None and state_V is not None:
+            self.state.index_copy_(0, rows_V, state_V)
         self.table.forget()
 
 

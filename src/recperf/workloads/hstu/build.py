@@ -64,8 +64,10 @@ class PreparedSequences(Prepared):
         self.events = EventsOnDevice(self.sequences.data, self.settings.device)
 
     def _require_device_room(self) -> None:
-        """All items lie on the device, with a gradient and Adam's two numbers for each of theirs."""
-        device, table = self.settings.device, 4 * estimate(self.config).table_bytes
+        """All items lie on the device, with a gradient and Adam's two numbers for each of theirs, which are copied
+        while a graph is captured."""
+        device, copies = self.settings.device, 4 if self.config.train.graph == "off" else 6
+        table = copies * estimate(self.config).table_bytes
         if device.type == "cuda" and table > free_gpu_bytes(device):
             free = size(free_gpu_bytes(device))
             what = f"the items take {size(table)} of the GPU, {free} are free: hstu has no table outside the device"
