@@ -186,9 +186,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "rowwise-adagrad", "adam"])
-def test_a_warm_up_leaves_the_state_of_tables_and_copies_only_that_of_rows_in_use(
-    rule: Any, no_capture: None
-) -> None:
+def test_a_warm_up_leaves_the_state_of_tables_and_copies_only_that_of_rows_in_use(rule: Any, no_capture: None) -> None:
     rows = (3_000, 2_000)
     config = DLRMConfig(features=("a", "b"), rows=rows, dim=4, bottom=(6, 8, 4), top=(8, 1))
     bags = RandomBags(
