@@ -23,7 +23,8 @@ import numpy as np
 from _rows import record, row, show
 from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 
 TARGET_MISSED = 5
 """Exit code of a run that trained and did not reach its target."""

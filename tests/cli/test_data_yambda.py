@@ -67,6 +67,6 @@ def test_an_imported_dataset_is_found_by_its_name(call: Call) -> None:
     assert made["imported"] is True
     again = answer(call, "import", "--events", "log.csv", *arguments)
     assert (again["imported"], again["digest"]) == (False, made["digest"])
-    code, _, err = call("import", "--events", "log.csv", *arguments, "--ids", "keep")
+    code, _, err = call("import", "--events", "log.csv", *arguments, "--positives", "1")
     assert code == 3
-    assert "with other options: ids dense, now keep" in err
+    assert "with other options: positives [], now ['1']" in err

@@ -18,7 +18,8 @@ from recperf.data.user_files.source import LONGEST_LINE, inspect
 from recperf.data.user_files.text_rows import SkippedRows
 from recperf.data.user_files.values import COLUMNS
 from recperf.data.yambda import catalogue
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.data.yambda.store import EventStore, open_store, originals
 from recperf.errors import DataError, UsageError
 
@@ -196,7 +197,8 @@ BOMB = """
 import resource, sys
 from pathlib import Path
 import duckdb, pyarrow.parquet
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.errors import DataError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from power_cut import Recorder, Tree
 
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.data.yambda.store import MANIFEST, open_store, originals, verify
 from recperf.errors import DataError
 from recperf.runs.evidence import broken, seal
@@ -128,7 +129,7 @@ def test_an_import_survives_a_power_cut_at_every_moment(tmp_path: Path, disk: Pa
     log, root = tmp_path / "log.csv", tmp_path / "disk"
     log.write_text("u,i,t,r\n" + "".join(f"u{n % 7},i{n % 5},{n},{n % 5}\n" for n in range(60)))
     root.mkdir()
-    options = ImportOptions(events=log, user="u", item="i", time="t", rating="r", ids="dense", memory_mib=64)
+    options = ImportOptions(events=log, user="u", item="i", time="t", rating="r", memory_mib=64)
     recorder = Recorder(root)
     with recorder.recording():
         import_events(options, root / "store")

@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 
 Effect = Literal["last item", "none"]
 DAYS = 90

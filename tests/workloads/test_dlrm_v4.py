@@ -17,7 +17,8 @@ from recperf.cli import main
 from recperf.data.yambda import store as store_module
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.data.yambda.store import EventStore, file_of, open_store
 from recperf.data.yambda.yambda_like import of_size
 from recperf.errors import DataError
@@ -175,7 +176,7 @@ def opened(rows: list[Row], leftover: Leftover, on: Any, batch_size: int, every:
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder, "raw.csv")
         raw.write_text("user,item,time,ratio\n" + "".join(f"{r.user},{r.item},{r.time},{r.ratio}\n" for r in rows))
-        store = import_events(ImportOptions(events=raw, ratio="ratio", ids="keep"), Path(folder, "store"))
+        store = import_events(ImportOptions(events=raw, ratio="ratio"), Path(folder, "store"))
         data = replace(
             EVENTS, path=store, windows=WindowConfig(min_history=1, seconds=DAY), holdout_windows=1, leftover=leftover
         )

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from recperf.cli import main
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.hstu.build import PreparedSequences

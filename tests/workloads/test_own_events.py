@@ -16,7 +16,8 @@ from recperf.data.blocks import Column
 from recperf.data.datasets import Dataset
 from recperf.data.yambda.config import HistoryConfig
 from recperf.data.yambda.history import Histories
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.data.yambda.rates import PRIOR, RECENT, RunningRates
 from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store

@@ -28,7 +28,7 @@ USED = (
 RARE = (
     "allow-change", "restarts", "stalls", "confirm", "confirm-seconds", "startup-seconds", "mtbf-hours", "served",
     "checkpoint-seconds", "restart-seconds", "ranks-per-node", "global-batch", "rank-batch", "history", "quiet",
-    "header", "delimiter", "ids", "memory-mib", "negatives-by", "skip-bad", "scale", "min-count", "holdout-by",
+    "header", "delimiter", "memory-mib", "negatives-by", "skip-bad", "scale", "min-count", "holdout-by",
 )  # fmt: skip
 """Options of commands that only --help-all shows."""
 COLUMN = 26

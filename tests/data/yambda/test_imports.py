@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recperf.data.yambda import imports
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.errors import ConfigError, DataError, RecperfError, UsageError
@@ -99,17 +100,6 @@ def dense_ids(values: Any) -> dict[Any, int]:
     return {value: rank for rank, value in enumerate(sorted(distinct), 1)}
 
 
-def test_kept_ids(tmp_path: Path) -> None:
-    path = write(tmp_path, HEADER + "7,0,5,4\n2147483647,9,1,1\n0,3,2,5\n")
-    store = import_file(path, ids="keep")
-    assert store.user_ids_U.tolist() == [0, 7, 2147483647]
-    assert rows(store)[1:] == [(7, 0, 5, True), (2147483647, 9, 1, False)]
-    assert store.items == 10
-    assert not list(store.folder.glob("*.jsonl"))
-    with pytest.raises(DataError, match="no list of its original users"):
-        originals(store.folder, "users")
-
-
 def test_original_ids_are_listed_with_their_digest(tmp_path: Path) -> None:
     path = write(tmp_path, 'u,i,t,r\nx,"say ""hi""",1,4\nb\u2028c,2,1,4\n"p\nq",2,1,4\n')
     store = import_file(path)
@@ -185,8 +175,9 @@ def test_times(tmp_path: Path, unit: Any, times: tuple[str, str], seconds: list[
     ],
 )
 def test_forms_of_csv(tmp_path: Path, content: str, options: dict[str, Any]) -> None:
-    store = import_file(write(tmp_path, content), ids="keep", **options)
-    assert rows(store) == [(1, 2, 3, True)]
+    store = import_file(write(tmp_path, content), **options)
+    assert [originals(store.folder, role) for role in ("users", "items")] == [[1], [2]]
+    assert rows(store) == [(1, 1, 3, True)]
 
 
 def test_signals(tmp_path: Path) -> None:
@@ -219,19 +210,11 @@ def test_the_last_artist_and_album_of_an_item_count(tmp_path: Path) -> None:
     assert store.catalogue_I2.tolist() == [[0, 0], [1, 2], [0, 1], [2, 2]]
     assert originals(store.folder, "artists") == ["A", "B"]
     assert originals(store.folder, "albums") == [7, 8]
-    assert store.imported.items_with_several == {"artists": 1, "albums": 1}
 
 
-NOT_KEPT = "is not an integer from 0 to 2,147,483,647"
 NOT_SECONDS = "is not a time of 0 to 4,294,967,295 seconds"
 BAD_ROWS = {
     "no user": ("1,1,1,4\n,1,1,4", {}, "row 2: no user"),
-    "negative id": ("1,1,1,4\n-3,1,1,4", {"ids": "keep"}, f"row 2: user '-3' {NOT_KEPT}"),
-    "large item": (
-        "1,2147483647,1,4",
-        {"ids": "keep"},
-        "item 2,147,483,647 would need a catalogue of 16,384 MiB for 1 items",
-    ),
     "missing user": ("1,1,1,4\nnan,1,1,4", {}, "row 2: no user: 'nan' stands for a missing value"),
     "first of two": ("1,1,1,4\n1,1,x,4\n,1,1,4", {}, f"row 2: time 'x' {NOT_SECONDS}"),
     "milliseconds": ("1,1,1,4\n1,1,1700000000000,4", {}, f"row 2: time '1700000000000' {NOT_SECONDS}"),

@@ -109,7 +109,8 @@ def test_memory_stays_within_its_limit(tmp_path: Path) -> None:
 def peak_mib(path: Path, folder: Path) -> float:
     script = (
         "import resource, sys; from pathlib import Path;"
-        "from recperf.data.yambda.imports import ImportOptions, import_events;"
+        "from recperf.data.yambda.import_options import ImportOptions;"
+        "from recperf.data.yambda.imports import import_events;"
         "options = ImportOptions(events=Path(sys.argv[1]), user='u', item='i', time='t', rating='r', memory_mib=64);"
         "import_events(options, Path(sys.argv[2]));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"

@@ -15,7 +15,8 @@ from recperf.data.yambda import catalogue
 from recperf.data.yambda.catalogue import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.data.yambda.manifest import DrawnNegatives
 from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
 from recperf.data.yambda.store import EventStore, open_store, originals, verify

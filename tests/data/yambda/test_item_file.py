@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from recperf.data.yambda import catalogue
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.data.yambda.item_features import FILE, ItemFeatures, read_items
 from recperf.data.yambda.manifest import ItemFileFacts
 from recperf.data.yambda.store import EventStore, open_store, originals

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from recperf.data.rows import BadRow
-from recperf.data.yambda.imports import ImportOptions, import_events
+from recperf.data.yambda.import_options import ImportOptions
+from recperf.data.yambda.imports import import_events
 from recperf.data.yambda.moments import Moments
 from recperf.data.yambda.store import open_store
 

@@ -118,7 +118,7 @@ def _require(store: EventStore) -> ImportFacts:
         raise DataError(
             f"{store.name} has no list of own ids, by which rows are matched",
             where={"store": store.folder},
-            fix="recperf data import, without --ids keep",
+            fix="recperf data import gives every store one",
         )
     return store.imported
 

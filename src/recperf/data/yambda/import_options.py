@@ -25,7 +25,8 @@ class ImportOptions:
     """Column of the user's id. A column is given by its name or, counted from 1, its number. Columns of user, item,
     time, rating or label, and genres that are not given are recognised by usual names like userId or timestamp."""
     item: str | None = None
-    """Column of the item's id."""
+    """Column of the item's id. Ids are numbered 1, 2 and so on in ascending order, and the store lists the originals.
+    An id that is empty, or text like nan, NULL or NA, is missing."""
     time: str | None = None
     """Column of the time. Without one, `order` says how events follow each other."""
     rating: str | None = None
@@ -77,9 +78,6 @@ class ImportOptions:
     """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether the first line names the columns; auto: not if all columns are given by number."""
-    ids: Literal["dense", "keep"] = "dense"
-    """dense: ids are numbered 1, 2 and so on in ascending order, and the store lists the original ids; keep: ids stay,
-    and must be integers from 0 to 2,147,483,647. An id that is empty, or text like nan, NULL or NA, is missing."""
     skip_bad: int = 0
     """Leave out and list up to so many rows that cannot be read: with a missing or malformed value, another number of
     columns, or text that is not UTF-8. One more is an error."""
@@ -106,7 +104,7 @@ class ImportOptions:
                 raise UsageError(what, fix="give each column once")
             roles[column] = role
         others = [role for column, role in roles.items() if role != column or role not in ("user", "item")]
-        others += ["delimiter"] * bool(self.delimiter) + ["ids keep"] * (self.ids == "keep")
+        others += ["delimiter"] * bool(self.delimiter)
         if self.sequences and others:
             raise UsageError(f"a file of sequences has no {others[0]}", fix=f"leave --{others[0]} out")
         if self.items is None and (self.items_id or self.items_title):

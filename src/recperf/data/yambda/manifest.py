@@ -72,15 +72,12 @@ class ImportFacts(Struct, kw_only=True, omit_defaults=True, rename={"options": "
     unused_columns: list[str]
     time_order: str
     """The order of the events: time, or what a file without times was ordered by."""
-    earlier_than_the_event_before: int
     distinct: dict[str, int]
     """The number of different users, items, artists and albums."""
     events_in_file: int
     positive_share_in_file: float | None
     density: float
     events_per_user: dict[str, int]
-    items_with_several: dict[str, int] = field(default_factory=dict)
-    """The number of items that had several artists or albums, of which the last counts."""
     days: Days | None = None
     skipped_rows: SkippedRows | None = None
     originals: dict[str, Originals] = field(default_factory=dict)

@@ -240,7 +240,7 @@ def originals(folder: Path, role: str) -> list[int | str]:
     path, imported = folder / f"{role}.jsonl", read_manifest(folder).imported
     if imported is None or role not in imported.originals:
         what = f"this store has no list of its original {role}"
-        raise DataError(what, where={"file": path}, fix="import with --ids dense, which writes one")
+        raise DataError(what, where={"file": path}, fix="recperf data import writes one")
     try:
         content = read_linked(path)
     except FileNotFoundError:

@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....errors import DataError, UsageError
-from ....files import sha256, writing
-from ...user_files.database import RESTART, column_types, fetch_row, literal
-from ...user_files.load import LIST_MARK, Progress, load_file
-from ...user_files.source import Source, inspect, position_of
-from ...user_files.text_rows import BadRows
-from ...user_files.values import COLUMNS, categories, category, is_text, plain
-from ..import_options import ImportOptions
-from ..item_features import FILE
-from ..manifest import ItemFileFacts
+from ...errors import DataError, UsageError
+from ...files import sha256, writing
+from ..user_files.database import RESTART, column_types, fetch_row, literal
+from ..user_files.load import LIST_MARK, Progress, load_file
+from ..user_files.source import Source, inspect, position_of
+from ..user_files.text_rows import BadRows
+from ..user_files.values import COLUMNS, categories, category, is_text, plain
+from .import_options import ImportOptions
+from .item_features import FILE
+from .manifest import ItemFileFacts
 
 IDS = ("id", *COLUMNS["item"])
 TITLES = (
@@ -83,10 +83,10 @@ class ItemFile:
         for statement in ("DROP TABLE raw", "ALTER TABLE joined RENAME TO raw"):
             self.connection.execute(statement)
 
-    def write(self, draft: Path, items: str) -> ItemFileFacts:
-        """Write the rows of items that have events. `items` is a table of their ids (value) and numbers (id)."""
-        joined = f"{items} AS numbered JOIN item_rows ON numbered.value::VARCHAR = item_rows.key"
-        all_items = fetch_row(self.connection, f"SELECT count(*) FROM {items}")[0]
+    def write(self, draft: Path) -> ItemFileFacts:
+        """Write the rows of items that have events, by the table `item_ids` of their ids (value) and numbers (id)."""
+        joined = "item_ids AS numbered JOIN item_rows ON numbered.value::VARCHAR = item_rows.key"
+        all_items = fetch_row(self.connection, "SELECT count(*) FROM item_ids")[0]
         count = fetch_row(self.connection, f"SELECT count(*) FROM {joined}")[0]
         if not count:
             key = fetch_row(self.connection, "SELECT min(key) FROM item_rows")[0]

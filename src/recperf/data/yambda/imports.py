@@ -3,6 +3,8 @@
 Rows may come in any order: DuckDB sorts them by user, time and place in the file, within a memory limit and with
 temporary files beside the store. Every user has at least one event, because users are known only by their rows. There
 is no split by time: that is Yambda's own rule. A log without labels gets drawn negatives, one without times an order.
+
+Shapes: N positive events of whole users in the order of time, K negatives of each, I items.
 """
 
 from __future__ import annotations
@@ -14,34 +16,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ....config import to_json
-from ....errors import DataError
-from ....files import sha256
-from ....folders import remove_folder
-from ...user_files.database import RESTART, column_types, fetch_row, open_database
-from ...user_files.load import load_file
-from ...user_files.source import Source, inspect, require_role
-from ...user_files.text_rows import BadRows
-from ..import_options import ImportOptions
-from ..manifest import Days, DrawnNegatives, ImportFacts, Manifest
-from ..schema import LEAST_PLAYED
-from ..store import MANIFEST, kinds_of, read_manifest
-from ..writer import OURS, StoreWriter, finished
-from .convert import ID_ROLES, convert
-from .ids import catalogue, number_ids, write_originals
+from ...config import to_json
+from ...errors import DataError
+from ...files import sha256
+from ...folders import remove_folder
+from ...ops.xxh64 import xxh64
+from ..user_files.database import RESTART, column_types, fetch_row, open_database
+from ..user_files.load import load_file
+from ..user_files.source import Source, inspect, require_role
+from ..user_files.text_rows import BadRows
+from .convert import ID_ROLES, catalogue, convert, number_ids
+from .import_options import ImportOptions
 from .item_file import ItemFile
-from .negatives import Events, Negatives
-
-__all__ = ["ImportOptions", "import_events"]
+from .manifest import Days, DrawnNegatives, ImportFacts, Manifest
+from .schema import DRAWN, LEAST_PLAYED, ORGANIC, TYPE_SHIFT
+from .store import MANIFEST, kinds_of, read_manifest
+from .writer import OURS, StoreWriter, finished
 
 LICENCE = "that of the source"
 HELD_OUT = 0.2
 """Share of the latest events that workloads hold out by default."""
 QUANTILES = {"min": 0.0, "p20": 0.2, "p50": 0.5, "p80": 0.8, "max": 1.0}
 _BATCH_ROWS = 1 << 17
+_ROUNDS = 16
+"""Draws of one negative before the items that its user does not have are listed."""
 
 Progress = Callable[[int, int], None]
+Events = dict[str, NDArray[Any]]
+Longs = NDArray[np.int64]
 
 
 def import_events(
@@ -88,6 +92,8 @@ def import_events(
 def _identifying(options: ImportOptions) -> dict[str, Any]:
     """The options that decide what is in a store; the folders of the files and the memory do not."""
     identifying = {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
+    # An option of earlier versions, which is part of the identity of the stores they wrote.
+    identifying["ids"] = "dense"
     if options.items is None:
         # A store that was written before there were files of items has none of these.
         return {name: value for name, value in identifying.items() if not name.startswith("items")}
@@ -128,47 +134,17 @@ def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading:
         roles = [role for role in ID_ROLES if f"{role}_id" in column_types(connection, "events")]
         facts = _facts(connection, source, options, roles)
         facts.skipped_rows = bad.skipped
-        if options.ids == "dense":
-            for role in roles:
-                number_ids(connection, role)
-                facts.originals[f"{role}s"] = write_originals(connection, role, writer.draft / f"{role}s.jsonl")
+        for role in roles:
+            facts.originals[f"{role}s"] = number_ids(connection, role, writer.draft / f"{role}s.jsonl")
         if item_file is not None:
-            kept = "(SELECT DISTINCT item_id AS value, item_id AS id FROM events)"
-            facts.item_file = item_file.write(writer.draft, "item_ids" if options.ids == "dense" else kept)
-        catalogue_I2, facts.items_with_several = catalogue(connection, options)
-        negatives = _negatives(connection, options, len(catalogue_I2))
+            facts.item_file = item_file.write(writer.draft)
+        catalogue_I2 = catalogue(connection)
+        negatives = Negatives(options, _item_counts(connection, len(catalogue_I2))) if options.drawn else None
         _write_sorted(connection, writer, sorting, negatives)
         if negatives is not None:
-            facts.negatives = DrawnNegatives(
-                per_event=options.drawn,
-                by=options.negatives_by,
-                seed=options.seed,
-                drawn=negatives.drawn,
-                left_out=negatives.left_out,
-            )
+            facts.negatives = negatives.facts
     manifest = Manifest(name=options.name, synthetic=False, licence=LICENCE, imported=facts)
     return writer.finish(catalogue_I2, manifest)
-
-
-def _unused(source: Source) -> list[str]:
-    used = set(source.columns.values())
-    return [name for position, name in enumerate(source.names) if position not in used and name]
-
-
-def _order(options: ImportOptions) -> str:
-    """What `seconds` mean: times of the file, or an order."""
-    if options.time is not None:
-        return "time"
-    if options.sequences:
-        return "the order of each user's items"
-    return "random order" if options.order == "random" else "order of the file"
-
-
-def _days(connection: Any) -> Days:
-    # Approximate, since an exact quantile would hold all times in memory.
-    held_out = f"approx_quantile(seconds, {1 - HELD_OUT})"
-    times = fetch_row(connection, f"SELECT min(seconds), {held_out}, max(seconds) FROM events")
-    return Days(*(datetime.fromtimestamp(seconds, UTC).date().isoformat() for seconds in times))
 
 
 def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[str]) -> ImportFacts:
@@ -179,14 +155,22 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
     events, positive = fetch_row(connection, f"SELECT count(*), {played} FROM events")
     shares = ", ".join(f"quantile_disc(count, {share})" for share in QUANTILES.values())
     per_user = fetch_row(connection, f"SELECT {shares} FROM (SELECT count(*) AS count FROM events GROUP BY user_id)")
-    has_times = options.time is not None
+    used = set(source.columns.values())
+    order = "random order" if options.order == "random" else "order of the file"
+    if options.sequences:
+        order = "the order of each user's items"
+    days = None
+    if options.time is not None:
+        # Approximate, since an exact quantile would hold all times in memory.
+        held_out = f"approx_quantile(seconds, {1 - HELD_OUT})"
+        times = fetch_row(connection, f"SELECT min(seconds), {held_out}, max(seconds) FROM events")
+        days = Days(*(datetime.fromtimestamp(seconds, UTC).date().isoformat() for seconds in times))
     items = options.items and Path(options.items.name)
     return ImportFacts(
         options=dataclasses.replace(options, events=Path(source.path.name), items=items),
-        unused_columns=_unused(source),
-        time_order=_order(options),
-        days=_days(connection) if has_times else None,
-        earlier_than_the_event_before=_out_of_order(connection) if has_times else 0,
+        unused_columns=[name for position, name in enumerate(source.names) if position not in used and name],
+        time_order=order if days is None else "time",
+        days=days,
         distinct=ids,
         events_in_file=events,
         positive_share_in_file=positive,
@@ -195,23 +179,14 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
     )
 
 
-def _out_of_order(connection: Any) -> int:
-    """How many events are earlier than the event before them of the same user."""
-    previous = "SELECT seconds, lag(seconds) OVER (PARTITION BY user_id ORDER BY row) AS previous FROM events"
-    return int(fetch_row(connection, f"SELECT count(*) FROM ({previous}) WHERE seconds < previous")[0])
-
-
-def _negatives(connection: Any, options: ImportOptions, items: int) -> Negatives | None:
-    """Draws for a log without labels; none for others."""
-    if not options.drawn:
-        return None
+def _item_counts(connection: Any, items: int) -> Longs:
+    """The number of events of every item."""
     counts_I = np.zeros(items, np.int64)
     query = "SELECT item_id, count(*) FROM events GROUP BY item_id"
     for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
         item, count = (column.to_numpy() for column in batch.columns)
         counts_I[item] = count
-    popularity = options.negatives_by == "popularity"
-    return Negatives(options.drawn, counts_I, by_popularity=popularity, seed=options.seed)
+    return counts_I
 
 
 def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress, negatives: Negatives | None) -> None:
@@ -238,3 +213,74 @@ def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress, nega
         progress(written, total)
     if negatives is not None and waiting is not None:
         writer.append(**negatives.add(waiting))
+
+
+class Negatives:
+    """Draws negatives for a log in which every row is positive: items that the user has not had by then.
+
+    An item that the user has later may be drawn: if it never were, a negative would say that no later event is of it.
+    Negatives are events with the mark `DRAWN`: anchors with label 0 that no history contains. They come right before
+    their positive event and have its time, so that both see the same history. They are a pure function of the seed and
+    of the number of events before: parts give what the whole gives.
+    """
+
+    def __init__(self, options: ImportOptions, counts_I: Longs) -> None:
+        """`counts_I` are the numbers of events of every item."""
+        self.facts = DrawnNegatives(
+            per_event=options.drawn, by=options.negatives_by, seed=options.seed, drawn=0, left_out=0
+        )
+        self.items, self.events = len(counts_I), 0
+        self._known = np.flatnonzero(counts_I)
+        weights = counts_I[self._known] if options.negatives_by == "popularity" else np.ones_like(self._known)
+        self._ends = np.cumsum(weights)
+
+    def add(self, events: Events) -> Events:
+        """Events of whole users with the negatives of every listen before it."""
+        items_NK, drawn_NK = self.draw(*(events[name].astype(np.int64) for name in ("uids", "items", "times")))
+        # Only listens have a label.
+        drawn_NK &= ((events["kinds"] >> TYPE_SHIFT) == 0)[:, None]
+        self.facts.drawn += int(drawn_NK.sum())
+        stored = np.pad(drawn_NK, ((0, 0), (0, 1)), constant_values=True)
+        wide = {name: np.repeat(column[:, None], self.facts.per_event + 1, axis=1) for name, column in events.items()}
+        wide["items"][:, :-1] = items_NK
+        wide["kinds"][:, :-1] = DRAWN | ORGANIC
+        return {name: column[stored] for name, column in wide.items()}
+
+    def draw(self, users_N: Longs, items_N: Longs, times_N: Longs) -> tuple[Longs, NDArray[np.bool_]]:
+        """Items that the user of each event does not have up to its time, and whether there is one. Users who have
+        nearly every item get the few others equally often."""
+        own, first = np.unique(users_N * self.items + items_N, return_index=True)
+        since = times_N[first]
+        items_NK = np.zeros((len(users_N), self.facts.per_event), np.int64)
+        place = np.arange(items_NK.size)
+        row, column = np.divmod(place, self.facts.per_event)
+        for attempt in range(_ROUNDS):
+            hashes = xxh64([row + self.events, column, np.full(len(row), attempt)], self.facts.seed)
+            ticket = (hashes % np.uint64(self._ends[-1])).astype(np.int64)
+            items = self._known[np.searchsorted(self._ends, ticket, side="right")]
+            items_NK.reshape(-1)[place] = items
+            key = users_N[row] * self.items + items
+            pair = np.minimum(np.searchsorted(own, key), len(own) - 1)
+            taken = (own[pair] == key) & (since[pair] <= times_N[row])
+            place, row, column = place[taken], row[taken], column[taken]
+            if not len(place):
+                break
+        drawn_NK = np.ones(items_NK.shape, np.bool_)
+        # Events of a user between which no new item came have the same others.
+        last = np.append(np.flatnonzero(np.diff(users_N) | np.diff(times_N)), len(users_N) - 1)
+        end_N = last[np.searchsorted(last, np.arange(len(users_N)))]
+        items_so_far_N = np.cumsum(np.bincount(first, minlength=len(users_N)))[end_N]
+        for mine in np.split(np.arange(len(row)), np.flatnonzero(np.diff(items_so_far_N[row])) + 1):
+            if not len(mine):
+                continue
+            event = row[mine[0]]
+            begin = np.searchsorted(users_N, users_N[event])
+            others = np.setdiff1d(self._known, items_N[begin : end_N[event] + 1])
+            if len(others):
+                hashes = xxh64([row[mine] + self.events, column[mine], np.full(len(mine), _ROUNDS)], self.facts.seed)
+                items_NK.reshape(-1)[place[mine]] = others[(hashes % np.uint64(len(others))).astype(np.int64)]
+            else:
+                drawn_NK.reshape(-1)[place[mine]] = False
+        self.events += len(users_N)
+        self.facts.left_out += int((~drawn_NK).sum())
+        return items_NK, drawn_NK

@@ -1,4 +1,4 @@
-"""Convert the table `raw` to the table `events`: ids, seconds, event types and played ratios.
+"""Convert the table `raw` to the table `events`: numbered ids, seconds, event types and played ratios.
 
 SQL converts whole columns and gives NULL for a value that does not fit; the first of those is an error that names its
 row, its value and what is allowed.
@@ -6,15 +6,24 @@ row, its value and what is allowed.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
-from ....errors import DataError
-from ...user_files.database import column_types, fetch_row
-from ...user_files.load import LIST_MARK
-from ...user_files.source import Source
-from ...user_files.text_rows import BadRows
-from ...user_files.values import (
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from ...files import writing
+from ...stop import poll
+from ..user_files.database import RESTART, column_types, fetch_row
+from ..user_files.load import LIST_MARK
+from ..user_files.source import Source
+from ..user_files.text_rows import BadRows
+from ..user_files.values import (
     MISSING,
     TIME_UNITS,
     is_integer,
@@ -26,8 +35,9 @@ from ...user_files.values import (
     number,
     present,
 )
-from ..import_options import ImportOptions, TimeUnit
-from ..schema import EVENT_TYPES, LAST_SECOND, MOST_ID
+from .import_options import ImportOptions, TimeUnit
+from .manifest import Originals
+from .schema import EVENT_TYPES, LAST_SECOND
 
 OPTIONAL_ROLES = ("artist", "album")
 ID_ROLES = ("user", "item", *OPTIONAL_ROLES)
@@ -37,6 +47,7 @@ POSITIVE_SHARE = 0.8
 """A rating of at least this share of the largest one is positive: 4 of 5."""
 _VALUES_SHOWN = 5
 """Values of a label in a message."""
+_AT_ONCE = 1 << 16
 _INTEGER_ID = r"0|-?[1-9][0-9]{0,17}"
 _MACROS = (
     "bounded(x, low, high) AS CASE WHEN x BETWEEN low AND high THEN x END",
@@ -182,7 +193,7 @@ def _fault(column: Column, options: ImportOptions) -> str:
 def _value(connection: Any, column: Column, options: ImportOptions) -> str:
     """SQL for the value of a column in the store."""
     if column.role in ID_ROLES:
-        return _id(connection, column, options)
+        return _id(connection, column)
     if column.role == "time":
         return f"bounded({_seconds(column, options)}, 0, {LAST_SECOND})::UINTEGER"
     text = f"lower({column.name}::VARCHAR)"
@@ -202,20 +213,19 @@ def _value(connection: Any, column: Column, options: ImportOptions) -> str:
     return f"({ratio})::USMALLINT"
 
 
-def _id(connection: Any, column: Column, options: ImportOptions) -> str:
+def _id(connection: Any, column: Column) -> str:
     """SQL for an id: a number if all of the column's ids are integers without leading zeros, else text."""
-    value, keep = _present(column), options.ids == "keep"
+    value = _present(column)
     if is_text(column.type):
         are_integers = f"SELECT bool_and(regexp_full_match({value}, '{_INTEGER_ID}')) FROM raw"
-        if not keep and fetch_row(connection, are_integers)[0] is False:
+        if fetch_row(connection, are_integers)[0] is False:
             return value
         value = f"CASE WHEN regexp_full_match({value}, '{_INTEGER_ID}') THEN {value} END"
     elif column.type in ("FLOAT", "DOUBLE"):
         value = f"CASE WHEN {value} = floor({value}) THEN {value} END"
     elif not is_integer(column.type):
         return "NULL::BIGINT"
-    number = f"TRY_CAST({value} AS BIGINT)"
-    return f"bounded({number}, 0, {MOST_ID})" if keep else number
+    return f"TRY_CAST({value} AS BIGINT)"
 
 
 def _present(column: Column) -> str:
@@ -256,9 +266,7 @@ def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple
         return f"no {role}", fix
     if role in ID_ROLES and value in MISSING:
         return f"no {role}: {value!r} stands for a missing value", "remove such rows, or give that id another name"
-    if role in ID_ROLES and options.ids == "keep":
-        allowed, fix = f"an integer from 0 to {MOST_ID:,}", "--ids dense takes any integers and text"
-    elif role in ID_ROLES:
+    if role in ID_ROLES:
         allowed, fix = "text or an integer below 2**63", "store the column as text or integers"
     elif role == "time" and options.time_unit == "iso":
         allowed = "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00"
@@ -275,3 +283,48 @@ def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple
     usual = is_text(column.type) or is_integer(column.type) or column.type in ("FLOAT", "DOUBLE")
     kind, shown = "" if usual else f" (of type {column.type})", repr(value) if is_text(column.type) else value
     return f"{role} {shown}{kind} is not {allowed}", fix
+
+
+def number_ids(connection: Any, role: str, path: Path) -> Originals:
+    """Replace a role's ids in `events` by 1, 2 and so on in ascending order; the table `<role>_ids` has both.
+
+    The file gets one JSON value per line, so that line k has what id k was.
+    """
+    connection.execute(
+        f"CREATE TABLE {role}_ids AS SELECT value, (row_number() OVER ())::UINTEGER AS id FROM "
+        f"(SELECT DISTINCT {role}_id AS value FROM events WHERE {role}_id IS NOT NULL ORDER BY value)"
+    )
+    connection.execute(
+        f"CREATE TABLE numbered AS SELECT events.* REPLACE (id AS {role}_id) "
+        f"FROM events LEFT JOIN {role}_ids ON value = {role}_id"
+    )
+    connection.execute("DROP TABLE events")
+    connection.execute("ALTER TABLE numbered RENAME TO events")
+    digest, lines = hashlib.sha256(), 0
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    kind = "text" if column_types(connection, f"{role}_ids")["value"] == "VARCHAR" else "number"
+    result = connection.execute(f"SELECT value FROM {role}_ids ORDER BY id")
+    with writing(path, fix=RESTART), path.open("wb") as file:
+        while values := result.fetchmany(_AT_ONCE):
+            poll()
+            block = "".join(f"{encode(value)}\n" for (value,) in values).encode()
+            lines += len(values)
+            digest.update(block)
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    return Originals(file=path.name, lines=lines, kind=kind, sha256=digest.hexdigest())
+
+
+def catalogue(connection: Any) -> NDArray[np.uint32]:
+    """The artist and album of every item: of several the last in the file counts."""
+    catalogue_I2 = np.zeros((fetch_row(connection, "SELECT max(item_id) FROM events")[0] + 1, 2), np.uint32)
+    stored = column_types(connection, "events")
+    for position, role in enumerate(OPTIONAL_ROLES):
+        if f"{role}_id" in stored:
+            last = f"SELECT item_id, arg_max({role}_id, row)::UINTEGER FROM events"
+            query = f"{last} WHERE {role}_id IS NOT NULL GROUP BY item_id"
+            for batch in connection.sql(query).to_arrow_reader(_AT_ONCE):
+                item, group = (column.to_numpy() for column in batch.columns)
+                catalogue_I2[item, position] = group
+    return catalogue_I2
