@@ -12,7 +12,7 @@ from recperf.jsonfile import as_json, require
 from recperf.measure.attribution import LIMITS
 from recperf.runs.quality import add_detail
 from recperf.runs.result import Quality, Target
-from recperf.runs.schemas import Scores
+from recperf.runs.schemas import SavedScores
 
 MACHINE = {
     "system": "Linux",
@@ -222,7 +222,7 @@ def quality_of(scores: dict[str, Any], auc: float) -> Quality:
     """The quality of a result with this content of scores.json."""
     none = Target(beat=None, accuracy=None, auc=None)
     quality = Quality(metrics={"auc": auc}, spread={}, seeds=[], target=none, met=True, baselines={})
-    add_detail(quality, require(scores, Scores, Path("scores.json"), what="is damaged"))
+    add_detail(quality, require(scores, SavedScores, Path("scores.json"), what="is damaged"))
     return quality
 
 

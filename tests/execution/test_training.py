@@ -24,9 +24,9 @@ from recperf.measure.profile_records import Profile
 from recperf.ops import choice, relu
 from recperf.ops.relu import native as relu_native
 from recperf.runs.derive import mfu
-from recperf.runs.events import ChangeEvent, parse_events
 from recperf.runs.record import Run
 from recperf.runs.result import Throughput
+from recperf.runs.schemas import ChangeEvent, parse_events
 from recperf.stop import StopFlag
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.config import TrainConfig

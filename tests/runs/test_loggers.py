@@ -13,9 +13,9 @@ from msgspec import convert
 
 from recperf.errors import MachineError
 from recperf.measure.profile_records import Profile
-from recperf.runs.events import Event, event_of
 from recperf.runs.loggers import open_curves, scalars_of
 from recperf.runs.record import Run
+from recperf.runs.schemas import Event, event_of
 
 STEPS = [
     {"kind": "step", "seed": 3, "step": step, "loss": 1 / step, "gradient_norm": 2.0, "learning_rate": 0.1}

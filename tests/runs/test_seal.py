@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from recperf.errors import DataError
-from recperf.runs.events import Event
 from recperf.runs.evidence import Evidence, NoEvidence, broken, seal
+from recperf.runs.schemas import Event
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_every_difference_is_named(folder: Path) -> None:
         (None, "seal.json is missing"),
         (b"", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b"[]", "schema None"),
+        (b"[]", "it has no schema"),
         (b'{"schema": 2, "files": {}}', "schema 2; this recperf reads 1"),
         (b'{"schema": 1}', "files is missing"),
         (b'{"schema": 1, "files": {}}', "lists no files"),
@@ -80,11 +80,11 @@ def test_a_damaged_seal_is_reported(folder: Path, content: bytes | None, message
 def test_a_folder_in_the_place_of_a_file(folder: Path) -> None:
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()
-    assert any(text.startswith("config.json") for text in broken(folder))
+    assert any("config.json" in text for text in broken(folder))
     with pytest.raises(DataError, match="cannot seal"):
         seal(folder)
-    with pytest.raises(NoEvidence, match=r"config\.json cannot be read"):
-        Evidence(folder).raw("config.json")
+    with pytest.raises(NoEvidence, match=r"cannot read config\.json"):
+        _ = Evidence(folder).config
 
 
 @pytest.mark.parametrize("line", ["", '{"kind": 1}', '{"kind": "step", "loss": "x"}', "[" * 100_000])
@@ -98,10 +98,10 @@ def test_a_line_that_is_not_an_event_is_named(folder: Path, line: str) -> None:
 def test_fifos_and_links_are_differences(folder: Path, tmp_path: Path, name: str) -> None:
     (folder / name).rename(tmp_path / "moved")
     (folder / name).symlink_to(tmp_path / "moved")
-    assert broken(folder) == [f"{name} cannot be read: it is a link, which is not followed"]
+    assert broken(folder) == [f"cannot read {name}: it is a link, which is not followed"]
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    assert broken(folder) == [f"{name} cannot be read: it is not a regular file"]
+    assert broken(folder) == [f"cannot read {name}: it is not a regular file"]
     if name != "seal.json":
         with pytest.raises(DataError, match="cannot seal the run: it is not a regular file"):
             seal(folder)

@@ -27,7 +27,7 @@ from .report.compare import changed_fields
 from .report.formats import percent, printable
 from .report.reading import kind_of
 from .report.step_sections import why_missing
-from .schemas import Machine, require_schema
+from .schemas import Machine, read_file, require_schema
 
 GATED = ("parts", "regions")
 """The groups that are held to the gate, beside the step itself."""
@@ -345,8 +345,7 @@ def _about(folder: Path) -> tuple[str | None, ConfigValues, str | None]:
     with suppress(DataError):
         workload, config = read_config(folder)
     with suppress(DataError):
-        path = folder / "machine.json"
-        machine = jsonfile.require(jsonfile.read(path), Machine, path, what="is damaged").fingerprint
+        machine = read_file(folder / "machine.json", Machine).fingerprint
     return workload, config, machine
 
 

@@ -21,11 +21,11 @@ from ..measure.profile_records import Component, StepBudget, StepFigures
 from ..measure.records import Percentiles, Verdict
 from ..units import size
 from .derive import Stated, bounds, quality_of, result_of
-from .events import Event, Step, Timing
 from .evidence import Evidence, NoEvidence, broken, own_fingerprint, present
 from .quality import compared
 from .report.formats import printable
 from .result import fault
+from .schemas import Event, Step, Timing
 
 __all__ = ["Claim", "Evidence", "Finding", "NoEvidence", "check_run"]
 
@@ -122,7 +122,7 @@ def _foreign_peaks(evidence: Evidence) -> list[str]:
 
 def _result(evidence: Evidence) -> Finding:
     """result.json is computed again from the other files, which must belong to the same run and machine."""
-    wrong = fault(evidence.raw("result.json"))
+    wrong = fault(evidence.file("result.json", dict[str, Any]))
     if wrong:
         return Finding(holds=False, detail=f"result.json: {wrong}")
     foreign = [*_foreign_events(evidence), *_foreign_peaks(evidence)]

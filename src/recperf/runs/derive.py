@@ -22,7 +22,6 @@ from ..measure.profile_records import Profile
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
 from ..train.config import baseline_to_beat, leading
-from .events import ChangeEvent, Timing
 from .evidence import START, Evidence
 from .quality import add_detail, compared, percentile, standing
 from .result import (
@@ -41,7 +40,7 @@ from .result import (
     Throughput,
 )  # fmt: skip
 from .resume import reported_changes
-from .schemas import Scores
+from .schemas import ChangeEvent, SavedScores, Timing
 
 Json = dict[str, Any]
 Differences = Sequence[Difference | RankingDifference]
@@ -115,7 +114,7 @@ def quality_of(evidence: Evidence, target: Target) -> Quality:
         baselines=baselines,
     )
     if evidence.has("scores.json"):
-        add_detail(quality, evidence.file("scores.json", Scores))
+        add_detail(quality, evidence.file("scores.json", SavedScores))
     quality.met = meets(metrics, baselines, target, compared(quality))
     return quality
 

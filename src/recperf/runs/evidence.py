@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 
 from ..errors import DataError
 from ..files import digest_of, open_regular, write_json
-from ..jsonfile import Problem, Struct, as_json, fit, load
+from ..jsonfile import Problem, Struct, as_json, fit
 from ..machine import fingerprint
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ..measure.peaks.records import Peaks
 from ..measure.profile_records import PAIR_SCHEMA, SCHEMA, Pair, Profile
 from ..train.config import chosen_evaluation, leading, merit
-from .events import BadEvent, Event, Scores, Step, parse_events
 from .result import Data, Evaluation, Metrics, Result, Trial
-from .schemas import Progress, SavedConfig
+from .schemas import BadEvent, Event, Progress, SavedConfig, Scores, Step, parse_events, read_file
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -53,31 +52,26 @@ class Evidence:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[str, Any] = {}
+        self._files: dict[tuple[str, Any], Any] = {}
 
     def has(self, name: str) -> bool:
         return (self.folder / name).exists()
 
-    def raw(self, name: str) -> Any:
-        """The content of a JSON file as it is."""
-        if name not in self._files:
-            try:
-                self._files[name] = load(self.folder / name)
-            except ValueError:
-                raise NoEvidence(f"{name} is not JSON") from None
-            except OSError as error:
-                raise _unreadable(name, error) from None
-        return self._files[name]
-
     def file(self, name: str, kind: type[T], *, schema: int | None = None) -> T:
         """The content of a JSON file as `kind`."""
-        value = self.raw(name)
-        if schema is not None and isinstance(value, dict) and value.get("schema", schema) != schema:
-            raise NoEvidence(f"{name} has schema {value['schema']!r}; this recperf reads {schema}")
-        fitted = fit(value, kind)
-        if isinstance(fitted, Problem):
-            raise NoEvidence(f"{name}: {fitted}")
-        return fitted
+        if (name, kind) not in self._files:
+            self._require(name)
+            try:
+                self._files[name, kind] = read_file(self.folder / name, kind, schema)
+            except DataError as error:
+                raise NoEvidence(error.what) from None
+        content: T = self._files[name, kind]
+        return content
+
+    def _require(self, name: str) -> None:
+        if not os.path.lexists(self.folder / name):
+            command = f" (measure it with {HOW_TO_MEASURE[name]})" if name in HOW_TO_MEASURE else ""
+            raise NoEvidence(f"{name} is missing{command}")
 
     @property
     def result(self) -> Result:
@@ -114,17 +108,18 @@ class Evidence:
     @property
     def fingerprint(self) -> str:
         """The fingerprint that follows from the facts in machine.json."""
-        return own_fingerprint("machine.json", self.raw("machine.json"))
+        return own_fingerprint("machine.json", self.file("machine.json", dict[str, Any]))
 
     @cached_property
     def _events(self) -> list[Event]:
+        self._require("events.jsonl")
         try:
             with open(open_regular(self.folder / "events.jsonl"), "rb") as file:
                 return list(parse_events(file))
         except BadEvent as error:
             raise NoEvidence(str(error)) from None
         except OSError as error:
-            raise _unreadable("events.jsonl", error) from None
+            raise NoEvidence(f"cannot read events.jsonl: {error.strerror or error}") from None
 
     def events(self, kind: type[E], *, seed: int | None = None) -> list[E]:
         """Events of a kind in their order, of all seeds or of one."""
@@ -178,17 +173,8 @@ class Evidence:
         return losses
 
 
-def _unreadable(name: str, error: OSError) -> NoEvidence:
-    if not isinstance(error, FileNotFoundError):
-        return NoEvidence(f"{name} cannot be read: {error.strerror or error}")
-    command = f" (measure it with {HOW_TO_MEASURE[name]})" if name in HOW_TO_MEASURE else ""
-    return NoEvidence(f"{name} is missing{command}")
-
-
-def own_fingerprint(place: str, machine: Any) -> str:
+def own_fingerprint(place: str, machine: Json) -> str:
     """The fingerprint that follows from the facts of a machine; it must be the one that is stated."""
-    if not isinstance(machine, dict):
-        raise NoEvidence(f"{place} describes no machine")
     derived = fingerprint({name: fact for name, fact in machine.items() if name != "fingerprint"})
     if machine.get("fingerprint") != derived:
         raise NoEvidence(f"{place} states {machine.get('fingerprint')!r}, its facts give {derived}")
@@ -241,21 +227,12 @@ def broken(folder: Path) -> list[str]:
 
 def differences(folder: Path) -> dict[str, str]:
     """The differences by the name of the file; one of seal.json means that no file could be compared."""
-    try:
-        value = load(folder / SEAL)
-        names = present(folder)
-    except FileNotFoundError:
+    if not os.path.lexists(folder / SEAL):
         return {SEAL: f"{SEAL} is missing"}
-    except OSError as error:
-        return {SEAL: f"{SEAL} cannot be read: {error.strerror or error}"}
-    except ValueError as error:
-        return {SEAL: f"{SEAL} is not JSON: {error}"}
-    schema = value.get("schema") if isinstance(value, dict) else None
-    if schema != SEAL_SCHEMA or isinstance(schema, bool):
-        return {SEAL: f"{SEAL} has schema {schema!r}; this recperf reads {SEAL_SCHEMA}"}
-    sealed = fit(value, Seal)
-    if isinstance(sealed, Problem):
-        return {SEAL: f"{SEAL} is damaged: {sealed}"}
+    try:
+        sealed, names = read_file(folder / SEAL, Seal, SEAL_SCHEMA, what="is damaged"), present(folder)
+    except (DataError, OSError) as error:
+        return {SEAL: str(error)}
     if not sealed.files:
         return {SEAL: f"{SEAL} lists no files"}
     texts = {name: _difference(folder, name, facts) for name, facts in sealed.files.items()}
@@ -272,7 +249,7 @@ def _difference(folder: Path, name: str, sealed: SealedFile) -> str:
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:
-        return f"{name} cannot be read: {error.strerror or error}"
+        return f"cannot read {name}: {error.strerror or error}"
     if facts.bytes != sealed.bytes:
         return f"{name} has {facts.bytes:,} bytes, the seal says {sealed.bytes:,}"
     return "" if facts.sha256 == sealed.sha256 else f"{name} was changed: its digest differs from the seal"

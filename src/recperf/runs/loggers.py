@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from ..config import ConfigValues, flatten
 from ..errors import MachineError
 from ..measure.profile_records import Profile
-from .events import Event, Scores, Step, Timing, event_of
 from .record import Run
 from .result import Result
+from .schemas import Event, Scores, Step, Timing, event_of
 
 
 class Logger(Protocol):

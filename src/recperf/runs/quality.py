@@ -25,7 +25,7 @@ from .result import (
     Segment,
     WithinUsers,
 )
-from .schemas import SampledRanking, SampledScores, SampledUsers, Scores, SegmentFacts
+from .schemas import SampledRanking, SampledScores, SampledUsers, SavedScores, SegmentFacts
 
 FEW_ROWS = 1000
 LEAKED_AUC = 0.99
@@ -55,7 +55,7 @@ def combined(seeds: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.fmean(draw.choice(seeds)[place] for _ in seeds) for place in range(len(seeds[0]))]
 
 
-def add_detail(quality: Quality, scores: Scores) -> None:
+def add_detail(quality: Quality, scores: SavedScores) -> None:
     """Fill in what follows from scores.json."""
     seeds, baselines = list(scores.seeds.values()), scores.baselines
     if seeds and seeds[0].auc is not None:
@@ -124,7 +124,7 @@ def _probabilities(
         )
 
 
-def _segment(name: str, facts: SegmentFacts, seeds: list[SampledScores], scores: Scores) -> Segment:
+def _segment(name: str, facts: SegmentFacts, seeds: list[SampledScores], scores: SavedScores) -> Segment:
     ranked = [seed.ranking.segments[name] for seed in seeds if seed.ranking and name in seed.ranking.segments]
     own = [seed.segments[name] for seed in seeds if name in seed.segments]
     return Segment(
@@ -198,7 +198,7 @@ def few_rows(rows: int) -> str | None:
     return f"only {rows:,} rows are scored; below {FEW_ROWS:,} metrics say little: hold out more"
 
 
-def warnings(scores: Scores, auc: float) -> list[str]:
+def warnings(scores: SavedScores, auc: float) -> list[str]:
     """Reasons to doubt the metrics."""
     texts = [few_rows(scores.rows)]
     if auc > LEAKED_AUC:

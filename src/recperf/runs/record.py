@@ -40,8 +40,7 @@ from ..files import (
 )
 from ..folders import MARK, alone
 from ..measure.profile_records import Profile
-from .events import BadEvent, Event, Step, Timing, event_of, parse_events
-from .schemas import Progress, SavedConfig, require_schema
+from .schemas import BadEvent, Event, Progress, SavedConfig, Step, Timing, event_of, parse_events, read_file
 
 CONFIG_SCHEMA = 1
 PROFILE_MARK = ".profile"
@@ -255,7 +254,7 @@ class Run:
         path = self.folder / name
         if not os.path.lexists(path):
             return None
-        return jsonfile.require(jsonfile.read(path), kind, path, what="is damaged", fix="start a new run")
+        return read_file(path, kind, what="is damaged", fix="start a new run")
 
     def ever_saved(self, seed: int) -> bool:
         """Whether a seed had a checkpoint. Where progress.json does not say, one that logged steps may have had one."""
@@ -347,9 +346,7 @@ def read_config(path: Path) -> tuple[str, ConfigValues]:
 
 
 def read_saved_config(path: Path, *, named: bool = False) -> SavedConfig:
-    value = jsonfile.read(path, named=named)
-    require_schema(path, value, CONFIG_SCHEMA)
-    return jsonfile.require(value, SavedConfig, path, what="is not a config that recperf saved")
+    return read_file(path, SavedConfig, CONFIG_SCHEMA, what="is not a config that recperf saved", named=named)
 
 
 def checkout(besides: str = "") -> dict[str, str | bool | None]:

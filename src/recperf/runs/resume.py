@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from ..config import ConfigValues, flatten, to_json
 from ..errors import ConfigError, UsageError, did_you_mean
 from ..files import read_regular, write_json
-from .events import ChangeEvent
 from .record import now, read_saved_config
 from .result import ReportedChange
-from .schemas import Change
+from .schemas import Change, ChangeEvent
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",

@@ -27,7 +27,6 @@ from ..jsonfile import Struct
 from ..measure.profile_records import Profile
 from ..train.config import leading
 from . import step_report
-from .events import BadEvent
 from .record import PROFILE_MARK, read_config
 from .report import formats as fmt
 from .report import page, run_report
@@ -35,6 +34,7 @@ from .report.curves import grouped
 from .report.profile_report import html as profile_html
 from .report.reading import Events, Reading, read, read_peaks, read_profile, read_result
 from .report.sections import CURVES
+from .schemas import BadEvent
 
 HOST = "127.0.0.1"
 MOST = 1000

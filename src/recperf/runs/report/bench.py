@@ -13,7 +13,7 @@ from ...jsonfile import Number, Struct
 from ..evidence import Evidence
 from ..quality import best_of, combined, interval, standing
 from ..result import Difference, Interval, Metrics, RankingDifference, Result
-from ..schemas import SampledScores, Scores
+from ..schemas import SampledScores, SavedScores
 from . import formats as fmt
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, cells
 from .formats import NONE, NOT_MEASURED, baseline, count, metric
@@ -89,7 +89,7 @@ def bench(data: str, kind: str, models: list[BenchModel]) -> Bench:
         evidence = Evidence(Path(model.run))
         overall = evidence.result.performance.overall
         model.seconds = overall.seconds if overall else None
-        for key, part in _parts(model, evidence.result, evidence.file("scores.json", Scores)):
+        for key, part in _parts(model, evidence.result, evidence.file("scores.json", SavedScores)):
             table = tables.setdefault(key, part)
             if table is not part:
                 _merge(table, part, model.workload)
@@ -98,7 +98,7 @@ def bench(data: str, kind: str, models: list[BenchModel]) -> Bench:
     return Bench(schema=SCHEMA, data=data, kind=kind, models=models, tables=list(tables.values()))
 
 
-def _parts(model: BenchModel, result: Result, scores: Scores) -> Iterator[Part]:
+def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[Part]:
     """The rows of one run: those scored by label, and those of held-out items ranked among others."""
     quality, split = result.quality, result.data.split
     if "auc" in quality.metrics:

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ... import jsonfile
 from ...config import ConfigValues
@@ -21,13 +21,9 @@ from ...measure.peaks.records import Peaks
 from ...measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
 from ...measure.profile_records import SCHEMA as PROFILE_SCHEMA
 from ...measure.trace.file import looks_like_trace
-from ..events import BadEvent, Scores, Step, parse_events
 from ..record import PROFILE_MARK, read_config
 from ..result import SCHEMA, Result
-from ..schemas import Machine, require_schema
-
-T = TypeVar("T")
-MISFIT = "does not fit its description"
+from ..schemas import BadEvent, Machine, Scores, Step, parse_events, read_file
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,8 @@ def read(folder: Path) -> Reading:
     workload, config = read_config(folder)
     result = read_result(folder, workload)
     path = folder / "machine.json"
+    read_file(path, Machine, what="does not describe a machine")
     machine = jsonfile.read(path)
-    jsonfile.require(machine, Machine, path, what="does not describe a machine")
     return Reading(
         folder=folder,
         workload=workload,
@@ -147,34 +143,25 @@ def read_result(folder: Path, workload: str) -> Result:
             where={"folder": folder},
             fix=f"recperf run --resume {shlex.quote(str(folder))}",
         )
-    result = _validated(path, Result, SCHEMA)
+    result = read_file(path, Result, SCHEMA)
     if result.workload != workload:
         what = f"result.json is of workload {result.workload!r}, config.json of {workload!r}"
         raise DataError(what, where={"file": path})
     return result
 
 
-def _validated(path: Path, kind: type[T], schema: int) -> T:
-    """The content of a file; fields that a later version added are ignored."""
-    value = jsonfile.read(path)
-    require_schema(path, value, schema)
-    return jsonfile.require(value, kind, path, what=MISFIT)
-
-
 def read_peaks(path: Path, machine: dict[str, Any] | None = None) -> Peaks | None:
     """The ceilings in a folder, which must be those of the machine; None if it has none."""
     if not path.exists():
         return None
-    value = jsonfile.read(path)
-    require_schema(path, value, PEAKS_SCHEMA)
-    peaks = jsonfile.require(value, Peaks, path, what="is damaged", fix="recperf peaks")
+    peaks = read_file(path, Peaks, PEAKS_SCHEMA, what="is damaged", fix="recperf peaks")
     if machine is not None:
         require_own(peaks, machine, file=path)
     return peaks
 
 
 def read_profile(path: Path) -> Profile:
-    profile = _validated(path, Profile, PROFILE_SCHEMA)
+    profile = read_file(path, Profile, PROFILE_SCHEMA)
     _require_shares(path, profile.components, "components")
     return profile
 
@@ -182,7 +169,7 @@ def read_profile(path: Path) -> Profile:
 def _pair(path: Path) -> Pair | None:
     if not path.exists():
         return None
-    pair = _validated(path, Pair, PAIR_SCHEMA)
+    pair = read_file(path, Pair, PAIR_SCHEMA)
     _require_shares(path, pair.hot.components, "hot.components")
     _require_shares(path, pair.cold.components, "cold.components")
     return pair

@@ -12,9 +12,9 @@ from ...config import flatten
 from ...measure.profile_records import Profile
 from ...measure.sections import roofline
 from ...train.config import CHOOSING, RANKED, VALIDATION, baseline_to_beat, leading
-from ..events import Scores
 from ..result import Performance, Quality, Result
 from ..resume import change_text, is_free, repeatable
+from ..schemas import Scores
 from . import curves, plots, quality_sections
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Section, Table, Text, cells, definitions
