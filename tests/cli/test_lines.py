@@ -22,9 +22,9 @@ from msgspec import convert
 from recperf.cli import COMMANDS, main
 from recperf.data import movielens_like
 from recperf.measure.profile_records import Profile
+from recperf.runs.report.blocks import render
 from recperf.runs.report.formats import of_ceiling, sides, stands
 from recperf.runs.report.profile_report import report
-from recperf.runs.report.text import render
 from recperf.workloads import WORKLOADS
 
 Call = Callable[..., tuple[int, str, str]]

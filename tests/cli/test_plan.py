@@ -17,7 +17,7 @@ from recperf.cli import plan, run
 from recperf.cli.options import choose, read_options
 from recperf.plan.report import report_of
 from recperf.plan.summary import Plan
-from recperf.runs.report.text import render
+from recperf.runs.report.blocks import render
 
 Call = Callable[..., tuple[int, str, str]]
 MLPERF = ("dlrm-v4", "--preset", "mlperf", "--rank-batch", "1024")

@@ -16,8 +16,8 @@ from recperf.execution.script import Program, profile_program
 from recperf.measure import trace_evidence
 from recperf.measure.places import LIBRARY, USER, Frame, place_in, place_text, surrounding
 from recperf.measure.records import Place
+from recperf.runs.report.blocks import render
 from recperf.runs.report.step_sections import report_of
-from recperf.runs.report.text import render
 
 SCRIPT = """
 import time

@@ -18,9 +18,8 @@ from recperf.measure.profile_records import Profile
 from recperf.runs.report import formats as fmt
 from recperf.runs.report import page as pages
 from recperf.runs.report import profile_report
-from recperf.runs.report.blocks import Cell
+from recperf.runs.report.blocks import WIDEST, Cell, render
 from recperf.runs.report.step_sections import ABSENT, TOP
-from recperf.runs.report.text import WIDEST, render
 
 EXAMPLES = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
 PEAKS = convert(examples.peaks(), Peaks)

@@ -12,9 +12,9 @@ import pytest
 from page_reader import Reader
 
 from recperf.errors import DataError, MachineError
-from recperf.runs.report import curves, run_report
+from recperf.runs.report import charts, run_report
+from recperf.runs.report.blocks import render
 from recperf.runs.report.reading import read
-from recperf.runs.report.text import render
 
 
 def written(*runs: Path) -> str:
@@ -207,11 +207,11 @@ def test_a_file_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:
 
 def test_long_curves_are_thinned_without_losing_their_extremes() -> None:
     series = [(step, 1.0 if step != 777 else 9.0) for step in range(1, 100_001)]
-    groups = curves.grouped({1: series, 2: series[:50]})
-    assert len(groups) <= curves.GROUPS
+    groups = charts.grouped({1: series, 2: series[:50]})
+    assert len(groups) <= charts.GROUPS
     assert max(group.high for group in groups) == 9.0
     assert [group.step for group in groups] == sorted(group.step for group in groups)
-    assert curves.grouped({1: [(1, 0.5)], 2: [(1, 0.7)]}) == [(1, pytest.approx(0.6), 0.5, 0.7)]
+    assert charts.grouped({1: [(1, 0.5)], 2: [(1, 0.7)]}) == [(1, pytest.approx(0.6), 0.5, 0.7)]
 
 
 def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path) -> None:

@@ -69,9 +69,10 @@ def command(arguments: list[str]) -> int:
         result = benches.bench(data.name, data.kind, models)
     write_json(folder / "bench.json", result)
     report = benches.report(result, folder)
-    from ..runs.report import page, text
+    from ..runs.report import page
+    from ..runs.report.blocks import render
 
-    terminal.say(text.render(report, verbose=True))
+    terminal.say(render(report, verbose=True))
     with page_optional(terminal):
         terminal.facts(("page", str(page.write(page.render(report.title, [report]), folder / "bench.html"))))
     terminal.facts(("runs", str(folder)))

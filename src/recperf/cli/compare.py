@@ -13,9 +13,9 @@ from ..errors import GateFailed, UsageError
 from ..measure.records import Percentiles
 from ..runs import compare as timing
 from ..runs.compare import Comparison, TimeChange
+from ..runs.report.blocks import columns, fact_lines
 from ..runs.report.formats import NONE, component, count, percent, short, spread, time
 from ..runs.report.reading import kind_of
-from ..runs.report.text import columns, fact_lines
 from .parse import JsonOption, VerboseOption, parse
 from .terminal import conclude, print_text
 
@@ -64,10 +64,9 @@ def command(arguments: list[str]) -> int:
 
 def compared_runs(folders: tuple[Path, ...], verbose: bool) -> tuple[str, dict[str, Any]]:
     """The comparison of runs as text and as JSON."""
-    from ..runs.report.compare import compare
+    from ..runs.report.blocks import render
+    from ..runs.report.compare import compare, comparison_report
     from ..runs.report.reading import read
-    from ..runs.report.run_report import comparison_report
-    from ..runs.report.text import render
 
     comparison = compare([read(folder) for folder in folders])
     return render(comparison_report(comparison), verbose=verbose), msgspec.to_builtins(comparison)

@@ -24,7 +24,8 @@ from ..plan.report import report_of, side_by_side, summary
 from ..plan.sharding import LARGEST_BATCH, Parallelism, parallelism_of
 from ..plan.summary import Plan, Question, Setting, plan
 from ..plan.work import PlannedWorkload
-from ..runs.report import page, text
+from ..runs.report import page
+from ..runs.report.blocks import render_sections
 from ..units import byte_count
 from .options import C, Choice, SourceOptions, WorkloadOptions, choose, read_options
 from .parse import VerboseOption
@@ -126,7 +127,7 @@ def _show(plans: list[Plan], options: Options[Any], terminal: Terminal) -> None:
     reports = [replace(report_of(one, f"plan-{number}"), name=one.device) for number, one in enumerate(plans)]
     first, several = plans[0], len(plans) > 1
     if several:
-        terminal.say("\n".join(text.render_sections(side_by_side(plans))).strip())
+        terminal.say("\n".join(render_sections(side_by_side(plans))).strip())
         for one in reports if options.verbose else []:
             terminal.show(one)
     else:

@@ -49,10 +49,11 @@ def command(arguments: list[str]) -> int:
         print_json({"report": str(page), "of": [str(path) for path in options.paths], "bytes": page.stat().st_size})
     else:
         if kinds == ["run"]:
-            from ..runs.report import run_report, text
+            from ..runs.report import run_report
+            from ..runs.report.blocks import render
             from ..runs.report.reading import read
 
-            print_text(text.render(run_report.report(read(options.paths[0]), "r1")))
+            print_text(render(run_report.report(read(options.paths[0]), "r1")))
         print_text(f"  page      {page}")
     return 0
 

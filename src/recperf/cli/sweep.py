@@ -100,7 +100,7 @@ def as_text(result: dict[str, Any]) -> str:
 def _draw(result: dict[str, Any], path: Path, terminal: Terminal) -> None:
     """Write the plot if the report extra is installed."""
     try:
-        from ..runs.report.curves import sweep
+        from ..runs.report.charts import sweep
 
         write_atomic(path, sweep(result).encode())
     except RecperfError as error:

@@ -136,7 +136,7 @@ def conclude(error: RecperfError | None, report: Any = None) -> int:
 
 def table(rows: list[list[str]]) -> str:
     """Aligned columns, the first to the left and the others to the right; the first row is the header."""
-    from ..runs.report.text import columns
+    from ..runs.report.blocks import columns
 
     return "\n".join(columns([[escape_controls(cell).replace("\n", "\\n") for cell in row] for row in rows]))
 
@@ -205,14 +205,13 @@ class Terminal:
             self.notice(text)
 
     def show(self, report: Report) -> None:
-        from ..runs.report.text import render
+        from ..runs.report.blocks import render
 
         self.say(render(report, verbose=self.verbose))
 
     def facts(self, *facts: tuple[str, str]) -> None:
         """Add facts to a report that was shown."""
-        from ..runs.report.blocks import Cell
-        from ..runs.report.text import fact_lines
+        from ..runs.report.blocks import Cell, fact_lines
 
         self.say("\n".join(fact_lines([(name, Cell(text)) for name, text in facts])))
 

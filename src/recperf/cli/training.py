@@ -223,8 +223,7 @@ def conclude_run(record: Run, result: Result, options: Options[Any], terminal: T
     if options.json:
         print_json(as_json(result))
     if not result.quality.met:
-        from ..runs.report.quality_sections import standing_text
-        from ..runs.report.sections import target_text
+        from ..runs.report.quality_sections import standing_text, target_text
 
         # stdout holds the result as its one JSON object, so the error goes to stderr only.
         text = "; ".join(filter(None, [f"the target was missed: {target_text(result)}", standing_text(result)]))

@@ -29,7 +29,7 @@ def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf ui", description=DESCRIPTION)
     if not options.folder.is_dir():
         raise DataError("there is no such folder", where={"folder": options.folder}, fix="recperf run makes one: runs/")
-    from ..runs.report.svg import require_matplotlib
+    from ..runs.report.page import require_matplotlib
     from ..runs.ui import HOST, server
 
     require_matplotlib()

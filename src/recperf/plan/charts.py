@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 
 from ..runs.report.blocks import Figure, Section
-from ..runs.report.svg import EXTRA, FAMILIES, Sheet, columns_of, evenly, round_steps, ticks, tone
+from ..runs.report.page import EXTRA, FAMILIES, Sheet, columns_of, evenly, round_steps, ticks, tone
 from .predict import Band
 from .summary import Plan, Point
 

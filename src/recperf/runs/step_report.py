@@ -35,8 +35,8 @@ class Report(StepProfile):
 
     def text(self, *, verbose: bool = False) -> str:
         """What matters most in a few lines; with `verbose` everything that the page shows."""
+        from .report.blocks import render
         from .report.step_sections import report_of
-        from .report.text import render
 
         return render(report_of(self), verbose=verbose)
 

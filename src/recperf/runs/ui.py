@@ -30,10 +30,10 @@ from . import step_report
 from .record import PROFILE_MARK, read_config
 from .report import formats as fmt
 from .report import page, run_report
-from .report.curves import grouped
+from .report.charts import grouped
 from .report.profile_report import html as profile_html
 from .report.reading import Events, Reading, read, read_peaks, read_profile, read_result
-from .report.sections import CURVES
+from .report.run_report import CURVES
 from .schemas import BadEvent
 
 HOST = "127.0.0.1"

@@ -1,23 +1,32 @@
-"""Compares runs: config, quality, step time, step budget, limit."""
+"""Compares runs: config, quality, step time, step budget, limit; as a record, and as sections of a report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...config import ConfigValues, flatten
 from ...jsonfile import Struct
 from ...measure.records import Percentiles
 from ...train.config import leading
+from ...units import digits
 from ..result import Target
 from ..resume import change_text
-from .formats import metric, sentence
-from .plots import from_profile, in_order
+from . import charts
+from . import formats as fmt
+from .blocks import Block, Cell, Figure, Report, Section, Table, Text
+from .charts import from_profile, in_order
+from .formats import NONE, NOT_MEASURED, count, metric, percent, sentence
 from .reading import Reading
+from .step_sections import keyed
 
 HELD_OUT = ("data.holdout", "data.split_seed")
 """Fields of configs that decide which rows of a dataset are scored."""
+CHANGED = 5
+"""Fields of the config that a terminal shows of a comparison."""
+QUALITY = ("auc", "log_loss", "ndcg_10")
+"""Metrics that it shows."""
 BEYOND_CHANCE = 2.0
 """A difference in quality counts if it exceeds this many standard deviations of the seeds."""
 
@@ -201,3 +210,100 @@ def _limit(run: Reading) -> str | None:
 def _union(groups: Iterable[Mapping[str, object]]) -> list[str]:
     """Every key once, in order of first appearance."""
     return list(dict.fromkeys(key for group in groups for key in group))
+
+
+def comparison_report(comparison: Comparison) -> Report:
+    """The comparison as a report: quality and speed first, and of the config only what differs."""
+    names = " → ".join(run.name for run in comparison.runs)
+    fields = [(name, " → ".join(map(fmt.setting, values))) for name, values in comparison.config.items()]
+    more = f"and {len(fields) - CHANGED} more fields" if len(fields) > CHANGED else ""
+    facts: list[tuple[str, str | Cell]] = [
+        ("quality", _changes(comparison.quality, _score, metric)) if comparison.comparable
+        else ("quality", "not comparable: different data or split"),
+        ("speed", _changes(comparison.speed, _number, str, ("step ms, p50", "steady samples/s"))),
+        ("limit", " → ".join(value or NOT_MEASURED for value in comparison.limit)),
+        *(("" if index else "config", f"{name}: {text}") for index, (name, text) in enumerate(fields[:CHANGED])),
+        *([("", more)] if more else []),
+        ("note", " ".join(comparison.notes)),
+    ]  # fmt: skip
+    return Report(
+        key="all", title=names, name="", subtitle=_differing(len(fields)),
+        verdict="", measured=True, facts=[fact for fact in facts if fact[1]], sections=comparison_sections(comparison),
+    )  # fmt: skip
+
+
+def _differing(fields: int) -> str:
+    return "same config" if not fields else f"{fields} config field{'s differ' if fields > 1 else ' differs'}"
+
+
+def _changes(
+    rows: Rows, show: Callable[[Any], str], title: Callable[[str], str], names: tuple[str, ...] = QUALITY
+) -> str:
+    """`AUC 0.8212 → 0.8300 (one seed: may be chance)`, for the rows of these names."""
+    shown = {name: rows[name] for name in names if name in rows and None not in rows[name].values}
+    return "; ".join(
+        f"{title(name)} {' → '.join(map(show, row.values))}{f' ({row.remark})' if row.remark else ''}"
+        for name, row in shown.items()
+    )
+
+
+def comparison_sections(comparison: Comparison, parts: list[list[Any]] | None = None) -> list[Section]:
+    """The comparison as sections; `parts` are the parts of each run's step, for the figure of a page."""
+    head = ("", *(run.name for run in comparison.runs))
+    every = tuple(range(1, len(head)))
+    changed: list[Block] = [Text(note, "warning") for note in comparison.notes]
+    if comparison.config:
+        rows = [_row(name, values, fmt.setting, "code") for name, values in comparison.config.items()]
+        changed.append(Table(head, rows, "Only fields that differ.", left=every))
+    else:
+        changed.append(Text("The configs are the same.", "lead"))
+    values = (Cell(value or NOT_MEASURED, "strong" if value else "muted") for value in comparison.limit)
+    return [
+        Section("qualities", "Quality", [_measured(comparison.quality, head, _score, metric)]),
+        Section("speeds", "Speed", [_measured(comparison.speed, head, _number, str)]),
+        Section("limits", "What limits a step", [Table(head, [(Cell("limit"), *values)], left=every)]),
+        Section("changed", "What changed", changed),
+        *_budgets(comparison, parts, head),
+    ]
+
+
+def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[str, ...]) -> list[Section]:
+    if not comparison.budget:
+        return []
+    sections: list[Section] = []
+    bars = [
+        (name, [charts.BarPart(part.name, part.share, part.phase) for part in shares])
+        for name, shares in zip(head[1:], parts or [])
+        if shares
+    ]
+    if bars:
+        label = "Share of each part in a training step, one bar per run; the table below has the numbers"
+        draw = lambda: charts.stacked(bars, "share")  # noqa: E731
+        figure = Figure("all-budgets", label, "Shares of a step, not times.", draw)
+        sections.append(Section("budgets", "Where a step spends its time", [figure]))
+    rows = [
+        (keyed(name), *(Cell(NONE if value is None else percent(value)) for value in row.values))
+        for name, row in comparison.budget.items()
+    ]
+    table = Table(head, rows, "Steps measured after training.")
+    return [*sections, Section("parts", "Parts of a step", [table], fold=True)]
+
+
+def _measured(rows: Rows, head: tuple[str, ...], show: Callable[[Any], str], title: Callable[[str], str]) -> Table:
+    cells = [_row(title(name), row.values, show) for name, row in rows.items()]
+    if not any(row.remark for row in rows.values()):
+        return Table(head, cells)
+    remarked = [(*line, Cell(row.remark, "muted")) for line, row in zip(cells, rows.values())]
+    return Table((*head, "remark"), remarked, left=(len(head),))
+
+
+def _row(name: str, values: Values, show: Callable[[Any], str], tone: str = "") -> tuple[Cell, ...]:
+    return (Cell(name, tone), *(Cell(NONE if value is None else show(value), tone) for value in values))
+
+
+def _score(value: Any) -> str:
+    return fmt.yes_or_no(value) if isinstance(value, bool) else f"{value:.4f}"
+
+
+def _number(value: float) -> str:
+    return count(value) if value >= 100 else digits(value)

@@ -12,14 +12,14 @@ from ...measure.peaks.records import Peaks
 from ...measure.profile_records import MeasuringCost, Profile, Trust
 from ...measure.records import Percentiles
 from ...measure.rows import place_rows
+from . import charts, page, timeline
+from . import device_sections as device
 from . import formats as fmt
-from . import page, plots, ranks, timeline
-from . import profile_device as device
-from .advice import advice_blocks
 from .blocks import Block, Cell, Report, Section, Table, Text, Tile, arranged, cells, definitions
+from .charts import from_profile
 from .formats import NONE
-from .plots import from_profile
 from .step_sections import (
+    advice_blocks,
     badges,
     headline,
     keyed,
@@ -87,10 +87,10 @@ def _tiles(profile: Profile) -> list[Tile]:
             best = max(gains, key=lambda name: gains[name])
             tiles.append(Tile(f"best change, {kind}", fmt.gain(gains[best]), best))
             break
-    several = ranks.of_several(profile)
+    several = device.of_several(profile)
     if several:
         tiles.append(Tile("slowest rank", str(several.slowest), f"of {several.ranks}, by its own work"))
-        tiles.append(ranks.exposed_tile(several.exposed_ms, several.exposed_share))
+        tiles.append(device.exposed_tile(several.exposed_ms, several.exposed_share))
     return tiles
 
 
@@ -111,7 +111,7 @@ def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[l
             ("idle", "Device idle", "idle", device.idle),
             ("transfers", "Transfers", "transfers", device.transfers),
             ("embeddings", "Embeddings", "embeddings", device.embeddings),
-            ("communication", "Communication", "communication", lambda several: ranks.blocks(key, several)),
+            ("communication", "Communication", "communication", lambda several: device.communication(key, several)),
         ),
     )
     return [*workload_sections(profile, peaks, key), *measured], missing
@@ -132,7 +132,7 @@ def budget_blocks(profile: Profile, key: str) -> list[Block]:
     ]
     whole = ("whole step", fmt.percent(total, 1), fmt.time(step.p50), fmt.spread(step), "")
     rows.append(tuple(Cell(text, "strong") for text in whole))
-    figure = plots.budget_figure(f"{key}-budget", parts, f"a step of {fmt.time(step.p50)}")
+    figure = charts.budget_figure(f"{key}-budget", parts, f"a step of {fmt.time(step.p50)}")
     table = Table(("part", "share", "p50", "p20 – p80", "phase"), rows, f"Steps with timers. {SHARES_NOTE}", left=(4,))
     if abs(total - 1) > 0.01:
         warning = Text(f"The parts sum to {total:.1%} of the step, so do not trust this budget.", "warning")

@@ -1,15 +1,126 @@
-"""Quality beyond the metrics: certainty, rankings, segments and calibration, as blocks of a page and of a terminal."""
+"""Quality: the metrics beside those of baselines, their certainty, rankings, segments and calibration, as blocks of a
+page and of a terminal."""
 
 from __future__ import annotations
 
-from ...train.config import ORACLES, baseline_to_beat, leading
+from ...train.config import CHOOSING, ORACLES, RANKED, VALIDATION, baseline_to_beat, leading
 from ..quality import best_of, compared, standing
 from ..result import Difference, Metrics, Quality, Ranking, RankingDifference, Result, WithinUsers
-from . import curves
-from .blocks import Block, Cell, Figure, Table, Text, cells
+from . import charts
+from .blocks import Block, Cell, Figure, Section, Table, Text, cells
 from .formats import NONE, baseline, count, metric, percent, sentence, side, sides, stands
+from .reading import Reading
 
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
+
+
+def sections(run: Reading, key: str) -> list[Section]:
+    part, target = run.result.quality, lowest(run.result.quality)
+    blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
+    blocks += [Text(sentence) for sentence in auc_certainty(run.result)]
+    blocks += _warnings(run.result)
+    bars = [_own_bar(run)]
+    intervals = {name: {"auc": ends} for name, ends in (part.baseline_intervals or {}).items()}
+    bars += [
+        charts.Bar(baseline(rule), metrics, interval=intervals.get(rule, {}))
+        for rule, metrics in reversed(part.baselines.items())
+    ]
+    named = ("auc", "accuracy") if "auc" in part.metrics else ("ndcg_10", "hit_rate_10")
+    panels = [(name, metric(name)) for name in named if all(name in bar.values for bar in bars)]
+    if panels:
+        listed = "; ".join(
+            f"{title}: " + ", ".join(f"{bar.label} {bar.values[name]:.3f}" for bar in bars) for name, title in panels
+        )
+        caption = "Dashed: the target." if target else ""
+        if all(min(bar.values[name] for bar in bars) >= 0.5 for name, _ in panels):
+            caption = f"Bars start at 0.5, the score of guessing. {caption}"
+        if len(part.seeds) > 1:
+            caption += " Open dots: single seeds."
+        if part.interval:
+            caption += " Lines on the bars of the AUC: 95 % intervals."
+        draw = lambda: charts.quality(bars, panels, target)  # noqa: E731
+        blocks.append(Figure(f"{key}-quality", f"Quality beside baselines. {listed}", caption, draw))
+    more = details(run.result, key)
+    return [
+        Section("quality", "Quality", blocks),
+        Section("qualities", "Quality in detail", [quality_table(run.result), *more]),
+    ]
+
+
+def _own_bar(run: Reading) -> charts.Bar:
+    part = run.result.quality
+    seeds = part.seeds if len(part.seeds) > 1 else []
+    each = {name: [entry.metrics[name] for entry in seeds if name in entry.metrics] for name in part.metrics}
+    interval = {"auc": part.interval} if part.interval else {}
+    return charts.Bar(run.workload, part.metrics, own=True, spread=part.spread, seeds=each, interval=interval)
+
+
+def quality_table(result: Result) -> Table:
+    """The metrics of the model above those of the baselines."""
+    part, data = result.quality, result.data
+    names = [name for name in part.metrics if name not in CHOOSING]
+    own = [Cell(f"{part.metrics[name]:.4f}", "strong", second_line=_deviation(part.spread.get(name))) for name in names]
+    rows = [(Cell(result.workload, "strong", "accent"), *own)]
+    for rule, metrics in reversed(part.baselines.items()):
+        values = [f"{metrics[name]:.4f}" if name in metrics else NONE for name in names]
+        rows.append(cells(Cell(baseline(rule), swatch="other"), *values))
+    note = (
+        f"Scored on {count(data.valid_rows)} {_scored_rows(part)}, "
+        f"{seeds_text(result)}; trained on {count(data.train_rows)} rows."
+    )
+    if data.baseline_rows:
+        note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
+    if "planted" in part.baselines:
+        note += " The synthetic data was drawn from its true model: no model can do better."
+    return Table(("", *(metric(name) for name in names)), rows, note)
+
+
+def _scored_rows(part: Quality) -> str:
+    if VALIDATION in part.metrics:
+        return "held-out rows after the epoch with the lowest log loss on others, inside the training time"
+    if RANKED in part.metrics:
+        return "test items after the epoch with the highest NDCG@10 of validation items"
+    return "validation rows after the last step (not the best epoch)"
+
+
+def _deviation(value: float | None) -> str:
+    return "" if value is None else f"± {value:.4f}"
+
+
+def seeds_text(result: Result) -> str:
+    seeds = [entry.seed for entry in result.quality.seeds]
+    if len(seeds) == 1:
+        return f"with one seed ({seeds[0]})"
+    return f"mean ± standard deviation over {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}"
+
+
+def target_sentence(result: Result) -> str:
+    text = target_text(result)
+    met = "met" if result.quality.met else "missed"
+    place = standing_text(result)
+    return f"Target: {text}; {met}{f', {place}' if place else ''}." if text else "No target set."
+
+
+def lowest(quality: Quality) -> dict[str, float]:
+    """The smallest value of each metric that meets the target."""
+    named = {"accuracy": quality.target.accuracy, "auc": quality.target.auc}
+    target = {name: bound for name, bound in named.items() if bound is not None}
+    beat = baseline_to_beat(quality.target.beat, quality.baselines)
+    if beat:
+        name = leading(quality.metrics)
+        target[name] = max(quality.baselines[beat][name], target.get(name, 0.0))
+    return target
+
+
+def target_text(result: Result) -> str:
+    """What had to be reached; empty if no target was set."""
+    target, baselines = result.quality.target, result.quality.baselines
+    beat = baseline_to_beat(target.beat, baselines)
+    name = leading(result.quality.metrics)
+    parts = [f"{metric(name)} above {baseline(beat)} ({baselines[beat][name]:.4f})"] if beat else []
+    named = {"accuracy": target.accuracy, "auc": target.auc}
+    parts += [f"{metric(name)} at least {bound:g}" for name, bound in named.items() if bound is not None]
+    return " and ".join(parts)
 
 
 def quality_fact(result: Result) -> str:
@@ -115,7 +226,7 @@ def _candidates(ranking: Ranking) -> str:
     return f"all {count(ranking.catalogue)} items"
 
 
-def warnings(result: Result) -> list[Block]:
+def _warnings(result: Result) -> list[Block]:
     return [Text(sentence(text), "warning") for text in result.quality.warnings]
 
 
@@ -210,6 +321,6 @@ def _calibration(result: Result, key: str) -> list[Block]:
         return []
     pairs = [(row.predicted, row.observed) for row in bins]
     listed = ", ".join(f"{predicted:.2f} predicted {observed:.2f} observed" for predicted, observed in pairs)
-    draw = lambda: curves.reliability(pairs)  # noqa: E731
+    draw = lambda: charts.reliability(pairs)  # noqa: E731
     caption = "Calibration: the scored rows in tenths, by prediction. On the dashed line both rates are equal."
     return [Figure(f"{key}-calibration", f"Predicted and observed rates: {listed}", caption, draw)]

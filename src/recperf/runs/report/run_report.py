@@ -1,32 +1,38 @@
-"""The report of one run, and the comparison of several."""
+"""The report of a run: quality, its steps, hot and cold ids, curves, provenance, config, reproduction; one page of
+several runs has their comparison on top."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...units import digits
-from ..result import Result
-from ..resume import change_text
+from msgspec import structs
+
+from ...config import flatten
+from ...measure.profile_records import Profile
+from ...measure.sections import roofline
+from ..result import Performance, Result
+from ..resume import change_text, is_free, repeatable
+from ..schemas import Scores
+from . import charts, page, quality_sections, timeline
 from . import formats as fmt
-from . import page, plots, sections, timeline
-from .advice import advice_facts
-from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, arranged
+from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells, definitions
+from .charts import from_profile
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
-from .plots import from_profile
-from .quality_sections import outcome, quality_fact
+from .profile_report import step_sections_of
+from .quality_sections import lowest, outcome, quality_fact, target_text
 from .reading import Reading, read
-from .step_sections import headline, keyed
+from .step_sections import advice_facts, headline, keyed
 
 if TYPE_CHECKING:
-    from .compare import Comparison, Rows, Values
+    from .compare import Comparison
 
-
-CHANGED = 5
-"""Fields of the config that a terminal shows of a comparison."""
-QUALITY = ("auc", "log_loss", "ndcg_10")
-"""Metrics that it shows."""
+CURVES = ("auc", "accuracy", "log_loss", "ndcg_10")
+"""Metrics over the steps; the first that was evaluated is drawn."""
+UNSTEADY = 1.25
+"""Ratio of the step times of training and profile above which the page warns."""
 
 
 def write(folders: list[Path], out: Path) -> Path:
@@ -40,7 +46,7 @@ def write(folders: list[Path], out: Path) -> Path:
 def html(runs: list[Reading]) -> str:
     if len(runs) == 1:
         return page.render(f"{runs[0].workload}: {runs[0].name}", [report(runs[0], "r1")])
-    from .compare import compare, summary
+    from .compare import compare, comparison_sections, summary
 
     comparison = compare(runs)
     reports = [report(run, f"r{index}", short=True) for index, run in enumerate(runs, 1)]
@@ -74,11 +80,11 @@ def _names(runs: list[Reading]) -> str:
 def report(run: Reading, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
     verdict = run.profile.verdict if run.profile else None
-    listed = [*sections.quality(run, key), *sections.step_sections(run, key)]
+    listed = [*quality_sections.sections(run, key), *step_sections(run, key)]
     if short:
         listed = [section for section in listed if section.key in ("timeline", "quality", "budget")]
     else:
-        listed += [*sections.pair(run), sections.training(run, key), sections.provenance(run), sections.config(run)]
+        listed += [*pair(run), training(run, key), provenance(run), config(run)]
     return Report(
         key=key,
         title=run.workload,
@@ -90,7 +96,7 @@ def report(run: Reading, key: str, *, short: bool = False) -> Report:
         badges=_badges(run),
         facts=_facts(run),
         tiles=_tiles(run),
-        sections=arranged([*listed, sections.reproduce(run)]),
+        sections=arranged([*listed, reproduce(run)]),
     )
 
 
@@ -103,7 +109,7 @@ def _subtitle(result: Result) -> list[str]:
         whole = epochs > 0.995 and abs(epochs - round(epochs)) < 0.005 * epochs
         amount = f"{epochs:,.0f} epoch{'s' * (epochs > 1.5)}" if whole else f"{overall.steps // trials:,} steps"
         parts.append(f"{amount}{f', {trials} seeds' if trials > 1 else ''} in {fmt.time(1e3 * overall.seconds)}")
-    return [*parts, *([outcome(result)] if sections.target_text(result) else [])]
+    return [*parts, *([outcome(result)] if target_text(result) else [])]
 
 
 def _facts(run: Reading) -> list[tuple[str, str | Cell]]:
@@ -126,7 +132,7 @@ def _badges(run: Reading) -> list[Badge]:
     badges = []
     if run.result.data.synthetic:
         badges.append(Badge("synthetic data", "warning"))
-    if sections.target_text(run.result):
+    if target_text(run.result):
         met = run.result.quality.met
         badges.append(Badge("target met", "good") if met else Badge("target missed", "bad"))
     if run.profile:
@@ -169,98 +175,181 @@ def _tiles(run: Reading) -> list[Tile]:
     ]
 
 
-def comparison_report(comparison: Comparison) -> Report:
-    """The comparison as a report: quality and speed first, and of the config only what differs."""
-    names = " → ".join(run.name for run in comparison.runs)
-    fields = [(name, " → ".join(map(fmt.setting, values))) for name, values in comparison.config.items()]
-    more = f"and {len(fields) - CHANGED} more fields" if len(fields) > CHANGED else ""
-    facts: list[tuple[str, str | Cell]] = [
-        ("quality", _changes(comparison.quality, _score, metric)) if comparison.comparable
-        else ("quality", "not comparable: different data or split"),
-        ("speed", _changes(comparison.speed, _number, str, ("step ms, p50", "steady samples/s"))),
-        ("limit", " → ".join(value or NOT_MEASURED for value in comparison.limit)),
-        *(("" if index else "config", f"{name}: {text}") for index, (name, text) in enumerate(fields[:CHANGED])),
-        *([("", more)] if more else []),
-        ("note", " ".join(comparison.notes)),
-    ]  # fmt: skip
-    return Report(
-        key="all", title=names, name="", subtitle=_differing(len(fields)),
-        verdict="", measured=True, facts=[fact for fact in facts if fact[1]], sections=comparison_sections(comparison),
-    )  # fmt: skip
+def step_sections(run: Reading, key: str) -> list[Section]:
+    """What limits a step and where it spends its time; none where that was not measured."""
+    if run.profile is None:
+        return []
+    profile = structs.replace(run.profile, roofline=roofline(run.profile, run.peaks) if run.peaks else None)
+    measured, _ = step_sections_of(profile, run.peaks, key)
+    return [
+        replace(section, blocks=[*_training_steps(run, run.profile), *section.blocks])
+        if section.key == "budget"
+        else section
+        for section in measured
+    ]
 
 
-def _differing(fields: int) -> str:
-    return "same config" if not fields else f"{fields} config field{'s differ' if fields > 1 else ' differs'}"
+def _training_steps(run: Reading, profile: Profile) -> list[Block]:
+    """The steps of the training beside those of the profile."""
+    performance, step = run.result.performance, run.result.performance.step_ms
+    lead = f"Step time: {NOT_MEASURED}, too few steps."
+    if step:
+        samples, times = (
+            f"{count(profile.batch_size)} samples",
+            f"{fmt.time(step.p50)} (p20 – p80: {fmt.spread(step)})",
+        )
+        lead = f"A training step of {samples} takes {times}. Measured after it: {measured_steps(profile)}."
+    blocks: list[Block] = [Text(lead, "lead")]
+    if performance.overall:
+        blocks.append(Text(f"The whole training took {fmt.whole_time(performance.overall)}."))
+    if performance.difference:
+        blocks.append(Text(f"Steady throughput is {performance.difference}.", "warning"))
+    unsteady = unsteady_steps(performance, profile)
+    return [*blocks, *([Text(unsteady, "warning")] if unsteady else [])]
 
 
-def _changes(
-    rows: Rows, show: Callable[[Any], str], title: Callable[[str], str], names: tuple[str, ...] = QUALITY
-) -> str:
-    """`AUC 0.8212 → 0.8300 (one seed: may be chance)`, for the rows of these names."""
-    shown = {name: rows[name] for name in names if name in rows and None not in rows[name].values}
-    return "; ".join(
-        f"{title(name)} {' → '.join(map(show, row.values))}{f' ({row.remark})' if row.remark else ''}"
-        for name, row in shown.items()
+def measured_steps(profile: Profile) -> str:
+    """The steps behind the budget and behind the verdict, which are not those of the training."""
+    observed = profile.observed
+    return (
+        f"parts of {count(profile.steps)} steps with timers ({fmt.time(profile.step_ms.p50)} each, "
+        f"{fmt.time(profile.overhead.plain_ms)} without), limit: from "
+        f"{count(observed.steps.plain if observed.steps else None)} observed steps "
+        f"(median {fmt.time(observed.step_ms.p50)})"
     )
 
 
-def comparison_sections(comparison: Comparison, parts: list[list[Any]] | None = None) -> list[Section]:
-    """The comparison as sections; `parts` are the parts of each run's step, for the figure of a page."""
-    head = ("", *(run.name for run in comparison.runs))
-    every = tuple(range(1, len(head)))
-    changed: list[Block] = [Text(note, "warning") for note in comparison.notes]
-    if comparison.config:
-        rows = [_row(name, values, fmt.setting, "code") for name, values in comparison.config.items()]
-        changed.append(Table(head, rows, "Only fields that differ.", left=every))
-    else:
-        changed.append(Text("The configs are the same.", "lead"))
-    values = (Cell(value or NOT_MEASURED, "strong" if value else "muted") for value in comparison.limit)
-    return [
-        Section("qualities", "Quality", [_measured(comparison.quality, head, _score, metric)]),
-        Section("speeds", "Speed", [_measured(comparison.speed, head, _number, str)]),
-        Section("limits", "What limits a step", [Table(head, [(Cell("limit"), *values)], left=every)]),
-        Section("changed", "What changed", changed),
-        *_budgets(comparison, parts, head),
-    ]
+def unsteady_steps(performance: Performance, profile: Profile) -> str | None:
+    """A warning if steps took clearly longer or shorter in the profile than in training."""
+    trained = performance.step_ms
+    if not trained:
+        return None
+    profiled = profile.overhead.plain_ms
+    if max(profiled, trained.p50) <= UNSTEADY * min(profiled, trained.p50):
+        return None
+    return (
+        f"A step took {fmt.time(trained.p50)} in training but {fmt.time(profiled)} in the profile, without timers. "
+        "Something else slowed one of them down, so the shares may be wrong."
+    )
 
 
-def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[str, ...]) -> list[Section]:
-    if not comparison.budget:
+def pair(run: Reading) -> list[Section]:
+    """The same step with hot and with cold ids; no section for a run without this comparison."""
+    if run.pair is None:
         return []
-    sections: list[Section] = []
-    bars = [
-        (name, [plots.BarPart(part.name, part.share, part.phase) for part in shares])
-        for name, shares in zip(head[1:], parts or [])
-        if shares
+    hot, cold, ids = run.pair.hot, run.pair.cold, run.pair.ids
+    hot_ms, cold_ms = ({part.name: part.ms.p50 for part in from_profile(arm) if part.ms} for arm in (hot, cold))
+    rows = [(Cell("whole step", "strong"), *_pair_cells(hot.step_ms.p50, cold.step_ms.p50))]
+    for name in dict.fromkeys([*hot_ms, *cold_ms]):
+        rows.append((keyed(name), *_pair_cells(hot_ms.get(name), cold_ms.get(name))))
+    note = (
+        f"Median times of the same model and shapes, with new ids every step: hot ids of {count(ids.hot)} rows, "
+        f"cold ids of {count(ids.cold)}."
+    )
+    table = Table(("part", "cold / hot", "hot", "cold"), rows, note)
+    return [Section("pair", "Hot and cold ids", [Text(run.pair.verdict, "lead"), table])]
+
+
+def _pair_cells(hot: float | None, cold: float | None) -> tuple[Cell, ...]:
+    return cells(fmt.gain(cold / hot if hot and cold else None), fmt.time(hot), fmt.time(cold))
+
+
+def training(run: Reading, key: str) -> Section:
+    events = run.events
+    if not events.losses and not events.metrics:
+        return Section("training", "Training", [Text("events.jsonl holds neither losses nor metrics.", "note")])
+    name = next((name for name in CURVES if events.history(name)), "auc")
+    title, bound = f"validation {metric(name)}", lowest(run.result.quality).get(name)
+    by_title = {"training loss": events.losses, "gradient norm": events.norms, title: events.history(name)}
+    panels = {panel: series for panel, series in by_title.items() if series}
+    steps = sum(len(series) for series in events.losses.values())
+    ends = [f"seed {seed}: {series[-1][1]:.3f} after step {series[-1][0]:,}" for seed, series in events.losses.items()]
+    seeds = "1 seed" if len(events.losses) == 1 else f"{len(events.losses)} seeds"
+    caption = (
+        f"Loss of {count(steps)} steps, {seeds}. Lines are smoothed means of at most "
+        f"{charts.GROUPS} groups of steps, bands reach from the smallest to the largest value in a group."
+    )
+    if events.norms:
+        caption += " The gradient norm is that of the dense parameters, over all ranks and before clipping."
+    label = f"Training loss ({'; '.join(ends)}), gradient norm and {title} over the steps"
+    draw = lambda: charts.training(panels, {} if bound is None else {title: bound})  # noqa: E731
+    blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
+    names = [name for name in run.result.quality.metrics if any(name in event.metrics for event in events.metrics)]
+    if events.metrics and names:
+        rows = [
+            cells(event.seed, f"{event.step:,}", NONE if event.epoch is None else event.epoch, *_scores(event, names))
+            for event in events.metrics
+        ]
+        head = ("seed", "step", "epoch", *(metric(name) for name in names))
+        blocks.append(Table(head, rows, "On the validation rows.", fold=f"Every evaluation ({len(rows)})"))
+    return Section("training", "Training", blocks)
+
+
+def _scores(event: Scores, names: list[str]) -> list[str]:
+    values = [event.metrics.get(name) for name in names]
+    return [f"{value:.4f}" if isinstance(value, float) else NONE for value in values]
+
+
+def provenance(run: Reading) -> Section:
+    origin, data = run.result.provenance, run.result.data
+    commit = origin.commit or "none: recperf did not run from a checkout"
+    if origin.dirty:
+        commit += ", with uncommitted changes"
+    rows: list[tuple[str, str | Cell]] = [
+        ("run", Cell(run.name, "code")),
+        ("commit", Cell(commit, "code")),
+        ("data", f"{data.name}, {count(data.rows)} rows, split {data.split}"),
+        *((f"skipped lines: {why}", count(lines)) for why, lines in (data.skipped or {}).items()),
+        ("data digest (SHA-256)", Cell(origin.data_digest, "code")),
+        ("first seed", str(origin.seed)),
+        ("started – ended (UTC)", f"{fmt.timestamp(origin.started)} – {fmt.timestamp(origin.ended)}"),
+        ("interrupted and resumed", f"{origin.resumes} times" if origin.resumes else "never"),
+        *([("started from", origin.started_from.text)] if origin.started_from else []),
+        *(("changed when resumed", change_text(change)) for change in origin.changes),
+        ("device", run.result.performance.device),
+        *((f"setting: {name}", text) for name, text in run.result.performance.settings.items()),
+        ("packages", ", ".join(f"{name} {version}" for name, version in origin.packages.items())),
+        ("machine fingerprint", Cell(origin.machine, "code")),
+        *((f"machine: {name}", fmt.setting(value)) for name, value in _machine(run.machine).items()),
     ]
-    if bars:
-        label = "Share of each part in a training step, one bar per run; the table below has the numbers"
-        draw = lambda: plots.stacked(bars, "share")  # noqa: E731
-        figure = Figure("all-budgets", label, "Shares of a step, not times.", draw)
-        sections.append(Section("budgets", "Where a step spends its time", [figure]))
-    rows = [
-        (keyed(name), *(Cell(NONE if value is None else percent(value)) for value in row.values))
-        for name, row in comparison.budget.items()
-    ]
-    table = Table(head, rows, "Steps measured after training.")
-    return [*sections, Section("parts", "Parts of a step", [table], fold=True)]
+    if run.peaks:
+        quick = ", quick mode" if run.peaks.quick else ""
+        when = fmt.timestamp(run.peaks.measured)
+        rows.append(("ceilings", f"measured {when}, {run.peaks.threads} threads{quick}"))
+    else:
+        rows.append(("ceilings", f"{NOT_MEASURED}; measure them with: {run.peaks_command}"))
+    return Section("provenance", "Where this comes from", [definitions(rows)])
 
 
-def _measured(rows: Rows, head: tuple[str, ...], show: Callable[[Any], str], title: Callable[[str], str]) -> Table:
-    cells = [_row(title(name), row.values, show) for name, row in rows.items()]
-    if not any(row.remark for row in rows.values()):
-        return Table(head, cells)
-    remarked = [(*line, Cell(row.remark, "muted")) for line, row in zip(cells, rows.values())]
-    return Table((*head, "remark"), remarked, left=(len(head),))
+def _machine(facts: dict[str, Any]) -> dict[str, Any]:
+    shown = {key: value for key, value in facts.items() if key not in ("fingerprint", "caches", "gpus") and value}
+    caches = (facts.get("caches") or {}).items()
+    shown["caches"] = ", ".join(f"{level} {fmt.size(count)}" for level, count in caches) or None
+    shown["GPUs"] = ", ".join(str(gpu.get("name")) for gpu in facts.get("gpus") or []) or None
+    return flatten(shown)
 
 
-def _row(name: str, values: Values, show: Callable[[Any], str], tone: str = "") -> tuple[Cell, ...]:
-    return (Cell(name, tone), *(Cell(NONE if value is None else show(value), tone) for value in values))
+def config(run: Reading) -> Section:
+    rows = [cells(Cell(name, "code"), Cell(fmt.setting(value), "code")) for name, value in flatten(run.config).items()]
+    table = Table(("field", "value"), rows, "As saved in config.json.", fold=f"All {len(rows)} fields", left=(1,))
+    return Section("config", "Config", [table])
 
 
-def _score(value: Any) -> str:
-    return fmt.yes_or_no(value) if isinstance(value, bool) else f"{value:.4f}"
-
-
-def _number(value: float) -> str:
-    return count(value) if value >= 100 else digits(value)
+def reproduce(run: Reading) -> Section:
+    origin = run.result.provenance
+    blocks: list[Block] = []
+    if origin.commit:
+        blocks.append(Code("The code", f"git checkout {origin.commit}"))
+    if origin.dirty:
+        text = "The checkout had uncommitted changes, so the commit alone may not reproduce the run."
+        blocks.append(Text(text, "warning"))
+    changes = origin.changes
+    if not repeatable(changes, (entry.seed for entry in run.result.quality.seeds)):
+        listed = "; ".join(change_text(change) for change in changes if not is_free(change.field))
+        text = f"No single command repeats this run, because its config was changed on the way: {listed}."
+        blocks.append(Text(f"{text} The command below trains with the final config from the first step.", "warning"))
+    command = f"recperf run --config {shlex.quote(str(run.folder / 'config.json'))}"
+    blocks.append(Code("The run, in a new folder", command))
+    typed = "The command that finished it" if origin.resumes else "The command line of this run"
+    blocks.append(Code(typed, shlex.join(origin.command)))
+    return Section("reproduce", "Reproduce it", blocks)

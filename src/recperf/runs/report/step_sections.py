@@ -1,4 +1,4 @@
-"""Sections about what limits a step, for every kind of report: verdict, shares, operators, parts, experiments."""
+"""Sections about a step, for every kind of report: verdict, shares, operators, parts, experiments, what to change."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from ...measure.limits import NOT_JUDGED, TEXTS, UNDECIDED
 from ...measure.peaks.records import Peaks
 from ...measure.places import place_text
 from ...measure.profile_records import Profile
-from ...measure.records import DividedOperator, Experiment, Observed, PartTime, PlaceTime, StepProfile, Verdict
+from ...measure.records import Advice, DividedOperator, Experiment, Observed, PartTime, PlaceTime, StepProfile, Verdict
 from ...measure.rows import place_rows
+from . import charts, timeline
 from . import formats as fmt
-from . import plots, timeline
-from .advice import advice_blocks, advice_facts
-from .blocks import Badge, Block, Cell, Figure, Report, Section, Table, Text, Tile, arranged, cells
-from .svg import family
+from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells
+from .page import family
 from .timeline import TONES
 
 CONFIDENCE = {"high": "good", "medium": "plain", "low": "warning"}
@@ -181,7 +180,7 @@ def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> l
     """The shares as a bar and a table; they sum to the `whole`, in ms."""
     shares = {limit: share for limit, share in shares.items() if limit in TEXTS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
-    bar = [plots.BarPart(limit, shares[limit], tone=TONES[limit]) for limit in ordered]
+    bar = [charts.BarPart(limit, shares[limit], tone=TONES[limit]) for limit in ordered]
     rows = [
         cells(
             Cell(limit, swatch=TONES[limit]),
@@ -197,7 +196,7 @@ def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> l
             f"{key}-limits",
             label,
             "Every moment of the step belongs to exactly one limit.",
-            lambda: plots.stacked([("", bar)], "share"),
+            lambda: charts.stacked([("", bar)], "share"),
         ),
         Table(("limit", "share", "time", "meaning"), rows, left=(3,)),
     ]
@@ -303,3 +302,78 @@ def busiest_tiles(operators: list[DividedOperator]) -> list[Tile]:
         by_name[row.name] += row.ms
     name = max(by_name, key=lambda name: by_name[name], default="")
     return [Tile("busiest operator", fmt.time(by_name[name]), fmt.short(name, 28))] if name else []
+
+
+DESCRIBED = 3
+"""Changes that a terminal describes."""
+STATUS = {"rejected": "changes the losses"}
+STATUS_TONES = {"tried": "good", "rejected": "bad", "not judged": "bad"}
+
+
+def advice_blocks(advice: list[Advice]) -> list[Block]:
+    """The changes with the largest gains, the others on a page only, and a table of all where some were tried."""
+    if not advice:
+        return [Text("No rule of recperf knows a change that would make this step faster.", "note")]
+    doubts = [one.note for one in advice if one.status == "not judged" and one.note]
+    blocks: list[Block] = []
+    if doubts:
+        which = "The change is" if len(advice) == 1 else f"{len(doubts)} of {len(advice)} changes are"
+        blocks.append(Text(f"{which} not judged. {doubts[0]}.", "warning"))
+    for one in advice[:DESCRIBED]:
+        note = f" {one.note}." if one.note and not doubts and not one.measured_ms else ""
+        blocks += [Text(f"{one.seen} {_gains(one)}.{note}"), Code("Change", one.change)]
+    if others := advice[DESCRIBED:]:
+        rows = [cells(Cell(one.change, "code"), one.seen, _gains(one)) for one in others]
+        blocks.append(Table(("change", "seen", "gain"), rows, left=(1, 2), fold=f"{len(others)} more changes"))
+    if any(one.measured_ms for one in advice):
+        blocks.append(_tried(advice))
+        notes = (f"{one.name}: {one.note}." for one in advice if one.note and one.status != "not judged")
+        blocks += [Text(note, "note") for note in notes]
+    return blocks
+
+
+def advice_facts(advice: Any) -> list[tuple[str, str | Cell]]:
+    """The change to try first: of those that were tried, the one that gained most."""
+    if not isinstance(advice, list):
+        return []
+    tried = [one for one in advice if one.status == "tried" and (one.measured_gain or 0.0) > 1.0]
+    untried = (one for one in advice if not one.measured_gain and one.status != "rejected")
+    one = max(tried, key=lambda one: one.measured_gain or 0.0) if tried else next(untried, None)
+    if one is None:
+        known = "none of the changes that were tried makes" if advice else "no rule knows a change that makes"
+        return [("try", f"{known} this step faster")]
+    gains = [f"{fmt.gain(one.predicted_gain, one.predicted_range)} predicted"] if one.predicted_gain else []
+    gains += [f"{fmt.gain(one.measured_gain)} measured"] if one.measured_gain else []
+    note = one.note or ("" if gains else "its gain cannot be predicted")
+    said = [", ".join(gains), note[:1].lower() + note[1:]]
+    return [("try", f"{one.change}: {'; '.join(filter(None, said))}")]
+
+
+def _gains(one: Advice) -> str:
+    predicted = f"Predicted gain: {fmt.gain(one.predicted_gain, one.predicted_range)}"
+    text = predicted if one.predicted_gain else "Its gain cannot be predicted"
+    if one.measured_gain:
+        text += f"; measured: {fmt.gain(one.measured_gain)}"
+    return text + ("; it changes the losses" if one.same_losses is False else "")
+
+
+def _tried(advice: list[Advice]) -> Table:
+    rows = [
+        cells(
+            Cell(one.name, width=28),
+            fmt.gain(one.predicted_gain, one.predicted_range),
+            fmt.time(one.measured_ms),
+            fmt.gain(one.measured_gain, one.measured_range),
+            _same_losses(one),
+            Cell(STATUS.get(one.status, one.status), STATUS_TONES.get(one.status, "muted")),
+        )
+        for one in advice
+    ]
+    head = ("name", "predicted gain", "step", "measured gain", "same losses", "status")
+    note = "Gains with their ranges; step: measured with the change."
+    return Table(head, rows, note, left=(5,))
+
+
+def _same_losses(one: Advice) -> str:
+    same, difference = one.same_losses, one.largest_difference
+    return fmt.yes_or_no(same) + (f" ({difference:.1e})" if difference and not same else "")

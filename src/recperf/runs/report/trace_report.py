@@ -12,10 +12,9 @@ from typing import Any
 from ...measure.limits import ranks_sentence
 from ...measure.profile_records import TracedPart
 from ...measure.trace.records import ComparedRanks, ModuleTime, TraceAnalysis, TraceLimit
+from . import device_sections as device
 from . import formats as fmt
-from . import page, ranks, step_sections, timeline
-from . import profile_device as device
-from .advice import advice_blocks
+from . import page, step_sections, timeline
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, arranged, cells, definitions
 from .step_sections import TOP, last_name
 
@@ -89,7 +88,7 @@ def _sections(analysis: TraceAnalysis, top: int) -> tuple[list[Section], dict[st
     listed: tuple[tuple[str, str, str, Callable[[Any], list[Block]]], ...] = (
         ("ranks", "Ranks", "ranks_compared", _ranks),
         ("limits", "What limits the step", "limit", _limit),
-        ("advice", "What to change", "limit", lambda limit: advice_blocks(limit.advice)),
+        ("advice", "What to change", "limit", lambda limit: step_sections.advice_blocks(limit.advice)),
         ("shares", "Where the time goes", "limit", _shares),
         ("parts", "Regions", "parts", lambda _: _parts(analysis, top)),
         ("modules", "Modules", "modules", lambda rows: _modules(rows, top)),
@@ -128,7 +127,7 @@ def _tiles(analysis: TraceAnalysis) -> list[Tile]:
     communication = analysis.communication
     if not communication.missing and window.wall_ms:
         exposed = communication.exposed_ms
-        tiles.append(ranks.exposed_tile(exposed, exposed / window.wall_ms))
+        tiles.append(device.exposed_tile(exposed, exposed / window.wall_ms))
     return tiles
 
 
@@ -202,15 +201,15 @@ def _communication(analysis: TraceAnalysis) -> list[Block]:
     sentence = (
         f"For {fmt.time(exposed)} of a step ({fmt.percent(exposed / step, 0)}) a collective is under way while {where}."
     )
-    return [Text(sentence, "lead"), *ranks.collective_blocks(communication.rows, "Per step.")]
+    return [Text(sentence, "lead"), *device.collective_blocks(communication.rows, "Per step.")]
 
 
 def _ranks(compared: ComparedRanks) -> list[Block]:
     note = "Per step, mean over the ranks, whether or not other work runs meanwhile."
     return [
         *(Text(fmt.sentence(note), "warning") for note in compared.notes),
-        *ranks.rank_blocks("trace", compared, RANKS_METHOD),
-        *ranks.collective_blocks(compared.collectives, note),
+        *device.rank_blocks("trace", compared, RANKS_METHOD),
+        *device.collective_blocks(compared.collectives, note),
     ]
 
 
