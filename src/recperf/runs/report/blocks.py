@@ -8,13 +8,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ...units import WIDEST, width
 from .formats import printable, short
-
-if TYPE_CHECKING:
-    from .page import Sheet
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,8 @@ class Figure:
     label: str
     """What the figure shows, for readers who cannot see it."""
     caption: str
-    draw: Callable[[], Sheet]
+    draw: Callable[[], Any]
+    """Returns the `Sheet` of `page.py` that it is drawn on."""
 
 
 @dataclass(frozen=True)
