@@ -234,7 +234,6 @@ def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     assert "Rank 1 of 2 is the slowest" in (run / "profile.html").read_text()
     sources = [inspect(run / f"trace.rank{rank}.json.gz") for rank in (0, 1)]
     assert sources[0].run == sources[1].run
-    assert sources[0].marks.keys() == sources[1].marks.keys() != set()
     assert main(["profile", "--trace", str(run), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["merged"]
     assert told["clock"] == "one host's clock"

@@ -67,7 +67,7 @@ def analysis_of(path: Path, peaks_file: Path | None) -> TraceAnalysis:
 
 
 def merged(folder: Path) -> MergedTraces:
-    """One file of all ranks, on one clock: between hosts, clocks are aligned at the ends of common barriers."""
+    """One file of all ranks; those of several hosts have the times of their own clocks."""
     from ..measure.trace.analyse import traces_in
     from ..measure.trace.file import looks_like_trace
     from ..measure.trace.merge import merge

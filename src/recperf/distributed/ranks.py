@@ -297,12 +297,8 @@ class Ranks:
             notice(f"placement of the tables\n{trial.plan()}")
 
     def trace_facts(self, run: str) -> dict[str, Any]:
-        """What a trace says of its origin: `profile --trace FOLDER` joins traces of one run, aligned by host."""
+        """What a trace says of its origin: `profile --trace FOLDER` joins traces of one run."""
         return {"run": run} | ({"rank": self.rank, "ranks": self.size, "host": host()} if self.size > 1 else {})
-
-    def trace_barrier(self) -> Callable[[], None] | None:
-        """A barrier whose ends mark the same moment in the traces of all ranks."""
-        return self.barrier if self.size > 1 else None
 
     def trace_name(self) -> str:
         return f"trace.rank{self.rank}.json.gz" if self.size > 1 else "trace.json.gz"

@@ -141,9 +141,8 @@ def _observe(
             observer = Observer(knees=knees, counts=counts, spans=True)
         else:
             # As many steps as a table of operators needs, in traces that can be merged.
-            about, meet = subject.world.trace_facts(run), subject.world.trace_barrier()
             counts = replace(counts, traced=TRACED)
-            observer = Observer(knees=knees, counts=counts, spans=True, about=about, meet=meet)
+            observer = Observer(knees=knees, counts=counts, spans=True, about=subject.world.trace_facts(run))
         figures = compact(observed(_observed(subject, observer, subject.step), works))
     except Exception as error:
         # What was trained must not be lost because the steps after it cannot be observed; ranks would wait forever.

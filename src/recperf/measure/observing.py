@@ -26,7 +26,7 @@ from .peaks.other_work import OtherWork
 from .places import Position, Stacks
 from .spans import listen
 from .stack_sampler import Sampler
-from .trace.read import MARK, PART, STEP, Trace
+from .trace.read import PART, STEP, Trace
 from .trace.record import Recording
 
 WARM_UPS = 3
@@ -47,8 +47,6 @@ WAITS = 0.05
 """Share of a step from which waiting for input matters."""
 BLOCK_NS = 50_000_000
 """GPU: ns of steps between two synchronised moments: several steps, since the host runs ahead into the next one."""
-MARKS = 9
-"""Barriers that ranks mark in their traces: enough for the median not to be a slow one."""
 
 
 Knees = Callable[[str], tuple[int, int]]
@@ -59,8 +57,7 @@ class Observer:
     """Observes steps until it has seen enough; `done` says so.
 
     With `spans`, the steps are those of recperf itself: the span "data" is their wait for input, spans of exchanges are
-    waits for other ranks, and all spans are parts. `about` goes into the header of the trace. Where several ranks
-    record together, `meet` is a barrier, and the ends of some barriers are marked before the named steps.
+    waits for other ranks, and all spans are parts. `about` goes into the header of the trace.
     """
 
     def __init__(
@@ -72,11 +69,10 @@ class Observer:
         counts: Counts | None = None,
         spans: bool = False,
         about: dict[str, Any] | None = None,
-        meet: Callable[[], None] | None = None,
     ):
         self.knees, self.model, self.light = knees, model, light
         self.most_plain, self.counts = MOST_PLAIN, counts
-        self._about, self._meet = about, meet
+        self._about = about
         self.expected: int | None = ENDLESS
         """Steps that the loop has, as far as known. Where they may be few, tracing and counting come early."""
         self.buffered = 0
@@ -391,9 +387,6 @@ class Observer:
 
     def _open_range(self) -> None:
         number = self._in_state - self._unnamed
-        for mark in range(MARKS if self._meet and number == 0 else 0):
-            with fast_range(f"{MARK}#{mark}"):
-                self._meet() if self._meet else None
         name = f"{STEP}#{number}" if number >= 0 else f"{STEP}.first"
         self._step_range = fast_range(name)
         self._step_range.__enter__()

@@ -24,7 +24,7 @@ from .program_facts import facts_of_rows
 from .records import Attribution, Observed, Verdict
 from .rows import operator_rows, place_rows, trace_places, unknown_work
 from .timeline import Call, step_times, traced_step
-from .trace.analyse import analyse_steps, device_name, facts_of, read_one, steps_of
+from .trace.analyse import analyse, device_name, facts_of, read_one, steps_of
 from .trace.idle import collectives, device_times, lateness, transfers
 from .trace.nesting import NONE, Nesting, TracedSteps, spread
 from .trace.read import Trace, facts_in, number_of
@@ -63,7 +63,7 @@ def analyse_file(path: Path, peaks: Peaks | None = None, *, chosen: bool = False
     limit = limit_of(trace, nesting, window, ceilings, doubts)
     limit.notes += [trace.part] if trace.part else []
     limit.ceilings = whose(device, facts.host, peaks, measured=ceilings is not None, chosen=chosen)
-    return TraceAnalysis(**asdict(analyse_steps(trace, nesting, window, facts)), limit=limit)
+    return TraceAnalysis(**asdict(analyse(trace, (nesting, window), facts)), limit=limit)
 
 
 def whose(device: str, host: str | None, peaks: Peaks | None, *, measured: bool, chosen: bool) -> str:

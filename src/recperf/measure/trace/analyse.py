@@ -35,16 +35,11 @@ _ANY_NUMBER = re.compile(r"(\d{1,6})")
 UNEQUAL = "the ranks have different numbers of {names}: only those that all ranks have are compared"
 
 
-def analyse(trace: Trace) -> StepTables:
-    """The tables of the steps of a trace.
-
-    Steps are the ranges `recperf.step#N`, or torch's own `ProfilerStep#N`, or end with the optimizer's step; a trace
-    with none of these counts as one step.
-    """
-    return analyse_steps(trace, *steps_of(trace))
-
-
-def analyse_steps(trace: Trace, nesting: Nesting, window: TracedSteps, facts: TraceFacts | None = None) -> StepTables:
+def analyse(
+    trace: Trace, steps: tuple[Nesting, TracedSteps] | None = None, facts: TraceFacts | None = None
+) -> StepTables:
+    """The tables of the steps of a trace."""
+    nesting, window = steps or steps_of(trace)
     missing = None if window.work else NO_WORK if trace.device else NO_DEVICE
     return StepTables(
         **asdict(facts or TraceFacts()),
@@ -59,7 +54,11 @@ def analyse_steps(trace: Trace, nesting: Nesting, window: TracedSteps, facts: Tr
 
 
 def steps_of(trace: Trace) -> tuple[Nesting, TracedSteps]:
-    """The steps of a trace, and the nesting of its host events."""
+    """The nesting of the host events of a trace, and its steps.
+
+    Steps are the ranges `recperf.step#N`, or torch's own `ProfilerStep#N`, or end with the optimizer's step; a trace
+    with none of these counts as one step.
+    """
     if not trace.host and not trace.device:
         raise DataError(
             "the trace has no events of torch.profiler with valid times",
@@ -85,8 +84,8 @@ def timed_file(path: Path) -> TimedTrace:
     trace = read_one(path)
     nesting, window = steps_of(trace)
     facts = facts_of(trace)
-    times = timings(nesting, window, self_times(nesting, window))
-    return TimedTrace(facts, window.steps_from, device_name(facts, window), window.step_ms(), times)
+    device = device_name(facts, window)
+    return TimedTrace(facts, window.steps_from, device, window.step_ms(), timings(nesting, window))
 
 
 def device_name(facts: TraceFacts, window: TracedSteps) -> str:
@@ -115,6 +114,9 @@ def read_one(path: Path) -> Trace:
 def facts_of(trace: Trace) -> TraceFacts:
     """What the header of a trace says about its origin."""
     host = facts_in(trace.header).get("host") or trace.header.get("host_name")
+    cuda, properties = (trace.header.get(name) for name in ("cuda_runtime_version", "deviceProperties"))
+    devices = properties if isinstance(properties, list) else []
+    ranks = facts_in(trace.header, "distributedInfo")
     return TraceFacts(
         host=str(host) if host else None,
         file=str(trace.path),
@@ -123,44 +125,16 @@ def facts_of(trace: Trace) -> TraceFacts:
         part=trace.part or None,
         ignored=trace.ignored,
         torch=_plain(trace.header.get("torch_version")),
-        cuda=_version(trace.header.get("cuda_runtime_version")),
-        devices=_devices(trace.header.get("deviceProperties")),
-        ranks=_ranks(facts_in(trace.header, "distributedInfo")),
+        # 12080 is version 12.8.
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else None,
+        devices=[str(item["name"]) for item in devices if isinstance(item, dict) and "name" in item],
+        ranks=RankFacts(*map(_plain, map(ranks.get, ("rank", "world_size", "backend")))) if "rank" in ranks else None,
     )
-
-
-def _version(number: Any) -> str | None:
-    """`12.8` for 12080."""
-    return f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else None
-
-
-def _devices(properties: Any) -> list[str]:
-    devices = properties if isinstance(properties, list) else []
-    return [str(item["name"]) for item in devices if isinstance(item, dict) and "name" in item]
-
-
-def _ranks(distributed: dict[str, Any]) -> RankFacts | None:
-    if "rank" not in distributed:
-        return None
-    return RankFacts(*(_plain(distributed.get(name)) for name in ("rank", "world_size", "backend")))
 
 
 def _plain(value: Any) -> str | int | None:
     """A text or an integer of the header; anything else is damage."""
     return value if isinstance(value, str | int) else None
-
-
-def self_times(nesting: Nesting, window: TracedSteps) -> dict[int, float]:
-    """The time of every operator inside the steps without the operators inside it, by index."""
-    events = nesting.events
-    own = {
-        i: event.end - event.start for i, event in enumerate(events) if event.kind == "op" and window.holds(event.start)
-    }
-    for i in own:
-        above = nesting.above(nesting.parent[i], "op")
-        if above in own:
-            own[above] -= events[i].end - events[i].start
-    return own
 
 
 def _kernels(nesting: Nesting, window: TracedSteps) -> Kernels:
@@ -290,13 +264,22 @@ def compare_ranks(folder: Path) -> ComparedRanks:
 def _summary(path: Path) -> Rank:
     trace = read_one(path)
     nesting, window = steps_of(trace)
-    analysis = analyse_steps(trace, nesting, window)
+    analysis = analyse(trace, (nesting, window))
     times: defaultdict[tuple[str, int], array[float]] = defaultdict(lambda: array("d"))
     for item in collectives(nesting, window):
         times[item.name, item.bytes].append((item.end - item.start) / 1e3)
     parts = [part for part in analysis.parts if part.name != OTHER] or analysis.parts
     largest = max(parts, key=lambda part: max(part.host_ms, part.device_ms or 0.0))
-    rank, of = rank_of(trace)
+    rank, of = rank_in(trace.header)
+    if rank is None:
+        match = _NUMBER.search(path.name) or _ANY_NUMBER.search(path.name)
+        if match is None:
+            raise DataError(
+                "the trace does not name its rank",
+                where={"file": path},
+                fix="name the file after its rank, such as rank0.json.gz",
+            )
+        rank, of = int(match[1]), None
     return Rank(
         rank=rank,
         file=path.name,
@@ -308,21 +291,6 @@ def _summary(path: Path) -> Rank:
         times=dict(times),
         bytes={row.name: row.bytes for row in analysis.communication.rows},
     )
-
-
-def rank_of(trace: Trace) -> tuple[int, int | None]:
-    """The rank of a trace and the number of ranks: from its header, else the rank from the name of its file."""
-    rank, of = rank_in(trace.header)
-    if rank is not None:
-        return rank, of
-    match = _NUMBER.search(trace.path.name) or _ANY_NUMBER.search(trace.path.name)
-    if match is None:
-        raise DataError(
-            "the trace does not name its rank",
-            where={"file": trace.path},
-            fix="name the file after its rank, such as rank0.json.gz",
-        )
-    return int(match[1]), None
 
 
 class _Waits:

@@ -1,23 +1,19 @@
 """Merges the traces of several ranks into one file with one process per rank and one clock. Torch-free.
 
-Times in a trace are microseconds after a moment given in its header, by the clock of its host. Ranks on one host share
-that clock and are shifted together. Between hosts, the ends of the same barriers, which every rank marks before it
-records its steps, give the difference of the clocks.
+Times in a trace are microseconds after a moment in its header, by the clock of its host.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import DataError, UsageError
 from .file import Event, Scan, write_trace
-from .read import ABOUT, MARK, MERGED, facts_in, number_of, rank_in, whole_of
+from .read import ABOUT, MERGED, facts_in, number_of, rank_in, whole_of
 from .records import MergedRank, MergedTraces
 
 FlowIds = dict[tuple[int, str, str], int]
@@ -31,91 +27,79 @@ class Source:
     path: Path
     rank: int
     ranks: int | None
-    run: str | None
+    run: Any
     host: str | None
     base_ns: int
     """The moment from which its times count."""
-    events: int = 0
-    begin_us: float = math.inf
-    end_us: float = -math.inf
-    marks: dict[str, float] = field(default_factory=dict)
-    """When each barrier ended, in us."""
-    shift_ns: int = 0
-    """Added to its times to give those of the first rank."""
+    events: int
+    begin_us: float
+    end_us: float
 
     def moment(self, us: float) -> int:
-        """ns by the clock of the first rank."""
-        return self.base_ns + round(us * 1e3) + self.shift_ns
+        """ns by the clock of its host."""
+        return self.base_ns + round(us * 1e3)
 
 
 def merge(paths: Sequence[Path], target: Path) -> MergedTraces:
-    """Write one trace from those of the ranks; returns what it holds and how clocks were aligned."""
+    """Write one trace from those of the ranks; returns what it holds and whose clocks it has."""
     sources = sorted((inspect(path) for path in paths), key=lambda source: source.rank)
     _require_one_run(sources)
     if any(target.resolve() == source.path.resolve() for source in sources):
         raise UsageError("the file to write is one of the traces to merge", where={"file": target})
-    clock, barriers, apart_us = _align(sources)
-    _require_one_time(sources)
-    size = _write(sources, target, clock)
+    # A trace that names no host may come from any.
+    one_host = sources[0].host is not None and len({source.host for source in sources}) == 1
+    clock = "one host's clock" if one_host else "the hosts' own clocks, not verified"
+    first = min(source.moment(source.begin_us) for source in sources)
+    ids: FlowIds = {}
+    header = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": first,
+        ABOUT: {MERGED: [source.rank for source in sources], "run": sources[0].run, "clock": clock},
+    }
+    events = (event for source in sources for event in _Track(source, first, ids).events())
+    size = write_trace(target, events, header, fix="make the folder writable")
     return MergedTraces(
         file=str(target),
         bytes=size,
         events=sum(source.events for source in sources),
-        ranks=[
-            MergedRank(source.rank, str(source.path), source.events, source.host, source.shift_ns / 1e3)
-            for source in sources
-        ],
+        ranks=[MergedRank(source.rank, str(source.path), source.events, source.host) for source in sources],
         of=sources[0].ranks,
         clock=clock,
-        barriers=barriers,
-        apart_us=apart_us,
     )
 
 
 def inspect(path: Path) -> Source:
     """The rank of a trace, and its first and last time."""
     scan = Scan(path)
-    count, begin, end, marks = 0, math.inf, -math.inf, {}
+    count, begin, end = 0, math.inf, -math.inf
     for event in scan.events():
         count += 1
         start, length = number_of(event.get("ts")), number_of(event.get("dur", 0))
-        if event.get("ph") != "X" or start is None or length is None or length < 0:
-            continue
-        begin, end = min(begin, start), max(end, start + length)
-        name = str(event.get("name"))
-        if name.startswith(MARK):
-            marks[name] = start + length
-    if not math.isfinite(begin):
-        raise DataError(
-            "the trace has no event with a valid time",
-            where={"file": path},
-            fix="use traces exported by torch.profiler",
-        )
+        if event.get("ph") == "X" and start is not None and length is not None and length >= 0:
+            begin, end = min(begin, start), max(end, start + length)
     ours, (rank, ranks) = facts_in(scan.header), rank_in(scan.header)
-    if MERGED in ours:
-        raise DataError("this trace is already merged", where={"file": path}, fix="use the traces of single ranks")
-    if rank is None:
-        raise DataError(
-            "the trace does not name its rank",
-            where={"file": path},
-            fix="record it with recperf profile WORKLOAD --ranks N --save-trace",
-        )
+    what, fix = "", "use traces exported by torch.profiler"
+    if not math.isfinite(begin):
+        what = "the trace has no event with a valid time"
+    elif MERGED in ours:
+        what, fix = "this trace is already merged", "use the traces of single ranks"
+    elif rank is None:
+        what, fix = "the trace does not name its rank", "record it with recperf profile WORKLOAD --ranks N --save-trace"
+    if what or rank is None:
+        raise DataError(what, where={"file": path}, fix=fix)
+    host = ours.get("host")
     return Source(
         path=path,
         rank=rank,
         ranks=ranks,
-        run=_text(ours.get("run")),
-        host=_text(ours.get("host")),
+        run=ours.get("run"),
+        host=host if isinstance(host, str) else None,
         base_ns=whole_of(scan.header.get("baseTimeNanoseconds")) or 0,
         events=count,
         begin_us=begin,
         end_us=end,
-        marks=marks,
     )
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _require_one_run(sources: list[Source]) -> None:
@@ -129,62 +113,16 @@ def _require_one_run(sources: list[Source]) -> None:
             )
         if before.run != source.run or before.ranks != source.ranks:
             raise DataError("the traces belong to different runs", where=where, fix="use the traces of one run")
-
-
-def _require_one_time(sources: list[Source]) -> None:
-    """Ranks of a run record at the same time; traces that do not overlap belong to different runs."""
-    begins = [(source.moment(source.begin_us), source) for source in sources]
-    ends = [(source.moment(source.end_us), source) for source in sources]
-    begin, late = max(begins, key=lambda pair: pair[0])
-    end, early = min(ends, key=lambda pair: pair[0])
-    if begin > end:
+    # Ranks of a run record at the same time.
+    late = max(sources, key=lambda source: source.moment(source.begin_us))
+    early = min(sources, key=lambda source: source.moment(source.end_us))
+    apart = late.moment(late.begin_us) - early.moment(early.end_us)
+    if apart > 0:
         raise DataError(
-            f"the traces do not overlap in time: one ends {(begin - end) / 1e9:.3g} s before the other begins",
+            f"the traces do not overlap in time: one ends {apart / 1e9:.3g} s before the other begins",
             where={"one": early.path, "other": late.path},
-            fix="use the traces of one run",
+            fix="use the traces of one run, from hosts whose clocks agree",
         )
-
-
-def _align(sources: list[Source]) -> tuple[str, int, float | None]:
-    """Set the shift of every source; returns the method, the number of common barriers and the largest remaining
-    difference at one, in us."""
-    first = sources[0]
-    shared = sorted(set(first.marks).intersection(*(source.marks for source in sources)))
-    hosts: defaultdict[str | int, list[Source]] = defaultdict(list)
-    for source in sources:
-        # A trace that names no host may come from any.
-        hosts[source.rank if source.host is None else source.host].append(source)
-    apart = [0.0]
-    for ranks in hosts.values():
-        late = [_late(source, first, mark) for source in ranks for mark in shared]
-        if late and first not in ranks:
-            # The end of a barrier may be late on any rank; the median is the most likely to be simultaneous.
-            shift = -round(statistics.median(late))
-            for source in ranks:
-                source.shift_ns = shift
-        apart += [abs(_late(source, first, mark)) / 1e3 for source in ranks for mark in shared]
-    one_host = len(hosts) == 1
-    how = "one host's clock" if one_host else "barriers" if shared else "the hosts' own clocks, not verified"
-    return how, len(shared), max(apart) if shared else None
-
-
-def _late(source: Source, first: Source, mark: str) -> int:
-    """ns by which a barrier ended later than on the first rank."""
-    return source.moment(source.marks[mark]) - first.moment(first.marks[mark])
-
-
-def _write(sources: list[Source], target: Path, clock: str) -> int:
-    """Write the merged file and return its size."""
-    first = min(source.moment(source.begin_us) for source in sources)
-    ids: FlowIds = {}
-    header = {
-        "schemaVersion": 1,
-        "displayTimeUnit": "ms",
-        "baseTimeNanoseconds": first,
-        ABOUT: {MERGED: [source.rank for source in sources], "run": sources[0].run, "clock": clock},
-    }
-    events = (event for source in sources for event in _Track(source, first, ids).events())
-    return write_trace(target, events, header, fix="make the folder writable")
 
 
 class _Track:

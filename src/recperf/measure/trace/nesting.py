@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from statistics import quantiles
 
 from ..records import Percentiles
-from .read import MARK, PART, STEP, STEP_OF_TORCH, Device, Host, Trace, find_steps, optimizer_steps
+from .read import PART, STEP, STEP_OF_TORCH, Device, Host, Trace, find_steps, optimizer_steps
 from .records import Window
 
 ROUNDING = 0.002
@@ -95,7 +95,7 @@ class Nesting:
         if not self.foreign:
             return event.name.removeprefix(PART) if event.name.startswith(PART) else None
         name = _NUMBERED.sub("", event.name)
-        is_step = name in (STEP_OF_TORCH, STEP) or event.name.startswith(MARK)
+        is_step = name in (STEP_OF_TORCH, STEP)
         return None if not name or is_step or COLLECTIVE.match(name) or self._around_a_step(event) else name
 
     def _around_a_step(self, event: Host) -> bool:

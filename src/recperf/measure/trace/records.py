@@ -124,8 +124,6 @@ class MergedRank(Struct):
     file: str
     events: int
     host: str | None
-    shift_us: Number
-    """What was added to its clock."""
 
 
 class MergedTraces(Struct, kw_only=True):
@@ -138,10 +136,7 @@ class MergedTraces(Struct, kw_only=True):
     of: int | None
     """The number of ranks that recorded."""
     clock: str
-    """How clocks were aligned."""
-    barriers: int
-    apart_us: Number | None
-    """Largest remaining difference at the end of a barrier."""
+    """Whose clocks its times are of."""
 
 
 class TraceAnalysis(StepTables, kw_only=True):

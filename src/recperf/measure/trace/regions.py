@@ -181,11 +181,8 @@ def modules(trace: Trace, nesting: Nesting, window: TracedSteps) -> list[ModuleT
     ]
 
 
-def timings(nesting: Nesting, window: TracedSteps, own: dict[int, float]) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds in every single step: operators without inner operators, kernels, regions.
-
-    `own` is the time of every operator without inner operators, by index.
-    """
+def timings(nesting: Nesting, window: TracedSteps) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds in every single step: operators without inner operators, kernels, regions."""
     tables: dict[str, defaultdict[str, list[float]]] = {
         kind: defaultdict(lambda: [0.0] * window.count) for kind in ("operators", "kernels", "regions")
     }
@@ -194,8 +191,13 @@ def timings(nesting: Nesting, window: TracedSteps, own: dict[int, float]) -> dic
         if step != NONE:
             tables[kind][name][step] += time / 1e3
 
-    for index, time in own.items():
-        add("operators", nesting.events[index].name, window.step(nesting.events[index].start), time)
+    for index, event in enumerate(nesting.events):
+        if event.kind == "op" and window.holds(event.start):
+            add("operators", event.name, window.step(event.start), event.end - event.start)
+            above = nesting.above(nesting.parent[index], "op")
+            outer = nesting.events[above] if above != NONE else None
+            if outer and window.holds(outer.start):
+                add("operators", outer.name, window.step(outer.start), event.start - event.end)
     for work in window.work:
         add("kernels", work.name, window.step_of(work), work.end - work.start)
     for index, outer, length in _regions(nesting, window):
