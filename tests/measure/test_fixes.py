@@ -141,7 +141,7 @@ def budget(device: str, components: list[Component], plain: Percentiles, threads
 def traced(times: float = 1.0) -> list[TracedPart]:
     rows = {"data": (1.0, 0.1, 3), **EAGER}
     return [
-        TracedPart(name, 1, host * times, host * times, device, kernels, kernels)
+        TracedPart(name, 1, host * times, host * times, device, kernels)
         for name, (host, device, kernels) in rows.items()
     ]
 

@@ -89,18 +89,6 @@ class Evidence:
         rate = self.ceilings.stream if moved > self.ceilings.stream_knee else self.ceilings.cached
         return moved / ((adamw and self.ceilings.adamw) or rate) * 1e3
 
-    @property
-    def calling_ms(self) -> float:
-        """Time of the interpreter between operators, where it does little else than calling them."""
-        calls, python = sum(row.python_calls for row in self.operators), self.ms("python")
-        if self.ceilings is None or python > CALLING * calls * self.ceilings.calls["elementwise"] / 1e6:
-            return 0.0
-        return python
-
-    def product_ms(self, row: DividedOperator) -> float:
-        """Time of a product at its ceiling."""
-        return row.flops / self.ceilings.product(row.precision) * 1e3 if self.ceilings else 0.0
-
     def rows_ms(self, accesses: float, row_bytes: int, table_bytes: float) -> float:
         """Time of so many accesses of random rows of tables of this size."""
         if self.ceilings is None:
@@ -298,7 +286,10 @@ def small_operators(evidence: Evidence) -> Advice | None:
     small = (row for row in evidence.operators if row.limits.get("dispatch") and row.limits.get("cache"))
     fused = [row for row in small if row.kind == "elementwise" and not optimizer_of(row.part)]
     passes = sum(row.limits["cache"] for row in fused)
-    goes += passes + (evidence.calling_ms if evidence.on_cpu else 0.0)
+    python, python_calls = evidence.ms("python"), sum(row.python_calls for row in evidence.operators)
+    call_ms = evidence.ceilings.calls["elementwise"] / 1e6 if evidence.ceilings else 0.0
+    # Of the interpreter, the time between operators, where it does little else than calling them.
+    goes += passes + (python if evidence.on_cpu and python <= CALLING * python_calls * call_ms else 0.0)
     left = COMPILED * evidence.step_ms / max(1.0, calls) if evidence.on_cpu else 0.0
     needs = evidence.calls_ms(products_and_lookups) + left + passes / max(1.0, sum(row.calls for row in fused))
     change = "model.compile()" if evidence.on_cpu else 'model.compile(mode="reduce-overhead")  # a CUDA graph'

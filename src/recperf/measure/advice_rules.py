@@ -209,7 +209,7 @@ def attention(evidence: Evidence) -> Advice | None:
     goes = sum(row.ms for row in (*rows, *around))
     seen = f"Softmax between two products writes all scores to memory: {evidence.cost(goes, softmax)}."
     change = "torch.nn.functional.scaled_dot_product_attention(query, key, value)"
-    least = sum(evidence.product_ms(row) for row in around)
+    least = sum(row.flops / evidence.ceilings.product(row.precision) * 1e3 for row in around if evidence.ceilings)
     return evidence.advice("attention", seen, change, goes, min(goes, least / FUSED_ATTENTION))
 
 

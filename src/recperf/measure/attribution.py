@@ -55,9 +55,11 @@ def attribute(observed: Observed, ceilings: Ceilings | None) -> Attribution:
     rows = []
     for operator in observed.operators:
         # Python's way to an operator looks like Python code, but is part of what calling it costs.
-        outside = min(times["python"], _python_ms(operator, ceilings, inside))
-        times["python"] -= outside
-        times["dispatch"] += outside
+        if ceilings is not None and not operator.kernels and operator.kind != "function":
+            called = operator.python_calls * (1 - inside) * _call_ns(operator, ceilings) / 1e6
+            outside = min(times["python"], called)
+            times["python"] -= outside
+            times["dispatch"] += outside
         rows.append(classify(operator, ceilings, inside))
         for limit, ms in rows[-1].limits.items():
             times[limit] += ms
@@ -78,13 +80,6 @@ def divided_ms(waits: dict[str, float], operators: Iterable[Operator]) -> float:
 def _call_ns(operator: Operator, ceilings: Ceilings) -> float:
     """What calling the operator once costs, from Python and inside it."""
     return ceilings.calls.get(operator.kind) or ceilings.calls["elementwise"]
-
-
-def _python_ms(operator: Operator, ceilings: Ceilings | None, inside: float) -> float:
-    """The part of its calls' cost that is outside of the operator."""
-    if ceilings is None or operator.kernels or operator.kind == "function":
-        return 0.0
-    return operator.python_calls * (1 - inside) * _call_ns(operator, ceilings) / 1e6
 
 
 def classify(operator: Operator, ceilings: Ceilings | None, inside: float) -> DividedOperator:

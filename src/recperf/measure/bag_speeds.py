@@ -52,7 +52,10 @@ def comparison(table_RD: Tensor) -> dict[str, Any] | str | None:
     if peaks is None or table_RD.nbytes <= peaks.knee.bytes:
         return None
     by_width = peaks.bags.setdefault(str(torch.get_num_threads()), {})
-    row_bytes, source = 4 * table_RD.shape[1], _source()
+    row_bytes = 4 * table_RD.shape[1]
+    # Figures of other code, or taken in another way, say nothing about this.
+    files = Path(native.__file__).with_name("native.c"), Path(__file__)
+    source = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     stored = by_width.get(str(row_bytes))
     if stored is not None and stored.source == source:
         return dict(as_json(stored))
@@ -106,9 +109,3 @@ def measure(rows: int, dim: int) -> BagRatios:
 
     with torch.no_grad():
         return BagRatios(figure([*ratios(look_up, READ)], "x"), figure([*ratios(update, UPDATED)], "x"))
-
-
-def _source() -> str:
-    """A digest of the C code and of this file: figures of other code, or taken in another way, say nothing about it."""
-    files = Path(native.__file__).with_name("native.c"), Path(__file__)
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

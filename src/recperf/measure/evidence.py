@@ -231,17 +231,15 @@ def kernel_works(observer: Observer) -> dict[str, CallWork]:
         whole = sum(us for _, us in names) or 1.0
         for name, us in names:
             sums[name].append((works[key], us / whole))
-    return {name: _mean_work(name, shares) for name, shares in sums.items()}
-
-
-def _mean_work(name: str, shares: list[Any]) -> CallWork:
-    mean = CallWork(name)
-    counted = [(work, share) for work, share in shares if work is not None]
-    for figure in COUNTED:
-        setattr(mean, figure, round(sum(getattr(work, figure) * share for work, share in counted) / len(shares)))
-    for fact in ("precision", "row_bytes", "table_rows"):
-        setattr(mean, fact, max((getattr(work, fact) for work, _ in counted), default=getattr(mean, fact)))
-    return mean
+    means = {name: CallWork(name) for name in sums}
+    for name, mean in means.items():
+        counted = [(work, share) for work, share in sums[name] if work is not None]
+        for figure in COUNTED:
+            whole = sum(getattr(work, figure) * share for work, share in counted)
+            setattr(mean, figure, round(whole / len(sums[name])))
+        for fact in ("precision", "row_bytes", "table_rows"):
+            setattr(mean, fact, max((getattr(work, fact) for work, _ in counted), default=getattr(mean, fact)))
+    return means
 
 
 class Parts:
@@ -282,10 +280,7 @@ def region_name(name: str) -> str:
     """The name of a region as its author knows it."""
     for prefix in (PART, MODULE, "Optimizer.step#", "Optimizer.zero_grad#"):
         if name.startswith(prefix):
-            short = name.removeprefix(prefix)
-            return {"Optimizer.step#": f"optimizer {short}", "Optimizer.zero_grad#": f"optimizer {short}"}.get(
-                prefix, short
-            )
+            return ("optimizer " if prefix.startswith("Optimizer") else "") + name.removeprefix(prefix)
     return name
 
 

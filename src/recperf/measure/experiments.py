@@ -125,8 +125,9 @@ def _variants(
     doubled = _doubled(batch) if has_batch else None
     if doubled is not None:
         yield Variant("twice the batch", lambda: step(doubled), *_expected(by_batch, TWICE))
-    halved = _halved(batch) if has_batch else None
-    if halved is not None:
+    if has_batch and hasattr(batch, "slice") and hasattr(batch, "__len__") and len(batch) > 1:
+        # It knows how to be cut.
+        halved = batch.slice(0, len(batch) // 2)
         yield Variant("half the batch", lambda: step(halved), *_expected(by_batch, HALF))
     threads = torch.get_num_threads()
     if on_cpu and threads > 1:
@@ -134,7 +135,9 @@ def _variants(
 
         ranges = _expected(own, _half_threads(peaks, threads))
         yield Variant("half the threads", plain, *ranges, lambda: using_threads(threads // 2))
-    random_rows = attribution.random / whole * _of_lookups(attribution)
+    rows = attribution.operators
+    replaceable = sum(row.random_ms for row in rows if ids_argument(row.name) is not None)
+    random_rows = attribution.random / whole * replaceable / max(1e-12, sum(row.random_ms for row in rows))
     if random_rows >= 0.2:
         yield Variant("ids of a few hot rows", plain, (0.0, 1 - 0.3 * random_rows), SAME, _HotIds)
     # A step that waits for the device cannot be captured.
@@ -192,10 +195,8 @@ def _run(variant: Variant, plain: Callable[[], object], step_s: float) -> Experi
                 changed = _time(variant.run, count)
             ratios.append(changed / before)
     except Exception as error:
-        text = str(error).splitlines()[0] if str(error) else ""
-        return Experiment(
-            variant.name, _text(variant.expected), f"not possible: {type(error).__name__}: {text}", "not run"
-        )
+        why = f"not possible: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return Experiment(variant.name, _text(variant.expected), why, "not run")
     times = percentiles(ratios)
     return _judged(variant.name, times.p50, times.p80 - times.p20, variant.expected, variant.rival)
 
@@ -252,26 +253,12 @@ def _without_optimizer(
     return {**rest, OPTIMIZER: 1 - sum(rest.values())}
 
 
-def _of_lookups(attribution: Attribution) -> float:
-    """The part of the random rows from memory that is in operators whose ids can be replaced."""
-    operators = attribution.operators
-    known = sum(row.random_ms for row in operators if ids_argument(row.name) is not None)
-    return known / max(1e-12, sum(row.random_ms for row in operators))
-
-
 def hot_ids(hot: Percentiles, cold: Percentiles, random_rows: float) -> Experiment:
     """The experiment of a matched pair: with ids whose rows stay in a cache, random rows from memory must vanish."""
     spread = (hot.p80 / cold.p20 - hot.p20 / cold.p80) / 2
     why = f": random rows from memory ({random_rows:.0%}) vanish"
     expected = (0.0, 1 - 0.3 * random_rows)
     return _judged("ids of a few hot rows", hot.p50 / cold.p50, spread, expected, SAME, why)
-
-
-def _halved(batch: Any) -> Any | None:
-    """The first half of a batch that knows how to be cut."""
-    if not hasattr(batch, "slice") or not hasattr(batch, "__len__") or len(batch) < 2:
-        return None
-    return batch.slice(0, len(batch) // 2)
 
 
 def _doubled(batch: Any) -> Any | None:
@@ -309,16 +296,13 @@ class _HotIds(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if place is not None and len(args) > place and isinstance(args[place], Tensor):
             ids = args[place]
             if not ids.dtype.is_floating_point and ids.dtype != torch.bool:
-                args = (*args[:place], self._hot(ids), *args[place + 1 :])
+                key = (tuple(ids.shape), ids.dtype, ids.device)
+                if key not in self._ids:
+                    largest = int(ids.max()) + 1 if ids.numel() else 1
+                    flat = torch.arange(ids.numel(), device=ids.device) % min(HOT_ROWS, largest)
+                    self._ids[key] = flat.to(ids.dtype).reshape(ids.shape)
+                args = (*args[:place], self._ids[key], *args[place + 1 :])
         return func(*args, **(kwargs or {}))
-
-    def _hot(self, ids: Tensor) -> Tensor:
-        key = (tuple(ids.shape), ids.dtype, ids.device)
-        if key not in self._ids:
-            largest = int(ids.max()) + 1 if ids.numel() else 1
-            flat = torch.arange(ids.numel(), device=ids.device) % min(HOT_ROWS, largest)
-            self._ids[key] = flat.to(ids.dtype).reshape(ids.shape)
-        return self._ids[key]
 
 
 def _captured(step: Callable[[], object]) -> Callable[[], object] | None:

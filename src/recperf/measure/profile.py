@@ -93,6 +93,7 @@ class ClockedSteps:
 
     def __init__(self, subject: Subject, *, later: int = 0) -> None:
         self.subject, self.sync = subject, subject.sync
+        self._synchronize = subject.sync or (lambda: None)
         self.batches = endless(subject.order, subject.first_epoch + later)
         self.warmup = 0
         self.clocked: list[Reading] = []
@@ -111,12 +112,10 @@ class ClockedSteps:
     def warm_up(self, steps: int, *, seconds: float) -> int:
         """Warm up and return how many steps to clock: at most `steps`, fewer where they would take longer than that."""
         self.warm(2)
-        if self.sync:
-            self.sync()
+        self._synchronize()
         began = perf_counter_ns()
         self.warm(2)
-        if self.sync:
-            self.sync()
+        self._synchronize()
         each = (perf_counter_ns() - began) / 2e9
         # A clocked step, a plain one, and the warm-up.
         steps = self.subject.world.maximum(max(FEWEST, min(steps, int(seconds / each / 2.25))))
@@ -143,39 +142,43 @@ class ClockedSteps:
         self.clocked, self.plain = [self.clocked[step] for step in steps], [self.plain[step] for step in steps]
 
     def _take_clocked(self) -> None:
-        batches = _LastBatch(self.batches)
+        taken: list[Any] = []
+
+        def batches() -> Iterator[Any]:
+            for batch in self.batches:
+                taken.append(batch)
+                yield batch
+
         self.subject.ranks.meet()
         began = self._clock.now()
-        wall, parts = self.subject.clocked(batches) if self.subject.clocked else self._clocked(batches)
+        wall, parts = self.subject.clocked(batches()) if self.subject.clocked else self._clocked(batches())
         # Other work took the core at moments that do not depend on the part.
         own = max(0.0, 1 - self._clock.now().since(began).waiting / wall)
         self.clocked.append((round(own * wall), {name: round(own * ns) for name, ns in parts.items()}))
         # Counted after the clock stopped, so that it costs no step anything.
-        rows = self.subject.rows_of(batches.last).cpu()
+        batch = taken[-1]
+        rows = self.subject.rows_of(batch).cpu()
         distinct = torch.unique(rows)
         self.touched[distinct] = True
         self.lookups += rows.numel()
         self.unique += distinct.numel()
         self.counted += 1
-        self.samples += len(batches.last)
-        for name, cost in self.subject.cost_of(batches.last, rows.numel(), distinct.numel()).items():
+        self.samples += len(batch)
+        for name, cost in self.subject.cost_of(batch, rows.numel(), distinct.numel()).items():
             self.costs[name] = self.costs.get(name, Cost()) + cost
 
     def _clocked(self, batches: Iterator[Any]) -> Reading:
         clock = step_clock(self.sync)
-        if self.sync:
-            self.sync()
+        self._synchronize()
         clock.begin()
         self.subject.step(batches)
         return clock.end()
 
     def _take_plain(self) -> int:
-        if self.sync:
-            self.sync()
+        self._synchronize()
         began = self._clock.now()
         self.subject.step(self.batches)
-        if self.sync:
-            self.sync()
+        self._synchronize()
         spent = self._clock.now().since(began)
         return spent.wall - spent.waiting
 
@@ -215,21 +218,6 @@ class ClockedSteps:
         return joined
 
 
-class _LastBatch:
-    """Passes batches on and remembers the last one."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches = batches
-        self.last: Any = None
-
-    def __iter__(self) -> _LastBatch:
-        return self
-
-    def __next__(self) -> Any:
-        self.last = next(self.batches)
-        return self.last
-
-
 def endless(order: Order, epoch: int) -> Generator[Any, None, None]:
     """Full batches of one epoch after another; the last batch of an epoch may be smaller and is left out."""
     while True:
@@ -252,27 +240,21 @@ def overhead(clocked: list[int], plain: list[int]) -> Overhead:
 def components(clocked: list[tuple[int, dict[str, int]]], costs: dict[str, Cost]) -> list[Component]:
     """Each part with its time, its share (all sum to 1) and its counted work, in the order they first ran.
 
-    Shares are of the sum of the medians, so that a few slow steps change no share and none contradicts a time.
+    Shares are of the sum of the medians, so that a few slow steps change no share and none contradicts a time. A cost
+    with an undeclared name is an error.
     """
     names = list(dict.fromkeys(name for _, parts in clocked for name in parts))
     times = {name: spread([parts.get(name, 0) for _, parts in clocked]) for name in names}
     whole = sum(ms.p50 for ms in times.values()) or 1.0
-    booked = _booked(costs, names)
-    rows = []
-    for name in names:
-        cost = booked.get(name)
-        work = (cost.flops, cost.bytes) if cost else (None, None)
-        rows.append(Component(name, phase_of(name), times[name], times[name].p50 / whole, *work))
-    return rows
-
-
-def _booked(costs: dict[str, Cost], timed: list[str]) -> dict[str, Cost]:
-    """Counted work by timed span. Work whose own span was not opened counts for the span that names its phase, or for
-    "other": no work is lost. A cost with an undeclared name is an error."""
     booked: dict[str, Cost] = {}
     for name, cost in costs.items():
+        # Work whose own span was not opened counts for the span that names its phase, or for "other": none is lost.
         phase = phase_of(name)
-        span = name if name in timed else phase if phase in timed else OTHER
+        span = name if name in names else phase if phase in names else OTHER
         if span == name or cost != Cost():
             booked[span] = booked.get(span, Cost()) + cost
-    return booked
+    rows = []
+    for name in names:
+        work = (booked[name].flops, booked[name].bytes) if name in booked else (None, None)
+        rows.append(Component(name, phase_of(name), times[name], times[name].p50 / whole, *work))
+    return rows

@@ -87,7 +87,6 @@ class TracedPart(Struct):
     total_ms: Number
     device_ms: Number | None
     kernels: Number
-    launches: Number
 
 
 class RankTimes(Struct):

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from .operators import TABLE_BATCHED, CallWork
 from .records import Operator, Place, TracedCall, TracedStep
 from .spans import EXCHANGE
-from .trace.idle import BETWEEN, NCCL, DeviceTimes, collectives, waits_for_device
+from .trace.idle import DeviceTimes, collectives, limit_of_work, waits_for_device
 from .trace.nesting import NONE, Cover, Nesting, TracedSteps, between, merged
-from .trace.read import OWN_RANGES, Device, Trace
+from .trace.read import OWN_RANGES, Trace
 from .trace.work import work_of
 
 GRAPH = "CUDA graph"
@@ -312,16 +312,9 @@ def _calls(nesting: Nesting, window: TracedSteps, times: StepTimes, rows: dict[i
             yield TracedCall(OTHERS, item.start, item.end - item.start, name=item.name, limit="communication")
     for work in window.activity:
         origin = nesting.above(nesting.origin(work), "op")
-        limit = _limit(work)
+        limit = limit_of_work(work)
         operator = None if limit else row(times.by_kernel.get(work.name) or times.by_origin.get(origin))
         yield TracedCall(DEVICE, work.start, work.end - work.start, operator, work.name, limit)
-
-
-def _limit(work: Device) -> str:
-    """The limit of device work that belongs to no operator."""
-    if NCCL.search(work.name):
-        return "communication"
-    return "transfer" if work.kind == "copy" and BETWEEN.search(work.name) else ""
 
 
 def _bounded(calls: list[TracedCall], whole: float) -> list[TracedCall]:

@@ -119,7 +119,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
     if window.work:
         device = device_times(nesting, window)
         times.on_device(nesting, device, {})
-        waits = device.waits
+        waits = dict(device.waits)
     else:
         works.add_fresh(times.calls)
         waits = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -25,19 +26,22 @@ LONGEST_US = 20.0
 _SYNC = re.compile(r"(?:cuda|cu|hip)(?:(?:Stream|Device|Ctx|Event)Synchronize|Memcpy(?!.*Async))")
 _COPY = re.compile(r"(?:cuda|cu|hip)Memcpy.*Async")
 _KINDS = {"HtoD": "host to device", "DtoH": "device to host", "DtoD": "device to device", "PtoP": "device to device"}
-NCCL = re.compile(r"nccl|c10d|rccl", re.IGNORECASE)
-BETWEEN = re.compile(r"HtoD|DtoH")
+_NCCL = re.compile(r"nccl|c10d|rccl", re.IGNORECASE)
+_BETWEEN = re.compile(r"HtoD|DtoH")
 _KERNEL = re.compile(r"(?:nccl|rccl)\w*?Kernel_(?P<name>[A-Za-z]+)", re.IGNORECASE)
 
 
 def idle(trace: Trace, nesting: Nesting, window: TracedSteps) -> Idle:
     """Idle time of the device. Every gap has one cause, so the causes sum to the idle time."""
     waits = waits_for_device(nesting, window)
-    blocked = merged((call.start, call.end + SLACK_US) for call in (nesting.events[i] for i in waits))
     inputs = Cover(nesting.inputs)
     causes = dict.fromkeys(CAUSES, 0.0)
-    for start, end, following in gaps(window):
-        causes[_cause(start, end, following, window, inputs, blocked)] += end - start
+    for gap in _gaps(window, _waiting(nesting, waits)):
+        length = gap.end - gap.start
+        waiting = inputs.of(gap.start, gap.end) > 0.5 * length
+        # Work that was already queued waited for neither the host nor the input.
+        cause = "kernel gap" if gap.queued else "input wait" if waiting else "sync" if gap.after_sync else "host wait"
+        causes[cause] += length
     wall, idle_us = window.end - window.begin, sum(causes.values())
     scale = 1e3 * window.count
     return Idle(
@@ -49,44 +53,44 @@ def idle(trace: Trace, nesting: Nesting, window: TracedSteps) -> Idle:
     )
 
 
-def gaps(window: TracedSteps) -> list[tuple[float, float, Device | None]]:
-    """Gaps without device work, each with the work that follows it; None after the last."""
-    gaps: list[tuple[float, float, Device | None]] = []
+class _Gap(NamedTuple):
+    """A stretch without device work."""
+
+    start: float
+    end: float
+    until: float
+    """When the host had queued the work that follows; the rest is the way from the queue to the device."""
+    queued: bool
+    """Whether that was before the gap began."""
+    after_sync: bool
+    """Whether the host waited for the device when the gap began."""
+
+
+def _gaps(window: TracedSteps, waiting: list[tuple[float, float]]) -> Iterator[_Gap]:
     done = window.begin
-    for work in window.activity:
-        if work.start > done:
-            gaps.append((done, work.start, work))
-        done = max(done, work.end)
-    if window.end > done:
-        gaps.append((done, window.end, None))
-    return gaps
+    for work in (*window.activity, None):
+        start, end = done, work.start if work else window.end
+        if end > start:
+            queue = _queued(work, window) if work else math.inf
+            index = bisect_right(waiting, (start, math.inf)) - 1
+            after_sync = index >= 0 and waiting[index][0] < start <= waiting[index][1]
+            yield _Gap(start, end, min(end, max(start, queue)), queue <= start, after_sync)
+        done = max(done, work.end) if work else done
 
 
-def _cause(
-    start: float,
-    end: float,
-    following: Device | None,
-    window: TracedSteps,
-    inputs: Cover,
-    blocked: list[tuple[float, float]],
-) -> str:
-    # Work that was already queued waited for neither the host nor the input.
-    if following is not None and queued(following, window) <= start:
-        return "kernel gap"
-    if inputs.of(start, end) > 0.5 * (end - start):
-        return "input wait"
-    index = bisect_right(blocked, (start, float("inf"))) - 1
-    return "sync" if index >= 0 and blocked[index][0] < start <= blocked[index][1] else "host wait"
-
-
-def queued(work: Device, window: TracedSteps) -> float:
+def _queued(work: Device, window: TracedSteps) -> float:
     """When the host had queued the work."""
     call = window.nesting.launch(work)
     if call == NONE:
-        return float("inf")
+        return math.inf
     first = window.first_of_launch(work)
     # The launch call of a graph may still run while its first kernels do.
     return window.nesting.events[call].end if first is work else first.start
+
+
+def _waiting(nesting: Nesting, waits: list[int]) -> list[tuple[float, float]]:
+    """When the host waits for the device."""
+    return merged((nesting.events[index].start, nesting.events[index].end + SLACK_US) for index in waits)
 
 
 def waits_for_device(nesting: Nesting, window: TracedSteps) -> list[int]:
@@ -139,7 +143,8 @@ def transfers(window: TracedSteps) -> list[Transfer]:
     groups: defaultdict[tuple[str, bool | None], list[Device]] = defaultdict(list)
     for work in window.work:
         if work.kind != "kernel":
-            groups[_kind(work), _pinned(work)].append(work)
+            pinned = True if "Pinned" in work.name else False if "Pageable" in work.name else None
+            groups[_kind(work), pinned].append(work)
     rows: list[Transfer] = []
     for (kind, pinned), members in groups.items():
         time = sum(work.end - work.start for work in members)
@@ -165,40 +170,31 @@ def _kind(work: Device) -> str:
     return next((kind for mark, kind in _KINDS.items() if mark in work.name), "device to device")
 
 
-def _pinned(work: Device) -> bool | None:
-    return True if "Pinned" in work.name else False if "Pageable" in work.name else None
-
-
 @dataclass(slots=True)
 class DeviceTimes:
     """us of all traced steps."""
 
-    waits: dict[str, float] = field(default_factory=dict)
+    waits: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """By limit: transfer, communication, input, sync, launch, python, dispatch, blocked."""
     by_origin: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Device time and number of kernels by the host event that launched them; NONE: no event in the trace did."""
     graph: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Device time and number of kernels by name, for kernels of CUDA graphs, which no operator launched."""
-    wall_us: float = 0.0
     busy_us: float = 0.0
 
 
 def device_times(nesting: Nesting, window: TracedSteps) -> DeviceTimes:
-    times = DeviceTimes(wall_us=window.end - window.begin)
-    waits: defaultdict[str, float] = defaultdict(float)
-    shares = _shared_time(window)
+    times = DeviceTimes()
     launches: defaultdict[int, int] = defaultdict(int)
     for work in window.activity:
         if work.kind == "kernel":
             launches[nesting.launch(work)] += 1
-    for work, us in shares:
+    for work, us in _shared_time(window):
         if us <= 0:
             continue
         times.busy_us += us
-        if NCCL.search(work.name):
-            waits["communication"] += us
-        elif work.kind == "copy" and BETWEEN.search(work.name):
-            waits["transfer"] += us
+        if limit := limit_of_work(work):
+            times.waits[limit] += us
         else:
             call = nesting.launch(work)
             # A launch of many kernels is that of a graph: its operators are not known.
@@ -209,12 +205,11 @@ def device_times(nesting: Nesting, window: TracedSteps) -> DeviceTimes:
                 origin = nesting.above(nesting.origin(work), "op")
                 before = times.by_origin.get(origin, (0.0, 0))
                 times.by_origin[origin] = before[0] + us, before[1] + 1
-    _divide_idle(waits, nesting, window)
-    times.waits = dict(waits)
+    _divide_idle(times.waits, nesting, window)
     return times
 
 
-def _shared_time(window: TracedSteps) -> Iterable[tuple[Device, float]]:
+def _shared_time(window: TracedSteps) -> list[tuple[Device, float]]:
     """The time of each piece of device work; what runs at the same time shares it, and kernels hide copies."""
     edges = sorted(
         [(max(work.start, window.begin), 1, index) for index, work in enumerate(window.activity)]
@@ -225,7 +220,7 @@ def _shared_time(window: TracedSteps) -> Iterable[tuple[Device, float]]:
     before = window.begin
     for at, begins, index in edges:
         if running and at > before:
-            kernels = [i for i in running if not _hidden(window.activity[i])] or list(running)
+            kernels = [i for i in running if not limit_of_work(window.activity[i])] or list(running)
             for i in kernels:
                 time[i] += (at - before) / len(kernels)
         before = max(before, at)
@@ -236,37 +231,33 @@ def _shared_time(window: TracedSteps) -> Iterable[tuple[Device, float]]:
     return [(work, time[index]) for index, work in enumerate(window.activity)]
 
 
-def _hidden(work: Device) -> bool:
-    """Whether a kernel that runs at the same time hides this work."""
-    return bool(NCCL.search(work.name)) or (work.kind == "copy" and bool(BETWEEN.search(work.name)))
+def limit_of_work(work: Device) -> str:
+    """The limit of device work that belongs to no operator and that a kernel at the same time hides; else empty."""
+    if _NCCL.search(work.name):
+        return "communication"
+    return "transfer" if work.kind == "copy" and _BETWEEN.search(work.name) else ""
 
 
 def _divide_idle(waits: defaultdict[str, float], nesting: Nesting, window: TracedSteps) -> None:
     """Divide the idle time of the device by what the host did meanwhile."""
     inputs = Cover(nesting.inputs)
-    waiting = [nesting.events[index] for index in waits_for_device(nesting, window)]
-    synced = merged((call.start, call.end + SLACK_US) for call in waiting)
-    sync = Cover(synced)
+    waiting = _waiting(nesting, waits_for_device(nesting, window))
+    sync = Cover(waiting)
     busy = Cover(merged((event.start, event.end) for event in nesting.events if event.kind in ("op", "call")))
-    for start, end, following in gaps(window):
-        length = end - start
-        if following is not None and queued(following, window) <= start:
+    for gap in _gaps(window, waiting):
+        start, until, length = gap.start, gap.until, gap.end - gap.start
+        if gap.queued:
             # Queued in time: the device itself took that long between two kernels, or waited for what is not known.
             waits["dispatch"] += min(length, LONGEST_US)
             waits["blocked"] += max(0.0, length - LONGEST_US)
             continue
-        index = bisect_right(synced, (start, float("inf"))) - 1
-        after_sync = index >= 0 and synced[index][0] < start <= synced[index][1]
-        # What the host did before the work was queued; the rest is the way from the queue to the device.
-        until = end if following is None else min(end, max(start, queued(following, window)))
-        in_input = inputs.of(start, until)
-        in_sync = sync.of(start, until)
+        in_input, in_sync = inputs.of(start, until), sync.of(start, until)
         in_calls = busy.of(start, until) - in_sync
         outside = max(0.0, until - start - in_input - in_sync - max(0.0, in_calls))
         waits["input"] += in_input
         waits["python"] += outside
         waits["sync"] += in_sync
-        waits["sync" if after_sync else "launch"] += max(0.0, length - in_input - in_sync - outside)
+        waits["sync" if gap.after_sync else "launch"] += max(0.0, length - in_input - in_sync - outside)
 
 
 class Collective(NamedTuple):

@@ -38,18 +38,23 @@ class Nesting:
     def __init__(self, trace: Trace) -> None:
         self.events = sorted(trace.host, key=lambda event: (event.thread, event.start, -event.end))
         self.foreign = not any(event.kind == "range" and event.name.startswith(PART) for event in self.events)
-        self.rounding = _rounding(self.events)
+        whole = all(event.start.is_integer() and event.end.is_integer() for event in self.events)
+        self.rounding = WHOLE if whole else ROUNDING
         self.parent = _parents(self.events, self.rounding)
         self.steps = find_steps(trace.host)
         self.steps_from = "names" if self.steps else "optimizer"
         self.steps = self.steps or optimizer_steps(trace.host)
-        self.thread = self.steps[0].thread if self.steps else _busiest_thread(self.events)
+        time: defaultdict[str, float] = defaultdict(float)
+        for event in self.events:
+            time[event.thread] += event.end - event.start
+        self.thread = self.steps[0].thread if self.steps else max(time, key=lambda name: time[name], default="")
         self._starts = [step.start for step in self.steps]
         self.region: list[int] = []
         """The innermost part at or around every event, as an index, or NONE."""
         self.part = self._parts()
         """The name of that part."""
-        self.inputs = merged((event.start, event.end) for event in self.events if self._is_input(event))
+        waits = (event for event in self.events if event.thread == self.thread and event.kind != "call")
+        self.inputs = merged((event.start, event.end) for event in waits if self._is_input(event))
         self._calls: dict[int, int] = {}
         self._ops: dict[int, int] = {}
         for index, event in enumerate(self.events):
@@ -95,16 +100,12 @@ class Nesting:
         if not self.foreign:
             return event.name.removeprefix(PART) if event.name.startswith(PART) else None
         name = _NUMBERED.sub("", event.name)
-        is_step = name in (STEP_OF_TORCH, STEP)
-        return None if not name or is_step or COLLECTIVE.match(name) or self._around_a_step(event) else name
-
-    def _around_a_step(self, event: Host) -> bool:
         first = bisect_left(self._starts, event.start)
-        return first < len(self.steps) and self.steps[first].end <= event.end
+        around_a_step = first < len(self.steps) and self.steps[first].end <= event.end
+        is_part = name and name not in (STEP_OF_TORCH, STEP) and not COLLECTIVE.match(name) and not around_a_step
+        return name if is_part else None
 
     def _is_input(self, event: Host) -> bool:
-        if event.thread != self.thread or event.kind == "call":
-            return False
         part = self.name_of_part(event)
         return bool(_LOADER.search(event.name) or (part and _INPUT_PART.match(part)))
 
@@ -156,10 +157,6 @@ class Innermost:
         return None if index == NONE else self.events[index]
 
 
-def _rounding(events: list[Host]) -> float:
-    return WHOLE if all(event.start.is_integer() and event.end.is_integer() for event in events) else ROUNDING
-
-
 def _parents(events: list[Host], rounding: float) -> list[int]:
     """The index of the enclosing event, for events ordered by thread, start and descending end."""
     parent: list[int] = []
@@ -174,13 +171,6 @@ def _parents(events: list[Host], rounding: float) -> list[int]:
 
 def holds(outer: Host, inner: Host, rounding: float) -> bool:
     return outer.thread == inner.thread and outer.end > inner.start and outer.end + rounding >= inner.end
-
-
-def _busiest_thread(events: list[Host]) -> str:
-    time: defaultdict[str, float] = defaultdict(float)
-    for event in events:
-        time[event.thread] += event.end - event.start
-    return max(time, key=lambda thread: time[thread]) if time else ""
 
 
 def merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -229,8 +219,11 @@ class TracedSteps:
     def __init__(self, trace: Trace, nesting: Nesting, only: Collection[int] | None = None) -> None:
         """`only` are the numbers of the steps to look at, in a trace without a device; otherwise all of them."""
         self.nesting = nesting
-        steps = [(step.start, step.end) for step in nesting.steps] or [_whole(trace)]
-        steps = [step for number, step in enumerate(steps) if only is None or number in only]
+        times = [(event.start, event.end) for event in (*nesting.steps, *(() if nesting.steps else trace.host))]
+        if not nesting.steps:
+            times += [(work.start, work.end) for work in trace.device]
+            times = [(min(start for start, _ in times), max(end for _, end in times))]
+        steps = [step for number, step in enumerate(times) if only is None or number in only]
         self.named = bool(nesting.steps)
         self.steps_from = nesting.steps_from if nesting.steps else "whole trace"
         self.count = len(steps)
@@ -239,7 +232,8 @@ class TracedSteps:
         self.work: list[Device] = []
         """Device work that the steps launched, on every device, in order of time."""
         begin, end = steps[0][0], steps[-1][1]
-        for work in sorted(trace.device, key=lambda work: (work.start, work.end)):
+        device = sorted(trace.device, key=lambda work: (work.start, work.end))
+        for work in device:
             at = self._launched(work)
             if self.holds(at):
                 self.work.append(work)
@@ -247,11 +241,12 @@ class TracedSteps:
             elif at < steps[0][0]:
                 begin = max(begin, work.end)
         self.begin, self.end = min(begin, end), end
-        self.device = _busiest(self.work)
+        busy: Counter[int] = Counter()
+        for work in self.work:
+            busy[work.device] += max(1, round(1e3 * (work.end - work.start)))
+        self.device = busy.most_common(1)[0][0] if busy else None
         self.activity = [
-            work
-            for work in sorted(trace.device, key=lambda work: (work.start, work.end))
-            if work.device == self.device and work.end > self.begin and work.start < self.end
+            work for work in device if work.device == self.device and work.end > self.begin and work.start < self.end
         ]
         """Everything the busiest device did in the window, whoever launched it."""
         self._first: dict[int, Device] = {}
@@ -311,19 +306,6 @@ class TracedSteps:
     def _launched(self, work: Device) -> float:
         origin = self.nesting.origin(work)
         return work.start if origin == NONE else self.nesting.events[origin].start
-
-
-def _whole(trace: Trace) -> tuple[float, float]:
-    times = [(event.start, event.end) for event in trace.host]
-    times += [(work.start, work.end) for work in trace.device]
-    return min(start for start, _ in times), max(end for _, end in times)
-
-
-def _busiest(work: list[Device]) -> int | None:
-    time: Counter[int] = Counter()
-    for item in work:
-        time[item.device] += max(1, round(1e3 * (item.end - item.start)))
-    return time.most_common(1)[0][0] if time else None
 
 
 def per_step(count: int, steps: int) -> int | float:

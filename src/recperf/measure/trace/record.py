@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from ...files import write_atomic
@@ -27,8 +28,12 @@ class Recording:
 
     def __init__(self, *, cuda: bool, about: dict[str, Any] | None = None) -> None:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        try:
+            every_thread = _ExperimentalConfig(profile_all_threads=True)
+        except TypeError:  # This version of torch records only the thread that starts it.
+            every_thread = None
         # With acc_events it would not warn, but build an object for every event when it stops.
-        self._profiler: Any = profile(activities=activities, record_shapes=True, experimental_config=_all_threads())
+        self._profiler: Any = profile(activities=activities, record_shapes=True, experimental_config=every_thread)
         self._content = b""
         self.on_device = False
         """Whether kernels ran on a GPU."""
@@ -75,16 +80,6 @@ class Recording:
             unused = {id(step) for step in find_steps(trace.host)[:-last]}
             trace.host = [event for event in trace.host if id(event) not in unused]
         return trace
-
-
-def _all_threads() -> Any:
-    """Lets torch.profiler record the operators of every thread, where this version of torch can."""
-    from torch._C._profiler import _ExperimentalConfig
-
-    try:
-        return _ExperimentalConfig(profile_all_threads=True)
-    except TypeError:
-        return None
 
 
 @contextmanager

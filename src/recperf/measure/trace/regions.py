@@ -39,7 +39,6 @@ def parts(nesting: Nesting, window: TracedSteps) -> list[TracedPart]:
     own: defaultdict[str, float] = defaultdict(float)
     total: defaultdict[str, float] = defaultdict(float)
     calls: defaultdict[str, int] = defaultdict(int)
-    launches: defaultdict[str, int] = defaultdict(int)
     covered = 0.0
     for index, outer, length in _regions(nesting, window):
         name = nesting.part[index] or OTHER
@@ -50,9 +49,6 @@ def parts(nesting: Nesting, window: TracedSteps) -> list[TracedPart]:
         else:
             own[nesting.part[outer] or OTHER] -= length
         total[name] += length if outer == NONE or nesting.part[outer] != name else 0.0
-    for index, event in enumerate(nesting.events):
-        if event.kind == "call" and "Launch" in event.name and window.holds(event.start):
-            launches[nesting.part[index] or OTHER] += 1
     own[OTHER] += window.host_us - covered
     total[OTHER] += window.host_us - covered
     device: defaultdict[str, float] = defaultdict(float)
@@ -71,7 +67,6 @@ def parts(nesting: Nesting, window: TracedSteps) -> list[TracedPart]:
             total_ms=total[name] / scale,
             device_ms=device[name] / scale if window.work else None,
             kernels=per_step(kernels[name], window.count),
-            launches=per_step(launches[name], window.count),
         )
         for name in [*names, OTHER]
     ]
@@ -110,7 +105,12 @@ class Modules:
             if frame.name.startswith(_MODULE):
                 frames[frame.thread].append(frame)
         self.frames = {thread: Innermost(own, nesting.rounding) for thread, own in frames.items()}
-        self.paths = {thread: _paths(frames) for thread, frames in self.frames.items()}
+        self.paths: defaultdict[str, list[str]] = defaultdict(list)
+        for thread, own in self.frames.items():
+            paths = self.paths[thread]
+            for frame, above in zip(own.events, own.parent):
+                name = frame.name.removeprefix(_MODULE)
+                paths.append(name if above == NONE else f"{paths[above]}/{name}")
         self._forward: dict[int, int] = {}
         """The operator of the forward pass by its sequence number; of several the innermost, which comes last."""
         for index, event in enumerate(nesting.events if self.frames else ()):
@@ -137,14 +137,6 @@ class Modules:
             return None
         at = self.frames[event.thread].index(event.start)
         return None if at == NONE else self.paths[event.thread][at]
-
-
-def _paths(frames: Innermost) -> list[str]:
-    paths: list[str] = []
-    for frame, above in zip(frames.events, frames.parent):
-        name = frame.name.removeprefix(_MODULE)
-        paths.append(name if above == NONE else f"{paths[above]}/{name}")
-    return paths
 
 
 def modules(trace: Trace, nesting: Nesting, window: TracedSteps) -> list[ModuleTime] | Missing:
@@ -195,9 +187,9 @@ def timings(nesting: Nesting, window: TracedSteps) -> dict[str, dict[str, list[f
         if event.kind == "op" and window.holds(event.start):
             add("operators", event.name, window.step(event.start), event.end - event.start)
             above = nesting.above(nesting.parent[index], "op")
-            outer = nesting.events[above] if above != NONE else None
-            if outer and window.holds(outer.start):
-                add("operators", outer.name, window.step(outer.start), event.start - event.end)
+            around = nesting.events[above] if above != NONE else None
+            if around and window.holds(around.start):
+                add("operators", around.name, window.step(around.start), event.start - event.end)
     for work in window.work:
         add("kernels", work.name, window.step_of(work), work.end - work.start)
     for index, outer, length in _regions(nesting, window):
