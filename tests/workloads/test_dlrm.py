@@ -141,7 +141,7 @@ def test_the_planted_answer_is_a_baseline_above_guessing_and_scores_are_repeatab
     trial = prepared.trial(1)
     first, second = (trial.predictions().logits_N for _ in range(2))
     assert torch.equal(first, second)
-    held_out = {tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.held_out(1)}
+    held_out = {tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.source.held_out(1)}
     assert held_out.isdisjoint(tuple(batch.dense_BD.flatten().tolist()) for batch in prepared.order(1).batches(0))
 
 

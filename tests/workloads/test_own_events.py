@@ -23,7 +23,7 @@ from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.train.metrics import auc
-from recperf.workloads.clicks import _items_before, imported_logits, imported_rows
+from recperf.workloads.click_candidates import _items_before, imported_logits, imported_rows
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.micro_dlrm import config as micro_dlrm

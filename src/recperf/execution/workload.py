@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -316,19 +314,6 @@ def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
         title = "matrix products by oneDNN"
         fixes.append(Fix(name="onednn", title=title, switch="--train.onednn on", config=changed, tolerance=1e-4))
     return tuple(fixes)
-
-
-def describe_synthetic(name: str, data: Any, batch: int, parts: dict[str, Any]) -> dict[str, Any]:
-    """The facts that a result records about synthetic batches; `parts` holds everything that determines them."""
-    return {
-        "name": name,
-        "digest": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
-        "rows": (data.batches + data.held_out_batches) * batch,
-        "train_rows": data.batches * batch,
-        "valid_rows": data.held_out_batches * batch,
-        "split": "held-out stream",
-        "synthetic": True,
-    }
 
 
 SMALLER = "smaller tables (--model.rows, --model.dim) or a smaller --train.batch-size"

@@ -1,4 +1,6 @@
-"""Rows of clicks with another item: which columns belong to the item is read off the training rows.
+"""What click models are compared with: candidates, simple rules, and the feature that predicts best alone.
+
+A candidate is a row with another item: which columns belong to the item is read off the training rows.
 
 A column belongs to the item if it has one value in all training rows of each item, as a genre or the item's id does.
 The others, such as the user's id or the hour, stay those of the row.
@@ -9,7 +11,7 @@ Shapes: N scored rows, P pairs of a row and an item, I items, D dense features, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,8 @@ from torch import Tensor
 from ..data.batch import ClickBatch
 from ..data.click_store.columns import Rows, Split
 from ..data.order import Samples, cut
+from ..execution.workload import ScoredRows
+from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, click_rules
 from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share
 
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1 << 18
 """Training rows that are read at a time."""
+SPLITS: tuple[Split, Split] = ("train", "valid")
 SHOWN = "its share of the training rows"
 """What says how likely users meet items."""
 
@@ -144,13 +149,11 @@ def of_samples(train: Samples, valid: Samples, batch_size: int) -> ClickCatalogu
 
 def of_imported(clicks: ImportedClicks, batch_size: int) -> ClickCatalogue | None:
     """Of imported rows, which are read a part at a time; None where they have no user or no item."""
-    sides, splits = [], ("train", "valid")
-    for split in splits:
-        users, items = (clicks.role_ids(role, split) for role in ("user", "item"))  # type: ignore[arg-type]
-        if users is None or items is None:
+    sides = []
+    for rows in (imported_rows(clicks, split) for split in SPLITS):
+        if rows.users_N is None or rows.items_N is None:
             return None
-        labels_N = torch.from_numpy(clicks.labels(split)).float()  # type: ignore[arg-type]
-        sides.append(Columns(torch.from_numpy(users), torch.from_numpy(items), labels_N))
+        sides.append(Columns(rows.users_N, rows.items_N, rows.labels_N))
     items_N = sides[0].items_N
     columns = ItemColumns(_items(items_N, sides[1].items_N), len(clicks.dense_names), sum(clicks.slots))
     add_training_rows(clicks, (items_N, columns))
@@ -214,3 +217,92 @@ def strongest_feature(train: Samples, valid: Samples) -> tuple[str, float] | Non
     areas = {name: auc(scores_N, valid.labels_N) for name, scores_N in scores.items()}
     areas = {name: max(area, 1 - area) for name, area in areas.items()}
     return max(areas.items(), key=lambda pair: pair[1], default=None)
+
+
+def imported_rows(clicks: ImportedClicks, split: Split = "valid") -> ScoredRows:
+    """The labels, users, items and times of imported clicks."""
+    labels_N = torch.from_numpy(clicks.labels(split)).float()
+    columns = (clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split))
+    return ScoredRows(labels_N, *(None if column is None else torch.from_numpy(column) for column in columns))
+
+
+def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
+    """Of baselines on the features of imported clicks."""
+    roles = {role: getattr(clicks.manifest, role) for role in ("user", "item")}
+    names = {role: name if name in clicks.keys else None for role, name in roles.items()}
+    step = fitted_step(clicks)
+    before = _items_before(clicks, step)
+    train = _feature_rows(clicks, clicks.every("train", step), {key: ids[0] for key, ids in before.items()})
+    if clicks.count("choose"):
+        train = replace(train, chooses_N=torch.from_numpy(clicks.chooses()[::step]))
+    rules = click_rules(train, **names)
+    logits: dict[str, list[Tensor]] = {name: [] for name in rules}
+    for first in range(0, clicks.count("valid"), AT_ONCE):
+        part = slice(first, first + AT_ONCE)
+        valid = clicks.rows_of("valid", part.start, part.stop)
+        rows = _feature_rows(clicks, valid, {key: ids[1][part] for key, ids in before.items()})
+        for name, rule in rules.items():
+            logits[name].append(rule(rows))
+    return {name: torch.cat(parts) for name, parts in logits.items()}
+
+
+def fitted_step(clicks: ImportedClicks) -> int:
+    """Baselines are fitted on every so many training rows."""
+    return -(-clicks.count("train") // MOST_TRAINING_ROWS)
+
+
+def _items_before(clicks: ImportedClicks, step: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """The last item that the user of every `step`-th training row, and of each validation row, had at an earlier time
+    (0: none), and the pair of it and the row's own item, with one number for all pairs that no such training row has;
+    empty where rows have no user, item or time."""
+    sides = [(clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split)) for split in SPLITS]
+    if any(column is None for side in sides for column in side):
+        return {}
+    users_N, items_N, times_N = (np.concatenate(columns) for columns in zip(*sides))
+    order_N = np.lexsort((times_N, users_N))
+    users_N, times_N = users_N[order_N], times_N[order_N]
+    # Rows of one moment have the same item before.
+    begins_N = np.append(True, (users_N[1:] != users_N[:-1]) | (times_N[1:] != times_N[:-1]))
+    place_N = np.maximum.accumulate(np.where(begins_N, np.arange(len(users_N)), 0)) - 1
+    known_N = (place_N >= 0) & (users_N[place_N] == users_N)
+    before_N = np.zeros(len(users_N), np.int64)
+    before_N[order_N] = np.where(known_N, items_N[order_N][place_N] + 1, 0)
+    count, spread = clicks.count("train"), items_N.max() + 2
+    parts = [(before_N[part], items_N[part]) for part in (slice(0, count, step), slice(count, None))]
+    fitted, valid = (before * spread + items for before, items in parts)
+    known, pairs_N = np.unique(fitted, return_inverse=True)
+    place_V = np.searchsorted(known, valid)
+    place_V[known[np.minimum(place_V, len(known) - 1)] != valid] = len(known)
+    columns = {"item before": [before for before, _ in parts], "items in turn": [pairs_N, place_V]}
+    return {key: (torch.from_numpy(train), torch.from_numpy(scored)) for key, (train, scored) in columns.items()}
+
+
+def _feature_rows(clicks: ImportedClicks, rows: Rows, before: dict[str, Tensor] | None = None) -> FeatureRows:
+    columns = torch.split(torch.from_numpy(rows.ids_NS).long(), list(clicks.slots), dim=1)
+    ids = {key: column[:, 0] if column.shape[1] == 1 else column for key, column in zip(clicks.keys, columns)}
+    dense_ND = torch.from_numpy(rows.dense_ND)
+    if not clicks.columns.numeric:
+        dense_ND = dense_ND[:, :0]
+    labels_N = torch.from_numpy(rows.labels_N).float()
+    return FeatureRows(dense_ND=dense_ND, ids=ids, labels_N=labels_N, before=before or {})
+
+
+def imported_strongest(clicks: ImportedClicks) -> tuple[str, float] | None:
+    """The column of imported clicks whose own AUC is highest; of columns with several categories none is considered."""
+    sides = []
+    for split in SPLITS:
+        step = -(-clicks.count(split) // MOST_TRAINING_ROWS)
+        rows = _feature_rows(clicks, clicks.every(split, step))
+        ids = {key: ids_N for key, ids_N in rows.ids.items() if ids_N.dim() == 1}
+        columns = list(ids.values())
+        ids_FN = torch.stack(columns) if columns else torch.zeros(0, len(rows.labels_N), dtype=torch.int64)
+        sides.append(
+            Samples(
+                keys=tuple(ids),
+                dense_ND=rows.dense_ND,
+                ids_FN=ids_FN,
+                labels_N=rows.labels_N,
+                dense_names=clicks.dense_names if rows.dense_ND.shape[1] else (),
+            )
+        )
+    return strongest_feature(*sides)

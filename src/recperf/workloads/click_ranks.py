@@ -32,7 +32,7 @@ from ..distributed.shares import SharedBatch, announced
 from ..distributed.step import shared_step
 from ..errors import ConfigError
 from ..measure.spans import span
-from ..models.embeddings import Embeddings
+from ..models.dlrm import DLRM
 from ..models.streams import SideStreams
 from ..plan.memory import rank_demand
 from ..plan.work import PlannedWorkload
@@ -209,17 +209,16 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
             )
         super().__init__(prepared, seed)
 
-    def _embeddings(self, device: torch.device, streams: SideStreams) -> Embeddings:
-        prepared, config = self.prepared, self.prepared.config
-        reasons, train = prepared.settings.reasons, config.train
-        if train.optimizer == "adamw":
-            return super()._embeddings(device, streams)
-        tables = BagTables(
-            self.demand, config.distributed, self.world, optimizer=train.optimizer, eps=train.eps, device=device
-        )
-        kinds = ["fbgemm"] * bool(tables.sharded) + ["torch for data-parallel tables"] * bool(tables.copies.names)
-        reasons["embedding"] = reasons["bag"] = f"{', '.join(kinds)}: several ranks"
-        return tables
+    def _model(self, seed: int, streams: SideStreams) -> DLRM:
+        prepared, config, tables = self.prepared, self.prepared.config, None
+        reasons, train, device = prepared.settings.reasons, config.train, prepared.settings.device
+        if train.optimizer != "adamw":
+            tables = BagTables(
+                self.demand, config.distributed, self.world, optimizer=train.optimizer, eps=train.eps, device=device
+            )
+            kinds = ["fbgemm"] * bool(tables.sharded) + ["torch for data-parallel tables"] * bool(tables.copies.names)
+            reasons["embedding"] = reasons["bag"] = f"{', '.join(kinds)}: several ranks"
+        return prepared.make_model(seed, streams, tables)
 
     def _optimizer(self, streams: SideStreams) -> Optimizer:
         if self.rank_tables is None:

@@ -1,8 +1,10 @@
-"""What the trials of the click workloads (micro-dlrm, micro-dlrm-dram, dlrm) share."""
+"""What the click workloads (micro-dlrm, micro-dlrm-dram, dlrm) share: where their rows come from, and their trials."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..config import to_json
 from ..data.batch import ClickBatch
 from ..data.order import WHOLE, RankPart, Samples, cut, cut_part
 from ..distributed.balance import stride
@@ -23,51 +26,154 @@ from ..models.dlrm import DLRM
 from ..models.embeddings import PlacedFeatures, StackedTables
 from ..models.tables import SHARED, HashedTable, SparseTables
 from ..stop import poll
-from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, bias_logits, click_rules
+from ..train.baselines import bias_logits, synthetic_logits
 from ..train.config import TrainConfig, one_cycle
 from ..train.feeds import prefetched
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
 from ..train.ranking import Scorer
-from .click_candidates import AT_ONCE, ClickCatalogue, of_samples, strongest_feature
+from .click_candidates import (
+    ClickCatalogue,
+    fitted_step,
+    imported_logits,
+    imported_rows,
+    imported_strongest,
+    of_imported,
+    of_samples,
+    strongest_feature,
+)
 
 if TYPE_CHECKING:
-    from ..data.click_store.columns import Rows, Split
+    from ..data.click_store.columns import Split
     from ..data.click_store.imported import ImportedClicks
+    from ..data.click_store.order import ClickOrder
+    from ..data.random_bags import RandomBags
     from ..models.tiers.cache import TieredRows
 
 SCORING_BATCH = 8192
-SPLITS: tuple[Split, Split] = ("train", "valid")
 
 
-class PreparedSamples(Prepared):
-    """Training and validation rows in memory, on the host."""
+class DrawnRows:
+    """Batches that are drawn at random: each seed has rows of its own, without users and items."""
 
-    train: Samples | None
-    valid: Samples
-    choosing: Samples | None = None
-    """Training rows that are not trained on but choose the epoch."""
-    scoring_batch = SCORING_BATCH
+    choosing_rows, valid_rows = 0, None
 
-    @property
-    def choosing_rows(self) -> int:
-        return 0 if self.choosing is None else len(self.choosing)
+    def __init__(self, bags: Callable[[int], RandomBags], name: str, config: Any, **determining: Any) -> None:
+        data, batch = config.data, config.train.batch_size
+        self.bags, self.seed, self.count, self.scoring_batch = bags, config.seed, data.held_out_batches, batch
+        parts = {"data": to_json(data), "seed": config.seed, "batch": batch, **determining}
+        self.data = {
+            "name": name,
+            "digest": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
+            "rows": (data.batches + data.held_out_batches) * batch,
+            "train_rows": data.batches * batch,
+            "valid_rows": data.held_out_batches * batch,
+            "split": "held-out stream",
+            "synthetic": True,
+        }
 
-    @property
-    def valid_rows(self) -> ScoredRows | None:
-        """The validation rows with their users and items; None where each seed draws rows of its own."""
-        return None if self.train is None else self.scored_rows()
+    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
+        return self.bags(seed).share(part).held_out(self.count)
 
     def scored_rows(self) -> ScoredRows:
-        return ScoredRows(self.valid.labels_N, self.valid.users_N, self.valid.items_N, self.valid.times_N)
+        return ScoredRows(torch.cat([batch.labels_B for batch in self.held_out(self.seed)]).cpu())
 
     def baseline_logits(self) -> dict[str, Tensor]:
-        assert self.train is not None
+        """The majority class, and the logits that labels were drawn from."""
+        return synthetic_logits(self.bags(self.seed), self.count)
+
+    def catalogue(self) -> None: ...
+
+    def strongest_feature(self) -> None: ...
+
+    def verified(self) -> None: ...
+
+
+class SampledRows:
+    """Training and validation rows in memory."""
+
+    choosing_rows, scoring_batch = 0, SCORING_BATCH
+
+    def __init__(self, train: Samples, valid: Samples, data: dict[str, Any], device: torch.device) -> None:
+        self.train, self.valid, self.data, self._on_device = train, valid, data, valid.to(device)
+        self.valid_rows = ScoredRows(valid.labels_N, valid.users_N, valid.items_N, valid.times_N)
+
+    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
+        rows = self._on_device
+        return cut(rows, SCORING_BATCH) if part == WHOLE else cut_part(rows, SCORING_BATCH, part)
+
+    def scored_rows(self) -> ScoredRows:
+        return self.valid_rows
+
+    def baseline_logits(self) -> dict[str, Tensor]:
         return bias_logits(self.train, self.valid)
+
+    def catalogue(self) -> ClickCatalogue | None:
+        return of_samples(self.train, self.valid, SCORING_BATCH)
+
+    def strongest_feature(self) -> tuple[str, float] | None:
+        return strongest_feature(self.train, self.valid)
+
+    def verified(self) -> None: ...
+
+
+class StoredRows:
+    """Imported clicks, read batch by batch."""
+
+    scoring_batch = SCORING_BATCH
+
+    def __init__(self, clicks: ImportedClicks, device: torch.device | str) -> None:
+        self.clicks, self.device, self.choosing_rows = clicks, device, clicks.count("choose")
+        train, step = clicks.count("train"), fitted_step(clicks)
+        self.data = {**clicks.describe(), **({"baseline_rows": -(-train // step)} if step > 1 else {})}
+
+    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
+        from ..data.click_store.order import ClickOrder
+
+        order = ClickOrder(store=self.clicks, batch_size=SCORING_BATCH, seed=seed, split=split)
+        return (batch.to(self.device) for batch in order.share(part).cut())
+
+    @cached_property
+    def valid_rows(self) -> ScoredRows:
+        return imported_rows(self.clicks)
+
+    def scored_rows(self) -> ScoredRows:
+        return self.valid_rows
+
+    def baseline_logits(self) -> dict[str, Tensor]:
+        return imported_logits(self.clicks)
+
+    def catalogue(self) -> ClickCatalogue | None:
+        return of_imported(self.clicks, SCORING_BATCH)
+
+    def strongest_feature(self) -> tuple[str, float] | None:
+        return imported_strongest(self.clicks)
+
+    def verified(self) -> dict[str, int] | None:
+        return self.clicks.verified()
+
+    def samples(self, split: Split) -> Samples:
+        """The rows of a split in memory, for a model with one id per feature."""
+        rows = self.clicks.rows_of(split, 0, self.clicks.count(split))
+        return Samples(
+            keys=self.clicks.keys,
+            dense_ND=torch.from_numpy(rows.dense_ND),
+            ids_FN=torch.from_numpy(rows.ids_NS.astype(np.int64)).t(),
+            dense_names=self.clicks.dense_names,
+            **vars(imported_rows(self.clicks, split)),
+        )
+
+
+class PreparedRows(Prepared):
+    """Click rows from any source. Of a source, `data` are the facts that a result records, `scoring_batch` is the size
+    of the batches that `held_out` yields, `choosing_rows` counts the training rows that are not trained on but choose
+    the epoch, and `valid_rows` are the validation rows, None where each seed draws rows of its own."""
+
+    source: DrawnRows | SampledRows | StoredRows
 
     @cached_property
     def _catalogue(self) -> ClickCatalogue | None:
-        return None if self.train is None else of_samples(self.train, self.valid, SCORING_BATCH)
+        return self.source.catalogue()
 
     def catalogue(self) -> ClickCatalogue | None:
         return self._catalogue
@@ -75,130 +181,17 @@ class PreparedSamples(Prepared):
     def baseline_scorers(self) -> dict[str, Scorer]:
         return {} if self._catalogue is None else self._catalogue.rules()
 
+    def scored_rows(self) -> ScoredRows:
+        return self.source.scored_rows()
+
+    def baseline_logits(self) -> dict[str, Tensor]:
+        return self.source.baseline_logits()
+
     def strongest_feature(self) -> tuple[str, float] | None:
-        return None if self.train is None else strongest_feature(self.train, self.valid)
+        return self.source.strongest_feature()
 
-    @cached_property
-    def _on_device(self) -> dict[Split, Samples]:
-        scored: dict[Split, Samples | None] = {"valid": self.valid, "choose": self.choosing}
-        return {split: rows.to(self.settings.device) for split, rows in scored.items() if rows is not None}
-
-    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
-        """The rows of a split on the device that trains, or a part of each batch of them."""
-        valid = self._on_device[split]
-        return cut(valid, SCORING_BATCH) if part == WHOLE else cut_part(valid, SCORING_BATCH, part)
-
-
-def imported_rows(clicks: ImportedClicks, split: Split = "valid") -> ScoredRows:
-    """The labels, users, items and times of imported clicks."""
-    labels_N = torch.from_numpy(clicks.labels(split)).float()
-    columns = (clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split))
-    return ScoredRows(labels_N, *(None if column is None else torch.from_numpy(column) for column in columns))
-
-
-def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
-    """Of baselines on the features of imported clicks."""
-    roles = {role: getattr(clicks.manifest, role) for role in ("user", "item")}
-    names = {role: name if name in clicks.keys else None for role, name in roles.items()}
-    step = _fitted_step(clicks)
-    before = _items_before(clicks, step)
-    train = _feature_rows(clicks, clicks.every("train", step), {key: ids[0] for key, ids in before.items()})
-    if clicks.count("choose"):
-        train = replace(train, chooses_N=torch.from_numpy(clicks.chooses()[::step]))
-    rules = click_rules(train, **names)
-    logits: dict[str, list[Tensor]] = {name: [] for name in rules}
-    for first in range(0, clicks.count("valid"), AT_ONCE):
-        part = slice(first, first + AT_ONCE)
-        valid = clicks.rows_of("valid", part.start, part.stop)
-        rows = _feature_rows(clicks, valid, {key: ids[1][part] for key, ids in before.items()})
-        for name, rule in rules.items():
-            logits[name].append(rule(rows))
-    return {name: torch.cat(parts) for name, parts in logits.items()}
-
-
-def imported_facts(clicks: ImportedClicks) -> dict[str, Any]:
-    """Facts about imported clicks for a result."""
-    train, step = clicks.count("train"), _fitted_step(clicks)
-    return {**clicks.describe(), **({"baseline_rows": -(-train // step)} if step > 1 else {})}
-
-
-def _fitted_step(clicks: ImportedClicks) -> int:
-    """Baselines are fitted on every so many training rows."""
-    return -(-clicks.count("train") // MOST_TRAINING_ROWS)
-
-
-def _items_before(clicks: ImportedClicks, step: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """The last item that the user of every `step`-th training row, and of each validation row, had at an earlier time
-    (0: none), and the pair of it and the row's own item, with one number for all pairs that no such training row has;
-    empty where rows have no user, item or time."""
-    sides = [(clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split)) for split in SPLITS]
-    if any(column is None for side in sides for column in side):
-        return {}
-    users_N, items_N, times_N = (np.concatenate(columns) for columns in zip(*sides))
-    order_N = np.lexsort((times_N, users_N))
-    users_N, times_N = users_N[order_N], times_N[order_N]
-    # Rows of one moment have the same item before.
-    begins_N = np.append(True, (users_N[1:] != users_N[:-1]) | (times_N[1:] != times_N[:-1]))
-    place_N = np.maximum.accumulate(np.where(begins_N, np.arange(len(users_N)), 0)) - 1
-    known_N = (place_N >= 0) & (users_N[place_N] == users_N)
-    before_N = np.zeros(len(users_N), np.int64)
-    before_N[order_N] = np.where(known_N, items_N[order_N][place_N] + 1, 0)
-    count, spread = clicks.count("train"), items_N.max() + 2
-    parts = [(before_N[part], items_N[part]) for part in (slice(0, count, step), slice(count, None))]
-    fitted, valid = (before * spread + items for before, items in parts)
-    known, pairs_N = np.unique(fitted, return_inverse=True)
-    place_V = np.searchsorted(known, valid)
-    place_V[known[np.minimum(place_V, len(known) - 1)] != valid] = len(known)
-    columns = {"item before": [before for before, _ in parts], "items in turn": [pairs_N, place_V]}
-    return {key: (torch.from_numpy(train), torch.from_numpy(scored)) for key, (train, scored) in columns.items()}
-
-
-def _feature_rows(clicks: ImportedClicks, rows: Rows, before: dict[str, Tensor] | None = None) -> FeatureRows:
-    columns = torch.split(torch.from_numpy(rows.ids_NS).long(), list(clicks.slots), dim=1)
-    ids = {key: column[:, 0] if column.shape[1] == 1 else column for key, column in zip(clicks.keys, columns)}
-    dense_ND = torch.from_numpy(rows.dense_ND)
-    if not clicks.columns.numeric:
-        dense_ND = dense_ND[:, :0]
-    labels_N = torch.from_numpy(rows.labels_N).float()
-    return FeatureRows(dense_ND=dense_ND, ids=ids, labels_N=labels_N, before=before or {})
-
-
-def imported_strongest(clicks: ImportedClicks) -> tuple[str, float] | None:
-    """The column of imported clicks whose own AUC is highest; of columns with several categories none is considered."""
-    sides = []
-    for split in SPLITS:
-        step = -(-clicks.count(split) // MOST_TRAINING_ROWS)
-        rows = _feature_rows(clicks, clicks.every(split, step))
-        ids = {key: ids_N for key, ids_N in rows.ids.items() if ids_N.dim() == 1}
-        columns = list(ids.values())
-        ids_FN = torch.stack(columns) if columns else torch.zeros(0, len(rows.labels_N), dtype=torch.int64)
-        sides.append(
-            Samples(
-                keys=tuple(ids),
-                dense_ND=rows.dense_ND,
-                ids_FN=ids_FN,
-                labels_N=rows.labels_N,
-                dense_names=clicks.dense_names if rows.dense_ND.shape[1] else (),
-            )
-        )
-    return strongest_feature(*sides)
-
-
-def imported_samples(clicks: ImportedClicks) -> tuple[Samples, Samples, Samples, Samples]:
-    """The rows of the splits train, valid, fit and choose of imported clicks in memory, for a model with one id per
-    feature."""
-
-    def samples(split: Split) -> Samples:
-        rows = clicks.rows_of(split, 0, clicks.count(split))
-        return Samples(
-            keys=clicks.keys,
-            dense_ND=torch.from_numpy(rows.dense_ND),
-            ids_FN=torch.from_numpy(rows.ids_NS.astype(np.int64)).t(),
-            dense_names=clicks.dense_names,
-            **vars(imported_rows(clicks, split)),
-        )
-
-    return samples("train"), samples("valid"), samples("fit"), samples("choose")
+    def verified(self) -> dict[str, int] | None:
+        return self.source.verified()
 
 
 def require_tables(model: DLRMConfig, clicks: ImportedClicks) -> None:
@@ -241,14 +234,14 @@ class DLRMTrialState:
 
     def held_out(self, split: Split = "valid") -> Iterator[tuple[ClickBatch, int]]:
         """This process's part of each batch of a split's rows, and the samples of the whole batch."""
-        prepared, world = self.prepared, current()
-        rows, size = self._rows(split), prepared.scoring_batch
-        batches = prepared.held_out(self.seed, RankPart(world.rank, world.size), split)
+        source, world = self.prepared.source, current()
+        rows, size = self._rows(split), source.scoring_batch
+        batches = source.held_out(self.seed, RankPart(world.rank, world.size), split)
         for number, batch in enumerate(batches):
             yield batch, min(size, rows - number * size)
 
     def _rows(self, split: Split) -> int:
-        return int(self.prepared.data["valid_rows"] if split == "valid" else self.prepared.choosing_rows)
+        return int(self.prepared.data["valid_rows"] if split == "valid" else self.prepared.source.choosing_rows)
 
     @torch.no_grad()
     def _scored(self, split: Split) -> tuple[Tensor, Tensor]:
@@ -266,7 +259,7 @@ class DLRMTrialState:
     def predictions(self, at: Position | None = None) -> Predictions:
         """Of the validation rows in their order."""
         logits_N, labels_N = self._scored("valid")
-        rows = self.prepared.valid_rows
+        rows = self.prepared.source.valid_rows
         return Predictions(logits_N, labels_N, rows and rows.users_N, rows and rows.items_N)
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
@@ -315,6 +308,28 @@ class PlacedOrder:
 
         batches = self.order.batches(epoch, start)
         return prefetched(batches, place, self.device, depth=tiers.config.depth, finished=finish, waited=tiers.waited)
+
+
+@dataclass(frozen=True)
+class CopiedOrder:
+    """Batches made on the host and copied to the device one step at a time."""
+
+    order: RandomBags | ClickOrder
+    device: torch.device
+    pinned: bool
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def share(self, part: RankPart) -> CopiedOrder:
+        return replace(self, order=self.order.share(part))
+
+    def whole_samples(self, number: int) -> int:
+        return self.order.whole_samples(number)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
+        for batch in self.order.batches(epoch, start):
+            yield (batch.pin_memory() if self.pinned else batch).to(self.device, non_blocking=self.pinned)
 
 
 def one_cycle_recipe(model: DLRM, optimizer: Optimizer, order: Order, settings: TrainConfig) -> Recipe:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...data.batch import ClickBatch, JaggedFeatures
+from ...data.click_store.imported import ImportedClicks, open_clicks
+from ...data.click_store.order import ClickOrder
 from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
 from ...execution.tables import placed_tables
-from ...execution.workload import Prepared, cpu_fixes, table_share
+from ...execution.workload import cpu_fixes, table_share
 from ...machine import bfloat16_instructions
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
@@ -33,7 +36,16 @@ from ...train.graph import GraphStep
 from ...train.loop import Optimizer, Order, Recipe
 from ...train.optim import SparseRows, SplitOptimizer, make_dense
 from ...units import size
-from ..clicks import DLRMTrialState, PlacedOrder, largest_product
+from ..clicks import (
+    CopiedOrder,
+    DLRMTrialState,
+    DrawnRows,
+    PlacedOrder,
+    PreparedRows,
+    StoredRows,
+    largest_product,
+    require_tables,
+)
 from .config import (
     LESS,
     DLRMWorkloadConfig,
@@ -45,11 +57,10 @@ from .config import (
     require_room,
     table_state,
 )
-from .data import ClickSource, CopiedOrder
 
 
 class ConfiguredDLRM:
-    """A config with the device and the switches that it resolves to."""
+    """A config with the device and the switches that it resolves to, and the model that they make."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
         self.config, self.model = config, config.dlrm
@@ -78,6 +89,18 @@ class ConfiguredDLRM:
         """Whether batches are drawn at random."""
         return self.config.data.source == "random"
 
+    def bags(self, seed: int) -> RandomBags:
+        config, model = self.config, self.model
+        return RandomBags(
+            keys=model.features, rows=model.rows, dense=model.dense, batch_size=config.train.batch_size, seed=seed,
+            device=str(self.settings.device), config=config.data,
+        )  # fmt: skip
+
+    def rows(self) -> DrawnRows | StoredRows:
+        if self.drawn:
+            return DrawnRows(self.bags, f"synthetic {self.config.data.ids} ids", self.config, rows=self.model.rows)
+        return StoredRows(readable(self.config), self.settings.device)
+
     def _require_room(self, device: torch.device) -> None:
         """Refuse a config that does not fit into the memory of the device."""
         if device.type == "cpu":
@@ -90,10 +113,52 @@ class ConfiguredDLRM:
             needed += self.tiers.cache_bytes - counted.table_bytes - counted.state_bytes
         free = free_gpu_bytes()
         if needed > free:
-            raise MachineError(
-                f"{size(needed)} are needed, {size(free)} are free on the GPU",
-                fix=LESS,
-            )
+            raise MachineError(f"{size(needed)} are needed, {size(free)} are free on the GPU", fix=LESS)
+
+    def make_model(self, seed: int, streams: SideStreams, embeddings: Embeddings | None = None) -> DLRM:
+        """Builds the model by the switches."""
+        config, device = self.config, self.settings.device
+        return DLRM(
+            self.model,
+            seed=seed,
+            embeddings=embeddings or self._embeddings(device, streams),
+            interaction=self._interaction(device),
+            loss=make_loss(config.train.loss, config.train.loss_weights),
+            arithmetic=self._arithmetic(device, streams),
+        ).to(device)
+
+    def _embeddings(self, device: torch.device, streams: SideStreams) -> Embeddings:
+        config, model, reasons, tiers = self.config, self.model, self.settings.reasons, None
+        if config.train.optimizer == "adamw":
+            reasons["bag"] = "torch: adamw updates every row, so the tables have a dense gradient"
+            return StackedTables(model.features, model.rows, model.dim)
+        bag: Any = "auto" if self.switches.embedding else "reference"
+        if self.tiers.placement != "device":
+            rows, state = dict(zip(model.features, model.rows)), table_state(config)
+            tiers = open_tiers(rows, self.tiers, config.tables, dim=model.dim, state=state, device=device)
+        tables = SparseTables(model.features, model.rows, model.dim, bag=bag, device=device, tiers=tiers)
+        tables.streams = streams
+        reasons["bag"] = tables.why
+        return tables
+
+    def _interaction(self, device: torch.device) -> Interaction:
+        model = self.model
+        if model.interaction != "dot":
+            return make_interaction(model)
+        body, self.settings.reasons["dot"] = dot.choose("auto" if self.switches.interaction else "reference", device)
+        return Dot(model.vectors, diagonal=model.diagonal, body=body)
+
+    def _arithmetic(self, device: torch.device, streams: SideStreams) -> Arithmetic:
+        switches, reasons, last = self.switches, self.settings.reasons, None
+        if not switches.mlp and switches.precision != "bfloat16":
+            return Arithmetic()
+        body, reasons["relu"] = relu.choose("auto" if switches.mlp else "reference", device)
+        if switches.mlp and device.type == "cuda":
+            last, reasons["last_layer"] = last_layer.choose("auto", device)
+        copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
+        # The instructions that oneDNN uses for bfloat16 have no wider result in torch.
+        rounded = device.type == "cpu" and self.settings.onednn
+        return FastArithmetic(relu=body, last=last, low=switches.low, copies=copies, rounded=rounded, streams=streams)
 
 
 def _onednn_of_bfloat16(requested: str) -> tuple[bool, str]:
@@ -111,21 +176,42 @@ def _onednn_of_bfloat16(requested: str) -> tuple[bool, str]:
     return False, f"off: it warns of every bfloat16 product without instructions for it, and this CPU {lack}"
 
 
-class PreparedDLRM(ConfiguredDLRM, ClickSource, Prepared):
+def check(config: DLRMWorkloadConfig) -> str:
+    """Check the data without reading all of it, and the memory where a CPU will train; the line names the data."""
+    if config.train.device == "cpu" or not Path("/dev/nvidia0").exists():
+        require_room(config)
+    if config.data.source == "random":
+        return f"synthetic batches, {config.data.ids} ids"
+    facts = readable(config).describe()
+    return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
+
+
+def readable(config: DLRMWorkloadConfig) -> ImportedClicks:
+    """The imported clicks of a config, whose tables must fit them."""
+    assert config.data.path is not None
+    clicks = open_clicks(config.data.path, config.data.click_split())
+    require_tables(config.dlrm, clicks)
+    return clicks
+
+
+class PreparedDLRM(ConfiguredDLRM, PreparedRows):
     """Data opened, device and switches chosen; a trial allocates the tables."""
 
     def __init__(self, config: DLRMWorkloadConfig) -> None:
-        ConfiguredDLRM.__init__(self, config)
-        ClickSource.__init__(self, config, self.settings.device)
-        self.target = bounds(config)
+        super().__init__(config)
+        self.source = self.rows()
+        self.data, self.target = self.source.data, bounds(config)
 
     def order(self, seed: int) -> Order:
         """Batches on the device that trains: drawn there, or made on the host and copied."""
-        if self.device.type == "cpu":
-            return self.host_order(seed)
-        if self.drawn and self.switches.input == "device":
+        device, batch_size = self.settings.device, self.config.train.batch_size
+        if self.drawn and (device.type == "cpu" or self.switches.input == "device"):
             return self.bags(seed)
-        return CopiedOrder(self.host_order(seed), self.device, self.switches.input == "pinned")
+        if isinstance(self.source, StoredRows):
+            order: Any = ClickOrder(store=self.source.clicks, batch_size=batch_size, seed=seed, split="fit")
+        else:
+            order = replace(self.bags(seed), device="cpu")
+        return order if device.type == "cpu" else CopiedOrder(order, device, self.switches.input == "pinned")
 
     def trial(self, seed: int) -> DLRMTrial:
         return DLRMTrial(self, seed)
@@ -142,40 +228,33 @@ class PreparedDLRM(ConfiguredDLRM, ClickSource, Prepared):
 
     def fixes(self) -> tuple[Fix, ...]:
         """Every switch that is off, with its fast position on this device."""
-        config, switches = self.config, self.switches
-        if self.settings.device.type == "cpu":
-            refused = ["onednn"] if switches.precision == "bfloat16" and bfloat16_instructions() == "" else []
-            fixes = [fix for fix in cpu_fixes(config, self.settings) if fix.name not in refused]
-            if not switches.embedding and config.train.optimizer != "adamw":
-                fixes.append(self._fix("embedding", "lookups and sparse updates in C", 1e-4, embedding="fused"))
-            if not switches.interaction and config.model.interaction == "dot":
-                fixes.append(self._fix("interaction", "the interaction in C", 1e-4, interaction="fused"))
-            if not switches.mlp:
-                fixes.append(self._fix("mlp", "ReLU and bias gradient in one pass in C", 1e-4, mlp="fused"))
-            if not switches.optimizer:
-                fixes.append(self._fix("optimizer", "one kernel for all dense parameters", 1e-4, optimizer="fused"))
-            return tuple(fixes)
-        capturable = config.train.micro_batches == 1 and config.train.optimizer != "adamw"
-        capturable &= self.tiers.placement == "device"
-        switchable: dict[str, tuple[bool, str, float, str]] = {
+        config, switches, on_cpu = self.config, self.switches, self.settings.device.type == "cpu"
+        refused = ["onednn"] if switches.precision == "bfloat16" and bfloat16_instructions() == "" else []
+        fixes = [fix for fix in cpu_fixes(config, self.settings) if fix.name not in refused]
+        sparse, dots = config.train.optimizer != "adamw", config.model.interaction == "dot"
+        capturable = config.train.micro_batches == 1 and sparse and self.tiers.placement == "device"
+        of_gpu: dict[str, tuple[bool, str, float, str]] = {
             "input": (self.drawn and switches.input != "device", "batches drawn on the device", 2e-3, "device"),
             "pinned": (switches.input == "pageable", "batches copied from pinned memory", 1e-4, "pinned"),
             "graph": (not switches.graph and capturable, "the step as one CUDA graph", 1e-4, "on"),
             "precision": (switches.precision == "float32", "products in tf32", 5e-3, "tf32"),
             "bfloat16": (switches.precision != "bfloat16", "products in bfloat16", 2e-2, "bfloat16"),
-            "embedding": (not switches.embedding, "one kernel for the lookups of all tables", 1e-4, "fused"),
-            "interaction": (
-                not switches.interaction and config.model.interaction == "dot", "one kernel per pass for the "
-                "interaction", 1e-4, "fused",
-            ),
-            "mlp": (not switches.mlp, "bias and ReLU inside the products", 1e-4, "fused"),
-            "optimizer": (not switches.optimizer, "one kernel for all dense parameters", 1e-4, "fused"),
-        }  # fmt: skip
-        return tuple(
-            self._fix(name, title, tolerance, **{FIELDS.get(name, name): value})
-            for name, (applies, title, tolerance, value) in switchable.items()
-            if applies
-        )
+        }
+        titles = {
+            "embedding": ("lookups and sparse updates in C", "one kernel for the lookups of all tables"),
+            "interaction": ("the interaction in C", "one kernel per pass for the interaction"),
+            "mlp": ("ReLU and bias gradient in one pass in C", "bias and ReLU inside the products"),
+            "optimizer": ("one kernel for all dense parameters",) * 2,
+        }
+        possible = {"embedding": sparse or not on_cpu, "interaction": dots}
+        fused = {
+            name: (not getattr(switches, name) and possible.get(name, True), title[not on_cpu], 1e-4, "fused")
+            for name, title in titles.items()
+        }
+        for name, (applies, title, tolerance, value) in {**({} if on_cpu else of_gpu), **fused}.items():
+            if applies:
+                fixes.append(self._fix(name, title, tolerance, **{FIELDS.get(name, name): value}))
+        return tuple(fixes)
 
     def _fix(self, name: str, title: str, tolerance: float, **change: Any) -> Fix:
         implies: tuple[str, ...] = ()
@@ -196,61 +275,7 @@ FIELDS = {"pinned": "input", "bfloat16": "precision"}
 """Fixes that are a second position of another switch."""
 
 
-class DLRMBuilder:
-    """Builds the model by the switches."""
-
-    prepared: ConfiguredDLRM
-
-    def _model(self, seed: int, streams: SideStreams) -> DLRM:
-        config, device = self.prepared.config, self.prepared.settings.device
-        return DLRM(
-            self.prepared.model,
-            seed=seed,
-            embeddings=self._embeddings(device, streams),
-            interaction=self._interaction(device),
-            loss=make_loss(config.train.loss, config.train.loss_weights),
-            arithmetic=self._arithmetic(device, streams),
-        ).to(device)
-
-    def _embeddings(self, device: torch.device, streams: SideStreams) -> Embeddings:
-        model, reasons = self.prepared.model, self.prepared.settings.reasons
-        if self.prepared.config.train.optimizer == "adamw":
-            reasons["bag"] = "torch: adamw updates every row, so the tables have a dense gradient"
-            return StackedTables(model.features, model.rows, model.dim)
-        bag: Any = "auto" if self.prepared.switches.embedding else "reference"
-        config, tiers = self.prepared.config, None
-        if self.prepared.tiers.placement != "device":
-            rows, state = dict(zip(model.features, model.rows)), table_state(config)
-            tiers = open_tiers(rows, self.prepared.tiers, config.tables, dim=model.dim, state=state, device=device)
-        tables = SparseTables(model.features, model.rows, model.dim, bag=bag, device=device, tiers=tiers)
-        tables.streams = streams
-        reasons["bag"] = tables.why
-        return tables
-
-    def _interaction(self, device: torch.device) -> Interaction:
-        model = self.prepared.model
-        if model.interaction != "dot":
-            return make_interaction(model)
-        body, why = dot.choose("auto" if self.prepared.switches.interaction else "reference", device)
-        self.prepared.settings.reasons["dot"] = why
-        return Dot(model.vectors, diagonal=model.diagonal, body=body)
-
-    def _arithmetic(self, device: torch.device, streams: SideStreams) -> Arithmetic:
-        switches = self.prepared.switches
-        if not switches.mlp and switches.precision != "bfloat16":
-            return Arithmetic()
-        body, why = relu.choose("auto" if switches.mlp else "reference", device)
-        self.prepared.settings.reasons["relu"] = why
-        last = None
-        if switches.mlp and device.type == "cuda":
-            last, self.prepared.settings.reasons["last_layer"] = last_layer.choose("auto", device)
-        copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
-        # The instructions that oneDNN uses for bfloat16 have no wider result in torch.
-        rounded = device.type == "cpu" and self.prepared.settings.onednn
-        return FastArithmetic(relu=body, last=last, low=switches.low, copies=copies, rounded=rounded, streams=streams)
-
-
-class DLRMTrial(DLRMBuilder, DLRMTrialState):
+class DLRMTrial(DLRMTrialState):
     """One model with its optimizer and the order of its batches, all by the switches."""
 
     model: DLRM
@@ -278,9 +303,12 @@ class DLRMTrial(DLRMBuilder, DLRMTrialState):
             max_steps=config.train.max_steps,
             micro_batches=config.train.micro_batches,
             whole_step=whole,
-            validation_loss=self.validation_loss if prepared.choosing_rows else None,
+            validation_loss=self.validation_loss if prepared.source.choosing_rows else None,
             patience=config.train.patience,
         )
+
+    def _model(self, seed: int, streams: SideStreams) -> DLRM:
+        return self.prepared.make_model(seed, streams)
 
     def _optimizer(self, streams: SideStreams) -> Optimizer:
         train, switches = self.prepared.config.train, self.prepared.switches

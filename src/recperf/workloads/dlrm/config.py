@@ -379,7 +379,7 @@ DLRM = Workload(
     },
     estimate=estimate,
     claims=claims,
-    checks="recperf.workloads.dlrm.data:check",
+    checks="recperf.workloads.dlrm.build:check",
     build="recperf.workloads.dlrm.build:PreparedDLRM",
     ranks="recperf.workloads.click_ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",

@@ -17,9 +17,8 @@ from ...models.streams import SideStreams
 from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
 from ..click_serve import ServedImported
-from .build import ConfiguredDLRM, DLRMBuilder
+from .build import ConfiguredDLRM, readable
 from .config import DLRMWorkloadConfig
-from .data import ClickSource, imported
 
 
 def serve(config: DLRMWorkloadConfig) -> Served:
@@ -28,24 +27,21 @@ def serve(config: DLRMWorkloadConfig) -> Served:
     configured = ConfiguredDLRM(replace(config, fast=fast, tables=tables))
     configured.tiers = scored_only(configured.tiers)
     if config.data.source == "clicks":
-        return ServedImported(imported(config), Builder(configured).model, configured.settings)
+        return ServedImported(
+            readable(config), configured.make_model(0, SideStreams(enabled=False)), configured.settings
+        )
     return ServedDrawn(configured)
-
-
-class Builder(DLRMBuilder):
-    def __init__(self, configured: ConfiguredDLRM) -> None:
-        self.prepared = configured
-        self.model = self._model(0, SideStreams(enabled=False))
 
 
 class ServedDrawn(Served):
     """Random rows have no columns: only the held-out ones can be scored."""
 
     def __init__(self, configured: ConfiguredDLRM) -> None:
-        self.config, self.settings = configured.config, configured.settings
-        self.model, self.roles = Builder(configured).model, {}
+        self.settings = configured.settings
+        self.model, self.roles = configured.make_model(0, SideStreams(enabled=False)), {}
         self.batch_size = configured.config.train.batch_size
-        self.data_digest = ClickSource(configured.config).data["digest"]
+        self.rows = configured.rows()
+        self.data_digest = self.rows.data["digest"]
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         raise UsageError("random rows have no columns", fix="recperf score RUN --held-out scores the held-out rows")
@@ -56,6 +52,6 @@ class ServedDrawn(Served):
         return logits.cpu()
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, ClickBatch]]:
-        for number, batch in enumerate(ClickSource(self.config, self.settings.device).held_out(seed)):
+        for number, batch in enumerate(self.rows.held_out(seed)):
             rows = np.arange(number * len(batch), (number + 1) * len(batch))
             yield pyarrow().table({"row": rows, "label": batch.labels_B.cpu().numpy().astype(np.int8)}), batch

@@ -23,10 +23,9 @@ from ...train.graph import GraphStep
 from ...train.optim import AdamW
 from ..clicks import (
     DLRMTrialState,
-    PreparedSamples,
-    imported_facts,
-    imported_logits,
-    imported_samples,
+    PreparedRows,
+    SampledRows,
+    StoredRows,
     largest_product,
     one_cycle_recipe,
     require_tables,
@@ -35,34 +34,28 @@ from .config import MicroDLRMConfig, bounds, require_room
 from .data import check_sizes, imported, read
 
 
-class PreparedClicks(PreparedSamples):
-    """MovieLens read, split and turned into tensors on the device that trains."""
+class PreparedClicks(PreparedRows):
+    """MovieLens or imported clicks, the rows to train on as tensors."""
 
     def __init__(self, config: MicroDLRMConfig) -> None:
         require_room(config)
         self.config = config
-        self.train: Samples
-        self.clicks = imported(config.data) if config.data.has_clicks else None
-        if self.clicks is not None:
-            require_tables(config.model, self.clicks)
-            self.train, self.valid, self.fit, self.choosing = imported_samples(self.clicks)
-            self.data = imported_facts(self.clicks)
-        else:
-            self.train, self.valid, self.data = movielens_samples(config.data, config.model)
-            self.fit = self.train
         product = largest_product(config.model, config.train.batch_size)
         self.settings = choose(config.train, largest_product_flops=product)
+        if config.data.has_clicks:
+            clicks = imported(config.data)
+            require_tables(config.model, clicks)
+            self.source = StoredRows(clicks, self.settings.device)
+            self.train = self.source.samples("fit")
+        else:
+            self.source = movielens_rows(config.data, self.settings.device, config.model)
+            self.train = self.source.train
+        self.data = self.source.data
         self.target = bounds(config, self.data)
         lack = current().choose("", several=BETWEEN_RANKS)
         self.graph, self.settings.reasons["graph"] = choose_graph(
             config.train.graph, self.settings.device, lack, why=FIXED_SHAPES, switch=SWITCH
         )
-
-    def baseline_logits(self) -> dict[str, Tensor]:
-        return super().baseline_logits() if self.clicks is None else imported_logits(self.clicks)
-
-    def verified(self) -> dict[str, int] | None:
-        return None if self.clicks is None else self.clicks.verified()
 
     def trial(self, seed: int) -> ClickTrial:
         return ClickTrial(self, seed)
@@ -88,7 +81,7 @@ class ClickTrial(DLRMTrialState):
         self.optimizer = AdamW(
             [(self.model.dense_parameters(), settings.weight_decay), (tables, settings.table_weight_decay)]
         )
-        order = ShuffledOrder(samples=prepared.fit.to(device), batch_size=settings.batch_size, seed=seed)
+        order = ShuffledOrder(samples=prepared.train.to(device), batch_size=settings.batch_size, seed=seed)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, settings)
         if prepared.graph:
             step = GraphStep(
@@ -100,7 +93,7 @@ class ClickTrial(DLRMTrialState):
                 requested_by=SWITCH if settings.graph == "on" else None,
             )
             self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
-        if prepared.choosing_rows:
+        if prepared.source.choosing_rows:
             self.recipe = replace(self.recipe, validation_loss=self.validation_loss, patience=settings.patience)
 
     def rows_of(self, batch: ClickBatch | IndexedBatch) -> Tensor:
@@ -110,10 +103,8 @@ class ClickTrial(DLRMTrialState):
         return self.model.embeddings.rows_of(batch.features)
 
 
-def movielens_samples(
-    config: MovieLensConfig, model: DLRMConfig | None = None
-) -> tuple[Samples, Samples, dict[str, Any]]:
-    """Training rows, validation rows, and the facts about them that a result records."""
+def movielens_rows(config: MovieLensConfig, device: torch.device, model: DLRMConfig | None = None) -> SampledRows:
+    """MovieLens, read and split."""
     ratings, clicks = read(config)
     if model is not None:
         check_sizes(model, clicks)
@@ -127,7 +118,7 @@ def movielens_samples(
         "split": config.split,
         "synthetic": ratings.synthetic,
     }
-    return train, valid, facts
+    return SampledRows(train, valid, facts, device)
 
 
 def _samples(clicks: Clicks, arrays: ClickArrays) -> Samples:

@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...config import to_json
 from ...data.batch import ClickBatch
-from ...data.click_store.columns import Split
-from ...data.order import WHOLE, RankPart, Samples, ShuffledOrder
+from ...data.order import ShuffledOrder
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
 from ...execution.tables import placed_tables
-from ...execution.workload import Arm, ScoredRows, Trial, cpu_fixes, describe_synthetic
+from ...execution.workload import Arm, Trial, cpu_fixes
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
 from ...models.config import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import SHARED, HashedTable
 from ...models.tiers.opening import open_tiers
-from ...train.baselines import synthetic_logits
 from ...train.device import Settings, choose
 from ...train.loop import Order
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ..clicks import (
     DLRMTrialState,
+    DrawnRows,
     PlacedOrder,
-    PreparedSamples,
+    PreparedRows,
+    SampledRows,
     largest_product,
     one_cycle_recipe,
 )
-from ..micro_dlrm.build import movielens_samples
+from ..micro_dlrm.build import movielens_rows
 from .config import MicroDLRMDramConfig, bounds, check, estimate, hot_ids, resolved_rows, table_state
 
 
-class PreparedDram(PreparedSamples):
+class PreparedDram(PreparedRows):
     """Data and settings; a trial allocates the table."""
 
     def __init__(self, config: MicroDLRMDramConfig) -> None:
@@ -52,24 +49,17 @@ class PreparedDram(PreparedSamples):
         )
         self.tiers = placed_tables(config.tables, estimate(config), self.settings.device)
         self.settings.reasons["tables"] = self.tiers.why
-        self.train: Samples | None = None
         if config.data.ids == "movielens":
-            self.train, self.valid, self.data = movielens_samples(config.data)
+            self.source = movielens_rows(config.data, self.settings.device)
         else:
-            self.data, self.scoring_batch = self._describe(), config.train.batch_size
-        self.target = bounds(config)
-
-    def _describe(self) -> dict[str, Any]:
-        data, batch = self.config.data, self.config.train.batch_size
-        parts = {"data": to_json(data), "seed": self.config.seed, "batch": batch}
-        return describe_synthetic(f"virtual {data.ids} ids", data, batch, parts)
+            self.source = DrawnRows(self.bags, f"virtual {config.data.ids} ids", config)
+        self.data, self.target = self.source.data, bounds(config)
 
     def order(self, seed: int, *, id_space: int | None = None) -> Order:
         """The batches of a training; with an id space, virtual ids are uniform in that space instead."""
-        if self.train is not None:
-            return ShuffledOrder(
-                samples=self.train.to(self.settings.device), batch_size=self.config.train.batch_size, seed=seed
-            )
+        if isinstance(self.source, SampledRows):
+            train = self.source.train.to(self.settings.device)
+            return ShuffledOrder(samples=train, batch_size=self.config.train.batch_size, seed=seed)
         return self.bags(seed, id_space=id_space)
 
     def bags(self, seed: int, *, id_space: int | None = None) -> RandomBags:
@@ -88,21 +78,6 @@ class PreparedDram(PreparedSamples):
                 batches=data.batches,
             ),
         )
-
-    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
-        if self.train is not None:
-            return super().held_out(seed)
-        return self.bags(seed).held_out(self.config.data.held_out_batches)
-
-    def scored_rows(self) -> ScoredRows:
-        if self.train is not None:
-            return super().scored_rows()
-        return ScoredRows(torch.cat([batch.labels_B for batch in self.held_out(self.config.seed)]).cpu())
-
-    def baseline_logits(self) -> dict[str, Tensor]:
-        if self.train is not None:
-            return super().baseline_logits()
-        return synthetic_logits(self.bags(self.config.seed), self.config.data.held_out_batches)
 
     def trial(self, seed: int) -> DramTrial:
         return DramTrial(self, seed)
@@ -127,7 +102,7 @@ class PreparedDram(PreparedSamples):
         """The same model and shapes, ids from a few or from the whole virtual space. With rows in host memory or files
         the two would compare those with the cache, not memory with a processor's caches."""
         data, hot = self.config.data, hot_ids(self.config, hot_bytes)
-        if self.train is not None or data.id_space <= hot or self.tiers.placement != "device":
+        if not isinstance(self.source, DrawnRows) or data.id_space <= hot or self.tiers.placement != "device":
             return None
         uniform = data.ids == "uniform"
         return {
