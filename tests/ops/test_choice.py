@@ -114,3 +114,13 @@ def test_a_resumed_run_keeps_the_body_of_its_updates_whose_bits_differ(this: Mac
     assert choice.replaced({"bag on cpu": "native"}) == {}
     assert (names(table), choice.used()) == (("native", "native"), {"bag on cpu": "native"})
     assert table.why == f"native: {speed}, updates are 6.1 times as fast as torch's"
+
+
+def test_each_run_records_what_it_uses_on_a_gpu() -> None:
+    """Also where the choice is known from an earlier run of the process."""
+    choice.forget_used()
+    for _ in range(2):
+        chosen = [short(layer_norm.choose("auto", CUDA)) for _ in range(2)]
+        assert chosen == [("triton", "triton: the tensors are on cuda")] * 2
+        assert choice.used() == {"layer_norm on cuda": "triton"}
+        choice.forget_used()

@@ -24,6 +24,9 @@ _used: dict[str, str] = {}
 _began: dict[str, str] = {}
 """What the run that is resumed used of implementations that a resume keeps."""
 
+_on_gpu: dict[tuple[str, Name, torch.device], tuple[ModuleType, str]] = {}
+"""What was chosen on GPUs, where nothing changes it: calls of small operators would wait for choosing again."""
+
 # A model holds the modules that implement its ops; a copy of the model refers to the same modules.
 copyreg.pickle(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
 
@@ -42,6 +45,8 @@ def choose(
     `problem`: a reason of the op's own why only the reference can serve. `fix`: the option that avoids an error.
     `moves`: it is not recorded here, as it computes no number or the caller decides whether it is used.
     """
+    if problem is None and (known := _on_gpu.get((package, name, device))):
+        return known
     if name == "reference":
         return _module(package, "reference"), "reference: requested"
     picked = name
@@ -56,7 +61,10 @@ def choose(
     problem = problem or lack
     if problem is None:
         reason = "requested" if name != "auto" else f"the tensors are on {device.type}"
-        return _module(package, picked), f"{picked}: {reason}"
+        chosen = _module(package, picked), f"{picked}: {reason}"
+        if device.type == "cuda":
+            _on_gpu[package, name, device] = chosen
+        return chosen
     if name == "auto":
         return _module(package, "reference"), f"reference: {problem}"
     raise MachineError(f"the {name} implementation of {op} cannot be used: {problem}", fix=fix)
@@ -66,6 +74,7 @@ def forget_used() -> None:
     """Begin again with what `used` lists: a process may train several runs."""
     _used.clear()
     _began.clear()
+    _on_gpu.clear()
 
 
 def note_used(name: str, body: str | None) -> None:
