@@ -118,6 +118,7 @@ def test_a_resumed_run_keeps_the_body_of_its_updates_whose_bits_differ(this: Mac
 
 def test_each_run_records_what_it_uses_on_a_gpu() -> None:
     """Also where the choice is known from an earlier run of the process."""
+    pytest.importorskip("triton")
     choice.forget_used()
     for _ in range(2):
         chosen = [short(layer_norm.choose("auto", CUDA)) for _ in range(2)]
