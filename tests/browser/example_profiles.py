@@ -59,10 +59,9 @@ def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **se
             "versions": {"torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "python": "3.11.7"},
             "clocks": {"sm_mhz": 1980, "mem_mhz": 3201, "power_w": 231.0},
             "other_work": {"share": 0.02},
-            "not_measured": ["stall reasons: ask with --stalls"],
+            "not_measured": ["transfers: the trace has none"],
         },
         "trace": None,
-        "stalls": None,
     }
     return copy.deepcopy({**found, **sections})
 
@@ -167,13 +166,6 @@ def eager() -> dict[str, Any]:
                fix("bf16", "bf16 products", 4.5, wall, 4.6, same_losses=False, largest_difference=0.02,
                    status="rejected", note="Numbers differ beyond 1e-3"),
                fix("pin", "pinned input", 4.7, wall), fix("all", "all together", 0.9, wall, 1.0)],
-        stalls={
-            "kernels": [
-                {"name": CUTLASS, "launches": 3, "samples": 12000, "sm_percent": 61.0, "dram_percent": 22.5,
-                 "reasons": {"long scoreboard": 0.6, "barrier": 0.1}}
-            ],
-            "not_seen": [ADD],
-        },
         trace={"file": "trace.json", "bytes": 41_000_000, "steps": 8},
     )  # fmt: skip
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recperf.config import to_json
 from recperf.execution import fixes as fixes_module
 from recperf.execution import profiling
 from recperf.files import json_bytes
@@ -25,7 +22,7 @@ from recperf.measure.peaks.sampling import TINY
 from recperf.measure.profile_records import Component, Ids, Missing, Overhead, Profile, StepBudget
 from recperf.measure.records import Advice, Percentiles
 from recperf.runs.report.profile_report import report
-from recperf.workloads import few_steps, find
+from recperf.workloads import find
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment_plain
 
@@ -207,16 +204,6 @@ def test_tables_are_those_of_the_model_and_their_lookups_those_of_the_window(pea
     assert profile.steps == 5
     assert profile.embeddings.lookups == pytest.approx(profile.ids.lookups, rel=0.2)
     assert [table.rows for table in profile.embeddings.tables] == [4, 3, 2]
-
-
-def test_a_few_steps_of_a_saved_config_run_in_a_process_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"schema": 1, "workload": "dlrm", "config": to_json(tiny())}))
-    assert profiling.stall_command(path)[1:] == ["-m", "recperf.workloads.few_steps", str(path)]
-    steps: list[int] = []
-    monkeypatch.setattr("recperf.train.loop.take_step", lambda recipe, batches, step: steps.append(step))
-    few_steps.main(path)
-    assert steps == [0, 1, 2, 3]
 
 
 def test_a_machine_that_drifts_is_not_credited_to_a_fix() -> None:

@@ -13,7 +13,7 @@ from ..distributed.shared_run import require_same_config
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
-from ..measure.profile_records import Kernels, Profile, Stalls
+from ..measure.profile_records import Profile
 from ..runs.record import PROFILE_MARK, Run, new_folder
 from ..stop import FLAG
 from . import profile_script, profile_trace
@@ -40,8 +40,6 @@ class Options(WorkloadOptions[C], VerboseOption):
     save_trace: bool = False
     """Write a trace for ui.perfetto.dev: trace.json.gz, or one file per rank (trace.rank0.json.gz, ...), which recperf
     profile --trace FOLDER combines."""
-    stalls: bool = False
-    """Also sample the stall reasons of the heaviest kernels with Nsight Compute, in a separate process."""
     confirm: bool = True
     """Run experiments that confirm the verdict, such as half the batch or half the threads, while they take under
     --confirm-seconds."""
@@ -81,8 +79,8 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
     if options.try_fixes and not options.peaks:
         raise UsageError("fixes are predicted from this machine's ceilings", fix="--try-fixes without --no-peaks")
     require_ranks(world, options.ranks, choice.workload.name, hasattr(options.values, "distributed"))
-    if max(options.ranks, world.size) > 1 and (options.try_fixes or options.stalls):
-        raise UsageError("--try-fixes and --stalls are for one process", fix="leave --ranks out")
+    if max(options.ranks, world.size) > 1 and options.try_fixes:
+        raise UsageError("--try-fixes is for one process", fix="leave --ranks out")
     if options.ranks > 1 and world.size == 1:
         return launch(rank_arguments(arguments), options.ranks, lambda e: report_failure(e, options), verb="profile")
     if not world.is_leader:
@@ -175,8 +173,6 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[Pro
         if peaks is not None:
             run.write("peaks.json", peaks)
         measured.preset = choice.preset
-        if options.stalls:
-            measured.stalls = stalls(measured, folder, terminal)
         run.write("profile.json", measured)
     except BaseException:
         if not (folder / "profile.json").exists():
@@ -186,19 +182,6 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[Pro
     finally:
         run.close()
     return measured, folder
-
-
-def stalls(profile: Profile, folder: Path, terminal: Terminal) -> Stalls:
-    """Stall reasons of the heaviest kernels, or the reason why there are none."""
-    from ..execution.profiling import stall_command
-    from ..measure.stalls import stalls as sample
-
-    kernels = profile.kernels or Kernels()
-    if kernels.missing:
-        return Stalls(missing=f"no kernels: {kernels.missing}")
-    terminal.notice("running a few steps under Nsight Compute; this takes a minute or two")
-    names = list(dict.fromkeys(row.name for row in kernels.rows))[:5]
-    return sample(stall_command(folder / "config.json"), names)
 
 
 def write_page(profile: Profile, folder: Path, terminal: Terminal) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -61,7 +60,7 @@ class ProfileOptions:
 def profile(
     workload: Workload, config: Any, peaks: Peaks | None, options: ProfileOptions, say: Callable[[str], None]
 ) -> Profile:
-    """Measure everything but stalls, which need a separate process.
+    """Measure everything.
 
     All ranks measure and record the same steps. Figures about a single rank are those of the slowest one.
     """
@@ -145,8 +144,3 @@ def _clocks() -> dict[str, float] | None:
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
         return None
     return {"sm_mhz": sm, "mem_mhz": memory, "power_w": power}
-
-
-def stall_command(config_file: Path) -> list[str]:
-    """The command that Nsight Compute profiles: a few steps of a saved config."""
-    return [sys.executable, "-m", "recperf.workloads.few_steps", str(config_file)]

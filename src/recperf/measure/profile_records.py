@@ -304,22 +304,6 @@ class SavedTrace(Struct):
     steps: int
 
 
-class StalledKernel(Struct):
-    """Why the warps of a kernel wait, as shares of its samples."""
-
-    name: str
-    launches: int
-    samples: int
-    reasons: dict[str, Number]
-    sm_percent: Number | None = None
-    dram_percent: Number | None = None
-
-
-class Stalls(Section):
-    kernels: list[StalledKernel] = []
-    not_seen: list[str] = []
-
-
 class Trust(Struct):
     """What a reader must know to believe a profile."""
 
@@ -349,7 +333,6 @@ class Profile(StepFigures, kw_only=True):
     roofline: list[RooflinePoint] | Missing | None = None
     embeddings: Embeddings | None = None
     trace: SavedTrace | None = None
-    stalls: Stalls | None = None
     advice: list[Advice] | Missing | None = None
     trust: Trust | None = None
 

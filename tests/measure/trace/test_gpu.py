@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 from example_traces import record
 
 from recperf.measure.spans import span
-from recperf.measure.stalls import stalls
 from recperf.measure.trace.analyse import analyse
 from recperf.measure.trace.read import read
 from recperf.measure.trace.records import StepTables
@@ -82,22 +79,3 @@ def test_the_copy_from_pageable_memory_is_seen(analysis: StepTables) -> None:
     assert rows["host to device"].pinned is False
     assert rows["host to device"].bytes == 512 * 512 * 4
     assert rows["device to host"].bytes == 4
-
-
-@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs ncu")
-def test_stalls_of_a_kernel_that_waits_for_memory(tmp_path: Path) -> None:
-    big = "torch.zeros(1 << 27, device='cuda')"
-
-    def step() -> None:
-        torch.relu(torch.zeros(1 << 27, device="cuda"))
-
-    record(step, 1, tmp_path / "t.json")
-    rows = analyse(read(tmp_path / "t.json")).kernels.rows
-    name = next(row.name for row in rows if "elementwise" in row.name)
-    result = stalls([sys.executable, "-c", f"import torch; torch.relu({big}); torch.cuda.synchronize()"], [name])
-    if result.missing and "no kernel" not in result.missing:
-        pytest.skip(result.missing)
-    (row,) = result.kernels[:1]
-    assert row.samples > 0
-    assert sum(row.reasons.values()) == pytest.approx(1.0)
-    assert row.dram_percent > 30

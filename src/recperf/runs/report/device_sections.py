@@ -14,7 +14,6 @@ from ...measure.profile_records import (
     Idle,
     Kernels,
     RooflinePoint,
-    Stalls,
     StepBudget,
     Transfer,
 )
@@ -29,7 +28,7 @@ from .step_sections import TOP, keyed, last_name
 IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
 
 
-def kernels(kernels: Kernels, step: float, top: int = TOP, stalls: Stalls | None = None) -> list[Block]:
+def kernels(kernels: Kernels, step: float, top: int = TOP) -> list[Block]:
     """The kernels of a step of `step` ms."""
     small = kernels.small
     share = f" ({fmt.percent(kernels.busy_ms / step, 0)} of the {fmt.time(step)} step)" if step else ""
@@ -55,23 +54,7 @@ def kernels(kernels: Kernels, step: float, top: int = TOP, stalls: Stalls | None
     more = f"{len(rest)} more kernels take {fmt.time(math.fsum(row.total_ms for row in rest))}."
     head = ("kernel", "part", "count", "total", "mean", "share", "launch delay")
     note = "Per step. Launch delay: from the end of the launching call to the start of the kernel."
-    return [
-        Text(sentence, "lead"), Table(head, rows, note, left=(1,), top=top, rest=more), *_stalls(stalls)
-    ]  # fmt: skip
-
-
-def _stalls(stalls: Stalls | None) -> list[Block]:
-    if stalls is None:
-        return []
-    if stalls.missing:
-        return [Text(f"Stall reasons were not measured: {stalls.missing}.", "missing")]
-    rows = []
-    for kernel in stalls.kernels:
-        reasons = sorted(kernel.reasons.items(), key=lambda item: -item[1])[:5]
-        listed = ", ".join(f"{name} {fmt.percent(share, 0)}" for name, share in reasons)
-        rows.append(cells(Cell(kernel.name, width=36), f"{kernel.samples:,}", listed))
-    note = "Program counter samples by Nsight Compute, which replays each kernel: these are not times of the step."
-    return [Table(("why warps stall", "samples", "reasons"), rows, note, left=(2,))]
+    return [Text(sentence, "lead"), Table(head, rows, note, left=(1,), top=top, rest=more)]
 
 
 def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None, key: str) -> list[Block]:

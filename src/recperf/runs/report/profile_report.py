@@ -105,7 +105,7 @@ def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[l
                 "kernels",
                 "Kernels",
                 "kernels",
-                lambda kernels: device.kernels(kernels, profile.step_ms.p50, stalls=profile.stalls),
+                lambda kernels: device.kernels(kernels, profile.step_ms.p50),
             ),
             ("roofline", "Roofline", "roofline", lambda points: device.roofline_blocks(points, peaks, key)),
             ("idle", "Device idle", "idle", device.idle),
