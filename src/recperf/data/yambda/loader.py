@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -27,19 +26,10 @@ from .windows import Users, WindowIndex
 
 Batch = TypeVar("Batch", covariant=True)
 _MIN_CACHED = 3
-"""Minimum number of cached windows: the previous, the current and the next."""
+"""Minimum number of cached windows: batches of several threads may lie in neighbouring ones."""
 _MAX_CACHED = 64
 _SMALL = 1 << 20
 """Number of anchors up to which more windows are cached."""
-
-
-@dataclass(eq=False)
-class _Window:
-    """The anchors of a window, looked up once even if several threads request them."""
-
-    size: int
-    lock: Lock = field(default_factory=Lock)
-    positions_N: NDArray[np.int64] | None = None
 
 
 class StreamOrder:
@@ -69,7 +59,7 @@ class StreamOrder:
         used_S = self.counts_S // batch_size * batch_size if leftover == "drop" else self.counts_S
         self._before_S1 = np.concatenate([[0], np.cumsum(used_S)])
         """Number of anchors before each window, those that are dropped left out."""
-        self._cached: OrderedDict[int, _Window] = OrderedDict()
+        self._cached: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -112,27 +102,16 @@ class StreamOrder:
         """The index, within the stream, of the window in which a batch ends."""
         return self._place(self._span(number)[1] - 1)
 
-    def next_place(self, place: int) -> int | None:
-        """The index of the next window with batches, or None."""
-        end = int(self._before_S1[place + 1])
-        return self._place(end) if end < self._before_S1[-1] else None
-
     def anchors(self, place: int) -> NDArray[np.int64]:
-        """The anchors of a window of the stream in training order, cached."""
-        entry = self._entry(place)
-        with entry.lock:
-            if entry.positions_N is None:
-                entry.positions_N = self.index.order(self.windows[place], self.users)
-            return entry.positions_N
-
-    def _entry(self, place: int) -> _Window:
+        """The anchors of a window of the stream in training order, cached; threads that need others wait."""
         with self._lock:
-            entry = self._cached.setdefault(place, _Window(int(self.counts_S[place])))
+            if place not in self._cached:
+                self._cached[place] = self.index.order(self.windows[place], self.users)
             self._cached.move_to_end(place)
-            size = sum(window.size for window in self._cached.values())
+            size = sum(map(len, self._cached.values()))
             while len(self._cached) > _MIN_CACHED and (size > _SMALL or len(self._cached) > _MAX_CACHED):
-                size -= self._cached.popitem(last=False)[1].size
-            return entry
+                size -= len(self._cached.popitem(last=False)[1])
+            return self._cached[place]
 
     def _span(self, number: int) -> tuple[int, int]:
         """The first anchor of a batch and the one after its last, counted from the start of the stream."""
@@ -180,8 +159,6 @@ class Loader(Iterator[Batch]):
         self._numbers = iter(range(start, len(order)))
         self._batches: deque[tuple[int, Future[Batch]]] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="recperf-loader")
-        self._window_pool = ThreadPoolExecutor(1, thread_name_prefix="recperf-loader-windows")
-        self._window: int | None = None
         self._submit()
 
     def __next__(self) -> Batch:
@@ -190,7 +167,6 @@ class Loader(Iterator[Batch]):
                 raise StopIteration
             batch: Any = _result(*self._batches.popleft())
             self._submit()
-            self._prepare_next_window()
             made: Batch = batch if self.device is None else batch.to(self.device, non_blocking=True)
             return made
         except BaseException:
@@ -208,22 +184,11 @@ class Loader(Iterator[Batch]):
         """Cancel the batches that no thread has begun, and wait for those that one has."""
         self._numbers = iter(())
         self._batches.clear()
-        for pool in (self._pool, self._window_pool):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit(self) -> None:
         while len(self._batches) < self.prefetch and (number := next(self._numbers, None)) is not None:
             self._batches.append((number, self._pool.submit(self._make, number)))
-
-    def _prepare_next_window(self) -> None:
-        """Find the anchors of the window after the last submitted batch, in a thread that no batch waits for."""
-        if not self._batches:
-            return
-        place = self.order.next_place(self.order.last_place(self._batches[-1][0]))
-        if place is not None and place != self._window:
-            self._window = place
-            # An error is dropped here; the batch that needs the window raises it again.
-            self._window_pool.submit(self.order.anchors, place)
 
 
 def _made(order: StreamOrder, histories: BatchMaker[Batch], number: int, *, pinned: bool) -> Batch:
