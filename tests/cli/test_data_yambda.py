@@ -43,8 +43,6 @@ def test_made_prepared_checked_and_described(call: Call, raw: Path) -> None:
     assert (again["prepared"], again["digest"]) == (False, made["digest"])
 
     assert answer(call, "check", "yambda-like", "--path", "prepared")["store"]["events"] == made["events"]
-    checked = answer(call, "check", "yambda-like", "--path", str(raw))["raw"]
-    assert sum(checked["by_type"].values()) == checked["events"] == prepared["split"]["raw_events"]
 
     arguments = ("--min-history", "10", "--window-seconds", "864000")
     described = answer(call, "info", "yambda-like", "--path", "made", *arguments)

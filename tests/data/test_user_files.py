@@ -17,9 +17,8 @@ from recperf.data.user_files.load import RowFile
 from recperf.data.user_files.source import LONGEST_LINE, inspect
 from recperf.data.user_files.text_rows import SkippedRows
 from recperf.data.user_files.values import COLUMNS
-from recperf.data.yambda import catalogue
 from recperf.data.yambda.import_options import ImportOptions
-from recperf.data.yambda.imports import import_events
+from recperf.data.yambda.imports import import_dataset, import_events
 from recperf.data.yambda.store import EventStore, open_store, originals
 from recperf.errors import DataError, UsageError
 
@@ -137,11 +136,8 @@ def test_bad_events_are_left_out_and_listed(tmp_path: Path) -> None:
     assert store.imported.skipped_rows == SkippedRows(count=6, first=BAD)
     assert originals(store.folder, "users") == [1, 3, 6]
     assert store.manifest.identity["options"]["skip_bad"] == 6
-    facts = catalogue.import_events(
-        ImportOptions(events=tmp_path / "log.csv", skip_bad=6),
-        store=tmp_path / "store",
-        progress=lambda *_: lambda *_: None,
-    )
+    options = ImportOptions(events=tmp_path / "log.csv", skip_bad=6)
+    facts = import_dataset(options, tmp_path / "store", progress=lambda *_: lambda *_: None)
     assert facts.skipped_rows.count == 6
     for allowed, message in ((5, BAD[4]), (0, BAD[1])):
         with pytest.raises(DataError) as caught:

@@ -155,9 +155,14 @@ def test_only_the_needed_files_come_in_the_hubs_layout(hub: Hub) -> None:
         "sha256": hashlib.sha256(hub.files[EVENTS]).hexdigest(),
         "etag": hashlib.sha256(hub.files[EVENTS]).hexdigest(),
     }
-    assert facts["unverified"] == []
     assert json.loads((folder() / download.RECORD).read_text())["revision"] == REVISION
     assert not parts()
+    hub.requests.clear()
+    (folder() / download.RECORD).unlink()
+    assert got(hub)[0] == facts, "a kill before the record costs no second transfer"
+    assert not hub.fetched()
+    got(hub)
+    assert len(hub.requests) == 3, "a complete download asks for nothing"
 
 
 def test_nothing_else_is_sent_to_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +217,7 @@ def test_a_wrong_digest_is_found_at_once(hub: Hub) -> None:
 def test_a_changed_file_is_found_later(hub: Hub) -> None:
     got(hub)
     messages: list[tuple[int, int]] = []
-    assert download.verify(SIZE, lambda *at: messages.append(at)) == (list(NAMES), [])
+    assert download.verify(SIZE, lambda *at: messages.append(at)) == list(NAMES)
     assert messages[-1] == (6_000, 6_000)
     changed = bytearray(hub.files[EVENTS])
     changed[17] ^= 1
@@ -225,16 +230,3 @@ def test_a_changed_file_is_found_later(hub: Hub) -> None:
     (folder() / EVENTS).unlink()
     with pytest.raises(DataError, match="is missing"):
         download.verify(SIZE)
-
-
-def test_offline_uses_earlier_downloads(hub: Hub) -> None:
-    error = failed(hub, offline=True)
-    assert error.exit_code == 4
-    assert all(name in error.what for name in NAMES)
-    got(hub)
-    hub.requests.clear()
-    facts, _ = got(hub, offline=True)
-    assert facts["unverified"] == []
-    (folder() / EVENTS).write_bytes(b"short")
-    assert failed(hub, offline=True).what.endswith(f"{EVENTS} missing or partial")
-    assert hub.requests == []

@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from recperf.data.yambda import catalogue
 from recperf.data.yambda.catalogue import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.import_options import ImportOptions
-from recperf.data.yambda.imports import import_events
+from recperf.data.yambda.imports import import_dataset, import_events
 from recperf.data.yambda.manifest import DrawnNegatives
 from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
 from recperf.data.yambda.store import EventStore, open_store, originals, verify
@@ -139,8 +138,7 @@ def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.csv"
         path.write_text(content)
         options = ImportOptions(events=path, name=name)
-        facts = catalogue.import_events(options, store=tmp_path / name, progress=lambda *_: lambda *_: None)
-        return list(facts.notes)
+        return import_dataset(options, tmp_path / name, progress=lambda *_: lambda *_: None).notes
 
     assert notes("user,item,time,rating\n1,1,4102444800,5\n1,2,9,1\n", "one") == [
         "all rows have the same user: check --user",

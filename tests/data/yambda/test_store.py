@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recperf.data.yambda import writer as writer_module
+from recperf.data.yambda.catalogue import describe
 from recperf.data.yambda.config import WindowConfig
-from recperf.data.yambda.describe import describe
 from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import (

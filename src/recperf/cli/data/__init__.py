@@ -67,7 +67,7 @@ Without --clicks a log of events is imported: recperf data import FILE. Its opti
 }
 """Description of each kind of import."""
 _SWITCHES = (
-    *SWITCHES, *(f"--{no}{name}" for no in ("", "no-") for name in ("json", "quiet", "gzip", "offline"))
+    *SWITCHES, *(f"--{no}{name}" for no in ("", "no-") for name in ("json", "quiet", "gzip"))
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ..terminal import Terminal
 from .output import count_of, print_facts, print_import, progress_bars
 
 if TYPE_CHECKING:
-    from ...data.yambda.catalogue import EventImport
+    from ...data.yambda.imports import EventImport
 
 SYNTHETIC = "yambda-like"
 TIME_NAMES = {"iso": "dates", **{unit: name for unit, (name, _) in TIME_UNITS.items()}}
@@ -30,8 +30,6 @@ MOST_UNUSED = 20
 class Get(OutputOptions):
     name: tyro.conf.Positional[str]
     """Dataset: yambda-50m, yambda-500m or yambda-5b."""
-    offline: bool = False
-    """Use earlier downloads only; no network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class Check(OutputOptions):
     name: tyro.conf.Positional[str]
     """Dataset: yambda-50m, yambda-500m, yambda-5b, yambda-like, or one you imported."""
     path: Path | None = None
-    """Raw files, a store, or a cache of the MLPerf reference; default: in the cache folder."""
+    """A store, or a cache of the MLPerf reference; default: in the cache folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +107,11 @@ def perform(action: str, options: Any, terminal: Terminal) -> EventImport | dict
         if action == "make":
             return _make(options, bar("generating"))
         values = {field.name: getattr(options, field.name) for field in fields(ImportOptions)}
-        return catalogue.import_events(ImportOptions(**values), store=options.store, progress=bar)
+        from ...data.yambda.imports import import_dataset
+
+        return import_dataset(
+            ImportOptions(**values), options.store or catalogue.store_folder(options.name), progress=bar
+        )
 
 
 def _get(options: Get, terminal: Terminal) -> dict[str, object]:
@@ -119,18 +121,17 @@ def _get(options: Get, terminal: Terminal) -> dict[str, object]:
         what = f"{SYNTHETIC} is generated locally: there is nothing to download"
         raise UsageError(what, fix=f"recperf data make {SYNTHETIC} --path FOLDER writes it as files")
     size = options.name.removeprefix("yambda-")
-    facts = download.get(size, say=terminal.say, offline=options.offline, bars=terminal.live)
+    facts = download.get(size, say=terminal.say, bars=terminal.live)
     return {"name": options.name, **facts}
 
 
 def _info(options: Info, terminal: Terminal) -> dict[str, object]:
     from ...data.yambda import catalogue
     from ...data.yambda.config import WindowConfig
-    from ...data.yambda.describe import describe, usual_history
 
     store = catalogue.find(options.name, path=options.path, say=terminal.say)
-    least = usual_history(store) if options.min_history is None else options.min_history
-    return describe(store, WindowConfig(seconds=options.window_seconds, min_history=least))
+    least = catalogue.usual_history(store) if options.min_history is None else options.min_history
+    return catalogue.describe(store, WindowConfig(seconds=options.window_seconds, min_history=least))
 
 
 def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, object]:

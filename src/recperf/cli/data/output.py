@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ...data.click_store.catalogue import ClickImport
-    from ...data.yambda.catalogue import EventImport
+    from ...data.yambda.imports import EventImport
 
 Unit = Literal["events", "rows", "users", "steps", "bytes", "share"]
 _SHOWN = 5

@@ -1,36 +1,29 @@
-"""`recperf data prepare | check | info | make | import` for listening events."""
+"""`recperf data prepare | check | info | make` for listening events: builds, checks and describes datasets.
+
+Shapes: E events, U users, I items, W windows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Literal, Protocol
 
 import numpy as np
-from msgspec.structs import asdict
+from numpy.typing import NDArray
 
 from ... import places
 from ...errors import DataError, UsageError
 from ...folders import one_at_a_time
+from ...jsonfile import as_json
 from . import item_features, raw
-from .import_options import ImportOptions
-from .manifest import ImportFacts
-from .reference import CACHE_META, READY, open_events
-from .schema import EVENT_TYPES, EVENTS_FILE, LICENCE
-from .store import (
-    COLUMNS,
-    EVENT_BYTES,
-    MANIFEST,
-    EventStore,
-    file_of,
-    is_store_folder,
-    open_store,
-    originals,
-    verify,
-)
+from .config import HistoryConfig, WindowConfig
+from .reference import FLAT_BYTES, open_events
+from .schema import DAY_S, DRAWN, EVENT_TYPES, EVENTS_FILE, LICENCE, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+from .store import COLUMNS, EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, verify
+from .windows import NoAnchors, WindowIndex
 from .yambda_like import YambdaLike
 
 Facts = dict[str, object]
@@ -38,100 +31,71 @@ Facts = dict[str, object]
 Say = Callable[[str], None]
 Progress = Callable[..., None]
 """Called with the amount done, the total, and for bytes the number of rows in them."""
-Unit = Literal["events", "bytes", "share"]
+Bars = Callable[..., Progress]
+"""Makes the progress of a labelled piece of work, with the unit it is counted in: events, bytes, share."""
 SYNTHETIC = "yambda-like"
-
-
-class Bars(Protocol):
-    def __call__(self, label: str, unit: Unit = "events") -> Progress: ...
-
-
-def size_of(name: str) -> str:
-    """The size in the name of a real dataset."""
-    return name.removeprefix("yambda-")
+ROLES = ("user", "item", "time", "rating", "ratio", "label", "genres", "artist", "album", "type")
+_STRIDE = 1 << 22
 
 
 def store_folder(name: str) -> Path:
     return places.dataset_folder(name) / "store"
 
 
-def prepare(
-    name: str,
-    *,
-    path: Path | None,
-    store: Path | None,
-    progress: Bars,
-    say: Say,
-) -> Facts:
+def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars, say: Say) -> Facts:
     """Convert raw files to a store."""
     from .prepare import prepare as build
 
     if name == SYNTHETIC and path is None:
         raise UsageError(f"{SYNTHETIC} is generated as a store", fix=f"recperf data make {SYNTHETIC} --path FOLDER")
-    files = raw.locate(path or _downloaded(name), _size_in(name))
+    files = path or places.dataset_folder(name) / "raw"
+    if path is None and not files.is_dir():
+        raise _missing(name)
     folder, began = (store or store_folder(name)).expanduser(), monotonic()
     existed = (folder / MANIFEST).is_file()
-    build(files, folder, name=name, progress=progress("preparing"), say=say)
-    seconds = monotonic() - began
-    made = open_store(folder)
+    # Synthetic raw files may have any size.
+    located = raw.locate(files, None if name == SYNTHETIC else name.removeprefix("yambda-"))
+    build(located, folder, name=name, progress=progress("preparing"), say=say)
+    made = open_store(folder).manifest
     return {
-        "name": name,
-        "folder": str(folder),
+        **_made(name, folder, began),
         "prepared": not existed,
-        "events": made.events,
-        "users": made.users,
-        "items": made.items,
-        "split": made.manifest.split,
-        "store_bytes": sum(column.bytes for column in made.manifest.columns.values()),
+        "split": made.split,
+        "store_bytes": sum(column.bytes for column in made.columns.values()),
         "bytes_an_event": EVENT_BYTES,
-        "digest": made.digest,
-        "licence": made.manifest.licence,
-        "seconds": round(seconds, 2),
+        "licence": made.licence,
     }
+
+
+def make(config: YambdaLike, *, path: Path, progress: Progress) -> Facts:
+    """Write the synthetic dataset as a store."""
+    from . import synthesize
+
+    began = monotonic()
+    folder = synthesize.write_store(config, path, progress=progress)
+    return {**_made(SYNTHETIC, folder, began), "synthetic": True, "seed": config.seed}
+
+
+def _made(name: str, folder: Path, began: float) -> Facts:
+    store = open_store(folder)
+    counts = {"events": store.events, "users": store.users, "items": store.items}
+    seconds = round(monotonic() - began, 2)
+    return {"name": name, "folder": str(folder), **counts, "digest": store.digest, "seconds": seconds}
 
 
 def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> Facts:
-    """Read a whole dataset, raw files and store; damage is an error. Files without digests are listed."""
+    """Compare a dataset, downloaded files and store, with its digests; damage is an error."""
+    from . import download
+
     answer: Facts = {"name": name, "intact": True}
-    if name == SYNTHETIC and path is None:
-        return answer | {"store": check_store(embedded(say=say), progress("checking the store", "share"))}
-    places_by_kind = _places(name, path)
-    if not places_by_kind:
-        raise _missing(name, path)
-    for kind, place in places_by_kind.items():
-        if kind == "raw":
-            files = raw.locate(place, _size_in(name))
-            digests = _digests(name, files, progress if path is None else None)
-            answer["raw"] = check_raw(files, progress("checking raw files")) | digests
-        else:
-            answer["store"] = check_store(open_events(place), progress("checking the store", "share"))
+    downloaded = places.dataset_folder(name) / "raw"
+    if path is None and downloaded.is_dir():
+        size, bar = name.removeprefix("yambda-"), progress("comparing with the published files", "bytes")
+        answer["raw"] = {"folder": str(downloaded), "verified_by_digest": download.verify(size, bar)}
+    if path is not None or name == SYNTHETIC or store_folder(name).is_dir() or "raw" not in answer:
+        store = find(name, path=path, say=say)
+        answer["store"] = check_store(store, progress("checking the store", "share"))
     return answer
-
-
-def check_raw(files: raw.RawFiles, progress: Progress) -> Facts:
-    """Check schema, values and order of raw files."""
-    items = len(raw.catalogue(files.artists, files.albums))
-    events = raw.RawEvents(files.events, items)
-    by_type = np.zeros(len(EVENT_TYPES), np.int64)
-    users, last_user, largest = 0, -1, -1
-    for chunk in events.chunks():
-        by_type += np.bincount(chunk.types, minlength=len(EVENT_TYPES))
-        users += int(np.count_nonzero(np.diff(chunk.uids.astype(np.int64), prepend=last_user)))
-        last_user = int(chunk.uids[-1])
-        largest = max(largest, int(chunk.items.max()))
-        progress(chunk.first_row + len(chunk), events.rows)
-    first, last = events.time_range()
-    return {
-        "file": str(files.events),
-        "events": events.rows,
-        "users": users,
-        "items": items,
-        "largest_item": largest,
-        "first_time": first,
-        "last_time": last,
-        "by_type": dict(zip(EVENT_TYPES, map(int, by_type))),
-        "footer_sha256": raw.identity_of(files.events)["sha256"],
-    }
 
 
 def check_store(store: EventStore, progress: Progress) -> Facts:
@@ -158,34 +122,27 @@ def check_store(store: EventStore, progress: Progress) -> Facts:
     }
 
 
-def _digests(name: str, files: raw.RawFiles, progress: Bars | None) -> Facts:
-    """Raw files that are the published ones by their digests, and those without digests."""
-    from . import download
-
-    if progress is None:
-        return {
-            "verified_by_digest": [],
-            "not_verified_by_digest": [f.name for f in (files.events, files.artists, files.albums)],
-        }
-    verified, unverified = download.verify(size_of(name), progress("comparing with the published files", "bytes"))
-    return {"verified_by_digest": verified, "not_verified_by_digest": unverified}
-
-
 def find(name: str, *, path: Path | None, say: Say) -> EventStore:
     """Open a prepared dataset; yambda-like is generated if it does not exist."""
-    if name == SYNTHETIC and path is None:
+    if path is not None:
+        return open_events(path)
+    if name == SYNTHETIC:
         return embedded(say=say)
-    there = _places(name, path)
-    if "store" in there:
-        return open_events(there["store"])
-    if "raw" in there and (path or (there["raw"] / "flat" / size_of(name) / EVENTS_FILE).is_file()):
-        where = f" --path {path}" if path else ""
-        raise DataError(
-            f"{name} is downloaded but not prepared",
-            where={"folder": there["raw"]},
-            fix=f"recperf data prepare {name}{where}",
-        )
-    raise _missing(name, path)
+    if store_folder(name).is_dir():
+        return open_events(store_folder(name))
+    downloaded = places.dataset_folder(name) / "raw"
+    if any(downloaded.glob(f"flat/*/{EVENTS_FILE}")):
+        what, fix = f"{name} is downloaded but not prepared", f"recperf data prepare {name}"
+        raise DataError(what, where={"folder": downloaded}, fix=fix)
+    raise _missing(name)
+
+
+def _missing(name: str) -> DataError:
+    return DataError(
+        f"{name} is not on this machine",
+        where={"folder": places.dataset_folder(name)},
+        fix=f"recperf data get {name} ({LICENCE}), or name a folder with --path",
+    )
 
 
 def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
@@ -203,167 +160,95 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
     return open_store(folder)
 
 
-def make(config: YambdaLike, *, path: Path, progress: Progress) -> Facts:
-    """Write the synthetic dataset as a store."""
-    from . import synthesize
+def usual_history(store: EventStore) -> int:
+    """The default history length: the benchmark's, or 100 if fewer than a tenth of the users have so many events."""
+    full = HistoryConfig().length
+    enough = int((np.diff(store.user_first_U1) > full).sum())
+    return full if enough * 10 >= store.users else 100
 
-    folder, began = path.expanduser(), monotonic()
-    synthesize.write_store(config, folder, progress=progress)
-    store, seconds = open_store(folder), monotonic() - began
+
+def describe(store: EventStore, windows: WindowConfig) -> dict[str, object]:
+    """Everything that `data info` prints."""
+    events_I, by_kind = _tallies(store)
+    lengths_U = np.diff(store.user_first_U1)
+    seen = np.sort(events_I[events_I > 0])[::-1]
+    # Events are sorted by time, so that only the first and last of each user are read.
+    first = int(store.times_E[store.user_first_U1[:-1]].min())
+    last = int(store.times_E[store.user_first_U1[1:] - 1].max())
+    kinds = np.arange(256)
+    types = {name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)}
+    pools = {"listen_plus": LISTEN_PLUS, "skip": SKIP, "like": LIKE}
+    shares = {name: float(by_kind[(kinds & bit) > 0].sum() / store.events) for name, bit in pools.items()}
+    drawn_share = float(by_kind[(kinds & DRAWN) > 0].sum() / store.events)
+    drawn = {"drawn": drawn_share} if drawn_share else {}
+    # A store too small for any anchor has no windows but can be described.
+    index = None
+    with suppress(NoAnchors):
+        index = WindowIndex.open(store, windows)
+    anchors_W = index.counts() if index else np.zeros(0, np.int64)
     return {
-        "name": SYNTHETIC,
-        "folder": str(folder),
-        "synthetic": True,
-        "seed": config.seed,
-        "events": store.events,
-        "users": store.users,
-        "items": store.items,
+        "name": store.name,
+        "synthetic": store.synthetic,
+        "layout": store.layout,
+        "folder": str(store.folder),
+        "licence": store.manifest.licence,
         "digest": store.digest,
-        "seconds": round(seconds, 2),
+        "users": store.users,
+        "items": store.distinct_items,
+        "items_with_events": len(seen),
+        "artists": int(np.count_nonzero(np.unique(store.catalogue_I2[:, 0]))),
+        "albums": int(np.count_nonzero(np.unique(store.catalogue_I2[:, 1]))),
+        "events": store.events,
+        # Of a reference cache without its files of anchors.
+        "bytes_an_event": EVENT_BYTES if store.layout == "packed" else FLAT_BYTES,
+        "days": round((last - first) / DAY_S, 2),
+        "first_time": first,
+        "last_time": last,
+        **_imported(store),
+        "by_type": types,
+        "shares": {**shares, **drawn, "other": 1.0 - sum(shares.values()) - sum(drawn.values())},
+        "organic_share": float(by_kind[(kinds & ORGANIC) > 0].sum() / store.events),
+        "events_per_user": _spread(lengths_U),
+        "events_per_item": _spread(seen),
+        "top_items_share": float(seen[: max(1, len(seen) // 100)].sum() / store.events),
+        "windows": {
+            "seconds": windows.seconds,
+            "count": index.windows if index else 0,
+            "first_anchor": index.t_min if index else None,
+            "last_anchor": index.t_max if index else None,
+        },
+        "anchors": {
+            "min_history": windows.min_history,
+            "total": int(anchors_W.sum()),
+            "in_the_last_window": int(anchors_W[-1]) if len(anchors_W) else 0,
+            "a_window": _spread(anchors_W) if len(anchors_W) else None,
+            "users_with_enough": int((lengths_U > windows.min_history).sum()),
+        },
     }
 
 
-class EventImport(ImportFacts, kw_only=True):
-    """A finished import of a user's events."""
-
-    name: str
-    folder: str
-    imported: bool
-    """False: the store was there already."""
-    licence: str
-    synthetic: bool
-    events: int
-    users: int
-    items: int
-    artists: int | None = None
-    albums: int | None = None
-    first_time: int
-    last_time: int
-    largest_item: int
-    by_type: dict[str, int]
-    by_pool: dict[str, int]
-    labelled: int
-    """Events that a model can be trained on: listens in the file, and drawn negatives."""
-    positive_share: float | None
-    items_without: dict[str, int]
-    """The number of items without an artist or album, where the file has them."""
-    held_out: int
-    store_bytes: int
-    digest: str
-    notes: list[str]
-    seconds: float
-    next: str = ""
-    """The command that trains on it."""
+def _imported(store: EventStore) -> dict[str, object]:
+    """What an import recorded about its file: days, columns, negatives."""
+    facts = store.imported
+    if facts is None:
+        return {}
+    days = {"days_of_events": f"{facts.days.first} to {facts.days.last}"} if facts.days else {}
+    columns = {role: getattr(facts.options, role) for role in ROLES if getattr(facts.options, role) is not None}
+    names = ("time_order", "events_in_file", "density", "negatives", "unused_columns", "skipped_rows")
+    others = {name: value for name, value in as_json(facts).items() if name in names and value}
+    return {**days, "columns": columns, **others}
 
 
-def import_events(options: ImportOptions, *, store: Path | None, progress: Bars) -> EventImport:
-    """Import events from a file of the user as a store."""
-    from .imports import HELD_OUT
-    from .imports import import_events as build
-
-    folder, began = (store or store_folder(options.name)).expanduser(), monotonic()
-    existed = (folder / MANIFEST).is_file()
-    build(options, folder, reading=progress("reading", "bytes"), sorting=progress("sorting"))
-    made = open_store(folder)
-    seconds = monotonic() - began
-    manifest, facts = made.manifest, made.imported
-    assert facts is not None
-    labelled = manifest.by_type["listen"] + (facts.negatives.drawn if facts.negatives else 0)
-    return EventImport(
-        **(asdict(facts) | facts.distinct),
-        name=options.name,
-        folder=str(folder),
-        imported=not existed,
-        licence=manifest.licence,
-        synthetic=manifest.synthetic,
-        events=manifest.events,
-        first_time=manifest.first_time,
-        last_time=manifest.last_time,
-        largest_item=manifest.largest_item,
-        by_type=manifest.by_type,
-        by_pool=manifest.by_pool,
-        labelled=labelled,
-        positive_share=manifest.by_pool["listen_plus"] / labelled if labelled else None,
-        items_without={
-            role: facts.distinct["items"] - int((made.catalogue_I2[:, at] != 0).sum())
-            for at, role in enumerate(("artists", "albums"))
-            if role in facts.distinct
-        },
-        held_out=round(HELD_OUT * labelled),
-        store_bytes=sum(column.bytes for column in manifest.columns.values()),
-        digest=made.digest,
-        notes=list(_notes(facts)),
-        seconds=round(seconds, 2),
-    )
+def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number of events of each item and kind, in one pass."""
+    events_I, by_kind = np.zeros(store.items, np.int64), np.zeros(256, np.int64)
+    for start in range(0, store.events, _STRIDE):
+        part = slice(start, min(store.events, start + _STRIDE))
+        events_I += np.bincount(store.items_at(part), minlength=store.items)
+        by_kind += np.bincount(store.kinds(part), minlength=256)
+    return events_I, by_kind
 
 
-def _notes(facts: ImportFacts) -> Iterator[str]:
-    """What a user should know about an import, one sentence each."""
-    if facts.distinct["users"] == 1:
-        yield "all rows have the same user: check --user"
-    if facts.time_order == "random order":
-        yield "the file has no time: events are in random order, and a random fifth is held out; or: --order rows"
-    elif facts.options.sequences:
-        yield "the file has no time: only the order of each user's items is known, and their last items are held out"
-    elif facts.time_order == "order of the file":
-        yield "the file has no time: the order of its rows is used, and its last fifth is held out"
-    elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
-        yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
-    if file := facts.item_file:
-        if file.without:
-            yield f"{file.without:,} of {facts.distinct['items']:,} items are not in {file.source}"
-        yield from (f"column {name} of {file.source} is not used: {why}" for name, why in file.left_out.items())
-    share, drawn = facts.positive_share_in_file, facts.negatives
-    if drawn:
-        yield (
-            f"the file has no label: every row is positive, with {drawn.per_event} negatives drawn for each "
-            f"({drawn.by}, seed {drawn.seed}), none of them an item of the same user"
-        )
-        if drawn.left_out:
-            yield f"{drawn.left_out:,} negatives could not be drawn: their users have every item"
-    elif share in (0.0, 1.0):
-        which = "positive" if share else "negative"
-        yield f"all rows are {which}: check --positive-from, or draw negatives with --negatives 4 and without a label"
-
-
-def _size_in(name: str) -> str | None:
-    """The size to look for among raw files; synthetic ones may have any."""
-    return None if name == SYNTHETIC else size_of(name)
-
-
-def _places(name: str, path: Path | None) -> dict[str, Path]:
-    """The folders of a dataset: `raw` and `store`, as far as they exist."""
-    if path is None:
-        folders = {"raw": places.dataset_folder(name) / "raw", "store": store_folder(name)}
-        return {kind: folder for kind, folder in folders.items() if folder.is_dir()}
-    # Absolute, so that the current folder has a name too.
-    path = path.expanduser().absolute()
-    if not path.exists():
-        raise DataError("the path does not exist", where={"path": path}, fix="check --path")
-    if _looks_like_a_store(path):
-        return {"store": path}
-    raw.locate(path, _size_in(name))
-    return {"raw": path}
-
-
-def _looks_like_a_store(path: Path) -> bool:
-    """Whether a folder is, or was meant to become, a store or a cache of the reference."""
-    if not path.is_dir():
-        return False
-    is_cache = path.name.startswith(("processed_", "hstu_cache_L")) or (path / READY).exists()
-    return is_cache or (path / CACHE_META).exists() or is_store_folder(path)
-
-
-def _downloaded(name: str) -> Path:
-    folder = places.dataset_folder(name) / "raw"
-    if not folder.is_dir():
-        raise _missing(name, None)
-    return folder
-
-
-def _missing(name: str, path: Path | None) -> DataError:
-    return DataError(
-        f"{name} is not on this machine",
-        where={"folder": path or places.dataset_folder(name)},
-        fix=f"recperf data get {name} ({LICENCE}), or name a folder with --path",
-    )
+def _spread(counts: NDArray[np.int64]) -> dict[str, float]:
+    p20, p50, p80 = (float(value) for value in np.percentile(counts, [20, 50, 80]))
+    return {"p20": p20, "p50": p50, "p80": p80, "mean": float(counts.mean()), "max": float(counts.max())}

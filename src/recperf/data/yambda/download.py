@@ -11,10 +11,8 @@ import logging
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,14 +35,21 @@ _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Remote:
-    """Facts of the hub about a file."""
+class HubFile(Struct):
+    """A file of the hub; its digest is known once it was downloaded."""
 
-    url: str
-    bytes: int
+    bytes: Count
+    sha256: str
     etag: str
-    """The SHA-256 of a large file."""
+    """The SHA-256 of a large file, as the hub states it."""
+
+
+class Record(Struct):
+    """What was downloaded."""
+
+    repository: str
+    revision: str
+    files: dict[str, HubFile]
 
 
 def folder_of(size: str) -> Path:
@@ -56,77 +61,67 @@ def files_of(size: str) -> tuple[str, ...]:
     return (ARTISTS_FILE, ALBUMS_FILE, f"flat/{size}/{EVENTS_FILE}")
 
 
-def get(
-    size: str, *, say: Say, offline: bool = False, endpoint: str | None = None, bars: bool | None = None
-) -> dict[str, object]:
-    """Download missing files and describe the result. `endpoint` is another hub; `bars` defaults to whether stderr is a
-    terminal."""
+def get(size: str, *, say: Say, bars: bool = False, endpoint: str | None = None) -> dict[str, object]:
+    """Download missing files and describe the result. `endpoint` is another hub; `bars` show the progress."""
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r} of Yambda", fix=f"one of: {', '.join(SIZES)}")
-    folder = folder_of(size)
-    missing = [name for name in files_of(size) if not _complete(folder, name)]
-    if offline:
-        _require_complete(size, folder)
-    elif missing:
+    folder, there = folder_of(size), "already "
+    if missing := [name for name in files_of(size) if not _complete(folder, name)]:
         say(f"yambda-{size}: {LICENCE}")
-        with (
-            alone(folder, what=f"downloading yambda-{size}"),
-            _hub(sys.stderr.isatty() if bars is None else bars) as hub,
-        ):
+        with alone(folder, what=f"downloading yambda-{size}"), _hub(bars) as hub:
             _fetch(hub, size, folder, missing, endpoint, say)
-        missing = []
-        say(f"yambda-{size} is in {folder}")
-    else:
-        say(f"yambda-{size} is already in {folder}")
-    return {
-        "folder": str(folder),
-        "revision": REVISION,
-        "licence": LICENCE,
-        "files": as_json(_recorded(folder)),
-        "unverified": missing,
-        "bytes": sum((folder / name).stat().st_size for name in files_of(size)),
-    }
+        there = ""
+    say(f"yambda-{size} is {there}in {folder}")
+    files = _recorded(folder)
+    total = sum(file.bytes for file in files.values())
+    return {"folder": str(folder), "revision": REVISION, "licence": LICENCE, "files": as_json(files), "bytes": total}
 
 
-def verify(size: str, progress: Callable[[int, int], None] | None = None) -> tuple[list[str], list[str]]:
-    """Compare the downloaded files with their digests; a difference is an error. Returns the names of the files, then
-    of those without a digest, which are from another source. `progress` receives the bytes read and the total."""
+def verify(size: str, progress: Callable[[int, int], None] = lambda *_: None) -> list[str]:
+    """Compare the downloaded files with their digests; a difference is an error. Returns the names of the files.
+
+    `progress` receives the bytes read and the total.
+    """
     folder = folder_of(size)
     recorded = _recorded(folder)
-    for name, entry in recorded.items():
-        path = folder / name
-        if not path.is_file():
-            raise _changed(size, path, "is missing")
-        if path.stat().st_size != entry.bytes:
-            raise _changed(size, path, f"has {path.stat().st_size:,} bytes, not {entry.bytes:,}")
-    total, done = sum(entry.bytes for entry in recorded.values()), 0
+    total, done = sum(file.bytes for file in recorded.values()), 0
 
     def tick(count: int) -> None:
         nonlocal done
         done += count
-        if progress:
-            progress(done, total)
+        progress(done, total)
 
-    for name, entry in recorded.items():
-        if sha256(folder / name, tick) != entry.sha256:
-            raise _changed(size, folder / name, "differs from the published file by checksum")
-    return list(recorded), [name for name in files_of(size) if name not in recorded]
+    for name in files_of(size):
+        path, fault = folder / name, ""
+        if name not in recorded or not path.is_file():
+            fault = "is missing"
+        elif _size(path) != recorded[name].bytes:
+            fault = f"has {_size(path):,} bytes, not {recorded[name].bytes:,}"
+        elif sha256(path, tick) != recorded[name].sha256:
+            fault = "differs from the published file by checksum"
+        if fault:
+            fix = f"remove that file, then: recperf data get yambda-{size}"
+            raise DataError(f"{path.name} {fault}", where={"file": path}, fix=fix)
+    return list(recorded)
 
 
 def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | None, say: Say) -> None:
-    remotes = {name: _ask(hub, size, name, endpoint) for name in names}
-    for name in names:
-        path, remote = folder / name, remotes[name]
-        if _size(path) == remote.bytes and sha256(path) == remote.etag:
-            # The published file, from another source.
+    urls = {
+        name: hub.hf_hub_url(REPOSITORY, name, repo_type="dataset", revision=REVISION, endpoint=endpoint)
+        for name in names
+    }
+    remotes = {name: _ask(hub, size, url) for name, url in urls.items()}
+    for name, remote in remotes.items():
+        if _size(folder / name) == remote.bytes and sha256(folder / name) == remote.etag:
+            # Complete, but a kill came before the record.
             _record(folder, name, remote, remote.etag)
         elif name in _recorded(folder):
             say(f"{name} is not the published file and will be replaced")
-        elif os.path.lexists(path):
-            raise DataError(f"{name} is not the published file", where={"file": path}, fix="move it away")
+        elif os.path.lexists(folder / name):
+            raise DataError(f"{name} is not the published file", where={"file": folder / name}, fix="move it away")
     names = [name for name in names if not _complete(folder, name)]
-    needed = sum(remotes[name].bytes - _size(_part(folder, name, remotes[name])) for name in names)
-    free = shutil.disk_usage(folder).free
+    begun = {name: _size(_part(folder, name, remotes[name])) for name in names}
+    needed, free = sum(remotes[name].bytes - begun[name] for name in names), shutil.disk_usage(folder).free
     if needed > free:
         raise MachineError(
             f"yambda-{size} needs {units.size(needed)} more; {units.size(free)} are free",
@@ -134,27 +129,24 @@ def _fetch(hub: Any, size: str, folder: Path, names: list[str], endpoint: str | 
             fix="free some space, or set RECPERF_HOME to a folder with more",
         )
     for name in names:
-        resumed = _size(_part(folder, name, remotes[name]))
-        say(
-            f"downloading {name}, {units.size(remotes[name].bytes)}"
-            + (f", resumed at {units.size(resumed)}" if resumed else "")
-        )
-        _transfer(hub, size, folder, name, remotes[name])
+        resumed = f", resumed at {units.size(begun[name])}" if begun[name] else ""
+        say(f"downloading {name}, {units.size(remotes[name].bytes)}{resumed}")
+        _transfer(hub, size, folder, name, urls[name], remotes[name])
 
 
-def _ask(hub: Any, size: str, name: str, endpoint: str | None) -> _Remote:
-    url = hub.hf_hub_url(REPOSITORY, name, repo_type="dataset", revision=REVISION, endpoint=endpoint)
+def _ask(hub: Any, size: str, url: str) -> HubFile:
+    """Size and digest of a file, as the hub states them."""
     try:
         metadata = hub.get_hf_file_metadata(url, token=False)
     except Exception as error:  # The library raises the errors of its HTTP client, which differs between versions.
         raise _failed(size, url, error) from None
     if not metadata.etag or metadata.size is None:
-        what = f"{urlsplit(url).netloc} did not send the size and digest of {name}"
+        what = f"{urlsplit(url).netloc} did not send the size and digest of a file"
         raise MachineError(what, where={"url": url}, fix="check the network: a proxy may answer instead of the hub")
-    return _Remote(url=url, bytes=int(metadata.size), etag=str(metadata.etag))
+    return HubFile(bytes=int(metadata.size), sha256="", etag=str(metadata.etag))
 
 
-def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> None:
+def _transfer(hub: Any, size: str, folder: Path, name: str, url: str, remote: HubFile) -> None:
     """Download one file to a partial file, verify it, and then rename it."""
     part, path = _part(folder, name, remote), folder / name
     again = f"recperf data get yambda-{size} resumes the download"
@@ -167,7 +159,7 @@ def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> 
     with file:
         try:
             hub.file_download.http_get(
-                remote.url,
+                url,
                 _PolledFile(file),
                 resume_size=file.tell(),
                 headers=headers,
@@ -182,13 +174,13 @@ def _transfer(hub: Any, size: str, folder: Path, name: str, remote: _Remote) -> 
             if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
                 with writing(part, fix=again):
                     raise
-            raise _failed(size, remote.url, error, done=file.tell()) from None
+            raise _failed(size, url, error, done=file.tell()) from None
     digest = sha256(part)
     if _size(part) != remote.bytes or (_SHA256.fullmatch(remote.etag) and digest != remote.etag):
         part.unlink()
         raise DataError(
             f"the checksum of {name} is not that of the published file; the download was removed",
-            where={"url": remote.url},
+            where={"url": url},
             fix="try again; if it fails again, a proxy may change the file",
         )
     with writing(path, fix=again):
@@ -219,46 +211,21 @@ def _complete(folder: Path, name: str) -> bool:
     return entry is not None and (folder / name).is_file() and _size(folder / name) == entry.bytes
 
 
-class _Downloaded(Struct):
-    bytes: Count
-    sha256: str
-    etag: str
-
-
-class _Record(Struct):
-    repository: str
-    revision: str
-    files: dict[str, _Downloaded]
-
-
-def _recorded(folder: Path) -> dict[str, _Downloaded]:
+def _recorded(folder: Path) -> dict[str, HubFile]:
     """Recorded downloads of the pinned revision."""
     try:
-        record = require(read(folder / RECORD, linked=True), _Record, folder / RECORD, what="is damaged")
+        record = require(read(folder / RECORD, linked=True), Record, folder / RECORD, what="is damaged")
     except DataError:
         return {}
     return record.files if (record.repository, record.revision) == (REPOSITORY, REVISION) else {}
 
 
-def _record(folder: Path, name: str, remote: _Remote, digest: str) -> None:
-    files = _recorded(folder) | {name: _Downloaded(bytes=remote.bytes, sha256=digest, etag=remote.etag)}
-    write_json(folder / RECORD, _Record(repository=REPOSITORY, revision=REVISION, files=files))
+def _record(folder: Path, name: str, remote: HubFile, digest: str) -> None:
+    files = _recorded(folder) | {name: HubFile(bytes=remote.bytes, sha256=digest, etag=remote.etag)}
+    write_json(folder / RECORD, Record(repository=REPOSITORY, revision=REVISION, files=files))
 
 
-def _require_complete(size: str, folder: Path) -> None:
-    recorded = _recorded(folder)
-    # A file that is not recorded came from another source.
-    absent = [name for name in files_of(size) if not (folder / name).is_file()]
-    absent += [name for name in recorded if name not in absent and not _complete(folder, name)]
-    if absent:
-        raise MachineError(
-            f"yambda-{size} is incomplete on this machine: {', '.join(absent)} missing or partial",
-            where={"folder": folder},
-            fix=f"recperf data get yambda-{size}, without --offline",
-        )
-
-
-def _part(folder: Path, name: str, remote: _Remote) -> Path:
+def _part(folder: Path, name: str, remote: HubFile) -> Path:
     """The partial file; its name has the digest, so that a part of another version is never resumed."""
     path = folder / name
     return path.with_name(f"{path.name}.{re.sub('[^0-9A-Za-z]', '', remote.etag)[:16]}.incomplete")
@@ -270,15 +237,9 @@ def _size(path: Path) -> int:
 
 def _failed(size: str, url: str, error: Exception, done: int = 0) -> MachineError:
     status = getattr(getattr(error, "response", None), "status_code", None)
-    kind = type(error).__name__
+    reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
     if status is not None:
         reason = f"{urlsplit(url).netloc} answered {status}"
-    elif "Timeout" in kind:
-        reason = f"no answer from {urlsplit(url).netloc} in time"
-    elif "Connect" in kind:
-        reason = f"no connection to {urlsplit(url).netloc}"
-    else:
-        reason = f"{(str(error).strip() or kind).splitlines()[0].rstrip('.')}"
     names = ", ".join(files_of(size))
     retry = f"recperf data get yambda-{size} resumes at {units.size(done)}" if done else "try again"
     return MachineError(
@@ -286,11 +247,6 @@ def _failed(size: str, url: str, error: Exception, done: int = 0) -> MachineErro
         where={"url": url},
         fix=f"{retry}; or download {names} from {PAGE} by other means and name their folder with --path",
     )
-
-
-def _changed(size: str, path: Path, how: str) -> DataError:
-    what = f"{path.name} {how}"
-    return DataError(what, where={"file": path}, fix=f"remove that file, then: recperf data get yambda-{size}")
 
 
 @contextmanager

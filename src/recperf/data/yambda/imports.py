@@ -10,12 +10,14 @@ Shapes: N positive events of whole users in the order of time, K negatives of ea
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from ...config import to_json
@@ -32,7 +34,7 @@ from .import_options import ImportOptions
 from .item_file import ItemFile
 from .manifest import Days, DrawnNegatives, ImportFacts, Manifest
 from .schema import DRAWN, LEAST_PLAYED, ORGANIC, TYPE_SHIFT
-from .store import MANIFEST, kinds_of, read_manifest
+from .store import MANIFEST, kinds_of, open_store, read_manifest
 from .writer import OURS, StoreWriter, finished
 
 LICENCE = "that of the source"
@@ -46,6 +48,91 @@ _ROUNDS = 16
 Progress = Callable[[int, int], None]
 Events = dict[str, NDArray[Any]]
 Longs = NDArray[np.int64]
+
+
+class EventImport(ImportFacts, kw_only=True):
+    """A finished import of a user's events."""
+
+    name: str
+    folder: str
+    imported: bool
+    """False: the store was there already."""
+    events: int
+    users: int
+    items: int
+    labelled: int
+    """Events that a model can be trained on: listens in the file, and drawn negatives."""
+    positive_share: float | None
+    items_without: dict[str, int]
+    """The number of items without an artist or album, where the file has them."""
+    held_out: int
+    store_bytes: int
+    digest: str
+    notes: list[str]
+    seconds: float
+    next: str = ""
+    """The command that trains on it."""
+
+
+def import_dataset(options: ImportOptions, folder: Path, *, progress: Callable[..., Progress]) -> EventImport:
+    """Import events from a file of the user as a store, and describe it."""
+    folder, began = folder.expanduser(), monotonic()
+    existed = (folder / MANIFEST).is_file()
+    import_events(options, folder, reading=progress("reading", "bytes"), sorting=progress("sorting"))
+    store, seconds = open_store(folder), monotonic() - began
+    manifest, facts = store.manifest, store.imported
+    assert facts is not None
+    labelled = manifest.by_type["listen"] + (facts.negatives.drawn if facts.negatives else 0)
+    return EventImport(
+        **asdict(facts),
+        name=options.name,
+        folder=str(folder),
+        imported=not existed,
+        events=manifest.events,
+        users=facts.distinct["users"],
+        items=facts.distinct["items"],
+        labelled=labelled,
+        positive_share=manifest.by_pool["listen_plus"] / labelled if labelled else None,
+        items_without={
+            role: facts.distinct["items"] - int((store.catalogue_I2[:, at] != 0).sum())
+            for at, role in enumerate(("artists", "albums"))
+            if role in facts.distinct
+        },
+        held_out=round(HELD_OUT * labelled),
+        store_bytes=sum(column.bytes for column in manifest.columns.values()),
+        digest=store.digest,
+        notes=list(_notes(facts)),
+        seconds=round(seconds, 2),
+    )
+
+
+def _notes(facts: ImportFacts) -> Iterator[str]:
+    """What a user should know about an import, one sentence each."""
+    if facts.distinct["users"] == 1:
+        yield "all rows have the same user: check --user"
+    if facts.time_order == "random order":
+        yield "the file has no time: events are in random order, and a random fifth is held out; or: --order rows"
+    elif facts.options.sequences:
+        yield "the file has no time: only the order of each user's items is known, and their last items are held out"
+    elif facts.time_order == "order of the file":
+        yield "the file has no time: the order of its rows is used, and its last fifth is held out"
+    elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
+        yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
+    if file := facts.item_file:
+        if file.without:
+            yield f"{file.without:,} of {facts.distinct['items']:,} items are not in {file.source}"
+        yield from (f"column {name} of {file.source} is not used: {why}" for name, why in file.left_out.items())
+    share, drawn = facts.positive_share_in_file, facts.negatives
+    if drawn:
+        yield (
+            f"the file has no label: every row is positive, with {drawn.per_event} negatives drawn for each "
+            f"({drawn.by}, seed {drawn.seed}), none of them an item of the same user"
+        )
+        if drawn.left_out:
+            yield f"{drawn.left_out:,} negatives could not be drawn: their users have every item"
+    elif share in (0.0, 1.0):
+        which = "positive" if share else "negative"
+        yield f"all rows are {which}: check --positive-from, or draw negatives with --negatives 4 and without a label"
 
 
 def import_events(

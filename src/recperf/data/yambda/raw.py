@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, MachineError, UsageError
+from ...errors import DataError, MachineError
 from ...files import open_linked
 from ..rows import one_array, pyarrow
 from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, IDS, MOST_ID
@@ -66,37 +66,25 @@ _FIELDS |= {"event_type": "types", "played_ratio_pct": "ratios"}
 """The columns that are read, and their names in a chunk."""
 
 
-def locate(path: Path, size: str | None = None) -> RawFiles:
+def locate(root: Path, size: str | None = None) -> RawFiles:
     """Find the raw files in a folder: events in `flat/<size>/` (as on the hub), in `raw/<size>/`, or in the folder."""
-    path = path.expanduser()
-    root = path.parent if path.is_file() else path
-    events = [path] if path.is_file() else _event_files(root, size)
-    if not events:
-        others = sorted({f"yambda-{file.parent.name}" for file in _event_files(root, None)})
-        wanted = size or "<size>"
+    root = root.expanduser()
+    patterns = [f"{part}/{size or '*'}/{EVENTS_FILE}" for part in ("flat", "raw")] + [EVENTS_FILE]
+    files = next(filter(None, (sorted(root.glob(pattern)) for pattern in patterns)), [])
+    if len(files) != 1:
+        others = ", ".join(str(file.parent.relative_to(root)) for file in root.glob(f"*/*/{EVENTS_FILE}"))
         raise DataError(
-            f"there is no {EVENTS_FILE} of this dataset here" + (f", but of {', '.join(others)}" if others else ""),
-            where={"folder": root, "looked for": f"flat/{wanted}/, raw/{wanted}/, the folder itself"},
-            fix=f"{others[0]} --path {root}" if others else "name another folder with --path; recperf data get --help",
+            f"there are {len(files)} files of events" if files else f"there is no {EVENTS_FILE} of this dataset here",
+            where={"folder": root, "looked for": ", ".join(patterns), **({"there are": others} if others else {})},
+            fix="name another folder with --path, or another dataset; recperf data get --help",
         )
-    if len(events) > 1:
-        what = f"there are several datasets here: {', '.join(file.parent.name for file in events)}"
-        raise UsageError(what, where={"folder": root}, fix="name one of them")
-    file = events[0]
-    inside = file.parent.parent.name in ("flat", "raw")
-    places = [root, file.parent, *([file.parents[2]] if inside else [])]
-    artists, albums = (_map_file(places, name) for name in (ARTISTS_FILE, ALBUMS_FILE))
-    return RawFiles(events=file, artists=artists, albums=albums, size=size or (file.parent.name if inside else "own"))
+    events = files[0]
+    places = [root, events.parent]
+    artists, albums = (map_file(places, name) for name in (ARTISTS_FILE, ALBUMS_FILE))
+    return RawFiles(events=events, artists=artists, albums=albums, size=size or events.parent.name)
 
 
-def _event_files(root: Path, size: str | None) -> list[Path]:
-    for part in ("flat", "raw"):
-        if files := sorted(root.glob(f"{part}/{size or '*'}/{EVENTS_FILE}")):
-            return files
-    return [root / EVENTS_FILE] if (root / EVENTS_FILE).is_file() else []
-
-
-def _map_file(places: list[Path], name: str) -> Path:
+def map_file(places: list[Path], name: str) -> Path:
     folders = [folder for place in places for folder in (place / "shared_metadata", place)]
     for folder in folders:
         if (folder / name).is_file():

@@ -19,12 +19,11 @@ from ...errors import DataError, MachineError, notice_once
 from ...jsonfile import load
 from ..blocks import Column
 from .manifest import Manifest
-from .raw import catalogue
+from .raw import catalogue, map_file
 from .schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
-from .store import MANIFEST, EventStore, is_store_folder, map_file, open_store
+from .store import MANIFEST, EventStore, is_store_folder, open_store
 
 READY, CACHE_META = "_READY", "store_meta.json"
-SHARED_MAPS = "shared_metadata"
 
 FLAT_COLUMNS = {
     "flat_uid": "<i8",
@@ -37,6 +36,8 @@ FLAT_COLUMNS = {
     "flat_is_like": "|b1",
     "flat_is_skip": "|b1",
 }
+FLAT_BYTES = sum(np.dtype(kind).itemsize for kind in FLAT_COLUMNS.values())
+"""Bytes of an event, without the reference's files of anchors."""
 USER_COLUMNS = ("unique_uids", "user_start", "user_end")
 
 _FIX = "build the cache again, or fetch this file from where the cache came from"
@@ -81,6 +82,7 @@ def open_reference(cache_folder: Path) -> EventStore:
         "with a list of SHA-256 sums"
     )
     flat = {name: Column(_column(folder, name, kind, events)) for name, kind in FLAT_COLUMNS.items()}
+    maps = (map_file([folder.absolute().parents[1]], name) for name in (ARTISTS_FILE, ALBUMS_FILE))
     user_ids_U, user_first_U1 = _users(folder, flat["flat_uid"], users)
     return EventStore(
         folder=folder,
@@ -89,7 +91,7 @@ def open_reference(cache_folder: Path) -> EventStore:
         user_first_U1=user_first_U1,
         items_E=flat["flat_item_ids"],
         times_E=flat["flat_timestamps"],
-        catalogue_I2=_catalogue(folder),
+        catalogue_I2=catalogue(*maps),
         flags=(flat["flat_is_listen_plus"], flat["flat_is_like"], flat["flat_is_skip"], flat["flat_is_organic"]),
         types_E=flat["flat_event_types"],
         manifest=Manifest(
@@ -111,28 +113,20 @@ def _unusable(path: Path, reason: str) -> DataError:
 def _column(folder: Path, name: str, dtype: str = "<i8", length: int | None = None) -> NDArray[Any]:
     """Map a one-dimensional .npy file; any other content is an error."""
     path = folder / f"{name}.npy"
-    if not path.is_file():
-        raise _unusable(path, "is missing")
     try:
-        with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, actual = read(file)
-            offset = file.tell()
+        column: NDArray[Any] = np.load(path, mmap_mode="r")
+    except FileNotFoundError:
+        raise _unusable(path, "is missing") from None
     except (ValueError, EOFError, SyntaxError):
-        raise _unusable(path, "has no .npy header") from None
+        raise _unusable(path, "is cut short or not a .npy file") from None
     except OSError as error:
-        raise MachineError(
-            f"{path.name} cannot be read: {error.strerror}", where={"file": path}, fix="check its permissions"
-        ) from error
-    if actual != np.dtype(dtype) or len(shape) != 1:
-        raise _unusable(path, f"holds {actual} {list(shape)}, not one column of {np.dtype(dtype)}")
-    if length is not None and shape[0] != length:
-        raise _unusable(path, f"holds {shape[0]:,} values, not {length:,}")
-    size, expected = path.stat().st_size, offset + shape[0] * actual.itemsize
-    if size != expected:
-        raise _unusable(path, f"has {size:,} bytes, not the {expected:,} its header states")
-    return map_file(path, "|u1", expected)[offset:].view(actual)
+        what = f"{path.name} cannot be read: {error.strerror}"
+        raise MachineError(what, where={"file": path}, fix="check its permissions") from error
+    if column.dtype != np.dtype(dtype) or column.ndim != 1:
+        raise _unusable(path, f"holds {column.dtype} {list(column.shape)}, not one column of {np.dtype(dtype)}")
+    if length is not None and len(column) != length:
+        raise _unusable(path, f"holds {len(column):,} values, not {length:,}")
+    return np.asarray(column)
 
 
 def _counts(folder: Path) -> tuple[int, int]:
@@ -175,19 +169,6 @@ def _users(folder: Path, uid_E: Column, users: int) -> tuple[NDArray[np.int64], 
     if (uid_E[first_U1[some]] != ids_U[some]).any() or (uid_E[first_U1[some + 1] - 1] != ids_U[some]).any():
         raise _unusable(folder / "flat_uid.npy", "does not match the table of users")
     return np.array(ids_U), first_U1
-
-
-def _catalogue(folder: Path) -> NDArray[np.uint32]:
-    """Artists and albums from the two maps. Reading an event checks that its item has a row."""
-    place = folder.absolute().parents[1] / SHARED_MAPS
-    for name in (ARTISTS_FILE, ALBUMS_FILE):
-        if not (place / name).is_file():
-            raise DataError(
-                f"the reference cache needs the catalogue's maps; {name} is missing",
-                where={"folder": place},
-                fix="put the maps of the dataset there",
-            )
-    return catalogue(place / ARTISTS_FILE, place / ALBUMS_FILE)
 
 
 def _identification(folder: Path) -> str:

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data.yambda import neighbours
 from ...data.yambda.config import HistoryConfig
 from ...data.yambda.history import DAY_HOURS, HOUR_S, Histories
-from ...data.yambda.rates import MEANS, RunningRates
+from ...data.yambda.rates import MEANS, NEIGHBOUR_COLUMNS, Groups, RunningRates
 from ...data.yambda.schema import ANCHORS, DAY_S, LISTEN_PLUS, RATES
 from ...data.yambda.store import EventStore, Queries
 from ...train import baselines
@@ -53,7 +52,7 @@ class LastItems:
         self.category_I[common] = np.arange(len(common))
         last_NL = np.concatenate([self._last(self._events(part)) for part in self._parts(listens_N)])
         self.groups = [
-            rates.grouped(keys_N, times_N, positive_N)
+            Groups.of(keys_N, times_N, positive_N)
             for back in range(LAST)
             for keys_N in (last_NL[:, back], _pair(last_NL[:, back], items_N))
         ]
@@ -110,7 +109,7 @@ def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_cate
     """Gradient boosting on the running rates, on these and what is counted of the last items, or on both and the items
     themselves, whichever predicts the newest of the training anchors best; None where nothing can be fitted. The
     columns of neighbours are item-kNN's."""
-    rates = [*range(len(RATES) - neighbours.COLUMNS)]
+    rates = [*range(len(RATES) - NEIGHBOUR_COLUMNS)]
     last = [*range(len(RATES), train_NF.shape[1])]
     options = [rates, [*rates, *(column for column in last if not is_category[column])], [*rates, *last]]
     newest_MF, newest_M = train_NF[-MOST_ROWS_TO_CHOOSE:], labels_N[-MOST_ROWS_TO_CHOOSE:]

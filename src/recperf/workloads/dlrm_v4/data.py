@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.order import Samples
-from ...data.yambda import catalogue, neighbours
+from ...data.yambda import catalogue
 from ...data.yambda.history import Histories
 from ...data.yambda.loader import StreamOrder
-from ...data.yambda.rates import MEANS, RunningRates
+from ...data.yambda.rates import MEANS, MOST_COMPARED_EVENTS, RunningRates
 from ...data.yambda.reference import open_events
 from ...data.yambda.schema import DRAWN, LISTEN_PLUS, RATES
 from ...data.yambda.store import EventStore, Queries
@@ -96,7 +96,7 @@ class EventWindows:
         left_out = int(train.counts_S.sum()) - train.samples
         if left_out:
             self.data["skipped"] = {"anchors that fill no batch at the end of their window": left_out}
-        self.target = bounds(config, neighbours=self.store.events <= neighbours.MOST_EVENTS)
+        self.target = bounds(config, neighbours=self.store.events <= MOST_COMPARED_EVENTS)
 
     def _split(self) -> str:
         train, scored, chosen = self.train_windows, self.windows_at(None), self.validation
