@@ -15,7 +15,7 @@ import pytest
 
 from recperf import places
 from recperf.cli import main
-from recperf.data.click_store import catalogue
+from recperf.data.click_store import encode
 from recperf.data.click_store.imported import ImportedClicks
 from recperf.data.config import SplitConfig
 from recperf.data.datasets import at
@@ -65,8 +65,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
         "clicks": Described(
             folder / "clicks.json",
             (
-                lambda: catalogue.check(folder),
-                lambda: catalogue.info(folder),
+                lambda: encode.check(folder),
+                lambda: encode.info(folder),
                 lambda: ImportedClicks(folder, SplitConfig()),
                 lambda: at(folder).rows,
             ),

@@ -8,11 +8,10 @@ import torch
 from numpy.typing import NDArray
 
 from recperf.data.batch import ClickBatch
-from recperf.data.click_store.columns import EMPTY, Rows, Split
-from recperf.data.click_store.order import ClickOrder
-from recperf.data.order import WHOLE, RankPart, Samples, ShuffledOrder, cut_part, permutation
+from recperf.data.order import WHOLE, ClickOrder, RankPart, Samples, ShuffledOrder, cut_part, permutation
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
+from recperf.data.rows import EMPTY, Rows, Split
 
 
 def samples(count: int) -> Samples:

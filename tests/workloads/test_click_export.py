@@ -74,12 +74,8 @@ def inputs_of(row: dict[str, Any], content: Export, folder: Path) -> tuple[list[
             dense.append(float(x is None))
         elif x is None:
             dense.append(0.0)
-        elif "mean" in one:
-            dense.append((np.sign(x) * np.log1p(abs(np.float32(x))) - one["mean"]) / one["deviation"])
         else:
-            points = np.array(one["quantiles"])
-            below, up_to = (points < np.float32(x)).sum(), (points <= np.float32(x)).sum()
-            dense.append(((below + up_to) / (2 * len(points)) - 0.5) * 12**0.5)
+            dense.append((np.sign(x) * np.log1p(abs(np.float32(x))) - one["mean"]) / one["deviation"])
     embeddings = []
     for number, (table, one) in enumerate(zip(content.tables, encoding["sparse"])):
         entries = pq.read_table(folder / exporting._write_table(folder, table, number)["file"]).to_pylist()
@@ -108,7 +104,7 @@ def embedding(entries: list[dict[str, Any]], column: dict[str, Any], value: str 
     return next(one["embedding"] for one, name in zip(entries, keys) if one["entry"] == kind and name in (value, None))
 
 
-@pytest.mark.parametrize("options", [{}, {"hash": (20,), "scale": "quantile"}])
+@pytest.mark.parametrize("options", [{}, {"hash": (20,)}])
 def test_inputs_follow_from_the_export_alone(tmp_path: Path, options: dict[str, Any]) -> None:
     model = served(tmp_path, **options)
     encoded = model.encode({name: ROWS[name] for name in ROWS.column_names})

@@ -1,19 +1,33 @@
-"""Batches of in-memory samples, in an order that is a pure function of (seed, epoch).
+"""Batches of samples in memory or of stored click rows, in an order that is a pure function of (seed, epoch, position).
 
-Shapes: N samples, B samples a batch, F sparse features, D dense features.
+A stored log may be larger than memory, so its rows are not shuffled individually: blocks of adjacent rows are, and then
+the rows of a group of blocks. A read is as long as a block, memory is limited to groups, and an epoch has every row
+once.
+
+Shapes: N samples, B samples a batch, F sparse features, D dense features, S slots of ids (one for each id a row can
+have).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..ops.hashing import hash_int
 from .batch import ClickBatch, JaggedFeatures, Tensors, largest_ids
+from .rows import EMPTY, Rows, Split
+
+BLOCK_ROWS = 4096
+GROUP_BLOCKS = 64
+"""64 blocks of 4,096 rows of Criteo are 39 MiB; at most three groups are in memory: the current one, and the next
+twice."""
 
 
 @dataclass(frozen=True)
@@ -143,3 +157,160 @@ def cut(samples: Samples, batch_size: int, start: int = 0) -> Iterator[ClickBatc
             )
 
     return generate()
+
+
+class ClickRows(Protocol):
+    """What an order reads: click rows by their position within the training or the validation rows."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the sparse features."""
+        ...
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Most ids a row has of each of them."""
+        ...
+
+    def count(self, split: Split) -> int: ...
+
+    def rows_of(self, split: Split, first: int, last: int) -> Rows: ...
+
+    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
+        """Single rows, in any order; only these are read."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClickOrder:
+    """Every row of a split once per epoch, shuffled by blocks; the last batch may be smaller."""
+
+    store: ClickRows
+    batch_size: int
+    seed: int
+    split: Split = "train"
+    block_rows: int = BLOCK_ROWS
+    group_blocks: int = GROUP_BLOCKS
+    part: RankPart = WHOLE
+    """The samples of each batch that are read; the order of all of them is the same whatever the part is."""
+    _offsets: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def rows(self) -> int:
+        return self.store.count(self.split)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-self.rows // self.batch_size)
+
+    def share(self, part: RankPart) -> ClickOrder:
+        """The same batches, of which only a part is read."""
+        return replace(self, part=part)
+
+    def whole_samples(self, number: int) -> int:
+        """Samples of a batch of an epoch, those of all ranks together."""
+        return min(self.batch_size, self.rows - number * self.batch_size)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
+        """The batches of an epoch from the given one on, shuffled."""
+        order_K = permutation(-(-self.rows // self.block_rows), self.seed, epoch).numpy()
+        groups = [order_K[at : at + self.group_blocks] for at in range(0, len(order_K), self.group_blocks)]
+        lengths = [int(self._lengths(blocks).sum()) for blocks in groups]
+        ends, begin = np.cumsum(lengths), start * self.batch_size
+        first = int(np.searchsorted(ends, begin, side="right"))
+
+        def shuffled(index: int) -> Rows:
+            mixed = hash_int(index, self.seed) >> 11
+            order_N = permutation(lengths[index], mixed, epoch).numpy()
+            before = int(ends[index]) - lengths[index]
+            if self.part == WHOLE:
+                return self._gather(groups[index]).take(order_N[max(0, begin - before) :])
+            own_N = self.part.rows(max(begin, before), int(ends[index]), self.batch_size, self.rows) - before
+            return self.store.take(self.split, self._places(groups[index])[order_N[own_N]])
+
+        return self._cut(_ahead(shuffled, range(first, len(groups))))
+
+    def cut(self, start: int = 0) -> Iterator[ClickBatch]:
+        """The batches of the split in the order of the log, from the given one on."""
+        end = self.rows
+        # Groups of whole batches, so that no batch spans two groups.
+        group = self.batch_size * max(1, self.block_rows * self.group_blocks // self.batch_size)
+        firsts = range(start * self.batch_size, end, group)
+
+        def straight(first: int) -> Rows:
+            last = min(end, first + group)
+            if self.part == WHOLE:
+                return self.store.rows_of(self.split, first, last)
+            return self.store.take(self.split, self.part.rows(first, last, self.batch_size, end))
+
+        return self._cut(_ahead(straight, firsts))
+
+    def _lengths(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.minimum(self.rows - blocks * self.block_rows, self.block_rows)
+
+    def _places(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of some blocks, by their position in the split."""
+        lengths = self._lengths(blocks)
+        within_N = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return np.asarray(np.repeat(blocks * self.block_rows, lengths) + within_N)
+
+    def _gather(self, blocks: NDArray[np.int64]) -> Rows:
+        ends = np.minimum((blocks + 1) * self.block_rows, self.rows)
+        read = [self.store.rows_of(self.split, int(b) * self.block_rows, int(end)) for b, end in zip(blocks, ends)]
+        columns = zip(*((rows.dense_ND, rows.ids_NS, rows.labels_N) for rows in read))
+        return Rows(*(np.concatenate(column) for column in columns))
+
+    def _cut(self, groups: Iterator[Rows]) -> Iterator[ClickBatch]:
+        """Batches of the rows of consecutive groups; a batch may span two groups."""
+        begun: list[tuple[Tensor, Tensor, Tensor]] = []
+        # Only the last batch may have fewer, and it ends with the rows.
+        size = missing = len(self.part.made(self.batch_size))
+        for rows in groups:
+            dense_ND, ids_NS, labels_N = map(torch.from_numpy, (rows.dense_ND, rows.ids_NS, rows.labels_N))
+            at = 0
+            while at < len(rows):
+                here = slice(at, at + missing)
+                begun.append((dense_ND[here], ids_NS[here], labels_N[here]))
+                rows_here = len(begun[-1][2])
+                at, missing = at + rows_here, missing - rows_here
+                if not missing:
+                    yield self._batch(begun)
+                    begun, missing = [], size
+        if begun:
+            yield self._batch(begun)
+
+    def _batch(self, pieces: list[tuple[Tensor, Tensor, Tensor]]) -> ClickBatch:
+        dense_BD, ids_BS, labels_B = pieces[0] if len(pieces) == 1 else (torch.cat(parts) for parts in zip(*pieces))
+        return ClickBatch(dense_BD, self._features(ids_BS), labels_B.float())
+
+    def _features(self, ids_BS: Tensor) -> JaggedFeatures:
+        keys, slots = self.store.keys, self.store.slots
+        if max(slots) == 1:
+            values_V = ids_BS.t().to(torch.int64, memory_format=torch.contiguous_format).reshape(-1)
+            return JaggedFeatures(keys, values_V, self._offsets_of(values_V.numel()), True)
+        bags = torch.split(ids_BS, list(slots), dim=1)
+        lengths = [(ids_BL != EMPTY).sum(1) for ids_BL in bags]
+        values_V = torch.cat([ids_BL[ids_BL != EMPTY] for ids_BL in bags]).to(torch.int64)
+        return JaggedFeatures(keys, values_V, nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0)))
+
+    def _offsets_of(self, ids: int) -> Tensor:
+        if ids not in self._offsets:
+            self._offsets[ids] = torch.arange(ids + 1)
+        return self._offsets[ids]
+
+
+def _ahead(make: Callable[[int], Rows], keys: range) -> Iterator[Rows]:
+    """The group of each key in turn; a thread reads and shuffles the next one while this one is used."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="recperf-clicks")
+    try:
+        reading = pool.submit(make, keys[0]) if keys else None
+        for key in keys[1:]:
+            assert reading is not None
+            ready = reading.result()
+            reading = pool.submit(make, key)
+            yield ready
+            del ready
+        if reading is not None:
+            yield reading.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

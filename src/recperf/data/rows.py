@@ -1,4 +1,7 @@
-"""Rows of a user as pyarrow tables: in blocks, columns by their role, own ids as the numbers that tables count by."""
+"""Rows of a user: in memory as a model reads them, or as pyarrow tables, in blocks, with own ids as numbers.
+
+Shapes: N rows, D numbers, S slots of ids (one for each id a row can have).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +20,26 @@ from ..errors import DataError, MachineError, closest, shorten_middle
 Table = Any
 """A pyarrow.Table."""
 MOST_EXAMPLES = 3
+EMPTY = -1
+"""In the slots of a feature with several ids: no id."""
+Split = Literal["train", "valid", "fit", "choose"]
+"""Training and held-out rows; of the training rows those that steps are made of, and those that choose the epoch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some click rows, copied into memory."""
+
+    dense_ND: NDArray[np.float32]
+    ids_NS: NDArray[np.int32]
+    labels_N: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+    def take(self, order_N: NDArray[np.int64]) -> Rows:
+        """The same rows in another order."""
+        return Rows(self.dense_ND.take(order_N, axis=0), self.ids_NS.take(order_N, axis=0), self.labels_N.take(order_N))
 
 
 def optional_package(name: str) -> Any:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.batch import ClickBatch
-from ..data.click_store.columns import Rows, Split
-from ..data.order import Samples, cut
+from ..data.order import ClickOrder, Samples, cut
+from ..data.rows import Rows, Split
 from ..execution.workload import ScoredRows
 from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, click_rules
 from ..train.metrics import auc
@@ -165,8 +165,6 @@ def of_imported(clicks: ImportedClicks, batch_size: int) -> ClickCatalogue | Non
         )
         replaced = Rows(dense_PD.numpy(), ids_PS.numpy().astype(np.int32), rows.labels_N)
         store = MemoryRows(clicks.keys, clicks.slots, replaced)
-        from ..data.click_store.order import ClickOrder
-
         return ClickOrder(store=store, batch_size=batch_size, seed=0, split="valid").cut()
 
     return ClickCatalogue(sides[0], sides[1], columns, batches)

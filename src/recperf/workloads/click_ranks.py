@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ..data.batch import ClickBatch
-from ..data.click_store.columns import Split
 from ..data.order import RankPart
+from ..data.rows import Split
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.click_store.columns import EMPTY, Rows
 from ..data.click_store.imported import ImportedClicks
-from ..data.click_store.order import ClickOrder
-from ..data.rows import Ids, Table, pyarrow
+from ..data.order import ClickOrder
+from ..data.rows import EMPTY, Ids, Rows, Table, pyarrow
 from ..execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ..models.dlrm import DLRM, make_interaction
 from ..models.embeddings import StackedTables
@@ -155,7 +154,7 @@ class ServedImported(ServedClicks):
         self.clicks, self.model, self.settings = clicks, model, settings
         self.data_digest = clicks.manifest.digest
         self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
-        self.roles = {one.name: (one.name,) for one in clicks.columns.facts}
+        self.roles = {one.name: (one.name,) for one in clicks.manifest.columns}
         self.users, self.items = self._ids("user"), self._ids("item")
 
     def _vocabulary(self, key: str) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..config import to_json
 from ..data.batch import ClickBatch
-from ..data.order import WHOLE, RankPart, Samples, cut, cut_part
+from ..data.order import WHOLE, ClickOrder, RankPart, Samples, cut, cut_part
 from ..distributed.balance import stride
 from ..distributed.ranks import current
 from ..distributed.shares import Scores
@@ -44,10 +44,9 @@ from .click_candidates import (
 )
 
 if TYPE_CHECKING:
-    from ..data.click_store.columns import Split
     from ..data.click_store.imported import ImportedClicks
-    from ..data.click_store.order import ClickOrder
     from ..data.random_bags import RandomBags
+    from ..data.rows import Split
     from ..models.tiers.cache import TieredRows
 
 SCORING_BATCH = 8192
@@ -128,8 +127,6 @@ class StoredRows:
         self.data = {**clicks.describe(), **({"baseline_rows": -(-train // step)} if step > 1 else {})}
 
     def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
-        from ..data.click_store.order import ClickOrder
-
         order = ClickOrder(store=self.clicks, batch_size=SCORING_BATCH, seed=seed, split=split)
         return (batch.to(self.device) for batch in order.share(part).cut())
 

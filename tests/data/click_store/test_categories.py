@@ -70,7 +70,7 @@ def test_a_frame_of_pandas_means_what_its_csv_file_does(tmp_path: Path) -> None:
     columns["price"] = ["1.50", "2.25", "10", "0.10"] * 10
     path = write(tmp_path / "a.csv", columns)
     clicks = imported(path, categorical="flag,zip,price")
-    assert [one.values for one in clicks.columns.facts] == ["boolean", "number", "number"]
+    assert [one.values for one in clicks.manifest.columns] == ["boolean", "number", "number"]
     assert sorted(map(str, clicks.categories("zip")[2:])) == ["00501", "02134", "10001"]
     as_text = pd.read_csv(path, dtype=str)
     texts, typed = (clicks.encode(pa.Table.from_pandas(frame))[0] for frame in (as_text, pd.read_csv(path)))

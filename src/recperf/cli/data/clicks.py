@@ -17,7 +17,8 @@ from ..terminal import Terminal
 from .output import print_facts, print_import, progress_bars
 
 if TYPE_CHECKING:
-    from ...data.click_store.catalogue import ClickImport, ClickInfo
+    from ...data.click_store.encode import ClickInfo
+    from ...data.click_store.imports import ClickImport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,21 +39,20 @@ OPTIONS: dict[str, Any] = {"import": Import, "check": Info, "info": Info}
 
 
 def perform(action: str, options: Any, terminal: Terminal) -> ClickInfo | dict[str, object]:
-    from ...data.click_store import catalogue
+    from ...data.click_store import encode, imports
 
     if action == "import":
         values = {field.name: getattr(options, field.name) for field in fields(ClickOptions)}
         folder = options.store or places.dataset_folder(options.name) / Path(datasets.KINDS["clicks"].manifest).parent
         with progress_bars(terminal, resumable=False) as bar:
-            return catalogue.make(
-                ClickOptions(**values), folder, reading=bar("reading", "bytes"), rows=bar("writing", "rows")
-            )
+            reading, rows = bar("reading", "bytes"), bar("writing", "rows")
+            return imports.make(ClickOptions(**values), folder, reading=reading, rows=rows)
     place: Any = options.path or datasets.find(options.name).folder
-    return catalogue.info(place) if action == "info" else catalogue.check(place)
+    return encode.info(place) if action == "info" else encode.check(place)
 
 
 def say(done: ClickImport | ClickInfo | dict[str, object], terminal: Terminal) -> None:
-    from ...data.click_store.catalogue import ClickImport
+    from ...data.click_store.imports import ClickImport
 
     if isinstance(done, ClickImport):
         _say_import(done, terminal)

@@ -14,7 +14,7 @@ from ..terminal import Terminal, progress_bar
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ...data.click_store.catalogue import ClickImport
+    from ...data.click_store.imports import ClickImport
     from ...data.yambda.imports import EventImport
 
 Unit = Literal["events", "rows", "users", "steps", "bytes", "share"]

@@ -1,12 +1,15 @@
-"""From a user's columns to stored arrays: numbers as they are, categories as codes. Imports and scoring share it.
+"""What is in a store of clicks, and how a user's columns become its arrays: numbers as they are, categories as codes.
+
+Imports and scoring share it.
 
 Shapes: N rows, D numeric columns, S slots of ids: one for a categorical column, several for a multi-valued one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,28 +20,25 @@ from ...errors import DataError, closest
 from ...jsonfile import Count, Struct, read_sealed
 from ..datasets import KINDS
 from ..rows import optional_package, pyarrow
+from ..user_files import values as sql
 from ..user_files.database import NOT_USED, column_types, fetch_row
 from ..user_files.text_rows import SkippedRows
-from ..user_files.values import (
-    Values,
-    categories,
-    category,
-    element,
-    inexact,
-    is_list,
-    key,
-    keys,
-    no_number,
-    number,
-    values_of,
+from .columns import (
+    Layout,
+    StoredPart,
+    StoredVocabulary,
+    Vocabulary,
+    as_text,
+    denoted,
+    open_columns,
+    read_vocabulary,
 )
-from .columns import Layout, StoredPart
-from .vocabulary import StoredVocabulary, Vocabulary, as_text, denoted, read_vocabulary
 
 FORMAT, VERSION = KINDS["clicks"].form
 MANIFEST = "clicks.json"
 LARGEST = 3e38
 """Numbers are stored as float32, larger ones as this."""
+_YEAR_US = 365 * 86_400_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class ColumnFacts:
     kind: Literal["categorical", "numeric", "multi"]
     missing: int
     """Rows without a value."""
-    values: Values = "text"
+    values: sql.Values = "text"
     """What its categories are, which says how they are compared."""
     slots: int = 0
     """Most categories of a row; 0 for a number."""
@@ -65,6 +65,17 @@ class ColumnFacts:
     def categories(self) -> int:
         """Most rows that a table of the column needs; 0 for a number."""
         return self.buckets or (self.vocabulary.entries if self.vocabulary else 0)
+
+    def describe(self) -> str:
+        if self.kind == "numeric":
+            parts = ["numeric"] if self.least is None else ["numeric", f"{self.least:g} to {self.most:g}", "log scale"]
+        elif self.vocabulary is None:
+            parts = [f"categorical, hashed to {self.buckets:,} rows"]
+        else:
+            parts = [f"categorical, {self.vocabulary.entries:,} categories"]
+        parts += [f"up to {self.slots} in a row"] * (self.slots > 1)
+        parts += [f"{self.cut:,} further ones left out"] * bool(self.cut)
+        return ", ".join(parts + [f"{self.missing:,} missing"] * bool(self.missing))
 
 
 class Label(Struct):
@@ -92,7 +103,7 @@ class Manifest(Struct, kw_only=True, omit_defaults=True):
     times: tuple[int, int] | None
     left_out: dict[str, str]
     min_count: Count
-    scale: Literal["log", "quantile"]
+    scale: Literal["log"]
     parts: tuple[StoredPart]
     digest: str
     identity: dict[str, Any]
@@ -102,7 +113,12 @@ class Manifest(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def layout(self) -> Layout:
-        return layout_of(self.columns, times=self.times is not None)
+        """The arrays of the store; without numbers it has no array of them."""
+        dense, slots = sum(one.kind == "numeric" for one in self.columns), sum(one.slots for one in self.columns)
+        arrays = {"labels": ("u1", 0)}
+        arrays |= {"dense": ("<f4", dense)} if dense else {}
+        arrays |= {"ids": ("<i4", slots)} if slots else {}
+        return arrays | ({"times": ("<i8", 0)} if self.time is not None else {})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -110,75 +126,118 @@ def read_manifest(folder: Path) -> Manifest:
     return read_sealed(folder / MANIFEST, (FORMAT, VERSION), Manifest, fix=f"remove {folder} and import again")
 
 
+class ClickInfo(Struct, kw_only=True):
+    """What `recperf data info` tells about a store of clicks."""
+
+    name: str
+    folder: str
+    rows: int
+    positives: int
+    positive_share: float
+    label_column: str
+    label: str
+    user: str | None
+    item: str | None
+    time: str | None
+    first: str | None
+    last: str | None
+    left_out: dict[str, str]
+    skipped_rows: SkippedRows | None
+    min_count: int
+    columns: dict[str, str]
+    digest: str
+
+
+def info(folder: Path) -> ClickInfo:
+    """What is in a store, from its description."""
+    manifest = read_manifest(folder)
+    same = set(Manifest.__struct_fields__).intersection(ClickInfo.__struct_fields__) - {"label", "columns"}
+    label, times = manifest.label, manifest.times
+    rule = ", ".join(label.positives or ("1", "true"))
+    return ClickInfo(
+        **{name: getattr(manifest, name) for name in same},
+        folder=str(folder),
+        positive_share=manifest.positives / manifest.rows,
+        label_column=label.name,
+        label=f"a click: {rule}" if label.positive_from is None else f"a click from {label.positive_from:g} on",
+        first=_date(times[0]) if times else None,
+        last=_date(times[1]) if times else None,
+        columns={one.name: one.describe() for one in manifest.columns},
+    )
+
+
+def _date(microseconds: int) -> str:
+    """A date; times of the first year after 1970 are numbers that count something else."""
+    if not _YEAR_US < microseconds < 8000 * _YEAR_US:
+        return f"{microseconds / 1e6:,g}"
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def check(folder: Path) -> dict[str, object]:
+    """Compare all arrays and vocabularies with their digests; damage is an error."""
+    manifest = read_manifest(folder)
+    for column in open_columns(folder, manifest.parts[0], manifest.layout).values():
+        column.require(0, len(column))
+    StoredColumns.of(folder, manifest)
+    return {"name": manifest.name, "folder": str(folder), "intact": True, "rows": manifest.rows}
+
+
+Inputs = Sequence[tuple[str, str]]
+"""For each feature the column of a table in DuckDB, and its type."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredColumns:
-    """The features of a store, with a vocabulary for each of those that are not numbers."""
+    """The features of a store, each with its vocabulary, which is not used for numbers."""
 
-    facts: list[ColumnFacts]
-    vocabularies: list[Vocabulary]
-    """One for each of `facts`; not used for numbers."""
+    features: list[tuple[ColumnFacts, Vocabulary]]
     separator: str
 
-    @classmethod
-    def of(cls, folder: Path, facts: list[ColumnFacts], separator: str) -> StoredColumns:
+    @staticmethod
+    def of(folder: Path, manifest: Manifest) -> StoredColumns:
         """The features of a store in a folder, which has the vocabularies."""
-        vocabularies = [
+        vocabularies = (
             read_vocabulary(folder, one.vocabulary)
             if one.vocabulary
             else Vocabulary(buckets=one.buckets, seed=one.name)
-            for one in facts
-        ]
-        return cls(facts=facts, vocabularies=vocabularies, separator=separator)
+            for one in manifest.columns
+        )
+        return StoredColumns(features=list(zip(manifest.columns, vocabularies)), separator=manifest.separator)
 
     @property
     def numeric(self) -> list[ColumnFacts]:
-        return [one for one in self.facts if one.kind == "numeric"]
+        return [one for one, _ in self.features if one.kind == "numeric"]
 
     @property
     def sparse(self) -> list[tuple[ColumnFacts, Vocabulary]]:
-        return [pair for pair in zip(self.facts, self.vocabularies) if pair[0].kind != "numeric"]
-
-
-def layout_of(facts: list[ColumnFacts], *, times: bool) -> Layout:
-    """The arrays of a store with these features; a store without numbers has no array of them."""
-    dense, slots = sum(one.kind == "numeric" for one in facts), sum(one.slots for one in facts)
-    arrays = {"labels": ("u1", 0)}
-    arrays |= {"dense": ("<f4", dense)} if dense else {}
-    arrays |= {"ids": ("<i4", slots)} if slots else {}
-    return Layout(arrays | ({"times": ("<i8", 0)} if times else {}))
+        return [pair for pair in self.features if pair[0].kind != "numeric"]
 
 
 def selection(
-    columns: StoredColumns,
-    names: Mapping[str, str],
-    kinds: Mapping[str, str],
-    table: str,
-    *,
-    trimmed: bool,
-    more: Mapping[str, str] | None = None,
+    columns: StoredColumns, inputs: Inputs, table: str, *, trimmed: bool, more: Mapping[str, str] | None = None
 ) -> str:
-    """The query for every feature of a table, under the name f0, f1 and so on, categories as keys. `names` are the
-    columns of the table by feature, `more` is SQL for further columns by their name."""
+    """The query for every feature of a table, under the name f0, f1 and so on, categories as keys. `more` is SQL for
+    further columns by their name."""
     texts, selected = dict(more or {}), {name: name for name in more or {}}
-    for index, one in enumerate(columns.facts):
-        column, kind, name = f'"{names[one.name]}"', kinds[names[one.name]], f"f{index}"
+    for index, ((one, _), (column, kind)) in enumerate(zip(columns.features, inputs)):
+        name = f"f{index}"
         selected[name] = name
         if one.kind == "numeric":
-            value = number(column, kind, trimmed=trimmed)
+            value = sql.number(column, kind, trimmed=trimmed)
             texts[name] = f"(CASE WHEN abs({value}) > {LARGEST} THEN sign({value}) * {LARGEST} ELSE {value} END)::FLOAT"
         elif one.kind == "multi":
-            texts[name] = categories(column, kind, columns.separator, trimmed=trimmed)
-            selected[name] = keys(name, one.values)
+            texts[name] = sql.categories(column, kind, columns.separator, trimmed=trimmed)
+            selected[name] = sql.keys(name, one.values)
         else:
-            texts[name], selected[name] = category(column, kind, trimmed=trimmed), key(name, one.values)
-    outer, inner = (", ".join(f"{sql} AS {name}" for name, sql in part.items()) for part in (selected, texts))
+            texts[name], selected[name] = sql.category(column, kind, trimmed=trimmed), sql.key(name, one.values)
+    outer, inner = (", ".join(f"{text} AS {name}" for name, text in part.items()) for part in (selected, texts))
     return f"SELECT {outer} FROM (SELECT {inner} FROM {table})"
 
 
 def stored_arrays(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]:
     """The arrays `dense` and `ids` of a pyarrow table with the columns of `selection`; NaN is a missing number."""
     dense, ids = [], []
-    for index, (one, vocabulary) in enumerate(zip(columns.facts, columns.vocabularies)):
+    for index, (one, vocabulary) in enumerate(columns.features):
         column = table[f"f{index}"].combine_chunks()
         if one.kind == "numeric":
             dense.append(column.fill_null(np.nan).to_numpy(zero_copy_only=False))
@@ -195,34 +254,27 @@ def stored_arrays(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]
 
 def encode_table(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]:
     """The arrays of a pyarrow table with the user's own columns, by the same transformations as at the import."""
-    duckdb = optional_package("duckdb")
-    names = [str(name) for name in table.column_names]
-    needed = [one.name for one in columns.facts]
+    duckdb, arrow = optional_package("duckdb"), pyarrow()
+    names, needed = [str(name) for name in table.column_names], [one.name for one, _ in columns.features]
     for name in needed:
         if names.count(name) != 1:
             guess = closest(name, names)
             hint = f"; did you mean {guess!r}?" if guess and name not in names else ""
             what = f"the rows have {'no' if name not in names else 'several'} column {name!r}{hint}"
             raise DataError(what, where={"columns": ", ".join(names[:20])}, fix="name the columns as at the import")
-    renamed = {name: f"c{index}" for index, name in enumerate(needed)}
-    arrow = pyarrow()
-    plain = arrow.table({renamed[name]: _decoded(table[name]) for name in needed})
+    # A user's names never become SQL.
+    plain = arrow.table({f"c{at}": _decoded(table[name]) for at, name in enumerate(needed)})
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(f"SET disabled_optimizers = {NOT_USED}")
         try:
             connection.register("batch", plain)
-            kinds = column_types(connection, "batch")
+            inputs = list(column_types(connection, "batch").items())
         except duckdb.NotImplementedException as error:
             raise DataError(f"a column has a type that cannot be read: {error}", fix="write it as text") from None
-        _require_numbers(connection, columns, renamed, kinds)
-        compared = [
-            _compared(connection, *pair, renamed[pair[0].name], kinds[renamed[pair[0].name]])
-            for pair in zip(columns.facts, columns.vocabularies)
-        ]
-        facts, vocabularies = map(list, zip(*compared))
-        columns = replace(columns, facts=facts, vocabularies=vocabularies)
-        query = selection(columns, renamed, kinds, "batch", trimmed=False)
+        compared = [_compared(connection, *pair, *one) for pair, one in zip(columns.features, inputs)]
+        columns = replace(columns, features=compared)
+        query = selection(columns, inputs, "batch", trimmed=False)
         return stored_arrays(columns, connection.sql(query).to_arrow_table())
 
 
@@ -232,14 +284,14 @@ def _decoded(column: Any) -> Any:
     return column.cast(arrow.float32()) if arrow.types.is_float16(column.type) else column
 
 
-def require_categories(connection: Any, table: str, one: ColumnFacts, column: str, kind: str) -> Values:
+def require_categories(connection: Any, table: str, one: ColumnFacts, column: str, kind: str) -> sql.Values:
     """What the categories of a column are by its type. Refuses a type that has none, and numbers that were rounded."""
-    values, several = values_of(element(kind)), is_list(kind)
+    values, several = sql.values_of(sql.element(kind)), sql.is_list(kind)
     if values is None or (several and one.kind == "categorical"):
         fix = f"--multi {one.name}" if values and several else "write it as text, or leave it out"
         raise DataError(f"column {one.name!r} has the type {kind}, which cannot be a category", fix=fix)
-    value = f"unnest({column}::{element(kind)}[])" if several else column
-    rounded = inexact("value", element(kind))
+    value = f"unnest({column}::{sql.element(kind)}[])" if several else column
+    rounded = sql.inexact("value", sql.element(kind))
     query = f"SELECT max(value) FROM (SELECT {value} AS value FROM {table}) WHERE {rounded}"
     if rounded != "false" and (largest := fetch_row(connection, query)[0]) is not None:
         what = f"column {one.name!r} has floating-point numbers like {largest:.0f}, which may be rounded ids"
@@ -250,8 +302,13 @@ def require_categories(connection: Any, table: str, one: ColumnFacts, column: st
 def _compared(
     connection: Any, one: ColumnFacts, vocabulary: Vocabulary, column: str, kind: str
 ) -> tuple[ColumnFacts, Vocabulary]:
-    """A feature and its vocabulary as values of a type are compared with them."""
+    """A feature and its vocabulary as values of a type are compared with them. Refuses values that cannot be."""
     if one.kind == "numeric":
+        wrong = sql.no_number(column, kind)
+        count, value = fetch_row(connection, f"SELECT count(*), min({column}::VARCHAR) FROM batch WHERE {wrong}")
+        if count:
+            what = f"column {one.name!r} has {count:,} values that are not numbers, such as {value!r}"
+            raise DataError(what, fix="write numbers, or leave the value empty")
         return one, vocabulary
     values = require_categories(connection, "batch", one, column, kind)
     example = None if values in ("text", one.values) else fetch_row(connection, f"SELECT max({column}) FROM batch")[0]
@@ -263,15 +320,3 @@ def _compared(
             f"column {one.name!r} has {values}s like {example}; the import saw {seen}", fix=as_text(one.name)
         )
     return replace(one, values=values), denoted(vocabulary, values, one.name)
-
-
-def _require_numbers(
-    connection: Any, columns: StoredColumns, names: Mapping[str, str], kinds: Mapping[str, str]
-) -> None:
-    for one in columns.numeric:
-        column = names[one.name]
-        wrong = no_number(column, kinds[column])
-        count, value = fetch_row(connection, f"SELECT count(*), min({column}::VARCHAR) FROM batch WHERE {wrong}")
-        if count:
-            what = f"column {one.name!r} has {count:,} values that are not numbers, such as {value!r}"
-            raise DataError(what, fix="write numbers, or leave the value empty")

@@ -22,57 +22,41 @@ from ...errors import DataError
 from ..blocks import verified
 from ..clicks import mark_validation
 from ..config import SplitConfig
-from ..rows import Unknown, pyarrow
+from ..rows import EMPTY, Rows, Split, Unknown, pyarrow
 from ..user_files.values import MISSING as MISSING_TEXTS
-from .columns import EMPTY, Rows, Split, open_columns
+from .columns import UNSEEN, open_columns
 from .encode import StoredColumns, encode_table, read_manifest
-from .vocabulary import UNSEEN
 
 RARE, MISSING, FIRST = 0, 1, 2
 """Rows of a table: of rare and new categories, of missing ones, and of the first listed category."""
 _AT_ONCE = 1 << 18
 _MOST_FITTED = 1_000_000
 """Training rows by which numbers are scaled: all, or so many at equal distances."""
-_QUANTILES = 256
 _LARGEST = 10.0
 """Scaled numbers are cut at plus and minus this many deviations."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True)
 class NumberScale:
     """How the numbers of a column become a dense feature; a missing number becomes 0, the mean."""
 
     mean: float = 0.0
     deviation: float = 1.0
-    quantiles: NDArray[np.float64] | None = None
 
     @staticmethod
-    def fit(values: NDArray[np.float32], scale: str) -> NumberScale:
+    def fit(values: NDArray[np.float32]) -> NumberScale:
         present = values[~np.isnan(values)].astype(np.float64)
-        if not len(present):
-            return NumberScale()
-        if scale == "quantile":
-            return NumberScale(quantiles=np.quantile(present, np.linspace(0, 1, _QUANTILES)))
         logs = np.sign(present) * np.log1p(np.abs(present))
-        return NumberScale(mean=float(logs.mean()), deviation=float(logs.std()) or 1.0)
+        return NumberScale(float(logs.mean()), float(logs.std()) or 1.0) if len(present) else NumberScale()
 
     def __call__(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         x = values.astype(np.float64)
-        if self.quantiles is not None:
-            # Ties have the middle of their share; a uniform number has deviation 1 / sqrt(12).
-            low = np.searchsorted(self.quantiles, x, side="left")
-            high = np.searchsorted(self.quantiles, x, side="right")
-            scaled = ((low + high) / (2 * len(self.quantiles)) - 0.5) * np.sqrt(12.0)
-        else:
-            scaled = (np.sign(x) * np.log1p(np.abs(x)) - self.mean) / self.deviation
+        scaled = (np.sign(x) * np.log1p(np.abs(x)) - self.mean) / self.deviation
         return np.where(np.isnan(x), 0.0, np.clip(scaled, -_LARGEST, _LARGEST)).astype(np.float32)
 
     def describe(self) -> dict[str, Any]:
         """The formula with its numbers, for programs without recperf."""
         cut = f"cut at {-_LARGEST:g} and {_LARGEST:g}; 0 where x is missing; x is rounded to float32"
-        if self.quantiles is not None:
-            share = "(quantiles below x + quantiles up to x) / (2 * quantiles)"
-            return {"formula": f"({share} - 0.5) * sqrt(12), {cut}", "quantiles": self.quantiles.tolist()}
         formula = f"(sign(x) * log(1 + abs(x)) - mean) / deviation, {cut}"
         return {"formula": formula, "mean": self.mean, "deviation": self.deviation}
 
@@ -92,7 +76,7 @@ class ImportedClicks:
     def __init__(self, folder: Path, split: SplitConfig) -> None:
         self.folder, self.split = folder.expanduser(), split
         self.manifest = read_manifest(self.folder)
-        self.columns = StoredColumns.of(self.folder, self.manifest.columns, self.manifest.separator)
+        self.columns = StoredColumns.of(self.folder, self.manifest)
         self.arrays = open_columns(self.folder, self.manifest.parts[0], self.manifest.layout)
         self.rows = self.manifest.rows
         if not self.columns.sparse:
@@ -171,9 +155,7 @@ class ImportedClicks:
 
     def places(self, key: str, column: Any) -> NDArray[np.int64]:
         """Where in the vocabulary of a feature each category of a column is; -1 for a missing or unknown one."""
-        at = self.keys.index(key)
-        fact, vocabulary = self.columns.sparse[at]
-        columns = replace(self.columns, facts=[fact], vocabularies=[vocabulary])
+        columns = replace(self.columns, features=[self.columns.sparse[self.keys.index(key)]])
         codes = encode_table(columns, pyarrow().table({key: column}))["ids"][:, 0]
         return np.maximum(codes.astype(np.int64) - 1, -1)
 
@@ -196,7 +178,7 @@ class ImportedClicks:
                 lists = arrow.ListArray.from_arrays(offsets, values.filter(arrow.array(there.ravel())))
                 values = pyarrow(".compute").binary_join(lists, self.columns.separator)
             columns[one.name] = values
-        return {one.name: columns[one.name] for one in self.columns.facts if one.name in columns}
+        return {one.name: columns[one.name] for one in self.manifest.columns if one.name in columns}
 
     def categories(self, key: str) -> list[str | None]:
         """What each row of a table stands for, in the user's own values: None for those of row 0 and 1, and where a
@@ -348,7 +330,7 @@ class ImportedClicks:
         """The scale of each numeric column, and the columns that some training row lacks."""
         train = self._index["train"]
         sample = self._raw("dense", train[:: -(-len(train) // _MOST_FITTED)])
-        scales = [NumberScale.fit(sample[:, at], self.manifest.scale) for at in range(sample.shape[1])]
+        scales = [NumberScale.fit(sample[:, at]) for at in range(sample.shape[1])]
         return scales, [at for at in range(sample.shape[1]) if np.isnan(sample[:, at]).any()]
 
     def _transform(self, dense_ND: NDArray[Any], ids_NS: NDArray[Any], labels_N: NDArray[np.uint8]) -> Rows:

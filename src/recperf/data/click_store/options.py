@@ -1,20 +1,42 @@
-"""Options of `recperf data import --clicks`. Imports nothing heavy, so that `--help` answers at once."""
+"""Options of `recperf data import --clicks`, and which columns of a file are the label, features, time, user and item.
+
+Options decide, else names and types do.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ...config import require, within
-from ...errors import UsageError
+from ...errors import DataError, UsageError
 from ..datasets import legal_name, require_name
+from ..user_files import values as sql
+from ..user_files.database import column_types, fetch_row, literal
+from ..user_files.source import Source, inspect, position_of, require_distinct, shown_names
 
 MOST_FEATURES: Final = 500
 """Most columns that become features: a table of each, and several passes over it at the import."""
 MOST_SLOTS: Final = 16
 """Most values of a multi-valued column that a row has; further ones are left out."""
-Scale = Literal["log", "quantile"]
+Kind = Literal["categorical", "numeric", "multi"]
+RATINGS = ["user", "item", "rating", "timestamp"]
+"""The columns of a file of four numbers without a header, as MovieLens has them."""
+CRITEO = ["label", *(f"i{number}" for number in range(1, 14)), *(f"c{number}" for number in range(1, 27))]
+"""The columns of Criteo's click logs, which have tabs between them and no header: a label, numbers and categories."""
+_CRITEO_NUMBER, _CRITEO_CATEGORY = (
+    re.compile(r"(i|int|integer)_?[0-9]{1,2}"),
+    re.compile(r"(c|cat|category)_?[0-9]{1,2}"),
+)
+MOST_RATING = 100
+_FEW_VALUES = 1000
+_TYPED: dict[str, Kind] = {"token": "categorical", "token_seq": "multi", "float": "numeric"}
+"""What the types in a header of RecBole's files are."""
+_AT_ONCE = 16
+"""Columns whose types one query decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +57,8 @@ class ClickOptions:
     """Columns with categories, separated by commas. If neither these nor numeric ones are given, types decide: text
     and integers with few values are categorical, other numbers are numeric."""
     numeric: str | None = None
-    """Columns with numbers, separated by commas."""
+    """Columns with numbers, separated by commas: sign(x) log(1 + |x|) with mean 0 and deviation 1 becomes a feature. A
+    missing number becomes the mean, with a column of its own that says so."""
     multi: str | None = None
     """Columns with several categories in a row, separated by commas: lists, or text like Action|Comedy."""
     separator: str | None = None
@@ -52,9 +75,6 @@ class ClickOptions:
     hash: tuple[int, ...] = ()
     """Hash categories to tables of this many rows instead of listing them: one number for all columns, or one for each
     that is not numeric, in the order of the file."""
-    scale: Scale = "log"
-    """How numbers become features: log is sign(x) log(1 + |x|) with mean 0 and deviation 1, quantile the share of
-    training rows below it. A missing number becomes the mean, with a column of its own that says so."""
     delimiter: str | None = None
     """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
     header: Literal["auto", "yes", "no"] = "auto"
@@ -107,3 +127,193 @@ class ClickOptions:
     @property
     def features(self) -> list[str]:
         return [column for role in ("categorical", "numeric", "multi") for column in self.listed(role)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The columns of an import by their position in the file."""
+
+    names: list[str]
+    label: int
+    is_rating: bool
+    time: int | None = None
+    user: int | None = None
+    item: int | None = None
+    features: dict[int, Kind] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Columns that are no features, and why."""
+    undecided: tuple[int, ...] = ()
+    """Columns whose type decides."""
+
+    @property
+    def positions(self) -> list[int]:
+        """All columns to read."""
+        roles = [self.label, self.time, *self.features, *self.undecided]
+        return sorted({position for position in roles if position is not None})
+
+    def name(self, position: int) -> str:
+        return self.names[position]
+
+
+def sql_name(position: int) -> str:
+    """The column of the table `raw`: a user's names never become SQL."""
+    return f"c{position}"
+
+
+def choose_columns(options: ClickOptions) -> tuple[Source, Columns]:
+    """Inspect the file and assign its columns as far as names and options do."""
+    source = inspect(options.clicks, {}, delimiter=options.delimiter, header="yes")
+    names = source.names
+    has_header = source.has_header and options.header != "no"
+    if options.header == "auto" and source.format == "csv" and names and all(map(_is_number, names)):
+        has_header = False
+    if options.header != "yes" and source.delimiter == "\t" and len(names) == len(CRITEO) and names[0] in ("0", "1"):
+        names, has_header = CRITEO, False
+        source = replace(source, types={at: "token" if name[0] == "c" else "float" for at, name in enumerate(CRITEO)})
+    elif source.format == "csv" and not has_header:
+        by_name = options.label is None and options.rating is None
+        is_ratings = by_name and len(names) == len(RATINGS) and float(names[2]) <= MOST_RATING
+        names = RATINGS if is_ratings else [f"column_{number}" for number in range(1, len(names) + 1)]
+    source = replace(source, has_header=has_header)
+    require_distinct(source.path, names)
+    columns = _assign(source, names, options)
+    count = len(columns.features) + len(columns.undecided)
+    if count > MOST_FEATURES:
+        what = f"{count:,} columns would be features; allowed: at most {MOST_FEATURES}"
+        raise DataError(what, where={"file": source.path}, fix="--categorical, --numeric and --multi name the features")
+    return replace(source, columns={sql_name(position): position for position in columns.positions}), columns
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9]+([.][0-9]+)?", text) is not None
+
+
+def _assign(source: Source, names: list[str], options: ClickOptions) -> Columns:
+    def position(column: str, role: str) -> int:
+        return position_of(source.path, role, column, names)
+
+    roles: dict[str, int | None] = {}
+    for role in ("time", "user", "item"):
+        requested = getattr(options, role)
+        roles[role] = position(requested, role) if requested else _recognised(names, role)
+    label, is_rating = _label(source, names, options)
+    features: dict[int, Kind] = {}
+    for kind in ("categorical", "numeric", "multi"):
+        for column in options.listed(kind):
+            at = position(column, f"{kind} column")
+            if at == label or at in features:
+                what = f"column {names[at]!r} is given as {features.get(at, 'label')} and as {kind}"
+                fix = "a label must not be a feature" if at == label else "give each column once"
+                raise UsageError(what, where={"file": source.path}, fix=fix)
+            features[at] = kind
+    for role in ("user", "item"):
+        at_role = roles[role]
+        # A user or item that is only recognised by its name is a feature where none are given, or if it is among them.
+        if at_role is not None and (getattr(options, role) or not options.features):
+            features = {at_role: "categorical", **features}
+        elif at_role is not None and features.get(at_role) != "categorical":
+            roles[role] = None
+    if roles["time"] in (*features, label):
+        roles["time"] = None
+    taken, left_out = {*features, label, roles["time"]}, {}
+    undecided = () if options.features else tuple(at for at in range(len(names)) if at not in taken)
+    if source.types:
+        features |= {at: _TYPED[source.types[at]] for at in undecided if source.types[at] in _TYPED}
+        left_out = {names[at]: "a list of numbers" for at in undecided if at not in features}
+        undecided = ()
+    return Columns(
+        names=names,
+        label=label,
+        is_rating=is_rating,
+        time=roles["time"],
+        user=roles["user"],
+        item=roles["item"],
+        features=features,
+        left_out=left_out,
+        undecided=undecided,
+    )
+
+
+def _label(source: Source, names: list[str], options: ClickOptions) -> tuple[int, bool]:
+    for role in ("label", "rating"):
+        requested = getattr(options, role)
+        if requested:
+            return position_of(source.path, role, requested, names), role == "rating"
+    for role in ("label", "rating"):
+        at = _recognised(names, role)
+        if at is not None and (role == "rating" or options.positive_from is None):
+            return at, role == "rating"
+    raise UsageError(
+        "no column is recognised as the label",
+        where={"file": source.path, "columns": shown_names(names)},
+        fix="--label COLUMN, or --rating COLUMN for a number of which high values count as clicks",
+    )
+
+
+def _recognised(names: list[str], role: str) -> int | None:
+    plain_names = [sql.plain(name) for name in names]
+    return next((plain_names.index(name) for name in sql.COLUMNS[role] if name in plain_names), None)
+
+
+def decide_types(connection: Any, columns: Columns, separator: str) -> Columns:
+    """Make features of the undecided columns by what is in them."""
+    kinds = column_types(connection, "raw")
+    features, left_out = dict(columns.features), dict(columns.left_out)
+    for first in range(0, len(columns.undecided), _AT_ONCE):
+        part = columns.undecided[first : first + _AT_ONCE]
+        asked = [_questions(sql_name(at), kinds[sql_name(at)], separator) for at in part]
+        query = ", ".join(["count(*)", *(text for one in asked for text in one)])
+        answers = islice(fetch_row(connection, f"SELECT {query} FROM raw"), 1, None)
+        for at, one in zip(part, asked):
+            kind, why = _decide(columns.name(at), kinds[sql_name(at)], *islice(answers, len(one)))
+            if kind is None:
+                left_out[columns.name(at)] = why
+            else:
+                features[at] = kind
+    return replace(columns, features=dict(sorted(features.items())), left_out=left_out, undecided=())
+
+
+def _questions(column: str, kind: str, separator: str) -> list[str]:
+    """SQL for what `_decide` asks about a column, nothing if its type decides."""
+    if sql.is_time(kind) or sql.is_list(kind) or sql.values_of(sql.element(kind)) is None:
+        return []
+    distinct = f"approx_count_distinct({sql.category(column, kind, trimmed=True)})"
+    if not sql.is_text(kind):
+        return [f"count({column})", distinct, str(sql.is_integer(kind)), str(sql.is_number(kind)), "0.0"]
+    value = sql.present(column, kind, trimmed=True)
+    whole = f"bool_and(regexp_full_match({value}, '-?[0-9]{{1,18}}'))"
+    number = f"NOT bool_or({sql.no_number(column, kind, trimmed=True)})"
+    return [f"count({value})", distinct, whole, number, f"avg(contains({value}, {literal(separator)})::INT)"]
+
+
+def _decide(
+    name: str,
+    kind: str,
+    rows: int = 0,
+    distinct: int = 0,
+    whole: bool = False,
+    numbers: bool = False,
+    parts: float | None = None,
+) -> tuple[Kind | None, str]:
+    lower = name.lower()
+    if sql.is_time(kind):
+        return None, "a time"
+    if sql.values_of(sql.element(kind)) is None:
+        return None, f"of type {kind.partition('(')[0]}"
+    if sql.is_list(kind):
+        return "multi", ""
+    if not rows or distinct < 2:
+        return None, "the same everywhere" if rows else "empty"
+    if _CRITEO_NUMBER.fullmatch(lower) and numbers:
+        return "numeric", ""
+    if _CRITEO_CATEGORY.fullmatch(lower):
+        return "categorical", ""
+    if numbers and not whole:
+        return "numeric", ""
+    usual = (*sql.COLUMNS["user"], *sql.COLUMNS["item"])
+    is_id = re.search(r"(^|_)ids?$", lower) is not None or sql.plain(name) in usual
+    if numbers and not is_id and not (distinct <= _FEW_VALUES and distinct * 10 <= rows):
+        return "numeric", ""
+    if distinct * 2 > rows:
+        return None, "almost every row has a value of its own"
+    return ("multi" if parts and parts > 0.1 else "categorical"), ""

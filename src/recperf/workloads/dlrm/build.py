@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...data.batch import ClickBatch, JaggedFeatures
 from ...data.click_store.imported import ImportedClicks, open_clicks
-from ...data.click_store.order import ClickOrder
+from ...data.order import ClickOrder
 from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError

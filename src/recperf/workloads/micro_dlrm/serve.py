@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.click_store.columns import Rows
 from ...data.clicks import dense_features, split_rows
-from ...data.rows import Ids, Table, Unknown, pyarrow
+from ...data.rows import Ids, Rows, Table, Unknown, pyarrow
 from ...execution.serving import Encoded, Served
 from ...models.dlrm import DLRM
 from ...train.device import Settings, choose
