@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from recperf.data.rows import pyarrow
-from recperf.data.yambda.prepare import prepare
-from recperf.data.yambda.raw import locate
+from recperf.data.yambda.raw import locate, prepare
 from recperf.data.yambda.schema import (
     ALBUMS_FILE,
     ARTISTS_FILE,
@@ -30,8 +29,9 @@ from recperf.data.yambda.schema import (
     split_of,
 )
 from recperf.data.yambda.store import open_store
-from recperf.data.yambda.synthesize import Block, Generator
-from recperf.data.yambda.yambda_like import of_size
+from recperf.data.yambda.synthesize import Generator
+from recperf.data.yambda.writer import EventRows
+from recperf.data.yambda.yambda_like import of_size, scattered
 
 GROUP_ROWS = 1 << 20
 SESSION_GAP_S = 1800
@@ -62,17 +62,17 @@ def ours(raw: Path, folder: Path) -> dict[str, Any]:
     return {"events": manifest.split["raw_events"], "seconds": seconds, "peak": peak, "bytes": size}
 
 
-def raw_table(block: Block, schema: Any) -> Any:
+def raw_table(block: EventRows, lengths_I: Any, schema: Any) -> Any:
     arrow = pyarrow()
-    no_listen_E = block.types_E != 0
+    no_listen_E = block.types != 0
     arrays: dict[str, Any] = {
-        "uid": block.uids_E,
-        "timestamp": block.times_E,
-        "item_id": block.items_E,
-        "is_organic": block.organic_E,
-        "played_ratio_pct": block.ratios_E,
-        "track_length_seconds": block.lengths_E.astype(np.uint32),
-        "event_type": arrow.DictionaryArray.from_arrays(block.types_E.astype(np.int8), list(EVENT_TYPES)),
+        "uid": block.uids,
+        "timestamp": block.times,
+        "item_id": block.items,
+        "is_organic": block.organic,
+        "played_ratio_pct": block.ratios,
+        "track_length_seconds": lengths_I[block.items],
+        "event_type": arrow.DictionaryArray.from_arrays(block.types.astype(np.int8), list(EVENT_TYPES)),
     }
     for name in NULLABLE:
         arrays[name] = arrow.array(arrays[name], mask=no_listen_E)
@@ -85,6 +85,10 @@ def raw_files(raw: Path, events: int) -> dict[str, Any]:
     generator, file = Generator(of_size(events)), raw / "flat" / "like" / EVENTS_FILE
     file.parent.mkdir(parents=True)
     catalogue_I2 = generator.catalogue.columns()
+    lengths_I = np.zeros(len(catalogue_I2), np.uint32)
+    lengths_I[scattered(np.arange(generator.catalogue.items), generator.catalogue.items)] = (
+        generator.catalogue.lengths_I
+    )
     for at, (name, maps) in enumerate((("artist_id", ARTISTS_FILE), ("album_id", ALBUMS_FILE))):
         ids = np.arange(1, len(catalogue_I2), dtype=np.uint32)
         parquet.write_table(arrow.table({name: catalogue_I2[1:, at], "item_id": ids}), raw / maps, compression="zstd")
@@ -93,7 +97,7 @@ def raw_files(raw: Path, events: int) -> dict[str, Any]:
     with parquet.ParquetWriter(file, schema, compression="zstd", compression_level=1) as writer:
         waiting: list[Any] = []
         for block, _ in generator.blocks():
-            waiting.append(raw_table(block, schema))
+            waiting.append(raw_table(block, lengths_I, schema))
             if sum(map(len, waiting)) >= GROUP_ROWS:
                 writer.write_table(arrow.concat_tables(waiting), row_group_size=GROUP_ROWS)
                 waiting = []

@@ -36,8 +36,8 @@ from recperf.data.yambda.config import HistoryConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, LISTENS, SKIP
-from recperf.data.yambda.store import EventStore, kinds_of, open_store
-from recperf.data.yambda.writer import StoreWriter
+from recperf.data.yambda.store import EventStore, open_store
+from recperf.data.yambda.writer import StoreWriter, kinds_of
 
 EVENTS, ITEMS, ARTISTS, ALBUMS = 20_000_000, 9_390_624, 1_300_000, 3_400_000
 FEWEST, MOST = 5_000, 27_000

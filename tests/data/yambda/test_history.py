@@ -20,7 +20,8 @@ from recperf.data.yambda.history import KEYS, Histories
 from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.reference import open_reference
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LEAST_PLAYED
-from recperf.data.yambda.store import EventStore, kinds_of
+from recperf.data.yambda.store import EventStore
+from recperf.data.yambda.writer import kinds_of
 from recperf.errors import DataError
 from recperf.ops.history import native
 

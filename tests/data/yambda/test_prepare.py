@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf.data.yambda import prepare as prepare_module
-from recperf.data.yambda.prepare import prepare
-from recperf.data.yambda.raw import locate
+from recperf.data.yambda import raw as raw_module
+from recperf.data.yambda.raw import locate, prepare
 from recperf.data.yambda.schema import (
     LIKE,
     LISTEN_PLUS,
@@ -35,7 +34,7 @@ Make = Callable[..., Any]
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 64 rows and a commit after every third, so that a small file has many of both."""
     for name, value in (("CHUNK_ROWS", 64), ("COMMIT_ROWS", 150)):
-        monkeypatch.setattr(prepare_module, name, value)
+        monkeypatch.setattr(raw_module, name, value)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -46,7 +45,7 @@ def contents(folder: Path) -> dict[str, str]:
 def test_a_golden_case_gives_the_reference_s_events(
     rows: int, yambda_case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_module, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(raw_module, "CHUNK_ROWS", rows)
     for processed in sorted(yambda_case.glob("processed_*")):
         size = processed.name.removeprefix("processed_")
         store = open_store(prepare(locate(yambda_case, size), tmp_path / size, name=size))
@@ -95,7 +94,7 @@ def test_every_boundary_of_the_split_is_where_the_benchmark_has_it(
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from recperf.data.yambda import prepare as module, store
+from recperf.data.yambda import raw as module, store
 from recperf.data.yambda.raw import locate
 from recperf.data.yambda.store import open_store, verify
 from recperf.errors import DataError
@@ -174,7 +173,7 @@ def test_a_prepared_store_is_returned_at_once_and_not_replaced(
     folder = prepare(files, tmp_path / "s", name="x")
     before = contents(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "RawEvents", None)
+        patch.setattr(raw_module, "RawEvents", None)
         assert prepare(files, tmp_path / "s", name="x") == folder
     other = locate(write_raw(tmp_path / "other", make_events(seed=2), catalogue_I2=np.ones((51, 2), np.uint32)))
     with pytest.raises(DataError, match="of another source"):
@@ -206,8 +205,7 @@ def test_bad_data_in_the_middle_leaves_nothing_that_opens(
 MEASURED = """
 import sys
 from pathlib import Path
-from recperf.data.yambda.prepare import prepare
-from recperf.data.yambda.raw import locate
+from recperf.data.yambda.raw import locate, prepare
 prepare(locate(Path(sys.argv[1])), Path(sys.argv[2]), name="x")
 assert "torch" not in sys.modules
 [peak] = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]

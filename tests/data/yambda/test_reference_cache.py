@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from recperf.data.yambda.catalogue import check_store
-from recperf.data.yambda.prepare import prepare
-from recperf.data.yambda.raw import locate
+from recperf.data.yambda.raw import locate, prepare
 from recperf.data.yambda.reference import open_events, open_reference
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.errors import DataError

@@ -25,11 +25,10 @@ from recperf.data.yambda.store import (
     EVENT_COLUMNS,
     MANIFEST,
     file_of,
-    kinds_of,
     open_store,
     verify,
 )
-from recperf.data.yambda.writer import JOURNAL, StoreWriter
+from recperf.data.yambda.writer import JOURNAL, StoreWriter, kinds_of
 from recperf.errors import DataError, MachineError
 
 Make = Callable[..., Any]

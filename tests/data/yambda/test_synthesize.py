@@ -12,7 +12,8 @@ import pytest
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.schema import EVENT_TYPES
 from recperf.data.yambda.store import open_store
-from recperf.data.yambda.synthesize import Block, Generator, write_store
+from recperf.data.yambda.synthesize import Generator, write_store
+from recperf.data.yambda.writer import EventRows
 from recperf.data.yambda.yambda_like import YambdaLike
 from recperf.errors import DataError
 
@@ -22,9 +23,11 @@ SMALL = YambdaLike(users=40, events_per_user=60, items=300)
 LISTEN, LIKE, DISLIKE, UNLIKE, UNDISLIKE = range(len(EVENT_TYPES))
 
 
-def made(config: YambdaLike, **how: Any) -> Block:
+def made(config: YambdaLike, **how: Any) -> EventRows:
     blocks = [block for block, _ in Generator(config).blocks(**how)]
-    return Block(**{part.name: np.concatenate([getattr(one, part.name) for one in blocks]) for part in fields(Block)})
+    return EventRows(
+        **{part.name: np.concatenate([getattr(one, part.name) for one in blocks]) for part in fields(EventRows)}
+    )
 
 
 def test_the_default_is_the_dataset_that_was_published_with_the_code(tmp_path: Path) -> None:
@@ -38,7 +41,7 @@ def test_the_default_is_the_dataset_that_was_published_with_the_code(tmp_path: P
 @pytest.mark.parametrize("listens", [1, 500, 1 << 20])
 def test_events_do_not_depend_on_the_blocks_they_are_made_in(listens: int) -> None:
     whole, cut = made(SMALL), made(SMALL, listens=listens)
-    assert all(np.array_equal(getattr(whole, part.name), getattr(cut, part.name)) for part in fields(Block))
+    assert all(np.array_equal(getattr(whole, part.name), getattr(cut, part.name)) for part in fields(EventRows))
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 5])

@@ -44,8 +44,6 @@ def store_folder(name: str) -> Path:
 
 def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars, say: Say) -> Facts:
     """Convert raw files to a store."""
-    from .prepare import prepare as build
-
     if name == SYNTHETIC and path is None:
         raise UsageError(f"{SYNTHETIC} is generated as a store", fix=f"recperf data make {SYNTHETIC} --path FOLDER")
     files = path or places.dataset_folder(name) / "raw"
@@ -55,7 +53,7 @@ def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars,
     existed = (folder / MANIFEST).is_file()
     # Synthetic raw files may have any size.
     located = raw.locate(files, None if name == SYNTHETIC else name.removeprefix("yambda-"))
-    build(located, folder, name=name, progress=progress("preparing"), say=say)
+    raw.prepare(located, folder, name=name, progress=progress("preparing"), say=say)
     made = open_store(folder).manifest
     return {
         **_made(name, folder, began),

@@ -34,8 +34,8 @@ from .import_options import ImportOptions
 from .item_file import ItemFile
 from .manifest import Days, DrawnNegatives, ImportFacts, Manifest
 from .schema import DRAWN, LEAST_PLAYED, ORGANIC, TYPE_SHIFT
-from .store import MANIFEST, kinds_of, open_store, read_manifest
-from .writer import OURS, StoreWriter, finished
+from .store import MANIFEST, open_store, read_manifest
+from .writer import OURS, EventRows, StoreWriter, finished
 
 LICENCE = "that of the source"
 HELD_OUT = 0.2
@@ -285,10 +285,11 @@ def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress, nega
         FROM events ORDER BY user_id, seconds, row"""
     waiting: Events | None = None
     for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
-        users, items, times, types, ratios = (column.to_numpy() for column in batch.columns)
+        columns = dict(
+            zip(("uids", "items", "times", "types", "ratios"), (column.to_numpy() for column in batch.columns))
+        )
         # Nothing says that a recommender was behind an event.
-        kinds = kinds_of(types, ratios, np.ones(len(types), np.uint8))
-        events = {"uids": users, "items": items, "times": times, "kinds": kinds}
+        events = EventRows(**columns, organic=np.ones(len(batch), np.uint8)).columns()
         if negatives is not None:
             # Whole users only: a negative must not be an item of an earlier batch.
             events = {name: np.concatenate([waiting[name], events[name]]) for name in events} if waiting else events

@@ -1,13 +1,17 @@
-"""Raw Yambda: finds its files and reads events and maps of items; every value is checked.
+"""Raw Yambda: finds its files, checks every value, and writes the training events as an event store.
 
-The parquet reader streams pages through small buffers, so that memory depends on the chunk size and not on the row
-groups of the file. Shapes: I items of the catalogue.
+Preparing is one pass over the file, in bounded memory: the parquet reader streams pages through small buffers. The
+split by time needs the last timestamp, for which the times alone are read first. The bookmark holds all state of the
+pass, so that it can resume after any interruption.
+
+Shapes: I items of the catalogue.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +20,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import units
 from ...errors import DataError, MachineError
-from ...files import open_linked
+from ...files import open_linked, sha256
+from ...jsonfile import Struct, require
 from ..rows import one_array, pyarrow
-from .schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENT_TYPES, EVENTS_FILE, IDS, MOST_ID
+from .manifest import Manifest
+from .schema import (
+    ALBUMS_FILE,
+    ARTISTS_FILE,
+    COLUMNS,
+    EVENT_TYPES,
+    EVENTS_FILE,
+    GAP_MINUTES,
+    IDS,
+    LICENCE,
+    MOST_ID,
+    TEST_DAYS,
+    TRAIN_DAYS,
+    Split,
+    split_of,
+)
+from .store import EVENT_BYTES
+from .writer import JOURNAL, EventRows, StoreWriter, finished
 
 READ_AHEAD = 1 << 20
 """Bytes buffered per column."""
@@ -31,6 +54,14 @@ SPARSE, SPARE_ITEMS = 4, 1 << 20
 id. A damaged id is usually much larger, and a catalogue of that length would use all memory."""
 _MOST = dict.fromkeys(IDS, MOST_ID) | {"is_organic": 1}
 """The largest value of a column whose type allows more."""
+COMMIT_ROWS = 1 << 24
+"""Rows between two commits: the most work that a killed process loses."""
+ROOM_SHARE = 0.9
+"""A disk with less than this share of the space that the events may need is refused at the start."""
+LEFT_OUT = ("test_events", "test_events_of_unknown_users", "dropped_before", "dropped_gap", "dropped_last")
+_FIELDS = {"uid": "uids", "item_id": "items", "timestamp": "times", "event_type": "types"}
+_FIELDS |= {"played_ratio_pct": "ratios", "is_organic": "organic"}
+"""The columns that are read, and their names in `EventRows`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,29 +72,6 @@ class RawFiles:
     artists: Path
     albums: Path
     size: str
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Chunk:
-    """Consecutive rows of the event file; every array has one entry per row."""
-
-    first_row: int
-    uids: NDArray[np.uint32]
-    items: NDArray[np.uint32]
-    times: NDArray[np.uint32]
-    organic: NDArray[np.uint8]
-    types: NDArray[np.uint8]
-    """Indices of `EVENT_TYPES`."""
-    ratios: NDArray[np.uint16]
-    """Played ratio in percent, 0 for null."""
-
-    def __len__(self) -> int:
-        return len(self.uids)
-
-
-_FIELDS = {"uid": "uids", "timestamp": "times", "item_id": "items", "is_organic": "organic"}
-_FIELDS |= {"event_type": "types", "played_ratio_pct": "ratios"}
-"""The columns that are read, and their names in a chunk."""
 
 
 def locate(root: Path, size: str | None = None) -> RawFiles:
@@ -122,17 +130,16 @@ class RawEvents:
             )
 
     def time_range(self) -> tuple[int, int]:
-        """First and last time, from the statistics in the footer."""
-        groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
-        columns = [group.column(index) for group in groups for index in range(group.num_columns) if group.num_rows]
-        statistics = [column.statistics for column in columns if column.path_in_schema == "timestamp"]
-        if not all(known is not None and known.has_min_max for known in statistics):
-            raise DataError("the event file has no statistics of its times", where={"file": self.path}, fix=AGAIN)
-        return min(int(known.min) for known in statistics), max(int(known.max) for known in statistics)
+        """First and last time."""
+        with reading(self.path), parquet_file(self.path) as file:
+            batches = file.iter_batches(CHUNK_ROWS, columns=["timestamp"])
+            ends = [pyarrow(".compute").min_max(batch.column(0)).as_py() for batch in batches]
+        times = [time for end in ends for time in end.values() if time is not None]
+        return min(times, default=0), max(times, default=0)
 
     def chunks(
         self, start_row: int = 0, rows: int = CHUNK_ROWS, *, after: tuple[int, int] | None = None
-    ) -> Iterator[Chunk]:
+    ) -> Iterator[EventRows]:
         """All rows from `start_row` on, at most `rows` at a time. `after` is user and time of the previous row."""
         groups = self._metadata.num_row_groups
         ends = np.cumsum([self._metadata.row_group(group).num_rows for group in range(groups)])
@@ -150,12 +157,10 @@ class RawEvents:
         if row != max(start_row, self.rows):
             raise _broken(self.path, f"its footer states {self.rows:,} rows, but it has {row:,}")
 
-    def _chunk(self, batch: Any, row: int, after: tuple[int, int] | None) -> Chunk:
+    def _chunk(self, batch: Any, row: int, after: tuple[int, int] | None) -> EventRows:
         most = {**_MOST, "item_id": self._most_item}
-        columns = {
-            field: _values(self.path, batch.column(name), name, row, most.get(name)) for name, field in _FIELDS.items()
-        }
-        chunk = Chunk(first_row=row, **columns)
+        values = {name: _values(self.path, batch.column(name), name, row, most.get(name)) for name in _FIELDS}
+        chunk = EventRows(**{_FIELDS[name]: column for name, column in values.items()})
         keys = chunk.uids.astype(np.uint64) << np.uint64(32) | chunk.times
         late = keys[1:] < keys[:-1]
         at = int(np.argmax(late)) + 1 if late.any() else 0
@@ -264,3 +269,113 @@ def reading(path: Path) -> Iterator[None]:
 
 def _broken(path: Path, how: str) -> DataError:
     return DataError(f"{path.name} is damaged or not a parquet file: {how}", where={"file": path}, fix=AGAIN)
+
+
+class Pass(Struct, kw_only=True):
+    """How far the pass over the file has come."""
+
+    row: int = 0
+    last: tuple[int, int] | None = None
+    """User and time of the last row."""
+    counts: dict[str, int]
+    """Events that are not in the store, by the names in LEFT_OUT."""
+
+
+def prepare(
+    files: RawFiles,
+    folder: Path,
+    *,
+    name: str,
+    progress: Callable[[int, int], None] = lambda *_: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Write the store of these files, or resume it.
+
+    `progress` receives the rows done and the total; `say` receives a message if an unfinished store is discarded.
+    """
+    identity = source_identity(files)
+    if finished(folder, identity):
+        return folder.expanduser()
+    catalogue_I2 = catalogue(files.artists, files.albums)
+    raw = RawEvents(files.events, len(catalogue_I2))
+    t_min, t_max = raw.time_range()
+    split = split_of(t_max)
+    if t_min >= split.train_end:
+        raise DataError(
+            f"there is no training event: the stream spans {t_max - t_min:,} s, and its last "
+            f"{split.test_end - split.train_end:,} s are reserved for the test",
+            where={"file": files.events},
+            fix="recperf data import reads short streams without this split",
+        )
+    with StoreWriter(folder, identity=identity) as writer:
+        if writer.discarded:
+            say("the unfinished store here has another source or version: it is discarded, and preparing starts over")
+        state = _append_all(writer, raw, split, progress)
+        if source_identity(files) != identity:
+            what = "the raw files changed while they were read"
+            raise DataError(what, where={"file": files.events}, fix="prepare them when they are complete")
+        counts = {"raw_events": raw.rows, "train_events": writer.events, **state.counts}
+        manifest = Manifest(
+            name=name,
+            size=files.size,
+            synthetic=False,
+            licence=LICENCE,
+            split={"t_min": t_min, "t_max": t_max, **vars(split), **counts},
+        )
+        return writer.finish(catalogue_I2, manifest)
+
+
+def source_identity(files: RawFiles) -> dict[str, object]:
+    """Facts that identify the source of a store."""
+    for path in (files.artists, files.albums):
+        if not path.is_file():
+            raise DataError("the file is missing", where={"file": path}, fix="recperf data get --help")
+    return {
+        "kind": "yambda",
+        "split": [TRAIN_DAYS, GAP_MINUTES, TEST_DAYS],
+        "events": identity_of(files.events),
+        # The maps are small enough for a digest of their whole content.
+        "artists": sha256(files.artists),
+        "albums": sha256(files.albums),
+    }
+
+
+def _append_all(writer: StoreWriter, raw: RawEvents, split: Split, progress: Callable[[int, int], None]) -> Pass:
+    """Append the training events from the last commit on. Returns the final state of the pass."""
+    state = Pass(counts=dict.fromkeys(LEFT_OUT, 0))
+    if writer.bookmark:
+        state = require(writer.bookmark, Pass, writer.draft / JOURNAL, what="is damaged", at="bookmark")
+    # Refuse a disk that is too small before hours of work, not after.
+    needed, free = (raw.rows - state.row) * EVENT_BYTES, shutil.disk_usage(writer.draft).free
+    if free < needed * ROOM_SHARE:
+        raise MachineError(
+            f"the disk has {units.size(free)} free; the store needs about {units.size(needed)} more",
+            where={"folder": writer.draft},
+            fix="free some space, or choose another place with --store",
+        )
+    committed = state.row
+    for chunk in raw.chunks(committed, CHUNK_ROWS, after=state.last):
+        _append(writer, chunk, split, state.counts)
+        state.row += len(chunk)
+        state.last = int(chunk.uids[-1]), int(chunk.times[-1])
+        progress(state.row, raw.rows)
+        if state.row - committed >= COMMIT_ROWS:
+            writer.commit(state)
+            committed = state.row
+    writer.commit(state)
+    return state
+
+
+def _append(writer: StoreWriter, rows: EventRows, split: Split, counts: dict[str, int]) -> None:
+    """Append the training events of some rows and count the others."""
+    times = rows.times.astype(np.int64)
+    train = rows.where((times >= split.train_start) & (times < split.train_end))
+    if len(train) < len(rows):
+        test = (times >= split.test_start) & (times < split.test_end)
+        known = int(np.isin(rows.uids[test], np.append(train.uids, writer.state.last_user)).sum())
+        counts["test_events"] += known
+        counts["test_events_of_unknown_users"] += int(test.sum()) - known
+        counts["dropped_before"] += int((times < split.train_start).sum())
+        counts["dropped_gap"] += int(((times >= split.train_end) & (times < split.test_start)).sum())
+        counts["dropped_last"] += int((times >= split.test_end).sum())
+    writer.append(**train.columns())

@@ -27,7 +27,7 @@ from ...jsonfile import decode, read_sealed, require
 from ..blocks import Blocks, Column, StoredColumn, verified
 from ..datasets import KINDS
 from .manifest import ImportFacts, Manifest, Originals
-from .schema import LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+from .schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 
 FORMAT, VERSION = KINDS["events"].form
 MANIFEST = "store.json"
@@ -352,17 +352,3 @@ def _damaged(path: Path, how: str) -> DataError:
         where={"file": path},
         fix=f"remove {path.parent} and prepare it again; recperf data check reads all of a store",
     )
-
-
-def kinds_of(
-    types: NDArray[np.uint8], ratios_pct: NDArray[np.uint16], organic: NDArray[np.bool_] | NDArray[np.uint8]
-) -> NDArray[np.uint8]:
-    """The kind bytes of events from type, played ratio (0 for null) and whether they were organic."""
-    listen = types == 0
-    plus = listen & (ratios_pct >= LEAST_PLAYED)
-    kinds = plus.astype(np.uint8) * np.uint8(LISTEN_PLUS)
-    kinds |= (listen & ~plus).astype(np.uint8) * np.uint8(SKIP)
-    kinds |= (types == 1).astype(np.uint8) * np.uint8(LIKE)
-    kinds |= (organic != 0).astype(np.uint8) * np.uint8(ORGANIC)
-    kinds |= types << np.uint8(TYPE_SHIFT)
-    return np.asarray(kinds, dtype=np.uint8)

@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from ...ops.splitmix import GOLDEN, finalise_numpy_
 from ...stop import poll
 from .manifest import Manifest
 from .schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, SYNTHETIC_LICENCE, TICK_S
-from .store import VERSION, kinds_of
-from .writer import StoreWriter, finished
+from .store import VERSION
+from .writer import EventRows, StoreWriter, finished
 from .yambda_like import (
     ODD,
     Catalogue,
@@ -81,29 +80,6 @@ _WITHDRAWAL = EVENT_TYPES.index("unlike") - _LIKE_TYPE
 """Added to the type of a like or dislike, this is the type of its withdrawal."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Block:
-    """Events of some users in the order of the data, test day included."""
-
-    uids_E: NDArray[np.uint32]
-    items_E: NDArray[np.uint32]
-    times_E: NDArray[np.uint32]
-    types_E: NDArray[np.uint8]
-    ratios_E: NDArray[np.uint16]
-    """Played percent; 0 where the event is no listen."""
-    organic_E: NDArray[np.uint8]
-    lengths_E: NDArray[np.uint16]
-    """Length of the song in seconds."""
-
-    def __len__(self) -> int:
-        return len(self.uids_E)
-
-    def where(self, mask_E: NDArray[np.bool_]) -> Block:
-        if mask_E.all():
-            return self
-        return Block(**{part.name: getattr(self, part.name)[mask_E] for part in fields(self)})
-
-
 class Generator:
     """Generates the events of a config from any user on. An event does not depend on the block it is in."""
 
@@ -125,7 +101,7 @@ class Generator:
         scale = self.config.events_per_user * _LISTENS_PER_EVENT / _ACTIVITY_MEAN
         return np.maximum(1, (scale * activity + 0.5).astype(np.int64))
 
-    def blocks(self, first_user: int = 0, listens: int = BLOCK_LISTENS) -> Iterator[tuple[Block, int]]:
+    def blocks(self, first_user: int = 0, listens: int = BLOCK_LISTENS) -> Iterator[tuple[EventRows, int]]:
         """Blocks of about `listens` listens from a user on (counted from 0), each with the first user of the next."""
         user = first_user
         while user < self.config.users:
@@ -135,7 +111,7 @@ class Generator:
             user += users
             yield block, user
 
-    def _block(self, first_user: int, listens_U: Ints) -> Block:
+    def _block(self, first_user: int, listens_U: Ints) -> EventRows:
         keys_U = counted(np.arange(first_user, first_user + len(listens_U)), self._users)
         first_U = np.cumsum(listens_U) - listens_U
         draws_L = np.arange(int(listens_U.sum()), dtype=np.uint64) * ODD
@@ -155,13 +131,12 @@ class Generator:
         length_L = self.catalogue.lengths_I[item_L]
         played_L = (length_L * ratio_L.astype(np.int64) + TICK_S * 50) // (TICK_S * 100)
         organic_L = bits(draws_L, 0, 8) < np.where(favourite_L, int(_ORGANIC * 256), int(_ORGANIC_ELSEWHERE * 256))
-        listens = {
-            "uids_E": np.repeat(np.arange(first_user + 1, first_user + 1 + len(listens_U), dtype=np.uint32), listens_U),
-            "items_E": scattered(item_L, self.catalogue.items).astype(np.uint32),
-            "times_E": sessions.times(played_L).astype(np.uint32),
-            "ratios_E": ratio_L,
-            "organic_E": organic_L.view(np.uint8),
-            "lengths_E": length_L,
+        listens: dict[str, NDArray[Any]] = {
+            "uids": np.repeat(np.arange(first_user + 1, first_user + 1 + len(listens_U), dtype=np.uint32), listens_U),
+            "items": scattered(item_L, self.catalogue.items).astype(np.uint32),
+            "times": sessions.times(played_L).astype(np.uint32),
+            "ratios": ratio_L,
+            "organic": organic_L.view(np.uint8),
         }
         return self._ended(_with_reactions(listens, played_L, more_L, plus_L, match_L), first_user)
 
@@ -200,13 +175,13 @@ class Generator:
         chance_L += liked_L * parts(_GENRE_GAIN)
         return np.clip(chance_L, parts(_LEAST), parts(_MOST), out=chance_L)
 
-    def _ended(self, block: Block, first_user: int) -> Block:
+    def _ended(self, block: EventRows, first_user: int) -> EventRows:
         """The block without events after the end, times in seconds. The last event of the first user is at the very
         end, so that the split is known before all events are generated."""
-        block = block.where(block.times_E <= self.config.end_tick)
+        block = block.where(block.times <= self.config.end_tick)
         if first_user == 0:
-            block.times_E[np.searchsorted(block.uids_E, 1, side="right") - 1] = self.config.end_tick
-        np.multiply(block.times_E, np.uint32(TICK_S), out=block.times_E)
+            block.times[np.searchsorted(block.uids, 1, side="right") - 1] = self.config.end_tick
+        np.multiply(block.times, np.uint32(TICK_S), out=block.times)
         return block
 
 
@@ -286,7 +261,7 @@ def _with_reactions(
     more_L: Words,
     plus_L: NDArray[np.bool_],
     match_L: NDArray[np.bool_],
-) -> Block:
+) -> EventRows:
     """Listens and, after some of them, a like or a dislike while the song plays, which is sometimes withdrawn."""
     chances = np.array([parts(_DISLIKE), 0, parts(_LIKE_ANYWAY), parts(_LIKE)])
     reacts = np.flatnonzero(bits(more_L, 26, 16) < chances[plus_L * 2 + match_L])
@@ -302,10 +277,10 @@ def _with_reactions(
     types_E[place] = np.where(liked, _LIKE_TYPE, _DISLIKE_TYPE)
     types_E[undo] = types_E[undo - 1] + _WITHDRAWAL
     for at in (place, undo):
-        columns["ratios_E"][at] = 0
-    columns["times_E"][place] += (played_L[reacts] // 2).astype(np.uint32)
-    columns["times_E"][undo] += played_L[reacts[back]].astype(np.uint32)
-    return Block(types_E=types_E, **columns)
+        columns["ratios"][at] = 0
+    columns["times"][place] += (played_L[reacts] // 2).astype(np.uint32)
+    columns["times"][undo] += played_L[reacts[back]].astype(np.uint32)
+    return EventRows(types=types_E, **columns)
 
 
 def identity_of(config: YambdaLike) -> dict[str, object]:
@@ -336,13 +311,7 @@ def write_store(
     with StoreWriter(folder, identity=identity) as writer:
         committed = writer.events
         for block, next_user in generator.blocks(int(writer.bookmark or 0), block_listens):
-            part = block.where(block.times_E < train_end)
-            writer.append(
-                uids=part.uids_E,
-                items=part.items_E,
-                times=part.times_E,
-                kinds=kinds_of(part.types_E, part.ratios_E, part.organic_E),
-            )
+            writer.append(**block.where(block.times < train_end).columns())
             if writer.events - committed >= COMMIT_EVENTS:
                 writer.commit(next_user)
                 committed = writer.events

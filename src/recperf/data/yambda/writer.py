@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,7 +27,7 @@ from ...folders import MARK, alone
 from ...jsonfile import Struct, read_sealed, sealed
 from ..blocks import StoredColumn
 from .manifest import Manifest
-from .schema import EVENT_TYPES, LIKE, LISTEN_PLUS, SKIP, TYPE_SHIFT
+from .schema import EVENT_TYPES, LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .store import (
     CATALOGUE,
     COLUMNS,
@@ -48,6 +49,45 @@ OURS = (
     rf"|{'|'.join(re.escape(file_of(Path(), name).name) for name in COLUMNS)}"
 )
 """Names of files that recperf writes into a draft: the writer's, and those of an import (sorting, original ids)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EventRows:
+    """Events by user, then by time; every array has one entry per event."""
+
+    uids: NDArray[np.uint32]
+    items: NDArray[np.uint32]
+    times: NDArray[np.uint32]
+    types: NDArray[np.uint8]
+    """Indices of `EVENT_TYPES`."""
+    ratios: NDArray[np.uint16]
+    """Played ratio in percent, 0 where the event is no listen."""
+    organic: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.uids)
+
+    def where(self, mask: NDArray[np.bool_]) -> EventRows:
+        return self if mask.all() else EventRows(**{name: column[mask] for name, column in vars(self).items()})
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns of a store."""
+        kinds = kinds_of(self.types, self.ratios, self.organic)
+        return {"uids": self.uids, "items": self.items, "times": self.times, "kinds": kinds}
+
+
+def kinds_of(
+    types: NDArray[np.uint8], ratios_pct: NDArray[np.uint16], organic: NDArray[np.bool_] | NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """The kind bytes of events from type, played ratio (0 for null) and whether they were organic."""
+    listen = types == 0
+    plus = listen & (ratios_pct >= LEAST_PLAYED)
+    kinds = plus.astype(np.uint8) * np.uint8(LISTEN_PLUS)
+    kinds |= (listen & ~plus).astype(np.uint8) * np.uint8(SKIP)
+    kinds |= (types == 1).astype(np.uint8) * np.uint8(LIKE)
+    kinds |= (organic != 0).astype(np.uint8) * np.uint8(ORGANIC)
+    kinds |= types << np.uint8(TYPE_SHIFT)
+    return np.asarray(kinds, dtype=np.uint8)
 
 
 class Journal(Struct, kw_only=True):
