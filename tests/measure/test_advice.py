@@ -13,7 +13,6 @@ from recperf.measure import advice_rules as rules
 from recperf.measure.advice import Evidence
 from recperf.measure.attribution import classify
 from recperf.measure.ceilings import Ceilings
-from recperf.measure.program_facts import facts_of_rows
 from recperf.measure.random_rows import random_rows
 from recperf.measure.records import (
     Advice,
@@ -122,17 +121,6 @@ def test_a_trace_tells_the_table_by_the_sizes_of_its_operators() -> None:
     assert "sparse" in names(*rows, facts=facts(optimizers=[OptimizerFacts("Adam", "for-loop")]))
 
 
-def test_tables_that_gain_little_each_are_counted_together() -> None:
-    shapes = [[10_000 + size, 32] for size in range(20)]
-    lookups = [row("embedding", 0.1, rows=50, distinct=50, row_bytes=128, table_rows=size) for size, _ in shapes]
-    many = replace(ADAM, elements=8_000_000, tables=shapes)
-    step = evidence(*lookups, row("addcdiv_", 50.0, "bandwidth", "optimizer Adam.step"), facts=facts(optimizers=[many]))
-    advice = rules.dense_table(step)
-    assert advice is not None
-    assert "uses 1,000 of the 200,190 rows (0.5%) of 20 tables" in advice.seen
-    assert sorted(advice.settings["sparse"]) == shapes
-
-
 def test_sgd_takes_sparse_gradients_itself() -> None:
     rows = table_rows()
     rows[-1].part = "optimizer SGD.step"
@@ -155,11 +143,6 @@ def test_an_optimizer_that_is_not_fused() -> None:
     many = only(*calls, facts=facts(optimizers=[rms], compiled=True))
     assert (many.change, many.settings) == ("torch.optim.RMSprop(..., foreach=True)", {"optimizer": "foreach"})
     assert many.predicted_gain == pytest.approx(STEP / (STEP - 30 + 0.3))
-
-
-def test_the_optimizers_of_a_trace_follow_from_its_names() -> None:
-    rows = [row("_foreach_add_", 1.0, part="train/Optimizer.step#AdamW.step"), row("mm", 1.0, part="forward")]
-    assert facts_of_rows(rows).optimizers == [OptimizerFacts("AdamW", "foreach", fusable=True)]
 
 
 def test_gradients_that_are_filled_with_zeros() -> None:

@@ -80,15 +80,6 @@ def test_a_dense_gradient_writes_the_whole_table() -> None:
     assert backward.bytes >= ROWS * ROW + backward.rows * ROW
 
 
-def test_a_dense_sum_with_a_sparse_operand_copies_the_table() -> None:
-    table, ids = torch.zeros(ROWS, WIDTH), torch.randint(0, ROWS, (1, IDS))
-    gradient = torch.sparse_coo_tensor(ids, torch.ones(IDS, WIDTH), (ROWS, WIDTH))
-    works = counted(lambda: torch.add(table, gradient))
-    (work,) = with_rows(works, "aten::add")
-    assert work.rows == 2 * IDS
-    assert work.bytes > 2 * ROWS * ROW
-
-
 def test_ids_of_several_dimensions() -> None:
     table = torch.zeros(50, 40, 8)
     ids = torch.randint(0, 40, (100,))
@@ -117,11 +108,6 @@ def test_what_is_not_understood_counts_nothing() -> None:
     (work,) = counted(lambda: torch.logaddexp(table, table))
     assert work.known
     assert work.bytes == 3 * ROWS * ROW
-
-
-def test_division_of_integers_is_arithmetic() -> None:
-    ids = torch.arange(1000)
-    assert [work.special for work in counted(lambda: (ids // 7, ids % 7, ids + 7))] == [1000, 1000, 0]
 
 
 class Tbe:
@@ -182,12 +168,6 @@ def of_trace(step: Callable[[], Any], path: Path) -> list[CallWork]:
     profiler.export_chrome_trace(str(path))
     works = (work_of(event.name, event.shapes) for event in read(path).host if event.kind == "op")
     return [work for work in works if work is not None]
-
-
-def test_a_sparse_operand_has_no_sizes_in_a_trace(tmp_path: Path) -> None:
-    works = of_trace(training(torch.optim.SGD, torch.randint(0, ROWS, (IDS,)), sparse=True), tmp_path / "trace.json")
-    assert works
-    assert all(work.bytes < 0.2 * ROWS * ROW for work in works)
 
 
 def test_a_backward_pass_in_cpp_updates_the_rows_of_its_lookup() -> None:

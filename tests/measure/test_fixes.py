@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,26 +101,12 @@ def test_batches_drawn_on_the_device_remove_the_input_time() -> None:
     assert predict(step, ["input", "graph"]) == pytest.approx(predict(step, ["graph"]) - INPUT + drawn)
 
 
-def test_pinned_memory_saves_at_most_the_input_time() -> None:
-    assert predict(made(), ["pinned"]) == pytest.approx(predict(made(), []) - (0.4 - 0.08))
-    assert predict(made(input_ms=0.1), ["pinned"]) == pytest.approx(3.9)
-
-
 def test_a_fused_kernel_takes_one_launch_and_its_bytes() -> None:
     step = made({"embedding": (1.0, 0.9, 100)}, input_ms=0.0, costs={"embedding": part("embedding", bytes=2.4e9)})
     # 2.4 GB at 60 % of 4 TB/s are 1 ms, more than it takes now: a prediction is never slower than what is by_name.
     assert predict(step, ["embedding"]) == pytest.approx(0.9)
     less = replace(step, costs={"embedding": part("embedding", bytes=2.4e8)})
     assert predict(less, ["embedding"]) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("slow", [1, 100])
-def test_all_fixes_together_are_never_slower_than_some(slow: float) -> None:
-    busy = {name: (host, device * slow, kernels) for name, (host, device, kernels) in EAGER.items()}
-    step, every = made(busy), ["input", "graph", "threads", *(name for name in module.KINDS if name != "precision")]
-    together = predict(step, every)
-    for some in combinations(every, 2):
-        assert together <= predict(step, some) * 1.001, some
 
 
 def profile(device: str = "H", *, data: float = 1.0, plain: float = 4.9, spread: float = 0.0) -> StepBudget:
@@ -161,20 +146,6 @@ def test_parts_are_scaled_to_the_plain_step(plain: float, times: float) -> None:
     assert step.parts["embedding"].host_ms == pytest.approx(host * 0.6 / 3.9)
 
 
-def test_tracing_slows_the_host_and_not_the_kernels() -> None:
-    step = facts(profile(), traced(times=3.0), PEAKS)
-    assert step is not None
-    assert sum(part.host_ms for part in step.parts.values()) == pytest.approx(3.9)
-    assert sum(part.device_ms for part in step.parts.values()) == pytest.approx(0.75)
-
-
-def test_a_device_without_ceilings_has_no_facts() -> None:
-    assert facts(profile("another"), traced(), PEAKS) is None
-    assert facts(profile(), traced(), changed(PEAKS, gpu=None)) is None
-    assert ranked([any_fix("graph")], profile("another"), traced(), PEAKS, 2) == []
-    assert ranked([any_fix("graph")], profile(), traced(), None, 2) == []
-
-
 def test_fixes_are_sorted_by_gain_including_those_they_imply() -> None:
     fixes = [any_fix("optimizer"), any_fix("graph", ("embedding",)), any_fix("embedding"), any_fix("interaction")]
     rows = ranked(fixes, profile(), traced(), PEAKS, 2)
@@ -184,18 +155,6 @@ def test_fixes_are_sorted_by_gain_including_those_they_imply() -> None:
     assert step is not None
     assert rows[0][1].ms == predict(step, ["graph", "embedding"])
     assert rows[0][1].gain == pytest.approx(4.9 / rows[0][1].ms)
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_equal_gains_are_sorted_by_the_gain_with_a_graph(reverse: bool) -> None:
-    """Neither precision shows while the host is the slower one; bfloat16 saves the device more."""
-    costly = profile()
-    for component in costly.components:
-        component.flops = 4e9 if "top" in component.name or "bottom" in component.name else 0
-    fixes = [any_fix("precision"), any_fix("bfloat16")]
-    rows = ranked(fixes[::-1] if reverse else fixes, costly, traced(), PEAKS, 2)
-    assert rows[0][1].ms == rows[1][1].ms
-    assert [fix.name for fix, _ in rows] == ["bfloat16", "precision"]
 
 
 def test_threads_speed_up_parts_with_arithmetic() -> None:
@@ -216,11 +175,6 @@ def test_onednn_takes_products_to_half_the_ceiling_of_their_number_of_threads() 
     assert on_a_cpu(profile("cpu"), ["onednn"], faster, 2, case=-1) == pytest.approx(4.9 - 0.15)
 
 
-def test_fused_tables_reach_half_of_the_copy_bandwidth() -> None:
-    # 1 MB at 25 GB/s is 0.04 ms, three times.
-    assert on_a_cpu(profile("cpu"), ["embedding"], PEAKS, 2) == pytest.approx(4.9 - 2.0 + 3 * 0.04)
-
-
 def test_a_part_is_never_faster_than_its_arithmetic() -> None:
     """100 ms of products whose FLOPs alone take 90 cannot be fixed by more than 10, however few bytes they move."""
     peaks = peaks_of(1e9, 1e12, 1.0)
@@ -237,25 +191,6 @@ def test_a_part_is_never_faster_than_its_arithmetic() -> None:
 
 REACHES = {"embedding": ("embedding", "sparse_update"), "interaction": ("interaction",), "mlp": ("bottom", "top"),
            "onednn": ("bottom", "top"), "optimizer": ("dense_update",), "threads": ("top",)}  # fmt: skip
-
-
-@pytest.mark.parametrize(("plain", "copy"), [(0.1, 1e30), (4.9, 1.0), (500.0, 1e30)])
-@pytest.mark.parametrize("names", [["embedding"], ["mlp", "onednn", "threads"], list(REACHES)])
-def test_no_gain_exceeds_that_of_removing_the_parts(names: list[str], plain: float, copy: float) -> None:
-    """Whatever the ceilings are, and in the best case too, with its larger share of those parts."""
-    boundless = peaks_of(1e30, copy, 1e-9)
-    starts = tuple(start for name in names for start in REACHES[name])
-    for spread in (0.0, 0.3):
-        cpu = profile("cpu", plain=plain, spread=spread)
-        times = {component.name: component.ms for component in cpu.components}
-        removed = [name for name in times if name.startswith(starts)]
-        result = prediction(cpu, names, None, boundless, 1000)
-        assert result is not None
-        share = sum(times[name].p50 for name in removed) / 4.9
-        assert result.gain <= 1 / (1 - share) * (1 + 1e-9)
-        most = sum(times[name].p80 for name in removed)
-        rest = sum(times[name].p20 for name in times if name not in removed)
-        assert result.high <= (most + rest) / rest * (1 + 1e-9)
 
 
 def test_a_range_covers_the_exact_gain() -> None:

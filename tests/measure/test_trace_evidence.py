@@ -87,13 +87,6 @@ def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
     assert 1 < passes.predicted_gain < table.predicted_gain
 
 
-def test_a_program_with_sparse_gradients_is_not_told_to_use_them() -> None:
-    events = [event for event in recommender() if event["name"] != "aten::embedding_dense_backward"]
-    for event in events:
-        event["name"] = event["name"].replace("Adam.step", "SparseAdam.step").replace("aten::zeros", "aten::_coalesce")
-    assert all(one.name != "sparse" for one in limit(events).advice)
-
-
 def test_single_slow_steps_do_not_decide() -> None:
     """Two of six steps wait for 900 ms somewhere outside of operators."""
     events = recommender()

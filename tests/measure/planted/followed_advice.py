@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from planted_cases import Built, Machine, Slow
+from planted_cases import Built, Machine, Slow, products
 from torch import nn
 from torch.nn import functional as F
 
@@ -36,13 +36,9 @@ def followed(name: str, advice: str, *, on_gpu: bool = True, on_cpu: bool = True
     return add
 
 
-def table_of(machine: Machine, width: int = 32) -> int:
-    """Rows of a table of eight times the knee, at least 100,000."""
-    return max(100_000, 8 * machine.knee // (4 * width))
-
-
 def embedding_step(machine: Machine, optimizer: Callable[[Iterable[nn.Parameter]], Any], *, sparse: bool) -> Built:
-    rows, width, ids = table_of(machine), 32, 2048
+    width, ids = 32, 2048
+    rows = max(100_000, 8 * machine.knee // (4 * width))
     embedding = nn.Embedding(rows, width, sparse=sparse, device=machine.device)
     head = nn.Linear(width, 1, device=machine.device)
     of_table, of_head = optimizer(embedding.parameters()), torch.optim.SGD(head.parameters(), lr=0.01)
@@ -80,10 +76,7 @@ def slow_optimizer(machine: Machine, changed: bool) -> Built:
 
 @followed("products in float64", "float32", on_gpu=False)
 def double_products(machine: Machine, changed: bool) -> Built:
-    dtype = torch.float32 if changed else torch.float64
-    a, b = machine.rand(1024, 1024, dtype=dtype), machine.rand(1024, 1024, dtype=dtype)
-    out = torch.empty_like(a)
-    return (lambda: torch.mm(a, b, out=out)), None
+    return products(machine, dtype=torch.float32 if changed else torch.float64), None
 
 
 @followed("products in float32 where TF32 is faster", "matmul_precision", on_cpu=False)
@@ -124,9 +117,7 @@ def one_thread(machine: Machine, changed: bool) -> Built:
     from recperf.machine import usable_cores
 
     torch.set_num_threads(usable_cores() if changed else 1)
-    a, b = machine.rand(1024, 1024), machine.rand(1024, 1024)
-    out = torch.empty_like(a)
-    return (lambda: torch.mm(a, b, out=out)), None
+    return products(machine), None
 
 
 @followed("new memory in every step", "out=", on_gpu=False)

@@ -89,6 +89,7 @@ Built = tuple[Step, Iterable[Any] | None]
 def planted(
     name: str,
     *expected: str,
+    on_cpu: bool = True,
     on_gpu: tuple[str, ...] | None = None,
     threads: int | None = None,
     batches: int | None = None,
@@ -96,18 +97,20 @@ def planted(
     def add(build: Callable[[Machine], Built]) -> Callable[[Machine], Built]:
         same = () if threads else expected
         there = same if on_gpu is None else on_gpu
-        CASES.append(Planted(name, build, expected, there, threads=threads, batches=batches))
+        CASES.append(Planted(name, build, expected, there, on_cpu, threads, batches))
         return build
 
     return add
 
 
-def planted_on_gpu(name: str, *expected: str) -> Any:
-    def add(build: Callable[[Machine], Built]) -> Callable[[Machine], Built]:
-        CASES.append(Planted(name, build, expected, expected, on_cpu=False))
-        return build
+def on(make: Callable[[Machine], tuple[Any, ...]], work: Callable[..., object], count: int = 1) -> Any:
+    """A step that does some work so many times on what a machine makes once."""
 
-    return add
+    def build(machine: Machine) -> Built:
+        made = make(machine)
+        return repeated(count, lambda: work(*made)), None
+
+    return build
 
 
 def products(machine: Machine, side: int = 1024, dtype: torch.dtype = torch.float32) -> Callable[[], object]:
@@ -304,22 +307,12 @@ planted("the same in float64", "compute")(product_case(torch.float64))
 planted("the same in bfloat16", "compute")(product_case(torch.bfloat16))
 
 
-@planted("an addition over 400 MB", "bandwidth")
-def addition(machine: Machine) -> Built:
-    x = machine.rand(100_000_000)
-    return (lambda: x + 1.0), None
-
-
-@planted("the same in place", "bandwidth")
-def addition_in_place(machine: Machine) -> Built:
-    x = machine.rand(100_000_000)
-    return (lambda: x.add_(1.0)), None
-
-
-@planted("additions over 0.3 MB", "cache", "dispatch", on_gpu=("launch", "dispatch"))
-def cached_addition(machine: Machine) -> Built:
-    x, y = machine.rand(75_000), machine.rand(75_000)
-    return repeated(200, lambda: y.add_(x)), None
+LARGE = 100_000_000
+planted("an addition over 400 MB", "bandwidth")(on(lambda m: (m.rand(LARGE),), lambda x: x + 1.0))
+planted("the same in place", "bandwidth")(on(lambda m: (m.rand(LARGE),), lambda x: x.add_(1.0)))
+planted("additions over 0.3 MB", "cache", "dispatch", on_gpu=("launch", "dispatch"))(
+    on(lambda m: (m.rand(75_000), m.rand(75_000)), lambda x, y: y.add_(x), 200)
+)
 
 
 @planted("AdamW over 20 M parameters", "bandwidth")
@@ -368,10 +361,10 @@ for _bytes, _memory in ((64, ("latency",)), (1024, ("bandwidth",))):
         )
 
 
-@planted("one large sort", "operator")
-def one_sort(machine: Machine) -> Built:
-    x = machine.rand(1_000_000 if machine.device == "cpu" else 50_000_000)
-    return (lambda: torch.sort(x)), None
+planted("one large sort", "operator")(
+    on(lambda m: (m.rand(1_000_000 if m.device == "cpu" else 50_000_000),), torch.sort)
+)
+planted("one cumsum", "operator", on_gpu=())(on(lambda m: (m.rand(8_000_000), 0), torch.cumsum))
 
 
 @planted("a sort beside 4,000 trivial operators", "operator", on_gpu=("operator", "launch"))
@@ -385,12 +378,6 @@ def sort_beside(machine: Machine) -> Built:
             torch.sort(x)
 
     return step, None
-
-
-@planted("one cumsum", "operator", on_gpu=())
-def one_cumsum(machine: Machine) -> Built:
-    x = machine.rand(8_000_000)
-    return (lambda: torch.cumsum(x, 0)), None
 
 
 @planted("a convolution", "compute")
@@ -482,46 +469,37 @@ def two_threads(machine: Machine) -> Built:
     return step, None
 
 
-@planted_on_gpu("loader sleeps, 80 %", "input")
-def gpu_loader(machine: Machine) -> Built:
-    return loader_case(machine, 0.012, 0.2, rows=4096)
+planted("loader sleeps, 80 %", "input", on_cpu=False)(lambda machine: loader_case(machine, 0.012, 0.2, rows=4096))
+planted(".item() after every operator", "sync", on_cpu=False)(
+    on(lambda m: (m.rand(1024, 1024),), lambda x: x.sum().item(), 50)
+)
+planted("nonzero in the model", "sync", "launch", on_cpu=False)(
+    on(lambda m: (m.rand(200_000) - 0.5,), lambda x: x[(x > 0).nonzero().squeeze(1)].sum(), 30)
+)
+planted("unpinned copies of 50 MB", "transfer", "sync", on_cpu=False)(
+    on(lambda m: (torch.rand(12_500_000), m.device), lambda host, device: host.to(device).mul_(2.0))
+)
+planted("pinned copies of 50 MB", "transfer", on_cpu=False)(
+    on(
+        lambda m: (torch.rand(12_500_000).pin_memory(), m.rand(12_500_000)),
+        lambda host, target: target.copy_(host, non_blocking=True),
+    )
+)
+planted("a host that queues kernels of 2 us", "launch", on_cpu=False)(
+    on(lambda m: (m.rand(1024),), lambda x: x.mul_(1.0001), 500)
+)
+planted("an element-wise chain over 1 GB", "bandwidth", on_cpu=False)(
+    on(lambda m: (m.rand(250_000_000),), lambda x: x.mul(2.0).add_(1.0).relu_())
+)
+planted("atomic additions to one address", "operator", "latency", "cache", on_cpu=False)(
+    on(
+        lambda m: (m.rand(1), torch.zeros(20_000_000, dtype=torch.int64, device="cuda"), m.rand(20_000_000)),
+        lambda target, ids, ones: target.scatter_add_(0, ids, ones),
+    )
+)
 
 
-@planted_on_gpu(".item() after every operator", "sync")
-def item(machine: Machine) -> Built:
-    x = machine.rand(1024, 1024)
-    return repeated(50, lambda: x.sum().item()), None
-
-
-@planted_on_gpu("nonzero in the model", "sync", "launch")
-def nonzero(machine: Machine) -> Built:
-    x = machine.rand(200_000) - 0.5
-    return repeated(30, lambda: x[(x > 0).nonzero().squeeze(1)].sum()), None
-
-
-@planted_on_gpu("unpinned copies of 50 MB", "transfer", "sync")
-def unpinned(machine: Machine) -> Built:
-    host = torch.rand(12_500_000)
-
-    def step() -> None:
-        host.to(machine.device).mul_(2.0)
-
-    return step, None
-
-
-@planted_on_gpu("pinned copies of 50 MB", "transfer")
-def pinned(machine: Machine) -> Built:
-    host, target = torch.rand(12_500_000).pin_memory(), machine.rand(12_500_000)
-    return (lambda: target.copy_(host, non_blocking=True)), None
-
-
-@planted_on_gpu("a host that queues kernels of 2 us", "launch")
-def queues(machine: Machine) -> Built:
-    x = machine.rand(1024)
-    return repeated(500, lambda: x.mul_(1.0001)), None
-
-
-@planted_on_gpu("one large product in TF32", "compute")
+@planted("one large product in TF32", "compute", on_cpu=False)
 def tf32(machine: Machine) -> Built:
     a, b = machine.rand(8192, 8192), machine.rand(8192, 8192)
 
@@ -533,23 +511,7 @@ def tf32(machine: Machine) -> Built:
     return step, None
 
 
-@planted_on_gpu("an element-wise chain over 1 GB", "bandwidth")
-def chain(machine: Machine) -> Built:
-    x = machine.rand(250_000_000)
-    return (lambda: x.mul(2.0).add_(1.0).relu_()), None
-
-
-@planted_on_gpu("atomic additions to one address", "operator", "latency", "cache")
-def atomics(machine: Machine) -> Built:
-    target, ids, ones = (
-        machine.rand(1),
-        torch.zeros(20_000_000, dtype=torch.int64, device="cuda"),
-        machine.rand(20_000_000),
-    )
-    return (lambda: target.scatter_add_(0, ids, ones)), None
-
-
-@planted_on_gpu("two streams that overlap", "compute")
+@planted("two streams that overlap", "compute", on_cpu=False)
 def streams(machine: Machine) -> Built:
     side = torch.cuda.Stream()
     a, b = machine.rand(4096, 4096, dtype=torch.bfloat16), machine.rand(4096, 4096, dtype=torch.bfloat16)
@@ -576,13 +538,13 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-@planted_on_gpu("a CUDA graph of small kernels", "dispatch")
+@planted("a CUDA graph of small kernels", "dispatch", on_cpu=False)
 def graph_small(machine: Machine) -> Built:
     x = machine.rand(1024)
     return captured(repeated(500, lambda: x.mul_(1.0001))), None
 
 
-@planted_on_gpu("a CUDA graph of large products", "compute")
+@planted("a CUDA graph of large products", "compute", on_cpu=False)
 def graph_large(machine: Machine) -> Built:
     a, b = machine.rand(8192, 8192, dtype=torch.bfloat16), machine.rand(8192, 8192, dtype=torch.bfloat16)
     out = torch.empty_like(a)

@@ -38,10 +38,12 @@ def bags(machine: Machine, rows: int) -> tuple[Iterable[torch.Tensor], torch.Ten
     return cycle(draws), torch.arange(0, count + 1, BAG, device=machine.device)
 
 
-def sparse_gradients(optimizer: type[torch.optim.Optimizer]) -> Callable[[Machine], Built]:
+def trained_table(
+    optimizer: type[torch.optim.Optimizer], *, sparse: bool = True, knees: int = 16
+) -> Callable[[Machine], Built]:
     def build(machine: Machine) -> Built:
-        rows = rows_beyond(machine)
-        table = nn.EmbeddingBag(rows, WIDTH, mode="sum", sparse=True, include_last_offset=True, device=machine.device)
+        rows = rows_beyond(machine, knees)
+        table = nn.EmbeddingBag(rows, WIDTH, mode="sum", sparse=sparse, include_last_offset=True, device=machine.device)
         update = optimizer(table.parameters(), lr=0.01)  # type: ignore[call-arg]
         batches, offsets = bags(machine, rows)
 
@@ -55,28 +57,16 @@ def sparse_gradients(optimizer: type[torch.optim.Optimizer]) -> Callable[[Machin
     return build
 
 
-planted("sparse gradients, SGD", *MEMORY, on_gpu=(*MEMORY, "launch"))(sparse_gradients(torch.optim.SGD))
+planted("sparse gradients, SGD", *MEMORY, on_gpu=(*MEMORY, "launch"))(trained_table(torch.optim.SGD))
 planted("sparse gradients, SGD, 30 batches", *MEMORY, on_gpu=(*MEMORY, "launch"), batches=30)(
-    sparse_gradients(torch.optim.SGD)
+    trained_table(torch.optim.SGD)
 )
 # These sort the ids of the gradient first, for up to a third of the step.
-planted("sparse gradients, Adagrad", *MEMORY, "operator", on_gpu=())(sparse_gradients(torch.optim.Adagrad))
-planted("sparse gradients, SparseAdam", *MEMORY, "operator", on_gpu=())(sparse_gradients(torch.optim.SparseAdam))
+planted("sparse gradients, Adagrad", *MEMORY, "operator", on_gpu=())(trained_table(torch.optim.Adagrad))
+planted("sparse gradients, SparseAdam", *MEMORY, "operator", on_gpu=())(trained_table(torch.optim.SparseAdam))
 
 
-@planted("dense Adam over a large table", "bandwidth")
-def dense_adam(machine: Machine) -> Built:
-    rows = rows_beyond(machine, 8)
-    table = nn.EmbeddingBag(rows, WIDTH, mode="sum", include_last_offset=True, device=machine.device)
-    update = torch.optim.Adam(table.parameters())
-    batches, offsets = bags(machine, rows)
-
-    def step(ids: torch.Tensor) -> None:
-        update.zero_grad()
-        table(ids, offsets).sum().backward()
-        update.step()
-
-    return step, batches
+planted("dense Adam over a large table", "bandwidth")(trained_table(torch.optim.Adam, sparse=False, knees=8))
 
 
 def table_batched(optimizer: str) -> Callable[[Machine], Built]:

@@ -53,39 +53,23 @@ def test_every_gap_has_one_cause_and_the_causes_sum_to_the_idle_time(two_steps: 
 def test_kernels_are_counted_per_step_and_part(two_steps: StepTables) -> None:
     kernels = two_steps.kernels
     rows = by_name(kernels.rows)
-    assert set(rows) == {"gemm<64>", "relu", "back", "update"}
-    assert {name: row.part for name, row in rows.items()} == {
-        "gemm<64>": "forward",
-        "relu": "forward",
-        "back": "backward",
-        "update": "update",
-    }
+    parts = {"gemm<64>": "forward", "relu": "forward", "back": "backward", "update": "update"}
+    assert {name: row.part for name, row in rows.items()} == parts
     assert kernels.count == 5
     assert rows["back"].count == 2
     assert rows["back"].mean_us == pytest.approx(100)
     assert rows["back"].share == pytest.approx(0.5)
     assert kernels.busy_ms == pytest.approx(0.4)
+    # From the end of the call; of the two kernels of a graph only the first waited for its launch.
+    delays = {name: row.launch_delay_us for name, row in rows.items() if name != "update"}
+    assert delays == pytest.approx({"gemm<64>": 4, "relu": 89, "back": 30})
     assert asdict(kernels.small) == pytest.approx({"count": 1, "share_of_count": 0.2, "total_ms": 0.005})
-
-
-def test_launch_delay_runs_from_the_end_of_the_call(two_steps: StepTables) -> None:
-    rows = by_name(two_steps.kernels.rows)
-    assert rows["gemm<64>"].launch_delay_us == pytest.approx(4)
-    assert rows["relu"].launch_delay_us == pytest.approx(89)
-    # Of the two kernels of a graph only the first waited for its launch.
-    assert rows["back"].launch_delay_us == pytest.approx(30)
 
 
 def test_parts_sum_to_the_step(two_steps: StepTables) -> None:
     parts = by_name(two_steps.parts)
-    assert {name: round(part.host_ms, 6) for name, part in parts.items()} == {
-        "data": 0.2,
-        "forward": 0.17,
-        "backward": 0.12,
-        "loss": 0.21,
-        "update": 0.06,
-        "other": 0.24,
-    }
+    times = {"data": 0.2, "forward": 0.17, "backward": 0.12, "loss": 0.21, "update": 0.06, "other": 0.24}
+    assert {name: part.host_ms for name, part in parts.items()} == pytest.approx(times)
     assert parts["forward"].device_ms == pytest.approx(0.125)
     assert parts["backward"].device_ms == pytest.approx(0.2)
     assert parts["backward"].kernels == 2
@@ -153,12 +137,6 @@ def test_steps_and_loader_of_torch_are_recognised() -> None:
     assert analysis.idle.causes["input wait"] == pytest.approx(0.09)
 
 
-def test_without_a_device_sections_are_missing() -> None:
-    analysis = analysed([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 0, 30)])
-    reasons = {analysis.kernels.missing, analysis.idle.missing, analysis.transfers.missing}
-    assert reasons == {"no device in this trace"}
-
-
 def test_kernels_without_launch_calls_are_found_through_their_operator() -> None:
     tagged = made.kernel("k", 150, 10, 0)
     tagged["args"] = {"device": 0, "stream": 7, "External id": 5}
@@ -169,17 +147,8 @@ def test_kernels_without_launch_calls_are_found_through_their_operator() -> None
 def test_whole_microseconds_of_older_profilers_still_nest() -> None:
     """The inner operator seems to end 1 us after the outer one, because both were cut to whole microseconds."""
     rows = operators([made.op("aten::linear", 0, 10), made.op("aten::mm", 2, 9), made.op("aten::relu", 11, 1)])
-    assert {name: round(1e3 * row.ms, 6) for name, row in rows.items()} == {
-        "aten::mm": 9,
-        "aten::linear": 1,
-        "aten::relu": 1,
-    }
-
-
-def test_adjacent_ranges_do_not_nest() -> None:
-    parts = [made.around("recperf.part.a", 0.5, 50.001), made.around("recperf.part.b", 50.5, 40)]
-    analysis = analysed([made.around("recperf.step#0", 0, 100), *parts])
-    assert {part.name: round(1e3 * part.host_ms) for part in analysis.parts} == {"a": 50, "b": 40, "other": 10}
+    times = {"aten::mm": 0.009, "aten::linear": 0.001, "aten::relu": 0.001}
+    assert {name: row.ms for name, row in rows.items()} == pytest.approx(times)
 
 
 def test_regions_of_a_program_nest_and_its_optimizer_ends_the_steps() -> None:

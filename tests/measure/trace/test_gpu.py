@@ -57,7 +57,6 @@ def analysis(trace: Path) -> StepTables:
 
 def test_kernels_of_a_graph_belong_to_its_launch(analysis: StepTables) -> None:
     parts = {part.name: part for part in analysis.parts}
-    assert parts["forward"].launches == 1
     assert parts["forward"].kernels >= 3
     assert parts["backward"].kernels >= 3
     assert parts["backward"].device_ms > 0

@@ -10,7 +10,7 @@ from typing import Any
 import example_traces as made
 import pytest
 
-from recperf.errors import DataError, RecperfError
+from recperf.errors import DataError
 from recperf.measure.trace.merge import merge
 from recperf.measure.trace.read import read
 
@@ -108,26 +108,14 @@ def test_traces_that_do_not_belong_together_are_refused(tmp_path: Path, second: 
     assert not (tmp_path / "merged.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (b"hello", "not a trace"),
-        (b"{}", "no list traceEvents"),
-        (b'{"traceEvents":[{"ph":"X","name":"a","ts":1,"dur":1,"pid":1,"tid":1}]}', "does not name its rank"),
-        (b'{"traceEvents":[]}', "no event with a valid time"),
-        (None, "cannot be read"),
-    ],
-)
-def test_files_that_are_no_trace_of_a_rank_are_refused(tmp_path: Path, content: bytes | None, what: str) -> None:
-    if content is not None:
-        (tmp_path / "odd.json").write_bytes(content)
-    with pytest.raises(RecperfError, match=what):
-        merge([trace(tmp_path, 0), tmp_path / "odd.json"], tmp_path / "merged.json")
+def test_files_that_are_no_trace_of_a_rank_are_refused(tmp_path: Path) -> None:
+    for events, what in (([made.op("mm", 5.0, 2.0)], "does not name its rank"), ([], "no event with a valid time")):
+        with pytest.raises(DataError, match=what):
+            merge([trace(tmp_path, 0), made.write(tmp_path / "odd.json", events)], tmp_path / "merged.json")
 
 
-@pytest.mark.parametrize("value", [1e308, "x"])
-def test_events_without_a_valid_time_are_left_out(tmp_path: Path, value: Any) -> None:
-    strange = [made.op("aten::strange", 0, 5) | {"ts": value}, made.op("aten::strange", 0, 5) | {"dur": value}]
+def test_events_without_a_valid_time_are_left_out(tmp_path: Path) -> None:
+    strange = [made.op("aten::strange", 0, 5) | {"ts": 1e308}, made.op("aten::strange", 0, 5) | {"dur": "x"}]
     paths = [trace(tmp_path, rank) for rank in (0, 1)]
     _, sane = merged(tmp_path, paths)
     for path in paths:

@@ -10,7 +10,7 @@ import pytest
 from recperf.errors import DataError
 from recperf.measure.trace.analyse import analyse
 from recperf.measure.trace.file import Scan
-from recperf.measure.trace.read import _Reading, collect, read
+from recperf.measure.trace.read import read
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz", "no-suffix"])
@@ -152,21 +152,6 @@ def test_of_a_long_trace_the_first_steps_are_read_with_their_device_work(tmp_pat
             read(path, most=most)
     with pytest.raises(DataError, match="events and no steps"):
         read(long_trace(tmp_path / "none.json", 5, names="forward"), most=500)
-
-
-def test_memory_does_not_grow_with_the_length_of_a_trace() -> None:
-    """Each event has a name of its own. The next test is about the file itself."""
-    import tracemalloc
-
-    peaks = []
-    for events in (4_000, 40_000):
-        reading = _Reading(Path(), 1500)
-        tracemalloc.start()
-        trace = collect((made.op(f"aten::{at}", at, 1) for at in range(events)), Path(), reading)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-        assert (trace.events, reading.whole) == (events, False)
-    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_reading_needs_less_memory_than_the_file(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from recperf.measure.trace.read import Shapes
-from recperf.measure.trace.work import flops, precision, random_rows, work_of
+from recperf.measure.trace.work import flops, random_rows, work_of
 
 FLOAT, LONG = "float", "long int"
 
@@ -69,9 +69,3 @@ def test_bytes(name: str, sizes: Shapes, work: int | None) -> None:
 )  # fmt: skip
 def test_random_rows(name: str, sizes: Shapes, rows: tuple[int, int, int] | None) -> None:
     assert random_rows(f"aten::{name}", sizes) == rows
-
-
-def test_precision_is_that_of_the_first_tensor() -> None:
-    assert precision(shapes((4,), types=("c10::BFloat16",))) == "bfloat16"
-    assert precision(shapes((), (4,), types=("Scalar", "double"))) == "float64"
-    assert precision(None) is None
