@@ -29,7 +29,7 @@ from _clock import Work, readings
 from _hstu_peer import jagged_lengths, offsets_of
 from _rows import record, row, show
 from recperf.ops import assemble, layer_norm, lookup, stu_output
-from recperf.ops.assemble.plan import ages_of, row_of_token
+from recperf.ops.assemble import ages_of, row_of_token
 from recperf.ops.dropout import Dropout
 
 NAME = "stu_ops"

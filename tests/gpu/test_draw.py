@@ -12,7 +12,7 @@ from recperf.data.batch import ClickBatch
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
 from recperf.ops import hashing
-from recperf.ops.draw.plan import FAST_KINDS
+from recperf.ops.draw import FAST_KINDS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 

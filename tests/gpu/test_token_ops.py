@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recperf.ops import assemble, lookup
-from recperf.ops.assemble.plan import ages_of
+from recperf.ops.assemble import ages_of
 from recperf.ops.dropout import Dropout
 
 pytestmark = [

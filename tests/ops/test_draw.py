@@ -11,8 +11,7 @@ from recperf.data.batch import ClickBatch
 from recperf.data.order import WHOLE, RankPart
 from recperf.data.random_bags import RandomBags
 from recperf.data.random_config import RandomBagsConfig
-from recperf.ops.draw import native
-from recperf.ops.draw.plan import FAST_KINDS, MULTIPLIERS
+from recperf.ops.draw import FAST_KINDS, MULTIPLIERS, native
 
 FAST = ["native", "triton"]
 SHAPES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from recperf.ops import hashing
 from recperf.ops.bag import native
 from recperf.ops.dropout import Dropout, dropout_seed, keep_mask
 from recperf.ops.hashing import hash_int
-from recperf.ops.xxh64 import xxh64
+from recperf.ops.words import xxh64
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 EXTREMES = [0, 1, -1, 2, -2, 2**31, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]

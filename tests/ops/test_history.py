@@ -11,7 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from recperf.ops.history import Crosses, Events, Picked, Room, Rule, native, reference
-from recperf.ops.history.rule import POOLS
+from recperf.ops.history.reference import POOLS
 
 BODIES = [
     pytest.param(reference, id="reference"),

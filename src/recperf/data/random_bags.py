@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from ..config import require
-from ..ops.draw import Buffers, Name, Plan, SharedSpacePlan, choose, reference, shared_space
+from ..ops.choice import Name
+from ..ops.draw import Buffers, Plan, choose, reference, shared_space
+from ..ops.draw.shared_space import SharedSpacePlan
 from .batch import ClickBatch, JaggedFeatures
 from .order import WHOLE, RankPart
 from .random_config import RandomBagsConfig

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..ops.hashing import finalise_torch_, signed, stream
-from ..ops.splitmix import GOLDEN
+from ..ops.words import GOLDEN
 
 CHUNK = 1 << 22
 """Uniform values drawn at a time, so that a table never needs its memory twice."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .splitmix import GOLDEN, LAST_SHIFT, ROUNDS, WORD, finalise_int, finalise_numpy_
+from .words import GOLDEN, LAST_SHIFT, ROUNDS, WORD, finalise_int, finalise_numpy_
 
 MOST_ROWS = 1 << 31
 """(2^32 - 1) * 2^31 is the largest product of its kind that a signed word holds."""

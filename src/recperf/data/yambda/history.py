@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import DataError, MachineError
 from ...ops.history import Crosses, Events, Name, Picked, Room, Rule, choose
-from ...ops.history.rule import LARGE_ID
+from ...ops.history.reference import LARGE_ID
 from ..batch import HistoryBatch, JaggedFeatures
 from .config import HistoryConfig
 from .rates import RunningRates

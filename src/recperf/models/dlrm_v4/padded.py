@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ...data.batch import HistoryBatch
 from ...data.yambda.schema import CANDIDATE, CROSSES, HISTORY
-from ...ops.assemble.plan import SHORTEST, UNIT
+from ...ops.assemble import SHORTEST, UNIT
 from .config import ACTIONS, FEATURE_TABLES, DLRMv4Config
 from .hstu import HSTU, STULayer
 from .model import DLRMv4, Encoder, RatesTower, time_features

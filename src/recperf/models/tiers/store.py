@@ -25,7 +25,7 @@ from ...config import require
 from ...errors import ArgumentError, DataError, MachineError, RecperfError, shorten_middle
 from ...files import open_regular, writing
 from ...ops.rows import Fault, Name, RecordFault, RecordFiles, Request, choose
-from ...ops.rows.rule import require_rows
+from ...ops.rows.reference import require_rows
 from ...units import size
 
 MAP_NORESERVE = 0x4000

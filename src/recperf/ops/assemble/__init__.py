@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,11 +23,7 @@ from torch import Tensor
 from ...errors import ArgumentError
 from .. import choice
 from ..choice import Name
-from ..dropout import Dropout
-from ..dropout.rule import NO_DROPOUT
-from .plan import Plan, plan
-
-__all__ = ["Plan", "assemble", "backward", "choose", "forward", "plan"]
+from ..dropout import NO_DROPOUT, Dropout
 
 choose = functools.partial(choice.choose, __name__)
 forward: Callable[..., Tensor] = choice.dispatch(__name__, "forward")
@@ -77,3 +74,117 @@ def _check(context: Tensor, rows: Tensor, actions: Tensor, position: Tensor, tim
         raise ArgumentError(f"(rows and context, shared rows, actions, ages) are {actual}; the plan is for {planned}")
     if plan.context >= position.shape[0]:
         raise ArgumentError(f"the position table has {position.shape[0]} rows; it needs more than {plan.context}")
+
+
+SHORTEST, UNIT = 1e-6, 60.0
+"""Seconds: the smallest age, and the unit in which an age is counted before its square root is taken."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    offsets_B1: Tensor
+    """Where each row begins among the tokens."""
+    source_S: Tensor
+    """The shared row that each position reads."""
+    action_S: Tensor
+    """The action of each position."""
+    age_T: Tensor
+    """The row of the time table that each token reads."""
+    source_order_S: Tensor
+    """Tokens ordered by the shared row they read."""
+    source_starts_U1: Tensor
+    kind_order_T: Tensor
+    """Tokens ordered by age, then action; context tokens count as one more action."""
+    kind_starts: Tensor
+    """Where each pair of age and action begins in that order, Q * (K + 1) + 1 entries."""
+    actions: int
+    ages: int
+    context: int
+    """Context tokens in every row."""
+    longest: int
+    """The largest number of tokens in a row."""
+
+    @property
+    def tokens(self) -> int:
+        return self.age_T.shape[0]
+
+
+@torch.no_grad()
+def plan(
+    offsets_B1: Tensor,
+    times_T: Tensor,
+    source_S: Tensor,
+    order_S: Tensor,
+    starts_U1: Tensor,
+    action_S: Tensor,
+    *,
+    actions: int,
+    ages: int,
+    context: int,
+    longest: int,
+) -> Plan:
+    """`order_S` and `starts_U1` list the positions of each row, as in `lookup.Unique`. Never waits for the device."""
+    tokens, rows = times_T.numel(), offsets_B1.numel() - 1
+    if source_S.numel() != tokens - rows * context or action_S.numel() != source_S.numel():
+        raise ArgumentError(
+            f"source_S has {source_S.numel()} and action_S {action_S.numel()} entries; {tokens} tokens in {rows} rows "
+            f"with {context} context tokens each have {tokens - rows * context} positions"
+        )
+    before_B1 = context * torch.arange(rows + 1, device=times_T.device)
+    row_S = row_of_token(offsets_B1 - before_B1, source_S.numel())
+    token_S = torch.arange(source_S.numel(), device=times_T.device) + before_B1[1:][row_S]
+    action_T = torch.full_like(times_T, actions).index_copy_(0, token_S, action_S.to(times_T.dtype))
+    age_T = ages_of(offsets_B1, times_T, ages)
+    pairs = ages * (actions + 1)
+    order_T, kind_starts = grouped((age_T * (actions + 1) + action_T).to(_narrow(pairs)), pairs)
+    return Plan(
+        offsets_B1=offsets_B1,
+        source_S=source_S.to(_narrow(starts_U1.numel())),
+        action_S=action_S.to(_narrow(actions)),
+        age_T=age_T.to(_narrow(ages)),
+        source_order_S=token_S[order_S].to(_narrow(tokens)),
+        source_starts_U1=starts_U1,
+        kind_order_T=order_T.to(_narrow(tokens)),
+        kind_starts=kind_starts,
+        actions=actions,
+        ages=ages,
+        context=context,
+        longest=longest,
+    )  # fmt: skip
+
+
+def row_of_token(offsets_B1: Tensor, tokens: int) -> Tensor:
+    rows_B = torch.arange(offsets_B1.numel() - 1, device=offsets_B1.device)
+    return rows_B.repeat_interleave(offsets_B1.diff(), output_size=tokens)
+
+
+def ages_of(offsets_B1: Tensor, times_T: Tensor, ages: int) -> Tensor:
+    """The row of the time table for each token: the square root of the minutes before the last token of its row."""
+    last_T = offsets_B1[1:][row_of_token(offsets_B1, times_T.numel())] - 1
+    seconds_T = (times_T[last_T] - times_T).to(torch.float32).clamp(min=SHORTEST)
+    # Divided by a tensor: a CUDA device multiplies by the inverse of a plain number, which rounds otherwise. The root
+    # is taken in float64 and rounded once: some CPUs' own float32 root is off by a last bit, which moves a bucket.
+    root_T = (seconds_T / torch.full((1,), UNIT, device=times_T.device)).double().sqrt().float()
+    return root_T.long().clamp(max=ages - 1)
+
+
+def grouped(bucket_T: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The tokens ordered by bucket, and where each bucket begins in that order."""
+    sorted_T, order_T = torch.sort(bucket_T, stable=True)
+    edges = torch.arange(count + 1, device=bucket_T.device, dtype=bucket_T.dtype)
+    return order_T, torch.searchsorted(sorted_T, edges)
+
+
+def shared_sums(
+    grad_TD: Tensor, plan: Plan, scale: float, segment_sum: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of rows, actions and time table. The sums per pair of age and action serve the last two."""
+    rows_UD = segment_sum(grad_TD, plan.source_order_S, plan.source_starts_U1).mul_(scale)
+    pairs = segment_sum(grad_TD, plan.kind_order_T, plan.kind_starts)
+    pairs_QKD = pairs.view(plan.ages, plan.actions + 1, grad_TD.shape[1])
+    return rows_UD, pairs_QKD[:, : plan.actions].sum(0).mul_(scale), pairs_QKD.sum(1)
+
+
+def _narrow(count: int) -> torch.dtype:
+    """The narrowest index type for this many values: indices are read once per token."""
+    return torch.int32 if count < 1 << 31 else torch.int64

@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dropout.reference import factors
-from ..dropout.rule import NO_DROPOUT, Dropout
+from ..dropout import NO_DROPOUT, Dropout, factors
 from ..lookup.reference import segment_sum
-from .plan import Plan, grouped, row_of_token, shared_sums
+from . import Plan, grouped, row_of_token, shared_sums
 
 
 def places(plan: Plan, positions: int) -> tuple[Tensor, Tensor]:

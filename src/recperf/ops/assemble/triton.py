@@ -18,11 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dropout.rule import NO_DROPOUT, Dropout
+from ..dropout import NO_DROPOUT, Dropout
 from ..dropout.triton import arguments, factors, row_words
 from ..lookup.triton import segment_sum, tile
 from ..operators import operator
-from .plan import Plan, shared_sums
+from . import Plan, shared_sums
 
 UNSPECIALIZED = ["first", "second", "threshold"]
 TALL = 4

@@ -15,8 +15,7 @@ from torch.testing import assert_close
 from ..arguments import address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from ..operators import operator
-from . import reference
-from .plan import DENSE_SCALE, FAST_KINDS, Buffers, Plan
+from . import DENSE_SCALE, FAST_KINDS, Buffers, Plan, reference
 
 SMALL = 1 << 16
 """Batches of fewer random numbers are drawn by one thread: starting a second costs more than it saves."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..hashing import hash_signed
-from .plan import DENSE_SCALE, MULTIPLIERS, Buffers, Plan
+from . import DENSE_SCALE, MULTIPLIERS, Buffers, Plan
 
 _SIGNED = tuple(factor - (1 << 32) if factor >> 31 else factor for factor in MULTIPLIERS)
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...config import require
 from ..hashing import finalise_torch_, hash_int, signed, stream
-from ..splitmix import GOLDEN
-from .plan import NEARLY_ONE, Buffers, Kind, planted_weights, scatter_factor, zipf_line
+from ..words import GOLDEN
+from . import NEARLY_ONE, Buffers, Kind, planted_weights, scatter_factor, zipf_line
 
 MAX_ID_SPACE = 1 << 40
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..operators import operator
-from .plan import DENSE_SCALE, Buffers, Plan
+from . import DENSE_SCALE, Buffers, Plan
 
 ELEMENTS = 1024
 """Words that a program computes at a time: 8 for each of the 128 threads."""
@@ -24,7 +24,8 @@ WIDEST = 64
 
 
 @triton.jit
-def _mix(word):
+def mix(word):
+    """The bijection of 32-bit words."""
     word = (word ^ (word >> 16)) * 0x7FEB352D
     word = (word ^ (word >> 15)) * 0x846CA68B
     return word ^ (word >> 16)
@@ -49,7 +50,7 @@ def _keys(index, stream):
 @triton.jit
 def _words(first, second, counter):
     """The random words of int64 counters."""
-    return _mix(_mix((counter & 0xFFFFFFFF).to(tl.uint32) ^ first) + second)
+    return mix(mix((counter & 0xFFFFFFFF).to(tl.uint32) ^ first) + second)
 
 
 @triton.jit
@@ -144,7 +145,7 @@ def _draw_ids(
             to = begin[:, None] + place[None, :]
         used = used & inside[:, None]
         tl.store(values + to, ids, mask=used)
-        score = _mix(_mix(ids.to(tl.uint32) ^ first_score) + second_score).to(tl.int32, bitcast=True) >> 8
+        score = mix(mix(ids.to(tl.uint32) ^ first_score) + second_score).to(tl.int32, bitcast=True) >> 8
         total += tl.sum(tl.where(used, score, 0).to(tl.int64), axis=1)
     score = total.to(tl.float32) * 1.1920928955078125e-07 / tl.sqrt(tl.maximum(count, 1).to(tl.float32))
     tl.store(scores + bag, score, mask=inside)

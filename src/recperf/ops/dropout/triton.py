@@ -7,14 +7,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from .rule import Dropout, signed
-
-
-@triton.jit
-def _mix(word):
-    word = (word ^ (word >> 16)) * 0x7FEB352D
-    word = (word ^ (word >> 15)) * 0x846CA68B
-    return word ^ (word >> 16)
+from ..draw.triton import mix
+from . import Dropout, signed
 
 
 @triton.jit
@@ -25,8 +19,8 @@ def row_words(row, numbers, inside, first, second, LISTED: tl.constexpr):
         number = tl.load(numbers + row, mask=inside, other=0).to(tl.int64)
     low = (number & 0xFFFFFFFF).to(tl.uint32)
     one, two = first.to(tl.uint32, bitcast=True), second.to(tl.uint32, bitcast=True)
-    a = _mix(_mix(low ^ one) + two)
-    return a, _mix(a ^ two)
+    a = mix(mix(low ^ one) + two)
+    return a, mix(a ^ two)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from .. import choice
-from .rule import Crosses, Events, Picked, Room, Rule
+from .reference import Crosses, Events, Picked, Room, Rule
 
 Name = Literal["auto", "reference", "native"]
 

@@ -17,7 +17,7 @@ from ..arguments import ANY, address
 from ..compile import I64, POINTER, native_library, usable
 from ..operators import operator
 from . import reference
-from .rule import LARGE_ID, Crosses, Events, Picked, Room, Rule, unknown_item
+from .reference import LARGE_ID, Crosses, Events, Picked, Room, Rule, unknown_item
 
 _UNKNOWN_ITEM, _UNKNOWN_PLACE = 1, 3
 """What `fill` of native.c returns for an item outside the catalogue and an event outside the columns; 2: a large id."""

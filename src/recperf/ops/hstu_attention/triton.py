@@ -23,9 +23,7 @@ from torch import Tensor
 
 from ..operators import operator
 from . import reference
-from .kernels import attend, grad_keys
-from .kernels_last import attend_last, grad_last
-from .kernels_queries import grad_queries
+from .kernels import attend, attend_last, grad_keys, grad_last, grad_queries
 from .reference import Biased, Into, Mask, RelativeBias, bucket_starts, flops
 
 WIDEST = 256

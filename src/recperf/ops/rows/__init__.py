@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from .. import choice
-from .rule import Fault, RecordFault, RecordFiles, Request
+from .reference import Fault, RecordFault, RecordFiles, Request
 
 Name = Literal["auto", "reference", "native"]
 

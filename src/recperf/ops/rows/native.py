@@ -17,7 +17,7 @@ from ...machine import usable_cores
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from . import reference
-from .rule import Fault, RecordFault, RecordFiles, Request, Rows, Values, require_rows
+from .reference import Fault, RecordFault, RecordFiles, Request, Rows, Values, require_rows
 
 AHEAD_BYTES = 8 << 10
 """What is prefetched: several rows, well within the first cache."""

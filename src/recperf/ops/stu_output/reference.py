@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..dropout import Dropout
-from ..dropout.reference import forward as dropped
+from ..dropout import Dropout, dropped
 from ..layer_norm import reference as norm
 from ..layer_norm.reference import widened
 from ..products import product, weight_gradient
