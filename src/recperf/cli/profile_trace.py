@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DataError, MachineError, UsageError
+from ..errors import DataError, MachineError
 from ..measure.trace.records import MergedTraces, TraceAnalysis
 from ..units import size
 from .parse import OutputOptions, VerboseOption, parse
@@ -25,19 +25,15 @@ class Options(OutputOptions, VerboseOption):
     peaks: Path | None = None
     """Ceilings of the machine that recorded the trace: a file that recperf peaks wrote there. Default: those of this
     machine."""
-    top: int = 12
-    """Maximum number of rows in a table; --json has all."""
 
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf profile --trace", description=DESCRIPTION)
-    if options.top < 1:
-        raise UsageError(f"--top is {options.top}; it must be at least 1", fix="--top 12")
     terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     analysis = analysis_of(options.trace, options.peaks)
     from ..runs.report.trace_report import report
 
-    terminal.show(report(analysis, top=options.top))
+    terminal.show(report(analysis))
     if options.trace.is_dir():
         try:
             analysis.merged = merged(options.trace)

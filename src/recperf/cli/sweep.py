@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import RecperfError, UsageError
-from ..files import write_atomic, write_json, writing
+from ..errors import UsageError
+from ..files import write_json, writing
 from ..measure.sections import swept_ms
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
@@ -22,7 +22,7 @@ combinations. Lists of widths use dashes: --model.top 32-16-1,64-32-1."""
 @dataclass(frozen=True, kw_only=True)
 class Options(WorkloadOptions[C]):
     out: Path | None = None
-    """Folder for sweep.json and sweep.svg. Default: runs/sweep-<workload>-<time>."""
+    """Folder for sweep.json. Default: runs/sweep-<workload>-<time>."""
 
 
 def command(arguments: list[str]) -> int:
@@ -49,7 +49,6 @@ def command(arguments: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "sweep.json", result)
     terminal.say(as_text(result))
-    _draw(result, folder / "sweep.svg", terminal)
     terminal.say(f"  written to {folder}")
     if options.json:
         print_json(result)
@@ -95,13 +94,3 @@ def as_text(result: dict[str, Any]) -> str:
     for fit in result["fits"]:
         lines.append(f"  {fit['part']} against {fit['field']}: {fit['slope_ms']:.3g} ms per unit, r2 {fit['r2']:.3f}")
     return "\n".join(lines)
-
-
-def _draw(result: dict[str, Any], path: Path, terminal: Terminal) -> None:
-    """Write the plot if the report extra is installed."""
-    try:
-        from ..runs.report.charts import sweep
-
-        write_atomic(path, sweep(result).encode())
-    except RecperfError as error:
-        terminal.notice(f"no plot: {error.what}; {error.fix}")

@@ -6,9 +6,9 @@ Figures and timelines exist on pages only; `page.py` renders these.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ...units import WIDEST, width
 from .formats import printable, short
@@ -180,11 +180,26 @@ def cells(*texts: Any) -> tuple[Cell, ...]:
     return tuple(text if isinstance(text, Cell) else Cell(str(text)) for text in texts)
 
 
+def table_of(
+    rows: Iterable[T],
+    columns: Mapping[str, Callable[[T], Any]],
+    caption: str = "",
+    *,
+    left: tuple[int, ...] = (),
+    top: int | None = None,
+    rest: str = "",
+) -> Table:
+    """A table with a row for every record; each column is its head and what it shows of a record."""
+    lines = [cells(*(show(row) for show in columns.values())) for row in rows]
+    return Table(tuple(columns), lines, caption, left, top=top, rest=rest)
+
+
 def definitions(rows: list[tuple[str, str | Cell]]) -> Table:
     """A list of names with their values."""
     return Table(("", ""), [cells(name, value) for name, value in rows], left=(1,))
 
 
+T = TypeVar("T")
 LABEL = 10
 """Columns of the name of a fact, with the space behind it."""
 LONGEST = 3 * WIDEST

@@ -1,4 +1,4 @@
-"""Figures: bars of quality and of the parts of a step, curves over the steps, calibration, the roofline, and sweeps."""
+"""Figures: bars of quality and of the parts of a step, curves over the steps, calibration and the roofline."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...measure.profile_records import StepBudget
-from ...measure.records import Percentiles
-from ...measure.sections import swept_ms
+from ...measure.profile_records import Component, RooflinePoint
 from ...measure.spans import PHASES
 from ...units import digits
 from ..result import Interval
 from .blocks import Figure
 from .formats import byte_rate, component, flop_rate, percent, scaled, short
-from .page import Sheet, columns_of, decades, evenly, family, require_matplotlib, round_steps, svg_text, ticks, tone
+from .page import Sheet, columns_of, decades, evenly, family, round_steps, ticks, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,10 +31,8 @@ class Bar:
     label: str
     values: dict[str, float]
     own: bool = False
-    spread: dict[str, float] = field(default_factory=dict)
-    seeds: dict[str, list[float]] = field(default_factory=dict)
     interval: Mapping[str, Interval] = field(default_factory=dict)
-    """Bootstrap interval of a metric, drawn instead of its spread."""
+    """The bootstrap interval of a metric."""
 
 
 def quality(bars: list[Bar], metrics: list[tuple[str, str]], targets: dict[str, float]) -> Sheet:
@@ -65,21 +61,13 @@ def _scores(axes: Axes, bars: list[Bar], metric: str, target: float | None) -> N
     for row, (bar, value) in enumerate(zip(bars, values)):
         color = tone("accent" if bar.own else "other")
         axes.barh(row, value - low, left=low, height=0.58, color=color)
-        spread, ends = bar.spread.get(metric, 0.0), bar.interval.get(metric)
-        low_end, high_end = (ends.low, ends.high) if ends else (value - spread, value + spread)
-        if high_end > low_end:
-            axes.plot([low_end, high_end], [row, row], color=tone("ink"), lw=1.5, solid_capstyle="butt")
-        for seed in bar.seeds.get(metric, []):
-            axes.plot(seed, row + 0.0, "o", ms=4, mfc=tone("surface"), mec=tone("ink"), mew=1)
-        end = max([value, high_end, *bar.seeds.get(metric, [])])
-        axes.annotate(
-            f"{value:.3f}", (end, row), (6, 0), textcoords="offset points", va="center", color=tone("ink"), fontsize=11
-        )
+        ends = bar.interval.get(metric)
+        if ends:
+            axes.plot([ends.low, ends.high], [row, row], color=tone("ink"), lw=1.5, solid_capstyle="butt")
+        _note(axes, f"{value:.3f}", (max(value, ends.high) if ends else value, row), (6, -4), "left")
     if target is not None:
         axes.axvline(target, color=tone("ink"), lw=1, ls=(0, (4, 3)))
-        axes.annotate(
-            "target", (target, -0.5), (0, 3), textcoords="offset points", ha="center", fontsize=10, color=tone("ink")
-        )
+        _note(axes, "target", (target, -0.5), (0, 3), "center")
     marked = round_steps(low, high, 4)
     ticks(axes, "x", marked, evenly(marked))
 
@@ -88,51 +76,34 @@ def _scores(axes: Axes, bars: list[Bar], metric: str, target: float | None) -> N
 class BarPart:
     name: str
     value: float
-    phase: str = ""
-    """Parts of one phase get a bracket under a single bar."""
     tone: str = ""
     """Colour; empty: the one that the name has in every figure."""
 
 
-@dataclass(frozen=True)
-class StepPart:
-    name: str
-    phase: str
-    share: float
-    """Share of the step."""
-    ms: Percentiles | None
-    """None if only the share is known."""
-
-
-def from_profile(profile: StepBudget) -> list[StepPart]:
-    return in_order(StepPart(part.name, part.phase, part.share, part.ms) for part in profile.components)
-
-
-def in_order(parts: Iterable[StepPart]) -> list[StepPart]:
-    """The parts by phase; within a phase, as they were measured."""
+def in_order(parts: Iterable[Component]) -> list[Component]:
+    """The parts of a step by phase; within a phase, as they were measured."""
     return sorted(parts, key=lambda part: PHASES.index(part.phase) if part.phase in PHASES else len(PHASES))
 
 
-def budget_figure(key: str, parts: Sequence[StepPart], of: str) -> Figure:
+def budget_figure(key: str, parts: Sequence[Component], of: str) -> Figure:
     """The share of each part in one step."""
     listed = ", ".join(f"{component(part.name)} {percent(part.share, 1)}" for part in parts)
-    bar = [("", [BarPart(part.name, part.share, part.phase) for part in parts])]
+    bar = [("", [BarPart(part.name, part.share) for part in parts])]
     backward = any(part.name.endswith("_backward") for part in parts)
     caption = "Backward passes have the lighter shade of their forward pass." if backward else ""
     return Figure(key, f"Share of each part in {of}: {listed}", caption, lambda: stacked(bar, "share"))
 
 
 def stacked(bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
-    """One stacked bar per row: shares of a step, or milliseconds. A single bar shows its phases below.
+    """One stacked bar per row: shares of a step, or milliseconds. A single bar has no label and no axis.
 
     A part too thin for its label is named in the table below the figure.
     """
     single = len(bars) == 1 and not bars[0][0]
     most = 220 if columns_of(2) == 2 else 120
     names = 0.0 if single else min(most, 18 + CHARACTER * max(len(label) for label, _ in bars))
-    phases = single and any(part.phase for part in bars[0][1])
-    foot, inset = 26 * phases if single else 30 if unit == "share" else 42, 0 if single else 16
-    tall = 50 * len(bars) if phases or not single else 40
+    foot, inset = (0, 0) if single else (30 if unit == "share" else 42, 16)
+    tall = 40 if single else 50 * len(bars)
     sheet = Sheet(tall + foot)
     axes = sheet.axes(names + inset, 0, inset, foot)
     longest = max(sum(part.value for part in parts) for _, parts in bars) or 1.0
@@ -143,10 +114,8 @@ def stacked(bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
         if label:
             sheet.text(0, 50 * row + 20, short(label, round((names - 18) / CHARACTER)), va="center", color="ink")
         _segments(axes, parts, 50 * row, 40, pixels)
-    if single:
-        _phases(axes, bars[0][1], 46, pixels)
-        axes.spines["bottom"].set_visible(False)
-    else:
+    axes.spines["bottom"].set_visible(not single)
+    if not single:
         marked = round_steps(0, longest, 5)
         ticks(axes, "x", marked, percent if unit == "share" else evenly(marked))
         if unit != "share":
@@ -168,26 +137,6 @@ def _segments(axes: Axes, parts: Sequence[BarPart], top: float, height: float, p
             ink = tone("ink" if faint or hue == "other" else "on-fill")
             axes.text(start + part.value / 2, top + height / 2, name, ha="center", va="center", fontsize=11, color=ink)
         start += part.value
-
-
-def _phases(axes: Axes, parts: Sequence[BarPart], y: float, pixels: float) -> None:
-    """A bracket under each stretch of parts of one phase."""
-    start, runs = 0.0, [("", 0.0, 0.0)]
-    for part in parts:
-        if part.phase == runs[-1][0]:
-            runs[-1] = (part.phase, runs[-1][1], start + part.value)
-        else:
-            runs.append((part.phase, start, start + part.value))
-        start += part.value
-    for phase, begin, end in runs[1:]:
-        label = f"{phase} {percent(end - begin)}"
-        inset = 1.5 / pixels
-        axes.plot([begin + inset, end - inset], [y, y], color=tone("muted"), lw=1.5, clip_on=False)
-        if (end - begin) * pixels > 6.6 * len(label) + 4:
-            axes.annotate(
-                label, ((begin + end) / 2, y), (0, -7), textcoords="offset points", ha="center", va="top",
-                fontsize=11, color=tone("muted"), annotation_clip=False,
-            )  # fmt: skip
 
 
 GROUPS = 160
@@ -244,19 +193,16 @@ def _curve(axes: Axes, series: Series, target: float | None) -> None:
     axes.fill_between(steps, low, high, color=tone("accent"), alpha=0.25, lw=0)
     axes.plot(steps, means, color=tone("accent"), lw=1.8, marker="o" if weight == 1.0 else None, ms=4)
     bounds = [*low, *high, *([target] if target is not None else [])]
-    _frame(axes, steps[-1], min(bounds), max(bounds))
+    least, most = min(bounds), max(bounds)
+    room = (most - least or abs(most) or 1.0) * 0.08
+    axes.set_xlim(0, steps[-1] * 1.02)
+    axes.set_ylim(least - room, most + room)
+    marked = round_steps(least - room, most + room, 5)
+    ticks(axes, "y", marked, evenly(marked), grid=True)
+    ticks(axes, "x", round_steps(0, steps[-1] * 1.02, 4), lambda v: f"{v:,.0f}")
     if target is not None:
         axes.axhline(target, color=tone("ink"), lw=1, ls=(0, (4, 3)))
         _note(axes, "target", (steps[-1], target), (0, 4), "right")
-
-
-def _frame(axes: Axes, last: float, low: float, high: float) -> None:
-    room = (high - low or abs(high) or 1.0) * 0.08
-    axes.set_xlim(0, last * 1.02)
-    axes.set_ylim(low - room, high + room)
-    marked = round_steps(low - room, high + room, 5)
-    ticks(axes, "y", marked, evenly(marked), grid=True)
-    ticks(axes, "x", round_steps(0, last * 1.02, 4), lambda v: f"{v:,.0f}")
 
 
 def reliability(bins: list[tuple[float, float]]) -> Sheet:
@@ -278,25 +224,29 @@ def reliability(bins: list[tuple[float, float]]) -> Sheet:
     return sheet
 
 
-@dataclass(frozen=True)
-class Dot:
-    """A part of a step on the roofline, with the number of its row in the table."""
-
-    number: int
-    name: str
-    intensity: float
-    flops: float
+Dot = tuple[int, str, float, float]
+"""A part of a step on the roofline: the number of its row in the table, its name, FLOP per byte and FLOP/s."""
 
 
-def roofline_figure(key: str, bandwidth: float, peak: float, dots: list[Dot]) -> Figure:
-    listed = "; ".join(f"{component(d.name)} {flop_rate(d.flops)} at {digits(d.intensity)} FLOP/B" for d in dots)
-    return Figure(
-        key,
-        f"Roofline under arithmetic {flop_rate(peak)} and memory {byte_rate(bandwidth)}. {listed}",
-        "Dots carry the number of their row in the table; open ones are backward passes. A dot far below the roof is "
-        "limited by neither arithmetic nor memory, but by overhead or waiting.",
-        lambda: roofline(bandwidth, peak, dots),
-    )
+def roofline_figure(key: str, points: list[RooflinePoint]) -> list[Figure]:
+    if not points or not points[0].ceiling_flops_per_s:
+        return []
+    bandwidth, peak = points[0].ceiling_bytes_per_s, points[0].ceiling_flops_per_s
+    dots = [
+        (index, short(point.name, 28), point.intensity, point.flops_per_s)
+        for index, point in enumerate(points, 1)
+        if point.intensity and point.flops_per_s > 0
+    ]
+    listed = "; ".join(f"{component(dot[1])} {flop_rate(dot[3])} at {digits(dot[2])} FLOP/B" for dot in dots)
+    return [
+        Figure(
+            key,
+            f"Roofline under arithmetic {flop_rate(peak)} and memory {byte_rate(bandwidth)}. {listed}",
+            "Dots carry the number of their row in the table; open ones are backward passes. A dot far below the roof "
+            "is limited by neither arithmetic nor memory, but by overhead or waiting.",
+            lambda: roofline(bandwidth, peak, dots),
+        )
+    ]
 
 
 def roofline(bandwidth: float, peak: float, dots: list[Dot]) -> Sheet:
@@ -304,10 +254,10 @@ def roofline(bandwidth: float, peak: float, dots: list[Dot]) -> Sheet:
     sheet = Sheet(360)
     axes = sheet.axes(58, 40, 16, 42)
     ridge = peak / bandwidth
-    low, high = (ends([dot.intensity for dot in dots] + [ridge]) for ends in (min, max))
+    low, high = (ends([dot[2] for dot in dots] + [ridge]) for ends in (min, max))
     low, high = low / 10, high * 8
-    floor = min([dot.flops for dot in dots] + [low * bandwidth]) / 3
-    ceiling = max([peak * 3.5, *(dot.flops * 2 for dot in dots)])
+    floor = min([dot[3] for dot in dots] + [low * bandwidth]) / 3
+    ceiling = max([peak * 3.5, *(dot[3] * 2 for dot in dots)])
     axes.set_xlim(math.log10(low), math.log10(high))
     axes.set_ylim(math.log10(floor), math.log10(ceiling))
     ticks(axes, "x", decades(low, high, 4 * columns_of(2)), lambda v: f"{10**v:g}", grid=True)
@@ -319,47 +269,14 @@ def roofline(bandwidth: float, peak: float, dots: list[Dot]) -> Sheet:
     axes.plot([math.log10(x) for x, _ in roof], [math.log10(y) for _, y in roof], lw=2.2, color=tone("ink"))
     label = f"arithmetic {flop_rate(peak)}, memory {byte_rate(bandwidth)}"
     _note(axes, label, (math.log10(high), math.log10(peak)), (-2, 6), "right")
-    for dot in dots:
-        at, (hue, faint) = (math.log10(dot.intensity), math.log10(dot.flops)), family(dot.name)
+    for number, name, intensity, flops in dots:
+        at, (hue, faint) = (math.log10(intensity), math.log10(flops)), family(name)
         fill = tone("surface" if faint else hue)
         axes.plot(*at, "o", ms=8, mew=2, mec=tone(hue), mfc=fill, zorder=4)
         # The two passes of a part often lie close together.
-        _note(axes, str(dot.number), at, (-7 if faint else 7, -4), "right" if faint else "left")
+        _note(axes, str(number), at, (-7 if faint else 7, -4), "right" if faint else "left")
     return sheet
 
 
 def _note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], aside: str) -> None:
     axes.annotate(text, at, offset, textcoords="offset points", ha=aside, fontsize=10.5, color=tone("ink"))
-
-
-def sweep(sweep: dict[str, Any]) -> str:
-    """Step time and the time of one part against the swept field, with their spread, as an SVG file.
-
-    With several swept fields, each combination is a tick on the axis.
-    """
-    require_matplotlib()
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure as MatplotlibFigure
-
-    rows = sweep["rows"]
-    names = list(rows[0]["settings"])
-    labels = [", ".join(row["settings"].values()) for row in rows]
-    numeric = len(names) == 1 and all(label.replace(".", "", 1).isdigit() for label in labels)
-    x = [float(label) for label in labels] if numeric else list(range(len(rows)))
-    with rc_context({"svg.hashsalt": "recperf", "svg.fonttype": "none"}):
-        figure = MatplotlibFigure(figsize=(8, 4.5), layout="constrained")
-        axes = figure.add_subplot()
-        for part, colour in zip(sweep["parts"], ("#4c6ef5", "#e8590c")):
-            ms = [swept_ms(row["profile"], part) for row in rows]
-            middle = [m.p50 for m in ms]
-            spread = [[m.p50 - m.p20 for m in ms], [m.p80 - m.p50 for m in ms]]
-            axes.errorbar(x, middle, yerr=spread, marker="o", capsize=3, color=colour, label=part)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel(", ".join(names))
-        axes.set_ylabel("ms per step, p50 with p20 to p80")
-        if not numeric:
-            axes.set_xticks(x, labels)
-        axes.set_title(f"{sweep['workload']}: {rows[0]['profile'].steps} steps per point, new ids, warm-up excluded")
-        axes.legend(frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
-        return svg_text(figure)

@@ -16,7 +16,7 @@ from ..resume import change_text
 from . import charts
 from . import formats as fmt
 from .blocks import Block, Cell, Figure, Report, Section, Table, Text
-from .charts import from_profile, in_order
+from .charts import in_order
 from .formats import NONE, NOT_MEASURED, count, metric, percent, sentence
 from .reading import Reading
 from .step_sections import keyed
@@ -196,7 +196,7 @@ def _overlap(steps: Sequence[Percentiles | None]) -> str:
 
 
 def budget(runs: Sequence[Reading]) -> Rows:
-    steps = [from_profile(run.profile) if run.profile else [] for run in runs]
+    steps = [in_order(run.profile.components) if run.profile else [] for run in runs]
     shares = [{part.name: part.share for part in parts} for parts in steps]
     phases = {part.name: part for parts in steps for part in parts}
     names = [part.name for part in in_order(phases.values())]
@@ -272,7 +272,7 @@ def _budgets(comparison: Comparison, parts: list[list[Any]] | None, head: tuple[
         return []
     sections: list[Section] = []
     bars = [
-        (name, [charts.BarPart(part.name, part.share, part.phase) for part in shares])
+        (name, [charts.BarPart(part.name, part.share) for part in shares])
         for name, shares in zip(head[1:], parts or [])
         if shares
     ]

@@ -222,25 +222,16 @@ def short(name: Any, width: int = 46) -> str:
 
 def _function(text: str) -> str:
     """The last name outside of all brackets, and the functor among its template arguments."""
-    text, inside, depth = text.replace("(anonymous namespace)", "").rstrip(), [""], 0
-    outside = ""
-    for letter in text[: _parameters(text)]:
-        depth += letter in "<("
-        if depth:
-            inside[-1] += letter
-        else:
-            outside += letter
-        if letter in ">)" and depth:
-            depth -= 1
-            if not depth:
-                inside.append("")
-    names = re.split(r"::|\s", outside)
+    outside, before = text.replace("(anonymous namespace)", ""), ""
+    head = outside.rpartition(">(")[0] or outside
+    while before != outside:
+        before, outside = outside, re.sub(r"<[^<>]*>", "", outside)
+    names = re.split(r"::|\s", re.sub(r"\(.*", "", outside).strip())
     name = "::".join(names[-2:]) if names[-1] == "kernel" else names[-1] or text
-    arguments = next((argument for argument in reversed(inside) if argument), "")
     if name in ("Kernel", "Kernel2"):
-        return arguments.strip("<>").partition("<")[0]
-    functors = _FUNCTOR.findall(arguments)
-    return f"{name} ({functors[-1]})" if functors else name
+        return head.partition(f"{name}<")[2].partition("<")[0].rstrip("> ")
+    functors = _FUNCTOR.findall(head)
+    return f"{name} ({functors[-1]})" if functors and "<" in head else name
 
 
 def _demangled(text: str) -> str:
@@ -252,15 +243,3 @@ def _demangled(text: str) -> str:
     kernels = [name for name in names if "kernel" in name.lower()] or names[:1]
     functors = [name for name in names if _FUNCTOR.fullmatch(name)]
     return " ".join([*kernels[:1], *(f"({name})" for name in functors[-1:])]) or text
-
-
-def _parameters(text: str) -> int:
-    """Where the parameter list of a C++ function begins; the end of the text if it has none."""
-    if not text.endswith(")"):
-        return len(text)
-    depth = 0
-    for index in range(len(text) - 1, 0, -1):
-        depth += (text[index] == ")") - (text[index] == "(")
-        if depth == 0:
-            return index if not text[index:].startswith("(anonymous") else len(text)
-    return len(text)

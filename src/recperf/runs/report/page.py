@@ -23,7 +23,6 @@ from .formats import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as MatplotlibFigure
 
 
 def write(text: str, out: Path) -> Path:
@@ -189,18 +188,14 @@ class Sheet:
         self.figure.text(x / self.width, 1 - y / self.height, text, color=tone(color), fontsize=size, **more)
 
     def markup(self, key: str, label: str) -> str:
-        """The figure as an element; ids start with the key, so that two figures on a page never clash."""
-        return _inline(svg_text(self.figure), key, label, self.width, self.height)
+        """The figure as an element without a date, so that the same numbers give the same text; ids start with the key,
+        so that two figures on a page never clash."""
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-
-def svg_text(figure: MatplotlibFigure) -> str:
-    """A figure as an SVG file without a date, so that the same numbers give the same text."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    drawn = io.StringIO()
-    canvas: Any = FigureCanvasSVG(figure)
-    canvas.print_svg(drawn, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return drawn.getvalue()
+        drawn = io.StringIO()
+        canvas: Any = FigureCanvasSVG(self.figure)
+        canvas.print_svg(drawn, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        return _inline(drawn.getvalue(), key, label, self.width, self.height)
 
 
 def _inline(drawn: str, key: str, label: str, width: int, height: int) -> str:

@@ -9,15 +9,13 @@ from typing import Any
 from ...measure.limits import ranks_sentence
 from ...measure.peaks.other_work import DISTURBED
 from ...measure.peaks.records import Peaks
-from ...measure.profile_records import MeasuringCost, Profile, Trust
-from ...measure.records import Percentiles
+from ...measure.profile_records import Profile, Trust
 from ...measure.rows import place_rows
 from . import charts, page, timeline
 from . import device_sections as device
 from . import formats as fmt
 from .blocks import Block, Cell, Report, Section, Table, Text, Tile, arranged, cells, definitions
-from .charts import from_profile
-from .formats import NONE
+from .charts import in_order
 from .step_sections import (
     advice_blocks,
     badges,
@@ -87,8 +85,8 @@ def _tiles(profile: Profile) -> list[Tile]:
             best = max(gains, key=lambda name: gains[name])
             tiles.append(Tile(f"best change, {kind}", fmt.gain(gains[best]), best))
             break
-    several = device.of_several(profile)
-    if several:
+    several = profile.communication
+    if several and several.each:
         tiles.append(Tile("slowest rank", str(several.slowest), f"of {several.ranks}, by its own work"))
         tiles.append(device.exposed_tile(several.exposed_ms, several.exposed_share))
     return tiles
@@ -101,12 +99,7 @@ def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[l
         (
             ("advice", "What to change", "advice", advice_blocks),
             ("budget", "Step budget", "components", lambda _: budget_blocks(profile, key)),
-            (
-                "kernels",
-                "Kernels",
-                "kernels",
-                lambda kernels: device.kernels(kernels, profile.step_ms.p50),
-            ),
+            ("kernels", "Kernels", "kernels", lambda one: device.kernels(one, profile.step_ms.p50)),
             ("roofline", "Roofline", "roofline", lambda points: device.roofline_blocks(points, peaks, key)),
             ("idle", "Device idle", "idle", device.idle),
             ("transfers", "Transfers", "transfers", device.transfers),
@@ -119,17 +112,15 @@ def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[l
 
 def budget_blocks(profile: Profile, key: str) -> list[Block]:
     """The parts of a step as a bar and a table."""
-    step, parts = profile.step_ms, from_profile(profile)
+    step, parts = profile.step_ms, in_order(profile.components)
     total = math.fsum(part.share for part in parts)
     rows = [
         cells(
-            keyed(part.name),
-            fmt.percent(part.share, 1),
-            *((fmt.time(part.ms.p50), fmt.spread(part.ms)) if part.ms else (NONE, NONE)),
+            keyed(part.name), fmt.percent(part.share, 1), fmt.time(part.ms.p50), fmt.spread(part.ms),
             Cell(part.phase, "muted"),
         )
         for part in parts
-    ]
+    ]  # fmt: skip
     whole = ("whole step", fmt.percent(total, 1), fmt.time(step.p50), fmt.spread(step), "")
     rows.append(tuple(Cell(text, "strong") for text in whole))
     figure = charts.budget_figure(f"{key}-budget", parts, f"a step of {fmt.time(step.p50)}")
@@ -146,7 +137,13 @@ def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[st
     steps = f"{profile.steps} measured after {profile.warmup} of warm-up, batch {profile.batch_size:,}"
     rows: list[tuple[str, str | Cell]] = [("steps", steps)]
     overheads = trust.profiling or {"budget": profile.overhead}
-    rows += [(f"cost of measuring ({name})", _overhead(cost, profile.step_ms)) for name, cost in overheads.items()]
+    for name, cost in overheads.items():
+        text = fmt.NOT_MEASURED
+        if cost:
+            plain, clocked = fmt.time(cost.plain_ms), fmt.time(cost.clocked_ms)
+            share = fmt.measuring_cost(cost.share, profile.step_ms)
+            text = f"{share}: a step takes {plain} without, {clocked} with it"
+        rows.append((f"cost of measuring ({name})", text))
     clocks = trust.clocks or {}
     units = (("sm_mhz", "SM", "MHz"), ("mem_mhz", "memory", "MHz"), ("power_w", "power", "W"))
     listed = [f"{label} {clocks[name]:,.0f} {unit}" for name, label, unit in units if clocks.get(name) is not None]
@@ -169,10 +166,3 @@ def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[st
             rows.append((f"machine: {name.replace('_gib', ' (GiB)')}", str(machine[name])))
     gpus = ", ".join(str(gpu.get("name")) for gpu in machine.get("gpus") or [] if isinstance(gpu, dict))
     return [definitions([*rows, *([("machine: GPUs", gpus)] if gpus else [])])]
-
-
-def _overhead(cost: MeasuringCost | None, step_ms: Percentiles) -> str:
-    if not cost:
-        return fmt.NOT_MEASURED
-    plain, clocked = fmt.time(cost.plain_ms), fmt.time(cost.clocked_ms)
-    return f"{fmt.measuring_cost(cost.share, step_ms)}: a step takes {plain} without, {clocked} with it"

@@ -19,7 +19,8 @@ def sections(run: Reading, key: str) -> list[Section]:
     blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
     blocks += [Text(sentence) for sentence in auc_certainty(run.result)]
     blocks += _warnings(run.result)
-    bars = [_own_bar(run)]
+    own = {"auc": part.interval} if part.interval else {}
+    bars = [charts.Bar(run.workload, part.metrics, own=True, interval=own)]
     intervals = {name: {"auc": ends} for name, ends in (part.baseline_intervals or {}).items()}
     bars += [
         charts.Bar(baseline(rule), metrics, interval=intervals.get(rule, {}))
@@ -34,8 +35,6 @@ def sections(run: Reading, key: str) -> list[Section]:
         caption = "Dashed: the target." if target else ""
         if all(min(bar.values[name] for bar in bars) >= 0.5 for name, _ in panels):
             caption = f"Bars start at 0.5, the score of guessing. {caption}"
-        if len(part.seeds) > 1:
-            caption += " Open dots: single seeds."
         if part.interval:
             caption += " Lines on the bars of the AUC: 95 % intervals."
         draw = lambda: charts.quality(bars, panels, target)  # noqa: E731
@@ -45,14 +44,6 @@ def sections(run: Reading, key: str) -> list[Section]:
         Section("quality", "Quality", blocks),
         Section("qualities", "Quality in detail", [quality_table(run.result), *more]),
     ]
-
-
-def _own_bar(run: Reading) -> charts.Bar:
-    part = run.result.quality
-    seeds = part.seeds if len(part.seeds) > 1 else []
-    each = {name: [entry.metrics[name] for entry in seeds if name in entry.metrics] for name in part.metrics}
-    interval = {"auc": part.interval} if part.interval else {}
-    return charts.Bar(run.workload, part.metrics, own=True, spread=part.spread, seeds=each, interval=interval)
 
 
 def quality_table(result: Result) -> Table:

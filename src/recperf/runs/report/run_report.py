@@ -19,7 +19,7 @@ from ..schemas import Scores
 from . import charts, page, quality_sections, timeline
 from . import formats as fmt
 from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells, definitions
-from .charts import from_profile
+from .charts import in_order
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
 from .profile_report import step_sections_of
 from .quality_sections import lowest, outcome, quality_fact, target_text
@@ -50,7 +50,7 @@ def html(runs: list[Reading]) -> str:
 
     comparison = compare(runs)
     reports = [report(run, f"r{index}", short=True) for index, run in enumerate(runs, 1)]
-    parts = [from_profile(run.profile) if run.profile else [] for run in runs]
+    parts = [in_order(run.profile.components) if run.profile else [] for run in runs]
     return page.render(
         f"{_names(runs)} compared",
         reports,
@@ -158,7 +158,7 @@ def _tiles(run: Reading) -> list[Tile]:
             )
         )
     step, steady, overall = performance.step_ms, performance.steady, performance.overall
-    parts = [part for part in (from_profile(run.profile) if run.profile else []) if part.name != "other"]
+    parts = [part for part in (in_order(run.profile.components) if run.profile else []) if part.name != "other"]
     short = (NOT_MEASURED, "too few steps")
     timed = f"p20 – p80: {fmt.spread(step)}, {count(performance.steps_timed)} steps" if step else ""
     largest = max(parts, key=lambda part: part.share, default=None)
@@ -238,7 +238,7 @@ def pair(run: Reading) -> list[Section]:
     if run.pair is None:
         return []
     hot, cold, ids = run.pair.hot, run.pair.cold, run.pair.ids
-    hot_ms, cold_ms = ({part.name: part.ms.p50 for part in from_profile(arm) if part.ms} for arm in (hot, cold))
+    hot_ms, cold_ms = ({part.name: part.ms.p50 for part in in_order(arm.components)} for arm in (hot, cold))
     rows = [(Cell("whole step", "strong"), *_pair_cells(hot.step_ms.p50, cold.step_ms.p50))]
     for name in dict.fromkeys([*hot_ms, *cold_ms]):
         rows.append((keyed(name), *_pair_cells(hot_ms.get(name), cold_ms.get(name))))

@@ -14,11 +14,11 @@ from ...measure.limits import NOT_JUDGED, TEXTS, UNDECIDED
 from ...measure.peaks.records import Peaks
 from ...measure.places import place_text
 from ...measure.profile_records import Profile
-from ...measure.records import Advice, DividedOperator, Experiment, Observed, PartTime, PlaceTime, StepProfile, Verdict
+from ...measure.records import Advice, DividedOperator, Experiment, PartTime, PlaceTime, StepProfile, Verdict
 from ...measure.rows import place_rows
 from . import charts, timeline
 from . import formats as fmt
-from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells
+from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells, table_of
 from .page import family
 from .timeline import TONES
 
@@ -156,9 +156,11 @@ def workload_sections(profile: Profile, peaks: Peaks | None, key: str) -> list[S
     observed = profile.observed
     operators = attribute(observed, ceilings_of_profile(profile, peaks)).operators
     shares = share_blocks(profile.shares, divided_ms(observed.waits, observed.operators), key)
+    steps, waited = observed.steps.plain if observed.steps else None, observed.preempted or 0.0
+    without = f"; the {waited:.0%} in which other work held their core is left out" if waited >= 0.01 else ""
     evidence = [
         *limit_blocks(profile.verdict),
-        Text(_observed_steps(observed), "note"),
+        Text(f"From {fmt.count(steps)} observed steps of {fmt.time(observed.step_ms.p50)}{without}.", "note"),
         *experiment_blocks(profile.experiments),
         *(Text(fmt.sentence(note), "note") for note in observed.notes if note),
     ]
@@ -170,36 +172,24 @@ def workload_sections(profile: Profile, peaks: Peaks | None, key: str) -> list[S
     ]
 
 
-def _observed_steps(observed: Observed) -> str:
-    steps, waited = observed.steps.plain if observed.steps else None, observed.preempted or 0.0
-    without = f"; the {waited:.0%} in which other work held their core is left out" if waited >= 0.01 else ""
-    return f"From {fmt.count(steps)} observed steps of {fmt.time(observed.step_ms.p50)}{without}."
-
-
 def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> list[Block]:
     """The shares as a bar and a table; they sum to the `whole`, in ms."""
     shares = {limit: share for limit, share in shares.items() if limit in TEXTS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
-    bar = [charts.BarPart(limit, shares[limit], tone=TONES[limit]) for limit in ordered]
-    rows = [
-        cells(
-            Cell(limit, swatch=TONES[limit]),
-            fmt.percent(shares[limit]),
-            fmt.time(shares[limit] * whole),
-            TEXTS[limit]["meaning"],
-        )
-        for limit in ordered
-    ]
-    label = "The time of a step by limit: " + ", ".join(f"{limit} {shares[limit]:.0%}" for limit in ordered) + "."
-    return [
-        Figure(
-            f"{key}-limits",
-            label,
-            "Every moment of the step belongs to exactly one limit.",
-            lambda: charts.stacked([("", bar)], "share"),
-        ),
-        Table(("limit", "share", "time", "meaning"), rows, left=(3,)),
-    ]
+    bar = [charts.BarPart(limit, shares[limit], TONES[limit]) for limit in ordered]
+    figure = Figure(
+        f"{key}-limits",
+        "The time of a step by limit: " + ", ".join(f"{limit} {shares[limit]:.0%}" for limit in ordered) + ".",
+        "Every moment of the step belongs to exactly one limit.",
+        lambda: charts.stacked([("", bar)], "share"),
+    )
+    columns: dict[str, Callable[[str], Any]] = {
+        "limit": lambda limit: Cell(limit, swatch=TONES[limit]),
+        "share": lambda limit: fmt.percent(shares[limit]),
+        "time": lambda limit: fmt.time(shares[limit] * whole),
+        "meaning": lambda limit: TEXTS[limit]["meaning"],
+    }
+    return [figure, table_of(ordered, columns, left=(3,))]
 
 
 def place_blocks(places: list[PlaceTime]) -> list[Block]:
@@ -208,27 +198,31 @@ def place_blocks(places: list[PlaceTime]) -> list[Block]:
     return [Table(("place", "limit", "share", "time"), rows, left=(1,), top=PLACES)] if rows else []
 
 
-def operator_blocks(operators: list[DividedOperator], top: int = TOP) -> list[Block]:
+def operator_blocks(operators: list[DividedOperator]) -> list[Block]:
     if not operators:
         return [Text("No operator was seen.", "missing")]
-    rows = [
-        cells(
-            Cell(row.name, width=52), Cell(last_name(row.part), width=24),
-            Cell(_short_place(row), width=32), fmt.count(round(row.calls, 1)),
-            fmt.time(row.ms), _limits(row.limits),
-            fmt.scaled(row.flops) if row.flops else "", fmt.size(row.bytes) if row.bytes else "",
-        )
-        for row in operators
-    ]  # fmt: skip
-    head = ("operator", "part", "place", "calls", "time", "limit", "FLOP", "bytes")
-    rest = f"{max(0, len(rows) - top):,} more operators take {fmt.time(math.fsum(row.ms for row in operators[top:]))}."
-    blocks: list[Block] = [Table(head, rows, left=(1, 2, 5), top=top, rest=rest)]
-    noted = [row for row in operators[:top] if row.note]
-    blocks += [Text(f"{row.name}: {row.note}.", "note") for row in noted[:3]]
-    return blocks
+    more = math.fsum(row.ms for row in operators[TOP:])
+    table = table_of(
+        operators,
+        {
+            "operator": lambda row: Cell(row.name, width=52),
+            "part": lambda row: Cell(last_name(row.part), width=24),
+            "place": lambda row: Cell(_place(row), width=32),
+            "calls": lambda row: fmt.count(round(row.calls, 1)),
+            "time": lambda row: fmt.time(row.ms),
+            "limit": lambda row: _limits(row.limits),
+            "FLOP": lambda row: fmt.scaled(row.flops) if row.flops else "",
+            "bytes": lambda row: fmt.size(row.bytes) if row.bytes else "",
+        },
+        left=(1, 2, 5),
+        top=TOP,
+        rest=f"{max(0, len(operators) - TOP):,} more operators take {fmt.time(more)}.",
+    )
+    noted = [row for row in operators[:TOP] if row.note]
+    return [table, *(Text(f"{row.name}: {row.note}.", "note") for row in noted[:3])]
 
 
-def _short_place(row: DividedOperator) -> str:
+def _place(row: DividedOperator) -> str:
     backward = (row.part or "").endswith("backward")
     return place_text(row.place, short=True).removeprefix("backward of " if backward else "")
 
@@ -240,17 +234,13 @@ def _limits(limits: dict[str, float]) -> str:
 
 
 def part_blocks(parts: list[PartTime]) -> list[Block]:
-    rows = [cells(Cell(part.name, width=60), fmt.time(part.ms), fmt.percent(part.share_of_operators)) for part in parts]
+    columns: dict[str, Callable[[PartTime], Any]] = {
+        "part": lambda part: Cell(part.name, width=60),
+        "time": lambda part: fmt.time(part.ms),
+        "of all operators": lambda part: fmt.percent(part.share_of_operators),
+    }
     caption = "Parts are modules, spans and regions named by record_function; times are those of their operators."
-    return [
-        Table(
-            ("part", "time", "of all operators"),
-            rows,
-            top=TOP,
-            rest=f"{max(0, len(rows) - TOP):,} more parts.",
-            caption=caption,
-        )
-    ]
+    return [table_of(parts, columns, caption, top=TOP, rest=f"{max(0, len(parts) - TOP):,} more parts.")]
 
 
 def experiment_blocks(experiments: list[Experiment]) -> list[Block]:
@@ -267,30 +257,20 @@ def experiment_blocks(experiments: list[Experiment]) -> list[Block]:
 def _trust(profile: StepProfile) -> list[Block]:
     steps, step, others = profile.steps, profile.step_ms, profile.other_work
     sampling = profile.sampling.share if profile.sampling else 0.0
-    lines: list[Block] = [
-        Text(
-            f"{steps.seen:,} steps seen: {steps.plain:,} timed (p20 – p80 {fmt.spread(step)}), "
-            f"{steps.traced:,} traced, {steps.counted:,} counted."
-        ),
-        Text(
-            f"Timing costs {fmt.measuring_cost(profile.overhead.share, step)}, sampling the stack "
-            f"{fmt.percent(sampling)} of the time."
-        ),
-        Text(
-            "Other work on this machine is not known."
-            if others is None
-            else f"Other work used {fmt.percent(others)} of the cores."
-        ),
+    known = "is not known" if others is None else f"used {fmt.percent(others)} of the cores"
+    lines = [
+        f"{steps.seen:,} steps seen: {steps.plain:,} timed (p20 – p80 {fmt.spread(step)}), {steps.traced:,} traced, "
+        f"{steps.counted:,} counted.",
+        f"Timing costs {fmt.measuring_cost(profile.overhead.share, step)}, sampling the stack {fmt.percent(sampling)} "
+        "of the time.",
+        f"Other work on this machine {known}.",
     ]
-    return lines + [Text(fmt.sentence(note), "note") for note in profile.notes]
+    return [*map(Text, lines), *(Text(fmt.sentence(note), "note") for note in profile.notes)]
 
 
 def _tiles(profile: StepProfile) -> list[Tile]:
     verdict, step = profile.verdict, profile.step_ms
-    tiles = [
-        Tile("step", fmt.time(step.p50), f"p20 – p80: {fmt.spread(step)}"),
-        *limit_tiles(verdict),
-    ]
+    tiles = [Tile("step", fmt.time(step.p50), f"p20 – p80: {fmt.spread(step)}"), *limit_tiles(verdict)]
     if second := verdict.second:
         tiles.append(Tile(second, fmt.percent(profile.shares[second], 0), "second limit"))
     return tiles + busiest_tiles(profile.operators)
@@ -358,22 +338,20 @@ def _gains(one: Advice) -> str:
 
 
 def _tried(advice: list[Advice]) -> Table:
-    rows = [
-        cells(
-            Cell(one.name, width=28),
-            fmt.gain(one.predicted_gain, one.predicted_range),
-            fmt.time(one.measured_ms),
-            fmt.gain(one.measured_gain, one.measured_range),
-            _same_losses(one),
-            Cell(STATUS.get(one.status, one.status), STATUS_TONES.get(one.status, "muted")),
-        )
-        for one in advice
-    ]
-    head = ("name", "predicted gain", "step", "measured gain", "same losses", "status")
-    note = "Gains with their ranges; step: measured with the change."
-    return Table(head, rows, note, left=(5,))
+    def losses(one: Advice) -> str:
+        same, difference = one.same_losses, one.largest_difference
+        return fmt.yes_or_no(same) + (f" ({difference:.1e})" if difference and not same else "")
 
-
-def _same_losses(one: Advice) -> str:
-    same, difference = one.same_losses, one.largest_difference
-    return fmt.yes_or_no(same) + (f" ({difference:.1e})" if difference and not same else "")
+    return table_of(
+        advice,
+        {
+            "name": lambda one: Cell(one.name, width=28),
+            "predicted gain": lambda one: fmt.gain(one.predicted_gain, one.predicted_range),
+            "step": lambda one: fmt.time(one.measured_ms),
+            "measured gain": lambda one: fmt.gain(one.measured_gain, one.measured_range),
+            "same losses": losses,
+            "status": lambda one: Cell(STATUS.get(one.status, one.status), STATUS_TONES.get(one.status, "muted")),
+        },
+        "Gains with their ranges; step: measured with the change.",
+        left=(5,),
+    )

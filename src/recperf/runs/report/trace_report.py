@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...measure.limits import ranks_sentence
-from ...measure.profile_records import TracedPart
 from ...measure.trace.records import ComparedRanks, ModuleTime, TraceAnalysis, TraceLimit
 from . import device_sections as device
 from . import formats as fmt
 from . import page, step_sections, timeline
-from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, arranged, cells, definitions
-from .step_sections import TOP, last_name
+from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, arranged, definitions, table_of
+from .step_sections import last_name
 
-Columns = dict[str, Callable[[Any], str]]
+Columns = dict[str, Callable[[Any], Any]]
 """The columns of a table: what each shows of a row."""
 
 EMBEDDED = 5_000_000
 """A larger gzipped trace does not become part of a page."""
-OTHER = "other"
+NESTED = 24
+"""Regions or modules that are always visible."""
 STEPS = {
     "names": "the ranges that name them",
     "optimizer": "the ends of the optimizer's steps; the trace names none",
@@ -52,11 +52,11 @@ def viewer(path: Path) -> Viewer:
     return Viewer(fmt.printable(path.name), base64.b64encode(packed).decode() if len(packed) <= EMBEDDED else "")
 
 
-def report(analysis: TraceAnalysis, *, top: int = TOP, viewer: Viewer | None = None) -> Report:
+def report(analysis: TraceAnalysis, *, viewer: Viewer | None = None) -> Report:
     # Names in a trace are anybody's text: one pass keeps control characters out of all of it.
     analysis = fmt.all_printable(analysis)
     several, limit = analysis.ranks_compared, analysis.limit
-    built, missing = _sections(analysis, top)
+    built, missing = _sections(analysis)
     step = timeline.sections(limit.timeline, limit.operators, limit.step_ms.p50)
     subtitle = [_device(analysis), f"{fmt.time(analysis.limit.step_ms.p50)} per step"]
     subtitle += [f"torch {analysis.torch}"] if analysis.torch else []
@@ -83,17 +83,17 @@ def report(analysis: TraceAnalysis, *, top: int = TOP, viewer: Viewer | None = N
     )
 
 
-def _sections(analysis: TraceAnalysis, top: int) -> tuple[list[Section], dict[str, list[str]]]:
+def _sections(analysis: TraceAnalysis) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections that the trace tells about, and the titles of the others by reason."""
     listed: tuple[tuple[str, str, str, Callable[[Any], list[Block]]], ...] = (
         ("ranks", "Ranks", "ranks_compared", _ranks),
         ("limits", "What limits the step", "limit", _limit),
         ("advice", "What to change", "limit", lambda limit: step_sections.advice_blocks(limit.advice)),
         ("shares", "Where the time goes", "limit", _shares),
-        ("parts", "Regions", "parts", lambda _: _parts(analysis, top)),
-        ("modules", "Modules", "modules", lambda rows: _modules(rows, top)),
-        ("operators", "Operators", "limit", lambda limit: step_sections.operator_blocks(limit.operators, top)),
-        ("kernels", "Kernels", "kernels", lambda kernels: device.kernels(kernels, analysis.window.wall_ms, top)),
+        ("parts", "Regions", "parts", lambda _: _parts(analysis)),
+        ("modules", "Modules", "modules", _modules),
+        ("operators", "Operators", "limit", lambda limit: step_sections.operator_blocks(limit.operators)),
+        ("kernels", "Kernels", "kernels", lambda kernels: device.kernels(kernels, analysis.window.wall_ms)),
         ("idle", "Device idle", "idle", device.idle),
         ("transfers", "Copies", "transfers", device.transfers),
         ("communication", "Communication", "communication", lambda _: _communication(analysis)),
@@ -114,11 +114,9 @@ def _device(analysis: TraceAnalysis) -> str:
 def _tiles(analysis: TraceAnalysis) -> list[Tile]:
     window = analysis.window
     step, verdict = analysis.limit.step_ms, analysis.limit.verdict
-    tiles = [
-        Tile("step", fmt.time(step.p50), f"p20 – p80: {fmt.spread(step)}, {window.steps:,} traced steps"),
-    ]
-    tiles += step_sections.limit_tiles(verdict)
-    rows = [row for row in analysis.parts if row.name != OTHER]
+    timed = f"p20 – p80: {fmt.spread(step)}, {window.steps:,} traced steps"
+    tiles = [Tile("step", fmt.time(step.p50), timed), *step_sections.limit_tiles(verdict)]
+    rows = [row for row in analysis.parts if row.name != "other"]
     if rows and window.host_ms:
         largest = max(rows, key=lambda row: row.host_ms)
         tiles.append(Tile("largest region", fmt.percent(largest.host_ms / window.host_ms, 0), last_name(largest.name)))
@@ -133,9 +131,8 @@ def _tiles(analysis: TraceAnalysis) -> list[Tile]:
 
 def _limit(limit: TraceLimit) -> list[Block]:
     """The verdict, whose ceilings they rest on, and what the trace does not tell."""
-    blocks = step_sections.limit_blocks(limit.verdict)
     notes = [limit.ceilings, *limit.notes]
-    return [*blocks, *(Text(fmt.sentence(note), "note") for note in notes)]
+    return [*step_sections.limit_blocks(limit.verdict), *(Text(fmt.sentence(note), "note") for note in notes)]
 
 
 def _shares(limit: TraceLimit) -> list[Block]:
@@ -147,13 +144,14 @@ def _shares(limit: TraceLimit) -> list[Block]:
     return [figure, table, *step_sections.place_blocks(limit.places)]
 
 
-def _parts(analysis: TraceAnalysis, top: int) -> list[Block]:
+def _parts(analysis: TraceAnalysis) -> list[Block]:
     rows, step = analysis.parts, analysis.window.host_ms or 1.0
     if len(rows) < 2:
         return [
             Text("The trace has no regions: torch.profiler.record_function(name) around a piece of code makes one.")
         ]
     columns: Columns = {
+        "region": _nested,
         "calls": lambda row: fmt.count(row.calls) if row.calls else fmt.NONE,
         "host": lambda row: fmt.time(row.total_ms),
         "of the step": lambda row: fmt.percent(row.total_ms / step, 1),
@@ -166,11 +164,12 @@ def _parts(analysis: TraceAnalysis, top: int) -> list[Block]:
         "Per step, in the thread of the steps. Device work belongs to the region that launched it; the backward pass "
         "to the region that waits for it."
     )
-    return [_tree("region", rows, columns, note, top)]
+    return [table_of(rows, columns, note, top=NESTED)]
 
 
-def _modules(rows: list[ModuleTime], top: int) -> list[Block]:
+def _modules(rows: list[ModuleTime]) -> list[Block]:
     columns: Columns = {
+        "module": _nested,
         "forward, host": lambda row: fmt.time(row.total_ms),
         "without inner": lambda row: fmt.time(row.host_ms),
         "backward, host": lambda row: fmt.time(row.backward_ms),
@@ -178,24 +177,16 @@ def _modules(rows: list[ModuleTime], top: int) -> list[Block]:
     if any(row.device_ms is not None for row in rows):
         columns["device"] = lambda row: fmt.time(row.device_ms)
     note = "Per step. The backward pass belongs to the module whose forward operator it differentiates."
-    return [_tree("module", rows, columns, note, top)]
+    return [table_of(rows, columns, note, top=NESTED)]
 
 
-def _tree(kind: str, rows: Sequence[ModuleTime | TracedPart], columns: Columns, note: str, top: int) -> Table:
-    """A table of nested names: each is its last name, with a mark for every name around it."""
-    table = [
-        cells(
-            Cell("› " * row.name.count("/") + last_name(row.name), width=48),
-            *(show(row) for show in columns.values()),
-        )
-        for row in rows
-    ]
-    return Table((kind, *columns), table, note, top=max(top, 24))
+def _nested(row: Any) -> Cell:
+    """The last name of a region or a module, with a mark for every name around it."""
+    return Cell("› " * row.name.count("/") + last_name(row.name), width=48)
 
 
 def _communication(analysis: TraceAnalysis) -> list[Block]:
-    communication = analysis.communication
-    step = analysis.window.wall_ms or 1.0
+    communication, step = analysis.communication, analysis.window.wall_ms or 1.0
     exposed = communication.exposed_ms
     where = "no other kernel runs" if communication.where == "device" else "the step's thread runs no operator"
     sentence = (
@@ -214,23 +205,16 @@ def _ranks(compared: ComparedRanks) -> list[Block]:
 
 
 def _file(analysis: TraceAnalysis, missing: dict[str, list[str]], viewer: Viewer | None) -> list[Block]:
-    window = analysis.window
+    window, own = analysis.window, analysis.ranks
     unknown = f", {analysis.ignored:,} of them of unknown kinds or without a valid time" if analysis.ignored else ""
-    software = [
-        f"torch {analysis.torch}" if analysis.torch else "",
-        f"CUDA {analysis.cuda}" if analysis.cuda else "",
-    ]
+    software = {"torch": analysis.torch, "CUDA": analysis.cuda}
+    steps = f"{window.steps:,}, from {STEPS[window.steps_from]}" if window.named else STEPS["whole trace"]
     rows: list[tuple[str, str | Cell]] = [
         ("file", f"{analysis.file}, {fmt.size(analysis.bytes)}, {analysis.events:,} events{unknown}"),
-        ("recorded by", ", ".join(name for name in software if name) or "unknown"),
+        ("recorded by", ", ".join(f"{name} {version}" for name, version in software.items() if version) or "unknown"),
         ("device", _device(analysis)),
-        (
-            "steps",
-            f"{window.steps:,}, from {STEPS[window.steps_from]}" if window.named else STEPS["whole trace"],
-        ),
+        ("steps", steps),
+        *([("rank", f"{own.rank} of {own.world_size}, {own.backend}")] if own else []),
+        *((f"missing: {', '.join(titles)}", reason) for reason, titles in missing.items()),
     ]
-    own = analysis.ranks
-    if own:
-        rows.append(("rank", f"{own.rank} of {own.world_size}, {own.backend}"))
-    rows += [(f"missing: {', '.join(titles)}", reason) for reason, titles in missing.items()]
     return [definitions(rows), *([viewer] if viewer else [])]
