@@ -27,8 +27,8 @@ def test_two_runs(tmp_path: Path) -> None:
     assert found.limit == ("dispatch", "latency")
     first, *_, last = found.budget
     assert (first, last) == ("data", "other")
-    said = "2 config fields differ; AUC 0.8212 → 0.8300; step 1.12 → 2.24 ms; dispatch → latency."
-    assert summary(found) == said
+    said = "2 config fields differ; AUC 0.8212 → 0.8300 (one seed: may be chance); step ms, p50 1.12 → 2.24 "
+    assert summary(found) == f"{said}(2.00 x the first); dispatch → latency."
     assert json.loads(json.dumps(msgspec.to_builtins(found), allow_nan=False))["config"]["train.epochs"] == [4, 9]
 
 

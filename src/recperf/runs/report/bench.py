@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...jsonfile import Number, Struct
 from ..evidence import Evidence
@@ -73,13 +73,6 @@ class Bench(Struct):
     tables: list[BenchTable]
 
 
-class Part(NamedTuple):
-    """What one run contributes to one table."""
-
-    key: tuple[Any, ...]
-    table: BenchTable
-
-
 def bench(data: str, kind: str, models: list[BenchModel]) -> Bench:
     """Read the finished runs of the models and put those that are comparable into one table."""
     tables: dict[tuple[Any, ...], BenchTable] = {}
@@ -98,8 +91,9 @@ def bench(data: str, kind: str, models: list[BenchModel]) -> Bench:
     return Bench(schema=SCHEMA, data=data, kind=kind, models=models, tables=list(tables.values()))
 
 
-def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[Part]:
-    """The rows of one run: those scored by label, and those of held-out items ranked among others."""
+def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[tuple[tuple[Any, ...], BenchTable]]:
+    """The rows of one run: those scored by label, and those of held-out items ranked among others; each table with what
+    must be equal for another run's rows to join it."""
     quality, split = result.quality, result.data.split
     if "auc" in quality.metrics:
         place = _standing(best_of(quality.differences))
@@ -109,9 +103,8 @@ def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[P
             for name, values in quality.baselines.items()
         ]
         scored = f"{count(result.data.valid_rows)} held-out rows"
-        yield Part(
-            ("labels", split, scored, scores.rows_digest), BenchTable("labels", split, scored, LABELS, [own, *rules])
-        )
+        table = BenchTable("labels", split, scored, LABELS, [own, *rules])
+        yield ("labels", split, scored, scores.rows_digest), table
     ranking = quality.ranking
     if ranking is None:
         return
@@ -128,7 +121,7 @@ def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[P
         scored += f", those that the user already had {'included' if ranking.repeats else 'left out'}"
     # A model that ranks by predicted labels ranks positive rows; one that predicts the next item ranks any.
     task = "next items" if ranking.split else "positive items"
-    yield Part((task, split, scored, scores.rows_digest), BenchTable(task, split, scored, ITEMS, [own, *rules]))
+    yield (task, split, scored, scores.rows_digest), BenchTable(task, split, scored, ITEMS, [own, *rules])
 
 
 def _intervals(sampled: list[SampledScores]) -> dict[str, Interval]:

@@ -75,35 +75,24 @@ def compare(runs: Sequence[Reading]) -> Comparison:
         quality=quality(runs),
         speed=speed(runs),
         budget=budget(runs),
-        limit=tuple(_limit(run) for run in runs),
+        limit=tuple(run.profile.verdict.limit if run.profile else None for run in runs),
     )
 
 
 def summary(comparison: Comparison) -> str:
     """The comparison in one sentence."""
-    fields, arrow = len(comparison.config), " → " if len(comparison.runs) == 2 else " / "
-    facts = [
-        f"{fields} config fields differ" if fields > 1 else "one config field differs" if fields else "same config"
-    ]
-    name = leading(comparison.quality)
-    score, step = comparison.quality.get(name), comparison.speed["step ms, p50"].values
-    if score and comparison.comparable and None not in score.values:
-        facts.append(f"{metric(name)} " + arrow.join(f"{value:.4f}" for value in score.values))
-    if None not in step:
-        facts.append("step " + arrow.join(f"{value:.3g}" for value in step) + " ms")
-    if any(comparison.limit):
-        facts.append(arrow.join(value or "not measured" for value in comparison.limit))
-    return sentence("; ".join(facts))
+    rows = comparison.quality if comparison.comparable else {}
+    score = _changes(rows, _score, metric, (leading(comparison.quality),))
+    step = _changes(comparison.speed, _number, str, ("step ms, p50",))
+    limit = " → ".join(value or NOT_MEASURED for value in comparison.limit) if any(comparison.limit) else ""
+    return sentence("; ".join(filter(None, [_differing(comparison), score, step, limit])))
 
 
 def _same_rows(runs: Sequence[Reading]) -> bool:
-    return len({_rows(run) for run in runs}) == 1
-
-
-def _rows(run: Reading) -> tuple[Any, ...]:
-    """What decides which rows are scored."""
-    data, fields = run.result.data, flatten(run.config)
-    return data.digest, data.split, data.valid_rows, *(fields.get(name) for name in HELD_OUT)
+    """Whether all runs were scored on the same rows."""
+    data = [(run.result.data, flatten(run.config)) for run in runs]
+    rows = {(one.digest, one.split, one.valid_rows, *(fields.get(name) for name in HELD_OUT)) for one, fields in data}
+    return len(rows) == 1
 
 
 def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
@@ -123,29 +112,24 @@ def changed_fields(configs: Sequence[ConfigValues]) -> dict[str, Values]:
 
 
 def notes_on(runs: Sequence[Reading]) -> list[str]:
-    notes = []
-    if len({run.folder.resolve() for run in runs}) < len(runs):
-        notes.append("A run is compared with itself.")
-    workloads = sorted({run.workload for run in runs})
-    if len(workloads) > 1:
-        notes.append(f"Different workloads ({', '.join(workloads)}): fields that only one of them has are empty.")
-    data = [run.result.data for run in runs]
-    if not _same_rows(runs):
-        notes.append("Different data or split: quality is not comparable.")
-    if any(one.synthetic for one in data):
-        notes.append("Synthetic data: quality shows how the model learns synthetic rules, not how good it is.")
-    if len({run.result.provenance.machine for run in runs}) > 1:
-        notes.append("Different machines or torch versions: times are not comparable as properties of the code.")
-    if len({run.result.performance.device for run in runs}) > 1:
-        notes.append("Different devices.")
-    commits = {run.result.provenance.commit for run in runs}
-    if len(commits) > 1:
-        notes.append("Different commits: the code may have changed as well as the config.")
-    elif any(run.result.provenance.dirty for run in runs):
-        notes.append("Uncommitted changes: the code may have changed as well as the config.")
-    for name, run in zip(labels(runs), runs):
-        changes = [change_text(change) for change in run.result.provenance.changes]
-        if changes:
+    results, origins = [run.result for run in runs], [run.result.provenance for run in runs]
+    workloads, commits = sorted({run.workload for run in runs}), {origin.commit for origin in origins}
+    machines, devices = {origin.machine for origin in origins}, {result.performance.device for result in results}
+    code = "the code may have changed as well as the config."
+    doubts = [
+        (len({run.folder.resolve() for run in runs}) < len(runs), "A run is compared with itself."),
+        (len(workloads) > 1, f"Different workloads ({', '.join(workloads)}): a field that one lacks is empty."),
+        (not _same_rows(runs), "Different data or split: quality is not comparable."),
+        (any(result.data.synthetic for result in results), "Synthetic data: quality shows how the model learns "
+         "synthetic rules, not how good it is."),
+        (len(machines) > 1, "Different machines or torch versions: times tell little about the code."),
+        (len(devices) > 1, "Different devices."),
+        (len(commits) > 1, f"Different commits: {code}"),
+        (len(commits) == 1 and any(origin.dirty for origin in origins), f"Uncommitted changes: {code}"),
+    ]  # fmt: skip
+    notes = [text for holds, text in doubts if holds]
+    for name, origin in zip(labels(runs), origins):
+        if changes := [change_text(change) for change in origin.changes]:
             notes.append(f"{name} changed its config when it was resumed: {'; '.join(changes)}.")
     return notes
 
@@ -203,10 +187,6 @@ def budget(runs: Sequence[Reading]) -> Rows:
     return {name: Row(tuple(one.get(name) for one in shares)) for name in names}
 
 
-def _limit(run: Reading) -> str | None:
-    return run.profile.verdict.limit if run.profile else None
-
-
 def _union(groups: Iterable[Mapping[str, object]]) -> list[str]:
     """Every key once, in order of first appearance."""
     return list(dict.fromkeys(key for group in groups for key in group))
@@ -214,26 +194,36 @@ def _union(groups: Iterable[Mapping[str, object]]) -> list[str]:
 
 def comparison_report(comparison: Comparison) -> Report:
     """The comparison as a report: quality and speed first, and of the config only what differs."""
-    names = " → ".join(run.name for run in comparison.runs)
-    fields = [(name, " → ".join(map(fmt.setting, values))) for name, values in comparison.config.items()]
-    more = f"and {len(fields) - CHANGED} more fields" if len(fields) > CHANGED else ""
-    facts: list[tuple[str, str | Cell]] = [
-        ("quality", _changes(comparison.quality, _score, metric)) if comparison.comparable
-        else ("quality", "not comparable: different data or split"),
+    return Report(
+        key="all",
+        title=" → ".join(run.name for run in comparison.runs),
+        name="",
+        subtitle=_differing(comparison),
+        verdict="",
+        measured=True,
+        facts=[fact for fact in _facts(comparison) if fact[1]],
+        sections=comparison_sections(comparison),
+    )
+
+
+def _differing(comparison: Comparison) -> str:
+    fields = len(comparison.config)
+    return (
+        "same config" if not fields else "one config field differs" if fields == 1 else f"{fields} config fields differ"
+    )
+
+
+def _facts(comparison: Comparison) -> list[tuple[str, str]]:
+    fields = [f"{name}: {' → '.join(map(fmt.setting, values))}" for name, values in comparison.config.items()]
+    more = [f"and {len(fields) - CHANGED} more fields"] if len(fields) > CHANGED else []
+    scores = _changes(comparison.quality, _score, metric)
+    return [
+        ("quality", scores if comparison.comparable else "not comparable: different data or split"),
         ("speed", _changes(comparison.speed, _number, str, ("step ms, p50", "steady samples/s"))),
         ("limit", " → ".join(value or NOT_MEASURED for value in comparison.limit)),
-        *(("" if index else "config", f"{name}: {text}") for index, (name, text) in enumerate(fields[:CHANGED])),
-        *([("", more)] if more else []),
+        *(("" if index else "config", text) for index, text in enumerate([*fields[:CHANGED], *more])),
         ("note", " ".join(comparison.notes)),
-    ]  # fmt: skip
-    return Report(
-        key="all", title=names, name="", subtitle=_differing(len(fields)),
-        verdict="", measured=True, facts=[fact for fact in facts if fact[1]], sections=comparison_sections(comparison),
-    )  # fmt: skip
-
-
-def _differing(fields: int) -> str:
-    return "same config" if not fields else f"{fields} config field{'s differ' if fields > 1 else ' differs'}"
+    ]
 
 
 def _changes(

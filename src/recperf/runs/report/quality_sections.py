@@ -16,9 +16,11 @@ SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "t
 
 def sections(run: Reading, key: str) -> list[Section]:
     part, target = run.result.quality, lowest(run.result.quality)
-    blocks: list[Block] = [Text(target_sentence(run.result), "lead")]
+    reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(run.result)]))
+    asked = target_text(run.result)
+    blocks: list[Block] = [Text(f"Target: {asked}; {reached}." if asked else "No target set.", "lead")]
     blocks += [Text(sentence) for sentence in auc_certainty(run.result)]
-    blocks += _warnings(run.result)
+    blocks += [Text(sentence(text), "warning") for text in part.warnings]
     own = {"auc": part.interval} if part.interval else {}
     bars = [charts.Bar(run.workload, part.metrics, own=True, interval=own)]
     intervals = {name: {"auc": ends} for name, ends in (part.baseline_intervals or {}).items()}
@@ -39,7 +41,7 @@ def sections(run: Reading, key: str) -> list[Section]:
             caption += " Lines on the bars of the AUC: 95 % intervals."
         draw = lambda: charts.quality(bars, panels, target)  # noqa: E731
         blocks.append(Figure(f"{key}-quality", f"Quality beside baselines. {listed}", caption, draw))
-    more = details(run.result, key)
+    more = [*_within_users(run.result), *_ranking(run.result), *_segments(run.result), *_calibration(run.result, key)]
     return [
         Section("quality", "Quality", blocks),
         Section("qualities", "Quality in detail", [quality_table(run.result), *more]),
@@ -50,46 +52,27 @@ def quality_table(result: Result) -> Table:
     """The metrics of the model above those of the baselines."""
     part, data = result.quality, result.data
     names = [name for name in part.metrics if name not in CHOOSING]
-    own = [Cell(f"{part.metrics[name]:.4f}", "strong", second_line=_deviation(part.spread.get(name))) for name in names]
+    deviations = {name: f"± {value:.4f}" for name, value in part.spread.items()}
+    own = [Cell(f"{part.metrics[name]:.4f}", "strong", second_line=deviations.get(name, "")) for name in names]
     rows = [(Cell(result.workload, "strong", "accent"), *own)]
     for rule, metrics in reversed(part.baselines.items()):
         values = [f"{metrics[name]:.4f}" if name in metrics else NONE for name in names]
         rows.append(cells(Cell(baseline(rule), swatch="other"), *values))
-    note = (
-        f"Scored on {count(data.valid_rows)} {_scored_rows(part)}, "
-        f"{seeds_text(result)}; trained on {count(data.train_rows)} rows."
-    )
+    scored = "validation rows after the last step (not the best epoch)"
+    if VALIDATION in part.metrics:
+        scored = "held-out rows after the epoch with the lowest log loss on others, inside the training time"
+    elif RANKED in part.metrics:
+        scored = "test items after the epoch with the highest NDCG@10 of validation items"
+    trials = [entry.seed for entry in part.seeds]
+    seeds = f"with one seed ({trials[0]})"
+    if len(trials) > 1:
+        seeds = f"mean ± standard deviation over {len(trials)} seeds, {trials[0]} to {trials[-1]}"
+    note = f"Scored on {count(data.valid_rows)} {scored}, {seeds}; trained on {count(data.train_rows)} rows."
     if data.baseline_rows:
         note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
     if "planted" in part.baselines:
         note += " The synthetic data was drawn from its true model: no model can do better."
     return Table(("", *(metric(name) for name in names)), rows, note)
-
-
-def _scored_rows(part: Quality) -> str:
-    if VALIDATION in part.metrics:
-        return "held-out rows after the epoch with the lowest log loss on others, inside the training time"
-    if RANKED in part.metrics:
-        return "test items after the epoch with the highest NDCG@10 of validation items"
-    return "validation rows after the last step (not the best epoch)"
-
-
-def _deviation(value: float | None) -> str:
-    return "" if value is None else f"± {value:.4f}"
-
-
-def seeds_text(result: Result) -> str:
-    seeds = [entry.seed for entry in result.quality.seeds]
-    if len(seeds) == 1:
-        return f"with one seed ({seeds[0]})"
-    return f"mean ± standard deviation over {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}"
-
-
-def target_sentence(result: Result) -> str:
-    text = target_text(result)
-    met = "met" if result.quality.met else "missed"
-    place = standing_text(result)
-    return f"Target: {text}; {met}{f', {place}' if place else ''}." if text else "No target set."
 
 
 def lowest(quality: Quality) -> dict[str, float]:
@@ -139,15 +122,13 @@ def auc_certainty(result: Result) -> list[str]:
             f"{bounds.replicates} bootstrap samples of {count(bounds.units)} {bounds.by}."
         )
     if difference:
-        share = percent(difference.below_zero, 1)
-        sentences.append(f"AUC {_over(difference)}; the baseline is better in {share} of the bootstrap samples.")
-    return sentences + _probabilities(part)
-
-
-def _probabilities(part: Quality) -> list[str]:
-    """Log loss and calibration: a gain in AUC may be a loss there."""
-    sentences = []
+        seeds = f"{difference.seeds} seed{'s' * (difference.seeds > 1)}"
+        sentences.append(
+            f"AUC {side(difference.auc)} {baseline(difference.baseline)} ({sides(difference.low, difference.high)}), "
+            f"{seeds}; the baseline is better in {percent(difference.below_zero, 1)} of the bootstrap samples."
+        )
     for row in part.probabilities:
+        # A gain in AUC may be a loss in log loss or calibration.
         place = stands(baseline(row.baseline), row.difference, row.low, row.high)
         better = "" if row.standing == "level" else f", which is {row.standing}"
         sentences.append(f"{metric(row.metric)} {part.metrics[row.metric]:.4f}, {place}{better}.")
@@ -205,37 +186,6 @@ def _stands(row: Difference | RankingDifference) -> str:
     return stands(baseline(row.baseline), _value(row), row.low, row.high)
 
 
-def _over(row: Difference | RankingDifference) -> str:
-    """`0.0120 above item-kNN (0.0080 to 0.0160 above), 5 seeds`."""
-    seeds = f"{row.seeds} seed{'s' * (row.seeds > 1)}"
-    return f"{side(_value(row))} {baseline(row.baseline)} ({sides(row.low, row.high)}), {seeds}"
-
-
-def _candidates(ranking: Ranking) -> str:
-    if ranking.negatives:
-        return f"{count(ranking.negatives)} items drawn for each user from {count(ranking.catalogue)}"
-    return f"all {count(ranking.catalogue)} items"
-
-
-def _warnings(result: Result) -> list[Block]:
-    return [Text(sentence(text), "warning") for text in result.quality.warnings]
-
-
-def details(result: Result, key: str) -> list[Block]:
-    """Everything that scores.json adds to a result, for its page."""
-    return [
-        *_within_users(result),
-        *_ranking(result),
-        *_segments(result),
-        *_calibration(result, key),
-    ]
-
-
-def _difference(row: Difference | RankingDifference) -> Cell:
-    tone = "good" if row.low > 0 else "bad" if row.high < 0 else ""
-    return Cell(side(_value(row)), tone, second_line=sides(row.low, row.high))
-
-
 def _within_users(result: Result) -> list[Block]:
     rows = result.quality.within_users
     if not rows:
@@ -253,12 +203,15 @@ def _ranking(result: Result) -> list[Block]:
     if not ranking:
         why = part.not_ranked
         return [Text(f"Items were not ranked: {why}.", "note")] if why else []
-    lists: list[Block] = [Text(f"{sentence(lists_text(ranking.lists))}", "note")] if ranking.lists else []
+    lists = [Text(sentence(lists_text(ranking.lists)), "note")] if ranking.lists else []
     if ranking.split:
         return [_ranking_table(result.workload, ranking, _ranked_by(ranking)), *lists]
+    among = f"all {count(ranking.catalogue)} items"
+    if ranking.negatives:
+        among = f"{count(ranking.negatives)} items drawn for each user from {count(ranking.catalogue)}"
     own = "compete too, because users of this data repeat" if ranking.repeats else "do not compete: users hardly repeat"
     note = (
-        f"The first positive held-out row of {count(ranking.users)} users, ranked among {_candidates(ranking)} that "
+        f"The first positive held-out row of {count(ranking.users)} users, ranked among {among} that "
         f"have training rows. Items that a user already had {own} items; ties "
         f"count as if broken at random. {_ranked_by(ranking)}"
     )
@@ -274,7 +227,9 @@ def _ranking_table(workload: str, ranking: Ranking | WithinUsers, note: str) -> 
     by_name = {row.baseline: row for row in ranking.differences}
     for name, row in by_name.items():
         values = [f"{ranking.baselines[name][one]:.4f}" for one in names]
-        rows.append(cells(Cell(baseline(name), swatch="other"), *values, _difference(row)))
+        tone = "good" if row.low > 0 else "bad" if row.high < 0 else ""
+        difference = Cell(side(row.ndcg), tone, second_line=sides(row.low, row.high))
+        rows.append(cells(Cell(baseline(name), swatch="other"), *values, difference))
     return Table(("", *(metric(name) for name in names), "NDCG@10 of the model"), rows, note)
 
 

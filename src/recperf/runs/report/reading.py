@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,6 @@ class Reading:
         """The command that measures a missing profile: a run profiles itself at its end."""
         return f"recperf run --config {shlex.quote(str(self.folder))}"
 
-    @property
-    def peaks_command(self) -> str:
-        """The command that measures missing ceilings of the machine."""
-        return f"recperf peaks && {self.profile_command}"
-
 
 def kind_of(path: Path) -> str:
     """Whether a path is a `run`, a `profile`, a `trace` or a folder of `traces`."""
@@ -125,7 +120,7 @@ def read(folder: Path) -> Reading:
         events=_events(folder / "events.jsonl"),
         peaks=read_peaks(folder / "peaks.json", machine),
         profile=read_profile(folder / "profile.json") if (folder / "profile.json").exists() else None,
-        pair=_pair(folder / "pair.json"),
+        pair=read_pair(folder / "pair.json") if (folder / "pair.json").exists() else None,
     )
 
 
@@ -166,9 +161,7 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
-def _pair(path: Path) -> Pair | None:
-    if not path.exists():
-        return None
+def read_pair(path: Path) -> Pair:
     pair = read_file(path, Pair, PAIR_SCHEMA)
     _require_shares(path, pair.hot.components, "hot.components")
     _require_shares(path, pair.cold.components, "cold.components")
@@ -186,13 +179,9 @@ def _events(path: Path) -> Events:
     if not os.path.lexists(path):
         return events
     try:
-        events.take(_whole_lines(path))
+        with reading(path), open(open_regular(path), "rb") as file:
+            # A kill can leave half a line at the end; without its newline it is no event.
+            events.take(line for line in file if line.endswith(b"\n"))
     except BadEvent as error:
         raise DataError(str(error), where={"file": path, "line": error.line}) from None
     return events
-
-
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    with reading(path), open(open_regular(path), "rb") as file:
-        # A kill can leave half a line at the end; without its newline it is no event.
-        yield from (line for line in file if line.endswith(b"\n"))

@@ -6,16 +6,15 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from ...config import flatten
 from ...measure.profile_records import Profile
 from ...measure.sections import roofline
-from ..result import Performance, Result
+from ..result import Result
 from ..resume import change_text, is_free, repeatable
-from ..schemas import Scores
 from . import charts, page, quality_sections, timeline
 from . import formats as fmt
 from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells, definitions
@@ -27,7 +26,7 @@ from .reading import Reading, read
 from .step_sections import advice_facts, headline, keyed
 
 if TYPE_CHECKING:
-    from .compare import Comparison
+    pass
 
 CURVES = ("auc", "accuracy", "log_loss", "ndcg_10")
 """Metrics over the steps; the first that was evaluated is drawn."""
@@ -50,24 +49,22 @@ def html(runs: list[Reading]) -> str:
 
     comparison = compare(runs)
     reports = [report(run, f"r{index}", short=True) for index, run in enumerate(runs, 1)]
+    steps: list[Block] = []
+    for run, one in zip(comparison.runs, reports):
+        # One step of each run moves up, so that they stand below each other.
+        for section in [section for section in one.sections if section.key == "timeline"]:
+            one.sections.remove(section)
+            steps += [Text(run.name, "label"), *section.blocks]
     parts = [in_order(run.profile.components) if run.profile else [] for run in runs]
     return page.render(
         f"{_names(runs)} compared",
         reports,
-        comparison=[*comparison_sections(comparison, parts), *_steps(comparison, reports)],
+        comparison=[
+            *comparison_sections(comparison, parts),
+            *([Section("steps", "One step of each", steps)] if steps else []),
+        ],
         summary=summary(comparison),
     )
-
-
-def _steps(comparison: Comparison, reports: list[Report]) -> list[Section]:
-    """One step of each run, moved here from the reports."""
-    blocks: list[Block] = []
-    for run, one in zip(comparison.runs, reports):
-        shown = [section for section in one.sections if section.key == "timeline"]
-        for section in shown:
-            one.sections.remove(section)
-            blocks += [Text(run.name, "label"), *section.blocks]
-    return [Section("steps", "One step of each", blocks)] if blocks else []
 
 
 def _names(runs: list[Reading]) -> str:
@@ -192,45 +189,28 @@ def step_sections(run: Reading, key: str) -> list[Section]:
 def _training_steps(run: Reading, profile: Profile) -> list[Block]:
     """The steps of the training beside those of the profile."""
     performance, step = run.result.performance, run.result.performance.step_ms
-    lead = f"Step time: {NOT_MEASURED}, too few steps."
+    observed, plain = profile.observed, profile.overhead.plain_ms
+    blocks: list[Block] = [Text(f"Step time: {NOT_MEASURED}, too few steps.", "lead")]
     if step:
-        samples, times = (
-            f"{count(profile.batch_size)} samples",
-            f"{fmt.time(step.p50)} (p20 – p80: {fmt.spread(step)})",
+        lead = (
+            f"A training step of {count(profile.batch_size)} samples takes {fmt.time(step.p50)} (p20 – p80: "
+            f"{fmt.spread(step)}). Measured after it: parts of {count(profile.steps)} steps with timers "
+            f"({fmt.time(profile.step_ms.p50)} each, {fmt.time(plain)} without), limit: from "
+            f"{count(observed.steps.plain if observed.steps else None)} observed steps "
+            f"(median {fmt.time(observed.step_ms.p50)})."
         )
-        lead = f"A training step of {samples} takes {times}. Measured after it: {measured_steps(profile)}."
-    blocks: list[Block] = [Text(lead, "lead")]
+        blocks = [Text(lead, "lead")]
     if performance.overall:
         blocks.append(Text(f"The whole training took {fmt.whole_time(performance.overall)}."))
     if performance.difference:
         blocks.append(Text(f"Steady throughput is {performance.difference}.", "warning"))
-    unsteady = unsteady_steps(performance, profile)
-    return [*blocks, *([Text(unsteady, "warning")] if unsteady else [])]
-
-
-def measured_steps(profile: Profile) -> str:
-    """The steps behind the budget and behind the verdict, which are not those of the training."""
-    observed = profile.observed
-    return (
-        f"parts of {count(profile.steps)} steps with timers ({fmt.time(profile.step_ms.p50)} each, "
-        f"{fmt.time(profile.overhead.plain_ms)} without), limit: from "
-        f"{count(observed.steps.plain if observed.steps else None)} observed steps "
-        f"(median {fmt.time(observed.step_ms.p50)})"
-    )
-
-
-def unsteady_steps(performance: Performance, profile: Profile) -> str | None:
-    """A warning if steps took clearly longer or shorter in the profile than in training."""
-    trained = performance.step_ms
-    if not trained:
-        return None
-    profiled = profile.overhead.plain_ms
-    if max(profiled, trained.p50) <= UNSTEADY * min(profiled, trained.p50):
-        return None
-    return (
-        f"A step took {fmt.time(trained.p50)} in training but {fmt.time(profiled)} in the profile, without timers. "
-        "Something else slowed one of them down, so the shares may be wrong."
-    )
+    if step and max(plain, step.p50) > UNSTEADY * min(plain, step.p50):
+        unsteady = (
+            f"A step took {fmt.time(step.p50)} in training but {fmt.time(plain)} in the profile, without timers. "
+            "Something else slowed one of them down, so the shares may be wrong."
+        )
+        blocks.append(Text(unsteady, "warning"))
+    return blocks
 
 
 def pair(run: Reading) -> list[Section]:
@@ -239,19 +219,17 @@ def pair(run: Reading) -> list[Section]:
         return []
     hot, cold, ids = run.pair.hot, run.pair.cold, run.pair.ids
     hot_ms, cold_ms = ({part.name: part.ms.p50 for part in in_order(arm.components)} for arm in (hot, cold))
-    rows = [(Cell("whole step", "strong"), *_pair_cells(hot.step_ms.p50, cold.step_ms.p50))]
-    for name in dict.fromkeys([*hot_ms, *cold_ms]):
-        rows.append((keyed(name), *_pair_cells(hot_ms.get(name), cold_ms.get(name))))
+    times = {name: (hot_ms.get(name), cold_ms.get(name)) for name in dict.fromkeys([*hot_ms, *cold_ms])}
+    rows = []
+    for name, (near, far) in {"whole step": (hot.step_ms.p50, cold.step_ms.p50), **times}.items():
+        title = keyed(name) if name in times else Cell(name, "strong")
+        rows.append(cells(title, fmt.gain(far / near if near and far else None), fmt.time(near), fmt.time(far)))
     note = (
         f"Median times of the same model and shapes, with new ids every step: hot ids of {count(ids.hot)} rows, "
         f"cold ids of {count(ids.cold)}."
     )
     table = Table(("part", "cold / hot", "hot", "cold"), rows, note)
     return [Section("pair", "Hot and cold ids", [Text(run.pair.verdict, "lead"), table])]
-
-
-def _pair_cells(hot: float | None, cold: float | None) -> tuple[Cell, ...]:
-    return cells(fmt.gain(cold / hot if hot and cold else None), fmt.time(hot), fmt.time(cold))
 
 
 def training(run: Reading, key: str) -> Section:
@@ -276,22 +254,22 @@ def training(run: Reading, key: str) -> Section:
     blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
     names = [name for name in run.result.quality.metrics if any(name in event.metrics for event in events.metrics)]
     if events.metrics and names:
-        rows = [
-            cells(event.seed, f"{event.step:,}", NONE if event.epoch is None else event.epoch, *_scores(event, names))
-            for event in events.metrics
-        ]
+        rows = []
+        for event in events.metrics:
+            values = [event.metrics.get(name) for name in names]
+            scores = [f"{value:.4f}" if isinstance(value, float) else NONE for value in values]
+            rows.append(cells(event.seed, f"{event.step:,}", NONE if event.epoch is None else event.epoch, *scores))
         head = ("seed", "step", "epoch", *(metric(name) for name in names))
         blocks.append(Table(head, rows, "On the validation rows.", fold=f"Every evaluation ({len(rows)})"))
     return Section("training", "Training", blocks)
 
 
-def _scores(event: Scores, names: list[str]) -> list[str]:
-    values = [event.metrics.get(name) for name in names]
-    return [f"{value:.4f}" if isinstance(value, float) else NONE for value in values]
-
-
 def provenance(run: Reading) -> Section:
-    origin, data = run.result.provenance, run.result.data
+    origin, data, facts = run.result.provenance, run.result.data, run.machine
+    machine = {key: value for key, value in facts.items() if key not in ("fingerprint", "caches", "gpus") and value}
+    caches = (facts.get("caches") or {}).items()
+    machine["caches"] = ", ".join(f"{level} {fmt.size(count)}" for level, count in caches) or None
+    machine["GPUs"] = ", ".join(str(gpu.get("name")) for gpu in facts.get("gpus") or []) or None
     commit = origin.commit or "none: recperf did not run from a checkout"
     if origin.dirty:
         commit += ", with uncommitted changes"
@@ -310,23 +288,15 @@ def provenance(run: Reading) -> Section:
         *((f"setting: {name}", text) for name, text in run.result.performance.settings.items()),
         ("packages", ", ".join(f"{name} {version}" for name, version in origin.packages.items())),
         ("machine fingerprint", Cell(origin.machine, "code")),
-        *((f"machine: {name}", fmt.setting(value)) for name, value in _machine(run.machine).items()),
+        *((f"machine: {name}", fmt.setting(value)) for name, value in flatten(machine).items()),
     ]
     if run.peaks:
         quick = ", quick mode" if run.peaks.quick else ""
         when = fmt.timestamp(run.peaks.measured)
         rows.append(("ceilings", f"measured {when}, {run.peaks.threads} threads{quick}"))
     else:
-        rows.append(("ceilings", f"{NOT_MEASURED}; measure them with: {run.peaks_command}"))
+        rows.append(("ceilings", f"{NOT_MEASURED}; measure them with: recperf peaks && {run.profile_command}"))
     return Section("provenance", "Where this comes from", [definitions(rows)])
-
-
-def _machine(facts: dict[str, Any]) -> dict[str, Any]:
-    shown = {key: value for key, value in facts.items() if key not in ("fingerprint", "caches", "gpus") and value}
-    caches = (facts.get("caches") or {}).items()
-    shown["caches"] = ", ".join(f"{level} {fmt.size(count)}" for level, count in caches) or None
-    shown["GPUs"] = ", ".join(str(gpu.get("name")) for gpu in facts.get("gpus") or []) or None
-    return flatten(shown)
 
 
 def config(run: Reading) -> Section:
