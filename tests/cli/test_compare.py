@@ -63,7 +63,7 @@ def test_runs_are_compared_by_quality_and_config_and_with_a_gate_by_their_profil
     code, out, _ = call("one", "two")
     assert code == 0
     for expected in (
-        "one → two · 1 config field differs",
+        "one → two · one config field differs",
         "quality   AUC 0.8212 → 0.8300 (one seed: may be chance)",
         "config    seed: 42 → 7",
         "note      Synthetic data",
