@@ -10,13 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from recperf.cli import main
-from recperf.errors import DataError
-from recperf.execution import scoring
-from recperf.folders import alone
 
 Call = Callable[..., tuple[int, str, str]]
 QUICKLY = ("--no-peaks", "--no-report", "--quiet", "--train.device", "cpu", "--train.max-steps", "3")
@@ -27,18 +23,16 @@ ROWS = "user,item,price,clicked\n" + "".join(f"u{at % 7},i{at % 5},{at}.5,{at % 
 CLICKS = ("--label", "clicked", "--user", "user", "--item", "item", "--name", "shop")
 
 NAMES = (
-    "process-2024-results/x", "process-1-1/0000-a.recperf-rows", "process-1-1/lock", "s.csv.parts/notes.txt",
-    "s.csv.parts/part-000000000000.parquet", "s.csv.parts/job.json", "part-000000000000.parquet", "events.jsonl",
-    "machine.json", "baselines.json", ".lock", "lock", "joined", ".clicks-old/x", ".clicks.old/x", ".exported.abc/x",
-    ".notes.tmp", ".t.csv.tmp", "events.building/journal.json", "step-00000001/x", "u.item", ".recperf/x",
+    "process-2024-results/x", "process-1-1/0000-a.recperf-rows", "process-1-1/lock", "events.jsonl", "machine.json",
+    "baselines.json", ".lock", "lock", ".clicks-old/x", ".clicks.old/x", ".exported.abc/x", ".notes.tmp", ".t.csv.tmp",
+    "events.building/journal.json", "step-00000001/x", "u.item", ".recperf/x",
 )  # fmt: skip
 COMMANDS = {
     "tables": (("run", *DLRM, "--tables.placement", "file", "--tables.folder", "theirs", "--run-dir", "r"), (0, 5)),
     "run": (("run", *DLRM, "--run-dir", "theirs"), (3,)),
     "profile": (("profile", *DLRM, "--run-dir", "theirs", "--no-peaks"), (3,)),
     "dry run": (("run", *DLRM, "--run-dir", "theirs", "--dry-run"), (3,)),
-    "score": (("score", "RUN", "--held-out", "--output", "theirs/s.csv"), (3,)),
-    "score beside": (("score", "RUN", "--held-out", "--output", "theirs/t.csv"), (0,)),
+    "score": (("score", "RUN", "--held-out", "--output", "theirs/t.csv"), (0,)),
     "export": (("export", "RUN", "--output", "theirs/exported"), (0,)),
     "export over": (("export", "RUN", "--output", "theirs"), (3,)),
     "clicks": (("data", "import", "--clicks", "rows.csv", *CLICKS, "--store", "theirs/clicks"), (0,)),
@@ -100,66 +94,3 @@ def test_the_same_import_removes_what_a_killed_one_left(how: str, call: Call, tm
     assert len(os.listdir(tmp_path / "shop")) == (how == "SIGKILL")
     assert call(*arguments)[0] == 0
     assert os.listdir(tmp_path / "shop") == ["clicks"]
-
-
-def deep(path: Path) -> None:
-    path.write_text("[" * 100_000)
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "empty": lambda path: path.write_bytes(b""),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
-    "list": lambda path: path.write_text("[]"),
-    "null": lambda path: path.write_text("null"),
-    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe{"),
-    "deep": deep,
-    "another value": lambda path: path.write_bytes(path.read_bytes().replace(b"abc", b"abd")),
-    "fifo": lambda path: (path.unlink(), os.mkfifo(path)),
-    "folder": lambda path: (path.unlink(), path.mkdir()),
-    "link": lambda path: path.rename(path.with_name("joined")) and path.symlink_to("joined"),
-    "missing": lambda path: path.unlink(),
-    "no mark": lambda path: path.with_name(".recperf").unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_folder_of_parts_is_one_line_and_stays(damage: str, tmp_path: Path) -> None:
-    folder = tmp_path / "s.csv.parts"
-    job = {"format": scoring.FORM[0], "version": scoring.FORM[1], "checkpoint": "abc"}
-
-    def opened(job: dict[str, object]) -> int:
-        with alone(folder, what="scoring", ours=scoring.OURS):
-            parts = scoring.Parts(folder, job)
-            if not parts.rows:
-                parts.add(pa.table({"score": [0.5]}), {})
-                parts.save()
-            return parts.rows
-
-    assert opened(job) == 1
-    assert opened(job) == 1
-    before = sorted(path.name for path in folder.iterdir())
-    DAMAGES[damage](folder / scoring.JOB)
-    left = sorted(path.name for path in folder.iterdir())
-    with pytest.raises(DataError, match=r"job\.json") as caught:
-        opened(job)
-    assert caught.value.exit_code == 3
-    assert "\n" not in caught.value.what
-    assert sorted(path.name for path in folder.iterdir()) == left
-    assert "part-000000000000.rows" in before
-
-
-@pytest.mark.parametrize("exchanged", [False, True])
-def test_a_damaged_or_exchanged_part_is_one_line_and_stays(exchanged: bool, tmp_path: Path) -> None:
-    folder, job = tmp_path / "s.csv.parts", {"format": scoring.FORM[0], "version": scoring.FORM[1]}
-    with alone(folder, what="scoring", ours=scoring.OURS):
-        parts = scoring.Parts(folder, job)
-        for score in (0.25, 0.5):
-            parts.add(pa.table({"score": [score]}), {})
-            parts.save()
-        assert scoring.Parts(folder, job).rows == 2
-        first, second = sorted(folder.glob("part-*"))
-        whole = first.read_bytes()
-        first.write_bytes(second.read_bytes() if exchanged else whole[:-1] + b"x")
-        with pytest.raises(DataError, match="is damaged: it differs from its checksum"):
-            scoring.Parts(folder, job)
-        assert len(list(folder.glob("part-*"))) == 2

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import recperf
 from recperf.cli import main
 from recperf.execution import fixes, program_trial, step_profile
-from recperf.execution.program_changes import changed
+from recperf.execution.program_trial import changed
 from recperf.execution.script import Program
 from recperf.measure import advice_rules
 from recperf.measure.ceilings import Ceilings

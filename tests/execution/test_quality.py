@@ -45,7 +45,7 @@ class Rows(Prepared):
         return SimpleNamespace(
             items_I=torch.arange(self.items), rows_I=torch.ones(self.items), user_rows_N=none_N,
             user_rows_are="training rows", item_rows_N=none_N, seen=lambda row: torch.zeros(0, dtype=torch.int64),
-            repeats=0.0, not_ranked=None, meeting_is=None,
+            repeats=0.0, meeting_is=None,
         )  # fmt: skip
 
 

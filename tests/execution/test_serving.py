@@ -1,4 +1,4 @@
-"""Scoring with a trained model: equal to the evaluation, resumable, and one clear line for each bad input."""
+"""Scoring with a trained model: equal to the evaluation, and one clear line for each bad input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import torch
 import recperf
 from recperf.cli import main
 from recperf.errors import DataError, MachineError, RecperfError, UsageError
-from recperf.execution import scoring
+from recperf.execution.serving import TrainedModel
 from recperf.measure import counting
 from recperf.models.tiers.config import TablesConfig
 from recperf.train.checkpoint import read_state
@@ -143,38 +143,30 @@ def pairs(rows: int) -> dict[str, Any]:
     return {"user": np.arange(rows) % 90 + 1, "item": np.arange(rows) % 70 + 1}
 
 
-def test_a_killed_score_continues_and_ends_bit_equal(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_stopped_score_leaves_nothing_and_blocks_do_not_change_a_bit(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, output = tmp_path / "rows.csv", tmp_path / "scores.parquet"
     pyarrow.csv.write_csv(pa.table({**pairs(40_000), "note": np.arange(40_000)}), source)
-    monkeypatch.setattr("recperf.execution.serving.Served.block_rows", 8192)
-    command = ["score", str(run), "--input", str(source), "--output", str(output), "--json"]
+    command = ["score", str(run), "--input", str(source), "--output", str(output), "--quiet"]
     assert main(command) == 0
     whole = output.read_bytes()
     assert pq.read_table(output).column_names == ["user", "item", "note", "score", "logit"]
     output.unlink()
-    capfd.readouterr()
-    monkeypatch.setattr(scoring, "PART_SECONDS", 0.0)
-    save = scoring.Parts.save
+    monkeypatch.setattr("recperf.execution.serving.Served.block_rows", 8192)
+    score = TrainedModel.score
 
-    def stopping(parts: scoring.Parts) -> None:
-        before = len(parts.paths)
-        save(parts)
-        if len(parts.paths) > before and len(parts.paths) in (2, 4):
+    def stopping(model: TrainedModel, rows: pa.Table, columns: Any) -> Any:
+        if int(rows["note"][0].as_py()) > 20_000:
             os.kill(os.getpid(), 15)
+        return score(model, rows, columns)
 
     with monkeypatch.context() as patch:
-        patch.setattr(scoring.Parts, "save", stopping)
+        patch.setattr(TrainedModel, "score", stopping)
         assert main(command) == 75
-        assert "the rows scored so far are saved" in capfd.readouterr().err
-        assert not output.exists()
-        assert main(command) == 75
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
     assert main(command) == 0
-    summary = json.loads(capfd.readouterr().out.rpartition("\n{\n")[2].join(["{", ""]))
-    assert summary["rows"] == 40_000
     assert output.read_bytes() == whole
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv", "scores.parquet"]
 
 
 @pytest.mark.parametrize("name", ["micro-dlrm", "dlrm-v4", CLICKS])

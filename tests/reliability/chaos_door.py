@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 from pathlib import Path
-from typing import Any
 
 from chaos_kinds import READING, REFUSED, damaged, disturbed, kind
 from chaos_process import Failure, judge
@@ -16,22 +12,14 @@ from mutations import files_in
 
 SLOW = 6 * READING
 """Seconds for a command that starts another Python."""
-PARTS: list[tuple[str, dict[str, Any]]] = [("small_parts", {"rows": 200})]
 
 
 def prepare(lab: Lab) -> None:
-    """The scores and the export of a run of imported clicks, and a scoring that was killed after some parts."""
+    """The scores and the export of a run of imported clicks."""
     if "dlrm-clicks" not in lab.subjects:
         return
     place = lab.root / "door"
-    place.mkdir()
-    for name, troubles in (
-        ("straight", PARTS),
-        ("interrupted", [*PARTS, ("kill_in", {"function": "replace", "nth": 6})]),
-    ):
-        process = lab.process(score(lab, place / name / "scores.csv"), lab.root / "log.txt", troubles=troubles)
-        assert process.wait(SLOW) == (0 if name == "straight" else -signal.SIGKILL), process.output
-    assert len(files_in(place / "interrupted" / "scores.csv.parts")) > 3
+    lab.call(score(lab, place / "scores.csv"))
     lab.call(export(lab, place / "exported"))
 
 
@@ -43,13 +31,6 @@ def score(lab: Lab, output: Path) -> list[str]:
 
 def export(lab: Lab, folder: Path) -> list[str]:
     return ["export", str(lab.subjects["dlrm-clicks"].straight), "--output", str(folder), "--device", "cpu"]
-
-
-def require_same_scores(one: Try, output: Path) -> None:
-    if output.read_bytes() != (one.lab.root / "door" / "straight" / "scores.csv").read_bytes():
-        raise Failure("mismatch", "other scores")
-    if os.path.lexists(f"{output}.parts"):
-        raise Failure("mismatch", f"{output.name}.parts is left")
 
 
 @kind("damage: imported clicks", 4)
@@ -83,32 +64,18 @@ def same_files(ours: Path, theirs: Path) -> bool:
         return False
 
 
-@kind("damage: score parts", 4)
-def damaged_parts(one: Try) -> str:
-    """A killed scoring with a damaged part: it continues to the same scores, or refuses and removes nothing."""
-    output = one.folder / "scores.csv"
-    parts = one.folder / "scores.csv.parts"
-    shutil.copytree(one.lab.root / "door" / "interrupted" / "scores.csv.parts", parts)
-    if one.draw.random() < 0.3:
-        one.plant(parts)
-    damaged(one, files_in(parts))
-    code = one.call(score(one.lab, output), SLOW, allowed=(0, *REFUSED), troubles=PARTS)
-    if code:
-        return "refused"
-    if len(one.planted) == 1:
-        require_same_scores(one, output)
-    return "completed"
-
-
 @kind("signals: score", 3)
 def stopped_scoring(one: Try) -> str:
-    """Signals while a file is scored; the same command continues to the same scores."""
+    """Signals while a file is scored: the same command gives the same scores, and no draft is left."""
     output = one.folder / "scores.csv"
     arguments, stopped = score(one.lab, output), 0
     for _ in range(one.draw.choice([1, 2, 3])):
-        stopped += disturbed(one, one.start(arguments, troubles=PARTS), 1.5, SLOW) != 0
-    one.call(arguments, SLOW, allowed=(0,), troubles=PARTS)
-    require_same_scores(one, output)
+        stopped += disturbed(one, one.start(arguments), 1.5, SLOW) != 0
+    one.call(arguments, SLOW, allowed=(0,))
+    if output.read_bytes() != (one.lab.root / "door" / "scores.csv").read_bytes():
+        raise Failure("mismatch", "other scores")
+    if left := [path.name for path in one.folder.glob(".scores.csv.*")]:
+        raise Failure("mismatch", f"drafts are left: {left}")
     return "resumed" if stopped else "completed"
 
 
@@ -163,13 +130,12 @@ def tables_folder(one: Try) -> str:
 def foreign_folders(one: Try) -> str:
     """A user's folder where a command wants to write: it is refused, or used without touching what is there."""
     subject = one.subject()
-    place = one.folder / one.draw.choice(["run", "scores.csv.parts", "exported", "mine", "store"])
+    place = one.folder / one.draw.choice(["run", "exported", "mine", "store"])
     one.plant(place)
     log = place / "events.jsonl"
     log.write_bytes(b'{"kind": "step"}\nlast line without an end')
     commands = {
         "run": subject.begin(place),
-        "scores.csv.parts": score(one.lab, one.folder / "scores.csv"),
         "exported": export(one.lab, place),
         "mine": ["data", "import", str(one.lab.root / "clicks.csv"), "--clicks", "--name", "mine"],
         "store": ["data", "make", "yambda-like", "--path", str(place), "--events", "5000"],

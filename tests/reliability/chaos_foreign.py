@@ -10,7 +10,6 @@ from chaos_process import Failure
 
 FOREIGN = {
     "process-2024-results/results.csv": b"year,result\n2024,1\n",
-    "scores.csv.parts.old/part-000000000000.parquet": b"not Parquet",
     ".exported.0a1b2c3d/notes.txt": b"kept",
     ".clicks-0a1b2c3d/notes.txt": b"kept",
     ".run.0a1b2c3d/notes.txt": b"kept",

@@ -165,11 +165,3 @@ def write_memory(path: str, every: int) -> None:
                 file.write(f"{position.step} {resident}\n")
 
     Watchers.after_step = after_step  # type: ignore[method-assign]
-
-
-def small_parts(rows: int) -> None:
-    """Score so many rows at a time, and save each of them as a part."""
-    from recperf.execution import scoring
-
-    scoring.PART_SECONDS = 0.0
-    scoring.whole_batches = lambda model: rows  # type: ignore[assignment]

@@ -3,38 +3,25 @@ no thread running."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import os
 from pathlib import Path
 
 import tiny_v4
 
-from recperf.cli import main
 from recperf.cli.options import choose, read_options
 from recperf.cli.run import Options
-from recperf.data.yambda import synthesize
 from recperf.execution import measuring as of_runs
 from recperf.measure import measuring
 from recperf.ops.bag import native as bag
 from recperf.ops.history import native as history
 from recperf.ops.hstu_attention import native as attention
 
-measuring.SECONDS = measuring.REPEAT_SECONDS = of_runs.CONFIRM_SECONDS = 0.0
+measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = of_runs.CONFIRM_SECONDS = 0.0
+measuring.ROUNDS = 2
 for op in (bag, history, attention):
     op.library()
 for workload in ("micro-dlrm", "dlrm-v4"):
     # Building the parser of a command line takes most of the start.
     read_options(Options, choose([workload]), verb="run", description="")
 
-
-def warm_up() -> None:
-    """A whole small run, so that torch's lazy initialization happens before any fork."""
-    folder = Path(tempfile.mkdtemp())
-    try:
-        synthesize.write_store(tiny_v4.EVENTS, folder / "events")
-        assert main([*tiny_v4.command_line(folder / "run", events=folder / "events"), "--quiet"]) == 0
-    finally:
-        shutil.rmtree(folder)
-
-
-warm_up()
+tiny_v4.run_straight(Path(os.environ["RECPERF_HOME"]))

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from killable import KILLED, Killable
-from tiny_v4 import MODEL, QUIETLY, STREAM, begin, continued, finish, outcome, own, profile, resume, store, straight
+from killable import KILLED, Killable, home
+from tiny_v4 import MODEL, QUIETLY, STREAM, begin, continued, finish, outcome, own, resume, straight, straight_run
 
 from recperf import points
 
@@ -69,11 +69,20 @@ MOST = 4 * MIB
 @pytest.mark.long
 def test_resident_memory_is_flat_over_two_thousand_steps(tmp_path: Path) -> None:
     """The real loop with its loader, evaluations every 250 steps and checkpoints every 100."""
-    straight()
     folder, measured = tmp_path / "run", tmp_path / "resident"
     own(folder)
-    (folder / "profile.json").write_bytes(profile().read_bytes())
-    arguments = ["run", "dlrm-v4", "--data.path", str(store()), "--run-dir", str(folder), *STREAM, *MODEL, *QUIETLY]
+    (folder / "profile.json").write_bytes((straight_run() / "profile.json").read_bytes())
+    arguments = [
+        "run",
+        "dlrm-v4",
+        "--data.path",
+        str(home() / "events"),
+        "--run-dir",
+        str(folder),
+        *STREAM,
+        *MODEL,
+        *QUIETLY,
+    ]
     arguments += [
         "--train.batch-size", "2", "--train.epochs", "8", "--train.max-steps", "2000", "--data.holdout-windows", "1",
         "--model.hstu.dropout", "0", "--model.input-dropout", "0", "--train.evaluate-steps", "250",

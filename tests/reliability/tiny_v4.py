@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from killable import KILLED, Killable, Trouble, claims, home
 
+from recperf.cli import main
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.yambda_like import YambdaLike
 from recperf.folders import alone
@@ -40,25 +42,23 @@ COMPARED = ("step", "metric", "window", "training", "evaluation")
 """Events of the training, not of the process."""
 
 
-@functools.cache
-def store() -> Path:
-    folder = home() / "events"
-    synthesize.write_store(EVENTS, folder)
-    return folder
+def run_straight(place: Path) -> None:
+    """Train without an interruption, in the fork server: torch's lazy initialization happens before any fork."""
+    synthesize.write_store(EVENTS, place / "events")
+    assert main([*command_line(place / "straight", place / "events"), "--quiet"]) == 0
 
 
-def command_line(folder: Path, *, events: Path | None = None) -> list[str]:
+def command_line(folder: Path, events: Path) -> list[str]:
     """The command line that starts a run in a folder."""
-    where = ["--data.path", str(events or store()), "--run-dir", str(folder), "--data.holdout-windows", "1"]
+    where = ["--data.path", str(events), "--run-dir", str(folder), "--data.holdout-windows", "1"]
     return ["run", "dlrm-v4", *where, *STREAM, *MODEL, *SAVING, *QUIETLY]
 
 
-def begin(folder: Path, *troubles: Trouble, events: Path | None = None) -> Killable:
-    """Start a run. An existing profile saves the seconds in which it would measure steps at the end."""
+def begin(folder: Path, *troubles: Trouble) -> Killable:
+    """Start a run. The profile of another one saves the seconds in which it would measure steps at the end."""
     own(folder)
-    if profile().exists():
-        shutil.copyfile(profile(), folder / "profile.json")
-    return Killable(command_line(folder, events=events), folder.with_suffix(".log"), *troubles)
+    shutil.copyfile(straight_run() / "profile.json", folder / "profile.json")
+    return Killable(command_line(folder, home() / "events"), folder.with_suffix(".log"), *troubles)
 
 
 def own(folder: Path) -> None:
@@ -82,23 +82,19 @@ def finish(folder: Path) -> Killable:
     return process
 
 
-def profile() -> Path:
-    return home() / "profile.json"
+def straight_run() -> Path:
+    """The folder of the run without an interruption, once it is complete."""
+    folder, end = home() / "straight", time.monotonic() + 240
+    while not (folder / "seal.json").exists():
+        assert time.monotonic() < end, "the fork server cannot train"
+        time.sleep(0.02)
+    return folder
 
 
 @functools.cache
 def straight() -> dict[str, Any]:
-    """The outcome of an uninterrupted run, once with the measuring at its end and once without."""
-    first = home() / "measured"
-    process = begin(first)
-    assert process.wait() == 0, process.output
-    shutil.copyfile(first / "profile.json", profile())
-    folder = home() / "straight"
-    process = begin(folder)
-    assert process.wait() == 0, process.output
-    expected = outcome(folder)
-    assert expected == outcome(first)
-    return expected
+    """The outcome of the run without an interruption."""
+    return outcome(straight_run())
 
 
 @functools.cache
@@ -112,7 +108,6 @@ def _interrupted() -> Path:
 
 def interrupted(folder: Path) -> Path:
     """A copy of a run that was killed after its middle."""
-    straight()
     shutil.copytree(_interrupted(), folder)
     return folder
 

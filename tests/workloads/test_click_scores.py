@@ -115,6 +115,6 @@ def test_unknown_ids_are_said_and_mostly_unknown_ones_refused(
     assert not output.exists()
     assert main([*command, "--allow-unknown"]) == 0
     summary = json.loads(capfd.readouterr().out)
-    assert (summary["resumed_at"], summary["unknown"]["uid"], summary["unknown"]["user"]) == (ROWS, 200, 0)
+    assert (summary["rows"], summary["unknown"]["uid"], summary["unknown"]["user"]) == (ROWS, 200, 0)
     assert np.array_equal(pq.read_table(output)["logit"], logits)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "scores.parquet"]

@@ -52,9 +52,9 @@ def test_the_fullest_rank_or_host_counts(kinds: str, share: float, on_host: floa
         distributed=DistributedConfig(sharding=kinds),
     )
     planned, options = dlrm.planned(config), config.distributed
-    assert base.table_share(planned, options, on_host=False) == 1.0
+    assert tables.table_share(planned, options, on_host=False) == 1.0
     two_of(1)
-    assert base.table_share(planned, options, on_host=False) == pytest.approx(share)
-    assert base.table_share(planned, options, on_host=True) == pytest.approx(share)
+    assert tables.table_share(planned, options, on_host=False) == pytest.approx(share)
+    assert tables.table_share(planned, options, on_host=True) == pytest.approx(share)
     two_of(2)
-    assert base.table_share(planned, options, on_host=True) == pytest.approx(on_host)
+    assert tables.table_share(planned, options, on_host=True) == pytest.approx(on_host)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..execution.scoring import ScoreSummary
 
 DESCRIPTION = """Score the rows of a file with the model of a run. The output has the columns of the file, the
-probability of a positive label (score) and its log odds (logit). A stopped or killed command continues where it was."""
+probability of a positive label (score) and its log odds (logit). A stopped command leaves no output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +88,8 @@ def text_of(summary: ScoreSummary) -> str:
     """The summary of a scoring for people."""
     from ..execution.serving import unknown_text
 
-    resumed = f", {summary.resumed_at:,} of them before this command," if summary.resumed_at else ""
     lines = [
-        f"{summary.rows:,} rows scored{resumed} in {summary.seconds:.1f} s on {summary.device}: "
+        f"{summary.rows:,} rows scored in {summary.seconds:.1f} s on {summary.device}: "
         f"{number(summary.rows_per_s)} rows/s",
         f"  model:  seed {summary.seed}, checkpoint {summary.checkpoint}",
     ]

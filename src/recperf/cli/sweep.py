@@ -40,7 +40,7 @@ def command(arguments: list[str]) -> int:
         points.append((settings, _parse(choice, fixed + single).values))
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     terminal.say(f"{choice.workload.name}: {len(points)} settings")
-    from ..execution.sweep import sweep
+    from ..execution.profiling import sweep
     from ..measure import peaks
 
     result = sweep(choice.workload, points, peaks.load(), terminal.say)

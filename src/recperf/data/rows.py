@@ -68,16 +68,14 @@ class BadRow(DataError):
         return DataError(f"row {rows + self.row + 1:,}: {self.value}", where={"file": path}, fix=self.fix)
 
 
-def in_blocks(tables: Iterable[Table], size: int, *, first: int = 0) -> Iterator[Table]:
-    """The same rows in tables of `size` rows; those before row `first` are left out."""
+def in_blocks(tables: Iterable[Table], size: int) -> Iterator[Table]:
+    """The same rows in tables of `size` rows."""
     arrow = pyarrow()
     begun: list[Table] = []
     rows = 0
     for table in tables:
-        skipped = min(first, len(table))
-        first -= skipped
-        begun.append(table.slice(skipped))
-        rows += len(table) - skipped
+        begun.append(table)
+        rows += len(table)
         while rows >= size:
             joined = arrow.concat_tables(begun)
             yield joined.slice(0, size)

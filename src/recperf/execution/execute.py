@@ -30,8 +30,8 @@ from ..stop import StopFlag, poll
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
 from .ranked_quality import assessment_of
+from .saving import open_log, require_same_ranks
 from .starting import start_of
-from .submission import open_log, require_same_ranks
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
 

@@ -112,7 +112,7 @@ def _content(model: TrainedModel) -> Export:
             f"an export reads whole tables, which do not fit here: {served.settings.reasons['tables']}",
             fix="a machine with more memory; recperf score and recperf recommend work here",
         )
-    table, inputs = next(iter(model.held_out()))
+    table, inputs = next(iter(served.held_out(model.seed)))
     inputs, table = served.first(inputs, EXAMPLES), table.slice(0, EXAMPLES)
     with applied(served.settings), torch.no_grad():
         return served.export(table, inputs)

@@ -291,8 +291,6 @@ class RankedRows:
         """The rows that the config asks for, or why none are ranked; `trained` samples are trained on in all."""
         if config.users == 0:
             return "ranking.users is 0"
-        if catalogue.not_ranked:
-            return catalogue.not_ranked
         assert rows.users_N is not None
         assert rows.items_N is not None
         rows_Q = first_positives(rows.labels_N, rows.users_N, rows.times_N)

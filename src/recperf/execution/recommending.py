@@ -110,7 +110,7 @@ def recommend(
         poll()
         chunk = slice(first, first + step)
         ids, histories = requests.ids[chunk], None if requests.histories is None else requests.histories[chunk]
-        logits_UI = model.rank(ids) if histories is None else model.rank_histories(histories)
+        logits_UI = model.rank(ids, histories)
         ranked_UI = logits_UI.clone() if meeting is None else rank_scores(logits_UI, meeting[0])
         if exclude_seen:
             for row, items_S in enumerate(_seen(model, known_users.places(ids)) if histories is None else histories):

@@ -118,16 +118,13 @@ class Served(Protocol):
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         """Encode columns, by role, as the training data was encoded."""
-        ...
 
     def logits(self, inputs: Any) -> Tensor:
         """The logits of encoded rows, on the host."""
-        ...
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Any]]:
         """The rows that the end of a training is scored on, in that order: their columns with `label`, which has
         another name where a feature has this one, and inputs."""
-        ...
 
     def first(self, inputs: Any, rows: int) -> Any:
         """The first rows of encoded ones."""
@@ -221,10 +218,6 @@ class TrainedModel:
                 fix="restore the old data, or train again",
             )
 
-    def held_out(self) -> Iterator[tuple[Table, Any]]:
-        """The held-out rows of the run, and their inputs."""
-        return self.served.held_out(self.seed)
-
     def columns(self, names: Sequence[str]) -> dict[str, str]:
         """The column of rows with these names that serves each role."""
         served = self.served
@@ -248,16 +241,12 @@ class TrainedModel:
             return self.served.logits(inputs).float()
 
     @torch.no_grad()
-    def rank(self, users: Any) -> Tensor:
-        """The logits of all items, in the order of their ids, for each user of a column of own ids."""
+    def rank(self, users: Any, histories: Sequence[NDArray[np.int64]] | None) -> Tensor:
+        """The logits of all items, in the order of their ids, for each user of a column of own ids, or for histories of
+        places in the model's items."""
         with applied(self.served.settings):
-            return self.served.rank(users).float()
-
-    @torch.no_grad()
-    def rank_histories(self, histories: Sequence[NDArray[np.int64]]) -> Tensor:
-        """The logits of all items for histories of places in the model's items."""
-        with applied(self.served.settings):
-            return self.served.rank_histories(histories).float()
+            ranked = self.served.rank(users) if histories is None else self.served.rank_histories(histories)
+            return ranked.float()
 
 
 def score_columns(logits_N: Tensor, features: Collection[str]) -> dict[str, Any]:

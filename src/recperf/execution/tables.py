@@ -15,6 +15,9 @@ from .workload import SMALLER, Estimate, require_memory
 if TYPE_CHECKING:
     import torch
 
+    from ..distributed.config import DistributedConfig
+    from ..plan.work import PlannedWorkload
+
 
 def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device_free: int | None) -> Tiers:
     """Where the tables go on a device with `device_free` free bytes; None: with whatever a GPU will have."""
@@ -61,3 +64,20 @@ def require_table_memory(
         tiers = place_tables(tables, counted, device="cpu", device_free=available_bytes())
         more += tiers.cache_bytes + tiers.index_bytes - counted.state_bytes
         require_memory(counted, tables=0.0, more=more, fix=fix)
+
+
+def table_share(planned: PlannedWorkload, options: DistributedConfig, *, on_host: bool) -> float:
+    """Share of all table weights on the fullest rank; `on_host`: of a rank on the fullest host, on average."""
+    world = current()
+    if world.size == 1:
+        return 1.0
+    import numpy as np
+
+    from ..distributed.placement import placed_by
+    from ..plan.memory import rank_demand
+
+    placed = placed_by(options, rank_demand(planned, world.size, options), world.size)
+    together = world.local_size if on_host else 1
+    held_R = np.sum([one.weight_R for one in placed], axis=0)
+    held = np.add.reduceat(held_R, range(0, world.size, together)).max() / together
+    return float(held / sum(one.table.bytes for one in placed))

@@ -30,7 +30,7 @@ from .workload import Predictions, Prepared, Trial, Workload, load
 
 if TYPE_CHECKING:
     from ..runs.mlperf.log import MLPerfLog
-    from .submission import Submission
+    from .saving import Submission
 
 
 SHOWN = ("accuracy", "auc", "log_loss", "hit_rate_10", "ndcg_10")
@@ -95,7 +95,9 @@ class SeedTraining:
         self.submission: Submission | None = None
         if job.log and job.workload.submission:
             self.submission = load(job.workload.submission)(trial, seed, job.log)
-        self.evaluator = self._evaluator()
+        self.evaluator = Evaluator(
+            recipe=trial.recipe, score=self._score, emit=self.emit, seed=seed, enough=job.reached, log=self.submission
+        )
         self.minutes = Minutes(0)
         self._into: dict[str, Any] = {}
         """The state of the trial before anything was loaded."""
@@ -173,57 +175,29 @@ class SeedTraining:
         elif kind == "step" and self.submission:
             self.submission.loss(fields["step"], fields["loss"])
 
-    def _evaluator(self) -> Evaluator:
-        submission, reached, log = self.submission, self.job.reached, self.job.log
-        log_state: dict[str, Any] | None = None
-
-        def score(at: Position) -> dict[str, float]:
-            with self.job.stop.interruptible():
-                # First, since a model may be completed by what these rows say.
-                validation_loss = self.trial.recipe.validation_loss
-                chosen_by = {} if validation_loss is None else {VALIDATION: validation_loss()}
-                predictions = self.trial.predictions(at)
-                self._predictions = at, predictions
-                return {**self.trial.metrics(predictions), **chosen_by}
-
-        def begins(at: Position) -> None:
-            nonlocal log_state
-            if submission and log:
-                log_state = log.state()
-                submission.begins(at)
-
-        def abandoned() -> None:
-            if submission and log:
-                log.rewind(log_state)
-
-        def ends(at: Position, metrics: dict[str, float]) -> None:
-            if submission:
-                submission.ends(at, metrics, reached(metrics))
-
-        return Evaluator(
-            recipe=self.trial.recipe,
-            score=score,
-            emit=self.emit,
-            seed=self.seed,
-            enough=reached,
-            begins=begins,
-            ends=ends,
-            abandoned=abandoned,
-        )
+    def _score(self, at: Position) -> dict[str, float]:
+        with self.job.stop.interruptible():
+            # First, since a model may be completed by what these rows say.
+            validation_loss = self.trial.recipe.validation_loss
+            chosen_by = {} if validation_loss is None else {VALIDATION: validation_loss()}
+            predictions = self.trial.predictions(at)
+            self._predictions = at, predictions
+            return {**self.trial.metrics(predictions), **chosen_by}
 
     def _watchers(self, steps: int) -> Watchers:
         """What watches the steps that are left."""
-        recipe, settings = self.trial.recipe, self.job.config.train
-        timer = StepTimer.for_training(
-            steps, emit=self.emit, seed=self.seed, sync=self.job.prepared.settings.sync,
-            alone=current().choose(True, several=False),
-        )  # fmt: skip
+        recipe, settings, world = self.trial.recipe, self.job.config.train, current()
         self.minutes = Minutes(settings.checkpoint_minutes, notice=self._notice)
-        minutes_due = current().decide_on_leader(self.minutes)
+        minutes_due = world.decide_on_leader(self.minutes)
+        # A training of few steps has more norms. On a CPU that of a small model takes up to a tenth of its step.
+        norm_every = min(50, max(10, recipe.steps // 100))
         return Watchers(
             recipe=recipe,
-            losses=LossLog.for_training(recipe, emit=self.emit, seed=self.seed),
-            timer=timer,
+            losses=LossLog(emit=self.emit, seed=self.seed, norm_every=norm_every, rate=recipe.learning_rate),
+            timer=StepTimer(
+                emit=self.emit, seed=self.seed, expected=steps, sync=self.job.prepared.settings.sync,
+                alone=world.choose(True, several=False),
+            ),
             evaluator=self.evaluator,
             save=self.save,
             progress=lambda position, loss, samples: self.report.step(position.step, loss, samples),
@@ -233,7 +207,7 @@ class SeedTraining:
             save_due=either(every(settings.checkpoint_steps), recipe.save_after, minutes_due),
             save_scored=settings.checkpoint_epochs,
             save_end=settings.checkpoint_end,
-        )
+        )  # fmt: skip
 
     def restore(self) -> Position:
         """Load the newest checkpoint, and cut the logs back to its step so that no step is logged twice."""

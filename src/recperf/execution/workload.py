@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import within
 from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
-from ..machine import available_bytes, usable_cores
+from ..machine import available_bytes
 from ..measure.cost import Cost
 from ..train.config import StartConfig, TargetConfig
 from ..units import size
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..data.datasets import Dataset
-    from ..distributed.config import DistributedConfig
     from ..measure.fixes import Fix
     from ..models.tiers.cache import TieredRows
     from ..plan.work import PlannedWorkload
@@ -102,51 +101,37 @@ class Catalogue(Protocol):
     @property
     def items_I(self) -> Tensor:
         """Numbers of the items that have training rows."""
-        ...
 
     @property
     def rows_I(self) -> Tensor:
         """Training rows of each item, by its number."""
-        ...
 
     @property
     def user_rows_N(self) -> Tensor:
         """For each scored row, how many training rows its user has; for events, how many events lie before it."""
-        ...
 
     @property
     def user_rows_are(self) -> str:
         """What `user_rows_N` counts: training rows, or events before the row."""
-        ...
 
     @property
     def item_rows_N(self) -> Tensor:
         """For each scored row, how many training rows its item has."""
-        ...
 
     @property
     def repeats(self) -> float:
         """The share of the training rows whose item their user also has in another one before."""
-        ...
-
-    @property
-    def not_ranked(self) -> str | None:
-        """Why scored rows cannot be ranked; None where they can."""
-        ...
 
     @property
     def meeting_is(self) -> str | None:
         """What `meeting` is computed from; None where labels themselves say which items users meet, as where negatives
         were drawn."""
-        ...
 
     def meeting(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         """Log probabilities that the users of scored rows meet items, from what was known before the rows."""
-        ...
 
     def seen(self, row: int) -> Tensor:
         """Items that the user of a scored row has in training rows, or for events before it."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,22 +180,18 @@ class Trial(Protocol):
 
     def predictions(self, at: Position | None = None) -> Predictions:
         """Predictions for the validation rows; where those depend on how far training is, the rows then."""
-        ...
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """What an evaluation records of its predictions; each evaluation calls it once."""
-        ...
 
     def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         """Logits of scored rows, given by their number, if their item were another; asked for where the workload has a
         catalogue."""
-        ...
 
     def rows_of(self, batch: Any) -> Tensor: ...
 
     def tables(self) -> list[tuple[str, int]]:
         """Name and rows of each table, in the order of the rows `rows_of` counts."""
-        ...
 
     def tiers(self) -> TieredRows | None:
         """The rows of its tables, where these do not lie on the device."""
@@ -234,11 +215,9 @@ class Prepared(Protocol):
     def scored_rows(self) -> ScoredRows:
         """The rows that the end of a training is scored on, in the order of `Trial.predictions`; where each seed has
         rows of its own, those of the first."""
-        ...
 
     def baseline_logits(self) -> dict[str, Tensor]:
         """Logits, or scores of any scale, that simple rules give the scored rows, by name and in the rows' order."""
-        ...
 
     def ranking(self) -> RankedTargets | None:
         """What a workload that ranks all items is scored on; None where rows have labels."""
@@ -267,14 +246,14 @@ class Prepared(Protocol):
     def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
         """Work of a step on this batch, whose part here has so many ids, of which `unique` are distinct, by the name of
         the span that times it."""
-        ...
 
     def table_bytes(self) -> tuple[int, int]:
         """Bytes of one row, and of all rows."""
-        ...
 
     def fixes(self) -> tuple[Fix, ...]:
         """Switches that could make a step faster, with what each changes in the config."""
+        from .measuring import cpu_fixes
+
         return cpu_fixes(self.config, self.settings)
 
     def pair(self, trial: Trial, hot_bytes: int | None) -> dict[str, Arm] | None:
@@ -294,28 +273,6 @@ class Arm:
     """Number of table rows that its ids refer to, all equally often; None where some are more popular."""
 
 
-def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
-    """Fixes that any workload on a CPU has: more threads, or oneDNN, where the user set less."""
-    from ..measure.fixes import Fix
-
-    if settings.device.type != "cpu":
-        return ()
-    fixes = []
-    cores = usable_cores()
-    # Only what the user set: the automatic choice has its reasons, which the run records.
-    if 0 < config.train.threads < cores:
-        changed = replace(config, train=replace(config.train, threads=cores))
-        title = f"{cores} threads per operator instead of {settings.threads}"
-        fixes.append(
-            Fix(name="threads", title=title, switch=f"--train.threads {cores}", config=changed, tolerance=1e-4)
-        )
-    if config.train.onednn == "off" and not settings.onednn:
-        changed = replace(config, train=replace(config.train, onednn="on"))
-        title = "matrix products by oneDNN"
-        fixes.append(Fix(name="onednn", title=title, switch="--train.onednn on", config=changed, tolerance=1e-4))
-    return tuple(fixes)
-
-
 SMALLER = "smaller tables (--model.rows, --model.dim) or a smaller --train.batch-size"
 
 
@@ -329,23 +286,6 @@ def require_memory(estimate: Estimate, *, tables: float = 1.0, more: int = 0, fi
             f"{size(needed)} are needed{by}, {size(available)} are free",
             fix=fix,
         )
-
-
-def table_share(planned: PlannedWorkload, options: DistributedConfig, *, on_host: bool) -> float:
-    """Share of all table weights on the fullest rank; `on_host`: of a rank on the fullest host, on average."""
-    world = current()
-    if world.size == 1:
-        return 1.0
-    import numpy as np
-
-    from ..distributed.placement import placed_by
-    from ..plan.memory import rank_demand
-
-    placed = placed_by(options, rank_demand(planned, world.size, options), world.size)
-    together = world.local_size if on_host else 1
-    held_R = np.sum([one.weight_R for one in placed], axis=0)
-    held = np.add.reduceat(held_R, range(0, world.size, together)).max() / together
-    return float(held / sum(one.table.bytes for one in placed))
 
 
 HASHED = "hashed"

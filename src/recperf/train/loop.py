@@ -46,7 +46,6 @@ class Optimizer(Protocol):
     def gradient_norm(self) -> Tensor:
         """Norm of the dense gradient before `step`, not clipped. Rows of a table that is updated sparsely have no
         dense gradient and are not counted."""
-        ...
 
     def state_dict(self) -> State: ...
 
@@ -60,7 +59,6 @@ class WholeStep(Protocol):
 
     def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
         """The same step, timed inside: the step's time and the times of its parts, in ns."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,6 @@ class Watch(Protocol):
 
     def before_step(self, step: int) -> RecordNorm | None:
         """Is called with the number of the step that begins; returns who wants to know its gradient's norm."""
-        ...
 
     def after_step(self, position: Position, loss: Tensor, samples: int) -> None: ...
 

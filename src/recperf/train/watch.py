@@ -40,10 +40,10 @@ class StepTimer:
 
     emit: Emit
     seed: int
-    sync: Callable[[], None] | None = None
-    warmup: int = 20
-    marks: StepMarks = field(default_factory=StepMarks)
-    alone: bool = True
+    expected: int
+    """Steps to come, of which the first 20, or a fifth, are warm-up."""
+    sync: Callable[[], None] | None
+    alone: bool
     """Whether no other rank works on this machine, whose work is not other work."""
     steps: int = 0
     """Steps of this process."""
@@ -58,13 +58,9 @@ class StepTimer:
     """`steps` when the stretch began."""
     _others: OtherWork = field(default_factory=OtherWork)
 
-    @classmethod
-    def for_training(
-        cls, steps: int, *, emit: Emit, seed: int, sync: Callable[[], None] | None, alone: bool = True
-    ) -> StepTimer:
-        """For so many steps to come, of which the first 20, or a fifth, are warm-up."""
-        marks = StepMarks(timing_event if sync else None)
-        return cls(emit=emit, seed=seed, sync=sync, warmup=min(20, steps // 5), marks=marks, alone=alone)
+    def __post_init__(self) -> None:
+        self.marks = StepMarks(timing_event if self.sync else None)
+        self.warmup = min(20, self.expected // 5)
 
     def before_epoch(self) -> None:
         if not self._began:
@@ -121,9 +117,6 @@ class StepTimer:
         return ended
 
 
-NORM_EVERY = (10, 50)
-"""Steps between two logged gradient norms, at least and at most; a training of few steps has more of them. On a CPU the
-norm of a small model takes up to a tenth of its step."""
 DIVERGED = "lower --train.learning-rate; the last checkpoint is from before it"
 
 
@@ -199,12 +192,6 @@ class LossLog:
     _pending: list[tuple[int, Tensor]] = field(default_factory=list)
     _norms: dict[int, Tensor] = field(default_factory=dict)
 
-    @classmethod
-    def for_training(cls, recipe: Recipe, *, emit: Emit, seed: int) -> LossLog:
-        least, most = NORM_EVERY
-        every = min(most, max(least, recipe.steps // 100))
-        return cls(emit=emit, seed=seed, norm_every=every, rate=recipe.learning_rate)
-
     def before_step(self, step: int) -> RecordNorm | None:
         due = self.norm_every and (step == 1 or step % self.norm_every == 0)
         return (lambda norm: self._norms.__setitem__(step, norm)) if due else None
@@ -227,10 +214,7 @@ class LossLog:
         self._norms.clear()
         for step, loss in zip(steps, losses):
             if not math.isfinite(loss):
-                raise GateFailed(
-                    f"the loss is {loss} at step {step}",
-                    fix=DIVERGED,
-                )
+                raise GateFailed(f"the loss is {loss} at step {step}", fix=DIVERGED)
             self.emit("step", seed=self.seed, step=step, loss=loss, **self._more(step, norms))
         self.last = losses[-1]
 
@@ -246,6 +230,17 @@ class TargetMet(Exception):
     """Ends a training whose score meets the target; not an error."""
 
 
+class EvaluationLog(Protocol):
+    """A second log of evaluations, as MLPerf has one."""
+
+    def begins(self, at: Position) -> None: ...
+
+    def abandoned(self) -> None:
+        """Undoes `begins`, because a signal ended the scoring."""
+
+    def ends(self, at: Position, metrics: dict[str, float], enough: bool) -> None: ...
+
+
 @dataclass
 class Evaluator:
     """Scores the validation rows and remembers all scores."""
@@ -256,22 +251,21 @@ class Evaluator:
     seed: int
     enough: Callable[[dict[str, float]], bool] = lambda metrics: False
     """Whether these metrics meet the target, which ends the training."""
-    begins: Callable[[Position], None] = lambda at: None
-    ends: Callable[[Position, dict[str, float]], None] = lambda at, metrics: None
-    abandoned: Callable[[], None] = lambda: None
-    """Undoes `begins` where a signal ended the scoring."""
+    log: EvaluationLog | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @torch.no_grad()
     def run(self, position: Position) -> bool:
         """Evaluate now; true when it is better than all before."""
         reached("evaluation: due")
-        self.begins(position)
+        if self.log:
+            self.log.begins(position)
         self.recipe.model.train(False)
         try:
             metrics = self.score(position)
         except (Stopped, Interrupted):
-            self.abandoned()
+            if self.log:
+                self.log.abandoned()
             raise
         self.recipe.model.train()
         reached("evaluation: scored")
@@ -284,7 +278,8 @@ class Evaluator:
         best = all(merit(metrics) > merit(past["metrics"]) for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
-        self.ends(position, metrics)
+        if self.log:
+            self.log.ends(position, metrics, self.enough(metrics))
         if not self.met:
             self.recipe.prepare_evaluation(position)
         reached("evaluation: logged")

@@ -80,7 +80,6 @@ class ClickCatalogue:
 
     user_rows_are = "training rows"
     meeting_is = SHOWN
-    not_ranked = None
 
     def __init__(
         self,

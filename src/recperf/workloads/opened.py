@@ -97,8 +97,7 @@ class OpenRun:
         import torch
 
         from ..data.rows import add_unknown, in_blocks
-        from ..execution.frames import names_of, to_table, with_columns
-        from ..execution.scoring import whole_batches
+        from ..execution.scoring import names_of, to_table, whole_batches, with_columns
         from ..execution.serving import score_columns
 
         columns, logits = self.model.columns(names_of(frame)), [torch.empty(0)]
@@ -124,8 +123,8 @@ class OpenRun:
         and items are as in `score`.
         """
         from ..data.rows import pyarrow
-        from ..execution.frames import array_of, kind_of, maker
         from ..execution.recommending import Requests, recommend
+        from ..execution.scoring import array_of, as_frame, kind_of
 
         if kind_of(users) == "dict" and any(isinstance(one, (list, tuple)) for one in users):
             requests = Requests.of_histories(self.model, users)
@@ -135,7 +134,7 @@ class OpenRun:
         tables = list(recommend(self.model, requests, k, exclude_seen=exclude_seen))
         if not tables:
             raise UsageError("no user is given", fix="recommend([1, 2, 3])")
-        return maker(kind_of(users))(pyarrow().concat_tables(tables))
+        return as_frame(pyarrow().concat_tables(tables), kind_of(users))
 
     def export(self, folder: str | Path, *, since: str | Path | None = None) -> dict[str, Any]:
         """Write the model to a new folder as files that need no recperf; returns the content of its manifest.json.

@@ -26,7 +26,7 @@ from recperf.data.config import SplitConfig
 from recperf.data.rows import Ids
 from recperf.data.user_files.load import RowFile
 from recperf.errors import RecperfError
-from recperf.execution.frames import to_table
+from recperf.execution.scoring import to_table
 
 Columns = dict[str, list[Any]]
 

@@ -105,10 +105,10 @@ class RowFile:
             return None
         return int(pyarrow(".parquet").read_metadata(str(self.source.path)).num_rows)
 
-    def blocks(self, names: Sequence[str], size: int, *, first: int = 0) -> Iterator[Table]:
-        """Tables of `size` rows with these columns, the last one shorter, from row `first` on."""
+    def blocks(self, names: Sequence[str], size: int) -> Iterator[Table]:
+        """Tables of `size` rows with these columns, the last one shorter."""
         source = replace(self.source, columns={name: self.source.columns[name] for name in names})
-        return in_blocks(tables_of(source), size, first=first)
+        return in_blocks(tables_of(source), size)
 
 
 def _value(column: str, kind: str, part: FilePart) -> str:

@@ -15,8 +15,8 @@ from ...data.order import ClickOrder
 from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
-from ...execution.tables import placed_tables
-from ...execution.workload import cpu_fixes, table_share
+from ...execution.measuring import cpu_fixes
+from ...execution.tables import placed_tables, table_share
 from ...machine import bfloat16_instructions
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix

@@ -12,8 +12,8 @@ from ...data.random_config import RandomBagsConfig
 from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError
-from ...execution.tables import require_table_memory
-from ...execution.workload import Estimate, TrialsConfig, Workload, table_share
+from ...execution.tables import require_table_memory, table_share
+from ...execution.workload import Estimate, TrialsConfig, Workload
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig, dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig

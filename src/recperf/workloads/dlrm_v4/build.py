@@ -17,7 +17,7 @@ from ...data.batch import HistoryBatch
 from ...data.yambda.loader import StreamOrder
 from ...distributed.ranks import current
 from ...distributed.shares import Scores
-from ...execution.submission import Submission, micro_batch
+from ...execution.saving import Submission, micro_batch
 from ...execution.tables import placed_tables
 from ...execution.workload import Predictions, Prepared
 from ...measure.cost import FLOAT, Cost

@@ -13,8 +13,8 @@ from ...data.yambda.schema import CROSSES, DAY_S
 from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError
-from ...execution.tables import require_table_memory
-from ...execution.workload import HASHED, Estimate, TrialsConfig, Workload, table_share
+from ...execution.tables import require_table_memory, table_share
+from ...execution.workload import HASHED, Estimate, TrialsConfig, Workload
 from ...measure.cost import FLOAT
 from ...models.dlrm_v4 import config as models
 from ...models.dlrm_v4.config import DLRMv4Config

@@ -46,7 +46,6 @@ class EventCatalogue:
     find_shares: Callable[[], RecentShares | None] = lambda: None
     """Computes `shares`, which only rankings need."""
     user_rows_are: str = "events before the row"
-    not_ranked = None
 
     @cached_property
     def shares(self) -> RecentShares | None:

@@ -12,8 +12,9 @@ from ...data.batch import ClickBatch
 from ...data.order import ShuffledOrder
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
+from ...execution.measuring import cpu_fixes
 from ...execution.tables import placed_tables
-from ...execution.workload import Arm, Trial, cpu_fixes
+from ...execution.workload import Arm, Trial
 from ...measure.cost import FLOAT, Cost
 from ...measure.fixes import Fix
 from ...models.config import hashed_dlrm_step
