@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,20 +64,32 @@ class Content:
         content = cls(tree=None, tensors={}, pieces=[])
         return replace(content, tree=content._value(state, ()))
 
-    def copied(self, host_copies: dict[str, Tensor]) -> Content:
-        """The same in host memory, where training does not change it. The copies of tensors stay in `host_copies` and
-        are overwritten by the next call, so that memory is allocated once."""
-        return replace(self, pieces=_copied(self.pieces, host_copies))
+    def copied(self, copies: dict[str, Tensor]) -> Content:
+        """The same in host memory, where training does not change it; from a GPU by copies that overlap, waited for
+        once. The copies of tensors stay in `copies` and are overwritten by the next call, so that memory is allocated
+        once."""
+        for piece in self.pieces:
+            copy, tensor = copies.get(piece.key), piece.tensor
+            if isinstance(tensor, ChunkedTensor):
+                copies[piece.key] = tensor.copied()
+                continue
+            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                copy = copies[piece.key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            copy.copy_(tensor, non_blocking=True)
+        own = [piece.tensor for piece in self.pieces if isinstance(piece.tensor, Tensor)]
+        for device in {tensor.device for tensor in own if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+        return replace(self, pieces=[piece._replace(tensor=copies[piece.key]) for piece in self.pieces])
 
     @property
     def nbytes(self) -> int:
         """Bytes that this process writes, at least."""
-        return sum(piece.nbytes for piece in self.pieces)
+        return sum(piece.tensor.nbytes for piece in self.pieces)
 
     @property
     def tiered_bytes(self) -> int:
         """Those of tables in tiers, which no one has in memory at once."""
-        return sum(piece.nbytes for piece in self.pieces if isinstance(piece.tensor, ChunkedTensor))
+        return sum(piece.tensor.nbytes for piece in self.pieces if isinstance(piece.tensor, ChunkedTensor))
 
     def _value(self, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, Tensor | Sharded | TableColumns):
@@ -169,141 +181,8 @@ def _whole(shape: tuple[int, ...]) -> Rectangle:
     return Rectangle(0, shape[0] if shape else 1, 0, math.prod(shape[1:]))
 
 
-def _copied(pieces: list[Piece], copies: dict[str, Tensor]) -> list[Piece]:
-    """The same in host memory; from a GPU by copies that overlap, waited for once."""
-    for piece in pieces:
-        copy, tensor = copies.get(piece.key), piece.tensor
-        if isinstance(tensor, ChunkedTensor):
-            copies[piece.key] = tensor.copied()
-            continue
-        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-            copy = copies[piece.key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        copy.copy_(tensor, non_blocking=True)
-    for device in {
-        piece.tensor.device for piece in pieces if isinstance(piece.tensor, Tensor) and piece.tensor.is_cuda
-    }:
-        torch.cuda.synchronize(device)
-    return [piece._replace(tensor=copies[piece.key]) for piece in pieces]
-
-
 def _shown(path: tuple[Any, ...]) -> str:
     return "/".join(map(str, path)) or "the state"
-
-
-@dataclass(frozen=True)
-class StoredRows:
-    """A table of which a checkpoint holds some rows; what makes no sense is a ValueError."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    initial: dict[str, Any]
-    shards: Sequence[StoredShard]
-    """The numbers of the rows and their values; none where no row was ever trained."""
-    open_file: Callable[[str], TensorFile]
-
-    def __post_init__(self) -> None:
-        if len(self.shape) not in (1, 2) or any(type(size) is not int or size < 1 for size in self.shape):
-            raise ValueError(f"a table cannot have the shape {self.shape}")
-        counts = [shard.place.rows for shard in self.shards]
-        if len(counts) not in (0, 2) or any(
-            type(count) is not int or count != counts[0] or count < 1 for count in counts
-        ):
-            raise ValueError("a table has no valid number of rows")
-
-    def load(self, into: TableColumns) -> None:
-        """Load the rows into a table in tiers, in which none was written yet."""
-        if into.initial != self.initial:
-            raise ValueError(f"its rows begin as {self.initial}, those of this model as {into.initial}")
-        for rows_n, values in self._chunks():
-            into.load(rows_n, values)
-
-    def fill_(self, out: Tensor, place: Rectangle) -> None:
-        """Fill a plain tensor, the rectangle of this one at `place`: initial rows, and over them those written."""
-        _fill_rectangle_(out, place, initial_rows(self.initial, self.shape), self.shape)
-        columns = slice(place.first_column, place.first_column + place.columns)
-        for rows_n, values in self._chunks():
-            # They are ascending.
-            first, stop = torch.searchsorted(rows_n, torch.tensor([place.first_row, place.first_row + place.rows]))
-            own = values[first:stop, columns] if out.dim() == 2 else values[first:stop]
-            out.index_copy_(0, (rows_n[first:stop] - place.first_row).to(out.device), own.to(out.device))
-
-    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows and their values, a chunk at a time."""
-        if not self.shards:
-            return
-        numbers, values = self.shards
-        count, step, last = numbers.place.rows, _rows_at_a_time(self.shape, self.dtype), -1
-        for start in range(0, count, step):
-            rows_n = torch.empty(min(step, count - start), dtype=torch.int64)
-            values_n = torch.empty(len(rows_n), *self.shape[1:], dtype=self.dtype)
-            file = self.open_file(numbers.file)
-            file.read(numbers.key, (count,), rows_n, start)
-            self.open_file(values.file).read(values.key, (count, *self.shape[1:]), values_n, start)
-            ascending = bool((rows_n.diff() > 0).all()) and int(rows_n[0]) > last
-            last = int(rows_n[-1])
-            if not ascending or last >= self.shape[0]:
-                raise ValueError(f"rows in {file.name} are not ascending numbers below {self.shape[0]}")
-            yield rows_n, values_n
-
-
-def _rows_at_a_time(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """How many rows of a tensor are a chunk."""
-    return min(shape[0], max(1, tensors.CHUNK // (dtype.itemsize * (shape[1] if len(shape) == 2 else 1))))
-
-
-def _fill_rectangle_(out: Tensor, place: Rectangle, fill: Fill, shape: tuple[int, ...]) -> None:
-    if out.is_contiguous() and out.shape[1:] == shape[1:]:
-        fill(out, place.first_row)
-        return
-    size = _rows_at_a_time(shape, out.dtype)
-    for start in range(0, place.rows, size):
-        part = out[start : start + size]
-        scratch = torch.empty(len(part), *shape[1:], dtype=out.dtype, device=out.device)
-        fill(scratch, place.first_row + start)
-        columns = slice(place.first_column, place.first_column + place.columns)
-        part.copy_(scratch if out.dim() == 1 else scratch[:, columns])
-
-
-@dataclass(frozen=True)
-class StoredParts:
-    """A tensor that a checkpoint holds in rectangles, which cover it."""
-
-    shape: tuple[int, ...]
-    width: int
-    shards: Sequence[StoredShard]
-    open_file: Callable[[str], TensorFile]
-
-    def load(self, into: TableColumns) -> None:
-        """Load all rows into a table in tiers; those with their initial bits are skipped."""
-        fill, size = initial_rows(into.initial, into.shape), _rows_at_a_time(into.shape, into.dtype)
-        for start in range(0, into.shape[0], size):
-            values = torch.empty(min(size, into.shape[0] - start), *into.shape[1:], dtype=into.dtype)
-            initial = torch.empty_like(values)
-            self.fill_(values, Rectangle(start, len(values), 0, self.width))
-            fill(initial, start)
-            differs_n = (_bits(values) != _bits(initial)).any(dim=1)
-            if differs_n.any():
-                into.load(differs_n.nonzero().flatten() + start, values[differs_n])
-
-    def fill_(self, out: Tensor, place: Rectangle) -> None:
-        """Fill a plain tensor, the rectangle of this one at `place`."""
-        shards = self.shards
-        if len(shards) == 1 and shards[0].place == place:
-            self.open_file(shards[0].file).read(shards[0].key, self.shape, out)
-            return
-        if len(self.shape) == 1 and self.width == 1:
-            # One process wrote the numbers of rows without knowing how wide those are.
-            columns = place.first_column + place.columns
-            shards = [structs.replace(shard, place=shard.place._replace(columns=columns)) for shard in shards]
-        fill(place, out, shards, self._read)
-
-    def _read(self, shard: StoredShard, into: Tensor, row: int, column: int) -> None:
-        shape = (shard.place.rows, shard.place.columns)[: into.dim()]
-        self.open_file(shard.file).read(shard.key, shape, into, row, column)
-
-
-def _bits(rows: Tensor) -> Tensor:
-    return rows.reshape(len(rows), -1).view(torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -347,19 +226,18 @@ class StateReader:
 
     def _tensor(self, path: str, into: Any) -> Tensor | Sharded | TableColumns:
         about = self.manifest.tensors[path]
-        shape, dtype = about.shape, DTYPES[about.dtype]
-        stored = self._stored(about, dtype)
-        some_rows = isinstance(stored, StoredRows)
+        shape, dtype, some_rows = about.shape, DTYPES[about.dtype], about.initial is not None
+        self._require_sense(about, dtype)
         in_place = isinstance(into, Sharded | TableColumns) or (some_rows and isinstance(into, Tensor))
         if in_place and (tuple(into.shape) != shape or into.dtype != dtype):
             # Nothing fits: a tensor that only has a shape says so to whoever compares.
             return torch.empty(shape, dtype=dtype, device="meta")
         if isinstance(into, TableColumns):
-            stored.load(into)
+            self._load(about, into)
             return into
         if isinstance(into, Sharded):
             for shard in into.shards:
-                stored.fill_(shard.tensor, shard.place)
+                self._fill(about, shard.tensor, shard.place)
             return into
         tensor: Tensor
         if _fits(into, shape, dtype):
@@ -369,15 +247,81 @@ class StateReader:
             if some_rows and nbytes > available_bytes():
                 raise MemoryError(f"{path} of {size(nbytes)} does not fit into memory")
             tensor = torch.empty(shape, dtype=dtype)
-        stored.fill_(tensor, _whole(shape)._replace(columns=about.width))
+        self._fill(about, tensor, _whole(shape)._replace(columns=about.width))
         return tensor
 
-    def _stored(self, about: StoredTensor, dtype: torch.dtype) -> StoredRows | StoredParts:
+    def _require_sense(self, about: StoredTensor, dtype: torch.dtype) -> None:
+        if about.initial is None:
+            if math.prod(about.shape) * dtype.itemsize > sum(file.bytes for file in self.manifest.files.values()):
+                raise ValueError(f"a tensor of shape {about.shape} is larger than the files of this checkpoint")
+            return
+        if len(about.shape) not in (1, 2) or min(about.shape) < 1:
+            raise ValueError(f"a table cannot have the shape {about.shape}")
+        # The numbers of the rows and their values; none where no row was ever trained.
+        counts = [shard.place.rows for shard in about.shards]
+        if len(counts) not in (0, 2) or any(count != counts[0] or count < 1 for count in counts):
+            raise ValueError("a table has no valid number of rows")
+
+    def _load(self, about: StoredTensor, into: TableColumns) -> None:
+        """Load rows into a table in tiers, in which none was written yet; of a whole tensor those that do not have
+        their initial bits."""
         if about.initial is not None:
-            return StoredRows(about.shape, dtype, about.initial, about.shards, self._file)
-        if math.prod(about.shape) * dtype.itemsize > sum(file.bytes for file in self.manifest.files.values()):
-            raise ValueError(f"a tensor of shape {about.shape} is larger than the files of this checkpoint")
-        return StoredParts(about.shape, about.width, about.shards, self._file)
+            if into.initial != about.initial:
+                raise ValueError(f"its rows begin as {about.initial}, those of this model as {into.initial}")
+            for rows_n, values in self._chunks(about):
+                into.load(rows_n, values)
+            return
+        fill, size = initial_rows(into.initial, into.shape), _rows_at_a_time(into.shape, into.dtype)
+        for start in range(0, into.shape[0], size):
+            values = torch.empty(min(size, into.shape[0] - start), *into.shape[1:], dtype=into.dtype)
+            initial = torch.empty_like(values)
+            self._fill(about, values, Rectangle(start, len(values), 0, about.width))
+            fill(initial, start)
+            differs_n = (_bits(values) != _bits(initial)).any(dim=1)
+            if differs_n.any():
+                into.load(differs_n.nonzero().flatten() + start, values[differs_n])
+
+    def _fill(self, about: StoredTensor, out: Tensor, place: Rectangle) -> None:
+        """Fill a plain tensor, the rectangle of this one at `place`; where some rows are stored, over initial ones."""
+        if about.initial is not None:
+            _fill_rectangle_(out, place, initial_rows(about.initial, about.shape), about.shape)
+            columns = slice(place.first_column, place.first_column + place.columns)
+            for rows_n, values in self._chunks(about):
+                # They are ascending.
+                first, stop = torch.searchsorted(rows_n, torch.tensor([place.first_row, place.first_row + place.rows]))
+                own = values[first:stop, columns] if out.dim() == 2 else values[first:stop]
+                out.index_copy_(0, (rows_n[first:stop] - place.first_row).to(out.device), own.to(out.device))
+            return
+        shards: Sequence[StoredShard] = about.shards
+        if len(shards) == 1 and shards[0].place == place:
+            self._file(shards[0].file).read(shards[0].key, about.shape, out)
+            return
+        if len(about.shape) == 1 and about.width == 1:
+            # One process wrote the numbers of rows without knowing how wide those are.
+            columns = place.first_column + place.columns
+            shards = [structs.replace(shard, place=shard.place._replace(columns=columns)) for shard in shards]
+        fill(place, out, shards, self._read_shard)
+
+    def _read_shard(self, shard: StoredShard, into: Tensor, row: int, column: int) -> None:
+        shape = (shard.place.rows, shard.place.columns)[: into.dim()]
+        self._file(shard.file).read(shard.key, shape, into, row, column)
+
+    def _chunks(self, about: StoredTensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The stored rows of a table and their values, a chunk at a time."""
+        if not about.shards:
+            return
+        shape, dtype, (numbers, values) = about.shape, DTYPES[about.dtype], about.shards
+        count, step, last = numbers.place.rows, _rows_at_a_time(shape, dtype), -1
+        for start in range(0, count, step):
+            rows_n = torch.empty(min(step, count - start), dtype=torch.int64)
+            values_n = torch.empty(len(rows_n), *shape[1:], dtype=dtype)
+            self._file(numbers.file).read(numbers.key, (count,), rows_n, start)
+            self._file(values.file).read(values.key, (count, *shape[1:]), values_n, start)
+            ascending = bool((rows_n.diff() > 0).all()) and int(rows_n[0]) > last
+            last = int(rows_n[-1])
+            if not ascending or last >= shape[0]:
+                raise ValueError(f"rows in {numbers.file} are not ascending numbers below {shape[0]}")
+            yield rows_n, values_n
 
     def _file(self, name: str) -> TensorFile:
         if name not in self.manifest.files:
@@ -387,12 +331,32 @@ class StateReader:
         return self._open[name]
 
 
+def _rows_at_a_time(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """How many rows of a tensor are a chunk."""
+    return min(shape[0], max(1, tensors.CHUNK // (dtype.itemsize * (shape[1] if len(shape) == 2 else 1))))
+
+
+def _fill_rectangle_(out: Tensor, place: Rectangle, fill: Fill, shape: tuple[int, ...]) -> None:
+    """Fill the rectangle of a table at `place` with initial rows."""
+    if out.is_contiguous() and out.shape[1:] == shape[1:]:
+        fill(out, place.first_row)
+        return
+    size = _rows_at_a_time(shape, out.dtype)
+    for start in range(0, place.rows, size):
+        part = out[start : start + size]
+        scratch = torch.empty(len(part), *shape[1:], dtype=out.dtype, device=out.device)
+        fill(scratch, place.first_row + start)
+        columns = slice(place.first_column, place.first_column + place.columns)
+        part.copy_(scratch if out.dim() == 1 else scratch[:, columns])
+
+
+def _bits(rows: Tensor) -> Tensor:
+    return rows.reshape(len(rows), -1).view(torch.uint8)
+
+
 def _fits(tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether a tensor can be read into."""
-    return isinstance(tensor, Tensor) and tensor.shape == shape and tensor.dtype == dtype and _separate(tensor)
-
-
-def _separate(tensor: Tensor) -> bool:
-    """Whether each element has a place of its own: those of an expanded tensor share one."""
-    separate = all(stride or size < 2 for size, stride in zip(tensor.shape, tensor.stride()))
+    """Whether a tensor can be read into: each element needs a place of its own, those of an expanded one share one."""
+    if not isinstance(tensor, Tensor) or tensor.shape != shape or tensor.dtype != dtype:
+        return False
+    separate = all(stride or size < 2 for size, stride in zip(shape, tensor.stride()))
     return separate and tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg()

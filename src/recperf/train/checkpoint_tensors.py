@@ -268,21 +268,17 @@ class Piece(NamedTuple):
     tensor: Tensor | ChunkedTensor
     sharded: bool = False
 
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.nbytes
-
 
 def by_file(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """What goes into each file, in order."""
     together: list[Piece] = []
     size = 0
     for piece in pieces:
-        if together and size + piece.nbytes > FILE_BYTES:
+        if together and size + piece.tensor.nbytes > FILE_BYTES:
             yield together
             together, size = [], 0
         together.append(piece)
-        size += piece.nbytes
+        size += piece.tensor.nbytes
     if together:
         yield together
 
