@@ -63,7 +63,9 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture(autouse=True)
 def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run ends with steps that are measured for seconds; tests are not about how fast this machine is."""
+    """A run ends with steps that are measured for seconds; tests are not about how fast this machine is, nor about how
+    strong the trees of a baseline are."""
+    monkeypatch.setattr("recperf.train.baselines._MOST_TREES", 60)
     monkeypatch.setattr("recperf.measure.measuring.SECONDS", 0.0)
     monkeypatch.setattr("recperf.measure.measuring.REPEAT_SECONDS", 0.0)
     monkeypatch.setattr("recperf.measure.measuring.OBSERVED_SECONDS", 0.1)

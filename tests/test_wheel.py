@@ -1,4 +1,4 @@
-"""The wheel holds everything: installed into an empty folder, every workload runs from outside the checkout, a file is
+"""The wheel holds everything: unpacked into an empty folder, a model is trained from outside the checkout, a file is
 imported and a program profiled."""
 
 from __future__ import annotations
@@ -12,12 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RUNS = {
-    "micro-dlrm": "--data.source embedded --train.epochs 1 --train.max-steps 20",
-    "micro-dlrm-dram": "--model.rows 5000 --data.batches 4 --data.held-out-batches 1 --train.batch-size 64",
-    "dlrm": "--data.batches 3 --data.held-out-batches 1 --train.batch-size 64",
-    "dlrm-v4": "--data.events 20000 --train.max-steps 3 --target.beat none",
-}
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -27,11 +21,11 @@ from recperf.measure import measuring
 assert Path(recperf.__file__).is_relative_to(sys.argv[1]), recperf.__file__
 assert main(["doctor"]) == 0
 # How fast this machine is does not matter here.
-measuring.SECONDS = measuring.REPEAT_SECONDS = 0.0
+measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = 0.0
 measuring.ROUNDS = 2
-for line in sys.argv[2:]:
-    # 5: so short a training may miss its target.
-    assert main(["run", *line.split(), "--train.device", "cpu", "--no-peaks", "--quiet"]) in (0, 5), line
+short = ["--data.source", "embedded", "--train.max-steps", "20", "--train.device", "cpu", "--no-peaks", "--quiet"]
+# 5: so short a training may miss its target.
+assert main(["run", "micro-dlrm", *short]) in (0, 5)
 rows = [f"{user},{(7 * user + 3 * at) % 50},{at % 5 + 1},{86400 * at}" for user in range(40) for at in range(60)]
 Path("ratings.csv").write_text("\\n".join(["userId,movieId,rating,timestamp", *rows]))
 assert main(["data", "import", "ratings.csv", "--name", "mine", "--quiet"]) == 0
@@ -49,32 +43,28 @@ for _ in range(400):
 
 
 @pytest.mark.slow
-def test_every_workload_runs_from_an_installed_wheel(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+def test_a_wheel_is_complete_and_works(tmp_path: Path) -> None:
     # A copy: building leaves a folder in the source tree.
-    source = tmp_path / "source"
+    source, installed = tmp_path / "source", tmp_path / "installed"
     tracked = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
     )
-    for name in filter(None, tracked.stdout.decode().split("\0")):
+    names = [name for name in tracked.stdout.decode().split("\0") if name and (ROOT / name).exists()]
+    for name in names:
         if name.startswith("src/") or "/" not in name:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
-    call([*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path), str(source)], tmp_path)
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    call([sys.executable, "-c", build], source)
     (wheel,) = tmp_path.glob("recperf-*.whl")
-    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "recperf").rglob("*.[!p]*")}
-    expected = {name for name in sources if "__pycache__" not in name}
-    assert expected <= set(zipfile.ZipFile(wheel).namelist())
-    installed = tmp_path / "installed"
-    call([*pip, "install", "--no-deps", "--no-index", "--target", str(installed), str(wheel)], tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        expected = {name.removeprefix("src/") for name in names if name.startswith("src/recperf/")}
+        assert expected <= set(archive.namelist())
+        archive.extractall(installed)
     (tmp_path / "elsewhere").mkdir()
-    lines = [f"{name} {options}" for name, options in RUNS.items()]
-    call(
-        [sys.executable, "-c", f"SCRIPT = {SCRIPT!r}\n{PROGRAM}", str(installed), *lines],
-        tmp_path / "elsewhere",
-        PYTHONPATH=str(installed),
-    )
-    assert len(list((tmp_path / "elsewhere" / "runs").glob("*/report.html"))) == len(RUNS)
+    program = f"SCRIPT = {SCRIPT!r}\n{PROGRAM}"
+    call([sys.executable, "-c", program, str(installed)], tmp_path / "elsewhere", PYTHONPATH=str(installed))
+    assert len(list((tmp_path / "elsewhere" / "runs").glob("*/report.html"))) == 1
     assert (tmp_path / "elsewhere" / "profile.html").exists()
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from recperf import places
+from recperf.cli import bench as cli
 from recperf.runs.evidence import Evidence
 from recperf.runs.quality import best_of
 from recperf.runs.report import bench as benches
@@ -31,9 +34,21 @@ def write(path: Path, users: int = 60, items: int = 40) -> Path:
     return path
 
 
+SHORT = """
+import sys
+from recperf.cli import main
+from recperf.measure import measuring
+measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = 0.0
+measuring.ROUNDS = 2
+sys.exit(main(sys.argv[1:]))
+"""
+"""A command that measures steps only for a moment."""
+
+
 def test_bench_puts_models_and_baselines_of_one_split_into_one_table(
-    call: Call, tmp_path: Path, runs_without_torch: Callable[..., None]
+    call: Call, tmp_path: Path, runs_without_torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cli, "child", lambda command: [sys.executable, "-c", SHORT, *command[3:]])
     log = write(tmp_path / "log.csv")
     assert call("data", "import", log, "--label", "clicked", "--name", "seen")[0] == 0
     columns = ["--categorical", "user,item", "--item", "item", "--time", "time"]

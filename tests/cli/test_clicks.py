@@ -33,6 +33,7 @@ def write(path: Path, rows: int = 1500) -> Path:
 @pytest.fixture
 def data(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
     more = ["--categorical", "user,ad", "--numeric", "price", "--item", "ad", "--time", "ts", "--name", "mine"]
     code, out, err = call("data", "import", "--clicks", write(tmp_path / "a.csv"), "--label", "clicked", *more)
     assert code == 0, err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -13,16 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import example_runs
-import example_traces
 from chaos_process import SOFT, Failure, Process, exit_code_of, judge
 from chaos_runs import CHECKPOINTS, QUIETLY, Kind, Subject, Try
 from mutations import damage, files_in
 
 from recperf import points
-from recperf.files import write_json
-from recperf.jsonfile import sealed
-from recperf.machine import machine_facts
 from recperf.runs.evidence import is_evidence
 from recperf.train.checkpoint import CheckpointStore
 
@@ -86,13 +80,6 @@ def send_some(one: Try, process: Process, span: float, numbers: tuple[int, ...])
             return
         # Most follow soon: the process is saving then.
         span = one.draw.choice([0.01, 0.1, span])
-
-
-def disturbed(one: Try, process: Process, span: float, limit: float, *more: int) -> int:
-    """The exit code of a process that gets signals of all kinds; `more` codes are allowed, too."""
-    send_some(one, process, span, SIGNALS)
-    process.wait(limit)
-    return judge(process, allowed=[*allowed_after(process), *more])
 
 
 def ended(one: Try, process: Process, limit: float, before: int = 0) -> int:
@@ -191,12 +178,9 @@ def resumed_after_damage(one: Try, subject: Subject, files: list[Path], data: Pa
     return "completed"
 
 
-def damaged(one: Try, files: list[Path], *, named: bool = False) -> None:
-    """Damage one of the files; a link may lead to a file of the user, which nothing may change.
-
-    A file that the user names may be a pipe or a device: they asked for it.
-    """
-    one.done.append(damage(sorted(files), one.draw, one.folder / "my.jsonl", devices=not named))
+def damaged(one: Try, files: list[Path]) -> None:
+    """Damage one of the files; a link may lead to a file of the user, which nothing may change."""
+    one.done.append(damage(sorted(files), one.draw, one.folder / "my.jsonl"))
 
 
 @kind("damage: data", 6)
@@ -264,86 +248,6 @@ def require_same_operators(one: Try, subject: Subject) -> None:
     """A new run that cannot have its compiled operators says so, and its last bits are then others."""
     if "reference operators can be used" not in one.printed:
         one.require_equal(subject)
-
-
-@kind("damage: ceilings", 2)
-def damaged_ceilings(one: Try) -> str:
-    """The stored ceilings of the machine, under the page of a run and under commands that use them."""
-    subject = one.subject()
-    shutil.copytree(subject.straight, one.run)
-    home = one.own_home()
-    facts = machine_facts()
-    path = home / "machines" / f"{facts['fingerprint']}.json"
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, sealed({**example_runs.peaks(), "machine": facts}))
-    damaged(one, [path])
-    commands = [
-        ["report", str(one.run), "--out", str(one.folder / "page.html")],
-        ["show", "micro-dlrm-dram"],
-        ["plan", "dlrm"],
-    ]
-    code = one.call(one.draw.choice(commands), subject.limit, allowed=(0, 2, 3, 4))
-    return "refused" if code else "completed"
-
-
-@kind("damage: trace", 2)
-def damaged_trace(one: Try) -> str:
-    path = one.folder / one.draw.choice(["trace.json", "trace.json.gz"])
-    steps = [event for step in range(3) for event in example_traces.gpu_step(step, 1000.0 * step, 10 + step)]
-    example_traces.write(path, steps)
-    damaged(one, [path], named=True)
-    return "refused" if one.call(["profile", "--trace", str(path)], READING, allowed=(0, 3)) else "completed"
-
-
-@kind("damage: import", 3)
-def damaged_import(one: Try) -> str:
-    """A file that is imported: what is stored is intact, or nothing is."""
-    path, store = one.folder / "log.csv", one.folder / "store"
-    rows = [f"{one.draw.randrange(9)},i{one.draw.randrange(30)},{one.draw.randrange(10**6)},{one.draw.randrange(6)}"]
-    rows += [f"{row % 9},i{row % 31},{row * 977 % 100_000},{row % 6}" for row in range(300)]
-    path.write_text("\n".join(["u,i,t,r", *rows]) + "\n")
-    damaged(one, [path], named=True)
-    columns = ["--user", "u", "--item", "i", "--time", "t", "--rating", "r", "--name", "mine", "--store", str(store)]
-    code = one.call(["data", "import", "--events", str(path), *columns], 3 * READING, allowed=(0, 2, 3, 4))
-    if code == 0:
-        one.call(["data", "check", "yambda-like", "--path", str(store)], READING, allowed=(0,))
-    return "refused" if code else "completed"
-
-
-@kind("signals: data", 3)
-def stopped_data(one: Try) -> str:
-    """Signals while events or clicks are imported, or events generated; repeated, it leaves the same, and no draft."""
-    log, name = one.folder / "log.csv", one.draw.choice(["import", "clicks", "make"])
-    rows = (f"{row % 97},i{row % 331},{row * 977 % 10**6},{row % 6}" for row in range(20_000))
-    log.write_text("\n".join(["u,i,t,r", *rows]) + "\n")
-    columns = ["--user", "u", "--item", "i", "--time", "t", "--rating", "r", "--name", "mine"]
-
-    def command(place: str) -> list[str]:
-        one.home = one.folder / place
-        if name == "clicks":
-            own = ["data", "import", str(one.lab.root / "clicks.csv"), "--clicks", "--name", "mine", "--time", "ts"]
-            return [*own, "--json"]
-        if name == "import":
-            return ["data", "import", "--events", str(log), *columns, "--store", str(one.home / "store"), "--json"]
-        return ["data", "make", "yambda-like", "--path", str(one.home / "store"), "--events", "20000", "--json"]
-
-    def digest(arguments: list[str]) -> str:
-        answer = one.folder / "answer"
-        answer.unlink(missing_ok=True)
-        one.call(arguments, 3 * READING, allowed=(0,), stdout=str(answer))
-        return str(json.loads(answer.read_bytes())["digest"])
-
-    began = time.monotonic()
-    expected = digest(command("untroubled"))
-    seconds, arguments = time.monotonic() - began, command("troubled")
-    one.done.append(name)
-    for _ in range(one.draw.choice([1, 2, 3])):
-        disturbed(one, one.start(arguments), seconds, 3 * READING)
-    if digest(arguments) != expected:
-        raise Failure("mismatch", f"{name} leaves other data")
-    if name == "clicks" and (left := [path.name for path in (one.home / "data" / "mine").iterdir()]) != ["clicks"]:
-        raise Failure("mismatch", f"drafts are left: {left}")
-    return "resumed"
 
 
 @contextmanager
@@ -444,3 +348,31 @@ def full_output(one: Try) -> str:
     judge(process, allowed=(0, 4), printed=False)
     one.require_equal(subject)
     return "completed"
+
+
+@kind("tables folder", 3)
+def tables_folder(one: Try) -> str:
+    """Kills of runs whose tables lie in files of a folder that a user has files in; what they left may be damaged."""
+    subject = one.subject("micro-dlrm-dram", "dlrm")
+    subject.lay_profile(one.run)
+    tables = one.folder / "tables"
+    one.plant(tables)
+    placed = ["--tables.placement", "file", "--tables.folder", str(tables)]
+    for _ in range(one.draw.choice([1, 2])):
+        before = logged_steps(one.run)
+        process = one.lab.process([*subject.go_on(one.run), *placed], one.log, home=one.home)
+        send_some(one, process, subject.seconds, SIGNALS)
+        ended(one, process, subject.limit, before)
+    ours = [path for path in files_in(tables) if "process-2024-results" not in path.parts]
+    damages = bool(ours) and one.draw.random() < 0.5
+    if damages:
+        damaged(one, ours)
+    process = one.lab.process([*subject.go_on(one.run), *placed], one.log, home=one.home)
+    process.wait(subject.limit)
+    judge(process, allowed=(0,))
+    left = [path.name for path in tables.glob("process-*") if path.name != "process-2024-results"]
+    # A fork ends without Python's own end, which removes the folder of a process.
+    if not damages and len(left) > 1:
+        raise Failure("mismatch", f"folders of tables are left: {left}")
+    one.require_equal(subject)
+    return "resumed"

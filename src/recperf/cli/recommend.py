@@ -55,14 +55,14 @@ def command(arguments: list[str]) -> int:
     require_consistent(options)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     run = open_run(options, terminal)
-    from ..execution.recommending import Lists, recommend
+    from ..execution.recommending import quality_of, recommend
     from ..execution.scoring import format_of, write_rows
     from ..execution.serving import require_known
     from .data.output import Bar
 
     if options.output is not None:
         format_of(options.output)
-    users, lists = requests_of(run.model, options), Lists()
+    users, lists = requests_of(run.model, options), list[Any]()
     if options.output is None and len(users) > MOST_SHOWN:
         raise UsageError(f"{len(users):,} users are too many to print", fix="--output recommendations.parquet")
     bar, done = Bar(terminal, "recommending", "users"), 0
@@ -93,7 +93,7 @@ def command(arguments: list[str]) -> int:
         "seconds": round(seconds, 3),
         "users_per_s": round(len(users) / max(seconds, 1e-9), 1),
         "meeting": None if meeting is None else meeting[1],
-        "lists": lists.quality(run.model),
+        "lists": quality_of(lists, run.model),
         "output": None if options.output is None else str(options.output),
     }
     say(terminal, rows, summary)

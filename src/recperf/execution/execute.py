@@ -157,7 +157,8 @@ def _train_seeds(job: Job, started: Progress) -> Trial | None:
 def _changes(run: Run, config: Any, started: Progress, allow: tuple[str, ...]) -> tuple[Change, ...]:
     """What differs from the start of the run: config fields, operators and the number of ranks."""
     world, used = current(), started.operators
-    changed = world.on_leader(lambda: _since_start(run, config))
+    saved = world.on_leader(lambda: read_saved_config(run.folder / "config.json").changed)
+    changed = tuple(since_start(saved, recorded_fields(config)))
     changed += tuple(operator_changes(used, world.all_gather(choice.replaced(used)), allow, {"run": run.folder}))
     ranks = started.ranks or world.size
     if ranks != world.size:
@@ -165,10 +166,6 @@ def _changes(run: Run, config: Any, started: Progress, allow: tuple[str, ...]) -
         # They say what limited a step of the ranks that finished the training.
         run.remove(*MEASURED)
     return changed
-
-
-def _since_start(run: Run, config: Any) -> tuple[Change, ...]:
-    return tuple(since_start(read_saved_config(run.folder / "config.json").changed, recorded_fields(config)))
 
 
 def _start(run: Run, loggers: tuple[str, ...] = ()) -> Progress:

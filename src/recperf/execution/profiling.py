@@ -185,25 +185,16 @@ def shown_parts(profiles: list[Profile]) -> list[str]:
 
 def fits(rows: list[dict[str, Any]], parts: list[str]) -> list[dict[str, Any]]:
     """The least-squares line through each part's median where one numeric field was swept, and its r2."""
-    names = list(rows[0]["settings"])
-    if len(names) != 1 or len(rows) < 3:
-        return []
+    names, lines = list(rows[0]["settings"]), []
     try:
         x = [float(row["settings"][names[0]]) for row in rows]
     except ValueError:
         return []
-    lines = []
+    if len(names) != 1 or len(set(x)) < 3:
+        return []
     for part in parts:
         y = [swept_ms(row["profile"], part).p50 for row in rows]
-        slope, intercept, r2 = line(x, y)
+        slope, intercept = statistics.linear_regression(x, y)
+        r2 = statistics.correlation(x, y) ** 2 if len(set(y)) > 1 else 1.0
         lines.append({"field": names[0], "part": part, "slope_ms": slope, "intercept_ms": intercept, "r2": r2})
     return lines
-
-
-def line(x: list[float], y: list[float]) -> tuple[float, float, float]:
-    """Slope, intercept and r2 of the least-squares line."""
-    slope, intercept = statistics.linear_regression(x, y) if len(set(x)) > 1 else (0.0, statistics.fmean(y))
-    mean = statistics.fmean(y)
-    total = sum((b - mean) ** 2 for b in y)
-    residual = sum((b - slope * a - intercept) ** 2 for a, b in zip(x, y))
-    return slope, intercept, 1 - residual / total if total else 1.0

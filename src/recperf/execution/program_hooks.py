@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
@@ -305,7 +305,8 @@ class Hooks(ExitStack):
                 "no torch DataLoader was iterated: waiting for input is not seen; "
                 "--input-function module:name names what makes the batches"
             )
-        if "torch.distributed" in sys.modules and torch.distributed.is_available() and _world_size() > 1:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             notes.append("this is one process of several; the others are not seen")
         return notes
 
@@ -342,8 +343,7 @@ class Cycle:
         return ""
 
 
-@contextmanager
-def patched_function(name: str, wrap: Wrap) -> Iterator[None]:
+def patched_function(name: str, wrap: Wrap) -> AbstractContextManager[None]:
     """Let `package.module:function` or `package.module:Class.method` pass through a hook."""
     module, _, path = name.partition(":")
     try:
@@ -351,28 +351,23 @@ def patched_function(name: str, wrap: Wrap) -> Iterator[None]:
         *outer, attribute = path.split(".")
         for part in outer:
             owner = getattr(owner, part)
-        original = inspect.getattr_static(owner, attribute)
+        inspect.getattr_static(owner, attribute)
     except ImportError as error:
         raise UsageError(f"cannot import {module}: {error}") from None
     except AttributeError:
         raise UsageError(f"{module} has no {path!r}") from None
-    if isinstance(original, (staticmethod, classmethod)):
-        replaced: Any = type(original)(wrap(original.__func__))
-    else:
-        replaced = wrap(original)
-    setattr(owner, attribute, replaced)
-    try:
-        yield
-    finally:
-        setattr(owner, attribute, original)
+    return patched(owner, attribute, wrap)
 
 
 @contextmanager
 def patched(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
     """Let a method of a class, or a function of a module, pass through a hook."""
-    own = name in vars(owner)
-    original = getattr(owner, name)
-    setattr(owner, name, wrap(original))
+    own, original = name in vars(owner), inspect.getattr_static(owner, name)
+    if isinstance(original, staticmethod | classmethod):
+        replaced: Any = type(original)(wrap(original.__func__))
+    else:
+        replaced = wrap(original)
+    setattr(owner, name, replaced)
     try:
         yield
     finally:
@@ -388,7 +383,3 @@ def _compiles() -> bool:
     """Whether the program used torch.compile, whose functions would be compiled again because of hooks of modules."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return bool(dynamo and dynamo.counters["frames"])
-
-
-def _world_size() -> int:
-    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1

@@ -231,7 +231,8 @@ class AssessedRows:
         return {**facts, "ranking": self.ranked.facts()}
 
     def sampled(self, logits_N: Tensor, labels_N: Tensor) -> dict[str, Any]:
-        """The AUC, in each segment that has both classes, and in replicates."""
+        """The AUC, in each segment that has both classes, and in replicates; and how well the own rows of each user are
+        ordered."""
         assert self.resampling is not None
         by_segment = {}
         for name, (inside_N, _) in self.segments.items():
@@ -244,24 +245,16 @@ class AssessedRows:
             "probability_replicates": self.resampling.probabilities(logits_N, labels_N),
             "segments": by_segment,
         }
-        return {**sampled, **self._within(logits_N, labels_N)}
-
-    def _within(self, logits_N: Tensor, labels_N: Tensor) -> dict[str, Any]:
-        """How well each user's own rows are ordered."""
         if self.rows.users_N is None:
-            return {}
+            return sampled
         values, rows_U = within_users(logits_N, labels_N, self.rows.users_N)
-        if not len(rows_U):
-            return {}
-        assert self.resampling is not None
-        ndcg = next(name for name in values if "ndcg" in name)
-        return {
-            "within_users": {
+        if len(rows_U):
+            sampled["within_users"] = {
                 "users": len(rows_U),
                 "metrics": {name: float(values_U.mean()) for name, values_U in values.items()},
-                "ndcg_replicates": self.resampling.mean(values[ndcg], rows_U),
+                "ndcg_replicates": self.resampling.mean(values[f"user_ndcg_{TOP}"], rows_U),
             }
-        }
+        return sampled
 
     def ranks(self, score: Scorer, *, predicts_labels: bool) -> dict[str, Any]:
         assert isinstance(self.ranked, RankedRows)
@@ -339,18 +332,7 @@ class RankedRows:
         targets_Q = self.items_N[self.rows_Q]
         own_Q = score(self.rows_Q, targets_Q).double().cpu()
         higher_Q, same_Q, _ = positions(score, self.rows_Q, own_Q, targets_Q, self.candidates())
-        gain = gains(higher_Q, same_Q)
-        by_segment = {}
-        for name, inside_N in segments.items():
-            inside_Q = inside_N[self.rows_Q]
-            if bool(inside_Q.any()):
-                by_segment[name] = {metric: float(gain_Q[inside_Q].mean()) for metric, gain_Q in gain.items()}
-        ndcg = next(name for name in gain if name.startswith("ndcg"))
-        return {
-            "metrics": {name: float(gain_Q.mean()) for name, gain_Q in gain.items()},
-            "segments": by_segment,
-            "ndcg_replicates": resampling.mean(gain[ndcg], self.rows_Q),
-        }
+        return recorded_gains(gains(higher_Q, same_Q), resampling, self.rows_Q, segments)
 
     def _joint(self, score: Scorer) -> Scorer:
         return score if self.meeting_is is None else joint(score, self.catalogue.meeting)
@@ -367,6 +349,22 @@ class RankedRows:
         # From 1 on; 0 for items that do not compete, and the last place for no item.
         place_I = torch.nn.functional.pad(torch.where(rows_I > 0, (rows_I > 0).cumsum(0), 0), (0, 1))
         return list_quality(place_I[lists_QK], int((rows_I > 0).sum()), rows_I[rows_I > 0].numpy())
+
+
+def recorded_gains(
+    gain: dict[str, Tensor], resampling: Resampling, rows_Q: Tensor, segments: dict[str, Tensor]
+) -> dict[str, Any]:
+    """What scores.json says of the gains of ranked rows: means, those of each segment, and replicates of the NDCG."""
+    by_segment = {}
+    for name, inside_N in segments.items():
+        inside_Q = inside_N[rows_Q]
+        if bool(inside_Q.any()):
+            by_segment[name] = {metric: float(gain_Q[inside_Q].mean()) for metric, gain_Q in gain.items()}
+    return {
+        "metrics": {name: float(gain_Q.mean()) for name, gain_Q in gain.items()},
+        "segments": by_segment,
+        "ndcg_replicates": resampling.mean(gain[f"ndcg_{TOP}"], rows_Q),
+    }
 
 
 def _same_ranking(one: dict[str, Any], other: dict[str, Any]) -> bool:

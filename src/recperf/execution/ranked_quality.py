@@ -16,7 +16,7 @@ from torch import Tensor
 from ..distributed.ranks import Ranks
 from ..runs.record import Run
 from ..train.metrics import Resampling
-from .quality import Assessment, rows_digest
+from .quality import Assessment, recorded_gains, rows_digest
 from .workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
 
 
@@ -69,13 +69,7 @@ class RankedAssessment(Assessment):
         return {**unlabelled, "rows_digest": self._digest, "ranking": ranking}
 
     def _recorded(self, ranks_N: Tensor) -> dict[str, Any]:
-        gains = self.targets.gains(ranks_N)
-        ndcg = next(name for name in gains if name.startswith("ndcg"))
-        return {
-            "metrics": {name: float(gain_N.mean()) for name, gain_N in gains.items()},
-            "segments": {},
-            "ndcg_replicates": self._resampling.mean(gains[ndcg], torch.arange(len(ranks_N))),
-        }
+        return recorded_gains(self.targets.gains(ranks_N), self._resampling, torch.arange(len(ranks_N)), {})
 
     @cached_property
     def _resampling(self) -> Resampling:

@@ -6,7 +6,7 @@ Shapes: U users of a chunk, I items of the catalogue, K items of a list.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,22 +73,20 @@ class Requests:
         return len(self.ids)
 
 
-@dataclass
-class Lists:
-    """The lists of all users so far."""
-
-    parts: list[Tensor] = field(default_factory=list)
-
-    def quality(self, model: TrainedModel) -> dict[str, float] | None:
-        """What lists of several users have in common, and how popular their items are; None for one list."""
-        if sum(map(len, self.parts)) < 2:
-            return None
-        _, items = require_recommender(model)
-        return list_quality(torch.cat(self.parts), len(items), model.served.item_events())
+def quality_of(lists: list[Tensor], model: TrainedModel) -> dict[str, float] | None:
+    """What lists of several users have in common, and how popular their items are; None for one list."""
+    if sum(map(len, lists)) < 2:
+        return None
+    return list_quality(torch.cat(lists), len(require_recommender(model)[1]), model.served.item_events())
 
 
 def recommend(
-    model: TrainedModel, requests: Requests, k: int, *, exclude_seen: bool | None = None, lists: Lists | None = None
+    model: TrainedModel,
+    requests: Requests,
+    k: int,
+    *,
+    exclude_seen: bool | None = None,
+    lists: list[Tensor] | None = None,
 ) -> Iterator[Table]:
     """Tables of user or history, rank, item, title if the data has titles, score, logit and rank_score, in the order of
     the requests. A column that would be named like a feature of the model has another name.
@@ -113,13 +111,16 @@ def recommend(
         logits_UI = model.rank(ids, histories)
         ranked_UI = logits_UI.clone() if meeting is None else rank_scores(logits_UI, meeting[0])
         if exclude_seen:
-            for row, items_S in enumerate(_seen(model, known_users.places(ids)) if histories is None else histories):
+            nothing = np.zeros(0, np.int64)
+            users = known_users.places(ids).tolist()
+            seen = [served.seen(user) if user >= 0 else nothing for user in users] if histories is None else histories
+            for row, items_S in enumerate(seen):
                 ranked_UI[row, torch.as_tensor(items_S)] = -torch.inf
         ranked, items_N, ranks, rows = highest(ranked_UI, k)
         if lists is not None:
             lists_UK = torch.zeros((len(ids), k), dtype=torch.int64)
             lists_UK[rows, ranks - 1] = items_N + 1
-            lists.parts.append(lists_UK)
+            lists.append(lists_UK)
         at = arrow.array(items_N.numpy())
         columns = {
             requests.role: ids.take(arrow.array(rows.numpy())),
@@ -131,12 +132,6 @@ def recommend(
             free_name("rank_score", names): ranked.float().numpy(),
         }
         yield arrow.table(columns)
-
-
-def _seen(model: TrainedModel, users: NDArray[np.int64]) -> Iterator[Tensor | NDArray[np.int64]]:
-    """What users, given as places, have met; nothing for an unknown one."""
-    for user in users.tolist():
-        yield model.served.seen(user) if user >= 0 else np.zeros(0, np.int64)
 
 
 def highest(scores_UI: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

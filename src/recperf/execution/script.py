@@ -14,7 +14,7 @@ import sys
 import tokenize
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children
 from pathlib import Path
@@ -70,10 +70,17 @@ def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True
 
 def run_program(program: Program, profiler: Profiler) -> tuple[Outcome, Hooks]:
     """Run the program until the profiler has seen enough of its steps."""
-    _require_one_process()
+    size = int(os.environ.get("WORLD_SIZE") or 1)
+    if size > 1:
+        raise UsageError(
+            f"the program would run as one of {size} processes, which do not stop at the same step",
+            fix="profile it as one process, or record a trace per rank for recperf profile --trace FOLDER",
+        )
     code, wrapped = _compiled(program)
     outcome = Outcome()
-    with _closed(profiler):
+    profiler.__enter__()
+    # Also where the program fails; no report is built.
+    with closing(profiler):
         began = process_time()
         hooks = Hooks(profiler, to_the_end=program.to_the_end, ends_by_optimizer=program.step_function is None)
         with hooks, _as_main(program) as module:
@@ -86,25 +93,6 @@ def run_program(program: Program, profiler: Profiler) -> tuple[Outcome, Hooks]:
             gc.collect()
         outcome.cpu_s = process_time() - began
     return outcome, hooks
-
-
-@contextmanager
-def _closed(profiler: Profiler) -> Iterator[None]:
-    """The profiler observes inside, also where the program fails; no report is built."""
-    profiler.__enter__()
-    try:
-        yield
-    finally:
-        profiler.close()
-
-
-def _require_one_process() -> None:
-    size = int(os.environ.get("WORLD_SIZE") or 1)
-    if size > 1:
-        raise UsageError(
-            f"the program would run as one of {size} processes, which do not stop at the same step",
-            fix="profile it as one process, or record a trace per rank for recperf profile --trace FOLDER",
-        )
 
 
 def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outcome) -> None:
@@ -235,18 +223,3 @@ class _PassThrough(ast.NodeTransformer):
             place = len(kinds) - kinds[::-1].index(True) if True in kinds else 0
             node.decorator_list.insert(place, ast.copy_location(ast.Name(self._hook, ast.Load()), node))
         return node
-
-    def visit_Assign(self, node: ast.Assign) -> Any:
-        return self._after(node, [target.id for target in node.targets if isinstance(target, ast.Name)])
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
-        return self._after(node, [alias.asname or alias.name for alias in node.names])
-
-    def _after(self, node: ast.stmt, names: list[str]) -> Any:
-        """The statement, and where it binds the name, another one that binds what the hook returns."""
-        if self._inside or len(self._path) > 1 or self._path[0] not in names:
-            return node
-        self.count += 1
-        name = self._path[0]
-        call = ast.Call(ast.Name(self._hook, ast.Load()), [ast.Name(name, ast.Load())], [])
-        return [node, ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], call), node)]

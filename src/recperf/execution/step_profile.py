@@ -263,8 +263,8 @@ def _takes_argument(step: Callable[..., object]) -> bool:
         inspect.signature(step).bind(None)
     except TypeError:
         return False
-    except ValueError:
-        return True
+    except ValueError:  # It has no signature that can be read.
+        pass
     return True
 
 

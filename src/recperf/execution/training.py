@@ -267,7 +267,9 @@ class SeedTraining:
                 fix="resume with the config it was saved with, or start a new run",
             )
         try:
-            _set_random_state(saved["rng"])
+            torch.set_rng_state(saved["rng"]["cpu"])
+            for index, state in enumerate(saved["rng"]["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(state, index)
         except (RuntimeError, LookupError, TypeError, AttributeError) as error:
             if out_of_memory(error):
                 raise
@@ -338,11 +340,13 @@ class SeedTraining:
         if position.step == self._unscored and self.evaluator.scored(position):
             self.store.supersede(position.step)
         self.run.sync_events()
+        uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         state = {
             "trial": self.trial.state(),
             "position": vars(position),
             "history": self.evaluator.history,
-            "rng": _random_state(),
+            # The dropout of hstu draws from torch's generators, and a user's own model may.
+            "rng": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if uses_gpu else []},
             "contract": {**self.contract, OPERATORS: choice.used()},
             "baselines": self.run.digest("baselines.json"),
             "event_bytes": self.run.event_bytes,
@@ -362,16 +366,3 @@ class SeedTraining:
             f" at step {position.step} of {self.trial.recipe.steps}; the state is saved",
             f"recperf run --resume {self.run.folder}{current().resume_options()}",
         )
-
-
-def _random_state() -> dict[str, Any]:
-    """The state of torch's generators: the dropout of hstu draws from them, and a user's own model may."""
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if used else []}
-
-
-def _set_random_state(saved: dict[str, Any]) -> None:
-    torch.set_rng_state(saved["cpu"])
-    if torch.cuda.is_available():
-        for index, state in enumerate(saved["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(state, index)

@@ -100,7 +100,13 @@ class CheckpointStore:
             exists = os.path.lexists(final) and final not in self._damaged
             if not exists or self._fault(final) is not None:
                 self._write_new(final, step, content, best)
-                self._read_back(final)
+                # From the disk, not from memory: older checkpoints may only go once this one can be read.
+                if fault := self._fault(final, from_disk=True):
+                    raise MachineError(
+                        f"checkpoint {final.name} was written, but cannot be read back: {fault}",
+                        where={"folder": final},
+                        fix="check the disk; older checkpoints are still there",
+                    )
         reached("save: verified")
         self._damaged.discard(final)
         with writing(self.folder / folders.INDEX):
@@ -151,16 +157,6 @@ class CheckpointStore:
         if from_disk:
             folders.drop_from_cache(path)
         return folders.fault(path)
-
-    def _read_back(self, path: Path) -> None:
-        """Read from the disk, not from memory: older checkpoints may only go once this one can be read."""
-        fault = self._fault(path, from_disk=True)
-        if fault is not None:
-            raise MachineError(
-                f"checkpoint {path.name} was written, but cannot be read back: {fault}",
-                where={"folder": path},
-                fix="check the disk; older checkpoints are still there",
-            )
 
     def saved(self) -> list[Path]:
         """All checkpoints, newest first."""

@@ -298,8 +298,8 @@ class StateReader:
             return
         if len(about.shape) == 1 and about.width == 1:
             # One process wrote the numbers of rows without knowing how wide those are.
-            columns = place.first_column + place.columns
-            shards = [structs.replace(shard, place=shard.place._replace(columns=columns)) for shard in shards]
+            stop = place.first_column + place.columns
+            shards = [structs.replace(shard, place=shard.place._replace(columns=stop)) for shard in shards]
         fill(place, out, shards, self._read_shard)
 
     def _read_shard(self, shard: StoredShard, into: Tensor, row: int, column: int) -> None:

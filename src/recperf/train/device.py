@@ -206,20 +206,17 @@ def resolve(
     for name in ("embedding", "interaction", "mlp", "optimizer"):
         fused[name] = _fused(name, getattr(fast, name), device, decided)
     sparse = optimizer != "adamw"
-    lack = lack or _graph_lack(slices, fused["embedding"], sparse)
+    if not lack and slices > 1:
+        lack = "a batch is split into micro-batches"
+    elif not lack and not sparse:
+        lack = "adamw needs a dense gradient of the tables, whose lookups read sizes on the host"
+    elif not lack and not fused["embedding"]:
+        lack = "plain embeddings have shapes that depend on a batch's distinct rows"
     graph, why = choose_graph(fast.graph, device, lack, why=FIXED_SHAPES, switch=FAST_SWITCH)
     decided("graph", *why.split(": ", 1))
     scatter = cuda and fused["embedding"] and optimizer == "sgd" and not fast.deterministic
     decided("deterministic", *_deterministic(fast, cuda, fused["embedding"] and sparse, scatter, optimizer))
     return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **fused)
-
-
-def _graph_lack(slices: int, fused: bool, sparse: bool) -> str:
-    if slices > 1:
-        return "a batch is split into micro-batches"
-    if not sparse:
-        return "adamw needs a dense gradient of the tables, whose lookups read sizes on the host"
-    return "" if fused else "plain embeddings have shapes that depend on a batch's distinct rows"
 
 
 def _precision(fast: FastConfig, cuda: bool, decided: Decide) -> str:

@@ -64,21 +64,11 @@ def rank(data: NextItemData, targets: Targets, score: Scorer, *, seen: Seen | No
             codes_P = torch.from_numpy(rows_P * data.items + data.items_E[events_P] - 1).to(scores_BI.device)
             scores_BI = scores_BI.contiguous().view(-1).index_fill(0, codes_P, -torch.inf).view(scores_BI.shape)
         targets_B = torch.from_numpy(data.items_E[part.positions_N].astype(np.int64)).to(scores_BI.device) - 1
-        ranks.append(ranks_of(scores_BI, targets_B).cpu())
-        lists.append(lists_of(scores_BI, top).cpu())
+        own_B1 = scores_BI.gather(1, targets_B[:, None])
+        ranks.append((data.items - (scores_BI < own_B1).sum(1)).cpu())
+        scores_BK, columns_BK = scores_BI.topk(min(top, data.items), dim=1)
+        lists.append(torch.where(scores_BK > -torch.inf, columns_BK + 1, 0).cpu())
     return Ranked(torch.cat(ranks), torch.cat(lists), seen)
-
-
-def ranks_of(scores_BI: Tensor, targets_B: Tensor) -> Tensor:
-    """The rank of a column of each row, from 1 on; columns that do not score lower come before it."""
-    own_B1 = scores_BI.gather(1, targets_B[:, None])
-    return scores_BI.shape[1] - (scores_BI < own_B1).sum(1)
-
-
-def lists_of(scores_BI: Tensor, top: int) -> Tensor:
-    """The items with the highest scores, the highest first; 0 for a score of -inf."""
-    scores_BK, columns_BK = scores_BI.topk(min(top, scores_BI.shape[1]), dim=1)
-    return torch.where(scores_BK > -torch.inf, columns_BK + 1, 0)
 
 
 def histories(data: NextItemData, targets: Targets, last: int | None = None) -> tuple[Longs, Longs]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -167,13 +167,14 @@ def item_rules(
     """Rules from training rows: how often an item is in them, how often with a positive label, and a logistic
     regression on user and item. `items` is the largest item number + 1; the users of the scored rows come last."""
     regression = fit_additive([users_N, items_N], labels_N)
-    counts = {"popularity": items_N, "positives": items_N[labels_N > 0]}
-    rules = {name: partial(_by_item, torch.bincount(rows, minlength=items).double()) for name, rows in counts.items()}
-    return {**rules, "user_item_bias": lambda rows_P, items_P: regression([scored_users_N[rows_P], items_P])}
-
-
-def _by_item(scores_I: Tensor, rows_P: Tensor, items_P: Tensor) -> Tensor:
-    return scores_I[items_P]
+    counts_I, positives_I = (
+        torch.bincount(of_N, minlength=items).double() for of_N in (items_N, items_N[labels_N > 0])
+    )
+    return {
+        "popularity": lambda rows_P, items_P: counts_I[items_P],
+        "positives": lambda rows_P, items_P: positives_I[items_P],
+        "user_item_bias": lambda rows_P, items_P: regression([scored_users_N[rows_P], items_P]),
+    }
 
 
 def joint(score: Scorer, meeting: Scorer) -> Scorer:

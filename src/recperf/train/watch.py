@@ -274,7 +274,10 @@ class Evaluator:
             self.emit("training", seed=self.seed, step=position.step, epoch=position.epoch, **training)
         if facts := self.recipe.evaluation_facts(position):
             self.emit("evaluation", seed=self.seed, step=position.step, epoch=position.epoch, **facts)
-        self._require_finite(metrics, position.step)
+        for name, value in metrics.items():
+            # The update of a step whose loss was finite can make weights infinite.
+            if not math.isfinite(value):
+                raise GateFailed(f"the {name} of the validation rows is {value} at step {position.step}", fix=DIVERGED)
         best = all(merit(metrics) > merit(past["metrics"]) for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
@@ -284,12 +287,6 @@ class Evaluator:
             self.recipe.prepare_evaluation(position)
         reached("evaluation: logged")
         return best
-
-    def _require_finite(self, metrics: dict[str, float], step: int) -> None:
-        """The update of a step whose loss was finite can make weights infinite, which the next score shows."""
-        for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise GateFailed(f"the {name} of the validation rows is {value} at step {step}", fix=DIVERGED)
 
     def scored(self, position: Position) -> bool:
         """Whether the weights at this position have been scored."""
