@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from ..distributed.ranks import current
 from ..distributed.shared_run import window_of
 from ..distributed.shares import own_part
-from ..machine import usable_cores
 from ..measure import fixes, measuring
 from ..measure.ceilings import hot_bytes
 from ..measure.cost import Cost
@@ -27,7 +25,6 @@ from ..measure.records import Advice
 from ..measure.trace.analyse import analyse
 from ..measure.trace.records import StepTables
 from ..runs.record import profile_of
-from ..train.device import Settings
 from ..train.graph import GraphStep
 from ..train.loop import Recipe, take_step
 from .training import Job
@@ -139,23 +136,3 @@ def _arms(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> dict[str, An
     """The steps of both arms with the rows that their ids refer to. No workload with a pair runs on several ranks."""
     arms = prepared.pair(trial, hot_bytes(peaks, prepared.settings.device_name, torch.get_num_threads()))
     return arms and {name: (TrainingSteps(prepared, trial, arm.recipe), arm.rows) for name, arm in arms.items()}
-
-
-def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
-    """Fixes that any workload on a CPU has: more threads, or oneDNN, where the user set less."""
-    if settings.device.type != "cpu":
-        return ()
-    fixes = []
-    cores = usable_cores()
-    # Only what the user set: the automatic choice has its reasons, which the run records.
-    if 0 < config.train.threads < cores:
-        changed = replace(config, train=replace(config.train, threads=cores))
-        title = f"{cores} threads per operator instead of {settings.threads}"
-        fixes.append(
-            Fix(name="threads", title=title, switch=f"--train.threads {cores}", config=changed, tolerance=1e-4)
-        )
-    if config.train.onednn == "off" and not settings.onednn:
-        changed = replace(config, train=replace(config.train, onednn="on"))
-        title = "matrix products by oneDNN"
-        fixes.append(Fix(name="onednn", title=title, switch="--train.onednn on", config=changed, tolerance=1e-4))
-    return tuple(fixes)

@@ -252,7 +252,7 @@ class Prepared(Protocol):
 
     def fixes(self) -> tuple[Fix, ...]:
         """Switches that could make a step faster, with what each changes in the config."""
-        from .measuring import cpu_fixes
+        from ..train.device import cpu_fixes
 
         return cpu_fixes(self.config, self.settings)
 

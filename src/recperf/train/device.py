@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils import deterministic as memory
@@ -17,6 +17,9 @@ from ..errors import MachineError, notice_once
 from ..machine import bfloat16_instructions, usable_cores
 from ..ops.choice import triton_problem
 from .config import FastConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from ..measure.fixes import Fix
 
 SMALL_PRODUCT_FLOPS = 4_000_000
 """Below this a call of oneDNN costs more than it saves on ARM (measured on two Neoverse-N1 cores)."""
@@ -82,6 +85,28 @@ def repeatable(settings: Settings) -> Settings:
     on = settings.device.type == "cuda"
     why = "requested; slower" if on else "requested; a CPU's results never vary"
     return replace(settings, deterministic=on, reasons={**settings.reasons, "deterministic": f"yes: {why}"})
+
+
+def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
+    """Fixes that any workload on a CPU has: more threads, or oneDNN, where the user set less."""
+    from ..measure.fixes import Fix
+
+    if settings.device.type != "cpu":
+        return ()
+    fixes = []
+    cores = usable_cores()
+    # Only what the user set: the automatic choice has its reasons, which the run records.
+    if 0 < config.train.threads < cores:
+        changed = replace(config, train=replace(config.train, threads=cores))
+        title = f"{cores} threads per operator instead of {settings.threads}"
+        fixes.append(
+            Fix(name="threads", title=title, switch=f"--train.threads {cores}", config=changed, tolerance=1e-4)
+        )
+    if config.train.onednn == "off" and not settings.onednn:
+        changed = replace(config, train=replace(config.train, onednn="on"))
+        title = "matrix products by oneDNN"
+        fixes.append(Fix(name="onednn", title=title, switch="--train.onednn on", config=changed, tolerance=1e-4))
+    return tuple(fixes)
 
 
 def _device(requested: str) -> tuple[torch.device, str]:

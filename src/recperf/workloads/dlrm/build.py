@@ -15,7 +15,6 @@ from ...data.order import ClickOrder
 from ...data.random_bags import RandomBags
 from ...distributed.ranks import current
 from ...errors import MachineError
-from ...execution.measuring import cpu_fixes
 from ...execution.tables import placed_tables, table_share
 from ...machine import bfloat16_instructions
 from ...measure.cost import FLOAT, Cost
@@ -30,7 +29,16 @@ from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...ops import dot, last_layer, relu
 from ...train.config import make_schedule
-from ...train.device import BETWEEN_RANKS, FAST_SWITCH, SLOTS_ON_HOST, Settings, choose, free_gpu_bytes, resolve
+from ...train.device import (
+    BETWEEN_RANKS,
+    FAST_SWITCH,
+    SLOTS_ON_HOST,
+    Settings,
+    choose,
+    cpu_fixes,
+    free_gpu_bytes,
+    resolve,
+)
 from ...train.feeds import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed
 from ...train.graph import GraphStep
 from ...train.loop import Optimizer, Order, Recipe

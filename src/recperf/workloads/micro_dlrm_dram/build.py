@@ -12,7 +12,6 @@ from ...data.batch import ClickBatch
 from ...data.order import ShuffledOrder
 from ...data.random_bags import RandomBags
 from ...data.random_config import RandomBagsConfig
-from ...execution.measuring import cpu_fixes
 from ...execution.tables import placed_tables
 from ...execution.workload import Arm, Trial
 from ...measure.cost import FLOAT, Cost
@@ -21,7 +20,7 @@ from ...models.config import hashed_dlrm_step
 from ...models.dlrm import DLRM
 from ...models.tables import SHARED, HashedTable
 from ...models.tiers.opening import open_tiers
-from ...train.device import Settings, choose
+from ...train.device import Settings, choose, cpu_fixes
 from ...train.loop import Order
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ..clicks import (
