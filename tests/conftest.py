@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+# Before OpenMP is loaded: workers of pytest-xdist share the cores, which waiting threads would take by spinning.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from hypothesis import settings
