@@ -38,10 +38,10 @@ from recperf.data.batch import HistoryBatch
 from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop
 from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
 from recperf.models.dlrm_v4.tables import TieredDLRMv4Tables
-from recperf.models.tiers.cache import Placed, TieredRows
+from recperf.models.tiers.cache import TieredRows
 from recperf.models.tiers.config import TablesConfig, Tiers
 from recperf.models.tiers.opening import open_tiers
-from recperf.models.tiers.slots import Traffic
+from recperf.models.tiers.slots import Placed, Traffic
 from recperf.train.feeds import prefetched
 
 NAME, SEED, GIB = "table_tiers", 3, 1 << 30

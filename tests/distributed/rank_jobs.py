@@ -23,6 +23,7 @@ from recperf.execution.measuring import measure_window
 from recperf.execution.workload import load
 from recperf.models.dlrm_v4.config import DLRMv4Config, laptop
 from recperf.models.next_item.model import NextItemHSTU
+from recperf.models.tiers.config import TablesConfig
 from recperf.train.device import applied
 from recperf.train.loop import Position, take_step
 from recperf.workloads import find
@@ -52,17 +53,18 @@ def small_demand(batch: int) -> Demand:
 
 
 def dlrm(
-    optimizer: str = "sgd", sharding: str = "", *, all_to_all: str = "fp32", placement: str = "", batch: int = 29,
-    ids: int = 5, **train: Any,
+    optimizer: str = "sgd", sharding: str = "", *, all_to_all: str = "fp32", batch: int = 29, ids: int = 5,
+    tables: TablesConfig | None = None, **train: Any,
 ) -> DLRMWorkloadConfig:  # fmt: skip
     """Tables t1 to t4; batches that no number of ranks divides evenly."""
-    options: dict[str, Any] = {"sharding": sharding, "all_to_all": all_to_all, "placement": placement}
+    options: dict[str, Any] = {"sharding": sharding, "all_to_all": all_to_all}
     fields: dict[str, Any] = {"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-2, **train}
     return DLRMWorkloadConfig(
         data=DLRMDataConfig(ids_per_bag=ids, batches=16, held_out_batches=2),
         model=DLRMModelConfig(rows=(30, 9, 200, 12), dim=8, bottom=(6, 8, 8), top=(8, 1)),
         train=DLRMTrainConfig(epochs=1, batch_size=batch, device="cpu", threads=1, **fields),
         distributed=DistributedConfig(**options),
+        tables=tables or TablesConfig(),
     )
 
 
@@ -98,8 +100,14 @@ def training(
             "seen": trial.recipe.training_metrics(), "plan": trial.plan() if world.size > 1 else "",
             "rows": trial.rows_of(own_part(batch)),
             "ranks": predictions.ranks_N,
+            "moved": _moved(trial.tiers()),
             "dense": [parameter.detach().clone() for parameter in _dense(trial.model)],
         }  # fmt: skip
+
+
+def _moved(tiers: Any) -> list[int]:
+    """Rows that came back to the cache of this rank, and those that left it."""
+    return [tiers.traffic.fetched, tiers.traffic.written_back] if tiers else []
 
 
 def _dense(model: Any) -> Any:

@@ -12,7 +12,6 @@ with warnings.catch_warnings():
     import torch._dynamo
     import torchrec.distributed.embedding
     import torchrec.distributed.embeddingbag
-    import torchrec.distributed.planner
 
     import recperf.execution.execute
     import recperf.train.checkpoint_state

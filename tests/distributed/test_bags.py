@@ -15,6 +15,7 @@ from rank_pool import needs_torchrec, run_ranks
 from recperf.data.config import MovieLensConfig
 from recperf.distributed.config import DistributedConfig
 from recperf.errors import ConfigError
+from recperf.models.tiers.config import TablesConfig
 from recperf.plan.devices import KNOWN
 from recperf.plan.predict import predict
 from recperf.plan.sharding import parallelism_of
@@ -25,6 +26,7 @@ from recperf.workloads.micro_dlrm.config import default as micro_default
 STEPS = 12
 TOLERANCE = 1e-4
 """Relative, of a loss: ranks add gradients up in another order."""
+FILES = TablesConfig(placement="file", resident="64KiB")
 MIXED = "t1=row,t2=table,t3=data-parallel"
 COLUMNS = "t1=column,t2=column,t3=row,t4=data-parallel"
 
@@ -114,10 +116,9 @@ def test_impossible_options_fail_on_every_rank() -> None:
     cases = {
         "AdamW changes every row": dlrm("adamw", "t1=row"),
         "distributed.sharding user=column": micro(sharding="user=column"),
-        "distributed.placement item=host": micro(placement="item=host"),
         "no rows are sent": micro(all_to_all="fp16"),
         "fp16: every rank has a copy": dlrm("sgd", everywhere("data-parallel"), all_to_all="fp16"),
-        "needs a GPU": dlrm("sgd", placement="t1=cached-host"),
+        "t1=column: rows in tiers": dlrm("sgd", "t1=column", tables=FILES),
         "in one piece": dlrm("sgd", micro_batches=2),
         "model.dim is 6": replace(dlrm("sgd"), model=replace(dlrm("sgd").model, dim=6, bottom=(6, 6))),
     }

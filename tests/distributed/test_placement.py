@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from rank_pool import needs_torchrec
 
 from recperf.config import from_json, to_json
 from recperf.distributed.config import Demand, DistributedConfig, Table
-from recperf.distributed.placement import Placed, place, placed_by
+from recperf.distributed.placement import Placed, place, placed_by, shards_of
+from recperf.distributed.rank_tables import ON_DEVICE
 from recperf.distributed.ranks import Ranks
-from recperf.distributed.sharding import require_possible
+from recperf.distributed.sharding import require_possible, require_room
 from recperf.errors import ConfigError, MachineError
 from recperf.plan.devices import KNOWN
 from recperf.plan.memory import rank_demand
@@ -74,33 +73,10 @@ def test_adam_is_sharded_on_gpus_only() -> None:
         options, world = DistributedConfig(sharding=sharding), Ranks(size=2, device=device)
         placed = placed_by(options, demand, world.size)
         if (device, sharding) != ("cpu", "row"):
-            require_possible(options, placed, world, optimizer="adam")
+            require_possible(placed, world, optimizer="adam", tiers=ON_DEVICE)
             continue
         with pytest.raises(ConfigError, match=r"train.optimizer is adam, which FBGEMM has on a GPU only"):
-            require_possible(options, placed, world, optimizer="adam")
-
-
-def torchrec_plan(demand: Demand, placed: list[Placed], options: DistributedConfig, **machine: Any) -> list[Any]:
-    """The shards of a placement, which TorchRec's planner returns too; no process group, no rows are allocated."""
-    from recperf.distributed.library import require_torchrec
-    from recperf.distributed.sharding import collection, make_plan, shards_of
-
-    require_torchrec()
-    sharded = [one for one in placed if one.kind != "data-parallel"]
-    module, sharder = collection([one.table for one in sharded], options, {})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plan = make_plan(module, sharder, sharded, demand, options, **machine)
-    shards = shards_of(sharded, options)
-    ours = [(one.table, one.rank, [one.first_row, one.first_column], [one.rows, one.columns]) for one in shards]
-    theirs = [
-        (table, shard.placement.rank(), shard.shard_offsets, shard.shard_sizes)
-        for module in plan.plan.values()
-        for table, part in module.items()
-        for shard in part.sharding_spec.shards
-    ]
-    assert sorted(ours) == sorted(theirs)
-    return shards
+            require_possible(placed, world, optimizer="adam", tiers=ON_DEVICE)
 
 
 CONFIGS = {
@@ -111,7 +87,6 @@ CONFIGS = {
 }
 
 
-@needs_torchrec
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_rank_holds_the_bytes_that_the_plan_prints(name: str, ranks: int) -> None:
@@ -127,15 +102,10 @@ def test_a_rank_holds_the_bytes_that_the_plan_prints(name: str, ranks: int) -> N
         tables = sum(np.array(predicted.memory.parts[name]) for name in ("tables", "optimizer"))
         dense = 4 * predicted.work.dense_states * predicted.work.dense_parameters
         assert held_R == (tables - dense).astype(int).tolist()
-        if all(one.kind == "data-parallel" for one in placed):
-            assert name == "micro-dlrm"
-            continue
-        parts = torchrec_plan(demand, placed, options, local_size=ranks, device="cpu", memory={"cpu": 10**15})
-        copies = sum(int(one.weight_R[0] + one.state_R()[0]) for one in placed if one.kind == "data-parallel")
-        assert held_R == [copies + sum(part.nbytes for part in parts if part.rank == rank) for rank in range(ranks)]
+        parts = shards_of(placed)
+        assert held_R == [sum(part.nbytes for part in parts if part.rank == rank) for rank in range(ranks)]
 
 
-@needs_torchrec
 @pytest.mark.parametrize(("batch", "too_small"), [(1024, 75), (8192, 125)])
 def test_the_published_model_fits_eight_ranks_of_130_gib(batch: int, too_small: int) -> None:
     """559 GiB of tables; 8,192 samples are 1,024 for each rank, whose activations take 56 GiB."""
@@ -143,13 +113,10 @@ def test_the_published_model_fits_eight_ranks_of_130_gib(batch: int, too_small: 
     planned = find("dlrm-v4").planned(replace(config, train=replace(config.train, batch_size=batch)))
     demand = rank_demand(planned, 8, options)
     placed = placed_by(options, demand, 8)
-    parts = torchrec_plan(demand, placed, options, local_size=8, device="cuda", memory={"cuda": 130 * GIB})
-    held = [sum(part.nbytes for part in parts if part.rank == rank) for rank in range(8)]
+    require_room(placed, demand, "cuda", 130 * GIB)
+    held = [sum(part.nbytes for part in shards_of(placed) if part.rank == rank) for rank in range(8)]
     assert sum(held) == 4 * (150_042_476_544 + 293_051_712)
     assert max(held) + demand.other_bytes < 130 * GIB
     message = rf"rank 0 needs 70.\d GiB for its part and [\d.]+ GiB beside it, but {too_small} GiB are free on the GPU"
     with pytest.raises(MachineError, match=message):
-        torchrec_plan(demand, placed, options, local_size=8, device="cuda", memory={"cuda": too_small * GIB})
-    host = DistributedConfig(placement="user_x_artist=host")
-    with pytest.raises(MachineError, match=r"rank 0 needs 23.9 GiB for its part, but 20 GiB are free in host memory"):
-        torchrec_plan(demand, placed, host, local_size=8, device="cuda", memory={"cuda": 130 * GIB, "cpu": 20 * GIB})
+        require_room(placed, demand, "cuda", too_small * GIB)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from recperf.distributed.config import DistributedConfig, Kind
@@ -12,7 +11,7 @@ from recperf.plan import advice, skew
 from recperf.plan.devices import KNOWN
 from recperf.plan.memory import moved_R
 from recperf.plan.predict import Prediction, predict
-from recperf.plan.sharding import Parallelism, parallelism_of, place
+from recperf.plan.sharding import Parallelism, place
 from recperf.plan.work import Work
 from recperf.workloads.dlrm_v4.config import mlperf
 from recperf.workloads.dlrm_v4.plan import planned
@@ -37,21 +36,6 @@ def test_every_row_is_somewhere_once(work: Work, kind: Kind, ranks: int) -> None
     # Shards are equally wide: three ranks have two halves.
     shards = {3: 2, 64: 4}[ranks] if kind == "column" else 1
     assert states == 4 * 293_051_712 * shards, "a column shard keeps a number for every row again"
-
-
-def test_a_table_in_host_memory_takes_none_of_the_device_and_its_rows_cross_the_link() -> None:
-    plans = {
-        place: predict(
-            planned(mlperf()), 8, KNOWN["h200"], parallelism=parallelism_of(DistributedConfig(placement=place))
-        )
-        for place in ("", "user_x_artist=cached-host", "user_x_artist=host")
-    }
-    plain, cached, host = plans.values()
-    bytes_R = next(one for one in plain.placed if one.table.name == "user_x_artist").weight_R
-    held = [np.array(plan.memory.parts["tables"]) for plan in plans.values()]
-    assert (held[0] - held[2] == bytes_R).all()
-    assert held[0] - held[1] == pytest.approx(0.8 * bytes_R)
-    assert plain.step.parts["lookup"] < cached.step.parts["lookup"] == host.step.parts["lookup"]
 
 
 def test_parts_are_those_of_one_device(work: Work) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recperf.models.init import initial_rows
 from recperf.models.tiers.cache import TieredRows
-from recperf.models.tiers.columns import TableColumns
+from recperf.models.tiers.columns import whole_columns
 from recperf.models.tiers.config import TablesConfig
 from recperf.models.tiers.store import HostRows
 
@@ -33,10 +33,9 @@ class Table:
         self.tiers = TieredRows({"t": R}, HostRows(R, D + 1), dim=D, slots=9, config=config, device=torch.device("cpu"))
         first_RD = initial_table(initial)
         self.tiers.initial = lambda name, rows_N: first_RD[rows_N]
-        weights = TableColumns(self.tiers, "t", slice(0, D), initial)
-        self.state = {"tables.t": weights, "tables.t_state": TableColumns(
-            self.tiers, "t", slice(D, D + 1), {"kind": "zero"}, flat=True
-        )}  # fmt: skip
+        weights = whole_columns(self.tiers, slice(0, D), initial)
+        state = whole_columns(self.tiers, slice(D, D + 1), {"kind": "zero"}, flat=True)
+        self.state = {"tables.t": weights, "tables.t_state": state}
 
     def train(self, rows: Tensor, draw: torch.Generator) -> None:
         for part in rows.split(8):

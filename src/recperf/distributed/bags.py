@@ -9,7 +9,6 @@ Shapes: B samples of this rank, M bags per feature on every rank, F features, R 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +18,11 @@ from torch import Tensor
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..models.embeddings import Embeddings, pool, pool_backward, require_ids
 from ..models.init import InitialRows
+from ..models.tiers.config import TablesConfig, Tiers
 from ..ops.bag.reference import stacked_rows
 from ..ops.table_rules import RuleName
 from .config import Demand, DistributedConfig
-from .rank_tables import RankTables
+from .rank_tables import ON_DEVICE, RankTables
 from .ranks import Ranks
 
 
@@ -60,8 +60,13 @@ class BagTables(RankTables, Embeddings):
         optimizer: RuleName,
         eps: float,
         device: torch.device | str = "cpu",
+        tiers: Tiers = ON_DEVICE,
+        config: TablesConfig | None = None,
     ) -> None:
-        super().__init__(demand, options, world, optimizer=optimizer, eps=eps, device=device, field="model.dim")
+        super().__init__(
+            demand, options, world, optimizer=optimizer, eps=eps, device=device, field="model.dim", tiers=tiers,
+            config=config,
+        )  # fmt: skip
         starts = [self.copies.starts[name] for name in self.copies.names]
         self._copy_starts = torch.tensor(starts, dtype=torch.int64, device=self.device)
         self._copy_gradient: tuple[Tensor, Tensor] | None = None
@@ -71,11 +76,10 @@ class BagTables(RankTables, Embeddings):
 
     def reset(self, std: float, seed: int) -> None:
         """Draw the initial values of a single process."""
-
-        def table_rows(name: str) -> Callable[[Tensor, int], None]:
-            return InitialRows(self.rows[name], self.dim, std=std or None, seed=seed, name=f"table.{name}").fill_
-
-        self.fill(table_rows)
+        self.fill({
+            name: InitialRows(rows, self.dim, std=std or None, seed=seed, name=f"table.{name}")
+            for name, rows in self.rows.items()
+        })  # fmt: skip
         self._pending, self._copy_gradient = [], None
 
     def check(self, features: JaggedFeatures) -> None:
@@ -161,6 +165,7 @@ class BagTables(RankTables, Embeddings):
             warnings.simplefilter("ignore")
             for output_MW, gradient_MW in pending:
                 torch.autograd.backward([output_MW], [gradient_MW])
+        self.sharded.finish()
         self.updates += 1
         if self._copy_gradient is not None:
             gradient_RD, rows_V = self._copy_gradient

@@ -14,8 +14,6 @@ Kind = Literal["row", "column", "table", "data-parallel"]
 KindOrAuto = Literal["row", "column", "table", "data-parallel", "auto"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 KINDS_OR_AUTO: tuple[KindOrAuto, ...] = get_args(KindOrAuto)
-Place = Literal["device", "host", "cached-host"]
-PLACES: tuple[Place, ...] = get_args(Place)
 PRECISIONS = ("fp32", "fp16", "bf16")
 BUCKET_BYTES = 4 << 20
 """Size from which dense gradients are sent during the backward pass. An all-reduce between hosts takes about 50 us
@@ -30,8 +28,6 @@ class DistributedConfig:
     sharding: str = ""
     """Sharding of tables: a kind for all, for single ones, or both, as in table,album_id=column. Kinds are row, column,
     table, data-parallel (copies on all ranks) and auto, which is row or table and the default."""
-    placement: str = ""
-    """Memory of tables, as in item_id=host: device, host or cached-host; the last two need GPUs."""
     all_to_all: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Precision in which rows and their gradients are sent."""
     pipeline: bool = True
@@ -49,7 +45,7 @@ class DistributedConfig:
         require(self.all_to_all in PRECISIONS, "distributed.all_to_all", self.all_to_all, ", ".join(PRECISIONS))
         require(self.overlap in ("auto", "on", "off"), "distributed.overlap", self.overlap, "auto, on, off")
         within(1.0, self.timeout_s, 86_400.0, "distributed.timeout_s")
-        self.shardings, self.placements  # noqa: B018
+        self.shardings  # noqa: B018
 
     @property
     def kind(self) -> KindOrAuto:
@@ -60,42 +56,34 @@ class DistributedConfig:
     @property
     def shardings(self) -> dict[str, KindOrAuto]:
         """The kinds of the tables that are named."""
-        pairs = _pairs("distributed.sharding", self.sharding, KINDS_OR_AUTO, for_all=True)
+        pairs: dict[str, str] = {}
+        parts = [part.strip() for part in self.sharding.split(",")]
+        if parts[0] in KINDS_OR_AUTO:
+            del parts[0]
+        for part in filter(None, parts):
+            table, equals, kind = (piece.strip() for piece in part.partition("="))
+            if not equals or not table or kind not in KINDS_OR_AUTO or table in pairs:
+                allowed = ", ".join(KINDS_OR_AUTO)
+                problem = "is listed twice" if table in pairs else f"must be table=value with one of {allowed}"
+                if part in KINDS_OR_AUTO:
+                    problem = "applies to all tables: list it first and once"
+                raise ConfigError(
+                    f"distributed.sharding: {part!r} {problem}",
+                    where={"field": "distributed.sharding", "known": allowed},
+                )
+            pairs[table] = kind
         return cast(dict[str, KindOrAuto], pairs)
-
-    @property
-    def placements(self) -> dict[str, Place]:
-        """The memory of the tables that are named."""
-        return cast(dict[str, Place], _pairs("distributed.placement", self.placement, PLACES))
 
     def require_tables(self, tables: Iterable[str]) -> None:
         """Fail on a table that the model does not have."""
         known = tuple(tables)
-        for field, tables_of_field in (("sharding", self.shardings), ("placement", self.placements)):
-            for table in tables_of_field:
-                if table not in known:
-                    raise ConfigError(
-                        f"distributed.{field} names table {table!r}, which the model does not have"
-                        + did_you_mean(table, known),
-                        where={"field": f"distributed.{field}", "known": ", ".join(known)},
-                    )
-
-
-def _pairs(field: str, text: str, allowed: tuple[str, ...], *, for_all: bool = False) -> dict[str, str]:
-    """The table=value parts of an option; `for_all` allows a value without a table in front of them."""
-    pairs: dict[str, str] = {}
-    parts = [part.strip() for part in text.split(",")]
-    if for_all and parts[0] in allowed:
-        del parts[0]
-    for part in filter(None, parts):
-        table, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not table or value not in allowed or table in pairs:
-            problem = "is listed twice" if table in pairs else f"must be table=value with one of {', '.join(allowed)}"
-            if for_all and part in allowed:
-                problem = "applies to all tables: list it first and once"
-            raise ConfigError(f"{field}: {part!r} {problem}", where={"field": field, "known": ", ".join(allowed)})
-        pairs[table] = value
-    return pairs
+        for table in self.shardings:
+            if table not in known:
+                raise ConfigError(
+                    f"distributed.sharding names table {table!r}, which the model does not have"
+                    + did_you_mean(table, known),
+                    where={"field": "distributed.sharding", "known": ", ".join(known)},
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,9 @@ class Exchange:
         self._collection, self._stream = collection, stream
         self._context = collection.create_context()
         self._ids: Any = None
+        self._arrived: Any = None
+        self._placed: list[tuple[Any, Callable[..., None]]] = []
+        """For each lookup of the collection the places of its rows, and what is called when they were used."""
         if stream is not None and ready is None:
             stream.wait_stream(torch.cuda.current_stream())
         elif stream is not None:
@@ -48,23 +51,41 @@ class Exchange:
             with self._in_stream(), self._waiting():
                 self._ids = self._counts.wait()
 
-    def receive(self) -> Any:
-        """The ids whose rows other ranks want from this one."""
+    def place(self, *, required: bool = True) -> None:
+        """Receive the ids whose rows other ranks want from this one, and place these rows; unless `required`, only
+        those that the batch before leaves room for."""
         self.send()
         with self._in_stream():
-            arrived = self._ids.wait()
+            self._arrived = self._ids.wait() if self._arrived is None else self._arrived
+            pairs = list(zip(self._collection._lookups, self._arrived))
+            for lookup, ids in pairs[len(self._placed) :]:
+                placed = lookup.place(ids, required=required)
+                if placed is None:
+                    return
+                self._placed.append(placed)
+
+    def receive(self) -> Any:
+        """The places of the rows that other ranks want from this one."""
+        self.place()
+        places = type(self._arrived)([places for places, _ in self._placed])
         if self._stream is not None:
             main = torch.cuda.current_stream()
             with self._waiting():
                 main.wait_stream(self._stream)
-            arrived.record_stream(main)
+            places.record_stream(main)
             self._context.record_stream(main)
-        return arrived
+        return places
 
-    def rows(self, arrived: Any) -> Any:
+    def rows(self, places: Any) -> Any:
         """The rows of this rank's ids, looked up by the ranks that hold them; TorchRec's dictionary or keyed tensor."""
         with _no_warnings():
-            return self._collection.compute_and_output_dist(self._context, arrived).wait()
+            return self._collection.compute_and_output_dist(self._context, places).wait()
+
+    def finish(self, *, trained: bool = True) -> None:
+        """Tell that the rows that were placed are no longer used."""
+        placed, self._placed = self._placed, []
+        for _, finish in placed:
+            finish(trained=trained)
 
     def _waiting(self) -> AbstractContextManager[None]:
         """On a GPU the span in which the step waits for this exchange. On a CPU each collective has its own."""
@@ -86,6 +107,8 @@ class Prefetch:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._next: tuple[Any, Any] | None = None
         self._begun: tuple[Any, Exchange] | None = None
+        self._trained: Exchange | None = None
+        """Of the batch that is being trained on."""
 
     def follow(self, batch: Any, ready: Any = None) -> None:
         """Announce the batch that training looks up after the next one; its exchange begins during the next lookup.
@@ -96,7 +119,10 @@ class Prefetch:
         """The rows of a batch. An evaluation leaves the prefetched training batch alone."""
         if not training:
             exchange = self._exchange(batch)
-            return exchange.rows(exchange.receive())
+            rows = exchange.rows(exchange.receive())
+            exchange.finish(trained=False)
+            return rows
+        self.finish()
         begun, following = self._begun, self._next
         self._begun = self._next = None
         # Only the very object that was announced is the prefetched batch; any other begins here.
@@ -106,22 +132,30 @@ class Prefetch:
             if begun is not None and self._stream is not None:
                 # What the dropped exchange still reads is freed here.
                 torch.cuda.current_stream().wait_stream(self._stream)
+            if begun is not None:
+                begun[1].finish(trained=False)
             exchange = self._exchange(batch)
-        arrived = exchange.receive()
+        self._trained, places = exchange, exchange.receive()
         if following is not None:
             self._begun = following[0], self._exchange(*following)
-        rows = exchange.rows(arrived)
-        if self._stream is None:
+        rows = exchange.rows(places)
+        if self._begun and self._stream is None:
             # Every rank has sent its counts before it sent rows, so this waits for nobody.
-            self.send_ahead()
+            self._begun[1].send()
         return rows
 
     def send_ahead(self) -> None:
-        """Send the ids of the announced batch. On a GPU the host waits here for their counts, which come after
-        everything that ranks sent each other before: a step calls this when its backward pass is queued, so that the
-        GPU has work meanwhile."""
+        """Send the ids of the announced batch and fetch the rows that are wanted from here, if there is room for them.
+        On a GPU the host waits here for their counts, which come after everything that ranks sent each other before: a
+        step calls this when its backward pass is queued, so that the GPU has work meanwhile."""
         if self._begun:
-            self._begun[1].send()
+            self._begun[1].place(required=False)
+
+    def finish(self) -> None:
+        """Tell that the rows of the last training batch were updated, or never will be."""
+        if self._trained is not None:
+            self._trained.finish()
+            self._trained = None
 
     def _exchange(self, batch: Any, ready: Any = None) -> Exchange:
         return Exchange(self._collection, lambda: self._keyed(batch), self._stream, ready)

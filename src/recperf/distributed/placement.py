@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,16 @@ class Placed:
         """Bytes of optimizer state on each rank."""
         return FLOAT * self.rows_R * self.state_width_R
 
+    def held_R(self, batch: int) -> NDArray[np.float64]:
+        """Bytes of weights, of optimizer state and of vectors in flight on each rank."""
+        ranks = len(self.width_R)
+        vectors = ranks * self.table.sent_vectors(batch)
+        if self.kind == "data-parallel":
+            vectors = 0.0
+        elif self.kind == "row" and not self.table.pooled:
+            vectors /= ranks
+        return np.asarray(self.weight_R + self.state_R() + FLOAT * vectors * self.width_R)
+
 
 def placed_by(options: DistributedConfig, demand: Demand, ranks: int) -> list[Placed]:
     """The shards of each table with the options of a run."""
@@ -94,19 +105,19 @@ def place(
     """Shards of each table; `named` has the kind of single tables. The largest tables are placed first, each on the
     ranks that hold least so far, counting weights, optimizer state and what they send in a step."""
     within(1, ranks, 1 << 20, "ranks")
-    mean = sum(_bytes_R(_shards(table, "row", ranks), batch).mean() for table in tables)
+    mean = sum(_shards(table, "row", ranks).held_R(batch).mean() for table in tables)
     selected = []
     for table in tables:
         table_kind, why = _kind(table, ranks, batch, kind, named or {}, mean)
         selected.append(replace(_shards(table, table_kind, ranks), why=why))
     held_R = np.zeros(ranks)
     placed: dict[str, Placed] = {}
-    for one in sorted(selected, key=lambda one: -_bytes_R(one, batch).max()):
+    for one in sorted(selected, key=lambda one: -one.held_R(batch).max()):
         if one.kind in ("column", "table"):
             width_R = np.zeros(ranks, np.int64)
             width_R[np.argsort(held_R, kind="stable")] = np.sort(one.width_R)[::-1]
             one = replace(one, width_R=width_R)
-        held_R += _bytes_R(one, batch)
+        held_R += one.held_R(batch)
         placed[one.table.name] = one
     return [placed[table.name] for table in tables]
 
@@ -146,7 +157,7 @@ def _kind(
         return "table", "there is one rank"
     if not table.pooled:
         return "row", "every rank sends its share of the rows"
-    if _bytes_R(_shards(table, "table", ranks), batch).max() <= mean:
+    if _shards(table, "table", ranks).held_R(batch).max() <= mean:
         return "table", "small enough to stay whole: each sum is sent once"
     return "row", "too large for one rank"
 
@@ -174,12 +185,62 @@ def _shards(table: Table, kind: Kind, ranks: int) -> Placed:
     return Placed(table, kind, width_R)
 
 
-def _bytes_R(one: Placed, batch: int) -> NDArray[np.float64]:
-    """Bytes of weights, of optimizer state and of vectors in flight."""
-    ranks = len(one.width_R)
-    vectors = ranks * one.table.sent_vectors(batch)
-    if one.kind == "data-parallel":
-        vectors = 0.0
-    elif one.kind == "row" and not one.table.pooled:
-        vectors /= ranks
-    return np.asarray(one.weight_R + one.state_R() + FLOAT * vectors * one.width_R)
+@dataclass(frozen=True, kw_only=True)
+class TableShard:
+    """A shard: a rectangle of a table, on one rank."""
+
+    table: str
+    rank: int
+    kind: str
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+    why: str
+    state_width: int
+    """Numbers that the optimizer keeps per row of this part; row-wise Adagrad keeps one."""
+    memory: Literal["device", "host", "file"] = "device"
+    """Where its rows lie."""
+
+    @property
+    def nbytes(self) -> int:
+        """Rows and optimizer state."""
+        return 4 * self.rows * (self.columns + self.state_width)
+
+
+def shards_of(placed: Sequence[Placed], memory: Literal["device", "host", "file"] = "device") -> list[TableShard]:
+    """The shards of tables, by table and rank, and the memory of those that are not copies. Of a data-parallel table
+    each rank has a copy."""
+    shards = []
+    for one in placed:
+        row, column, where = 0, 0, "device" if one.kind == "data-parallel" else memory
+        rows_R, state_width_R = one.rows_R.tolist(), one.state_width_R.tolist()
+        for rank in np.flatnonzero(one.width_R).tolist():
+            rows, columns = rows_R[rank], int(one.width_R[rank])
+            shards.append(
+                TableShard(
+                    table=one.table.name, rank=rank, kind=one.kind, memory=where, first_row=row, rows=rows,
+                    first_column=column, columns=columns, why=one.why, state_width=state_width_R[rank],
+                )
+            )  # fmt: skip
+            row += rows if one.kind == "row" else 0
+            column += columns if one.kind == "column" else 0
+    return shards
+
+
+def plan_text(parts: list[TableShard]) -> str:
+    rows = plan_rows(parts)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def plan_rows(parts: list[TableShard]) -> list[list[str]]:
+    """The plan as rows of text; the first is the header."""
+    rows = [["rank", "table", "kind", "memory", "rows", "columns", "bytes", "why"]]
+    for part in sorted(parts, key=lambda part: (part.rank, part.table, part.first_row, part.first_column)):
+        rows.append([
+            str(part.rank), part.table, part.kind, part.memory,
+            f"{part.first_row:,} to {part.first_row + part.rows - 1:,}",
+            f"{part.first_column} to {part.first_column + part.columns - 1}", f"{part.nbytes:,}", part.why,
+        ])  # fmt: skip
+    return rows

@@ -6,23 +6,36 @@ Shapes: R rows of all copied tables one after the other, D width.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from ..models.init import InitialRows, UniformRows
+from ..models.tiers.cache import TieredRows
+from ..models.tiers.columns import TableColumns
+from ..models.tiers.config import Placement, TablesConfig, Tiers
 from ..ops.table_rules import RULES, RuleName, TableRule
 from ..train.checkpoint_folder import Rectangle
 from ..train.checkpoint_tensors import Shard, Sharded
 from .config import Demand, DistributedConfig
 from .library import require_torchrec
-from .placement import Placed, placed_by
+from .placement import Placed, TableShard, placed_by, shards_of
 from .ranks import Ranks
-from .sharding import ShardedTables, TableShard, require_possible, shards_of
+from .sharding import ShardedTables, require_possible
 
+ON_DEVICE = Tiers("device", 0, "device: each rank holds its shards")
+PLACES = get_args(Placement)
 CHUNK = 1 << 22
 """Initial values copied at a time."""
+
+
+def agreed(world: Ranks, tiers: Tiers) -> Tiers:
+    """What all ranks do, each of which has decided by its own free memory."""
+    place = PLACES[world.maximum(PLACES.index(tiers.placement))]
+    return replace(tiers, placement=place, cache_bytes=-world.maximum(-tiers.cache_bytes))
 
 
 class CopiedTables:
@@ -38,7 +51,6 @@ class CopiedTables:
         self,
         placed: Sequence[Placed],
         dim: int,
-        options: DistributedConfig,
         world: Ranks,
         device: torch.device,
         *,
@@ -47,7 +59,7 @@ class CopiedTables:
     ) -> None:
         self.rows = {one.table.name: one.table.rows for one in placed}
         self.names, self.dim, self.world, self.rule, self.eps = tuple(self.rows), dim, world, rule, eps
-        self.parts, total = shards_of(placed, options), sum(self.rows.values())
+        self.parts, total = shards_of(placed), sum(self.rows.values())
         self.table_RD = torch.zeros(total, dim, device=device)
         shape = rule.state_shape(total, dim)
         self.state = None if shape is None else torch.zeros(shape, device=device)
@@ -97,21 +109,26 @@ class RankTables(nn.Module):
         eps: float,
         device: torch.device | str,
         field: str,
+        tiers: Tiers,
+        config: TablesConfig | None,
     ) -> None:
-        """`field` is the config field with the width of the tables."""
+        """`field` is the config field with the width of the tables; `tiers` is where the rows of shards lie."""
         super().__init__()
         placed = placed_by(options, demand, world.size)
-        require_possible(options, placed, world, optimizer=optimizer, field=field)
+        require_possible(placed, world, optimizer=optimizer, field=field, tiers=tiers)
         require_torchrec()
         self.rows = {table.name: table.rows for table in demand.tables}
         self.names, self.dim, self.rule = tuple(self.rows), demand.tables[0].dim, RULES[optimizer]
         self.world, self.device = world, torch.device(device)
         copied = [one for one in placed if one.kind == "data-parallel"]
-        self.copies = CopiedTables(copied, self.dim, options, world, self.device, rule=self.rule, eps=eps)
+        self.copies = CopiedTables(copied, self.dim, world, self.device, rule=self.rule, eps=eps)
         self.sharded = ShardedTables(
             [one for one in placed if one.kind != "data-parallel"], demand, options, world,
-            rule=self.rule, eps=eps, device=self.device, keyed=self._keyed,
+            rule=self.rule, eps=eps, device=self.device, keyed=self._keyed, tiers=tiers,
+            config=config or TablesConfig(),
         )  # fmt: skip
+        self.initial: Mapping[str, InitialRows | UniformRows] = {}
+        """How the rows of each table begin."""
         self.parts = self.copies.parts + self.sharded.parts
         self._rate = 0.0
         self.updates = 0
@@ -127,8 +144,13 @@ class RankTables(nn.Module):
         sent while the next one is computed. None: there is none."""
 
     def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
-        """This rank's shards and copies: their place, their rows, and the optimizer's states of those."""
+        """This rank's shards and copies on the device: their place, their rows, and the optimizer's states of those."""
         return self.sharded.local() + self.copies.local()
+
+    @property
+    def tiers(self) -> TieredRows | None:
+        """The rows of this rank's shards, where they do not lie on the device."""
+        return self.sharded.tiers
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next update, before its rows are looked up."""
@@ -136,21 +158,21 @@ class RankTables(nn.Module):
         self.sharded.set_rate(self._rate, self.updates)
 
     @torch.no_grad()
-    def fill(self, table_rows: Callable[[str], Callable[[Tensor, int], None]]) -> None:
-        """Write the initial values of a single process; `table_rows` returns what fills rows of a table from one on."""
-        count = max(1, CHUNK // self.dim)
+    def fill(self, initial: Mapping[str, InitialRows | UniformRows]) -> None:
+        """Give all rows the initial values of a single process; those in tiers get them when they are needed."""
+        count, self.initial = max(1, CHUNK // self.dim), initial
+        self.sharded.reset(initial)
         for part, weight_RD, states in self.local():
-            fill_rows = table_rows(part.table)
             for start in range(0, part.rows, count):
                 # A row is drawn whole, and a shard of some columns keeps those.
                 whole = torch.empty(min(count, part.rows - start), self.dim, device=weight_RD.device)
-                fill_rows(whole, part.first_row + start)
+                initial[part.table].fill_(whole, part.first_row + start)
                 columns = slice(part.first_column, part.first_column + part.columns)
                 weight_RD[start : start + whole.shape[0]] = whole[:, columns]
             for state in states:
                 state.zero_()
 
-    def sharded_state(self) -> dict[str, Sharded]:
+    def sharded_state(self) -> dict[str, Sharded | TableColumns]:
         """Tables and their optimizer states as this rank has them, under the names a single process saves them by.
 
         Row-wise Adagrad has one number for each row: the sum over steps of the mean squared gradient over the row's
@@ -159,7 +181,8 @@ class RankTables(nn.Module):
         gradients. In the other direction each shard begins with the number of the whole row. Element-wise Adagrad has a
         state as large as the table, which is sharded like it; SGD has none.
         """
-        state, local = {}, self.local()
+        state: dict[str, Sharded | TableColumns] = {}
+        local, tiers = self.local(), self.tiers
         for number, name in enumerate(self.names):
             weights, states = [], []
             for part, weight, own_states in (held for held in local if held[0].table == name):
@@ -172,8 +195,14 @@ class RankTables(nn.Module):
                     right = place._replace(first_column=kind * self.dim + part.first_column)
                     states.append(Shard(right, own.detach(), writes))
             shape = (self.rows[name], self.dim)
-            state[name] = Sharded(shape=shape, width=self.dim, shards=weights)
             state_shape = self.rule.state_shape(*shape)
+            if tiers is not None and name in self.sharded.names:
+                blocks, numbers = self.sharded.blocks(name), slice(self.dim, tiers.store.width)
+                state[name] = TableColumns(tiers, shape, blocks, slice(0, self.dim), self.initial[name].description)
+                if state_shape is not None:
+                    state[f"{name}_state"] = TableColumns(tiers, state_shape, blocks, numbers, {"kind": "zero"})
+                continue
+            state[name] = Sharded(shape=shape, width=self.dim, shards=weights)
             if state_shape is not None:
                 width = self.dim * max(1, self.rule.weight_states)
                 state[f"{name}_state"] = Sharded(shape=state_shape, width=width, shards=states)

@@ -9,18 +9,18 @@ Shapes: R rows of a table, D width, U distinct rows that a rank's batch uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..models.dlrm_v4.inputs import Inputs
-from ..models.dlrm_v4.tables import table_seed
-from ..models.init import fill_uniform_
+from ..models.dlrm_v4.tables import initial_table
+from ..models.tiers.config import TablesConfig, Tiers
 from ..ops import lookup as ops
 from .config import Demand, DistributedConfig
-from .rank_tables import RankTables
+from .rank_tables import ON_DEVICE, RankTables
 from .ranks import Ranks
 
 EPS = 1e-8
@@ -38,10 +38,13 @@ class TorchRecTables(RankTables):
         *,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        tiers: Tiers = ON_DEVICE,
+        config: TablesConfig | None = None,
     ) -> None:
         super().__init__(
-            demand, options, world, optimizer="rowwise-adagrad", eps=EPS, device=device, field="model.table_dim"
-        )
+            demand, options, world, optimizer="rowwise-adagrad", eps=EPS, device=device, field="model.table_dim",
+            tiers=tiers, config=config,
+        )  # fmt: skip
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
@@ -49,12 +52,7 @@ class TorchRecTables(RankTables):
 
     def reset(self, seed: int) -> None:
         """Draw the initial values of a single process: each is a function of seed, table, row and column."""
-
-        def table_rows(name: str) -> Callable[[Tensor, int], None]:
-            bound, own_seed = self.rows[name] ** -0.5, table_seed(seed, name)
-            return lambda rows_RD, first_row: fill_uniform_(rows_RD, bound, own_seed, first_row=first_row)
-
-        self.fill(table_rows)
+        self.fill({name: initial_table(seed, name, rows, self.dim) for name, rows in self.rows.items()})
         self.forget()
 
     def lookup(self, inputs: Inputs) -> dict[str, Tensor]:
@@ -107,6 +105,7 @@ class TorchRecTables(RankTables):
         names = self.sharded.names
         if names:
             torch.autograd.backward([self._outputs[name] for name in names], [gradients[name] for name in names])
+            self.sharded.finish()
         if self.copies.names:
             gradient_RD, used = torch.zeros_like(self.copies.table_RD), []
             for name in self.copies.names:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..distributed.ranks import current
-from ..errors import MachineError, UsageError
+from ..errors import MachineError
 from ..machine import available_bytes
 from ..models.tiers.config import TablesConfig, Tiers, decide
 from ..units import size
@@ -19,49 +19,54 @@ if TYPE_CHECKING:
     from ..plan.work import PlannedWorkload
 
 
-def place_tables(tables: TablesConfig, counted: Estimate, *, device: str, device_free: int | None) -> Tiers:
-    """Where the tables go on a device with `device_free` free bytes; None: with whatever a GPU will have."""
+def place_tables(
+    tables: TablesConfig,
+    counted: Estimate,
+    *,
+    device: str,
+    device_free: int | None,
+    share: float = 1.0,
+) -> Tiers:
+    """Where the tables go on a device with `device_free` free bytes; None: with whatever a GPU will have. Each rank has
+    a `share` of them."""
     needed = counted.table_bytes + counted.state_bytes
-    others = sum(counted.memory.values()) - needed
-    host_free = max(0, available_bytes() - (0 if device == "cuda" else others))
-    rows = counted.table_rows
+    others = (sum(counted.memory.values()) - needed) // current().size
+    host_free = max(0, available_bytes() // current().local_size - (0 if device == "cuda" else others))
+    needed, rows = round(share * needed), round(share * counted.table_rows)
     return decide(tables, needed, device=device, device_free=device_free, host_free=host_free, rows=rows, others=others)
 
 
-def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device) -> Tiers:
-    """Where the tables go on a device of this machine; several ranks hold shards of the tables by TorchRec."""
+def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device, *, share: float = 1.0) -> Tiers:
+    """Where the tables go on a device of this machine; each rank has a `share` of them."""
     from ..train.device import free_gpu_bytes
 
-    if current().size > 1:
-        if tables.placement in ("host", "file"):
-            raise UsageError(
-                f"tables.placement {tables.placement} needs a single process: ranks hold their shards by TorchRec",
-                fix="--distributed.placement TABLE=host, or one rank",
-            )
-        return Tiers("device", 0, "device: each rank holds its shards")
-    free = free_gpu_bytes(device) if device.type == "cuda" else available_bytes()
-    tiers = place_tables(tables, counted, device=device.type, device_free=free)
-    whole = counted.table_bytes + counted.state_bytes
+    world = current()
+    host_free = available_bytes() // world.local_size
+    free = free_gpu_bytes(device) if device.type == "cuda" else host_free
+    tiers = place_tables(tables, counted, device=device.type, device_free=free, share=share)
+    whole = round(share * (counted.table_bytes + counted.state_bytes))
     in_host = tiers.index_bytes + (whole if tiers.placement == "host" else 0)
-    if in_host > available_bytes():
+    if in_host > host_free:
         parts = f"tables of {size(whole)} and their index" if tiers.placement == "host" else "the index of the tables"
         raise MachineError(
-            f"{parts} need {size(in_host)} of host memory, {size(available_bytes())} are free",
-            fix="--tables.placement file" if tiers.index_bytes <= available_bytes() else SMALLER,
+            f"{parts} need {size(in_host)} of host memory, {size(host_free)} are free",
+            fix="--tables.placement file" if tiers.index_bytes <= host_free else SMALLER,
         )
-    if tiers.placement != "file":
-        return tiers
-    return replace(tiers, why=f"{tiers.why}; up to {size(whole)} in files, {size(tables.free_disk())} of disk are free")
+    why = tiers.why + (f"; so much of each of {world.size} ranks" if world.size > 1 else "")
+    if tiers.placement == "file":
+        why += f"; up to {size(whole)} in files, {size(tables.free_disk())} of disk are free"
+    return replace(tiers, why=why)
 
 
 def require_table_memory(
     tables: TablesConfig, counted: Estimate, *, share: float = 1.0, more: int = 0, fix: str = SMALLER
 ) -> None:
     """`require_memory` for tables that go to files where they do not fit, unless they were requested in memory."""
-    if tables.in_memory(several=share < 1 or current().size > 1):
+    if tables.placement in ("device", "host"):
         require_memory(counted, tables=share, more=more, fix=fix)
     else:
-        tiers = place_tables(tables, counted, device="cpu", device_free=available_bytes())
+        free = available_bytes() // current().local_size
+        tiers = place_tables(tables, counted, device="cpu", device_free=free, share=share)
         more += tiers.cache_bytes + tiers.index_bytes - counted.state_bytes
         require_memory(counted, tables=0.0, more=more, fix=fix)
 

@@ -22,7 +22,7 @@ from .init import normal_
 from .mlp import add_gradient
 
 if TYPE_CHECKING:
-    from .tiers.cache import Placed
+    from .tiers.slots import Placed
 
 
 class Embeddings(nn.Module, ABC):

@@ -151,6 +151,20 @@ class InitialRows:
             out.mul_(self.bound)
 
 
+class UniformRows:
+    """The initial rows of a table, uniform in +-1/sqrt(rows): each number depends on the seed and its place alone."""
+
+    def __init__(self, rows: int, dim: int, *, seed: int) -> None:
+        self.dim, self.bound, self.seed = dim, rows**-0.5, seed
+        self.description = {"kind": "uniform", "bound": self.bound, "seed": seed}
+
+    def rows(self, rows_N: Tensor) -> Tensor:
+        return uniform_rows(rows_N, self.dim, self.bound, self.seed)
+
+    def fill_(self, out_RD: Tensor, first_row: int = 0) -> None:
+        fill_uniform_(out_RD, self.bound, self.seed, first_row)
+
+
 @torch.no_grad()
 def fill_uniform_(table_RD: Tensor, bound: float, seed: int, first_row: int = 0) -> None:
     """Fill with numbers in +-bound, the same bits on every device; a shard begins at `first_row` of the table."""

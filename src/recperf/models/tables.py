@@ -118,10 +118,6 @@ class SparseGradients(Embeddings):
     def rows_of(self, features: JaggedFeatures) -> Tensor:
         """The row of all tables that each id of a batch refers to."""
 
-    @abstractmethod
-    def _by_table(self, rows_U: Tensor) -> dict[str, Tensor]:
-        """Ascending rows of all tables as rows of each table."""
-
     def _checked_rows(self, features: JaggedFeatures) -> Tensor:
         """`rows_of`, where ids outside their table are an error on every device."""
         return self.rows_of(features)
@@ -130,14 +126,14 @@ class SparseGradients(Embeddings):
         """Bring the rows of a batch into the cache, until the batch is finished."""
         assert self.tiers is not None
         ids = unique(self._checked_rows(features))
-        placed = self.tiers.place(self._by_table(ids.values_U), owner)
+        placed = self.tiers.place(ids.values_U, owner)
         return PlacedFeatures(
             features.keys,
             ids.inverse_N,
             features.offsets_FB1,
             features.one_id_a_bag,
             rows_U=ids.values_U,
-            slots_U=torch.cat([*placed.slots.values()]),
+            slots_U=placed.index_N,
             placed=placed,
         )
 
@@ -150,7 +146,7 @@ class SparseGradients(Embeddings):
             saved_V = features.values_V
         else:
             ids = unique(self._checked_rows(features))
-            records_UW = self.tiers.records(self._by_table(ids.values_U))
+            records_UW = self.tiers.records(ids.values_U)
             rows_XD, places_V = records_UW[:, : self.tiers.dim].contiguous(), ids.inverse_N
             saved_V = places_V
         pooled = self.bodies.sum.bag_sum(rows_XD, places_V, features.offsets_FB1)
@@ -167,9 +163,9 @@ class SparseGradients(Embeddings):
         """Columns of all records in tiers: by default of weights, as the tensor that they would be on the device."""
         assert self.tiers is not None
         initial = self._initial if initial is None else initial
-        from .tiers.columns import TableColumns
+        from .tiers.columns import whole_columns
 
-        return TableColumns(self.tiers, next(iter(self.tiers.tables)), columns, initial, flat=flat, stacked=True)
+        return whole_columns(self.tiers, columns, initial, flat=flat)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -320,12 +316,6 @@ class SparseTables(SparseGradients):
         rows_V: Tensor = self.bag.checked_rows(*ids) if ids[0].is_cpu else reference.checked_rows(*ids, wait=True)
         return rows_V
 
-    def _by_table(self, rows_U: Tensor) -> dict[str, Tensor]:
-        assert self.starts_F is not None
-        edges = [*torch.searchsorted(rows_U, self.starts_F).tolist(), len(rows_U)]
-        parts = zip(self.keys, self.starts, edges, edges[1:])
-        return {key: rows_U[first:last] - start for key, start, first, last in parts}
-
     def record(self, features: JaggedFeatures) -> tuple[Tensor, Tensor]:
         require_keys(features, self.keys)
         if self.tiers is not None:
@@ -379,9 +369,6 @@ class HashedTable(SparseGradients):
             parts.append(self.bag.hash_rows(features.values_V[start : start + count], index, self.rows))
             start += count
         return torch.cat(parts)
-
-    def _by_table(self, rows_U: Tensor) -> dict[str, Tensor]:
-        return {SHARED: rows_U}
 
     def record(self, features: JaggedFeatures) -> tuple[Tensor, Tensor]:
         if self.tiers is not None:

@@ -72,8 +72,8 @@ def memory_of(
     ranks = len(placed[0].width_R)
     other = beside_tables(work, batch, placed, pipelined=parallelism.pipelined, balanced=parallelism.balanced)
     constant_R = {
-        "tables": np.asarray(sum(one.device_share * one.weight_R for one in placed), np.float64),
-        "optimizer": np.asarray(sum(one.device_share * one.state_R() for one in placed)) + other["optimizer"],
+        "tables": np.asarray(sum(one.weight_R for one in placed), np.float64),
+        "optimizer": np.asarray(sum(one.state_R() for one in placed)) + other["optimizer"],
         "dense": np.full(ranks, other["dense"]),
         "input": np.full(ranks, other["input"]),
     }
@@ -179,6 +179,6 @@ def _largest_tables(
 
     def held(one: PlacedTable) -> float:
         sent_R = one.sent_R(skew.traffic[one.table.name].batch(number), batch, dedup=dedup)
-        return float(one.device_share * one.weight_R[rank] + FLOAT * sent_R[rank])
+        return float(one.weight_R[rank] + FLOAT * sent_R[rank])
 
     return [one.table.name for one in sorted(placed, key=held, reverse=True)]

@@ -244,7 +244,7 @@ def _seconds(
     for index in range(skew.batches):
         sent_R, received_R, ids_R = moved_R(placed, skew, index, batch, parallelism.dedup)
         requested_R = np.full_like(ids_R, ids_R.mean())
-        read_R, updated_R = _table_bytes_R(placed, skew, index, parallelism.dedup, rate / device.host_bytes_per_s)
+        read_R, updated_R = _table_bytes_R(placed, skew, index, parallelism.dedup)
         each.append(
             {
                 "ids all-to-all": before_ids
@@ -273,18 +273,16 @@ def _seconds(
 
 
 def _table_bytes_R(
-    placed: list[PlacedTable], skew: Skew, index: int, dedup: bool, host: float
+    placed: list[PlacedTable], skew: Skew, index: int, dedup: bool
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Bytes that each rank reads for lookups, and reads and writes in updates, optimizer state included. Bytes of
-    tables in host memory count `host` times: they cross the link, since what a cache serves is not known."""
+    """Bytes that each rank reads for lookups, and reads and writes in updates, optimizer state included."""
     ranks = len(placed[0].width_R)
     read_R, updated_R = np.zeros(ranks), np.zeros(ranks)
     for one in placed:
         traffic = skew.traffic[one.table.name].batch(index)
         requested_R, touched_R = one.rows_requested_R(traffic, dedup=dedup), one.rows_touched_R(traffic)
-        factor = 1.0 if one.place == "device" else host
-        read_R += requested_R * (factor * FLOAT * one.width_R + INDEX)
-        updated_R += factor * touched_R * 2 * FLOAT * (one.width_R + one.state_width_R) + INDEX * requested_R
+        read_R += requested_R * (FLOAT * one.width_R + INDEX)
+        updated_R += touched_R * 2 * FLOAT * (one.width_R + one.state_width_R) + INDEX * requested_R
     return read_R, updated_R
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..config import require, within
 from ..distributed import balance, placement
-from ..distributed.config import DistributedConfig, KindOrAuto, Place, Table
+from ..distributed.config import DistributedConfig, KindOrAuto, Table
 from ..distributed.placement import Placed
 from ..measure.cost import FLOAT
 from .skew import Traffic
@@ -26,8 +26,6 @@ Wire = Literal["fp32", "fp16", "bf16"]
 HALF = 2
 LARGEST_BATCH = 1 << 24
 """Samples of a step at most, as in a config."""
-CACHED = 0.2
-"""Share of a table in host memory that TorchRec caches on the device by default."""
 DRAWN = 1 << 16
 """Samples drawn to see how unevenly ranks share a batch."""
 
@@ -43,8 +41,6 @@ class Parallelism:
     """Sharding of all tables: row, column, table, data-parallel, or auto."""
     overrides: Mapping[str, KindOrAuto] = field(default_factory=dict)
     """Sharding of single tables."""
-    placements: Mapping[str, Place] = field(default_factory=dict)
-    """Memory of single tables; that of the device by default."""
     wire: Wire = "fp32"
     """Number format in which rows and their gradients are sent."""
     dedup: bool = True
@@ -73,7 +69,6 @@ def parallelism_of(options: DistributedConfig, rank_batch: int | None = None) ->
         rank_batch=rank_batch,
         sharding=options.kind,
         overrides=options.shardings,
-        placements=options.placements,
         wire=options.all_to_all,
         pipelined=options.pipeline,
         overlapped=options.overlap in ("on", "auto"),
@@ -84,14 +79,6 @@ def parallelism_of(options: DistributedConfig, rank_batch: int | None = None) ->
 @dataclass(frozen=True)
 class PlacedTable(Placed):
     """The shards of a table, and what ranks ask of them."""
-
-    place: Place = "device"
-    """Memory that holds it."""
-
-    @property
-    def device_share(self) -> float:
-        """Share of its rows and their state in device memory."""
-        return {"device": 1.0, "host": 0.0, "cached-host": CACHED}[self.place]
 
     def rows_requested_R(self, traffic: Traffic, *, dedup: bool) -> NDArray[np.float64]:
         """Rows that each rank looks up in the first batch."""
@@ -128,10 +115,7 @@ def place(tables: tuple[Table, ...], ranks: int, batch: int, parallelism: Parall
     """The shards that a run with so many ranks has."""
     placed = placement.place(tables, ranks, batch, parallelism.sharding, parallelism.overrides)
     placement.require_sent(placed, parallelism.wire)
-    return [
-        PlacedTable(one.table, one.kind, one.width_R, one.why, parallelism.placements.get(one.table.name, "device"))
-        for one in placed
-    ]
+    return [PlacedTable(one.table, one.kind, one.width_R, one.why) for one in placed]
 
 
 def copied_numbers(placed: Sequence[Placed]) -> int:

@@ -23,8 +23,8 @@ from .schemas import Change, ChangeEvent
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
-    "distributed.sharding", "distributed.placement", "distributed.timeout_s", "distributed.pipeline",
-    "distributed.overlap", "distributed.balance", "ranking.*", "tables.*", "ranks",
+    "distributed.sharding", "distributed.timeout_s", "distributed.pipeline", "distributed.overlap",
+    "distributed.balance", "ranking.*", "tables.*", "ranks",
 )  # fmt: skip
 """Fields that may change freely: the path of the data (its digest is compared anyway), who reads it, when checkpoints
 are saved, which rank holds which table or works on which samples, where rows lie, what is ranked after training, and

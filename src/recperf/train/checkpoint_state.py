@@ -168,13 +168,13 @@ def _written_rows(path: str, columns: TableColumns, width: int) -> Iterator[Piec
     memory."""
     rows_N = columns.rows()
     if len(rows_N):
-        yield Piece(path, Rectangle(0, len(rows_N), 0, 1), f"{path}@rows", rows_N)
+        yield Piece(path, Rectangle(0, len(rows_N), 0, 1), f"{path}@rows", rows_N, True)
         values = ChunkedTensor(
             shape=(len(rows_N), *columns.shape[1:]),
             dtype=columns.dtype,
             read=lambda start, stop: columns.values(rows_N[start:stop]),
         )
-        yield Piece(path, Rectangle(0, len(rows_N), 0, width), f"{path}@values", values)
+        yield Piece(path, Rectangle(0, len(rows_N), 0, width), f"{path}@values", values, True)
 
 
 def _whole(shape: tuple[int, ...]) -> Rectangle:
@@ -257,9 +257,9 @@ class StateReader:
             return
         if len(about.shape) not in (1, 2) or min(about.shape) < 1:
             raise ValueError(f"a table cannot have the shape {about.shape}")
-        # The numbers of the rows and their values; none where no row was ever trained.
+        # Of each process that trained rows their numbers and their values.
         counts = [shard.place.rows for shard in about.shards]
-        if len(counts) not in (0, 2) or any(count != counts[0] or count < 1 for count in counts):
+        if counts[::2] != counts[1::2] or any(count < 1 for count in counts):
             raise ValueError("a table has no valid number of rows")
 
     def _load(self, about: StoredTensor, into: TableColumns) -> None:
@@ -272,8 +272,9 @@ class StateReader:
                 into.load(rows_n, values)
             return
         fill, size = initial_rows(into.initial, into.shape), _rows_at_a_time(into.shape, into.dtype)
-        for start in range(0, into.shape[0], size):
-            values = torch.empty(min(size, into.shape[0] - start), *into.shape[1:], dtype=into.dtype)
+        starts = [(start, block) for block in into.blocks for start in range(block.first_row, block.end, size)]
+        for start, block in starts:
+            values = torch.empty(min(size, block.end - start), *into.shape[1:], dtype=into.dtype)
             initial = torch.empty_like(values)
             self._fill(about, values, Rectangle(start, len(values), 0, about.width))
             fill(initial, start)
@@ -308,20 +309,20 @@ class StateReader:
 
     def _chunks(self, about: StoredTensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The stored rows of a table and their values, a chunk at a time."""
-        if not about.shards:
-            return
-        shape, dtype, (numbers, values) = about.shape, DTYPES[about.dtype], about.shards
-        count, step, last = numbers.place.rows, _rows_at_a_time(shape, dtype), -1
-        for start in range(0, count, step):
-            rows_n = torch.empty(min(step, count - start), dtype=torch.int64)
-            values_n = torch.empty(len(rows_n), *shape[1:], dtype=dtype)
-            self._file(numbers.file).read(numbers.key, (count,), rows_n, start)
-            self._file(values.file).read(values.key, (count, *shape[1:]), values_n, start)
-            ascending = bool((rows_n.diff() > 0).all()) and int(rows_n[0]) > last
-            last = int(rows_n[-1])
-            if not ascending or last >= shape[0]:
-                raise ValueError(f"rows in {numbers.file} are not ascending numbers below {shape[0]}")
-            yield rows_n, values_n
+        shape, dtype = about.shape, DTYPES[about.dtype]
+        step = _rows_at_a_time(shape, dtype)
+        for numbers, values in zip(about.shards[::2], about.shards[1::2]):
+            count, last = numbers.place.rows, -1
+            for start in range(0, count, step):
+                rows_n = torch.empty(min(step, count - start), dtype=torch.int64)
+                values_n = torch.empty(len(rows_n), *shape[1:], dtype=dtype)
+                self._file(numbers.file).read(numbers.key, (count,), rows_n, start)
+                self._file(values.file).read(values.key, (count, *shape[1:]), values_n, start)
+                ascending = bool((rows_n.diff() > 0).all()) and int(rows_n[0]) > last
+                last = int(rows_n[-1])
+                if not ascending or last >= shape[0]:
+                    raise ValueError(f"rows in {numbers.file} are not ascending numbers below {shape[0]}")
+                yield rows_n, values_n
 
     def _file(self, name: str) -> TensorFile:
         if name not in self.manifest.files:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ..files import open_regular
 from ..jsonfile import decode
+from ..models.tiers.columns import RowBlock, TableColumns
 from .checkpoint_folder import Rectangle, StoredFile, StoredShard
 
 CHUNK = 1 << 24
@@ -248,15 +249,25 @@ class Sharded:
         return sum(shard.tensor.nbytes for shard in self.shards)
 
 
-def stacked(tensors: Sequence[Sharded]) -> Sharded:
-    """Tensors of one width, one below the other, as one."""
+def stacked(tensors: Sequence[Sharded | TableColumns]) -> Sharded | TableColumns:
+    """Tensors of one width, one below the other, as one; all of them are in tiers, or none."""
     shards: list[Shard] = []
+    blocks: list[RowBlock] = []
     rows = 0
     for tensor in tensors:
-        shards += [shard._replace(place=shard.place.below(rows)) for shard in tensor.shards]
+        if isinstance(tensor, Sharded):
+            shards += [shard._replace(place=shard.place.below(rows)) for shard in tensor.shards]
+        else:
+            blocks += [block._replace(first_row=block.first_row + rows) for block in tensor.blocks]
         rows += tensor.shape[0]
-    first = tensors[0]
-    return Sharded(shape=(rows, *first.shape[1:]), width=first.width, dtype=first.dtype, shards=shards)
+    first, shape = tensors[0], (rows, *tensors[0].shape[1:])
+    if isinstance(first, Sharded):
+        return Sharded(shape=shape, width=first.width, dtype=first.dtype, shards=shards)
+    initial = first.initial
+    if initial["kind"] != "zero":
+        parts = [{"rows": one.shape[0], "initial": one.initial} for one in tensors if not isinstance(one, Sharded)]
+        initial = {"kind": "stacked", "parts": parts}
+    return replace(first, shape=shape, blocks=blocks, initial=initial)
 
 
 class Piece(NamedTuple):

@@ -25,9 +25,10 @@ from ..data.order import RankPart
 from ..data.rows import Split
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.exchange import made_event
-from ..distributed.placement import placed_by
+from ..distributed.placement import placed_by, plan_text, shards_of
+from ..distributed.rank_tables import ON_DEVICE, agreed
 from ..distributed.ranks import current
-from ..distributed.sharding import plan_text, require_possible, shards_of
+from ..distributed.sharding import require_possible
 from ..distributed.shares import SharedBatch, announced
 from ..distributed.step import shared_step
 from ..errors import ConfigError
@@ -136,7 +137,8 @@ class RankTrialState(DLRMTrialState):
         options, on_cpu = config.distributed, self.world.device == "cpu"
         self.demand = rank_demand(type(self).planned(config), self.world.size, options, on_cpu=on_cpu)
         self.placed = placed_by(options, self.demand, self.world.size)
-        require_possible(options, self.placed, self.world, field="model.dim")
+        self.tables_in = agreed(self.world, getattr(prepared, "tiers", ON_DEVICE))
+        require_possible(self.placed, self.world, field="model.dim", tiers=self.tables_in)
         super().__init__(prepared, seed)  # type: ignore[call-arg]  # that of a single process
         tables, parameters = self.rank_tables, self.model.dense_parameters()
         if tables is None:
@@ -165,7 +167,7 @@ class RankTrialState(DLRMTrialState):
 
     def plan(self) -> str:
         """Which rank holds what, as a table to read."""
-        return plan_text(shards_of(self.placed, self.prepared.config.distributed))
+        return plan_text(shards_of(self.placed, self.tables_in.placement))
 
     @property
     def part(self) -> RankPart:
@@ -214,8 +216,9 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
         reasons, train, device = prepared.settings.reasons, config.train, prepared.settings.device
         if train.optimizer != "adamw":
             tables = BagTables(
-                self.demand, config.distributed, self.world, optimizer=train.optimizer, eps=train.eps, device=device
-            )
+                self.demand, config.distributed, self.world, optimizer=train.optimizer, eps=train.eps, device=device,
+                tiers=self.tables_in, config=config.tables,
+            )  # fmt: skip
             kinds = ["fbgemm"] * bool(tables.sharded) + ["torch for data-parallel tables"] * bool(tables.copies.names)
             reasons["embedding"] = reasons["bag"] = f"{', '.join(kinds)}: several ranks"
         return prepared.make_model(seed, streams, tables)

@@ -25,7 +25,7 @@ from ...errors import DataError
 from ...ops.arrange import native
 from ...ops.assemble import Plan, plan
 from ...ops.lookup import expand, unique
-from ..tiers.cache import Placed
+from ..tiers.slots import Placed
 from .config import ACTIONS, CANDIDATE_CODE, FEATURE_TABLES, DLRMv4Config
 
 KEYS = (*CONTEXT, *HISTORY, *CANDIDATE)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ...ops import lookup as ops
 from ...ops.table_rules import RuleName
-from ..init import fill_uniform_, generator, uniform_rows
+from ..init import UniformRows, generator
 from ..tiers.cache import TieredRows
-from ..tiers.columns import TableColumns, require_read
+from ..tiers.columns import RowBlock, TableColumns, require_read
 from .config import DLRMv4Config
 from .inputs import Inputs
 
@@ -61,8 +61,7 @@ class DLRMv4Tables(nn.Module):
     def reset(self, seed: int) -> None:
         """Draw rows uniform in +-1/sqrt(rows); a number depends on the seed, the table's name and its place alone."""
         for name in self.names:
-            table_RD = self.table(name)
-            fill_uniform_(table_RD, table_RD.shape[0] ** -0.5, table_seed(seed, name))
+            initial_table(seed, name, *self.table(name).shape).fill_(self.table(name))
             self.state(name).zero_()
         self.forget()
 
@@ -127,8 +126,9 @@ class TieredDLRMv4Tables(DLRMv4Tables):
         return self.tiers.state_SK.view(-1)
 
     def reset(self, seed: int) -> None:
-        rows, dim, self.seed = self.config.table_rows, self.config.table_dim, seed
-        self.tiers.initial = lambda name, rows_U: uniform_rows(rows_U, dim, rows[name] ** -0.5, table_seed(seed, name))
+        dim = self.config.table_dim
+        initial = {name: initial_table(seed, name, rows, dim) for name, rows in self.config.table_rows.items()}
+        self._initial, self.tiers.initial = initial, lambda name, rows_U: initial[name].rows(rows_U)
         self.tiers.clear()
         self.forget()
 
@@ -140,12 +140,13 @@ class TieredDLRMv4Tables(DLRMv4Tables):
 
     def columns(self) -> dict[str, TableColumns]:
         """The tensors that these tables would have on the device."""
-        weights, state = slice(0, self.config.table_dim), slice(self.config.table_dim, self.config.table_dim + 1)
+        dim = self.config.table_dim
         leaves: dict[str, TableColumns] = {}
         for name, rows in self.config.table_rows.items():
-            drawn = {"kind": "uniform", "bound": rows**-0.5, "seed": table_seed(self.seed, name)}
-            leaves[name] = TableColumns(self.tiers, name, weights, drawn)
-            leaves[f"{name}_state"] = TableColumns(self.tiers, name, state, {"kind": "zero"}, flat=True)
+            blocks, initial = [RowBlock(0, rows, self.tiers.starts[name])], self._initial[name].description
+            leaves[name] = TableColumns(self.tiers, (rows, dim), blocks, slice(0, dim), initial)
+            state = TableColumns(self.tiers, (rows,), blocks, slice(dim, dim + 1), {"kind": "zero"})
+            leaves[f"{name}_state"] = state
         return leaves
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -161,5 +162,5 @@ class TieredDLRMv4Tables(DLRMv4Tables):
         return inputs.slots
 
 
-def table_seed(seed: int, name: str) -> int:
-    return generator(seed, f"table.{name}").initial_seed()
+def initial_table(seed: int, name: str, rows: int, dim: int) -> UniformRows:
+    return UniformRows(rows, dim, seed=generator(seed, f"table.{name}").initial_seed())

@@ -13,13 +13,10 @@ its state, W = D + K.
 
 from __future__ import annotations
 
-import importlib
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -32,27 +29,15 @@ from ...errors import MachineError
 from ...machine import process_memory
 from ...units import size
 from .config import TablesConfig
-from .slots import Longs, Slots, Traffic
+from .slots import Longs, Placed, Slots, Traffic
 from .store import RowStore
 
 POLL_S = 1e-3
 """How often a batch that waits for room looks whether another one is finished."""
 Initial = Callable[[str, Tensor], Tensor]
 """Computes the initial weights of rows of the table with a name, on the device of the rows."""
-
-
-@dataclass(eq=False)
-class Placed:
-    """A batch whose rows are in the cache until it is finished."""
-
-    number: int
-    owner: object
-    """Who placed it; the batches of one owner are finished in their order."""
-    slots: dict[str, Tensor]
-    """For each table the slots of the batch's rows."""
-    rows_N: Longs = field(repr=False)
-    slots_N: Longs = field(repr=False)
-    finished: bool = False
+Memory = Callable[[int], Sequence[Tensor]]
+"""Makes tensors for so many slots: of weights, and of each state, with a number for a row or several."""
 
 
 class TieredRows:
@@ -67,7 +52,9 @@ class TieredRows:
         slots: int,
         config: TablesConfig,
         device: torch.device,
+        memory: Memory | None = None,
     ) -> None:
+        """`memory` makes the tensors of the cache, if whoever trains the rows has its own."""
         self.tables, self.store, self.dim, self.config = dict(tables), store, dim, config
         self.device, self.cuda = device, device.type == "cuda"
         self.initial: Initial
@@ -79,8 +66,10 @@ class TieredRows:
         # Zeros that nobody wrote take no memory.
         self.trained_R = np.zeros(rows, np.bool_)
         """Whether each row was ever trained or loaded; others have their initial values."""
-        self.cache_SD = torch.empty(slots, dim, device=device)
-        self.state_SK = torch.zeros(slots, store.width - dim, device=device)
+        state = store.width - dim
+        cached = memory(slots) if memory else [torch.empty(slots, width, device=device) for width in (dim, state)]
+        self.cached = [column if column.dim() == 2 else column[:, None] for column in cached]
+        """The weights in the cache, and one or more tensors of their state: together the columns of a record."""
         self._count = 0
         self.traffic = Traffic()
         self._active: dict[int, Placed] = {}
@@ -101,7 +90,14 @@ class TieredRows:
         """The event after rows were last read outside of a placed batch."""
         self._failure: Exception | None = None
         self._ended = False
-        _open.add(self)
+
+    @property
+    def cache_SD(self) -> Tensor:
+        return self.cached[0]
+
+    @property
+    def state_SK(self) -> Tensor:
+        return self.cached[1]
 
     @property
     def record_bytes(self) -> int:
@@ -111,13 +107,26 @@ class TieredRows:
     def cache_bytes(self) -> int:
         return len(self.slots) * self.record_bytes
 
-    def place(self, rows: Mapping[str, Tensor], owner: object) -> Placed:
-        """Bring the distinct rows of a batch into the cache, where they stay until it is finished."""
-        counts = {name: len(rows_U) for name, rows_U in rows.items()}
+    def place(self, rows: Mapping[str, Tensor] | Tensor, owner: object) -> Placed:
+        """Bring the distinct rows of a batch into the cache, where they stay until it is finished: those of each table,
+        or in the numbering of all tables."""
+        placed = self.try_place(rows, owner)
+        if placed is None:
+            raise self._too_small(len(self._numbered(rows)))
+        if not isinstance(rows, Tensor):
+            parts = torch.split(placed.index_N, [len(rows_U) for rows_U in rows.values()])
+            placed.slots = dict(zip(rows, parts))
+        return placed
+
+    def try_place(self, rows: Mapping[str, Tensor] | Tensor, owner: object) -> Placed | None:
+        """The same, but None where batches of others use too many slots."""
         rows_N = self._numbered(rows)
         began = perf_counter()
         with self._guarded():
-            slots_N, missing_N = self._pin(rows_N, owner)
+            pinned = self._pin(rows_N, owner)
+            if pinned is None:
+                return None
+            slots_N, missing_N = pinned
             self._count += 1
             free_M = slots_N[missing_N]
             leaving = free_M[self.slots.row_S[free_M] >= 0]
@@ -127,21 +136,18 @@ class TieredRows:
             self.traffic.batches += 1
             self.traffic.rows += len(rows_N)
             self.traffic.hits += len(rows_N) - len(free_M)
-            slots = torch.split(self._index(slots_N), list(counts.values()))
-            placed = Placed(self._count, owner, dict(zip(counts, slots)), rows_N, slots_N)
+            placed = Placed(self._count, owner, self._index(slots_N), rows_N, slots_N)
             self._active[placed.number] = placed
             self.traffic.busy_s += perf_counter() - began
         return placed
 
-    def _pin(self, rows_N: Longs, owner: object) -> tuple[Longs, NDArray[np.bool_]]:
+    def _pin(self, rows_N: Longs, owner: object) -> tuple[Longs, NDArray[np.bool_]] | None:
         """`Slots.pin`; where too many slots are in use, waits for earlier batches of the same owner to be finished."""
         while True:
             self._collect()
             pinned = self.slots.pin(rows_N)
-            if pinned is not None:
+            if pinned is not None or not any(placed.owner is owner for placed in self._active.values()):
                 return pinned
-            if not any(placed.owner is owner for placed in self._active.values()):
-                raise self._too_small(len(rows_N))
             if self._ended:
                 raise RuntimeError("the tables were closed while a batch waited for room")
             began = perf_counter()
@@ -183,14 +189,14 @@ class TieredRows:
             if event is not None:
                 event.wait()
 
-    def finish(self, placed: Placed) -> None:
-        """Its rows may leave once the device has executed what is queued so far. They count as trained. Never waits,
-        not even while another thread reads rows from a disk."""
+    def finish(self, placed: Placed, *, trained: bool = True) -> None:
+        """Its rows may leave once the device has executed what is queued so far. Never waits, not even while another
+        thread reads rows from a disk."""
         event = None
         if self.cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        placed.finished = True
+        placed.finished, placed.trained = True, trained
         self._finished.append((placed, event))
 
     def _collect(self) -> None:
@@ -199,7 +205,8 @@ class TieredRows:
             placed, event = self._finished.popleft()
             if self._active.pop(placed.number, None) is None:
                 continue
-            self.trained_R[placed.rows_N] = True
+            if placed.trained:
+                self.trained_R[placed.rows_N] = True
             self.slots.unpin(placed.slots_N)
             if event is not None:
                 self._ends[placed.number] = event
@@ -218,7 +225,7 @@ class TieredRows:
         if placed is None or placed.finished:
             raise RuntimeError("the rows of this batch may have left the cache: use batches one after the other")
 
-    def records(self, rows: Mapping[str, Tensor]) -> Tensor:
+    def records(self, rows: Mapping[str, Tensor] | Tensor) -> Tensor:
         """Weights and state of rows, on the device; those outside the cache stay outside."""
         rows_N = self._numbered(rows)
         with self._guarded():
@@ -229,8 +236,8 @@ class TieredRows:
             slots_N = self.slots.of(rows_N)
             cached_N = slots_N >= 0
             places, slots = self._index(np.flatnonzero(cached_N)), self._index(slots_N[cached_N])
-            out_NW[places] = torch.cat([self.cache_SD[slots], self.state_SK[slots]], 1)
-            self._read(rows_N[~cached_N], np.flatnonzero(~cached_N), out_NW[:, : self.dim], out_NW[:, self.dim :])
+            out_NW[places] = self._of_slots(slots)
+            self._read(rows_N[~cached_N], np.flatnonzero(~cached_N), self._columns(out_NW))
             if self.cuda:
                 self._peeked = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._peeked.record()
@@ -287,9 +294,20 @@ class TieredRows:
         self.slots.clear()
         self._ends.clear()
 
-    def _numbered(self, rows: Mapping[str, Tensor]) -> Longs:
+    def _numbered(self, rows: Mapping[str, Tensor] | Tensor) -> Longs:
+        """Rows in the numbering of all tables."""
+        if isinstance(rows, Tensor):
+            return np.asarray(rows.cpu().numpy())
         parts = [rows_U + self.starts[name] for name, rows_U in rows.items()]
         return np.asarray(torch.cat(parts).cpu().numpy()) if parts else np.empty(0, np.int64)
+
+    def _columns(self, records_NW: Tensor) -> Sequence[Tensor]:
+        """Records divided as the cache divides them."""
+        return torch.split(records_NW, [column.shape[1] for column in self.cached], 1)
+
+    def _of_slots(self, index_N: Tensor) -> Tensor:
+        """The records in slots."""
+        return torch.cat([column.index_select(0, index_N) for column in self.cached], 1)
 
     def _index(self, places: Longs) -> Tensor:
         """On the device; pinned first, since a copy from other memory would wait for what is queued before it."""
@@ -304,16 +322,15 @@ class TieredRows:
         # A missing row may have left for an earlier batch. What leaves a GPU now is written once its copy has ended.
         self._write_back(earlier if self.cuda else None)
         self.slots.put(rows_M, slots_M)
-        self._read(rows_M, slots_M, self.cache_SD, self.state_SK)
+        self._read(rows_M, slots_M, self.cached)
         if self.cuda:
             self._loaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._loaded.record()
 
     def _give_back(self, slots: Longs) -> None:
         """Begin to copy the records of slots to host memory, and empty them."""
-        rows, index = self.slots.empty(slots), self._index(slots)
-        records = torch.cat([self.cache_SD.index_select(0, index), self.state_SK.index_select(0, index)], 1)
-        event = None
+        rows, event = self.slots.empty(slots), None
+        records = self._of_slots(self._index(slots))
         if self.cuda:
             room = torch.empty(records.shape, pin_memory=True)
             room.copy_(records, non_blocking=True)
@@ -333,18 +350,19 @@ class TieredRows:
             self.store.write(rows, records.numpy())
             self._returning.pop(0)
 
-    def _read(self, rows_M: Longs, places_M: Longs, weights_XD: Tensor, state_XK: Tensor) -> None:
-        """Put records of the store, or initial ones, to places of tensors on the device."""
+    def _read(self, rows_M: Longs, places_M: Longs, into: Sequence[Tensor]) -> None:
+        """Put records of the store, or initial ones, to places of tensors on the device: weights, and the states."""
         old_M = self.store.written(rows_M)
         for name, part, numbers in self._by_table(rows_M[~old_M]):
             places = self._index(places_M[~old_M][part])
-            weights_XD.index_copy_(0, places, self.initial(name, self._index(numbers)))
-            state_XK.index_fill_(0, places, 0.0)
+            into[0].index_copy_(0, places, self.initial(name, self._index(numbers)))
+            for state in into[1:]:
+                state.index_fill_(0, places, 0.0)
         if count := int(old_M.sum()):
             staged = self._staged(rows_M[old_M], count)
             places = self._index(places_M[old_M])
-            weights_XD.index_copy_(0, places, staged[:, : self.dim])
-            state_XK.index_copy_(0, places, staged[:, self.dim :])
+            for column, values in zip(into, self._columns(staged)):
+                column.index_copy_(0, places, values)
             self.traffic.fetched += count
             self.traffic.fetched_bytes += staged.nbytes
 
@@ -379,17 +397,3 @@ class TieredRows:
     def close(self) -> None:
         self.end()
         self.store.close()
-
-
-_open: weakref.WeakSet[TieredRows] = weakref.WeakSet()
-
-
-def _end_all() -> None:
-    for tiers in list(_open):
-        tiers.end()
-
-
-# Before Python waits for the threads of executors, of which one may wait for room that nobody will make any more. There
-# is no public hook for that moment; the last one that was registered is called first.
-importlib.import_module("concurrent.futures.thread")
-getattr(threading, "_register_atexit", lambda function: None)(_end_all)

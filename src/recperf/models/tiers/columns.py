@@ -1,17 +1,17 @@
-"""Columns of a table in tiers as a leaf of a state: what a checkpoint reads, and loads again.
+"""Columns of tables in tiers as a leaf of a state: what a checkpoint reads, and loads again.
 
-Shapes: R rows of the table, N rows among them.
+Shapes: R rows of the tensor, N rows among them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -22,33 +22,43 @@ PIECE = 1 << 25
 """Bytes of records in memory at a time: a column of one number a row has records of hundreds."""
 
 
+class RowBlock(NamedTuple):
+    """Consecutive rows of a tensor that lie in tiers."""
+
+    first_row: int
+    """In the tensor."""
+    rows: int
+    place: int
+    """Of the first of them among all rows in these tiers."""
+
+    @property
+    def end(self) -> int:
+        return self.first_row + self.rows
+
+
 @dataclass(frozen=True, eq=False)
 class TableColumns:
-    """The weights of a table, or the optimizer state of its rows; of several tables stacked in one tensor likewise."""
+    """The weights of a table, or the optimizer state of its rows; of several tables stacked in one tensor likewise.
+    Other ranks may have other rows of the tensor."""
 
     tiers: TieredRows
-    table: str
+    shape: tuple[int, ...]
+    """Of the tensor; of one dimension where there is a number for each row."""
+    blocks: Sequence[RowBlock]
+    """What lies in these tiers, ascending."""
     columns: slice
     initial: dict[str, Any]
     """What `init.initial_rows` computes rows from that were never trained, as JSON values."""
-    flat: bool = False
-    """Whether the tensor has one dimension, a number for each row."""
-    stacked: bool = False
-    """Whether the tables after this one belong to the tensor too."""
     dtype: torch.dtype = torch.float32
 
     @property
     def in_files(self) -> bool:
         return self.tiers.store.kind == "file"
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        rows, width = len(self._own(self.tiers.trained_R)), self.columns.stop - self.columns.start
-        return (rows,) if self.flat else (rows, width)
-
     def written(self) -> int:
         """How many rows `rows` has."""
-        return int(np.count_nonzero(self._own(self.tiers.trained())))
+        trained_R = self.tiers.trained()
+        return sum(int(np.count_nonzero(trained_R[place : place + rows])) for _, rows, place in self.blocks)
 
     @property
     def nbytes(self) -> int:
@@ -56,22 +66,35 @@ class TableColumns:
         return self.written() * (math.prod(self.shape[1:]) * self.dtype.itemsize + torch.int64.itemsize)
 
     def rows(self) -> Tensor:
-        """The rows that were ever trained or loaded, ascending; a row of a batch in flight counts as one."""
-        return torch.from_numpy(np.flatnonzero(self._own(self.tiers.trained())))
+        """The rows here that were ever trained or loaded, ascending; a row of a batch in flight counts as one."""
+        trained_R = self.tiers.trained()
+        numbers = [np.flatnonzero(trained_R[place : place + rows]) + first for first, rows, place in self.blocks]
+        return torch.from_numpy(np.concatenate(numbers or [np.empty(0, np.int64)]))
 
     def values(self, rows_N: Tensor) -> Tensor:
-        """A copy of these rows in host memory, contiguous."""
+        """A copy of these rows, which are here, in host memory, contiguous."""
         columns = [
-            self.tiers.records({self.table: piece.to(self.tiers.device)})[:, self.columns].cpu().contiguous()
-            for piece in torch.split(rows_N, self._records())
+            self.tiers.records(piece)[:, self.columns].cpu().contiguous()
+            for piece in torch.split(self._places(rows_N)[0], self._records())
         ]
-        values = torch.cat(columns)
-        return values.view(-1) if self.flat else values
+        return torch.cat(columns).view(-1, *self.shape[1:])
 
     def load(self, rows_N: Tensor, values: Tensor) -> None:
-        """Write these rows; the other columns of their records keep their values, or get their initial ones."""
-        for piece, part in zip(torch.split(rows_N, self._records()), torch.split(values, self._records())):
-            self.tiers.load((piece + self.tiers.starts[self.table]).numpy(), self.columns, part)
+        """Write those of these rows that are here; the other columns of their records keep their values, or get their
+        initial ones."""
+        places_N, here_N = self._places(rows_N)
+        for piece, part in zip(*(torch.split(one, self._records()) for one in (places_N, values[here_N]))):
+            self.tiers.load(piece.numpy(), self.columns, part)
+
+    def _places(self, rows_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The places in these tiers of the rows that are here, and which of them are."""
+        if not self.blocks:
+            return rows_N[:0], torch.zeros_like(rows_N, dtype=torch.bool)
+        first_B, rows_B, place_B = (torch.tensor(column) for column in zip(*self.blocks))
+        block_N = torch.searchsorted(first_B, rows_N, right=True) - 1
+        offset_N = rows_N - first_B[block_N]
+        here_N = (block_N >= 0) & (offset_N < rows_B[block_N])
+        return (place_B[block_N] + offset_N)[here_N], here_N
 
     def _records(self) -> int:
         return max(1, PIECE // (4 * self.tiers.store.width))
@@ -80,9 +103,12 @@ class TableColumns:
         """Give all rows their initial values again, in all columns."""
         self.tiers.clear()
 
-    def _own(self, trained_R: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        start = self.tiers.starts[self.table]
-        return trained_R[start : None if self.stacked else start + self.tiers.tables[self.table]]
+
+def whole_columns(tiers: TieredRows, columns: slice, initial: dict[str, Any], *, flat: bool = False) -> TableColumns:
+    """Columns of all tables in tiers, stacked; `flat`: as a tensor of one dimension."""
+    rows = sum(tiers.tables.values())
+    shape = (rows,) if flat else (rows, columns.stop - columns.start)
+    return TableColumns(tiers, shape, [RowBlock(0, rows, 0)], columns, initial)
 
 
 def table_columns(value: Any) -> list[TableColumns]:

@@ -61,10 +61,6 @@ class TablesConfig:
                     "a size of at least 64KiB, as in 512MiB or 40GiB",
                 )
 
-    def in_memory(self, *, several: bool) -> bool:
-        """Whether the tables must fit into memory: with several ranks, or where the user wants them there."""
-        return several or self.placement in ("device", "host")
-
     def free_disk(self) -> int:
         """Free bytes of the disk that table files go to."""
         folder = (self.folder or home() / "tables").absolute()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -11,7 +13,7 @@ import torch
 from ...files import writing
 from ...folders import temporary_folder
 from ...places import home
-from .cache import TieredRows
+from .cache import Memory, TieredRows
 from .config import TablesConfig, Tiers
 from .store import FileRows, HostRows, RowStore
 
@@ -24,6 +26,7 @@ def open_tiers(
     dim: int,
     state: int,
     device: torch.device,
+    memory: Memory | None = None,
 ) -> TieredRows:
     """Rows of `dim` weights and `state` numbers of an optimizer."""
     width = dim + state
@@ -39,6 +42,21 @@ def open_tiers(
             store = FileRows(folder, dict(tables), width)
         stack.enter_context(closing(store))
         slots = max(1, tiers.cache_bytes // (4 * width))
-        rows = TieredRows(tables, store, dim=dim, slots=slots, config=config, device=device)
+        rows = TieredRows(tables, store, dim=dim, slots=slots, config=config, device=device, memory=memory)
         weakref.finalize(rows, stack.pop_all().close)
+    _open.add(rows)
     return rows
+
+
+_open: weakref.WeakSet[TieredRows] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for tiers in list(_open):
+        tiers.end()
+
+
+# Before Python waits for the threads of executors, of which one may wait for room that nobody will make any more. There
+# is no public hook for that moment; the last one that was registered is called first.
+importlib.import_module("concurrent.futures.thread")
+getattr(threading, "_register_atexit", lambda function: None)(_end_all)

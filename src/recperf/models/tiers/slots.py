@@ -5,10 +5,11 @@ Shapes: R rows, S slots, N rows of a batch, M rows of it that the cache lacks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 SAMPLE = 4096
 """Slots that are sampled to learn how long ago rows were used."""
@@ -125,6 +126,24 @@ class Slots:
             chosen.append(places)
             missing -= len(places)
         return np.concatenate(chosen)
+
+
+@dataclass(eq=False)
+class Placed:
+    """A batch whose rows are in the cache until it is finished."""
+
+    number: int
+    owner: object
+    """Who placed it; the batches of one owner are finished in their order."""
+    index_N: Tensor
+    """The slots of the batch's rows, on the device."""
+    rows_N: Longs = field(repr=False)
+    slots_N: Longs = field(repr=False)
+    slots: dict[str, Tensor] = field(default_factory=dict)
+    """For each table its part of them, where the batch has its rows by table."""
+    finished: bool = False
+    trained: bool = True
+    """Whether its rows may have changed."""
 
 
 @dataclass

@@ -76,7 +76,8 @@ class ConfiguredDLRM:
         settings = choose(config.train, largest_product_flops=product)
         self.tiers = Tiers("device", 0, "device: adamw changes every row in every step")
         if config.train.optimizer != "adamw":
-            self.tiers = placed_tables(config.tables, estimate(config), settings.device)
+            share = table_share(planned(config), config.distributed, on_host=False)
+            self.tiers = placed_tables(config.tables, estimate(config), settings.device, share=share)
         self._require_room(settings.device)
         self.switches = resolve(
             config.fast,
@@ -118,7 +119,7 @@ class ConfiguredDLRM:
         share = table_share(planned(self.config), self.config.distributed, on_host=False)
         needed = sum(counted.memory.values()) - (1 - share) * counted.table_bytes + more
         if self.tiers.placement != "device":
-            needed += self.tiers.cache_bytes - counted.table_bytes - counted.state_bytes
+            needed += self.tiers.cache_bytes - share * counted.table_bytes - counted.state_bytes
         free = free_gpu_bytes()
         if needed > free:
             raise MachineError(f"{size(needed)} are needed, {size(free)} are free on the GPU", fix=LESS)

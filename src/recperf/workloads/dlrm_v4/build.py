@@ -19,7 +19,7 @@ from ...distributed.ranks import current
 from ...distributed.shares import Scores
 from ...execution.saving import Submission, micro_batch
 from ...execution.tables import placed_tables
-from ...execution.workload import Predictions, Prepared
+from ...execution.workload import Predictions, Prepared, table_share
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import prepare
@@ -52,6 +52,7 @@ from ...train.stream import after_windows, interval, seams_of
 from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
 from .config import SMALL, DLRMv4WorkloadConfig, estimate, lacking_for_graph, layer_numbers, require_room
 from .data import EventWindows
+from .plan import planned
 from .ranking import candidate_logits
 from .steps import AdamAndRows, SteppedModel, learning_rate
 
@@ -85,7 +86,8 @@ class PreparedHistories(EventWindows, Prepared):
         super().__init__(config)
         self.settings = settings_of(config)
         self.histories = self.gatherer(pin=self.settings.device.type == "cuda")
-        self.tiers = placed_tables(config.tables, estimate(config), self.settings.device)
+        share = table_share(planned(config), config.distributed, on_host=False)
+        self.tiers = placed_tables(config.tables, estimate(config), self.settings.device, share=share)
         self.settings.reasons["tables"] = self.tiers.why
         self.graph, self.settings.reasons["graph"] = self._graph()
 

@@ -25,8 +25,9 @@ from ...data.yambda.history import Histories
 from ...data.yambda.loader import StreamOrder
 from ...distributed.balance import deal, stride
 from ...distributed.exchange import made_event
+from ...distributed.placement import plan_text
+from ...distributed.rank_tables import agreed
 from ...distributed.ranks import Ranks, current
-from ...distributed.sharding import plan_text
 from ...distributed.shares import SharedBatch, announced
 from ...distributed.step import RankStep, shared_step
 from ...distributed.tables import TorchRecTables
@@ -34,6 +35,7 @@ from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.tables import DLRMv4Tables
+from ...models.tiers.cache import TieredRows
 from ...plan.memory import rank_demand
 from ...points import reached
 from ...train.feeds import prefetched
@@ -159,7 +161,10 @@ class RankTrial(HistoryTrial):
     def _model(self, seed: int) -> DLRMv4:
         config, device = self.prepared.config, self.prepared.settings.device
         demand = rank_demand(planned(config), self.world.size, config.distributed, on_cpu=self.world.device == "cpu")
-        tables = TorchRecTables(demand, config.distributed, self.world, seed=seed, device=device)
+        tables = TorchRecTables(
+            demand, config.distributed, self.world, seed=seed, device=device, config=config.tables,
+            tiers=agreed(self.world, self.prepared.tiers),
+        )  # fmt: skip
         return DLRMv4(config.model, seed=seed, device=device, tables=cast(DLRMv4Tables, tables))
 
     def _whole_step(self, inputs: InputOrder) -> RankStep:
@@ -179,6 +184,9 @@ class RankTrial(HistoryTrial):
             order, cast(Histories, share), config.model, prepared.settings.device, config.data.workers, self.world,
             ahead=config.distributed.pipeline, last=config.train.max_steps,
         )  # fmt: skip
+
+    def tiers(self) -> TieredRows | None:
+        return self.rank_tables.tiers
 
     def plan(self) -> str:
         """Which rank holds what, as a table to read."""
