@@ -14,9 +14,11 @@ from test_bags import same
 from test_ranks import config as history_config
 
 from recperf.models.tiers.config import TablesConfig
+from recperf.workloads.dlrm_v4.config import EvaluationConfig
 
 pytestmark = needs_torchrec
 STEPS = 12
+DIM = 96
 DEVICE, FILES = TablesConfig(placement="device"), TablesConfig(placement="file", resident="64KiB")
 
 
@@ -29,7 +31,11 @@ def configs() -> dict[str, Any]:
     return {
         "mixed": replace(bags, model=replace(bags.model, rows=(3000, 900, 20_000, 1200))),
         "table": replace(whole, model=replace(whole.model, rows=(3000, 900, 4000, 1200))),
-        "dlrm-v4": replace(histories, model=replace(histories.model, rows=rows, table_dim=48)),
+        "dlrm-v4": replace(
+            histories,
+            model=replace(histories.model, rows=rows, table_dim=DIM),
+            evaluate=EvaluationConfig(batch_size=12),
+        ),
     }
 
 

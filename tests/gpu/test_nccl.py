@@ -19,13 +19,23 @@ from rank_hosts import Hosts
 from rank_jobs import dlrm
 from rank_pool import needs_torchrec, run_ranks
 from test_bags import MIXED, close, everywhere, micro, same
+from test_rank_tiers import configs as tiered_configs
 from test_ranks import config as history_config
 
 from recperf.cli import main
+from recperf.models.tiers.config import TablesConfig
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 DEVICES = [pytest.param("cuda", marks=needs_gpu), pytest.param("cpu", marks=pytest.mark.long)]
 STEPS = 8
+HOST = TablesConfig(placement="host", device_bytes="64KiB", resident="64KiB")
+TABLES = {
+    "device": ("--distributed.sharding", "t1=row,t2=column"),
+    "file": (
+        "--distributed.sharding", "t1=row,t2=table", "--model.rows", "60000", "40000", "20000", "--tables.placement",
+        "file", "--tables.device-bytes", "1MiB", "--tables.resident", "1MiB",
+    ),
+}  # fmt: skip
 NAMED_S = 150.0
 """Seconds within which a rank that is gone ends the other one, whose timeout is 20."""
 ENDED = (4, -signal.SIGABRT)
@@ -60,8 +70,7 @@ def cases(device: str) -> dict[str, Any]:
         "copies": micro(),
     }
     if device == "cuda":
-        configs["host"] = dlrm("sgd", everywhere("row"), placement="t1=host,t3=cached-host")
-        configs["cached"] = dlrm("rowwise-adagrad", everywhere("table"), placement="t1=cached-host,t3=host")
+        configs["host"] = dlrm("adam", everywhere("row"), learning_rate=0.01, tables=HOST)
     return {name: on(config, device) for name, config in configs.items()}
 
 
@@ -86,8 +95,8 @@ def test_losses_of_every_sharding_are_those_of_a_single_process(device: str, sta
             same(first["state"], one[name]["state"], rtol=1e-3, atol=1e-5)
         assert torch.equal(first["labels"].float(), one[name]["labels"].float())
         same(second["dense"], first["dense"])
-        kernels = {line.split()[3] for line in first["plan"].splitlines()[1:]}
-        assert name != "host" or {"fused_uvm", "fused_uvm_caching"} <= kernels, first["plan"]
+        memory = {line.split()[3] for line in first["plan"].splitlines()[1:]}
+        assert memory == {"host" if name == "host" else "device"}, first["plan"]
     # The states of GPU ranks are resumed by CPU ranks, with other shardings, and theirs by GPU ranks again.
     moved = {"row": MIXED, "column": "t1=table,t3=row", "mixed": everywhere("column")}
     states = {name: ranks[0][name]["state"] for name in moved}
@@ -117,7 +126,7 @@ def test_histories_train_as_in_a_single_process(device: str, start: Start) -> No
     configs = {"planned": plain, **{kind: all_tables(kind) for kind in ("row", "column", "table")}}
     configs["fp16"] = all_tables("row", all_to_all="fp16")
     if device == "cuda":
-        configs["host"] = all_tables("row", placement=f"{tables[0]}=host,{tables[1]}=cached-host")
+        configs["host"] = replace(all_tables("row"), tables=HOST)
     told: dict[str, Any] = {"job": "trainings", "device": device}
     two = start("two", **told, arguments={"configs": configs, "steps": STEPS})
     one = start("one", 1, **told, arguments={"configs": {"one": plain}, "steps": STEPS}).results()[0]["one"]
@@ -134,11 +143,33 @@ def test_histories_train_as_in_a_single_process(device: str, start: Start) -> No
             same(first["state"]["model"], one["state"]["model"], rtol=1e-3, atol=1e-4)
 
 
+@needs_torchrec
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_in_host_memory_or_files_train_as_rows_on_the_device(device: str, start: Start) -> None:
+    """Behind a cache that holds less than half of them, to the bit."""
+    places = ["device", "file", *(["host"] if device == "cuda" else [])]
+    tables = {place: replace(HOST, placement=place) for place in places}  # type: ignore[arg-type]
+    configs = {
+        f"{name} {place}": on(replace(config, tables=tables[place]), device)
+        for name, config in tiered_configs().items()
+        for place in places
+    }
+    ranks = start("two", job="trainings", device=device, arguments={"configs": configs, "steps": 12}).results(300)
+    for name in tiered_configs():
+        expected = ranks[0][f"{name} device"]
+        for place in places[1:]:
+            tiered = ranks[0][f"{name} {place}"]
+            assert tiered["losses"] == expected["losses"], (name, place)
+            same(tiered["state"], expected["state"])
+            moved = [told[f"{name} {place}"]["moved"] for told in ranks]
+            assert all(min(one) > 0 for one in moved if one), (name, place, moved)
+
+
 def clicks(run: Path, device: str, *more: str) -> list[str]:
     """A run of dlrm that ranks can begin within seconds."""
     return [
         "run", "dlrm", "--data.batches", "6", "--model.bottom", "8", "64", "--model.top", "8", "1",
-        "--distributed.sharding", "t1=row,t2=column", "--train.batch-size", "64", "--train.max-steps", "6",
+        "--train.batch-size", "64", "--train.max-steps", "6",
         "--train.device", device, "--train.threads", "1", "--train.checkpoint-steps", "2", "--target.beat", "none",
         "--fast.precision", "float32", "--distributed.timeout-s", "20", "--no-peaks", "--no-report",
         "--run-dir", str(run), *more,
@@ -151,16 +182,22 @@ def losses(run: Path) -> dict[int, float]:
 
 
 @needs_torchrec
+@pytest.mark.parametrize("tables", TABLES)
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_killed_rank_ends_the_other_and_the_run_resumes(device: str, start: Start, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    killed = start("killed", words=clicks(run, device), trouble="fails", how={"at": 6, "how": "kill"})
+def test_a_killed_rank_ends_the_other_and_the_run_resumes(
+    device: str, tables: str, start: Start, tmp_path: Path
+) -> None:
+    run, more = tmp_path / "run", TABLES[tables]
+    killed = start("killed", words=clicks(run, device, *more), trouble="fails", how={"at": 6, "how": "kill"})
     first, second = killed.ended(NAMED_S)
     assert (first in ENDED, second) == (True, -signal.SIGKILL), killed.tails()
     assert "Traceback" not in killed.said(0), killed.tails()
     resumed = start("resumed", words=["run", "--resume", str(run), "--no-peaks", "--no-report"])
     assert resumed.ended() == [0, 0], resumed.tails()
     alone = tmp_path / "alone"
-    assert main([*clicks(alone, device), "--quiet"]) == 0
+    assert main([*clicks(alone, device, *more), "--quiet"]) == 0
     assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
     assert losses(run) == pytest.approx(losses(alone), rel=1e-4)
+    straight = tmp_path / "straight"
+    assert start("straight", words=clicks(straight, device, *more)).ended() == [0, 0]
+    assert losses(run) == losses(straight), "to the bit"

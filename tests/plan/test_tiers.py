@@ -58,3 +58,17 @@ def test_a_step_takes_as_long_as_the_slowest_of_device_link_and_store(published:
     none = tiers.price(published, device, served=0.0).stores["file"]
     assert none.limit == "the disk"
     assert none.step.value > file.step.value
+
+
+def test_each_of_four_ranks_has_a_quarter_of_the_rows_and_they_share_the_host(published: Prediction) -> None:
+    """Four ranks with a quarter of the batch each touch the rows of the whole batch together."""
+    workload, device = find("dlrm-v4"), KNOWN["h200"]
+    four = predict(workload.planned(workload.presets["mlperf"]()), 4, device)
+    assert four.global_batch == published.global_batch
+    one, each = tiers.price(published, device, served=0.5), tiers.price(four, device, served=0.5, node_ranks=4)
+    assert each.table_bytes == pytest.approx(one.table_bytes / 4, rel=1e-3)
+    assert each.rows_per_step == pytest.approx(one.rows_per_step / 4, rel=1e-3)
+    for name, store in each.stores.items():
+        parts, alone = store.parts, one.stores[name].parts
+        assert parts["the link"] == pytest.approx(alone["the link"] / 4, rel=1e-3)
+        assert [*parts.values()][2] == pytest.approx([*alone.values()][2], rel=1e-3)

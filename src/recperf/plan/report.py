@@ -101,13 +101,16 @@ def _too_few(plan: Plan) -> str:
 
 
 def _alternative(plan: Plan, tiers: Tiers) -> dict[str, str]:
-    """One device, with its tables elsewhere."""
-    host = tiers.stores["host"]
+    """Devices with their tables elsewhere."""
+    host, ranks = tiers.stores["host"], tiers.ranks
     target = f", {_reached(host.target, plan.currency)} to the target" if host.target else ""
-    memory = f"{size(tiers.table_bytes)} of host memory"
+    memory = f"{'its' if ranks == 1 else 'their'} tables in {size(tiers.table_bytes)} of host memory" + " each" * (
+        ranks > 1
+    )
+    batch, started = f"--train.batch-size {ranks * tiers.rank_batch}", f" --ranks {ranks}" * (ranks > 1)
     return {
-        "or": f"1 {plan.device} with its tables in {memory}: {_time(host.step.value)} a step{target}",
-        "run it": f"recperf {plan.command} --train.batch-size {tiers.rank_batch} --tables.placement host",
+        "or": f"{ranks:,} {plan.device} with {memory}: {_time(host.step.value)} a step{target}",
+        "run it": f"recperf {plan.command} {batch} --tables.placement host{started}",
     }
 
 
@@ -288,12 +291,16 @@ def _verdict(memory: Memory) -> str:
     )
 
 
+def _devices(ranks: int) -> str:
+    return "one device" if ranks == 1 else f"{ranks:,} devices, each"
+
+
 def _tiers(tiers: Tiers | None) -> list[Block]:
     if tiers is None:
         return []
     room = f"{size(tiers.table_bytes)} of rows beside a cache of {size(tiers.cache_bytes)}"
     text = (
-        f"Tables in tiers on one device: {room}, which serves {tiers.served:.1%} of "
+        f"Tables in tiers on {_devices(tiers.ranks)}: {room}, which serves {tiers.served:.1%} of "
         f"{tiers.rows_per_step:,.0f} rows a step ({tiers.origin})."
     )
     rows = []

@@ -151,7 +151,7 @@ class Advice(Struct, kw_only=True):
     worse_ranks: int | None
     """How many ranks would be enough for them."""
     tiers: tiers.Tiers | None
-    """One device with tables in host memory or in files, where it cannot hold them, or should not."""
+    """One device, or as many as were asked for, with tables in host memory or in files."""
 
 
 class Plan(Struct, kw_only=True):
@@ -186,7 +186,7 @@ def plan(setting: Setting, counts: Sequence[int] | None = None) -> tuple[Advice,
         tried_options=options,
         fits_worse_ids=fits,
         worse_ranks=enough,
-        tiers=_tiers(setting, smallest),
+        tiers=_tiers(setting, smallest, min(counts) if counts and setting.tiered else 1),
     )
     return advised, points
 
@@ -241,14 +241,17 @@ def _worse_ids(setting: Setting, smallest: Candidate | None) -> tuple[bool | Non
     return fits, next((one.plan.ranks for one in candidates if one.fits), None)
 
 
-def _tiers(setting: Setting, smallest: Candidate | None) -> tiers.Tiers | None:
+def _tiers(setting: Setting, smallest: Candidate | None, ranks: int) -> tiers.Tiers | None:
     if smallest is not None and smallest.plan.ranks == 1 and not setting.tiered:
         return None
-    plan = setting.predictor(1, rank_batch_of(setting.workload, 1, setting.parallelism))(setting.parallelism)
+    plan = setting.predictor(ranks, rank_batch_of(setting.workload, ranks, setting.parallelism))(setting.parallelism)
     if any(table.copied for table in plan.work.tables):
         # AdamW changes every row in every step: a run refuses tiers.
         return None
-    priced = tiers.price(plan, setting.device, cache_bytes=setting.cache_bytes, served=setting.question.served)
+    priced = tiers.price(
+        plan, setting.device, cache_bytes=setting.cache_bytes, served=setting.question.served,
+        node_ranks=fullest_and_emptiest(ranks, setting.network)[0],
+    )  # fmt: skip
     for store in priced.stores.values():
         forward = target.forward_seconds(plan.step) * store.step.value / plan.step.value
         store.target = _target(setting, plan, store.step, forward)

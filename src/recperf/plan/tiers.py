@@ -1,4 +1,4 @@
-"""Seconds of a step whose tables lie in host memory or in files, behind a cache on the device.
+"""Seconds of a step whose tables lie in host memory or in files, behind a cache on the device, on one rank or several.
 
 Rows are fetched while earlier steps compute, so a step takes as long as the slower of both. How many rows a step
 fetches follows from a stated share that the cache serves, or from the popularity of rows by Che's approximation: in a
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from ..measure.cost import FLOAT
 from .devices import STORES, Device, Store
 from .predict import Band, Prediction
+from .sharding import PlacedTable
 from .skew import kinds, never
 from .target import Training
-from .work import Table
 
 ERROR = 0.01
 """By how much the estimated share of rows that a cache serves differs from a counted one at most, in our tests."""
@@ -44,8 +44,9 @@ class StoredTables(Struct):
 
 
 class Tiers(Struct):
-    """One device with its tables in host memory or in files."""
+    """Devices with their tables in host memory or in files; the figures are those of the rank with most rows."""
 
+    ranks: int
     rank_batch: int
     table_bytes: float
     cache_bytes: float
@@ -56,16 +57,25 @@ class Tiers(Struct):
     stores: dict[str, StoredTables]
 
 
-def price(plan: Prediction, device: Device, *, cache_bytes: int | None = None, served: float | None = None) -> Tiers:
-    """Both tiers for the step of one rank; `cache_bytes` is by default what tables leave free when they are away."""
-    tables = plan.work.tables
-    whole = sum(_record(table) * table.rows for table in tables)
+def price(
+    plan: Prediction,
+    device: Device,
+    *,
+    cache_bytes: int | None = None,
+    served: float | None = None,
+    node_ranks: int = 1,
+) -> Tiers:
+    """Both tiers for a step; `cache_bytes` is by default what tables leave free when they are away. The host memory and
+    the disk of a node serve all of its `node_ranks`."""
+    held_R = np.sum([one.weight_R + one.state_R() for one in plan.placed], axis=0)
+    rank = int(held_R.argmax())
+    whole = float(held_R[rank])
     free = plan.memory.limit_bytes - (plan.memory.without_reuse_bytes - whole)
     cache = min(whole, free if cache_bytes is None else cache_bytes)
-    by_table = [_kinds(table, plan) for table in tables]
+    by_table = [_kinds(one, plan, rank) for one in plan.placed]
     used_T = np.array([float(count_K @ use_K) for count_K, use_K in by_table])
     used = float(used_T.sum())
-    moved = float(used_T @ [_record(table) for table in tables])
+    moved = float(used_T @ [FLOAT * (one.width_R[rank] + one.state_width_R[rank]) for one in plan.placed])
     record = moved / used
     if cache < moved:
         share, error, origin = 0.0, 0.0, "the cache is smaller than the rows of a batch"
@@ -78,6 +88,7 @@ def price(plan: Prediction, device: Device, *, cache_bytes: int | None = None, s
         origin = f"estimated for ids {popular}"
     fetched = Band(*(used * min(1.0, max(0.0, 1 - share + change)) for change in (0.0, -error, error)))
     return Tiers(
+        ranks=plan.ranks,
         rank_batch=plan.rank_batch,
         table_bytes=whole,
         cache_bytes=max(0.0, cache),
@@ -85,7 +96,7 @@ def price(plan: Prediction, device: Device, *, cache_bytes: int | None = None, s
         served=share,
         origin=origin,
         stores={
-            name: _stored(plan.global_batch, device, store, plan.step, fetched, record)
+            name: _stored(plan.global_batch, device, store, plan.step, fetched, record, node_ranks)
             for name, store in STORES.items()
             if cache >= moved
         },
@@ -116,17 +127,19 @@ def served_by(count_K: Floats, use_K: Floats, slots: float) -> float:
     return (1 - part) * served(low) + part * served(high)
 
 
-def _kinds(table: Table, plan: Prediction) -> tuple[Floats, Floats]:
-    """How many rows each kind has, and the probability that a step uses one of them."""
-    exponent, batch = plan.skew.exponent, plan.rank_batch
+def _kinds(one: PlacedTable, plan: Prediction, rank: int) -> tuple[Floats, Floats]:
+    """How many rows of each kind a rank has, and the probability that a step uses one of them, on whichever rank."""
+    table, exponent, own = one.table, plan.skew.exponent, float(one.rows_R[rank] / one.table.rows)
     if exponent is None or not table.skewed:
-        used = min(float(table.rows), table.distinct(batch))
-        return np.array([float(table.rows)]), np.array([used / table.rows])
+        used = min(float(table.rows), table.distinct(plan.global_batch))
+        return np.array([own * table.rows]), np.array([used / table.rows])
     count_K, share_K, _ = kinds(table.rows, exponent)
-    return count_K, -np.expm1(plan.skew.draws[table.name] * never(share_K))
+    return own * count_K, -np.expm1(plan.ranks * plan.skew.draws[table.name] * never(share_K))
 
 
-def _stored(samples: int, device: Device, store: Store, step: Band, rows: Band, record: float) -> StoredTables:
+def _stored(
+    samples: int, device: Device, store: Store, step: Band, rows: Band, record: float, node_ranks: int
+) -> StoredTables:
     """Rows come and as many go: over the link both ways at once, in the store one after the other."""
 
     def parts(on_device: float, fetched: float) -> dict[str, float]:
@@ -135,7 +148,7 @@ def _stored(samples: int, device: Device, store: Store, step: Band, rows: Band, 
         return {
             "the device": on_device,
             "the link": bytes_ / device.host_bytes_per_s,
-            store.limit: fetched / store.reads_per_s + moving,
+            store.limit: node_ranks * (fetched / store.reads_per_s + moving),
         }
 
     seconds = [parts(*pair) for pair in ((step.value, rows.value), (step.low, rows.low), (step.high, rows.high))]
@@ -149,8 +162,3 @@ def _stored(samples: int, device: Device, store: Store, step: Band, rows: Band, 
         limit=max(seconds[0], key=lambda name: seconds[0][name]),
         origin=store.origin,
     )
-
-
-def _record(table: Table) -> int:
-    """Bytes of a row with its optimizer state."""
-    return FLOAT * (table.dim + table.state)
