@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ..models.tiers.cache import TieredRows
 from ..models.tiers.config import TablesConfig, Tiers
 from ..models.tiers.opening import open_tiers
+from ..ops.lookup import unique
 from ..ops.table_rules import TableRule
 from .placement import TableShard
 
@@ -119,11 +121,13 @@ class Lookup(nn.Module):
         counts_F = ids.lengths().view(len(self.names), -1).sum(1)
         places_V = ids.values() + self.starts_F.repeat_interleave(counts_F, output_size=ids.values().numel())
         if tiers is not None:
-            rows_U, group_V = torch.unique(places_V, return_inverse=True)
-            placed = tiers.place(rows_U, object()) if required else tiers.try_place(rows_U, object())
+            began, distinct = perf_counter(), unique(places_V)
+            place = tiers.place if required else tiers.try_place
+            placed = place(distinct.values_U, object())
+            tiers.waited(perf_counter() - began)
             if placed is None:
                 return None
-            places_V, finish = placed.index_N[group_V], partial(tiers.finish, placed)
+            places_V, finish = placed.index_N[distinct.inverse_N], partial(tiers.finish, placed)
         return type(ids)(ids.keys(), places_V, lengths=ids.lengths(), stride=ids.stride()), finish
 
     def forward(self, placed: Any) -> Tensor:

@@ -328,9 +328,10 @@ class TieredRows:
             self._loaded.record()
 
     def _give_back(self, slots: Longs) -> None:
-        """Begin to copy the records of slots to host memory, and empty them."""
+        """Begin to copy the records of slots to host memory, and empty them. Rows that were only scored go nowhere."""
         rows, event = self.slots.empty(slots), None
-        records = self._of_slots(self._index(slots))
+        changed = self.trained_R[rows]
+        rows, records = rows[changed], self._of_slots(self._index(slots[changed]))
         if self.cuda:
             room = torch.empty(records.shape, pin_memory=True)
             room.copy_(records, non_blocking=True)
