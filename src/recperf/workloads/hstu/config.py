@@ -92,10 +92,8 @@ class HSTUConfig(TrialsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("sharding", "placement"):
-            value = getattr(self.distributed, name)
-            require(not value, f"distributed.{name}", value, "none: every rank of hstu has a copy of all weights")
-        sent = self.distributed.all_to_all
+        sharding, sent = self.distributed.sharding, self.distributed.all_to_all
+        require(not sharding, "distributed.sharding", sharding, "none: every rank of hstu has a copy of all weights")
         require(sent == "fp32", "distributed.all_to_all", sent, "fp32: ranks of hstu send no rows to each other")
 
 
