@@ -18,8 +18,8 @@ from ...data.yambda.loader import StreamOrder
 from ...distributed.ranks import current
 from ...distributed.shares import Scores
 from ...execution.saving import Submission, micro_batch
-from ...execution.tables import placed_tables
-from ...execution.workload import Predictions, Prepared, table_share
+from ...execution.tables import placed_tables, table_share
+from ...execution.workload import Predictions, Prepared
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import prepare
