@@ -50,9 +50,8 @@ from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.stream import after_windows, interval, seams_of
 from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
-from .config import SMALL, DLRMv4WorkloadConfig, estimate, lacking_for_graph, layer_numbers, require_room
+from .config import DLRM_V4, SMALL, DLRMv4WorkloadConfig, estimate, lacking_for_graph, layer_numbers, require_room
 from .data import EventWindows
-from .plan import planned
 from .ranking import candidate_logits
 from .steps import AdamAndRows, SteppedModel, learning_rate
 
@@ -86,7 +85,7 @@ class PreparedHistories(EventWindows, Prepared):
         super().__init__(config)
         self.settings = settings_of(config)
         self.histories = self.gatherer(pin=self.settings.device.type == "cuda")
-        share = table_share(planned(config), config.distributed, on_host=False)
+        share = table_share(DLRM_V4.planned(config), config.distributed, on_host=False)
         self.tiers = placed_tables(config.tables, estimate(config), self.settings.device, share=share)
         self.settings.reasons["tables"] = self.tiers.why
         self.graph, self.settings.reasons["graph"] = self._graph()
