@@ -23,12 +23,11 @@ from ...errors import DataError, notice_once
 from ...files import link_or_copy, make_folder, sha256, write_atomic, write_json, writing
 from ...folders import fresh_folder, one_at_a_time
 from ...jsonfile import sealed
-from ..blocks import StoredColumn
 from ..rows import pyarrow
 from .item_features import FILE, item_values
 from .manifest import EarlierIds, ImportFacts
 from .schema import DAY_S, DRAWN
-from .store import CATALOGUE, COLUMNS, MANIFEST, BlockDigests, EventStore, content_digest, file_of, originals
+from .store import CATALOGUE, COLUMNS, MANIFEST, EventStore, content_digest, file_of, originals, stored_column
 
 ROLES = ("users", "items", "artists", "albums")
 FEATURES = "features"
@@ -190,12 +189,9 @@ def _write(
             new_M = numbers[role].copy()
             new_M[added[role] - 1] = store.originals[role].lines + 1 + np.arange(len(added[role]))
             groups_K2[:, column] = np.append(0, new_M)[earlier.catalogue_I2[added["items"], column]]
-    catalogue = np.concatenate([store.catalogue_I2, groups_K2]).astype(COLUMNS[CATALOGUE]).tobytes()
-    write_atomic(file_of(draft, CATALOGUE), catalogue)
-    digests = BlockDigests([])
-    digests.update(memoryview(catalogue))
-    stored = StoredColumn(bytes=len(catalogue), dtype=COLUMNS[CATALOGUE], blocks=digests.all())
-    manifest.columns[CATALOGUE], manifest.items = stored, store.items + len(groups_K2)
+    catalogue_I2 = np.concatenate([store.catalogue_I2, groups_K2]).astype(COLUMNS[CATALOGUE])
+    write_atomic(file_of(draft, CATALOGUE), catalogue_I2.tobytes())
+    manifest.columns[CATALOGUE], manifest.items = stored_column(draft, CATALOGUE), len(catalogue_I2)
     manifest.digest = content_digest(manifest.columns)
     _write_items(draft, store, earlier, added["items"], facts)
     times = last_times(earlier)

@@ -268,27 +268,12 @@ def file_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.{np.dtype(COLUMNS[name]).str[1:]}"
 
 
-class BlockDigests:
-    """Computes the digests of a file's blocks while it is written. `blocks` are the digests of full blocks."""
-
-    def __init__(self, blocks: list[str]) -> None:
-        self.blocks = list(blocks)
-        self.length = len(blocks) * DIGEST_BLOCK
-        self._hash = hashlib.sha256()
-
-    def update(self, content: memoryview) -> None:
-        while len(content):
-            part = content[: DIGEST_BLOCK - self.length % DIGEST_BLOCK]
-            self._hash.update(part)
-            self.length += len(part)
-            if self.length % DIGEST_BLOCK == 0:
-                self.blocks.append(self._hash.hexdigest())
-                self._hash = hashlib.sha256()
-            content = content[len(part) :]
-
-    def all(self) -> list[str]:
-        """Digests of all blocks, including the partial last one."""
-        return self.blocks + ([self._hash.hexdigest()] if self.length % DIGEST_BLOCK else [])
+def stored_column(folder: Path, name: str) -> StoredColumn:
+    """Describe the file of a column, with the digests of its blocks."""
+    path = file_of(folder, name)
+    with path.open("rb") as file:
+        blocks = [hashlib.sha256(block).hexdigest() for block in iter(lambda: file.read(DIGEST_BLOCK), b"")]
+    return StoredColumn(bytes=path.stat().st_size, dtype=COLUMNS[name], blocks=blocks)
 
 
 def verify(store: EventStore, progress: Callable[[int, int], None] | None = None) -> None:
@@ -310,8 +295,7 @@ def verify(store: EventStore, progress: Callable[[int, int], None] | None = None
 
 
 def map_file(path: Path, dtype: str, bytes_: int | None = None) -> NDArray[Any]:
-    """A file as an array, mapped shared and read-only. numpy's mode "r" maps privately, which counts as memory on
-    machines that do not overcommit."""
+    """A file as an array, mapped shared and read-only."""
     with _readable(path), open_linked(path) as file:
         size = file.seek(0, 2)
         if bytes_ is not None and size != bytes_:

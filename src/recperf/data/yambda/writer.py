@@ -2,8 +2,7 @@
 
 Columns grow in a folder `<store>.building`. A commit syncs them and records their lengths, counts and the position in
 the source in a journal; a resumed writer truncates the columns to those lengths and continues there. A rename finishes
-the store. Counts and digests are computed while writing: reading billions of events back would take minutes, and
-mapped pages would count as memory of this process.
+the store.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from ...errors import DataError
 from ...files import plain_json, sync_folder, write_json, writing
 from ...folders import MARK, alone
 from ...jsonfile import Struct, read_sealed, sealed
-from ..blocks import StoredColumn
 from .manifest import Manifest
 from .schema import EVENT_TYPES, LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .store import (
@@ -36,14 +34,13 @@ from .store import (
     MANIFEST,
     USER_COLUMNS,
     VERSION,
-    BlockDigests,
     content_digest,
     file_of,
     read_manifest,
+    stored_column,
 )
 
 JOURNAL = "journal.json"
-_GROWING = (*EVENT_COLUMNS, *USER_COLUMNS)
 OURS = (
     rf"sorting/|(users|items|artists|albums)\.jsonl|item_features\.parquet|{re.escape(JOURNAL)}|{re.escape(MANIFEST)}"
     rf"|{'|'.join(re.escape(file_of(Path(), name).name) for name in COLUMNS)}"
@@ -91,13 +88,11 @@ def kinds_of(
 
 
 class Journal(Struct, kw_only=True):
-    """What is on disk for certain: lengths, counts, digests, and the position in the source."""
+    """What is on disk for certain: lengths, counts, and the position in the source."""
 
-    format: str
-    version: int
+    format: str = FORMAT
+    version: int = VERSION
     identity: Any
-    blocks: dict[str, list[str]]
-    """Digests of the full blocks of each column."""
     by_kind: list[int]
     events: int = 0
     users: int = 0
@@ -123,9 +118,8 @@ class StoreWriter:
         self.again = again
         self.discarded = False
         self._open = ExitStack()
-        self._columns: dict[str, _Column] = {}
-        blocks: dict[str, list[str]] = {name: [] for name in _GROWING}
-        self.state = Journal(format=FORMAT, version=VERSION, identity=self.identity, blocks=blocks, by_kind=[0] * 256)
+        self._handles: dict[str, int] = {}
+        self.state = Journal(identity=self.identity, by_kind=[0] * 256)
 
     @property
     def bookmark(self) -> Any:
@@ -142,12 +136,8 @@ class StoreWriter:
             # The previous owner of the lock may have finished the store in the meantime.
             self._require_no_other()
             self._resume()
-            with writing(self.draft, fix=self.again):
-                for name in _GROWING:
-                    rows = self.state.events if name in EVENT_COLUMNS else self.state.users
-                    column = _Column(self.draft, name, rows, self.state.blocks[name])
-                    self._open.callback(column.close)
-                    self._columns[name] = column
+            for name in (*EVENT_COLUMNS, *USER_COLUMNS):
+                self._open_column(name, self.state.events if name in EVENT_COLUMNS else self.state.users)
             self._open = self._open.pop_all()
         return self
 
@@ -168,8 +158,7 @@ class StoreWriter:
         arrays = {"items": items, "times": times, "kinds": kinds}
         arrays |= {"user_ids": starting, "user_first": new + self.events}
         for name, array in arrays.items():
-            with writing(file_of(self.draft, name), fix=self.again):
-                self._columns[name].write(array)
+            self._write(name, array)
         state.events += len(uids)
         state.users += len(starting)
         state.last_user = int(uids[-1])
@@ -180,10 +169,7 @@ class StoreWriter:
 
     def commit(self, bookmark: Any) -> None:
         """Make everything appended so far durable."""
-        for name, column in self._columns.items():
-            with writing(file_of(self.draft, name), fix=self.again):
-                column.sync()
-            self.state.blocks[name] = list(column.digests.blocks)
+        self._sync()
         self.state.bookmark = bookmark
         write_json(self.draft / JOURNAL, sealed(self.state), fix=self.again)
 
@@ -198,14 +184,12 @@ class StoreWriter:
                 fix="the catalogue must hold every item that has events",
             )
         # The journal still has the lengths of the last commit: if killed from here on, this part is repeated.
-        with writing(self.draft, fix=self.again):
-            self._columns["user_first"].write(np.array([self.events]))
-            self._columns[CATALOGUE] = _Column(self.draft, CATALOGUE, 0, [])
-            self._open.callback(self._columns[CATALOGUE].close)
-            self._columns[CATALOGUE].write(catalogue_I2)
-            for column in self._columns.values():
-                column.sync()
-        self._describe(manifest, len(catalogue_I2))
+        self._write("user_first", np.array([self.events]))
+        self._open_column(CATALOGUE, 0)
+        self._write(CATALOGUE, catalogue_I2)
+        self._sync()
+        manifest.items = len(catalogue_I2)
+        self._describe(manifest)
         write_json(self.draft / MANIFEST, sealed(manifest.content()), fix=self.again)
         with writing(self.folder, fix=self.again):
             os.rename(self.draft, self.folder)
@@ -239,11 +223,34 @@ class StoreWriter:
             if path.name != MARK:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _describe(self, manifest: Manifest, items: int) -> None:
+    def _open_column(self, name: str, rows: int) -> None:
+        """Open the file of a column after so many rows; what an interrupted writer wrote beyond is cut off."""
+        path, length = file_of(self.draft, name), rows * np.dtype(COLUMNS[name]).itemsize
+        with writing(path, fix=self.again):
+            handle = self._handles[name] = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._open.callback(os.close, handle)
+            if os.fstat(handle).st_size < length:
+                what = f"{path.name} is shorter than its journal says"
+                raise DataError(what, where={"file": path}, fix=f"remove {self.draft} and begin again")
+            os.ftruncate(handle, length)
+            os.lseek(handle, length, os.SEEK_SET)
+
+    def _write(self, name: str, array: NDArray[Any]) -> None:
+        rest = np.ascontiguousarray(array, COLUMNS[name]).reshape(-1).view(np.uint8).data
+        with writing(file_of(self.draft, name), fix=self.again):
+            # An almost full disk writes a part and fails only at the next call.
+            while len(rest):
+                rest = rest[os.write(self._handles[name], rest) :]
+
+    def _sync(self) -> None:
+        for name, handle in self._handles.items():
+            with writing(file_of(self.draft, name), fix=self.again):
+                os.fsync(handle)
+
+    def _describe(self, manifest: Manifest) -> None:
         """Add what was written to the manifest."""
         by_kind, kinds = np.array(self.state.by_kind), np.arange(256)
         manifest.format, manifest.version, manifest.identity = FORMAT, VERSION, self.identity
-        manifest.items = items
         for name in ("events", "users", "first_time", "last_time", "largest_item"):
             setattr(manifest, name, getattr(self.state, name))
         manifest.by_type = {
@@ -251,51 +258,8 @@ class StoreWriter:
         }
         pools = (("listen_plus", LISTEN_PLUS), ("like", LIKE), ("skip", SKIP))
         manifest.by_pool = {name: int(by_kind[(kinds & bit) > 0].sum()) for name, bit in pools}
-        manifest.columns = {
-            name: StoredColumn(bytes=column.digests.length, dtype=COLUMNS[name], blocks=column.digests.all())
-            for name, column in sorted(self._columns.items())
-        }
+        manifest.columns = {name: stored_column(self.draft, name) for name in sorted(COLUMNS)}
         manifest.digest = content_digest(manifest.columns)
-
-
-class _Column:
-    """The file of a column and the digests of its blocks."""
-
-    def __init__(self, folder: Path, name: str, rows: int, blocks: list[str]) -> None:
-        self.path, self.kind = file_of(folder, name), np.dtype(COLUMNS[name])
-        self.digests = BlockDigests(blocks)
-        length = rows * self.kind.itemsize
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            if os.fstat(self._file).st_size < length or self.digests.length > length:
-                raise DataError(
-                    f"{self.path.name} is shorter than its journal says",
-                    where={"file": self.path},
-                    fix=f"remove {folder} and begin again",
-                )
-            os.ftruncate(self._file, length)
-            os.lseek(self._file, self.digests.length, os.SEEK_SET)
-            while self.digests.length < length:
-                self.digests.update(memoryview(os.read(self._file, 1 << 20)))
-        except BaseException:
-            self.close()
-            raise
-
-    def write(self, array: NDArray[Any]) -> None:
-        content = np.ascontiguousarray(array, self.kind).reshape(-1).view(np.uint8).data
-        # An almost full disk writes a part and fails only at the next call.
-        rest = content
-        while len(rest):
-            rest = rest[os.write(self._file, rest) :]
-        self.digests.update(content)
-
-    def sync(self) -> None:
-        os.fsync(self._file)
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
 
 def finished(folder: Path, identity: Any) -> bool:
