@@ -175,7 +175,6 @@ def test_nothing_else_is_sent_to_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPat
     assert hub.others == []
     assert hub.agents
     assert not any("torch" in agent or "agent/" in agent for agent in hub.agents)
-    assert constants.HF_HUB_DISABLE_TELEMETRY is False
 
 
 def test_a_call_that_gave_up_is_resumed_by_the_next(hub: Hub) -> None:

@@ -55,7 +55,7 @@ class FakeHistories:
     def __init__(self, meanwhile: Callable[[Positions], None] = lambda positions: None) -> None:
         self.meanwhile = meanwhile
 
-    def batch(self, positions_B: Positions) -> HistoryBatch:
+    def __call__(self, positions_B: Positions) -> HistoryBatch:
         self.meanwhile(positions_B)
         ids = torch.from_numpy(positions_B)
         none = torch.zeros(0, dtype=torch.int64)
@@ -198,7 +198,7 @@ def test_real_histories_by_threads_equal_sequential_ones(tmp_path: Path) -> None
     order = StreamOrder(index, windows=range(index.windows), batch_size=16, leftover="carry")
     histories = Histories(store, HistoryConfig(length=30, scan=100), impl="reference")
     seen = 0
-    for number, batch in enumerate(Loader(order, histories, workers=3, prefetch=4, start=5), start=5):
+    for number, batch in enumerate(Loader(order, histories.batch, workers=3, prefetch=4, start=5), start=5):
         alone = histories.batch(order.batch(number))
         assert torch.equal(batch.features.values_V, alone.features.values_V)
         assert torch.equal(batch.features.offsets_FB1, alone.features.offsets_FB1)

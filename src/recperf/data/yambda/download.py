@@ -11,8 +11,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +31,7 @@ Say = Callable[[str], None]
 RECORD = "fetched.json"
 PAGE = f"https://huggingface.co/datasets/{REPOSITORY}"
 _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_HUB_PARTS = ("", ".constants", ".utils.tqdm", ".file_download")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -68,8 +68,8 @@ def get(size: str, *, say: Say, bars: bool = False, endpoint: str | None = None)
     folder, there = folder_of(size), "already "
     if missing := [name for name in files_of(size) if not _complete(folder, name)]:
         say(f"yambda-{size}: {LICENCE}")
-        with alone(folder, what=f"downloading yambda-{size}"), _hub(bars) as hub:
-            _fetch(hub, size, folder, missing, endpoint, say)
+        with alone(folder, what=f"downloading yambda-{size}"):
+            _fetch(_hub(bars), size, folder, missing, endpoint, say)
         there = ""
     say(f"yambda-{size} is {there}in {folder}")
     files = _recorded(folder)
@@ -249,29 +249,16 @@ def _failed(size: str, url: str, error: Exception, done: int = 0) -> MachineErro
     )
 
 
-@contextmanager
-def _hub(bars: bool) -> Iterator[Any]:
-    """Import the hub's library without log messages, telemetry and, unless `bars`, progress bars; restore all later."""
+def _hub(bars: bool) -> Any:
+    """Import the hub's library, without log messages, telemetry and, unless `bars`, progress bars."""
     try:
-        hub = import_module("huggingface_hub")
-        constants: Any
-        constants, bar = import_module("huggingface_hub.constants"), import_module("huggingface_hub.utils.tqdm")
-        import_module("huggingface_hub.file_download")
+        parts: list[Any] = [import_module(f"huggingface_hub{part}") for part in _HUB_PARTS]
     except ImportError:
         what = "downloading Yambda needs the package huggingface_hub"
         raise MachineError(what, fix="pip install 'recperf[data]'") from None
-    logger = logging.getLogger("huggingface_hub")
-    before = constants.HF_HUB_DISABLE_TELEMETRY, logger.level, bar.are_progress_bars_disabled()
+    hub, constants, bar, _ = parts
     constants.HF_HUB_DISABLE_TELEMETRY = True
-    logger.setLevel(logging.ERROR)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     if not bars:
         bar.disable_progress_bars()
-    try:
-        yield hub
-    finally:
-        constants.HF_HUB_DISABLE_TELEMETRY = before[0]
-        logger.setLevel(before[1])
-        if not bars and not before[2]:
-            bar.enable_progress_bars()
-        # Versions before 1.0 close their connections themselves.
-        getattr(hub, "close_session", lambda: None)()
+    return hub

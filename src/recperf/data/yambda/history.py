@@ -142,11 +142,6 @@ class Histories:
                 column.require(begin_B, positions_B)
 
     def _checked(self, positions_B: Words) -> Words:
-        positions_B = np.asarray(positions_B)
-        if positions_B.ndim != 1 or positions_B.dtype.kind not in "iu":
-            raise ValueError(
-                f"anchors must be one-dimensional integers, not {positions_B.dtype} of shape {positions_B.shape}"
-            )
         outside = (positions_B < 0) | (positions_B >= self.store.events)
         if outside.any():
             raise DataError(

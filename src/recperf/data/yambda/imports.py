@@ -192,17 +192,14 @@ def _identifying(options: ImportOptions) -> dict[str, Any]:
 
 
 def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
+    """Name the options that differ from those of a store of the same file."""
     if not (folder / MANIFEST).is_file():
         return
-    existing = read_manifest(folder).identity
-    before = existing.get("options", {}) if existing.get("sha256") == identity["sha256"] else {}
-    now = identity["options"]
-    changed = [
-        f"{name} {before.get(name, 'not set')}, now {now.get(name, 'not set')}"
-        for name in {**before, **now}
-        if before and before.get(name) != now.get(name)
-    ]
-    if changed:
+    existing, now = read_manifest(folder).identity, identity["options"]
+    before = existing.get("options", now) if existing.get("sha256") == identity["sha256"] else now
+    missing = "not set"
+    values = {name: (before.get(name, missing), now.get(name, missing)) for name in {**before, **now}}
+    if changed := [f"{name} {then}, now {value}" for name, (then, value) in values.items() if then != value]:
         raise DataError(
             f"a store of this file exists already, with other options: {', '.join(changed)}",
             where={"folder": folder},

@@ -9,11 +9,11 @@ Shapes: B anchors a batch, N anchors of a window, S windows of the stream.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from ...errors import MachineError, RecperfError
 from .config import Leftover
 from .windows import Users, WindowIndex
 
-Batch = TypeVar("Batch", covariant=True)
+Batch = TypeVar("Batch")
 _MIN_CACHED = 3
 """Minimum number of cached windows: batches of several threads may lie in neighbouring ones."""
 _MAX_CACHED = 64
@@ -125,24 +125,18 @@ class StreamOrder:
         return int(np.searchsorted(self._before_S1, anchor, side="right")) - 1
 
 
-class BatchMaker(Protocol[Batch]):
-    """Makes a batch from anchors; several threads call it at once."""
-
-    def batch(self, positions_B: NDArray[np.int64]) -> Batch: ...
-
-
 class Loader(Iterator[Batch]):
     """One pass over the batches of a stream, from batch `start` on.
 
-    `workers` threads make batches, at most `prefetch` ahead of the current one. For a CUDA device the threads pin the
-    batches, which are then copied asynchronously. Leaving the context manager stops all threads; they refer to no
-    loader, so that one that is garbage-collected ends them too.
+    `workers` threads make batches of anchors with `make`, at most `prefetch` ahead of the current one. For a CUDA
+    device the threads pin the batches, which are then copied asynchronously. Leaving the context manager stops all
+    threads; they refer to no loader, so that one that is garbage-collected ends them too.
     """
 
     def __init__(
         self,
         order: StreamOrder,
-        histories: BatchMaker[Batch],
+        make: Callable[[NDArray[np.int64]], Batch],
         *,
         workers: int = 2,
         prefetch: int = 4,
@@ -155,7 +149,7 @@ class Loader(Iterator[Batch]):
         self.order, self.prefetch = order, prefetch
         self.device = None if device is None else torch.device(device)
         pinned = self.device is not None and self.device.type == "cuda"
-        self._make = partial(_made, order, histories, pinned=pinned)
+        self._make = partial(_made, order, make, pinned=pinned)
         self._numbers = iter(range(start, len(order)))
         self._batches: deque[tuple[int, Future[Batch]]] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="recperf-loader")
@@ -191,9 +185,9 @@ class Loader(Iterator[Batch]):
             self._batches.append((number, self._pool.submit(self._make, number)))
 
 
-def _made(order: StreamOrder, histories: BatchMaker[Batch], number: int, *, pinned: bool) -> Batch:
+def _made(order: StreamOrder, make: Callable[[NDArray[np.int64]], Batch], number: int, *, pinned: bool) -> Batch:
     """Make one batch; runs in a thread."""
-    batch: Any = histories.batch(order.batch(number))
+    batch: Any = make(order.batch(number))
     made: Batch = batch.pin_memory() if pinned and not batch.labels_B.is_pinned() else batch
     return made
 

@@ -55,7 +55,7 @@ class InputOrder:
         return len(self.order)
 
     def loader(self, start: int = 0) -> Loader[HistoryBatch]:
-        return Loader(self.order, self.histories, workers=self.workers, start=start, device=self.device)
+        return Loader(self.order, self.histories.batch, workers=self.workers, start=start, device=self.device)
 
     def inputs(self, batch: HistoryBatch) -> Inputs:
         return prepare(batch.to(self.device), self.model)
@@ -128,7 +128,7 @@ class PackedOrder(InputOrder):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[PackedBatch | Numbered]:  # type: ignore[override]
         packed = PackedHistories(self.histories, self.padding, pinned=self.device.type == "cuda")
-        with Loader(self.order, packed, workers=self.workers, start=start) as loader:
+        with Loader(self.order, packed.batch, workers=self.workers, start=start) as loader:
             for number, batch in enumerate(loader, start):
                 if number in self.firsts:
                     reached("window: entered")
