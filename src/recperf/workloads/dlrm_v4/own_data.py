@@ -19,7 +19,7 @@ SHORTEST, LONGEST = 12, 24
 RECENT = 3
 """Last events that the user's vector is computed from directly."""
 DROPOUT, WEIGHT_DECAY = 0.1, 0.01
-SAMPLES, MOST_EPOCHS = 400_000, 12
+SAMPLES, MOST_EPOCHS = 700_000, 12
 """Samples to train on in all epochs together, and the most epochs: a small log is read more often."""
 EVENTS_A_ROW = 200
 """A context feature has rows of its own where each has this many events on average; fewer would be memorised."""
