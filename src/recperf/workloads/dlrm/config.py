@@ -215,14 +215,14 @@ def dcnv2() -> DLRMWorkloadConfig:
 def clicks(rows: int, categories: int) -> DLRMWorkloadConfig:
     """The model for imported clicks of so many rows and categories.
 
-    Few rows are read several times by AdamW, whose decay of unused table rows keeps it from memorising them. Many rows
-    are read once, and only the table rows that a step uses are updated.
+    Few rows are read several times by AdamW into narrow tables, and the decay of unused table rows keeps it from
+    memorising them. Many rows are read once, and only the table rows that a step uses are updated.
     """
     model = DLRMModelConfig(
         rows=(1,), dim=32, bottom=(1, 64, 32), top=(64, 32, 1), interaction="concat", cross_rank=32, table_init_std=0.01
     )
     if rows <= SMALL_DATA and categories <= SMALL_DATA:
-        model = replace(model, interaction="dot")
+        model = replace(model, dim=8, bottom=(1, 16, 8), interaction="dot")
         train = DLRMTrainConfig(optimizer="adamw", schedule="one-cycle", **settings_for_rows(rows))
     else:
         train = DLRMTrainConfig(epochs=1, batch_size=2048, learning_rate=0.02, optimizer="rowwise-adagrad")
