@@ -176,7 +176,7 @@ def opened(rows: list[Row], leftover: Leftover, on: Any, batch_size: int, every:
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder, "raw.csv")
         raw.write_text("user,item,time,ratio\n" + "".join(f"{r.user},{r.item},{r.time},{r.ratio}\n" for r in rows))
-        store = import_events(ImportOptions(events=raw, ratio="ratio"), Path(folder, "store"))
+        store = import_events(ImportOptions(events=raw, rating="ratio", positive_from=50), Path(folder, "store"))
         data = replace(
             EVENTS, path=store, windows=WindowConfig(min_history=1, seconds=DAY), holdout_windows=1, leftover=leftover
         )

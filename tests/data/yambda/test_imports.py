@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from recperf.data.yambda import imports
 from recperf.data.yambda.import_options import ImportOptions
 from recperf.data.yambda.imports import import_events
-from recperf.data.yambda.schema import EVENT_TYPES, LIKE, LISTEN_PLUS, POOLS, SKIP, TYPE_SHIFT
+from recperf.data.yambda.schema import LISTEN_PLUS, ORGANIC, SKIP
 from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.errors import ConfigError, DataError, RecperfError, UsageError
 
@@ -31,7 +31,7 @@ HEADER = "u,i,t,r\n"
 
 def import_file(path: Path, **options: Any) -> EventStore:
     """Import next to the file, then open the store."""
-    signal = {} if {"ratio", "label"} & options.keys() else {"rating": "r", "positive_from": 4.0}
+    signal = {} if "label" in options else {"rating": "r", "positive_from": 4.0}
     store = open_store(
         import_events(ImportOptions(events=path, **{**NAMED, **signal, **options}), path.parent / "store")
     )
@@ -182,25 +182,9 @@ def test_forms_of_csv(tmp_path: Path, content: str, options: dict[str, Any]) -> 
 
 def test_signals(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + "1,1,1,2.5\n1,1,2,2.4\n1,1,3,-1\n")
-    assert [row[3] for row in rows(import_file(path, positive_from=2.5))] == [True, False, False]
-    (tmp_path / "store").rename(tmp_path / "first")
-    path = write(tmp_path, HEADER + "1,1,1,49.9\n1,1,2,50\n1,1,3,250\n1,1,4,0\n")
-    store = import_file(path, ratio="r")
-    assert [row[3] for row in rows(store)] == [False, True, True, False]
-
-
-def test_only_listens_need_a_signal(tmp_path: Path) -> None:
-    lines = ["1,1,1,60,listen", "1,1,2,,like", "1,1,3,nonsense,Dislike", "1,1,4,,unlike", "1,1,5,9,undislike"]
-    path = write(tmp_path, "u,i,t,r,k\n" + "\n".join(lines) + "\n1,1,6,10,listen\n")
-    store = import_file(path, ratio="r", type="k")
-    kinds = store.kinds(slice(None))
-    assert [EVENT_TYPES[kind >> TYPE_SHIFT] for kind in kinds] == [*EVENT_TYPES, "listen"]
-    assert (kinds & POOLS).tolist() == [LISTEN_PLUS, LIKE, 0, 0, 0, SKIP]
-    missing = write(tmp_path, "u,i,t,r,k\n1,1,1,,like\n1,1,1,,listen\n", "other.csv")
-    (tmp_path / "store").rename(tmp_path / "first")
-    assert import_error(missing, ratio="r", type="k").what == "row 2: no ratio"
-    wrong = write(tmp_path, "u,i,t,r,k\n1,1,1,,like\n1,1,1,5,likes\n", "wrong.csv")
-    assert import_error(wrong, ratio="r", type="k").what.startswith("row 2: type 'likes' is not one of listen, like,")
+    store = import_file(path, positive_from=2.5)
+    assert [row[3] for row in rows(store)] == [True, False, False]
+    assert store.kinds(slice(None)).tolist() == [LISTEN_PLUS | ORGANIC, SKIP | ORGANIC, SKIP | ORGANIC]
 
 
 def test_the_last_artist_and_album_of_an_item_count(tmp_path: Path) -> None:
@@ -220,7 +204,6 @@ BAD_ROWS = {
     "milliseconds": ("1,1,1,4\n1,1,1700000000000,4", {}, f"row 2: time '1700000000000' {NOT_SECONDS}"),
     "iso": ("1,1,1970-01-01,4\n1,1,1/2/1970,4", {"time_unit": "iso"}, "row 2: time '1/2/1970' is not an ISO time"),
     "rating": ("1,1,1,4\n1,1,1,good", {}, "row 2: rating 'good' is not a number"),
-    "ratio": ("1,1,1,4\n1,1,1,-1", {"ratio": "r"}, "row 2: ratio '-1' is not a percentage of 0 to 65,535"),
     "label": ("1,1,1,0\n1,1,1,1\n1,1,1,2", {"label": "r"}, "row 3: label '2' is not 0 or 1"),
     "short row": ("1,1,1,4\n1,1,1", {}, "row 2 has 3 columns; the first line has 4"),
     "text after a quote": ('1,1,1,4\n"1,1,1,4\n1,1,1,4\n"1,1,1,4', {}, "row 2 is not valid CSV: text beside"),

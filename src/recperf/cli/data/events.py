@@ -198,9 +198,7 @@ def _columns(done: EventImport) -> Iterator[tuple[str, str]]:
         "item": f"item, {done.items:,} different",
         "time": f"time, in {TIME_NAMES.get(options.time_unit, 'seconds')}",
         "rating": f"rating, positive from {options.positive_from or 0:g} on",
-        "ratio": "share played, positive from 50 % on",
         "label": f"label, positive: {', '.join(options.positives or ('1', 'true'))}",
-        "type": "kind of event",
         "genres": f"genres, the first is the artist and the set of all the album: {', '.join(groups.values())}",
         **groups,
     }

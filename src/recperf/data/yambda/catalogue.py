@@ -34,7 +34,6 @@ Progress = Callable[..., None]
 Bars = Callable[..., Progress]
 """Makes the progress of a labelled piece of work, with the unit it is counted in: events, bytes, share."""
 SYNTHETIC = "yambda-like"
-ROLES = ("user", "item", "time", "rating", "ratio", "label", "genres", "artist", "album", "type")
 _STRIDE = 1 << 22
 
 
@@ -231,10 +230,9 @@ def _imported(store: EventStore) -> dict[str, object]:
     if facts is None:
         return {}
     days = {"days_of_events": f"{facts.days.first} to {facts.days.last}"} if facts.days else {}
-    columns = {role: getattr(facts.options, role) for role in ROLES if getattr(facts.options, role) is not None}
     names = ("time_order", "events_in_file", "density", "negatives", "unused_columns", "skipped_rows")
     others = {name: value for name, value in as_json(facts).items() if name in names and value}
-    return {**days, "columns": columns, **others}
+    return {**days, "columns": facts.options.columns, **others}
 
 
 def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

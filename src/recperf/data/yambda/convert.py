@@ -1,4 +1,4 @@
-"""Convert the table `raw` to the table `events`: numbered ids, seconds, event types and played ratios.
+"""Convert the table `raw` to the table `events`: numbered ids, seconds, and whether they are positive.
 
 SQL converts whole columns and gives NULL for a value that does not fit; the first of those is an error that names its
 row, its value and what is allowed.
@@ -31,18 +31,15 @@ from ..user_files.values import (
     is_time,
     label,
     microseconds,
-    names,
     number,
     present,
 )
 from .import_options import ImportOptions, TimeUnit
 from .manifest import Originals
-from .schema import EVENT_TYPES, LAST_SECOND
+from .schema import LAST_SECOND
 
 OPTIONAL_ROLES = ("artist", "album")
 ID_ROLES = ("user", "item", *OPTIONAL_ROLES)
-LARGEST_RATIO = 0xFFFF
-FULLY_PLAYED = 100
 POSITIVE_SHARE = 0.8
 """A rating of at least this share of the largest one is positive: 4 of 5."""
 _VALUES_SHOWN = 5
@@ -69,7 +66,7 @@ class Column:
 
 
 def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRows) -> ImportOptions:
-    """Create the table `events`: row, user_id, item_id, seconds, type_code, played, and artist_id, album_id if any.
+    """Create the table `events`: row, user_id, item_id, seconds, positive, and artist_id, album_id if any.
 
     Rows that do not fit are left out as far as `bad` allows. Returns the options with the unit of times and the least
     positive rating of the file.
@@ -82,7 +79,7 @@ def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRow
     if "rating" in columns and options.positive_from is None:
         largest = fetch_row(connection, f"SELECT max({_number(columns['rating'])}) FROM raw")[0]
         options = replace(options, positive_from=round(POSITIVE_SHARE * (largest or 0.0), 6))
-    values = {"seconds": _order(options), "type_code": "0::UTINYINT", "played": f"{FULLY_PLAYED}::USMALLINT"}
+    values = {"seconds": _order(options), "positive": "true"}
     values |= {_target(role, options): _value(connection, column, options) for role, column in columns.items()}
     selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
     is_bad = " OR ".join(_fault(column, options) for column in columns.values())
@@ -120,7 +117,7 @@ def _columns(connection: Any, source: Source, options: ImportOptions) -> dict[st
     if "genres" in column_types(connection, "raw"):
         _group_genres(connection, " " if source.types.get(source.columns.get("genres", -1)) == "token_seq" else None)
     types = column_types(connection, "raw")
-    order = ("user", "item", "time", "type", options.signal, *OPTIONAL_ROLES)
+    order = ("user", "item", "time", options.signal, *OPTIONAL_ROLES)
     return {role: Column(role, types[role]) for role in order if role in types}
 
 
@@ -179,14 +176,12 @@ def _unit(connection: Any, column: Column) -> TimeUnit:
 
 def _target(role: str, options: ImportOptions) -> str:
     """The column of `events` that a role becomes."""
-    return {"time": "seconds", "type": "type_code", options.signal: "played"}.get(role, f"{role}_id")
+    return {"time": "seconds", options.signal: "positive"}.get(role, f"{role}_id")
 
 
 def _fault(column: Column, options: ImportOptions) -> str:
-    """SQL for whether a value does not fit. Only listens need a signal; an artist or album may be missing."""
+    """SQL for whether a value does not fit. An artist or album may be missing."""
     is_null = f"{_target(column.role, options)} IS NULL"
-    if column.role == options.signal:
-        return f"(type_code = 0 AND {is_null})"
     return f"({is_null} AND {_present(column)} IS NOT NULL)" if column.role in OPTIONAL_ROLES else f"({is_null})"
 
 
@@ -196,21 +191,13 @@ def _value(connection: Any, column: Column, options: ImportOptions) -> str:
         return _id(connection, column)
     if column.role == "time":
         return f"bounded({_seconds(column, options)}, 0, {LAST_SECOND})::UINTEGER"
-    text = f"lower({column.name}::VARCHAR)"
-    if column.role == "type":
-        return f"(list_position([{names(EVENT_TYPES)}], {text}) - 1)::UTINYINT"
-    if column.role == "label":
-        ratio = f"{FULLY_PLAYED} * ({label(column.name, column.type, options.positives)})"
-        # A label of -1, 0 and 1 has three values.
-        if not options.positives and fetch_row(connection, f"SELECT bool_or({text} IN ('0', '0.0')) FROM raw")[0]:
-            ratio = f"CASE WHEN NOT starts_with({text}, '-') THEN {ratio} END"
-    elif column.role == "rating":
-        listened = f"{_number(column)} >= {options.positive_from!r}"
-        ratio = f"CASE {listened} WHEN true THEN {FULLY_PLAYED} WHEN false THEN 0 END"
-    else:
-        # Cut, not rounded: 49.9 percent is not half.
-        ratio = f"floor(bounded({_number(column)}, 0, {LARGEST_RATIO}))"
-    return f"({ratio})::USMALLINT"
+    if column.role == "rating":
+        return f"({_number(column)} >= {options.positive_from!r})"
+    positive, text = f"({label(column.name, column.type, options.positives)})::BOOLEAN", f"{column.name}::VARCHAR"
+    # A label of -1, 0 and 1 has three values.
+    if not options.positives and fetch_row(connection, f"SELECT bool_or({text} IN ('0', '0.0')) FROM raw")[0]:
+        return f"CASE WHEN NOT starts_with({text}, '-') THEN {positive} END"
+    return positive
 
 
 def _id(connection: Any, column: Column) -> str:
@@ -274,12 +261,8 @@ def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple
     elif role == "time":
         unit, per_second = TIME_UNITS[options.time_unit]
         allowed, fix = f"a time of 0 to {LAST_SECOND * per_second:,} {unit}", "check --time-unit: s, ms, us, ns or iso"
-    elif role == "type":
-        allowed = f"one of {', '.join(EVENT_TYPES)}"
-    elif role == "label":
-        allowed = "0 or 1, false or true"
     else:
-        allowed = "a number" if role == "rating" else f"a percentage of 0 to {LARGEST_RATIO:,}"
+        allowed = "0 or 1, false or true" if role == "label" else "a number"
     usual = is_text(column.type) or is_integer(column.type) or column.type in ("FLOAT", "DOUBLE")
     kind, shown = "" if usual else f" (of type {column.type})", repr(value) if is_text(column.type) else value
     return f"{role} {shown}{kind} is not {allowed}", fix

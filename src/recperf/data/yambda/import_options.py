@@ -12,8 +12,8 @@ from ..datasets import legal_name, require_name
 from ..user_files.values import COLUMNS
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
-Signal = Literal["rating", "ratio", "label"]
-SIGNALS: Final[tuple[Signal, ...]] = ("rating", "ratio", "label")
+Signal = Literal["rating", "label"]
+SIGNALS: Final[tuple[Signal, ...]] = ("rating", "label")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,8 @@ class ImportOptions:
     time: str | None = None
     """Column of the time. Without one, `order` says how events follow each other."""
     rating: str | None = None
-    """Column of a rating. Give one of rating, ratio and label, or none: then every row is positive and negatives are
-    drawn."""
-    ratio: str | None = None
-    """Column of the share that was played, in percent; 50 and more counts as positive."""
+    """Column of a rating, or any other number that is larger for positive rows. Give one of rating and label, or none:
+    then every row is positive and negatives are drawn."""
     label: str | None = None
     """Column of 0 or 1, false or true: whether the item was liked, bought, listened to. Or of any other values, see
     `positives`."""
@@ -42,7 +40,7 @@ class ImportOptions:
     positives: tuple[str, ...] = ()
     """Values of the label that count as positive, such as buy; all others are negative."""
     negatives: int | None = None
-    """Without rating, ratio and label: negative items to draw for every row, none of them one that the user has
+    """Without rating and label: negative items to draw for every row, none of them one that the user has
     had by then; default: 4."""
     negatives_by: Literal["uniform", "popularity"] = "uniform"
     """Draw every item equally often, or as often as it is in the file."""
@@ -67,9 +65,6 @@ class ImportOptions:
     """Column of the item's artist, or any group it belongs to; empty where unknown."""
     album: str | None = None
     """Column of the item's album, or any finer group; empty where unknown."""
-    type: str | None = None
-    """Column of the event's type: listen, like, dislike, unlike or undislike. Without it all are listens; only listens
-    need a rating, ratio or label."""
     time_unit: TimeUnit = "auto"
     """Unit of times: seconds, milliseconds, microseconds, nanoseconds, or ISO text like 2024-05-01T12:00:00 (UTC if it
     has no zone); auto decides by the largest time. A Parquet column of type timestamp or date has its own unit.
@@ -137,7 +132,7 @@ class ImportOptions:
     @property
     def columns(self) -> dict[str, str]:
         """The column of each role that has one."""
-        roles = ("user", "item", "time", *SIGNALS, "artist", "album", "genres", "type")
+        roles = ("user", "item", "time", *SIGNALS, "artist", "album", "genres")
         return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
 
     @property

@@ -33,9 +33,9 @@ from .convert import ID_ROLES, catalogue, convert, number_ids
 from .import_options import ImportOptions
 from .item_file import ItemFile
 from .manifest import Days, DrawnNegatives, ImportFacts, Manifest
-from .schema import DRAWN, LEAST_PLAYED, ORGANIC, TYPE_SHIFT
+from .schema import DRAWN, LISTEN_PLUS, ORGANIC, SKIP
 from .store import MANIFEST, open_store, read_manifest
-from .writer import OURS, EventRows, StoreWriter, finished
+from .writer import OURS, StoreWriter, finished
 
 LICENCE = "that of the source"
 HELD_OUT = 0.2
@@ -179,8 +179,8 @@ def import_events(
 def _identifying(options: ImportOptions) -> dict[str, Any]:
     """The options that decide what is in a store; the folders of the files and the memory do not."""
     identifying = {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
-    # An option of earlier versions, which is part of the identity of the stores they wrote.
-    identifying["ids"] = "dense"
+    # Options of earlier versions, which are part of the identity of the stores they wrote.
+    identifying |= {"ids": "dense", "ratio": None, "type": None}
     if options.items is None:
         # A store that was written before there were files of items has none of these.
         return {name: value for name, value in identifying.items() if not name.startswith("items")}
@@ -235,8 +235,7 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
     """How many different users, items, artists and albums there are, and how the events spread over users and items."""
     count = "SELECT count(*) FROM (SELECT DISTINCT {role}_id FROM events WHERE {role}_id IS NOT NULL)"
     ids = {f"{role}s": fetch_row(connection, count.format(role=role))[0] for role in roles}
-    played = f"avg((played >= {LEAST_PLAYED})::INT) FILTER (type_code = 0)"
-    events, positive = fetch_row(connection, f"SELECT count(*), {played} FROM events")
+    events, positive = fetch_row(connection, "SELECT count(*), avg(positive::INT) FROM events")
     shares = ", ".join(f"quantile_disc(count, {share})" for share in QUANTILES.values())
     per_user = fetch_row(connection, f"SELECT {shares} FROM (SELECT count(*) AS count FROM events GROUP BY user_id)")
     used = set(source.columns.values())
@@ -277,16 +276,13 @@ def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress, nega
     """Append all events by user and time; those of one second keep the order of the file."""
     total, written = fetch_row(connection, "SELECT count(*) FROM events")[0], 0
     progress(written, total)
-    query = """
-        SELECT user_id, item_id, seconds, type_code, if(type_code = 0, played, 0)::USMALLINT
-        FROM events ORDER BY user_id, seconds, row"""
+    query = "SELECT user_id, item_id, seconds, positive FROM events ORDER BY user_id, seconds, row"
     waiting: Events | None = None
     for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
-        columns = dict(
-            zip(("uids", "items", "times", "types", "ratios"), (column.to_numpy() for column in batch.columns))
-        )
+        users, items, times, positive = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
         # Nothing says that a recommender was behind an event.
-        events = EventRows(**columns, organic=np.ones(len(batch), np.uint8)).columns()
+        kinds = np.where(positive, LISTEN_PLUS | ORGANIC, SKIP | ORGANIC).astype(np.uint8)
+        events = {"uids": users, "items": items, "times": times, "kinds": kinds}
         if negatives is not None:
             # Whole users only: a negative must not be an item of an earlier batch.
             events = {name: np.concatenate([waiting[name], events[name]]) for name in events} if waiting else events
@@ -320,10 +316,8 @@ class Negatives:
         self._ends = np.cumsum(weights)
 
     def add(self, events: Events) -> Events:
-        """Events of whole users with the negatives of every listen before it."""
+        """Events of whole users, each after its negatives."""
         items_NK, drawn_NK = self.draw(*(events[name].astype(np.int64) for name in ("uids", "items", "times")))
-        # Only listens have a label.
-        drawn_NK &= ((events["kinds"] >> TYPE_SHIFT) == 0)[:, None]
         self.facts.drawn += int(drawn_NK.sum())
         stored = np.pad(drawn_NK, ((0, 0), (0, 1)), constant_values=True)
         wide = {name: np.repeat(column[:, None], self.facts.per_event + 1, axis=1) for name, column in events.items()}
