@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from recperf.data.batch import ClickBatch
+from recperf.data.config import RandomBagsConfig
 from recperf.data.order import WHOLE, ClickOrder, RankPart, Samples, ShuffledOrder, cut_part, permutation
 from recperf.data.random_bags import RandomBags
-from recperf.data.random_config import RandomBagsConfig
 from recperf.data.rows import EMPTY, Rows, Split
 
 

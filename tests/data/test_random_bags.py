@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from recperf.data.batch import ClickBatch
+from recperf.data.config import RandomBagsConfig
 from recperf.data.random_bags import RandomBags
-from recperf.data.random_config import RandomBagsConfig
 from recperf.errors import ConfigError
 from recperf.train.metrics import auc
 
@@ -160,7 +160,7 @@ def test_zipf_ids_follow_the_power_law(exponent: float, source: dict[str, Any]) 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("ids", "normal"), ("ids_per_bag", 0), ("exponent", math.nan), ("deviation", -1.0), ("mean", math.inf),
+    [("ids_per_bag", 0), ("exponent", math.nan), ("deviation", -1.0), ("mean", math.inf),
      ("batches", 0), ("held_out_batches", 0), ("ids_per_feature", (1, 0))],
 )  # fmt: skip
 def test_a_config_that_makes_no_sense_is_refused(field: str, value: object) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from recperf.data.batch import ClickBatch
+from recperf.data.config import RandomBagsConfig
 from recperf.data.random_bags import RandomBags
-from recperf.data.random_config import RandomBagsConfig
 from recperf.ops import hashing
 from recperf.ops.draw import FAST_KINDS
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recperf.data.config import MovieLensConfig
+from recperf.data.config import MovieLensConfig, RandomBagsConfig
 from recperf.data.random_bags import RandomBags
-from recperf.data.random_config import RandomBagsConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM

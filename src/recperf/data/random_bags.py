@@ -22,8 +22,8 @@ from ..ops.choice import Name
 from ..ops.draw import Buffers, Plan, choose, reference, shared_space
 from ..ops.draw.shared_space import SharedSpacePlan
 from .batch import ClickBatch, JaggedFeatures
+from .config import RandomBagsConfig
 from .order import WHOLE, RankPart
-from .random_config import RandomBagsConfig
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -198,6 +198,7 @@ BAD = "a,b,y\n1,x,0\n2,x,1\n"
         ("a,y\n1,1\n1,\n", {"label": "y", "numeric": "a"}, "row 2: the label 'y' is missing"),
         (BAD, {"label": "y", "numeric": "a,y"}, "column 'y' is given as label and as numeric"),
         (BAD, {"label": "y", "numeric": "a,3"}, "column 'y' is given as label and as numeric"),
+        (BAD, {"label": "y", "numeric": "a", "user": "3"}, "column 'y' is given as label and as user"),
         ("a,a,y\n1,2,0\n1,2,1\n", {"label": "y"}, "the file has 2 columns named 'a'"),
         ("a,y\n1,0\n1\n", {"label": "y", "numeric": "a"}, "row 2 has 1 columns; the first line has 2"),
         ("a,z\n1,0\n1,1\n", {}, "no column is recognised as the label"),

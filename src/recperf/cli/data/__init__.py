@@ -12,7 +12,6 @@ import tyro
 
 from ... import workloads
 from ...data import datasets
-from ...data.sums import check_sums
 from ...errors import DataError, UsageError, closest
 from ...units import size
 from ..help import SWITCHES
@@ -127,7 +126,7 @@ def check_list(arguments: list[str]) -> int:
     options = parse(CheckSums, arguments, prog="recperf data check", description=description)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     with progress_bars(terminal, resumable=False) as bar:
-        sums = check_sums(options.path, options.sums, bar("comparing", "bytes"))
+        sums = datasets.check_sums(options.path, options.sums, bar("comparing", "bytes"))
     faults = {"missing": sums.missing, "differing": sums.differing, "extra": sums.extra}
     for how, names in faults.items():
         for name in names:

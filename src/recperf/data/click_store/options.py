@@ -23,6 +23,7 @@ MOST_FEATURES: Final = 500
 MOST_SLOTS: Final = 16
 """Most values of a multi-valued column that a row has; further ones are left out."""
 Kind = Literal["categorical", "numeric", "multi"]
+KINDS: Final[tuple[Kind, ...]] = ("categorical", "numeric", "multi")
 RATINGS = ["user", "item", "rating", "timestamp"]
 """The columns of a file of four numbers without a header, as MovieLens has them."""
 CRITEO = ["label", *(f"i{number}" for number in range(1, 14)), *(f"c{number}" for number in range(1, 27))]
@@ -90,19 +91,6 @@ class ClickOptions:
     def __post_init__(self) -> None:
         if self.label is not None and self.rating is not None:
             raise UsageError("label and rating are given; an import needs one of them", fix="--label COLUMN")
-        roles: dict[str, str] = {}
-        for role in ("label", "rating", "categorical", "numeric", "multi", "time"):
-            for column in self.listed(role):
-                require(bool(column), role, column, "a column's name or number")
-                if column in roles:
-                    what = f"column {column!r} is given as {roles[column]} and as {role}"
-                    fix = "a label must not be a feature" if roles[column] in ("label", "rating") else None
-                    raise UsageError(what, fix=fix or "give each column once")
-                roles[column] = role
-        for role in ("user", "item"):
-            column = getattr(self, role)
-            if roles.get(column, "categorical") != "categorical" or (role == "item" and column and column == self.user):
-                raise UsageError(f"column {column!r} is given as {role} and as {roles.get(column, 'user')}")
         require(
             not (self.positives and self.rating), "positives", self.positives, "none with --rating; --label takes it"
         )
@@ -126,7 +114,7 @@ class ClickOptions:
 
     @property
     def features(self) -> list[str]:
-        return [column for role in ("categorical", "numeric", "multi") for column in self.listed(role)]
+        return [column for role in KINDS for column in self.listed(role)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,65 +177,67 @@ def _is_number(text: str) -> bool:
 
 
 def _assign(source: Source, names: list[str], options: ClickOptions) -> Columns:
-    def position(column: str, role: str) -> int:
-        return position_of(source.path, role, column, names)
-
+    taken = _requested(source, names, options)
+    label = next((at for at, role in taken.items() if role in ("label", "rating")), None)
+    is_rating = options.rating is not None
+    for role in ("label", "rating"):
+        if label is None and (role == "rating" or options.positive_from is None):
+            label, is_rating = _recognised(names, role), role == "rating"
+    if label is None:
+        raise UsageError(
+            "no column is recognised as the label",
+            where={"file": source.path, "columns": shown_names(names)},
+            fix="--label COLUMN, or --rating COLUMN for a number of which high values count as clicks",
+        )
+    features = {at: kind for at, role in taken.items() for kind in KINDS if kind == role}
+    if label in features:
+        raise _twice(source, names[label], "label", features[label])
     roles: dict[str, int | None] = {}
     for role in ("time", "user", "item"):
-        requested = getattr(options, role)
-        roles[role] = position(requested, role) if requested else _recognised(names, role)
-    label, is_rating = _label(source, names, options)
-    features: dict[int, Kind] = {}
-    for kind in ("categorical", "numeric", "multi"):
-        for column in options.listed(kind):
-            at = position(column, f"{kind} column")
-            if at == label or at in features:
-                what = f"column {names[at]!r} is given as {features.get(at, 'label')} and as {kind}"
-                fix = "a label must not be a feature" if at == label else "give each column once"
-                raise UsageError(what, where={"file": source.path}, fix=fix)
-            features[at] = kind
+        column = getattr(options, role)
+        roles[role] = position_of(source.path, role, column, names) if column else _recognised(names, role)
     for role in ("user", "item"):
         at_role = roles[role]
         # A user or item that is only recognised by its name is a feature where none are given, or if it is among them.
         if at_role is not None and (getattr(options, role) or not options.features):
-            features = {at_role: "categorical", **features}
+            features[at_role] = "categorical"
         elif at_role is not None and features.get(at_role) != "categorical":
             roles[role] = None
     if roles["time"] in (*features, label):
         roles["time"] = None
-    taken, left_out = {*features, label, roles["time"]}, {}
-    undecided = () if options.features else tuple(at for at in range(len(names)) if at not in taken)
+    left_out: dict[str, str] = {}
+    others = [at for at in range(len(names)) if at not in (*features, label, roles["time"]) and not options.features]
     if source.types:
-        features |= {at: _TYPED[source.types[at]] for at in undecided if source.types[at] in _TYPED}
-        left_out = {names[at]: "a list of numbers" for at in undecided if at not in features}
-        undecided = ()
+        features |= {at: _TYPED[source.types[at]] for at in others if source.types[at] in _TYPED}
+        left_out = {names[at]: "a list of numbers" for at in others if at not in features}
     return Columns(
         names=names,
         label=label,
         is_rating=is_rating,
-        time=roles["time"],
-        user=roles["user"],
-        item=roles["item"],
         features=features,
         left_out=left_out,
-        undecided=undecided,
+        undecided=() if source.types else tuple(others),
+        **roles,
     )
 
 
-def _label(source: Source, names: list[str], options: ClickOptions) -> tuple[int, bool]:
-    for role in ("label", "rating"):
-        requested = getattr(options, role)
-        if requested:
-            return position_of(source.path, role, requested, names), role == "rating"
-    for role in ("label", "rating"):
-        at = _recognised(names, role)
-        if at is not None and (role == "rating" or options.positive_from is None):
-            return at, role == "rating"
-    raise UsageError(
-        "no column is recognised as the label",
-        where={"file": source.path, "columns": shown_names(names)},
-        fix="--label COLUMN, or --rating COLUMN for a number of which high values count as clicks",
-    )
+def _requested(source: Source, names: list[str], options: ClickOptions) -> dict[int, str]:
+    """What options say that columns are, by position. A column that is two things is refused; a user or an item is a
+    category too."""
+    taken: dict[int, str] = {}
+    for role in ("label", "rating", *KINDS, "time", "user", "item"):
+        several = role in KINDS
+        for column in options.listed(role) if several else filter(None, [getattr(options, role)]):
+            at = position_of(source.path, f"{role} column" if several else role, column, names)
+            if at in taken and not (role in ("user", "item") and taken[at] == "categorical"):
+                raise _twice(source, names[at], taken[at], role)
+            taken[at] = role
+    return taken
+
+
+def _twice(source: Source, column: str, first: str, second: str) -> UsageError:
+    fix = "a label must not be a feature" if first in ("label", "rating") else "give each column once"
+    return UsageError(f"column {column!r} is given as {first} and as {second}", where={"file": source.path}, fix=fix)
 
 
 def _recognised(names: list[str], role: str) -> int | None:

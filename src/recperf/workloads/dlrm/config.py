@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
-from ...data.config import SplitConfig
-from ...data.random_config import RandomBagsConfig
+from ...data.config import RandomBagsConfig, SplitConfig
 from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError

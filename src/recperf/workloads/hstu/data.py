@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.next_item import NextItemData, Targets
-from ...data.planted_sequences import PlantedSequences, digest_of
+from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of
 from ...data.yambda.reference import open_events
 from ...errors import DataError
 from ...models.next_item.model import NextItemHSTU

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ...data.batch import ClickBatch
+from ...data.config import RandomBagsConfig
 from ...data.order import ShuffledOrder
 from ...data.random_bags import RandomBags
-from ...data.random_config import RandomBagsConfig
 from ...execution.tables import placed_tables
 from ...execution.workload import Arm, Trial
 from ...measure.cost import FLOAT, Cost
