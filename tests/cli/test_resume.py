@@ -157,7 +157,6 @@ def test_a_change_that_the_state_does_not_fit_is_refused_and_not_kept(begun: Pat
         (["--resume", "r", "--allow-change", "seed", "--seed", "7"], "another seed is another run"),
         (["--allow-change", "train.batch_size"], "--allow-change needs --resume"),
         (["--resume", "r", "--run-dir", "q"], "--run-dir cannot be combined with --resume"),
-        (["--mlperf"], "writes no MLPerf log"),
     ],
 )
 def test_mistakes(begun: Path, call: Call, arguments: list[str], message: str) -> None:

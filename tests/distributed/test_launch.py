@@ -70,7 +70,7 @@ def test_a_signal_to_one_rank_makes_all_save_and_ranks_can_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     how = {"trouble": "fails", "at": 3, "how": "stop", "on": 1}
-    assert ended(begin(tmp_path, "--train.max-steps", "6", "--mlperf", **how)) == [75, 75]
+    assert ended(begin(tmp_path, "--train.max-steps", "6", "--mlperf.log", **how)) == [75, 75]
     assert "stopped by SIGTERM at step 3 of 6; the state is saved" in said(tmp_path, 0)
     assert "--ranks 2" in said(tmp_path, 0)
     assert said(tmp_path, 1) == "", "only rank 0 prints"

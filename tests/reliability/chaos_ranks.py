@@ -33,7 +33,7 @@ LAUNCHER_SECONDS = 120.0
 WORKLOADS[GLOO] = [
     "dlrm-v4", "--data.holdout-windows", "1", *tiny_v4.STREAM, *tiny_v4.MODEL, "--model.table-dim", "16",
     "--train.threads", "1", "--train.max-steps", "11", "--evaluate.every-windows", "2", "--train.checkpoint-windows",
-    "1", "--train.checkpoint-steps", "3", "--train.keep-last", "2", "--mlperf", "--distributed.sharding",
+    "1", "--train.checkpoint-steps", "3", "--train.keep-last", "2", "--mlperf.log", "--distributed.sharding",
     "item_id=row,album_id=column,artist_id=data-parallel,uid=table", "--distributed.timeout-s", "20",
 ]  # fmt: skip
 """A rank whose peer is gone before they met waits for the whole timeout: no launcher is there to end it."""

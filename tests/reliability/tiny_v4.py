@@ -36,7 +36,7 @@ MODEL = [
 ]  # fmt: skip
 SAVING = [
     "--evaluate.every-windows", "1", "--train.checkpoint-windows", "1", "--train.checkpoint-steps", "3",
-    "--train.keep-last", "2", "--train.checkpoint-background", "on", "--mlperf",
+    "--train.keep-last", "2", "--train.checkpoint-background", "on", "--mlperf.log",
 ]  # fmt: skip
 COMPARED = ("step", "metric", "window", "training", "evaluation")
 """Events of the training, not of the process."""

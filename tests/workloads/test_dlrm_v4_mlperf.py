@@ -56,7 +56,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(store: Path, folder: Path) -> list[str]:
     """As near to the benchmark as a tiny model comes: its rates, rise, clipping, row length and cadence."""
     return [
-        "run", "dlrm-v4", "--data.path", str(store), "--run-dir", str(folder), "--mlperf",
+        "run", "dlrm-v4", "--data.path", str(store), "--run-dir", str(folder), "--mlperf.log",
         "--data.windows.min-history", "2", "--data.windows.seconds", str(50 * 86_400), "--data.holdout-windows", "1",
         "--data.history.length", "6", "--data.history.scan", "20", "--data.leftover", "drop",
         "--train.device", "cpu", "--train.batch-size", str(BATCH), "--train.learning-rate", repr(RATE),

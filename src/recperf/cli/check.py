@@ -20,7 +20,7 @@ from ..runs.report.formats import printable
 from ..units import size
 from ..workloads import find, names
 from .parse import OutputOptions, parse
-from .terminal import Terminal, conclude, print_json, table
+from .terminal import Terminal, conclude, table
 
 DESCRIPTION = """Recompute, from the files of a run, every claim that its workload makes.
 A claim fails if its evidence is missing, was changed or belongs to another run. A claim about speed is not judged if
@@ -54,9 +54,7 @@ def command(arguments: list[str]) -> int:
         if not options.runs:
             raise UsageError("--prune needs the folder of a run", fix="recperf check RUN --prune")
         pruned = [remove_old(run, options.keep, terminal) for run in requested_runs(options)]
-        if options.json:
-            print_json({"runs": pruned})
-        return 0
+        return conclude(None, {"runs": pruned} if options.json else None)
     reports = []
     for folder in requested_runs(options):
         reports.append(report(folder))
@@ -90,13 +88,9 @@ def requested_runs(options: Options) -> list[Path]:
         inside = [path for path in RUNS.iterdir() if is_run(path)] if RUNS.is_dir() else []
         if not inside:
             raise UsageError("check needs a run: there is none in the folder runs", fix="recperf check FOLDER_OF_A_RUN")
-        folders = [max(inside, key=lambda path: (_written(path), path.name))]
+        stamps = {path: [one.stat().st_mtime for name in MARKS if (one := path / name).exists()] for path in inside}
+        folders = [max(inside, key=lambda path: (max(stamps[path]), path.name))]
     return list({folder.resolve(): folder for folder in folders}.values())
-
-
-def _written(folder: Path) -> float:
-    """When the newest of a run's main files was written."""
-    return max((folder / name).stat().st_mtime for name in MARKS if (folder / name).exists())
 
 
 def is_run(folder: Path) -> bool:

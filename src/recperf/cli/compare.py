@@ -13,7 +13,7 @@ from ..errors import GateFailed, UsageError
 from ..measure.records import Percentiles
 from ..runs import compare as timing
 from ..runs.compare import Comparison, TimeChange
-from ..runs.report.blocks import columns, fact_lines
+from ..runs.report.blocks import columns, fact_lines, render
 from ..runs.report.formats import NONE, component, count, percent, short, spread, time
 from ..runs.report.reading import kind_of
 from .parse import JsonOption, VerboseOption, parse
@@ -46,8 +46,12 @@ def command(arguments: list[str]) -> int:
     report: dict[str, Any] = {}
     error = None
     if runs:
-        text, report = compared_runs(options.paths, options.verbose)
-        texts.append(text)
+        from ..runs.report.compare import compare, comparison_report
+        from ..runs.report.reading import read
+
+        runs_compared = compare([read(folder) for folder in options.paths])
+        texts.append(render(comparison_report(runs_compared), verbose=options.verbose))
+        report = msgspec.to_builtins(runs_compared)
     if not runs or gate is not None:
         old, new = options.paths
         comparison = timing.compare(timing.load(old), timing.load(new))
@@ -60,16 +64,6 @@ def command(arguments: list[str]) -> int:
     if not options.json:
         print_text("\n\n".join(texts))
     return conclude(error, report if options.json else None)
-
-
-def compared_runs(folders: tuple[Path, ...], verbose: bool) -> tuple[str, dict[str, Any]]:
-    """The comparison of runs as text and as JSON."""
-    from ..runs.report.blocks import render
-    from ..runs.report.compare import compare, comparison_report
-    from ..runs.report.reading import read
-
-    comparison = compare([read(folder) for folder in folders])
-    return render(comparison_report(comparison), verbose=verbose), msgspec.to_builtins(comparison)
 
 
 def failure(comparison: Comparison, gate: float | None) -> GateFailed | None:
@@ -104,18 +98,12 @@ def as_text(comparison: Comparison, verbose: bool) -> str:
     lines += fact_lines([("note", "; ".join(comparison.notes))] if comparison.notes else [])
     lines += columns([head, *rows], left=(7,), shorten_first=True)
     lines.append(f"  {alike} the same or within noise" + (f"; {hidden} more differ: --verbose" if hidden else ""))
-    lines += _limits(comparison, verbose)
+    if comparison.shares:
+        old, new = (limit or "unclear" for limit in comparison.limits)
+        shares = list(comparison.shares.items())[: None if verbose else 3]
+        listed = ", ".join(f"{limit} {percent(before)} → {percent(after)}" for limit, (before, after) in shares)
+        lines += fact_lines([("limit", f"{f'{old} in both' if old == new else f'{old} → {new}'}: {listed}")])
     return "\n".join(lines + [f"  {group}: {why}" for group, why in comparison.missing.items() if verbose])
-
-
-def _limits(comparison: Comparison, verbose: bool) -> list[str]:
-    if not comparison.shares:
-        return []
-    old, new = (limit or "unclear" for limit in comparison.limits)
-    named = f"{old} in both" if old == new else f"{old} → {new}"
-    shares = list(comparison.shares.items())[: None if verbose else 3]
-    listed = ", ".join(f"{limit} {percent(before)} → {percent(after)}" for limit, (before, after) in shares)
-    return fact_lines([("limit", f"{named}: {listed}")])
 
 
 def _row(change: TimeChange, name: str) -> list[str]:

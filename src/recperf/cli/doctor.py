@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import platform
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -62,11 +60,6 @@ def examine() -> list[Finding]:
     return findings
 
 
-def python() -> Finding:
-    state = OK if sys.version_info >= (3, 11) else MISSING
-    return Finding("python", state, platform.python_version(), "install Python 3.11 or newer")
-
-
 def torch() -> Finding:
     """That torch imports and multiplies, not only that it is installed."""
     try:
@@ -91,13 +84,13 @@ def gpu() -> Finding:
     return Finding("gpu", OK, names)
 
 
-def packages(name: str, modules: tuple[str, ...], why: str, fix: str) -> Finding:
+def packages(modules: tuple[str, ...], why: str, fix: str) -> Finding:
     """Packages that belong together: the first that is missing, else the version of the first."""
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError:
-            return Finding(module, MISSING if name in NEEDED else OPTIONAL, f"not installed; {why}", fix)
+            return Finding(module, OPTIONAL, f"not installed; {why}", fix)
     try:
         return Finding(modules[0], OK, metadata.version(modules[0]))
     except metadata.PackageNotFoundError:
@@ -163,27 +156,20 @@ def writable(name: str, folder: Path, fix: str) -> Finding:
     return Finding(name, OK, f"{folder}, {size(free)} free")
 
 
-NEEDED = ("numpy",)
 PACKAGES = {
-    "numpy": (("numpy",), "reads data", "pip install 'numpy>=2.0'"),
     "triton": (("triton",), "GPU kernels need it", "pip install triton"),
     "pooch": (("pooch",), "recperf data get needs it", "pip install pooch"),
     "pages": (("matplotlib", "jinja2"), "pages need it", "pip install 'recperf[pages]'"),
-    "data": (
-        ("pyarrow", "huggingface_hub", "duckdb"),
-        "imports of files need it",
-        "pip install 'recperf[data]'",
-    ),
+    "data": (("pyarrow", "huggingface_hub", "duckdb"), "imports of files need it", "pip install 'recperf[data]'"),
     "mlperf": (("mlperf_logging",), "MLPerf logs and recperf mlperf need it", "pip install 'recperf[mlperf]'"),
 }
 """Modules that belong together, what needs them, and the command that installs them."""
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "python": python,
     "torch": torch,
     "gpu": gpu,
     "C compiler": compiler,
     "C code": c_code,
-    **{name: partial(packages, name, *facts) for name, facts in PACKAGES.items()},
+    **{name: partial(packages, *facts) for name, facts in PACKAGES.items()},
     "torchrec": distributed,
     "ceilings": ceilings,
     "movielens-100k": movielens,

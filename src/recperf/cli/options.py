@@ -21,8 +21,6 @@ C = TypeVar("C")
 """The config class of a workload; subclasses use this same variable, so that its flags can be listed."""
 T = TypeVar("T", bound="WorkloadOptions[Any]")
 DEFAULT = "micro-dlrm"
-SHORT = {"--mlperf": "--mlperf.log", "--no-mlperf": "--mlperf.no-log"}
-"""Switches with a shorter name than their field."""
 SOURCES = ("--preset", "--config", "--resume", "--data")
 START = "--start-from"
 
@@ -115,41 +113,28 @@ class Choice:
 
 
 def choose(
-    arguments: list[str], *, default: str = DEFAULT, planning: bool = False, sources: tuple[str, ...] = SOURCES
+    arguments: list[str], *, default: str = DEFAULT, planning: bool = False, known: tuple[str, ...] = SOURCES
 ) -> Choice:
     """Take the workload and --preset, --config or --resume out of a command line, and read the config they name. For
     planning, a workload without any of them starts from the preset that it names for plans."""
-    choice = _choose([SHORT.get(argument, argument) for argument in arguments], default, planning, sources)
-    if set(SHORT) & set(arguments) and not hasattr(choice.config, "mlperf"):
-        raise UsageError(f"workload {choice.workload.name!r} writes no MLPerf log", fix="recperf run dlrm-v4 --mlperf")
-    return choice
-
-
-def _choose(arguments: list[str], default: str, planning: bool, known: tuple[str, ...]) -> Choice:
     name, sources, rest = _split(arguments, known)
     named = tuple(word for flag, value in sources.items() if flag != "--preset" for word in (flag, value))
-    data = _dataset(sources.pop("--data")) if "--data" in sources and "--resume" not in sources else None
+    data = None
+    if "--data" in sources and "--resume" not in sources:
+        from ..data import datasets
+
+        data = datasets.find(sources.pop("--data"))
+        # Where no workload is named: one made for the kind of data.
+        default = next(iter(able(data.kind)), default)
     if START in sources and data is None:
         raise UsageError(
             f"{START} needs --data: the events to go on with", fix="recperf run --resume goes on with the same"
         )
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} exclude each other")
-    workload = default if data is None else _trained_by(data, default)
-    choice = _read(name, sources, rest, workload, planning and data is None)
+    choice = _read(name, sources, rest, default, planning and data is None)
     named = (*(("--preset", choice.preset) if choice.preset else ()), *named)
     return replace(choice, config=choice.config if data is None else _on(data, choice), sources=named)
-
-
-def _dataset(name: str) -> datasets.Dataset:
-    from ..data import datasets
-
-    return datasets.find(name)
-
-
-def _trained_by(data: datasets.Dataset, default: str) -> str:
-    """The workload for a dataset where none is named: one made for its kind, or the default one."""
-    return next(iter(able(data.kind)), default)
 
 
 def _on(data: datasets.Dataset, choice: Choice) -> Any:
@@ -163,11 +148,8 @@ def _on(data: datasets.Dataset, choice: Choice) -> Any:
         fix = f"recperf data import {log} --user 1 --item 2 --rating 3 --time 4 --name NAME, then --data NAME"
     else:
         fix = f"recperf run {others[0]} --data {data.name}" if others else "recperf data list"
-    raise UsageError(
-        f"{workload.name} cannot train on {data.name}, which is a dataset of {data.kind}; "
-        + (f"these can: {', '.join(others)}" if others else "no workload can"),
-        fix=fix,
-    )
+    can = f"these can: {', '.join(others)}" if others else "no workload can"
+    raise UsageError(f"{workload.name} cannot train on {data.name}, which is a dataset of {data.kind}; {can}", fix=fix)
 
 
 def _read(name: str | None, sources: dict[str, str], rest: list[str], default: str, planning: bool) -> Choice:
@@ -177,7 +159,12 @@ def _read(name: str | None, sources: dict[str, str], rest: list[str], default: s
         workload = find(name or default)
         planned = workload.plan_preset if planning else None
         preset = sources.get("--preset") or planned or next(iter(workload.presets))
-        return Choice(workload, _preset(workload, preset), None, rest, preset)
+        if preset not in workload.presets:
+            raise UsageError(
+                f"workload {workload.name!r} has no preset {preset!r}{did_you_mean(preset, workload.presets)}",
+                where={"known": ", ".join(workload.presets)},
+            )
+        return Choice(workload, workload.presets[preset](), None, rest, preset)
     path = Path(saved)
     if "--config" not in sources and not path.is_dir():
         flag = next(iter(sources))
@@ -190,15 +177,6 @@ def _read(name: str | None, sources: dict[str, str], rest: list[str], default: s
     if START in sources:
         config = replace(config, start=StartConfig(run=path))
     return Choice(workload, config, path if "--resume" in sources else None, rest)
-
-
-def _preset(workload: Workload, name: str) -> Any:
-    if name not in workload.presets:
-        raise UsageError(
-            f"workload {workload.name!r} has no preset {name!r}{did_you_mean(name, workload.presets)}",
-            where={"known": ", ".join(workload.presets)},
-        )
-    return workload.presets[name]()
 
 
 def _split(arguments: list[str], known: tuple[str, ...]) -> tuple[str | None, dict[str, str], list[str]]:

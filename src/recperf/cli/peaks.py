@@ -9,7 +9,7 @@ from msgspec import structs
 from .. import places
 from ..errors import RecperfError
 from ..measure import peaks
-from ..measure.peaks.records import DeviceRates, Figure, Knee, Peaks, Rates, RowTables
+from ..measure.peaks.records import DeviceRates, Figure, Knee, Peaks
 from ..units import number, size
 from .parse import OutputOptions, parse
 from .terminal import Terminal, print_json, table
@@ -43,29 +43,24 @@ def command(arguments: list[str]) -> int:
     places.home()  # A cache folder that cannot be used is named before the measurement, not after it.
     terminal.say("measuring; other processes should be idle")
     measured = peaks.measure(quick=options.quick, say=lambda text: terminal.say(f"  {text}"))
-    before, better = replaced(measured), peaks.better_stored(measured)
+    before, better = None, peaks.better_stored(measured)
+    if peaks.path_of(measured.machine).exists():
+        try:
+            old = peaks.load(measured.machine)
+            before = f"{'quick' if old.quick else 'full'} ceilings measured at {old.measured}" if old else None
+        except RecperfError:
+            before = "an unreadable file"
     path = peaks.save(measured)
     terminal.say(as_text(measured))
     if better is not None:
-        new, old = (f"beside {one.other_work or 0.0:.0%} other work" for one in (measured, better))
+        now, then = (f"beside {one.other_work or 0.0:.0%} other work" for one in (measured, better))
         kind = "quick" if measured.quick else "full"
-        terminal.say(f"\nnot stored, because {before} {old} are better than {kind} ones {new}")
+        terminal.say(f"\nnot stored, because {before} {then} are better than {kind} ones {now}")
     else:
         terminal.say(f"\nwritten to {path}" + (f", replacing {before}" if before else ""))
     if options.json:
         print_json(measured)
     return 0
-
-
-def replaced(measured: Peaks) -> str | None:
-    """A description of the ceilings that were stored before."""
-    if not peaks.path_of(measured.machine).exists():
-        return None
-    try:
-        old = peaks.load(measured.machine)
-    except RecperfError:
-        return "an unreadable file"
-    return f"{'quick' if old.quick else 'full'} ceilings measured at {old.measured}" if old else None
 
 
 def as_text(measured: Peaks) -> str:
@@ -76,26 +71,15 @@ def as_text(measured: Peaks) -> str:
         f"{facts['cpu']}, {facts['cores']} cores, {measured.threads} threads, torch {facts['torch']}"
         f"{' (quick)' if measured.quick else ''}, {measured.seconds:.0f} s",
         f"caches: {caches}; huge pages: {measured.huge_pages or 'unknown'}",
-        "",
-        table(_ceilings(measured)),
-        *_other_threads(measured.other_threads),
-        "",
-        "a call of an operator on one element",
-        table(_calls(measured.calls)),
-        "",
-        "random rows",
-        table(_gather(measured.gather)),
-        "",
-        *_knee(measured.knee, facts["caches"], "1 thread"),
+        *_device(measured, facts["caches"], "1 thread"),
     ]
     for name, gpu in (measured.gpu or {}).items():
-        lines += ["", f"{name}, L2 {size(gpu.l2_bytes)}", "", table(_ceilings(gpu)), ""]
-        lines += ["a call of an operator on one element", table(_calls(gpu.calls)), ""]
-        lines += ["random rows", table(_gather(gpu.gather)), "", *_knee(gpu.knee, {"L2": gpu.l2_bytes}, "GPU")]
+        lines += ["", f"{name}, L2 {size(gpu.l2_bytes)}", *_device(gpu, {"L2": gpu.l2_bytes}, "GPU")]
     return "\n".join(lines)
 
 
-def _ceilings(part: DeviceRates) -> list[list[str]]:
+def _device(part: DeviceRates, caches: dict[str, int], where: str) -> list[str]:
+    """The ceilings of a device, what calling an operator on one element takes, and lookups of random rows."""
     rows = [["ceiling", "median", "p20", "p80", "readings"]]
     for dtype, figure in part.gemm.items():
         rows.append(_row(f"product of {dtype}, side {(figure.shape or [0])[0]:,}", figure))
@@ -104,30 +88,18 @@ def _ceilings(part: DeviceRates) -> list[list[str]]:
             rows.append(_row(f"{label} {size(stream.buffer_bytes)}, {stream.counted}", stream))
     for name, figure in part.transfer.items():
         rows.append(_row(f"{name.replace('_', ' ')}, {size(figure.buffer_bytes or 0)}", figure))
-    for name, figure in (structs.asdict(part.launch) if part.launch else {}).items():
-        rows.append(_row(f"{name.replace('_', ' ')}: {figure.what}", figure))
-    return rows
-
-
-def _calls(calls: dict[str, Figure]) -> list[list[str]]:
-    rows = [_row(f"{kind.replace('_', ' ')}: {figure.what}", figure) for kind, figure in calls.items()]
-    return [["kind", "median", "p20", "p80", "readings"], *rows]
-
-
-def _other_threads(others: dict[str, Rates]) -> list[str]:
-    """The rates with other numbers of threads, one column each."""
-    if not others:
-        return []
-    names = sorted(others, key=int)
-    rows = [["median by threads", *names]]
-    parts: list[dict[str, Figure]] = [
-        {**one.gemm, **{key: figure for key in STREAMS if (figure := getattr(one, key)) is not None}}
-        for one in (others[name] for name in names)
+    launch = structs.asdict(part.launch) if part.launch else {}
+    rows += [
+        _row(f"{name.replace('_', ' ')}: {figure.what}", figure) for name, figure in {**launch, **part.calls}.items()
     ]
-    for key in parts[0]:
-        label = STREAMS.get(key, f"product of {key}").removesuffix(" of")
-        rows.append([label, *(_value(part[key].p50, part[key].unit) if key in part else "" for part in parts)])
-    return ["", table(rows)]
+    heads = [
+        f"{name} {size(one.table_bytes)}" for name, one in (("cache", part.gather.cache), ("memory", part.gather.dram))
+    ]
+    lookups = [["row", heads[0], "", heads[1], "", "memory / cache"]]
+    for near, far in zip(part.gather.cache.rows, part.gather.dram.rows):
+        cells = [_value(ns.p50, ns.unit) for one in (near, far) for ns in (one.ns, one.bytes_per_s)]
+        lookups.append([f"{near.row_bytes} B", *cells, f"{far.ns.p50 / near.ns.p50:.1f} x"])
+    return ["", table(rows), "", "random rows", table(lookups), "", *_knee(part.knee, caches, where)]
 
 
 def _row(name: str, figure: Figure) -> list[str]:
@@ -139,16 +111,6 @@ def _value(value: float, unit: str) -> str:
         return f"{value:,.3g} ns" if value < 1000 else f"{value / 1000:,.3g} us"
     shown = number(value)
     return shown + unit if shown[-1].isalpha() else f"{shown} {unit}"
-
-
-def _gather(gather: RowTables) -> list[list[str]]:
-    cache, dram = gather.cache, gather.dram
-    heads = [f"{name} {size(part.table_bytes)}" for name, part in (("cache", cache), ("memory", dram))]
-    rows = [["row", heads[0], "", heads[1], "", "memory / cache"]]
-    for near, far in zip(cache.rows, dram.rows):
-        cells = [_value(ns.p50, ns.unit) for one in (near, far) for ns in (one.ns, one.bytes_per_s)]
-        rows.append([f"{near.row_bytes} B", *cells, f"{far.ns.p50 / near.ns.p50:.1f} x"])
-    return rows
 
 
 def _knee(knee: Knee, caches: dict[str, int], where: str) -> list[str]:

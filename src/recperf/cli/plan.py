@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -21,7 +20,7 @@ from ..plan import skew as skews
 from ..plan.devices import Device, device_of
 from ..plan.network import Network, network_of
 from ..plan.report import report_of, side_by_side, summary
-from ..plan.sharding import LARGEST_BATCH, Parallelism, parallelism_of
+from ..plan.sharding import LARGEST_BATCH, parallelism_of
 from ..plan.summary import Plan, Question, Setting, plan
 from ..plan.work import PlannedWorkload
 from ..runs.report import page
@@ -148,13 +147,20 @@ def _setting(options: Options[Any], workload: PlannedWorkload, price: float | No
     """Everything that the options say, except the number of ranks."""
     within(0.0, options.served or 0.0, 1.0, "served")
     within(0.0, options.startup_seconds or 0.0, 1e9, "startup seconds")
+    if options.rank_batch is not None and options.global_batch is not None:
+        raise UsageError("--rank-batch and --global-batch exclude each other")
+    published = None if options.global_batch is not None else workload.rank_batch
+    rank_batch = published if options.rank_batch is None else options.rank_batch
+    # A workload that runs in a single process has no options of ranks.
+    distributed = getattr(options.values, "distributed", DistributedConfig())
     device, network = _machine(options, workload, terminal)
-    tables = getattr(options.values, "tables", None)
+    tables, law = getattr(options.values, "tables", None), workload.popularity
+    repeated = options.skew is None and law is not None and law.repeated
     return Setting(
         workload=workload,
         device=device,
         network=network,
-        parallelism=_parallelism(options, workload),
+        parallelism=parallelism_of(distributed, rank_batch),
         question=options,
         skew=partial(_skew, options, workload),
         global_batches=() if options.rank_batch or options.global_batch else tuple(workload.published_samples),
@@ -162,7 +168,10 @@ def _setting(options: Options[Any], workload: PlannedWorkload, price: float | No
         price=price,
         cache_bytes=byte_count(tables.device_bytes) if tables else None,
         tiered=tables is not None and tables.placement in ("host", "file"),
-        worse_skew=_independent_ids(options, workload),
+        # The usual ids without repetitions within a batch, where they have some.
+        worse_skew=partial(_skew, replace(options, skew=f"zipf:{law.exponent}"), workload)
+        if law and repeated
+        else None,
     )
 
 
@@ -180,16 +189,6 @@ def _run_command(choice: Choice, data: str) -> str:
     return shlex.join(["run", choice.workload.name, *choice.sources, *(("--data", data) if data else ()), *fields])
 
 
-def _parallelism(options: Options[Any], workload: PlannedWorkload) -> Parallelism:
-    if options.rank_batch is not None and options.global_batch is not None:
-        raise UsageError("--rank-batch and --global-batch exclude each other")
-    published = None if options.global_batch is not None else workload.rank_batch
-    rank_batch = published if options.rank_batch is None else options.rank_batch
-    # A workload that runs in a single process has no options of ranks.
-    distributed = getattr(options.values, "distributed", DistributedConfig())
-    return parallelism_of(distributed, rank_batch)
-
-
 def _skew(options: Options[Any], workload: PlannedWorkload, batch: int, ranks: int) -> skews.Skew | None:
     """The ids of `batch` samples on each rank."""
     if options.skew == "even" or (options.skew is None and workload.popularity is None):
@@ -199,15 +198,6 @@ def _skew(options: Options[Any], workload: PlannedWorkload, batch: int, ranks: i
         law = workload.popularity
         return skews.zipf(work, batch, ranks, law.exponent, repeated=law.repeated, source=f" ({law.origin})")
     return skews.zipf(work, batch, ranks, skews.parse(options.skew or ""))
-
-
-def _independent_ids(
-    options: Options[Any], workload: PlannedWorkload
-) -> Callable[[int, int], skews.Skew | None] | None:
-    """The usual ids without repetitions within a batch, where they have some."""
-    if options.skew is not None or workload.popularity is None or not workload.popularity.repeated:
-        return None
-    return partial(_skew, replace(options, skew=f"zipf:{workload.popularity.exponent}"), workload)
 
 
 def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Terminal) -> tuple[Device, Network]:
@@ -238,18 +228,15 @@ def _ranks(text: str) -> list[int]:
 
 def _prices(text: str | None, devices: int) -> list[tuple[float | None, str | None]]:
     """A price and its currency for each device."""
-    prices: list[tuple[float | None, str | None]] = [(None, None)]
-    if text:
-        prices = [_price(one) for one in text.split(",")]
+    prices: list[tuple[float | None, str | None]] = []
+    for one in text.split(",") if text else ():
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(EUR|USD)?", one.strip(), re.IGNORECASE)
+        if match is None:
+            raise UsageError(f"--price {one!r} is not a price", fix="--price 2.5, --price 2.5EUR or --price 2.5USD")
+        prices.append((float(match[1]), (match[2] or "").upper()))
+    prices = prices or [(None, None)]
     if len({currency for _, currency in prices}) > 1:
         raise UsageError(f"--price {text!r} has two currencies", fix="one currency for all devices")
     if len(prices) not in (1, devices):
         raise UsageError(f"--price has {len(prices)} prices for {devices} devices", fix="one for all, or one for each")
     return prices if len(prices) == devices else devices * prices
-
-
-def _price(text: str) -> tuple[float | None, str | None]:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(EUR|USD)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise UsageError(f"--price {text!r} is not a price", fix="--price 2.5, --price 2.5EUR or --price 2.5USD")
-    return float(match[1]), (match[2] or "").upper()

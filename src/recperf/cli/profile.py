@@ -82,7 +82,12 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
     if max(options.ranks, world.size) > 1 and options.try_fixes:
         raise UsageError("--try-fixes is for one process", fix="leave --ranks out")
     if options.ranks > 1 and world.size == 1:
-        return launch(rank_arguments(arguments), options.ranks, lambda e: report_failure(e, options), verb="profile")
+
+        def report_failure(error: RecperfError) -> None:
+            error.fix = "run the profile again"
+            print_error(error, as_json=options.json)
+
+        return launch(rank_arguments(arguments), options.ranks, report_failure, verb="profile")
     if not world.is_leader:
         return follow(choice, options, world)
     terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
@@ -95,23 +100,21 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
     return 0
 
 
-def report_failure(error: RecperfError, options: Options[Any]) -> None:
-    """Print why ranks ended; a profile cannot be resumed."""
-    error.fix = "run the profile again"
-    print_error(error, as_json=options.json)
-
-
 def show(profile: Profile, folder: Path, options: Options[Any], terminal: Terminal) -> None:
+    """Print the profile and write its page; if that fails the profile itself is still valid."""
+    from ..runs.report import page
     from ..runs.report.profile_report import report
     from ..runs.report.reading import read_peaks
 
-    machine = read_json(folder / "machine.json") if (folder / "machine.json").exists() else None
-    terminal.show(report(profile, read_peaks(folder / "peaks.json"), machine))
+    built = report(profile, read_peaks(folder / "peaks.json"), read_json(folder / "machine.json"))
+    terminal.show(built)
     terminal.facts(("profile", str(folder / "profile.json")))
     if options.save_trace and current().size > 1:
         terminal.facts(("traces", f"recperf profile --trace {folder} compares and combines them"))
     if options.report:
-        write_page(profile, folder, terminal)
+        with page_optional(terminal):
+            html = page.render(f"{built.title}: profile", [built])
+            terminal.facts(("page", str(page.write(html, folder / "profile.html"))))
     if options.json:
         print_json(profile)
 
@@ -182,14 +185,3 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[Pro
     finally:
         run.close()
     return measured, folder
-
-
-def write_page(profile: Profile, folder: Path, terminal: Terminal) -> None:
-    """Write the page; if that fails the profile itself is still valid."""
-    from ..runs.report.profile_report import write_page as write_profile
-    from ..runs.report.reading import read_peaks
-
-    with page_optional(terminal):
-        machine = read_json(folder / "machine.json")
-        page = write_profile(profile, read_peaks(folder / "peaks.json"), machine, folder / "profile.html")
-        terminal.facts(("page", str(page)))

@@ -36,8 +36,11 @@ def command(arguments: list[str]) -> int:
     terminal.show(report(analysis))
     if options.trace.is_dir():
         try:
-            analysis.merged = merged(options.trace)
-            terminal.facts(("merged", merged_text(analysis.merged)))
+            analysis.merged = one = merged(options.trace)
+            ranks, all_ranks = len(one.ranks), one.of or 0
+            missing = f"; {all_ranks - ranks} of {all_ranks} ranks are missing" if all_ranks > ranks else ""
+            about = f"{size(one.bytes)}, {ranks} ranks{missing}; clock: {one.clock}"
+            terminal.facts(("merged", f"{one.file} ({about}), for ui.perfetto.dev"))
         except (DataError, MachineError) as error:
             terminal.notice(f"the traces are not merged into one file: {error.what}")
     if options.json:
@@ -72,9 +75,3 @@ def merged(folder: Path) -> MergedTraces:
     if target.exists() and not looks_like_trace(target):
         raise DataError(f"{MERGED} is there, and is not a trace", where={"file": target})
     return merge(traces_in(folder), target)
-
-
-def merged_text(merged: MergedTraces) -> str:
-    ranks = len(merged.ranks)
-    missing = f"; {merged.of - ranks} of {merged.of} ranks are missing" if merged.of and merged.of > ranks else ""
-    return f"{merged.file} ({size(merged.bytes)}, {ranks} ranks{missing}; clock: {merged.clock}), for ui.perfetto.dev"

@@ -52,7 +52,11 @@ class Options(ModelOptions):
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf recommend", description=DESCRIPTION)
-    require_consistent(options)
+    if sum((bool(options.users), options.users_file is not None, options.all_users, bool(options.history))) != 1:
+        what = "give one of --users, --users-file, --all-users and --history"
+        raise UsageError(what, fix="recperf recommend RUN --users 1 2 3")
+    if options.exclude_seen and options.include_seen:
+        raise UsageError("--exclude-seen and --include-seen exclude each other", fix="leave one out")
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     run = open_run(options, terminal)
     from ..execution.recommending import quality_of, recommend
@@ -108,7 +112,13 @@ def say(terminal: Terminal, rows: list[Any], summary: dict[str, Any]) -> None:
     from ..runs.report.quality_sections import lists_text
 
     if rows:
-        terminal.say(table_of(rows))
+        # For people without the logits.
+        *names, score, _, rank_score = rows[0]
+        lines = [[*names, score, rank_score]]
+        for row in rows:
+            known = ["" if row[name] is None else str(row[name]) for name in names]
+            lines.append([*known, f"{row[score]:.4f}", f"{row[rank_score]:.4f}"])
+        terminal.say(table(lines))
         meets = f"log of the probability that a user meets the item, {summary['meeting']}, times the score"
         terminal.say(f"ordered by rank_score: the {meets if summary['meeting'] else 'logit'}")
     speed = f"{summary['device']}: {number(summary['users_per_s'])} users/s"
@@ -119,28 +129,6 @@ def say(terminal: Terminal, rows: list[Any], summary: dict[str, Any]) -> None:
         terminal.say(f"  {note}")
     if summary["output"] is not None:
         terminal.say(f"  recommendations: {summary['output']}")
-
-
-def require_consistent(options: Options) -> None:
-    """Refuse options that contradict each other."""
-    if sum((bool(options.users), options.users_file is not None, options.all_users, bool(options.history))) != 1:
-        what = "give one of --users, --users-file, --all-users and --history"
-        raise UsageError(what, fix="recperf recommend RUN --users 1 2 3")
-    if options.exclude_seen and options.include_seen:
-        raise UsageError("--exclude-seen and --include-seen exclude each other", fix="leave one out")
-
-
-def table_of(rows: list[dict[str, Any]]) -> str:
-    """The recommended items for people, without their logits."""
-    *names, score, _, rank_score = rows[0]
-    cells = [
-        [
-            *("" if row[name] is None else str(row[name]) for name in names),
-            *(f"{row[x]:.4f}" for x in (score, rank_score)),
-        ]
-        for row in rows
-    ]
-    return table([[*names, score, rank_score], *cells])
 
 
 def requests_of(model: Any, options: Options) -> Requests:

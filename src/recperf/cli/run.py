@@ -34,7 +34,7 @@ def as_rank(work: Callable[[list[str], Ranks], int], arguments: list[str]) -> in
 def run_here(arguments: list[str], world: Ranks) -> int:
     """Run the command in this process: alone, as one of several ranks, or as their launcher."""
     FLAG.poll()
-    choice = choose(arguments, sources=(*SOURCES, START))
+    choice = choose(arguments, known=(*SOURCES, START))
     options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
     from .training import start
 

@@ -10,7 +10,6 @@ from ..config import flatten, to_json
 from ..execution.tables import place_tables
 from ..execution.workload import Estimate, Workload
 from ..machine import available_bytes
-from ..measure.cost import Cost
 from ..models.tiers.config import Tiers
 from ..runs.record import CONFIG_SCHEMA
 from ..units import number, size
@@ -110,7 +109,9 @@ def _amounts(where: dict[str, Any]) -> str:
 
 def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:
     lines = [f"{workload.name}: {workload.summary}", "", "config"]
-    lines += [f"  {name:<28} {_field(value)}" for name, value in flatten(to_json(config)).items()]
+    for name, value in flatten(to_json(config)).items():
+        shown = " ".join(map(str, value)) if isinstance(value, list) else json.dumps(value)
+        lines.append(f"  {name:<28} {value if isinstance(value, str) else shown}")
     parameters = ", ".join(f"{name} {count:,}" for name, count in estimate.parameters.items())
     lines += ["", f"parameters {sum(estimate.parameters.values()):,} ({parameters})"]
     state = f", their optimizer state {size(estimate.state_bytes)}" if estimate.state_bytes else ""
@@ -121,15 +122,7 @@ def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:
     held = ", ".join(f"{name} {size(count)}" for name, count in estimate.memory.items())
     lines += [f"memory     {size(sum(estimate.memory.values()))} per step ({held})", "", "one training step, counted"]
     rows = [["component", "FLOPs", "bytes", "FLOPs per byte"]]
-    rows += [_row(name, cost) for name, cost in {**estimate.step, "total": estimate.total}.items()]
+    for name, cost in {**estimate.step, "total": estimate.total}.items():
+        intensity = f"{cost.flops / cost.bytes:.2f}" if cost.bytes else "-"
+        rows.append([name, number(cost.flops), size(cost.bytes), intensity])
     return "\n".join([*lines, table(rows)])
-
-
-def _row(name: str, cost: Cost) -> list[str]:
-    return [name, number(cost.flops), size(cost.bytes), f"{cost.flops / cost.bytes:.2f}" if cost.bytes else "-"]
-
-
-def _field(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return value if isinstance(value, str) else json.dumps(value)

@@ -94,7 +94,7 @@ def logs_in(paths: list[Path]) -> list[Path]:
             raise DataError(
                 f"no MLPerf log in this folder: it has neither {LOG_NAME} nor result_*.txt",
                 where={"folder": path},
-                fix="recperf run dlrm-v4 --mlperf writes one",
+                fix="recperf run dlrm-v4 --mlperf.log writes one",
             )
         logs += inside
     return logs
