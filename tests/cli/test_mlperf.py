@@ -39,18 +39,3 @@ def test_check_a_log(call: Call, made: ModuleType) -> None:
     assert "FAILED  bad.log" in out
     assert "opt_base_learning_rate is 1e-07" in out
     assert "1 of 1 logs fail ruleset 6.1.0" in err
-
-
-def test_check_a_set(call: Call, made: ModuleType) -> None:
-    for name, last in (("slow", 29), ("fast", 26)):
-        Path(name).mkdir()
-        for seed in range(10):
-            made.write(Path(name, f"result_{seed}.txt"), seed=seed, last=last)
-    code, out, _ = call("check", "slow")
-    assert code == 0
-    assert "RCP check passed" in out
-    assert "least mean allowed:         66,297,354" in out
-    code, out, err = call("check", "fast")
-    assert code == 5
-    assert "RCP check FAILED: fewer samples" in out
-    assert "error: the set fails the RCP check" in err

@@ -17,7 +17,7 @@ from recperf.data.yambda.import_options import ImportOptions
 from recperf.data.yambda.imports import import_events
 from recperf.data.yambda.store import MANIFEST, open_store, originals, verify
 from recperf.errors import DataError
-from recperf.runs.evidence import broken, seal
+from recperf.runs.evidence import differences, seal
 from recperf.runs.record import Run
 from recperf.train.checkpoint import CheckpointStore
 
@@ -78,7 +78,7 @@ def resumes(folder: Path, passed: tuple[str, ...]) -> None:
     assert step >= least, f"step {least} was saved, but {step} is what is left"
     assert "sealed" not in passed or run.finished
     if run.finished:
-        assert not broken(run.folder)
+        assert not differences(run.folder)
         assert json.loads((run.folder / "result.json").read_text()) == {"auc": 0.75}
     elif state:
         assert run.log_fault(state["bytes"], state["digest"]) is None

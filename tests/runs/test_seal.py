@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recperf.errors import DataError
-from recperf.runs.evidence import Evidence, NoEvidence, broken, seal
+from recperf.runs.evidence import Evidence, NoEvidence, differences, seal
 from recperf.runs.schemas import Event
 
 
@@ -26,14 +26,14 @@ def folder(tmp_path: Path) -> Path:
 def test_a_sealed_run_is_whole_and_lists_its_evidence_only(folder: Path) -> None:
     (folder / "notes.txt").write_text("not evidence")
     seal(folder)
-    assert broken(folder) == []
+    assert differences(folder) == {}
     sealed = json.loads((folder / "seal.json").read_text())
     assert sealed["schema"] == 1
     assert set(sealed["files"]) == {"events.jsonl", "config.json", "machine.json", "trial-42.json", "peaks.json"}
     assert sealed["files"]["config.json"]["bytes"] == (folder / "config.json").stat().st_size
     (folder / "notes.txt").write_text("changed later")
     (folder / "trial-x.json").write_text("{}")
-    assert broken(folder) == []
+    assert differences(folder) == {}
 
 
 def test_every_difference_is_named(folder: Path) -> None:
@@ -41,13 +41,13 @@ def test_every_difference_is_named(folder: Path) -> None:
     (folder / "machine.json").write_text("{}")
     (folder / "events.jsonl").unlink()
     (folder / "trial-43.json").write_text("{}")
-    found = "\n".join(broken(folder))
+    found = "\n".join(differences(folder).values())
     assert "config.json was changed" in found
     assert "machine.json has 2 bytes" in found
     assert "events.jsonl is missing" in found
     assert "trial-43.json is not in seal.json" in found
     assert "peaks.json" not in found
-    assert len(broken(folder)) == 4
+    assert len(differences(folder)) == 4
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_a_damaged_seal_is_reported(folder: Path, content: bytes | None, message
     (folder / "seal.json").unlink()
     if content is not None:
         (folder / "seal.json").write_bytes(content)
-    assert any(message in text for text in broken(folder))
+    assert any(message in text for text in differences(folder).values())
 
 
 def test_a_folder_in_the_place_of_a_file(folder: Path) -> None:
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()
-    assert any("config.json" in text for text in broken(folder))
+    assert any("config.json" in text for text in differences(folder).values())
     with pytest.raises(DataError, match="cannot seal"):
         seal(folder)
     with pytest.raises(NoEvidence, match=r"cannot read config\.json"):
@@ -98,10 +98,10 @@ def test_a_line_that_is_not_an_event_is_named(folder: Path, line: str) -> None:
 def test_fifos_and_links_are_differences(folder: Path, tmp_path: Path, name: str) -> None:
     (folder / name).rename(tmp_path / "moved")
     (folder / name).symlink_to(tmp_path / "moved")
-    assert broken(folder) == [f"cannot read {name}: it is a link, which is not followed"]
+    assert list(differences(folder).values()) == [f"cannot read {name}: it is a link, which is not followed"]
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    assert broken(folder) == [f"cannot read {name}: it is not a regular file"]
+    assert list(differences(folder).values()) == [f"cannot read {name}: it is not a regular file"]
     if name != "seal.json":
         with pytest.raises(DataError, match="cannot seal the run: it is not a regular file"):
             seal(folder)

@@ -29,7 +29,7 @@ COMMANDS = {
     "pair": "measure one model with cached and with uncached rows, to see whether memory limits it",
     "peaks": "measure the ceilings of this machine: FLOP/s, bandwidths, cache sizes",
     "data": "download, check, prepare, import, generate or describe a dataset",
-    "mlperf": "check MLPerf logs with the official checkers",
+    "mlperf": "check MLPerf logs with the official checker",
     "plan": "predict memory, time and cost on devices you do not have",
     "doctor": "test what works on this machine, and say how to fix what does not",
 }

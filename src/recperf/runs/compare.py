@@ -235,29 +235,30 @@ def compare(old: Side, new: Side) -> Comparison:
         for side in (new, old)
         for group, why in side.missing.items()
     }
-    groups = {
-        group: _changes(old.groups[group], new.groups[group])
-        for group in old.groups
-        if group in new.groups and group not in missing
-    }
+    groups = {}
+    for group in (name for name in old.groups if name in new.groups and name not in missing):
+        before, after = old.groups[group], new.groups[group]
+        rows = [changed(name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])]
+        groups[group] = sorted(rows, key=lambda row: -abs(row.difference_ms))
     if not groups:
         what, fix = "these two have nothing in common to compare", "name two runs, two profiles or two traces"
         raise UsageError(what, where={"one": old.path, "other": new.path}, fix=fix)
+    both = {limit: (old.shares.get(limit, 0.0), new.shares.get(limit, 0.0)) for limit in TEXTS}
+    noticed = [limit for limit, values in both.items() if max(values) >= NOTICED_SHARE and old.shares and new.shares]
     return Comparison(
         files=(printable(old.path), printable(new.path)),
-        warnings=_warnings(old, new),
+        warnings=[
+            f"different {what}: {_named(one)} and {_named(new.identity[what])}; the two measure different things"
+            for what, one in old.identity.items()
+            if what in new.identity and one != new.identity[what] and None not in (one, new.identity[what])
+        ],
         notes=_notes(old, new),
         step=changed("step", TimedPart(time=old.step, share=1.0), TimedPart(time=new.step, share=1.0)),
         groups=groups,
         missing=missing,
         limits=(old.limit, new.limit),
-        shares=_shares(old.shares, new.shares),
+        shares={limit: both[limit] for limit in sorted(noticed, key=lambda limit: -max(both[limit]))},
     )
-
-
-def _changes(old: dict[str, TimedPart], new: dict[str, TimedPart]) -> list[TimeChange]:
-    rows = [changed(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
-    return sorted(rows, key=lambda row: -abs(row.difference_ms))
 
 
 def changed(name: str, old: TimedPart | None, new: TimedPart | None) -> TimeChange:
@@ -287,22 +288,6 @@ def _says(old: Time | None, new: Time | None) -> str:
     if new.p20 <= old.p80 and new.p80 >= old.p20:
         return "within noise"
     return "slower" if new.p50 > old.p50 else "faster"
-
-
-def _shares(old: dict[str, float], new: dict[str, float]) -> dict[str, tuple[float, float]]:
-    """The shares by limit on both sides, without those under 1 % on both."""
-    both = {limit: (old.get(limit, 0.0), new.get(limit, 0.0)) for limit in TEXTS} if old and new else {}
-    large = [limit for limit, values in both.items() if max(values) >= NOTICED_SHARE]
-    return {limit: both[limit] for limit in sorted(large, key=lambda limit: -max(both[limit]))}
-
-
-def _warnings(old: Side, new: Side) -> list[str]:
-    """Differences that make the two different measurements."""
-    return [
-        f"different {what}: {_named(one)} and {_named(new.identity[what])}; the two measure different things"
-        for what, one in old.identity.items()
-        if what in new.identity and one != new.identity[what] and None not in (one, new.identity[what])
-    ]
 
 
 def _notes(old: Side, new: Side) -> list[str]:

@@ -21,7 +21,7 @@ from ..measure.profile_records import Component, StepBudget, StepFigures
 from ..measure.records import Percentiles, Verdict
 from ..units import size
 from .derive import Stated, bounds, quality_of, result_of
-from .evidence import Evidence, NoEvidence, broken, own_fingerprint, present
+from .evidence import Evidence, NoEvidence, differences, own_fingerprint, present
 from .quality import compared
 from .report.formats import printable
 from .result import fault
@@ -97,10 +97,6 @@ def finding(objections: Iterable[str], detail: str) -> Finding:
     return Finding(holds=not reasons, detail="; ".join(reasons[:3]) + more if reasons else detail)
 
 
-def _intact(evidence: Evidence) -> Finding:
-    return finding(broken(evidence.folder), f"{len(present(evidence.folder))} files match seal.json")
-
-
 def _foreign_events(evidence: Evidence) -> Iterator[str]:
     """The events that do not fit the config of the run, or each other."""
     seeds = evidence.seeds()
@@ -153,7 +149,13 @@ def _differences(place: str, stated: Any, derived: Any) -> Iterator[str]:
 
 
 ALWAYS = (
-    Claim(name="intact", text="evidence is intact", holds=_intact),
+    Claim(
+        name="intact",
+        text="evidence is intact",
+        holds=lambda evidence: finding(
+            differences(evidence.folder).values(), f"{len(present(evidence.folder))} files match seal.json"
+        ),
+    ),
     Claim(name="result", text="the result follows from the other files", holds=_result),
 )
 """The claims of every run, whatever its workload claims."""
@@ -180,17 +182,16 @@ def quality_target(target: Derive) -> Claim:
 
 def loss_falls(by: float) -> Claim:
     def holds(evidence: Evidence) -> Finding:
-        falls = {seed: _fall(evidence.losses(seed)) for seed in evidence.seeds()}
+        falls = {}
+        for seed in evidence.seeds():
+            losses = evidence.losses(seed)
+            ends = max(1, round(LOSS_ENDS * len(losses)))
+            falls[seed] = statistics.fmean(losses[:ends]) - statistics.fmean(losses[-ends:])
         least = min(falls, key=lambda seed: falls[seed])
         detail = f"by {falls[least]:.4g} in seed {least}, the least of {len(falls)} (at least {by:g})"
         return Finding(holds=falls[least] >= by, detail=detail)
 
     return Claim(name="loss", text=f"the loss falls by at least {by:g} with every seed", holds=holds)
-
-
-def _fall(losses: list[float]) -> float:
-    ends = max(1, round(LOSS_ENDS * len(losses)))
-    return statistics.fmean(losses[:ends]) - statistics.fmean(losses[-ends:])
 
 
 def in_cpu_memory(claim: Claim) -> Claim:
@@ -264,12 +265,6 @@ def _component(place: str, components: list[Component], name: str) -> Component:
     return matching[0]
 
 
-def _positive(place: str, value: float | None) -> float:
-    if value is None or value <= 0:
-        raise NoEvidence(f"{place} should be a number above 0, is {value}")
-    return value
-
-
 def pair_ratio_as_measured(component: str) -> Claim:
     """The ratio of a component's time with cold and with hot ids is the one that the ceilings of memory and cache give.
 
@@ -304,8 +299,8 @@ def pair_ratio_as_measured(component: str) -> Claim:
 
 def _ms(name: str, arm: StepBudget, component: str) -> Percentiles:
     times = _component(f"pair.json: {name}", arm.components, component).ms
-    for quantile in (times.p20, times.p50, times.p80):
-        _positive(f"pair.json: {name}: time of {component}", quantile)
+    if min(times.p20, times.p50, times.p80) <= 0:
+        raise NoEvidence(f"pair.json: {name}: times of {component} should be above 0")
     return times
 
 

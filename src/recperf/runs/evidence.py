@@ -220,13 +220,9 @@ def is_evidence(name: str) -> bool:
     return name in EVIDENCE or re.fullmatch(r"trial-\d+\.json", name) is not None
 
 
-def broken(folder: Path) -> list[str]:
-    """Every difference between the evidence files and their seal; empty if there is none."""
-    return list(differences(folder).values())
-
-
 def differences(folder: Path) -> dict[str, str]:
-    """The differences by the name of the file; one of seal.json means that no file could be compared."""
+    """How the evidence files differ from their seal, by the name of the file; where seal.json differs, no file could be
+    compared."""
     if not os.path.lexists(folder / SEAL):
         return {SEAL: f"{SEAL} is missing"}
     try:

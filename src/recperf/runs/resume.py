@@ -49,16 +49,13 @@ def fixed_fields(config: Any) -> ConfigValues:
 
 def recorded_fields(config: Any) -> ConfigValues:
     """The fixed fields, and free ones whose changes are recorded, such as how ranks divide the tables."""
-    return {name: value for name, value in fields_of(config).items() if not is_free(name) or _is_recorded(name)}
+    fields = fields_of(config).items()
+    return {name: value for name, value in fields if not is_free(name) or name.startswith("distributed.")}
 
 
 def free_changes(was: Any, now: Any) -> list[Change]:
     """Changes of free fields that are recorded."""
     return [change for change in changes(recorded_fields(was), recorded_fields(now)) if is_free(change.field)]
-
-
-def _is_recorded(field: str) -> bool:
-    return field.startswith("distributed.")
 
 
 def is_free(field: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recperf.errors import DataError
-from recperf.runs.mlperf.check import convergence, verdict
+from recperf.runs.mlperf.check import verdict
 from recperf.runs.record import CONFIG_SCHEMA
 
 pytestmark = pytest.mark.usefixtures("made")
@@ -146,39 +146,6 @@ def test_no_damage_crashes_the_check(write: Callable[..., Path], tmp_path: Path)
         result = verdict(path)
         assert result.passed is not bool(result.failures)
         assert all("\n" not in failure.text for failure in result.failures)
-
-
-def logs(write: Callable[..., Path], blocks: list[int], **options: Any) -> list[Path]:
-    return [write(f"{seed}/mlperf.log", seed=seed, last=last, **options) for seed, last in enumerate(blocks)]
-
-
-def test_ten_logs_as_slow_as_the_reference_pass(write: Callable[..., Path]) -> None:
-    result = convergence(logs(write, [29] * 10))
-    assert result.passed
-    assert (result.ran, result.logs, result.batch_size) == (True, 10, 8192)
-    assert result.mean_samples == 29 * 280 * 8192
-    assert result.reference_mean == pytest.approx(69.07e6, rel=1e-4)
-    assert result.least_mean == pytest.approx(66.30e6, rel=1e-4)
-    assert result.normalisation == pytest.approx(1.0383, abs=1e-4)
-
-
-def test_batch_sizes_between_and_beyond_the_references(write: Callable[..., Path]) -> None:
-    between = convergence(logs(write, [33] * 10, batch=12288))
-    assert between.passed
-    assert "RCP Interpolation" in between.text
-    beyond = convergence([write(f"b{seed}.log", batch=65536, seed=seed, last=63) for seed in range(10)])
-    assert beyond.passed is False
-    assert "please submit RCP with BS = 65536" in beyond.text
-
-
-def test_sets_that_cannot_be_judged(write: Callable[..., Path], golden: Path) -> None:
-    few = convergence(logs(write, [29, 29]))
-    assert (few.ran, few.passed) == (False, None)
-    assert "at least 3" in few.text
-    mixed = [*logs(write, [29, 29]), write("other.log", batch=16384, last=36)]
-    assert convergence(mixed).text == "the logs differ in global_batch_size: 16384, 8192"
-    old = golden / "mlperf_logs" / "dlrmv4_gbs8192_a.log"
-    assert "'hstu'" in convergence([old] * 3).text
 
 
 def test_rates_that_were_used_are_checked_not_only_declared_ones(write: Callable[..., Path]) -> None:

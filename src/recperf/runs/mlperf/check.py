@@ -1,5 +1,5 @@
-"""Checks logs of any program: the official checkers (compliance of each log, convergence of a set), and rules of the
-benchmark that these do not check. Broken rules are told in plain words: the official messages quote the code that
+"""Checks logs of any program: the official compliance checker, and rules of the
+benchmark that it does not check. Broken rules are told in plain words: the official messages quote the code that
 failed."""
 
 from __future__ import annotations
@@ -8,24 +8,19 @@ import contextlib
 import io
 import logging
 import re
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
 from ...config import ConfigValues, flatten
-from ...errors import DataError, RecperfError
-from ...folders import temporary_folder
+from ...errors import RecperfError
 from ...jsonfile import decode
 from ..record import read_saved_config
 from .lines import BENCHMARK, RULESET, Lines, official, read
 
 USAGE = "training"
-RUNS = 10
-"""Logs that a submission needs."""
 
 _EVALUATION = {
     "% s['eval_interval_samples']": "grid",
@@ -123,19 +118,19 @@ def _config_beside(log: Path, lines: Lines) -> ConfigValues | str:
 
 
 @contextlib.contextmanager
-def captured_log() -> Iterator[list[logging.LogRecord]]:
-    """What the checkers log through the root logger; nothing of it reaches the terminal.
+def silenced() -> Iterator[None]:
+    """Nothing that the checker prints or logs through the root logger reaches the terminal.
 
-    Their logging functions add a handler to a root logger that has none, so it gets one here meanwhile.
+    Its logging functions add a handler to a root logger that has none, so it gets one here meanwhile.
     """
-    root, capture = logging.getLogger(), BufferingHandler(1 << 30)
+    root = logging.getLogger()
     before, level = root.handlers, root.level
-    root.handlers, silence = [capture], io.StringIO()
+    root.handlers, silence = [logging.NullHandler()], io.StringIO()
     root.setLevel(logging.INFO)
     try:
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield capture.buffer
+            yield
     finally:
         root.handlers = before
         root.setLevel(level)
@@ -165,7 +160,7 @@ def _judged(path: Path, lines: Lines) -> tuple[bool, list[Failure], list[str]]:
     compliance = official("compliance_checker.mlp_compliance")
     checker, aborted = _recorder(compliance), None
     try:
-        with captured_log():
+        with silenced():
             passed, *_ = compliance.main(str(path), f"{USAGE}_{RULESET}/common.yaml", checker)
     except (Exception, SystemExit) as error:
         passed, aborted = False, error
@@ -280,85 +275,3 @@ def learning_rates(lines: Lines) -> list[Failure] | str:
         return "learning rate: the log states no rates"
     more = f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
     return [Failure("train_loss: learning rate", f"lr is {outside[0]}{more}")] if outside else []
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convergence:
-    """The result of the official RCP checker for a set of logs: did they need as many samples as the reference?"""
-
-    ran: bool
-    passed: bool | None
-    text: str
-    """The checker's message, or why it did not run."""
-    logs: int
-    batch_size: int | None = None
-    mean_samples: float | None = None
-    """Samples to the target, without the fastest and the slowest log."""
-    reference_mean: float | None = None
-    least_mean: float | None = None
-    """Below this mean the set converges faster than chance allows."""
-    normalisation: float | None = None
-    """Factor on the score if the set is faster than the reference but allowed."""
-    ruleset: str = RULESET
-
-
-def convergence(paths: list[Path]) -> Convergence:
-    """Run the official RCP checker on a set of logs of one submission; it reports its numbers only through its log."""
-    rcp = official("rcp_checker.rcp_checker")
-    logs = [read(path) for path in paths]
-    if why := _no_set(logs):
-        return Convergence(ran=False, passed=None, text=why, logs=len(logs))
-    with temporary_folder() as folder:
-        for index, path in enumerate(paths):
-            shutil.copyfile(path, folder / f"result_{index}.txt")
-        try:
-            with captured_log() as records:
-                passed, text, factor = rcp.check_directory(
-                    str(folder), USAGE, RULESET, False, False, rcp_pass="pruned_rcps"
-                )
-        except (Exception, SystemExit) as error:
-            raise DataError(
-                f"the RCP checker failed: {type(error).__name__}: {error}"[:300],
-                where={"logs": ", ".join(path.name for path in paths)},
-                fix="recperf mlperf check LOG, one by one",
-            ) from None
-    record: dict[str, Any] = {}
-    mean = None
-    for entry in records:
-        if entry.msg.startswith(" RCP Record") and isinstance(entry.args, dict):
-            record = dict(entry.args)
-        if entry.msg.startswith(" Submission mean epochs: ") and isinstance(entry.args, tuple):
-            mean = float(entry.args[0])  # type: ignore[arg-type]
-    plain = "enough samples to the target" if passed else "fewer samples to the target than the reference allows"
-    warned = [" ".join(entry.getMessage().split()) for entry in records if entry.levelno >= logging.WARNING]
-    return Convergence(
-        ran=True,
-        passed=bool(passed),
-        text="; ".join(filter(None, [plain if record and mean is not None else "", str(text).strip(), *warned])),
-        logs=len(logs),
-        batch_size=logs[0].first("global_batch_size"),
-        mean_samples=mean,
-        reference_mean=float(record["RCP Mean"]) if record else None,
-        least_mean=float(record["RCP Mean"] / record["Max Speedup"]) if record else None,
-        normalisation=float(factor) if passed else None,
-    )
-
-
-def _no_set(logs: list[Lines]) -> str | None:
-    """Why these logs cannot be judged as a set."""
-    if len(logs) < 3:
-        return (
-            f"convergence leaves out the fastest and the slowest log, so it needs at least 3 ({RUNS} for a submission)"
-        )
-    for key in ("submission_benchmark", "submission_division", "global_batch_size"):
-        values = sorted({repr(log.first(key)) for log in logs})
-        if len(values) > 1:
-            return f"the logs differ in {key}: {', '.join(values)}"
-    if logs[0].first("submission_benchmark") != BENCHMARK:
-        return _unknown(logs[0].first("submission_benchmark"))
-    if logs[0].first("submission_division") != "closed":
-        return "only the closed division is compared with the convergence of the reference"
-    if type(logs[0].first("global_batch_size")) is not int:
-        return "the logs name no global_batch_size"
-    faulty = sum(1 for log in logs if log.faults)
-    return f"{faulty} of the logs have lines that cannot be read" if faulty else None
