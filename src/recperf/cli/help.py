@@ -96,8 +96,9 @@ def flags(kind: Any, default: Any = None, prefix: str = "", of_config: bool = Fa
 def field_texts(kind: type) -> dict[str, str]:
     """The docstrings below the fields of a dataclass and of those that it extends."""
     texts: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        body = _classes(one.__module__).get(one.__name__, []) if dataclasses.is_dataclass(one) else []
+    for one in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+        tree = _parsed(one.__module__)
+        body = next((n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == one.__name__), [])
         for field, after in zip(body, body[1:]):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
                 texts[field.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
@@ -105,9 +106,8 @@ def field_texts(kind: type) -> dict[str, str]:
 
 
 @cache
-def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
-    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+def _parsed(module: str) -> ast.Module:
+    return ast.parse(inspect.getsource(sys.modules[module]))
 
 
 def help_text(kind: Any, prog: str, description: str, default: Any, *, everything: bool) -> str:
@@ -131,7 +131,12 @@ def help_text(kind: Any, prog: str, description: str, default: Any, *, everythin
 
 
 def _lines(flag: Flag, everything: bool) -> list[str]:
-    text = flag.text if everything else _first(flag.text)
+    text = flag.text
+    if not everything:
+        # The first sentence, with the one that tells the default.
+        first, *others = re.split(r"(?<=\.) ", text)
+        default = next((sentence for sentence in others if sentence.startswith("Default")), "")
+        text = f"{first} {default}" if default else first.removesuffix(".")
     if everything and (values := _names(flag.hint)) and not flag.metavar and any(value not in text for value in values):
         text += f"{'.' * (not text.endswith('.'))} Values: {', '.join(values)}."
     shown = flag.default or (flag.default == 0 and flag.default is not False)
@@ -142,13 +147,6 @@ def _lines(flag: Flag, everything: bool) -> list[str]:
         return [before, *textwrap.wrap(text, width(), initial_indent=" " * COLUMN, subsequent_indent=" " * COLUMN)]
     wrapped = textwrap.wrap(text, width(), initial_indent=f"{before:<{COLUMN}}", subsequent_indent=" " * COLUMN)
     return wrapped or [before]
-
-
-def _first(text: str) -> str:
-    """The first sentence of a text, with the one that tells the default."""
-    first, *others = re.split(r"(?<=\.) ", text)
-    default = next((sentence for sentence in others if sentence.startswith("Default")), "")
-    return f"{first} {default}" if default else first.removesuffix(".")
 
 
 def _shown(value: Any) -> str:

@@ -102,13 +102,12 @@ def _show(report: Report, output: Path | None, page: Path | None, options: Optio
 
     terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     terminal.show(report_of(report))
-    for path in (output, page):
-        if path is not None:
-            with writing(path.parent):
-                path.parent.mkdir(parents=True, exist_ok=True)
-    if output is not None and options.output is None:
-        write_atomic(output.parent / PROFILE_MARK, b"")
+    for path in filter(None, (output, page)):
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
     if output is not None:
+        if options.output is None:
+            write_atomic(output.parent / PROFILE_MARK, b"")
         terminal.facts(("profile", str(_short(report.save(output)))))
     with page_optional(terminal):
         if page is not None:

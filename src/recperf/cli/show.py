@@ -10,7 +10,6 @@ from ..config import flatten, to_json
 from ..execution.tables import place_tables
 from ..execution.workload import Estimate, Workload
 from ..machine import available_bytes
-from ..models.tiers.config import Tiers
 from ..runs.record import CONFIG_SCHEMA
 from ..units import number, size
 from ..workloads import find, names
@@ -64,47 +63,22 @@ def as_json(workload: Workload, config: Any, estimate: Estimate) -> dict[str, An
     }
 
 
-def placed(config: Any, estimate: Estimate) -> dict[str, Any] | None:
-    """Where the tables of a single process go, and the bytes of each tier. What depends on the free memory of a GPU,
-    which only torch tells, is None; so is all for a workload without the choice."""
-    tables = getattr(config, "tables", None)
+def placed(config: Any, estimate: Estimate) -> dict[str, str | None] | None:
+    """Where the tables of a single process go, and why; the placement is None where it depends on the free memory of a
+    GPU, which only torch tells. None for a workload without the choice."""
+    tables, train = getattr(config, "tables", None), config.train
     if tables is None:
         return None
-    whole = estimate.table_bytes + estimate.state_bytes
-    cuda = config.train.device == "cuda" or (config.train.device == "auto" and Path("/dev/nvidia0").exists())
-    known = bool(tables.device_bytes) or not cuda
+    whole = size(estimate.table_bytes + estimate.state_bytes)
+    cuda = train.device == "cuda" or (train.device == "auto" and Path("/dev/nvidia0").exists())
+    if getattr(train, "optimizer", None) == "adamw":
+        return {"placement": "device", "why": "device: adamw changes every row in every step"}
+    if tables.placement == "auto" and cuda and not tables.device_bytes:
+        why = f"device if {whole} fit into the free memory of the GPU, else host or file; decided by the run"
+        return {"placement": None, "why": why}
     free = None if cuda else available_bytes()
     tiers = place_tables(tables, estimate, device="cuda" if cuda else "cpu", device_free=free)
-    if getattr(config.train, "optimizer", None) == "adamw":
-        tiers = Tiers("device", whole, "device: adamw changes every row in every step")
-    elif tables.placement == "auto" and not known:
-        why = f"device if {size(whole)} fit into the free memory of the GPU, else host or file; decided by the run"
-        names = ("device_bytes", "host_bytes", "file_bytes", "index_bytes", "free_disk_bytes")
-        return {"placement": None, "why": why, **dict.fromkeys(names)}
-    cache = tiers.cache_bytes if known or tiers.placement == "device" else None
-    return {
-        "placement": tiers.placement,
-        "why": tiers.why,
-        "device_bytes": cache if cuda else 0,
-        "host_bytes": whole if tiers.placement == "host" else 0 if cuda else cache,
-        "file_bytes": whole if tiers.placement == "file" else 0,
-        "index_bytes": tiers.index_bytes,
-        "free_disk_bytes": tables.free_disk() if tiers.placement == "file" else None,
-    }
-
-
-def _amounts(where: dict[str, Any]) -> str:
-    """How much of the tables is where, as far as they are not all in one place."""
-    if where["placement"] not in ("host", "file"):
-        return ""
-    in_files = where["placement"] == "file"
-    cache = where["host_bytes"] if where["device_bytes"] == 0 else where["device_bytes"]
-    cached = "what is free" if cache is None else size(cache) if cache else "no memory is left"
-    index = f"; an index of {size(where['index_bytes'])} in host memory once all rows were used"
-    if not in_files:
-        return f"; {cached} for rows in use, {size(where['host_bytes'])} in host memory{index}"
-    disk = f"which grow as rows are used ({size(where['free_disk_bytes'])} of disk are free)"
-    return f"; {cached} for rows in use, {size(where['file_bytes'])} in files, {disk}{index}"
+    return {"placement": tiers.placement, "why": tiers.why}
 
 
 def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:
@@ -118,7 +92,7 @@ def as_text(workload: Workload, config: Any, estimate: Estimate) -> str:
     lines += [f"tables     {size(estimate.table_bytes)}{state}"]
     where = placed(config, estimate)
     if where is not None:
-        lines += [f"placement  {where['why']}{_amounts(where)}"]
+        lines += [f"placement  {where['why']}"]
     held = ", ".join(f"{name} {size(count)}" for name, count in estimate.memory.items())
     lines += [f"memory     {size(sum(estimate.memory.values()))} per step ({held})", "", "one training step, counted"]
     rows = [["component", "FLOPs", "bytes", "FLOPs per byte"]]

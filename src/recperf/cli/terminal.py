@@ -159,22 +159,13 @@ class Training:
         self.marked, self._marked_samples, self.step, self.loss = now, self.samples, step, loss
 
     @property
-    def step_s(self) -> float:
-        """Seconds of a step over the whole training so far, evaluations and saves included."""
-        return (self.marked - self.began) / max(1, self.step - self.first)
-
-    @property
-    def place(self) -> str:
-        return f"step {self.step:,}/{self.total:,} ({math.floor(100 * self.step / max(1, self.total))}%)"
-
-    @property
-    def left(self) -> str:
-        return f"{duration(self.step_s * (self.total - self.step))} left"
-
-    @property
     def line(self) -> str:
+        place = f"step {self.step:,}/{self.total:,} ({math.floor(100 * self.step / max(1, self.total))}%)"
         loss = f"  loss {self.loss:.4f}" if math.isfinite(self.loss) else ""
-        return f"{self.label}  {self.place}{loss}  {self.rate:,.0f} samples/s  {self.left}{self.score}"
+        # Over the whole training so far, evaluations and saves included.
+        step_s = (self.marked - self.began) / max(1, self.step - self.first)
+        left = duration(step_s * (self.total - self.step))
+        return f"{self.label}  {place}{loss}  {self.rate:,.0f} samples/s  {left} left{self.score}"
 
 
 class Terminal:
