@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from ..errors import UsageError
+from ..measure.profile_records import Profile
 from ..runs.report.reading import kind_of
 from .parse import JsonOption, parse
 from .terminal import print_json, print_text
@@ -66,23 +67,18 @@ def write(paths: list[Path], kind: str, out: Path | None, peaks: Path | None) ->
 
         return run_report.write(paths, out or (inside if len(paths) == 1 else Path("report-compare.html")))
     if kind == "profile":
-        return write_profile(path / "profile.json" if path.is_dir() else path, out or inside)
+        from .. import jsonfile
+        from ..runs.report.profile_report import write_page as write_profile
+        from ..runs.report.reading import read_any_profile, read_peaks
+
+        file = path / "profile.json" if path.is_dir() else path
+        profile = read_any_profile(file)
+        if not isinstance(profile, Profile):
+            return profile.page(out or inside)
+        machine = file.with_name("machine.json")
+        facts = jsonfile.read(machine) if machine.exists() else None
+        return write_profile(profile, read_peaks(file.with_name("peaks.json")), facts, out or inside)
     from ..runs.report.trace_report import write_page
     from .profile_trace import analysis_of
 
     return write_page(analysis_of(path, peaks), out or inside)
-
-
-def write_profile(file: Path, out: Path) -> Path:
-    """The page of a profile: of a workload, with what its folder holds, or of a program."""
-    from .. import jsonfile
-    from ..runs import step_report
-    from ..runs.report.profile_report import write_page
-    from ..runs.report.reading import read_peaks, read_profile
-
-    content = jsonfile.read(file, named=True)
-    if isinstance(content, dict) and content.get("kind") == step_report.KIND:
-        return step_report.load(file).page(out)
-    path = file.with_name("machine.json")
-    machine = jsonfile.read(path) if path.exists() else None
-    return write_page(read_profile(file), read_peaks(file.with_name("peaks.json")), machine, out)

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -76,17 +76,17 @@ class Curves:
             if known is not None and known < done:
                 for event in run.events():
                     if event.seed == seed and known < event.step <= done:
-                        self._send(event, (name,))
+                        self._send(event, name)
 
     def event(self, kind: str, fields: dict[str, Any]) -> None:
         event = event_of({"kind": kind, **fields}) if self.loggers else None
         if isinstance(event, Event):
-            self._send(event, tuple(self.loggers))
+            for name in list(self.loggers):
+                self._send(event, name)
 
-    def _send(self, event: Event, names: Iterable[str]) -> None:
+    def _send(self, event: Event, name: str) -> None:
         if values := scalars_of(event):
-            for name in names:
-                self._call(name, lambda logger: logger.scalars(event.step, values))
+            self._call(name, lambda logger: logger.scalars(event.step, values))
 
     def finish(
         self, run: Run, result: Result, profile: Profile | None, config: ConfigValues, *, replay: bool = False

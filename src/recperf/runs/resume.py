@@ -169,15 +169,6 @@ def change_text(change: ReportedChange) -> str:
     return f"{change.field} from {change.was!r} to {change.now!r} " + ("after the last step" if step is None else when)
 
 
-def repeatable(changes: Iterable[ReportedChange], seeds: Iterable[int]) -> bool:
-    """Whether the final config alone repeats the training: every seed had it from its first step."""
-    bound = [change for change in changes if not is_free(change.field)]
-    wanted, begun = set(seeds), {change.field: set[int | None]() for change in bound}
-    for change in bound:
-        begun[change.field].add(change.seed)
-    return all(change.after_step == 0 for change in bound) and all(seeds == wanted for seeds in begun.values())
-
-
 def changed_before(folder: Path) -> tuple[str, ...]:
     """Fields that the user allowed to change in earlier resumes."""
     return tuple(dict.fromkeys(change.field for change in read_saved_config(folder / "config.json").changed))

@@ -20,11 +20,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from msgspec import to_builtins
 
-from .. import jsonfile
 from ..errors import RecperfError
 from ..files import open_regular
 from ..jsonfile import Struct
-from ..measure.profile_records import Profile
 from ..train.config import leading
 from . import step_report
 from .record import PROFILE_MARK, read_config
@@ -32,7 +30,7 @@ from .report import formats as fmt
 from .report import page, run_report
 from .report.charts import grouped
 from .report.profile_report import html as profile_html
-from .report.reading import Events, Reading, read, read_peaks, read_profile, read_result
+from .report.reading import Events, Reading, read, read_any_profile, read_peaks, read_profile, read_result
 from .report.run_report import CURVES
 from .schemas import BadEvent
 
@@ -128,7 +126,7 @@ class Runs:
         folders = [self.named(name) for name in names]
         with self._lock:
             if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
-                profile = _profile(folders[0] / "profile.json")
+                profile = read_any_profile(folders[0] / "profile.json")
                 if isinstance(profile, step_report.Report):
                     return profile.html()
                 return profile_html(profile, read_peaks(folders[0] / "peaks.json"), None)
@@ -163,19 +161,12 @@ class Log:
         return self._events
 
 
-def _profile(path: Path) -> Profile | step_report.Report:
-    """The profile of a workload, or of a program."""
-    content = jsonfile.read(path, named=True)
-    is_program = isinstance(content, dict) and content.get("kind") == step_report.KIND
-    return step_report.load(path) if is_program else read_profile(path)
-
-
 def _entry(name: str, folder: Path) -> Entry:
     """What the files of a folder say; whatever is wrong with them is said in the list."""
     entry = Entry(name=name, state="stopped", changed=0.0)
     try:
         if (folder / PROFILE_MARK).exists():
-            profile = _profile(folder / "profile.json")
+            profile = read_any_profile(folder / "profile.json")
             entry.state, entry.limit = "profile", profile.verdict.limit
             if isinstance(profile, step_report.Report):
                 entry.workload, entry.step = "program", fmt.time(profile.step_ms.p50)

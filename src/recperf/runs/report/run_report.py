@@ -14,7 +14,7 @@ from ...config import flatten
 from ...measure.profile_records import Profile
 from ...measure.sections import roofline
 from ..result import Result
-from ..resume import change_text, is_free, repeatable
+from ..resume import change_text, is_free
 from . import charts, page, quality_sections, timeline
 from . import formats as fmt
 from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells, definitions
@@ -313,10 +313,9 @@ def reproduce(run: Reading) -> Section:
     if origin.dirty:
         text = "The checkout had uncommitted changes, so the commit alone may not reproduce the run."
         blocks.append(Text(text, "warning"))
-    changes = origin.changes
-    if not repeatable(changes, (entry.seed for entry in run.result.quality.seeds)):
-        listed = "; ".join(change_text(change) for change in changes if not is_free(change.field))
-        text = f"No single command repeats this run, because its config was changed on the way: {listed}."
+    changes = [change_text(change) for change in origin.changes if not is_free(change.field)]
+    if changes:
+        text = f"Its config was changed on the way: {'; '.join(changes)}."
         blocks.append(Text(f"{text} The command below trains with the final config from the first step.", "warning"))
     command = f"recperf run --config {shlex.quote(str(run.folder / 'config.json'))}"
     blocks.append(Code("The run, in a new folder", command))
