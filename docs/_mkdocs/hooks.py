@@ -21,7 +21,7 @@ from mkdocs.structure.files import File
 
 from recperf import workloads
 from recperf.cli import COMMANDS, main
-from recperf.cli.help import help_text
+from recperf.cli.parse import help_text
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = tuple(workloads.WORKLOADS)

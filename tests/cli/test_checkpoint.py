@@ -89,15 +89,6 @@ def test_prune_keeps_the_newest_intact_and_the_best(run: Path, call: Call) -> No
     assert state["weights"][0] == 30
 
 
-def test_prune_removes_nothing_where_nothing_is_intact(run: Path, call: Call) -> None:
-    for step in (10, 20, 30, 40):
-        damage(run, 43, step)
-    code, _, err = call(run, "--prune")
-    assert code == 3
-    assert "no checkpoint of seed-43 is intact" in err
-    assert steps(run, 42) == steps(run, 43) == [10, 20, 30, 40]
-
-
 def test_prune_keeps_off_a_run_in_use(run: Path, call: Call) -> None:
     held = Run.open(run)
     code, _, err = call(run, "--prune")

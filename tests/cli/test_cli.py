@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from recperf import __version__
 from recperf.cli import main
 from recperf.cli.terminal import table
 from recperf.data import movielens_like
@@ -65,13 +64,6 @@ def test_a_command_loads_only_what_it_needs(program: str, most: int) -> None:
     """Counts the loaded modules of recperf; help and show need no torch."""
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert max(int(line) for line in done.stdout.splitlines() if line.isdigit()) <= most
-
-
-def test_version_and_help(call) -> None:
-    assert call("--version")[1] == f"recperf {__version__}\n"
-    code, out, _ = call()
-    assert code == 0
-    assert "recperf COMMAND" in out
 
 
 def test_list_and_show_as_json(call) -> None:
@@ -154,13 +146,6 @@ def test_a_finished_run_is_not_run_again(call) -> None:
     assert call("run", "--resume", "r", "--seed", "9")[0] == 3
 
 
-def test_a_table_too_small_for_the_data_says_what_is_needed(call) -> None:
-    code, _, err = call(*QUICK, "--model.rows", "10", "201", "21", "--run-dir", "r")
-    assert code == 3
-    assert "table 'user' has 10 rows, the data needs 121" in err
-    assert "--model.rows 121 201 21" in err
-
-
 def test_doctor(call) -> None:
     code, out, _ = call("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
@@ -179,20 +164,6 @@ def test_a_fault_of_our_own_is_not_dressed_up(call, monkeypatch: pytest.MonkeyPa
     assert code == 1
     assert "internal error: RuntimeError: oh" in err
     assert "Traceback" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--model.rows", "5", "5", "5"], 3),
-        (["--model.bottom", "15", "8", "8"], 3),
-        (["--run-dir", "/dev/null/x"], 4),
-        (["--model.rows", "944", "1683", "900000000000"], 4),
-    ],
-)
-def test_a_dry_run_finds_what_the_run_would(call, arguments: list[str], code: int) -> None:
-    assert call(*QUICK, *arguments, "--dry-run")[0] == code
-    assert call(*QUICK, *arguments)[0] == code
 
 
 def test_a_changed_log_is_noticed_on_resume(call) -> None:

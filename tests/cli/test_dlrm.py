@@ -62,29 +62,6 @@ def test_a_run_leaves_a_result_with_its_switches(call: Call) -> None:
     assert steps() == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param(
-            "--train.loss wbce --train.loss-weights 1 3 --model.interaction concat --data.ids zipf --data.exponent 1.5",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "--train.optimizer adamw --train.weight-decay 0.1 --train.schedule warmup-decay --train.decay-start 3 "
-            "--train.decay-steps 3 --data.ids gaussian --data.no-distinct --data.fixed",
-            marks=pytest.mark.long,
-        ),
-        "--preset dcnv2 --model.row-scale 1e-6 --model.bottom 13 8 4 --model.cross-rank 2 --train.micro-batches 3",
-        "--preset intended --model.row-scale 1e-4 --data.ids-per-bag 9 --fast.embedding plain --fast.optimizer plain "
-        "--fast.input pageable",
-    ],
-)
-def test_what_can_be_chosen_runs(call: Call, more: str) -> None:
-    code, _, err = call("run", "dlrm", *TINY, *more.split(), "--run-dir", "r", *QUICKLY)
-    assert code == 0, err
-    assert 0 <= result()["quality"]["metrics"]["auc"] <= 1
-
-
 def import_log(call: Call, lines: int) -> None:
     """Import a log in Criteo's layout as `criteo`, its categories hashed to 50 rows."""
     draw = np.random.default_rng(3)

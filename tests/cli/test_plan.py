@@ -13,7 +13,7 @@ import pytest
 from msgspec import convert
 
 from recperf import places
-from recperf.cli import plan, run
+from recperf.cli import run
 from recperf.cli.options import choose, read_options
 from recperf.plan.report import report_of
 from recperf.plan.summary import Plan
@@ -83,28 +83,6 @@ def test_several_ranks_are_a_table_and_a_plot_on_a_page(call: Call, tmp_path: Pa
     page = (tmp_path / "plan.html").read_text()
     assert page.index("8 b200 are enough") < page.index("<svg") < page.rindex("one step: 8 ranks")
     assert "extrapolated beyond the published batch sizes" in page
-
-
-def test_json_holds_every_point(call: Call) -> None:
-    value = as_json(call, *MLPERF, "--ranks", "8,16", "--gpu", "mi350x", "--price", "3")
-    eight, sixteen = value["points"]
-    assert (eight["scaling"], eight["ranks"], sixteen["global_batch"]) == (1.0, 8, 16_384)
-    assert len(sixteen["memory"]["parts"]["tables"]) == 16
-    assert value["schema"] == 3
-    assert sum(eight["step"]["exposed"].values()) == pytest.approx(eight["step"]["value"])
-    reached = eight["target"]
-    for bound in ("low", "value", "high"):
-        assert reached["cost"][bound] == pytest.approx(reached["seconds"][bound] / 3600 * 8 * 3)
-    parts = reached["steps_seconds"] + reached["evaluations_seconds"] + reached["startup_seconds"]
-    assert parts == pytest.approx(reached["seconds"]["value"])
-
-
-def test_the_help_shows_what_a_plan_asks(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        plan.command(["--help"])
-    out = capsys.readouterr().out
-    assert len(re.findall(r"^│ --", out, re.MULTILINE)) <= 25
-    assert "--distributed" not in out
 
 
 def test_a_plan_needs_no_torch(runs_without_torch: Callable[..., None]) -> None:

@@ -74,20 +74,6 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     assert profile["trust"]["seed"] == 42
 
 
-def test_dlrm_is_what_is_profiled_by_default_and_the_preset_is_named(call: Call) -> None:
-    code, out, err = call("profile", *TINY, "--run-dir", "r", "--steps", "5", "--no-report", "--no-peaks")
-    assert code == 0, err
-    assert (read()["workload"], read()["preset"]) == ("dlrm", "experiment")
-    assert report(out).startswith("dlrm · experiment · cpu · ")
-    assert call("profile", "--config", "r", "--run-dir", "again", *QUICKLY)[0] == 0
-    assert read(folder="again")["preset"] is None
-    code, out, err = call("compare", "r", "again")
-    assert code == 0, err
-    assert "WARNING" not in out
-    assert re.search(r"^ *step .* ms", out, re.M)
-    assert read("config.json", "again") == read("config.json")
-
-
 def test_a_trace_is_saved_and_can_be_read(call: Call) -> None:
     arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--save-trace")
     assert call(*arguments, "--run-dir", "r")[0] == 0
@@ -97,15 +83,6 @@ def test_a_trace_is_saved_and_can_be_read(call: Call) -> None:
     assert code == 0, err
     assert re.search(r"steps +8\b", out)
     assert "embedding" in out
-
-
-def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(call: Call) -> None:
-    assert call("profile", "dlrm", *TINY, "--run-dir", "r", *QUICKLY)[0] == 0
-    before = {path.name: path.read_bytes() for path in Path("r").iterdir()}
-    code, _, err = call("profile", "dlrm", *TINY, "--run-dir", "r", *QUICKLY)
-    assert code == 2
-    assert "already holds a profile" in err
-    assert {path.name: path.read_bytes() for path in Path("r").iterdir()} == before
 
 
 @pytest.mark.parametrize(

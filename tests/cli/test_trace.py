@@ -35,14 +35,6 @@ def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "backward 1 120 µs 12.0% 120 µs 200 µs 2" in printed
 
 
-def test_collectives_of_one_rank_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of one rank it is not known for which other one it waited."""
-    steps = [made.around("ProfilerStep#0", 0, 200), made.op("aten::mm", 10, 50)]
-    path = made.write(tmp_path / "t.json", [*steps, made.around("gloo:all_reduce", 40, 100, thread=7)])
-    assert command(["--trace", str(path), "--verbose"]) == 0
-    assert "all_reduce" in capsys.readouterr().out
-
-
 def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         command(["--trace", str(tmp_path / "none.json")])

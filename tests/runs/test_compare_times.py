@@ -76,15 +76,6 @@ def test_a_part_that_took_no_time_before_exceeds_every_gate() -> None:
     assert json.dumps(msgspec.to_builtins(difference), allow_nan=False)
 
 
-def test_limits_and_their_shares_are_compared() -> None:
-    new = profiles.eager()
-    new["verdict"]["limit"], new["shares"] = "compute", {"compute": 0.7, "python": 0.3, "input": 0.005}
-    difference = diff(profiles.eager(), new)
-    assert difference.limits == ("launch", "compute")
-    assert list(difference.shares) == ["compute", "launch", "python", "input"]
-    assert difference.shares["python"] == (0.2, 0.3)
-
-
 def test_new_and_gone_parts_and_kernels_are_listed() -> None:
     difference = diff(profiles.eager(), profiles.graph())
     assert changes(difference)["data"].says == "gone"
@@ -96,22 +87,6 @@ def test_new_and_gone_parts_and_kernels_are_listed() -> None:
     assert kernels[profiles.CUTLASS].says == "no spread"
     assert difference.notes == ["switch graph: off, then on"]
     assert difference.regressions(0.05) == []
-
-
-def test_kernels_of_one_name_are_added_up() -> None:
-    one, other = profiles.graph(), profiles.graph()
-    other["kernels"]["rows"].append({**other["kernels"]["rows"][1], "part": "another"})
-    kernel = changes(diff(one, other), "kernels")["_bag_forward"]
-    assert (kernel.old_count, kernel.new_count) == (1, 2)
-    assert kernel.difference_ms == pytest.approx(0.009)
-
-
-def test_a_runs_own_profile_gives_parts_only() -> None:
-    difference = diff(profiles.base(profiles.CPU, "cpu"), profiles.cpu())
-    assert difference.missing["kernels"].startswith("not measured in a: this profile has no such section")
-    assert list(difference.groups) == ["parts"]
-    assert difference.step.says == "same"
-    assert difference.warnings == []
 
 
 def test_profiles_of_different_things_are_warned_about() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from pathlib import Path
 from typing import Any
 
 import example_profiles as profiles
@@ -16,9 +14,8 @@ from page_reader import Reader
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile_records import Profile
 from recperf.runs.report import formats as fmt
-from recperf.runs.report import page as pages
 from recperf.runs.report import profile_report
-from recperf.runs.report.blocks import WIDEST, Cell, render
+from recperf.runs.report.blocks import WIDEST, render
 from recperf.runs.report.step_sections import ABSENT, TOP
 
 EXAMPLES = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
@@ -90,18 +87,6 @@ def test_verdict_with_confidence_shares_experiments_and_operators() -> None:
     assert text(profiles.budget()).splitlines()[1] == "  limit     unclear (high confidence): Unclear."
 
 
-def test_the_budget_sums_to_the_step_or_warns() -> None:
-    lines = sections(text(profiles.eager()))["Step budget"]
-    shares = [float(match[1]) for line in lines if (match := re.search(r"([\d.]+)%", line))]
-    assert sum(shares[:-1]) == pytest.approx(100, abs=0.5)
-    assert any(line.split()[:4] == ["whole", "step", "100.0%", "4.90"] for line in lines)
-    broken = profiles.eager()
-    broken["components"].pop(0)
-    assert "WARNING: The parts sum to 81.6% of the step" in text(broken)
-    assert "do not trust this budget" in read(broken).text
-    assert "WARNING" not in text(profiles.eager())
-
-
 def test_times_by_limit_and_by_operator_are_of_the_same_time() -> None:
     """Half of the step its thread had no core: what is divided, and printed, is the other half."""
     own = profiles.base(profiles.CPU, "cpu")
@@ -136,14 +121,6 @@ def test_a_section_that_was_not_measured_says_why() -> None:
     assert any("3.1% of a step, less than the spread of the steps: a step takes" in line for line in trust)
 
 
-def test_idle_causes_and_synchronisations() -> None:
-    lines = sections(text(profiles.eager()))["Device idle"]
-    assert lines[0] == "  In a traced step of 4.90 ms the device is busy for 1.02 ms and idle for 3.88 ms (79%)."
-    assert any(re.search(r"idle: host wait +2.40 ms +49.0%", line) for line in lines)
-    assert any(re.search(r"^  sum +4.90 ms +100.0%", line) for line in lines)
-    assert re.search(r"cudaStreamSynchronize +aten::item in loss +1 +400 µs", lines[-1])
-
-
 def test_advice_with_predicted_and_measured_gain() -> None:
     lines = sections(text(profiles.eager()))["What to change"]
     shown = "\n".join(lines)
@@ -157,14 +134,6 @@ def test_advice_with_predicted_and_measured_gain() -> None:
     # A terminal describes three; the page has all.
     assert "--fast.pin on" not in shown
     assert "--fast.pin on" in html(profiles.eager(), None, None)
-
-
-def test_a_change_that_is_not_judged_says_why() -> None:
-    lines = sections(text(profiles.cpu()))["What to change"]
-    busy = "Gain not judged: machine too busy, other work took 60 % of the cores."
-    assert " ".join(" ".join(lines).split()).startswith(f"WARNING: 1 of 2 changes are not judged. {busy}")
-    assert any(re.search(r"mlp +– +[\d.]+ ms +– +yes +not judged", line) for line in lines)
-    assert busy in html(profiles.cpu(), None, None)
 
 
 def test_control_characters_and_markup_stay_text(eager: str) -> None:
@@ -193,14 +162,6 @@ def test_control_characters_and_markup_stay_text(eager: str) -> None:
     assert spoiled_page.count("<script") <= 1, "only that of the timeline, whose lanes are spoiled"
 
 
-def test_long_names_are_cut_with_the_whole_name_in_a_title() -> None:
-    reader = read(profiles.graph())
-    assert profiles.ADD not in reader.text
-    assert profiles.ADD in reader.titles
-    assert "_bag_update" not in reader.titles
-    assert pages.shortened(Cell("a_<b>", width=20)) == "a_&lt;<wbr>b&gt;"
-
-
 def test_figures_are_described_in_words_and_need_ceilings(eager: str) -> None:
     assert eager.count('class="figure wide"') == eager.count('class="figure narrow"') == 4
     labels = " ".join(re.findall(r'aria-label="([^"]*)"', eager))
@@ -227,15 +188,6 @@ def test_empty_tables_and_zero_times_do_not_stop_the_report() -> None:
         part["ms"] = {"p20": -0.5, "p50": 0.1, "p80": -0.1}
     early["roofline"][0] |= {"flops_per_s": -1e9, "bytes_per_s": -1e6}
     read(early)
-
-
-def test_writing_a_page_is_repeatable_and_leaves_the_profile_alone(tmp_path: Path) -> None:
-    profile = convert(profiles.graph(), Profile)
-    before = copy.deepcopy(profile)
-    written = profile_report.write_page(profile, None, None, tmp_path / "new" / "profile.html")
-    assert profile == before
-    assert written.read_text() == html(profiles.graph(), None, None)
-    assert [path.name for path in written.parent.iterdir()] == ["profile.html"]
 
 
 @pytest.mark.parametrize(

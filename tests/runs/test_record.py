@@ -9,7 +9,6 @@ import pytest
 
 from recperf.errors import DataError, MachineError, RecperfError, UsageError
 from recperf.files import write_atomic, write_json
-from recperf.jsonfile import decode
 from recperf.runs.record import Run, read_config
 
 
@@ -50,15 +49,6 @@ def test_a_run_is_held_by_one_process_and_never_overwritten(tmp_path: Path) -> N
         Run.create("w", {}, folder=tmp_path / "r")
 
 
-def test_default_names_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    one, two = Run.create("w", {}, folder=None), Run.create("w", {}, folder=None)
-    assert one.folder != two.folder
-    assert one.folder.name.startswith("w-")
-    one.close()
-    two.close()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -90,37 +80,6 @@ def test_an_atomic_write_leaves_the_old_file_when_it_fails(tmp_path: Path, monke
     monkeypatch.undo()
     assert json.loads(path.read_text()) == {"old": True}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["not-a-result", "result.json"]
-
-
-def test_nan_is_not_json(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(tmp_path / "x.json", {"value": float("nan")})
-
-
-def test_a_read_only_place_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(MachineError, match="not a folder"):
-        Run.create("w", {}, folder=tmp_path / "file" / "r")
-
-
-def test_a_log_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run.create("micro-dlrm", {}, folder=tmp_path / "run")
-    run.event("step", seed=1)
-    size, digest = run.event_bytes, run.event_digest()
-    run.close()
-    run = Run.open(tmp_path / "run")
-
-    def broken(*_: object) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pread", broken)
-        with pytest.raises(DataError, match=r"cannot read events\.jsonl: Input/output error"):
-            run.log_fault(size, digest)
-        patched.setattr("recperf.runs.record.open_regular", broken)
-        with pytest.raises(DataError, match=r"cannot read events\.jsonl"):
-            run.forget_events(1)
-    run.close()
 
 
 def test_a_log_of_more_than_two_gib_keeps_every_whole_line(tmp_path: Path) -> None:
@@ -200,28 +159,3 @@ def test_a_fifo_or_a_folder_in_place_of_a_file_is_refused_at_once(tmp_path: Path
     (tmp_path / "r" / name).mkdir()
     with pytest.raises(RecperfError, match=f"cannot (read|write) {name}"):
         Run.open(tmp_path / "r")
-
-
-def test_a_run_folder_may_itself_be_a_link(tmp_path: Path) -> None:
-    Run.create("w", {}, folder=tmp_path / "disk" / "r").close()
-    (tmp_path / "latest").symlink_to(tmp_path / "disk" / "r")
-    run = Run.open(tmp_path / "latest")
-    run.event("step", step=1)
-    run.write("profile.json", {})
-    run.close()
-    assert (tmp_path / "disk" / "r" / "profile.json").exists()
-
-
-def test_an_atomic_write_does_not_follow_a_link_in_place_of_its_draft(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("mine")
-    (tmp_path / f".profile.json.{os.getpid()}.tmp").symlink_to(precious)
-    (tmp_path / "profile.json").symlink_to(precious)
-    write_json(tmp_path / "profile.json", {"new": True})
-    assert precious.read_text() == "mine"
-    assert json.loads((tmp_path / "profile.json").read_text()) == {"new": True}
-
-
-def test_deep_nesting_after_half_a_character_is_no_fault() -> None:
-    with pytest.raises(ValueError, match="nested too deeply"):
-        decode(b'["\\ud800",' + b"[" * 200_000 + b"]" * 200_001)

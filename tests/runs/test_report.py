@@ -11,9 +11,8 @@ import example_runs as examples
 import pytest
 from page_reader import Reader
 
-from recperf.errors import DataError, MachineError
+from recperf.errors import DataError
 from recperf.runs.report import charts, run_report
-from recperf.runs.report.blocks import render
 from recperf.runs.report.reading import read
 
 
@@ -31,16 +30,6 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> str:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of a run that was only trained."""
     return written(examples.make_run(tmp_path_factory.mktemp("bare") / "run", measured=()))
-
-
-def test_an_unclear_verdict_names_the_nearest_limits(tmp_path: Path) -> None:
-    run = examples.make_run(tmp_path / "run")
-    near = "No limit reaches 30% of the step. The nearest are python (28%) and dispatch (25%)."
-    for field, value in (("limit", "unclear"), ("because", [near])):
-        examples.change(run, "profile.json", f"verdict.{field}", value)
-    on_terminal = render(run_report.report(read(run), "r1"))
-    for shown in (Reader(written(run)).text, " ".join(on_terminal.split())):
-        assert near in shown
 
 
 def test_sections_come_in_their_order(full: str) -> None:
@@ -116,11 +105,6 @@ def test_the_page_is_self_contained(full: str) -> None:
     assert used <= set(ids)
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    run = examples.make_run(tmp_path / "run", seeds=2, steps=2000)
-    assert written(run) == written(run)
-
-
 def test_every_figure_is_well_formed_named_and_coloured_by_the_page(full: str) -> None:
     figures = re.findall(r'<svg class="figure.*?</svg>', full, re.S)
     assert len(figures) == 12, "six for a screen and six for a phone"
@@ -169,40 +153,11 @@ def test_a_run_too_short_to_time(tmp_path: Path) -> None:
     assert "neither losses nor metrics" in said
 
 
-def test_a_run_without_target_or_baselines(tmp_path: Path) -> None:
-    run = examples.make_run(tmp_path / "run")
-    examples.change(run, "result.json", "quality.target.beat", None)
-    examples.change(run, "result.json", "quality.baselines", {})
-    said = Reader(written(run)).text
-    assert "No target set." in said
-    assert "target met" not in said
-
-
 def test_a_profile_that_disagrees_with_training_gives_a_warning(tmp_path: Path, full: str) -> None:
     assert "the shares may be wrong" not in full
     run = examples.make_run(tmp_path / "run")
     examples.change(run, "result.json", "performance.step_ms", {"p20": 3.0, "p50": 3.1, "p80": 3.2})
     assert "A step took 3.10 ms in training but 1.12 ms in the profile" in Reader(written(run)).text
-
-
-def test_a_gpu_is_compared_with_its_own_ceilings(tmp_path: Path) -> None:
-    run = examples.make_run(tmp_path / "run")
-    names = ("gemm", "copy", "read", "fresh", "cached", "gather", "knee", "calls")
-    gpu = {name: examples.peaks()[name] for name in names}
-    gpu["gemm"]["float32"] = examples.spread(5e13, "FLOP/s")
-    examples.change(run, "peaks.json", "gpu", {"NVIDIA H200": {**gpu, "l2_bytes": 50 << 20}})
-    examples.change(run, "profile.json", "device", "NVIDIA H200")
-    said = Reader(written(run)).text
-    assert "50.0 TFLOP/s" in said
-
-
-def test_a_file_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:
-    run = examples.make_run(tmp_path / "run")
-    (tmp_path / "file").touch()
-    with pytest.raises(MachineError) as refused:
-        run_report.write([run], tmp_path / "file" / "page.html")
-    assert "--out" in (refused.value.fix or "") or "folder" in (refused.value.fix or "")
-    assert "--run-dir" not in (refused.value.fix or "")
 
 
 def test_long_curves_are_thinned_without_losing_their_extremes() -> None:

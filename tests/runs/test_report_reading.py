@@ -87,14 +87,6 @@ def test_events_torn_at_the_end_are_read_and_broken_ones_refused(tmp_path: Path)
     assert refused.value.where["line"] == str(len(examples.events(1, examples.STEPS).splitlines()) + 1)
 
 
-def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
-    run = examples.make_run(tmp_path / "run")
-    (run / "not-a-result").touch()
-    examples.change(run, "result.json", "added", {"later": 1})
-    examples.change(run, "profile.json", "added", 65)
-    assert read(run).profile is not None
-
-
 def test_reading_and_refusing_need_no_drawing_library(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
     code = (

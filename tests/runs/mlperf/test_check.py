@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,9 +17,7 @@ from recperf.runs.record import CONFIG_SCHEMA
 
 pytestmark = pytest.mark.usefixtures("made")
 
-UNRULED = {"submission_status", "seed", "skip_eval_epoch_pct", "train_loss", "eval_start", "eval_stop"}
 """Keys of ours that the compliance checker does not ask for; the seed is the package checker's business."""
-
 
 def rules(path: Path) -> list[str]:
     result = verdict(path)
@@ -36,21 +33,6 @@ def test_a_log_at_the_real_sizes_passes_completely(
     result = verdict(write(batch=batch, last=first + 3))
     assert result.passed
     assert (result.failures, result.warnings, result.division) == ([], [], "closed")
-
-
-def test_a_missing_required_key_fails(write: Callable[..., Path], tmp_path: Path) -> None:
-    lines = write(last=25).read_text().splitlines(keepends=True)
-    keys = [json.loads(line.removeprefix(":::MLLOG "))["key"] for line in lines]
-    passing = set()
-    for key in list(dict.fromkeys(keys))[::4]:
-        path = tmp_path / "without.log"
-        path.write_text("".join(line for line, name in zip(lines, keys) if name != key))
-        result = rules(path)
-        if not result:
-            passing.add(key)
-        else:
-            assert any(key in rule for rule in result) or key == "submission_division", (key, result)
-    assert passing <= UNRULED
 
 
 @pytest.mark.parametrize(
@@ -89,18 +71,6 @@ def test_messages_of_failures(write: Callable[..., Path]) -> None:
     }
 
 
-def test_a_second_value_fails_and_a_repeated_one_is_a_warning(write: Callable[..., Path]) -> None:
-    path = write()
-    lines = path.read_text().splitlines(keepends=True)
-    again = next(line for line in lines if '"train_samples"' in line)
-    path.write_text("".join([*lines, again]))
-    result = verdict(path)
-    assert result.passed
-    assert ["'train_samples' but found 2" in text for text in result.warnings] == [True]
-    path.write_text("".join([*lines, again.replace("2290835423", "7")]))
-    assert "train_samples: value" in rules(path)
-
-
 def test_a_published_log_of_another_name_fails_without_side_effects(
     golden: Path, write: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,22 +100,6 @@ def test_a_cut_log_and_a_log_mixed_with_other_output(write: Callable[..., Path])
     assert verdict(path).passed
     path.write_bytes(content[:-20])
     assert rules(path) == ["run_stop: once", "log: lines"]
-
-
-def test_no_damage_crashes_the_check(write: Callable[..., Path], tmp_path: Path) -> None:
-    whole, draw, path = write(last=25).read_bytes(), random.Random(7), tmp_path / "damaged.log"
-    for _ in range(10):
-        content = bytearray(whole)
-        for _ in range(draw.randint(1, 4)):
-            at = draw.randrange(len(content))
-            if draw.random() < 0.5:
-                content[at] = draw.randrange(256)
-            else:
-                del content[at : at + draw.choice((1, 7, 300))]
-        path.write_bytes(content)
-        result = verdict(path)
-        assert result.passed is not bool(result.failures)
-        assert all("\n" not in failure.text for failure in result.failures)
 
 
 def test_rates_that_were_used_are_checked_not_only_declared_ones(write: Callable[..., Path]) -> None:

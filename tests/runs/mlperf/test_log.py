@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import sys
 from collections import Counter
@@ -46,13 +45,6 @@ def fresh(made: ModuleType, tmp_path: Path) -> MLPerfLog:
     return log
 
 
-def test_every_key_is_one_of_the_official_package(write: Callable[..., Path]) -> None:
-    from mlperf_logging.mllog import constants
-
-    known = {value for value in vars(constants).values() if isinstance(value, str)}
-    assert {event["key"] for event in events(write())} - known == NOT_RULED
-
-
 def test_order_of_events_and_sample_counts(write: Callable[..., Path], made: ModuleType) -> None:
     logged = events(write(last=26))
     keys = [event["key"] for event in logged]
@@ -78,14 +70,6 @@ def test_order_of_events_and_sample_counts(write: Callable[..., Path], made: Mod
 
 def test_the_log_does_not_show_where_recperf_is_installed(write: Callable[..., Path]) -> None:
     assert {event["metadata"]["file"] for event in events(write())} == {"recperf/runs/mlperf/log.py"}
-
-
-def test_the_config_states_cache_clear_and_the_platform_is_detected(made: ModuleType, tmp_path: Path) -> None:
-    log = MLPerfLog(tmp_path / "mlperf.log", SubmissionConfig(log=True, cache_clear=True))
-    log.start(made.facts())
-    values = {event["key"]: event["value"] for event in events(log.path)}
-    assert values["cache_clear"] is True
-    assert values["submission_platform"] not in ("", "auto")
 
 
 def resumed(path: Path, made: ModuleType, saves: list[tuple[int, dict[str, Any]]], last: int) -> None:
@@ -119,27 +103,6 @@ def test_killed_between_any_two_lines_and_inside_them(made: ModuleType, tmp_path
             assert checked.passed, checked.failures
         counted = Counter(event["key"] for event in events(path))
         assert [counted[key] for key in ONCE] == [1] * len(ONCE)
-
-
-def test_a_resume_keeps_the_times_of_the_start(fresh: MLPerfLog, made: ModuleType, monkeypatch: Any) -> None:
-    fresh.train_loss(64, 0.1, 1e-9)
-    fresh.close()
-    before = fresh.path.read_text().splitlines()[:-1]
-    monkeypatch.setattr("time.time", lambda: 4e9)
-    log = made.begun(fresh.path, made.facts(64, train_samples=1000))
-    assert log.path.read_text().splitlines() == before
-    log.train_loss(64, 0.1, 1e-9)
-    assert events(log.path)[-1]["time_ms"] == 4_000_000_000_000
-
-
-def test_times_never_decrease_if_the_clock_is_set_back(fresh: MLPerfLog, made: ModuleType, monkeypatch: Any) -> None:
-    latest = events(fresh.path)[-1]["time_ms"]
-    monkeypatch.setattr("time.time", lambda: 1.0)
-    fresh.train_loss(64, 0.1, 1e-9)
-    fresh.close()
-    log = MLPerfLog(fresh.path, made.SUBMISSION)
-    log.stop(64, reached=False)
-    assert [event["time_ms"] for event in events(log.path)[-3:]] == [latest] * 3
 
 
 def test_the_log_of_a_run_that_never_started_starts_over(made: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
@@ -191,12 +154,6 @@ def test_a_log_must_match_its_checkpoint(fresh: MLPerfLog, made: ModuleType, dam
     assert "\n" not in raised.value.what
 
 
-@pytest.mark.parametrize("state", [{}, {"bytes": True, "digest": ""}])
-def test_a_damaged_state(fresh: MLPerfLog, state: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="does not say how long"):
-        fresh.rewind(state)
-
-
 @pytest.mark.parametrize("garbage", [b"hello\n", b":::MLLOG {}\n"])
 def test_garbage_before_the_run_is_refused_and_after_it_is_cut(
     fresh: MLPerfLog, made: ModuleType, garbage: bytes
@@ -239,19 +196,6 @@ def test_a_full_disk_leaves_whole_lines(fresh: MLPerfLog, monkeypatch: Any) -> N
     fresh.train_loss(64, 0.1, 1e-9)
     fresh.rewind(fresh.state())
     assert len(events(fresh.path)) == PROLOGUE + 1
-
-
-def test_two_logs_in_a_process_do_not_mix(made: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    handlers = list(logging.getLogger().handlers)
-    logs = [MLPerfLog(tmp_path / f"{name}.log", made.SUBMISSION) for name in "ab"]
-    for log, seed in zip(logs, (1, 2)):
-        log.start(made.facts(seed=seed))
-    logs[0].close()
-    logs[1].train_loss(8192, 0.1, 1e-9)
-    assert [len(events(log.path)) for log in logs] == [PROLOGUE, PROLOGUE + 1]
-    assert [next(e["value"] for e in events(log.path) if e["key"] == "seed") for log in logs] == [1, 2]
-    assert capfd.readouterr() == ("", "")
-    assert logging.getLogger().handlers == handlers
 
 
 def test_without_the_official_package(tmp_path: Path, monkeypatch: Any) -> None:
