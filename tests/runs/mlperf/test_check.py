@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("made")
 
 """Keys of ours that the compliance checker does not ask for; the seed is the package checker's business."""
 
+
 def rules(path: Path) -> list[str]:
     result = verdict(path)
     assert result.passed is not bool(result.failures)
