@@ -69,10 +69,11 @@ def write(paths: list[Path], kind: str, out: Path | None, peaks: Path | None) ->
     if kind == "profile":
         from .. import jsonfile
         from ..runs.report.profile_report import write_page as write_profile
-        from ..runs.report.reading import read_any_profile, read_peaks
+        from ..runs.report.reading import read_peaks
+        from ..runs.step_report import load_any
 
         file = path / "profile.json" if path.is_dir() else path
-        profile = read_any_profile(file)
+        profile = load_any(file)
         if not isinstance(profile, Profile):
             return profile.page(out or inside)
         machine = file.with_name("machine.json")

@@ -8,6 +8,7 @@ from ..errors import DataError
 from ..files import write_json
 from ..jsonfile import read, require
 from ..measure.limits import UNDECIDED
+from ..measure.profile_records import Profile
 from ..measure.records import StepProfile
 
 KIND = "step profile"
@@ -73,3 +74,12 @@ def load(path: str | Path) -> Report:
             f"the profile has schema {content.get('schema')!r}; this recperf reads {SCHEMA}", where={"file": path}
         )
     return require(content, Report, Path(path), what="is damaged")
+
+
+def load_any(path: Path) -> Report | Profile:
+    """Read the profile of a program, or of a workload."""
+    from .report.reading import read_profile
+
+    content = read(path, named=True)
+    is_program = isinstance(content, dict) and content.get("kind") == KIND
+    return load(path) if is_program else read_profile(path)

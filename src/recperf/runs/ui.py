@@ -30,7 +30,7 @@ from .report import formats as fmt
 from .report import page, run_report
 from .report.charts import grouped
 from .report.profile_report import html as profile_html
-from .report.reading import Events, Reading, read, read_any_profile, read_peaks, read_profile, read_result
+from .report.reading import Events, Reading, read, read_peaks, read_profile, read_result
 from .report.run_report import CURVES
 from .schemas import BadEvent
 
@@ -126,7 +126,7 @@ class Runs:
         folders = [self.named(name) for name in names]
         with self._lock:
             if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
-                profile = read_any_profile(folders[0] / "profile.json")
+                profile = step_report.load_any(folders[0] / "profile.json")
                 if isinstance(profile, step_report.Report):
                     return profile.html()
                 return profile_html(profile, read_peaks(folders[0] / "peaks.json"), None)
@@ -166,7 +166,7 @@ def _entry(name: str, folder: Path) -> Entry:
     entry = Entry(name=name, state="stopped", changed=0.0)
     try:
         if (folder / PROFILE_MARK).exists():
-            profile = read_any_profile(folder / "profile.json")
+            profile = step_report.load_any(folder / "profile.json")
             entry.state, entry.limit = "profile", profile.verdict.limit
             if isinstance(profile, step_report.Report):
                 entry.workload, entry.step = "program", fmt.time(profile.step_ms.p50)

@@ -21,7 +21,6 @@ from ...measure.peaks.records import Peaks
 from ...measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
 from ...measure.profile_records import SCHEMA as PROFILE_SCHEMA
 from ...measure.trace.file import looks_like_trace
-from .. import step_report
 from ..record import PROFILE_MARK, read_config
 from ..result import SCHEMA, Result
 from ..schemas import BadEvent, Machine, Scores, Step, parse_events, read_file
@@ -160,13 +159,6 @@ def read_profile(path: Path) -> Profile:
     profile = read_file(path, Profile, PROFILE_SCHEMA)
     _require_shares(path, profile.components, "components")
     return profile
-
-
-def read_any_profile(path: Path) -> Profile | step_report.Report:
-    """The profile of a workload, or of a program."""
-    content = jsonfile.read(path, named=True)
-    is_program = isinstance(content, dict) and content.get("kind") == step_report.KIND
-    return step_report.load(path) if is_program else read_profile(path)
 
 
 def read_pair(path: Path) -> Pair:
