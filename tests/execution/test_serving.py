@@ -276,7 +276,7 @@ def test_a_model_larger_than_memory_is_scored_where_its_tables_lie(
     score, logits = ["score", str(tmp_path / "run"), "--held-out", "--seed", str(41 + seeds), "--quiet"], []
     for place in ("memory", "file"):
         if place == "file":
-            serve = {"dlrm-v4": "recperf.workloads.dlrm_v4.serve", "random": "recperf.workloads.dlrm.serve"}[name]
+            serve = {"dlrm-v4": "recperf.workloads.dlrm_v4.serve", "random": "recperf.workloads.click_serve"}[name]
             monkeypatch.setattr(f"{serve}.TablesConfig", partial(TablesConfig, placement="file"))
         output = tmp_path / f"{place}.parquet"
         assert main([*score, "--output", str(output)]) == 0

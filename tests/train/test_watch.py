@@ -10,7 +10,6 @@ import torch
 
 from recperf.errors import GateFailed
 from recperf.train.loop import Position
-from recperf.train.stream import Evaluations
 from recperf.train.watch import LossLog, Minutes, either, every, never
 
 
@@ -63,23 +62,3 @@ def test_a_save_that_costs_much_is_done_less_often() -> None:
     assert not minutes()
     now += 1
     assert minutes()
-
-
-@pytest.mark.parametrize(
-    "due",
-    [
-        Evaluations(batches=20, steps=6),
-        Evaluations(batches=20, steps=6, first_step=7),
-        Evaluations(batches=20, steps=6, first_step=12),
-        Evaluations(batches=20, seams=(3, 9, 20)),
-        Evaluations(batches=20, seams=(3, 9, 20), first_step=4),
-        Evaluations(batches=20, seams=(3, 9), first_step=24),
-        Evaluations(batches=20),
-    ],
-)
-def test_next_is_the_next_position_that_is_due(due: Evaluations) -> None:
-    for epoch in (0, 1):
-        places = [Position(epoch, batch, 20 * epoch + batch) for batch in range(20)]
-        for place in places:
-            later = [other for other in places if other.batch > place.batch and due(other)]
-            assert due.next(place) == (later[0] if later else None)

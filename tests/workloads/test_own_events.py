@@ -27,7 +27,7 @@ from recperf.workloads.click_candidates import _items_before, imported_logits, i
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.micro_dlrm import config as micro_dlrm
-from recperf.workloads.micro_dlrm.data import imported
+from recperf.workloads.micro_dlrm.config import imported
 
 USERS, ITEMS, EVENTS = 30, 20, 900
 

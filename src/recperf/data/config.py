@@ -34,6 +34,10 @@ class SplitConfig:
         require(0.0 < self.holdout < 1.0, "data.holdout", self.holdout, "above 0 and below 1")
         within(0, self.split_seed, 1 << 53, "data.split_seed")
 
+    def rows_split(self) -> SplitConfig:
+        """How rows are split, without where they are."""
+        return SplitConfig(**{name: getattr(self, name) for name in SplitConfig.__dataclass_fields__})
+
 
 @dataclass(frozen=True, kw_only=True)
 class MovieLensConfig(SplitConfig):
@@ -58,10 +62,6 @@ class MovieLensConfig(SplitConfig):
         require(self.path is not None or self.source != "clicks", "data.path", None, "the folder of data.source clicks")
         validated = self.source == "clicks" or not self.validation_share
         require(validated, "data.validation_share", self.validation_share, "0, or another with data.source clicks")
-
-    def rows_split(self) -> SplitConfig:
-        """How rows are split, without where they are."""
-        return SplitConfig(**{name: getattr(self, name) for name in SplitConfig.__dataclass_fields__})
 
     @property
     def has_clicks(self) -> bool:

@@ -126,8 +126,6 @@ class SeedTraining:
                 self._unscored = start.step
             with contextlib.suppress(TargetMet):
                 watchers.before_training(start)
-                if self.evaluator.scored(start) == scored:
-                    recipe.prepare_evaluation(start)
                 train(recipe, start, watchers)
         if reasons.get("graph") != graph:
             self._notice(f"CUDA graph {reasons['graph']}")

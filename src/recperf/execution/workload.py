@@ -187,6 +187,7 @@ class Trial(Protocol):
     def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         """Logits of scored rows, given by their number, if their item were another; asked for where the workload has a
         catalogue."""
+        raise TypeError("a workload without a catalogue has no candidates")
 
     def rows_of(self, batch: Any) -> Tensor: ...
 

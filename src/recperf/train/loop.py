@@ -106,8 +106,6 @@ class Recipe:
     """Events for the log at this position."""
     evaluation_facts: Callable[[Position], dict[str, Any]] = lambda at: {}
     """What an evaluation at this position scores, where that varies."""
-    prepare_evaluation: Callable[[Position], None] = lambda at: None
-    """Is called when training starts or continues at a position, to begin preparing the next evaluation."""
     training_metrics: Callable[[], dict[str, float] | None] = lambda: None
     """Metrics of the training batches since the last call; none where they are not collected."""
     validation_loss: Callable[[], float] | None = None

@@ -6,7 +6,7 @@ Shapes: S windows of a stream.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,8 +40,6 @@ class Evaluations:
     The end of training is evaluated in any case, so it is never among these.
     """
 
-    batches: int
-    """Batches of an epoch."""
     seams: tuple[int, ...] = ()
     steps: int = 0
     first_step: int = 0
@@ -49,18 +47,6 @@ class Evaluations:
     def __call__(self, at: Position) -> bool:
         by_window = at.batch in self.seams
         return at.step >= self.first_step and (by_window or (self.steps > 0 and at.step % self.steps == 0))
-
-    def next(self, at: Position) -> Position | None:
-        """The next evaluation in this epoch; none when only its end is left."""
-        if self.steps:
-            due = max((at.step // self.steps + 1) * self.steps, -(-self.first_step // self.steps) * self.steps)
-            ahead = [at.batch + due - at.step]
-        else:
-            least = max(at.batch + 1, at.batch + self.first_step - at.step)
-            ahead = [seam for seam in self.seams if seam >= least]
-        if not ahead or ahead[0] >= self.batches:
-            return None
-        return replace(at, batch=ahead[0], step=at.step + ahead[0] - at.batch)
 
 
 def next_window(order: StreamOrder, at: Position) -> int | None:

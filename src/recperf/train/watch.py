@@ -283,8 +283,6 @@ class Evaluator:
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
         if self.log:
             self.log.ends(position, metrics, self.enough(metrics))
-        if not self.met:
-            self.recipe.prepare_evaluation(position)
         reached("evaluation: logged")
         return best
 

@@ -66,15 +66,6 @@ class ItemColumns:
         return dense_PD, torch.where(self.by_item_S & known_P1, self.ids_IS[items_P], ids_PS)
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """The user, item and label of click rows."""
-
-    users_N: Tensor
-    items_N: Tensor
-    labels_N: Tensor
-
-
 class ClickCatalogue:
     """The items of training rows, as candidates for validation rows."""
 
@@ -83,62 +74,61 @@ class ClickCatalogue:
 
     def __init__(
         self,
-        train: Columns,
-        valid: Columns,
+        train: ScoredRows,
+        valid: ScoredRows,
         columns: ItemColumns,
-        batches: Callable[[Tensor, Tensor, ItemColumns], Iterator[ClickBatch]],
+        batches: Callable[[Tensor, Tensor], Iterator[ClickBatch]],
     ) -> None:
-        self.train, self.valid, self.columns = train, valid, columns
-        self._batches = batches
-        self.rows_I = columns.rows_I
-        self.items_I = columns.rows_I.nonzero().squeeze(1)
-        self.item_rows_N = columns.rows_I[valid.items_N]
-        users = 1 + max(int(train.users_N.max()), int(valid.users_N.max()))
-        self.user_rows_N = torch.bincount(train.users_N, minlength=users)[valid.users_N]
+        (self.users_N, self.items_N), (self.valid_users_N, valid_items_N) = _owners(train), _owners(valid)
+        self.labels_N, self.rows_I, self.batches = train.labels_N, columns.rows_I, batches
+        """`batches` yields validation rows, given by number, as if their items were these."""
+        self.items_I = self.rows_I.nonzero().squeeze(1)
+        self.item_rows_N = self.rows_I[valid_items_N]
+        users = _size(self.users_N, self.valid_users_N)
+        self.user_rows_N = torch.bincount(self.users_N, minlength=users)[self.valid_users_N]
 
     @cached_property
     def repeats(self) -> float:
-        return repeated_share(self.train.users_N, self.train.items_N)
+        return repeated_share(self.users_N, self.items_N)
 
     @cached_property
     def _items_of(self) -> Callable[[int], Tensor]:
-        return grouped_items(self.train.users_N, self.train.items_N)
+        return grouped_items(self.users_N, self.items_N)
 
     def seen(self, row: int) -> Tensor:
-        return self._items_of(int(self.valid.users_N[row]))
+        return self._items_of(int(self.valid_users_N[row]))
 
     @cached_property
     def _log_shares_I(self) -> Tensor:
-        return log_shares(self.columns.rows_I)
+        return log_shares(self.rows_I)
 
     def meeting(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         return self._log_shares_I[items_P]
 
-    def batches(self, rows_P: Tensor, items_P: Tensor) -> Iterator[ClickBatch]:
-        """Validation rows, in batches, if their items were these."""
-        return self._batches(rows_P, items_P, self.columns)
-
     def rules(self) -> dict[str, Scorer]:
-        train = self.train
-        items = len(self.columns.rows_I)
-        return item_rules(train.users_N, train.items_N, train.labels_N, items, self.valid.users_N)
+        return item_rules(self.users_N, self.items_N, self.labels_N, len(self.rows_I), self.valid_users_N)
 
 
-def _items(train_N: Tensor, valid_N: Tensor) -> int:
+def _owners(rows: ScoredRows) -> tuple[Tensor, Tensor]:
+    assert rows.users_N is not None
+    assert rows.items_N is not None
+    return rows.users_N, rows.items_N
+
+
+def _size(train_N: Tensor, valid_N: Tensor) -> int:
     return 1 + max(int(train_N.max()), int(valid_N.max()))
 
 
 def of_samples(train: Samples, valid: Samples, batch_size: int) -> ClickCatalogue | None:
     """Of rows in memory; None where they have no user or no item."""
-    sides = []
-    for samples in (train, valid):
-        if samples.users_N is None or samples.items_N is None:
-            return None
-        sides.append(Columns(samples.users_N, samples.items_N, samples.labels_N))
-    columns = ItemColumns(_items(sides[0].items_N, sides[1].items_N), train.dense_ND.shape[1], len(train.keys))
-    columns.add(sides[0].items_N, train.dense_ND, train.ids_FN.t())
+    sides = [ScoredRows(one.labels_N, one.users_N, one.items_N) for one in (train, valid)]
+    if any(side.users_N is None or side.items_N is None for side in sides):
+        return None
+    (_, train_N), (_, valid_N) = map(_owners, sides)
+    columns = ItemColumns(_size(train_N, valid_N), train.dense_ND.shape[1], len(train.keys))
+    columns.add(train_N, train.dense_ND, train.ids_FN.t())
 
-    def batches(rows_P: Tensor, items_P: Tensor, columns: ItemColumns) -> Iterator[ClickBatch]:
+    def batches(rows_P: Tensor, items_P: Tensor) -> Iterator[ClickBatch]:
         dense_PD, ids_PS = columns.replaced(items_P, valid.dense_ND[rows_P], valid.ids_FN.t()[rows_P])
         samples = Samples(keys=valid.keys, dense_ND=dense_PD, ids_FN=ids_PS.t(), labels_N=valid.labels_N[rows_P])
         return cut(samples, batch_size)
@@ -148,16 +138,14 @@ def of_samples(train: Samples, valid: Samples, batch_size: int) -> ClickCatalogu
 
 def of_imported(clicks: ImportedClicks, batch_size: int) -> ClickCatalogue | None:
     """Of imported rows, which are read a part at a time; None where they have no user or no item."""
-    sides = []
-    for rows in (imported_rows(clicks, split) for split in SPLITS):
-        if rows.users_N is None or rows.items_N is None:
-            return None
-        sides.append(Columns(rows.users_N, rows.items_N, rows.labels_N))
-    items_N = sides[0].items_N
-    columns = ItemColumns(_items(items_N, sides[1].items_N), len(clicks.dense_names), sum(clicks.slots))
-    add_training_rows(clicks, (items_N, columns))
+    sides = [imported_rows(clicks, split) for split in SPLITS]
+    if any(side.users_N is None or side.items_N is None for side in sides):
+        return None
+    (_, train_N), (_, valid_N) = map(_owners, sides)
+    columns = ItemColumns(_size(train_N, valid_N), len(clicks.dense_names), sum(clicks.slots))
+    add_training_rows(clicks, (train_N, columns))
 
-    def batches(rows_P: Tensor, items_P: Tensor, columns: ItemColumns) -> Iterator[ClickBatch]:
+    def batches(rows_P: Tensor, items_P: Tensor) -> Iterator[ClickBatch]:
         rows = clicks.take("valid", rows_P.numpy())
         dense_PD, ids_PS = columns.replaced(
             items_P, torch.from_numpy(rows.dense_ND), torch.from_numpy(rows.ids_NS).long()

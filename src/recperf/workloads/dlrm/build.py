@@ -198,7 +198,7 @@ def check(config: DLRMWorkloadConfig) -> str:
 def readable(config: DLRMWorkloadConfig) -> ImportedClicks:
     """The imported clicks of a config, whose tables must fit them."""
     assert config.data.path is not None
-    clicks = open_clicks(config.data.path, config.data.click_split())
+    clicks = open_clicks(config.data.path, config.data.rows_split())
     require_tables(config.dlrm, clicks)
     return clicks
 

@@ -103,33 +103,20 @@ class DLRMModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DLRMDataConfig(RandomBagsConfig):
+class DLRMDataConfig(SplitConfig, RandomBagsConfig):
     source: Literal["random", "clicks"] = "random"
-    """Synthetic batches, or clicks that `recperf data import --clicks` imported."""
+    """Synthetic batches, or clicks that `recperf data import --clicks` imported; only these are split."""
     path: Path | None = None
     """With source clicks: the folder of the imported rows."""
-    holdout: float = 0.2
-    """With source clicks: share of the rows that is held out, or of the users with split cold."""
-    split: Literal["random", "last", "time", "cold"] = "random"
-    """With source clicks, the validation rows: random ones, the last of each user by time, the last of all by time, or
-    all of users that never train."""
-    split_seed: int = 42
-    """With source clicks: seed of the random and cold splits."""
-    validation_share: float = 0.0
-    """With source clicks: share of the training rows that choose the epoch by their log loss and are not trained on;
-    0: none, and the last epoch counts."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RandomBagsConfig.__post_init__(self)
+        SplitConfig.__post_init__(self)
         has_path = self.path is not None
         allowed = "the folder of imported rows with data.source clicks, else none"
         require(has_path == (self.source != "random"), "data.path", str(self.path), allowed)
         validated = has_path or not self.validation_share
         require(validated, "data.validation_share", self.validation_share, "0, or another with data.source clicks")
-        self.click_split()
-
-    def click_split(self) -> SplitConfig:
-        return SplitConfig(**{name: getattr(self, name) for name in SplitConfig.__dataclass_fields__})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +243,7 @@ def resolve(config: DLRMWorkloadConfig) -> DLRMWorkloadConfig:
     from ...data.click_store.imported import open_clicks
 
     assert config.data.path is not None
-    clicks = open_clicks(config.data.path, config.data.click_split())
+    clicks = open_clicks(config.data.path, config.data.rows_split())
     bottom = (len(clicks.dense_names), *config.model.bottom[1:])
     model = replace(config.model, features=clicks.keys, rows=clicks.table_rows, row_scale=1.0, bottom=bottom)
     several = clicks.slots if max(clicks.slots) > 1 else ()
@@ -383,6 +370,6 @@ DLRM = Workload(
     ranks="recperf.workloads.click_ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",
     datasets={"clicks": on_clicks, "events": on_events},
-    serve="recperf.workloads.dlrm.serve:serve",
+    serve="recperf.workloads.click_serve:serve_dlrm",
     resolve=resolve,
 )

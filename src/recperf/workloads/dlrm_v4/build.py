@@ -5,7 +5,6 @@ Shapes: B samples of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.batch import HistoryBatch
 from ...data.yambda.loader import StreamOrder
 from ...distributed.ranks import current
 from ...distributed.shares import Scores
@@ -49,11 +47,10 @@ from ...train.graph import GraphStep
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.stream import after_windows, interval, seams_of
-from .batches import InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder
 from .config import DLRM_V4, SMALL, DLRMv4WorkloadConfig, estimate, lacking_for_graph, layer_numbers, require_room
 from .data import EventWindows
 from .ranking import candidate_logits
-from .steps import AdamAndRows, SteppedModel, learning_rate
+from .steps import AdamAndRows, InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder, SteppedModel, learning_rate
 
 SENT: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bfloat16"}
 """Names of precisions in an MLPerf log; gradients of dense parameters are sent in fp32."""
@@ -130,10 +127,8 @@ class HistoryTrial:
         self.optimizer = AdamAndRows(self.model, config.train)
         self.stepped = SteppedModel(self.model, seed, device)
         self.order = prepared.train_order()
-        self.scored, self.due = Tally(), self._evaluations()
-        """Counts of the predictions of all evaluations so far, and when there is one."""
-        self._ahead: tuple[range, InputOrder, Iterator[HistoryBatch]] | None = None
-        """What the next evaluation scores, gathered while training goes on."""
+        self.scored = Tally()
+        """Counts of the predictions of all evaluations so far."""
         inputs, train = self._training_inputs(), config.train
         self.rise = rise = train.warmup_steps or max(1, round(train.rise * train.epochs * len(inputs)))
         self.recipe = Recipe(
@@ -143,14 +138,13 @@ class HistoryTrial:
             learning_rate=lambda step: learning_rate(train, step, rise, train.epochs * len(inputs)),
             epochs=train.epochs,
             max_steps=train.max_steps,
-            evaluate_after=self.due,
+            evaluate_after=self._evaluations(),
             save_after=after_windows(self.order, train.checkpoint_windows),
             events_after=self._windows_left,
             evaluation_facts=self._evaluation_facts,
             training_metrics=self.stepped.seen,
             validation_loss=self._validation_loss if prepared.validation else None,
             patience=train.patience,
-            prepare_evaluation=self.prepare_evaluation,
             whole_step=self._whole_step(inputs),
         )
         self._left: dict[int, list[int]] = {}
@@ -198,7 +192,6 @@ class HistoryTrial:
         options, batch_size = self.prepared.config.evaluate, self.prepared.config.train.batch_size
         samples = int(self.order.counts_S.sum())
         return stream.Evaluations(
-            batches=len(self.order),
             seams=tuple(seams_of(self.order, options.every_windows)),
             steps=interval(options.every_share, samples, batch_size) if options.every_share else 0,
             first_step=options.first_step(samples, batch_size),
@@ -225,24 +218,11 @@ class HistoryTrial:
         epoch, batch = divmod(step, len(self.order))
         return epoch * self.order.samples + self.order.samples_until(batch)
 
-    def prepare_evaluation(self, at: Position) -> None:
-        """Begin to gather what the next evaluation scores."""
-        if at.step < self.recipe.steps:
-            self._gather(self.prepared.windows_at(self.due.next(at)))
-
-    def _gather(self, windows: range) -> tuple[range, InputOrder, Iterator[HistoryBatch]]:
-        """Begin to gather what an evaluation scores; a few batches are made and wait."""
-        inputs = self.inputs(self.prepared.valid_order(windows))
-        self._ahead = windows, inputs, inputs.loader()
-        return self._ahead
-
     @torch.no_grad()
     def predictions(self, at: Position | None = None) -> Predictions:
         """Predictions for every anchor of the windows that are due; a rank scores its part of each batch."""
-        windows, ahead = self.prepared.windows_at(at), self._ahead
-        _, inputs, batches = ahead if ahead and ahead[0] == windows else self._gather(windows)
-        self._ahead = None
-        logits_N, labels_N = self._scored(inputs, batches)
+        windows = self.prepared.windows_at(at)
+        logits_N, labels_N = self._scored(windows)
         rows = self.prepared.rows_of(windows)
         return Predictions(logits_N, labels_N, rows.users_N, rows.items_N)
 
@@ -251,11 +231,10 @@ class HistoryTrial:
         """The log loss of the rows that choose the epoch. A model that reads running rates gets their regression added,
         as far as it helps on these rows: training alone would have to find it again."""
         prepared, rates = self.prepared, self.model.rates
-        inputs = self.inputs(prepared.valid_order(prepared.validation))
         if rates is None:
-            return binary_metrics(*self._scored(inputs, inputs.loader()))["log_loss"]
+            return binary_metrics(*self._scored(prepared.validation))["log_loss"]
         rates.reset_added()
-        logits_N, labels_N = self._scored(inputs, inputs.loader())
+        logits_N, labels_N = self._scored(prepared.validation)
         weights_F, intercept, beside_N = prepared.rates_regression
         columns = np.stack([logits_N.double().numpy(), beside_N], 1)
         (scale, share), constant = regression(columns, labels_N.numpy())
@@ -263,11 +242,11 @@ class HistoryTrial:
         blended_N = torch.from_numpy(columns @ np.array([scale, share]) + constant)
         return binary_metrics(blended_N, labels_N)["log_loss"]
 
-    def _scored(self, inputs: InputOrder, batches: Iterator[HistoryBatch]) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all samples."""
+    def _scored(self, windows: range) -> tuple[Tensor, Tensor]:
+        """Logits and labels of all anchors of windows."""
         self.model.eval()
-        scores = Scores(current())
-        for number, batch in enumerate(batches):
+        inputs, scores = self.inputs(self.prepared.valid_order(windows)), Scores(current())
+        for number, batch in enumerate(inputs.loader()):
             poll()
             own = inputs.inputs(batch)
             scores.add(self.model(own), own.labels_B, inputs.parts(batch))

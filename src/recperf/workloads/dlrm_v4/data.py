@@ -32,9 +32,8 @@ from ...train.baselines import bias_logits, popularity, regression
 from ...train.loop import Position
 from ...train.ranking import RecentShares, item_rules, repeated_share
 from ...train.stream import next_window
-from .baselines import PART, Features, LastItems, Rule, gradient_boosting, regressed, running_means
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room
-from .ranking import EventCatalogue
+from .ranking import PART, EventCatalogue, Features, LastItems, Rule, gradient_boosting, regressed, running_means
 
 Positions = NDArray[np.int64]
 
@@ -70,7 +69,8 @@ class EventWindows:
         self.store = opened(data)
         self.index = WindowIndex.open(self.store, data.windows)
         try:
-            before, self.holdout = divided(with_holdout(data, self.index.counts()), self.index.windows)
+            held_out = data.holdout_windows or _last_windows(data.holdout_share, self.index.counts())
+            before, self.holdout = divided(held_out, data.holdout_first, self.index.windows)
         except DataError as error:
             raise DataError(error.what, where={"store": self.store.folder, **error.where}, fix=error.fix) from None
         self.train_windows, self.validation = validated(data.validation_share, self.index.counts()[: len(before)])
@@ -240,7 +240,7 @@ class EventWindows:
         train, valid = self._newest_samples, self._samples(scored_N)
         logits = {**bias_logits(train, valid), "popularity": popularity(train, valid)}
         if self._running_rules:
-            features_NF = self._features_of(scored_N)
+            features_NF = self._in_parts(self._features, scored_N)
             logits |= {name: rule(features_NF) for name, rule in self._running_rules.items()}
         return logits
 
@@ -250,7 +250,7 @@ class EventWindows:
         if self.config.data.baselines == "bias":
             return {}
         train_N = self._newest_positions[-MOST_ROWS_TO_FIT:]
-        train_NF, labels_N = self._features_of(train_N), self._labels(train_N)
+        train_NF, labels_N = self._in_parts(self._features, train_N), self._labels(train_N)
         rules: dict[str, Rule] = {
             "running_means": running_means,
             "rates_regression": regressed(train_NF, labels_N, RATES),
@@ -265,13 +265,18 @@ class EventWindows:
         """A regression on the running rates of the newest anchors that are trained on: weights, intercept, and logits
         of the anchors that choose the epoch, in their order."""
         train_N = self._newest(self.train_windows, "train")[-MOST_ROWS_BESIDE:]
-        weights_F, intercept = regression(self._rates_of(train_N), self._labels(train_N))
+        weights_F, intercept = regression(self._in_parts(self.rates.of, train_N), self._labels(train_N))
         validated_N = self._scored_positions(self.validation)
-        return weights_F, intercept, self._rates_of(validated_N).astype(np.float64) @ weights_F + intercept
+        return (
+            weights_F,
+            intercept,
+            self._in_parts(self.rates.of, validated_N).astype(np.float64) @ weights_F + intercept,
+        )
 
-    def _rates_of(self, positions_N: Positions) -> Features:
+    def _in_parts(self, describe: Callable[[Queries], Features], positions_N: Positions) -> Features:
+        """What is known at anchors, a part at a time: there are several temporary numbers for each."""
         parts = np.array_split(positions_N, 1 + len(positions_N) // PART)
-        return np.concatenate([self.rates.of(self.plain.events(part, self.store.kinds(part))) for part in parts])
+        return np.concatenate([describe(self.plain.events(part, self.store.kinds(part))) for part in parts])
 
     def _ranks_by(self, rule: Rule) -> Callable[[Tensor, Tensor], Tensor]:
         """A rule as a scorer of scored anchors with other items."""
@@ -290,11 +295,6 @@ class EventWindows:
     def _features(self, queries: Queries) -> Features:
         return np.concatenate([self.rates.of(queries), self._last_items.of(queries)], 1)
 
-    def _features_of(self, positions_N: Positions) -> Features:
-        """What simple rules know at anchors, a part at a time: there are several temporary numbers for each."""
-        parts = np.array_split(positions_N, 1 + len(positions_N) // PART)
-        return np.concatenate([self._features(self.plain.events(part, self.store.kinds(part))) for part in parts])
-
     def _samples(self, positions_N: np.ndarray[Any, Any]) -> Samples:
         users = self.store.users_of(positions_N)
         ids = np.stack([users, self.store.items_at(positions_N)])
@@ -306,23 +306,20 @@ class EventWindows:
         )
 
 
-def with_holdout(data: EventsConfig, counts_W: np.ndarray[Any, Any]) -> EventsConfig:
-    """The config with a number of hold-out windows: where it has none, the last windows, at least one, that together
-    come nearest to the share of all anchors."""
-    if data.holdout_windows:
-        return data
+def _last_windows(share: float, counts_W: np.ndarray[Any, Any]) -> int:
+    """How many of the last windows, at least one, together come nearest to a share of all anchors; one window, the
+    first, is never among them."""
     last_W = np.cumsum(counts_W[::-1])[:-1]
-    windows = 1 + int(np.abs(last_W - data.holdout_share * counts_W.sum()).argmin()) if len(last_W) else 1
-    return replace(data, holdout_windows=windows)
+    return 1 + int(np.abs(last_W - share * counts_W.sum()).argmin()) if len(last_W) else 1
 
 
-def divided(data: EventsConfig, windows: int) -> tuple[range, range]:
-    """The windows to train on, and those held out, which come after them."""
-    first = windows - data.holdout_windows if data.holdout_first is None else data.holdout_first
-    stop = first + data.holdout_windows
+def divided(held_out: int, first: int | None, windows: int) -> tuple[range, range]:
+    """The windows to train on, and those held out, which begin with the `first`; None: they are the last ones."""
+    first = windows - held_out if first is None else first
+    stop = first + held_out
     if first < 1:
         raise DataError(
-            f"of {windows} windows {data.holdout_windows} are to be scored: none is left to train on",
+            f"of {windows} windows {held_out} are to be scored: none is left to train on",
             fix="--data.holdout-windows, or shorter --data.windows.seconds",
         )
     if stop > windows:
@@ -336,7 +333,6 @@ def divided(data: EventsConfig, windows: int) -> tuple[range, range]:
 def validated(share: float, counts_W: np.ndarray[Any, Any]) -> tuple[range, range]:
     """The windows to train on, at least one, and the last ones, which choose the epoch: together they come nearest to
     the share of all anchors."""
-    last_W = np.cumsum(counts_W[::-1])[:-1]
-    windows = 1 + int(np.abs(last_W - share * counts_W.sum()).argmin()) if share and last_W.any() else 0
+    windows = _last_windows(share, counts_W) if share and counts_W[1:].any() else 0
     first = len(counts_W) - windows
     return range(first), range(first, len(counts_W))

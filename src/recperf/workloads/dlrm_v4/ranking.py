@@ -1,31 +1,41 @@
-"""Anchors with another item: the catalogue that they are ranked among, and the model's logits of such candidates.
+"""Anchors with another item, and simple rules for them: the catalogue that they are ranked among, the model's logits of
+such candidates, and rules that know at each anchor what the model knows there.
 
 In the published model some context features cross the candidate with the user or the hour, and the whole history
 attends to the context, so that a candidate needs a pass over its own row. Where these features have one row, all
 candidates share it.
 
-Shapes: N scored anchors, P pairs of an anchor and an item, I items.
+The rules read running rates, the last items and the time of day. They are fitted on the newest training anchors and
+read on through the hold-out, as the model does. A rule gets one matrix: the columns of `RATES`, then those of
+`LastItems`.
+
+Shapes: N scored anchors, P pairs of an anchor and an item, B queries, F features, I items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.batch import HistoryBatch
-from ...data.yambda.history import Histories
-from ...data.yambda.schema import DAY_S, DRAWN, HISTORY
+from ...data.yambda.config import HistoryConfig
+from ...data.yambda.history import DAY_HOURS, HOUR_S, Histories
+from ...data.yambda.rates import MEANS, NEIGHBOUR_COLUMNS, Groups, RunningRates
+from ...data.yambda.schema import ANCHORS, DAY_S, DRAWN, HISTORY, LISTEN_PLUS, RATES
 from ...data.yambda.store import EventStore, Queries
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padded import SharedHistory, can_share, padded_inputs
 from ...stop import poll
+from ...train import baselines
+from ...train.baselines import regression
 from ...train.feeds import prepared_on_host
 from ...train.ranking import RecentShares
 
@@ -135,7 +145,11 @@ def _sharing(model: DLRMv4, histories: Histories, queries: Queries) -> Tensor:
         rates = None if histories.rates is None else torch.from_numpy(histories.rates.of(part))
         return without_rates.queried(part[:1]), torch.from_numpy(items_C3), rates
 
-    parts = (queries[first:last] for start, stop in zip(edges, edges[1:]) for first, last in _chunks(start, stop))
+    parts = (
+        queries[first : min(stop, first + AT_ONCE)]
+        for start, stop in zip(edges, edges[1:])
+        for first in range(start, stop, AT_ONCE)
+    )
     logits = []
     for batch, items_C3, rates_CF in map(gathered, parts):
         poll()
@@ -146,6 +160,111 @@ def _sharing(model: DLRMv4, histories: Histories, queries: Queries) -> Tensor:
     return torch.cat(logits).cpu()
 
 
-def _chunks(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    for first in range(start, stop, AT_ONCE):
-        yield first, min(stop, first + AT_ONCE)
+Features = NDArray[np.float32]
+Rule = Callable[[Features], Tensor]
+"""Logits of anchors, or of candidates in their place, from their features."""
+
+LAST = 2
+"""Last items that are columns of their own."""
+PART = 1 << 18
+MOST_ROWS_TO_CHOOSE, FEWEST_TREES = 100_000, 200
+"""Newest training anchors that choose the columns and the number of trees of gradient boosting; where there are more,
+it has at least so many trees."""
+_MEANS = [RATES.index(name) for name in MEANS]
+
+
+class LastItems:
+    """Columns of a query: the candidate and the last items as categories, hour, day of the week, and how often and with
+    which share of positive labels the last items, and each of them with the candidate, came before."""
+
+    def __init__(self, store: EventStore, rates: RunningRates, scan: int) -> None:
+        self.store, self.rates = store, rates
+        self.histories = Histories(store, HistoryConfig(length=LAST, strategy="last-n", scan=scan))
+        kinds_E = store.kinds(slice(0, store.events))
+        listens_N = np.flatnonzero(kinds_E & np.uint8(ANCHORS))
+        items_N, times_N = store.items_at(listens_N), store.times_E[listens_N].astype(np.int64)
+        positive_N = (kinds_E[listens_N] & np.uint8(LISTEN_PLUS)) > 0
+        common = np.argsort(-np.bincount(items_N, minlength=store.items), kind="stable")[: baselines.MOST_CATEGORIES]
+        self.category_I = np.full(store.items, baselines.MOST_CATEGORIES)
+        self.category_I[common] = np.arange(len(common))
+        last_NL = np.concatenate([self._last(self._events(part)) for part in self._parts(listens_N)])
+        self.groups = [
+            Groups.of(keys_N, times_N, positive_N)
+            for back in range(LAST)
+            for keys_N in (last_NL[:, back], _pair(last_NL[:, back], items_N))
+        ]
+
+    def _parts(self, positions_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        return np.array_split(positions_N, 1 + len(positions_N) // PART)
+
+    def _events(self, positions_B: NDArray[np.int64]) -> Queries:
+        return self.histories.events(positions_B, self.store.kinds(positions_B))
+
+    def _last(self, queries: Queries) -> NDArray[np.int64]:
+        """The last items before each query, the newest first; -1 where there is none."""
+        batch = self.histories.queried(queries)
+        items_T, offsets_B1 = batch.features["item_id"][0].numpy(), batch.history_offsets_B1.numpy()
+        place_BL = offsets_B1[1:, None] - 1 - np.arange(LAST)
+        there_BL = place_BL >= offsets_B1[:-1, None]
+        padded_T = np.append(items_T.astype(np.int64), -1)
+        return np.asarray(padded_T[np.where(there_BL, place_BL, -1)])
+
+    @property
+    def is_category(self) -> list[bool]:
+        """Which of all columns of a rule's features are categories."""
+        own = [True] * (1 + LAST) + [False] * (2 + 2 * len(self.groups))
+        return [False] * len(RATES) + own
+
+    def of(self, queries: Queries) -> Features:
+        last_BL, times_B = self._last(queries), queries.times_B
+        columns = [self.category_I[queries.items_B]]
+        columns += [np.where(last_B < 0, np.nan, self.category_I[last_B]) for last_B in last_BL.T]
+        columns += [times_B // HOUR_S % DAY_HOURS, times_B // DAY_S % 7]
+        keys = [keys_B for last_B in last_BL.T for keys_B in (last_B, _pair(last_B, queries.items_B))]
+        for groups, keys_B in zip(self.groups, keys):
+            columns += self.rates.share_and_count(groups, keys_B, times_B)
+        return np.stack(columns, 1).astype(np.float32)
+
+
+def _pair(last_N: NDArray[np.int64], items_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.asarray((last_N + 1) << 32 | items_N)
+
+
+def running_means(features_NF: Features) -> Tensor:
+    """The log odds of all outcomes so far, of the user's and of the item's, each smoothed, added up."""
+    return torch.from_numpy(features_NF[:, _MEANS].sum(1))
+
+
+def regressed(train_NF: Features, labels_N: NDArray[np.float32], columns: Sequence[str]) -> Rule:
+    """A regression on some of the running rates."""
+    which = [RATES.index(name) for name in columns]
+    weights_F, intercept = regression(train_NF[:, which], labels_N)
+    return lambda features_NF: torch.from_numpy(features_NF[:, which].astype(np.float64) @ weights_F + intercept)
+
+
+def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_category: list[bool]) -> Rule | None:
+    """Gradient boosting on the running rates, on these and what is counted of the last items, or on both and the items
+    themselves, whichever predicts the newest of the training anchors best; None where nothing can be fitted. The
+    columns of neighbours are item-kNN's."""
+    rates = [*range(len(RATES) - NEIGHBOUR_COLUMNS)]
+    last = [*range(len(RATES), train_NF.shape[1])]
+    options = [rates, [*rates, *(column for column in last if not is_category[column])], [*rates, *last]]
+    newest_MF, newest_M = train_NF[-MOST_ROWS_TO_CHOOSE:], labels_N[-MOST_ROWS_TO_CHOOSE:]
+    stop = round((1 - baselines.CHOOSING_SHARE) * len(newest_M))
+    choices = [
+        baselines.Choice(newest_MF[:stop, which], newest_MF[stop:, which], _at(is_category, which)) for which in options
+    ]
+    best = baselines.choose(choices, newest_M[:stop], newest_M[stop:])
+    if best is None:
+        return None
+    which, trees = options[best[0]], best[1]
+    if len(labels_N) > MOST_ROWS_TO_CHOOSE:
+        # More rows carry more trees.
+        trees = max(trees, FEWEST_TREES)
+    model = baselines.untrained(labels_N, trees, _at(is_category, which))
+    model.fit(train_NF[:, which], labels_N)
+    return lambda features_NF: torch.from_numpy(model.decision_function(features_NF[:, which]))
+
+
+def _at(is_category: list[bool], which: list[int]) -> list[bool]:
+    return [is_category[column] for column in which]

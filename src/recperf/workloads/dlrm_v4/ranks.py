@@ -39,9 +39,9 @@ from ...models.tiers.cache import TieredRows
 from ...plan.memory import rank_demand
 from ...points import reached
 from ...train.feeds import prefetched
-from .batches import InputOrder, Numbered
 from .build import HistoryTrial, PreparedHistories
 from .plan import planned, sample_work
+from .steps import InputOrder, Numbered
 
 TABLES = "tables."
 """What the names of tables begin with in a state."""

@@ -1,11 +1,16 @@
-"""A trial of hstu: the model, Adam, the order of its sequences, and the ranks of held-out items.
+"""The sequences of hstu, from an event store or embedded, and a trial: the model, Adam, the order of its sequences, and
+the ranks of held-out items.
 
-Shapes: N targets, B sequences of a batch, I items.
+Batches for a CUDA graph, whose shapes do not change, are filled with sequences that do not count.
+
+Shapes: N targets, B sequences of a batch, F sequences that fill it, R = B + F, T positions of all, I items.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,13 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data.next_item import NextItemData, Targets
+from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch, histories
+from ...data.yambda.reference import open_events
 from ...distributed.ranks import current
-from ...errors import MachineError
-from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows
+from ...errors import DataError, MachineError
+from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
 from ...measure.cost import FLOAT, Cost
 from ...models.next_item.config import step
+from ...models.next_item.model import NextItemHSTU
 from ...stop import poll
 from ...train.config import RANKED
 from ...train.device import BETWEEN_RANKS, SWITCH, Settings, choose, choose_graph, free_gpu_bytes
@@ -30,9 +37,151 @@ from ...train.next_item import Ranked, baselines, item_counts, rank, seen_by_def
 from ...train.optim import AdamW
 from ...train.ranking import list_quality
 from ...units import size
-from .batches import WindowFeed, WindowOrder
-from .config import HSTUConfig, bounds, estimate, require_room
-from .data import Sequences
+from .config import HSTUConfig, SequencesConfig, bounds, estimate, require_room
+
+
+def planted(config: SequencesConfig) -> PlantedSequences:
+    return PlantedSequences(config.users, config.groups, config.group_items, config.embedded_seed)
+
+
+def read(config: SequencesConfig) -> NextItemData:
+    if config.path is None:
+        return planted(config).data()
+    return NextItemData.from_store(open_events(config.path), config.split)
+
+
+def check(config: HSTUConfig) -> str:
+    """Check memory and data without training; the line names the data."""
+    require_room(config)
+    facts = Sequences(config).facts()
+    return f"{facts['name']}, {facts['rows']:,} events, split {facts['split']}"
+
+
+class Sequences:
+    """The data of a config, whose items must be those of the model."""
+
+    def __init__(self, config: HSTUConfig, data: NextItemData | None = None) -> None:
+        self.config, self.data = config, data or read(config.data)
+        if self.data.items != config.model.items:
+            what = f"the model has {config.model.items:,} items, {self.data.name} has {self.data.items:,}"
+            raise DataError(what, where={"field": "model.items"}, fix=f"--model.items {self.data.items}")
+        self.train, self.test = self.data.train(), self.data.test()
+        if not len(self.test) or not len(self.train):
+            what = f"{self.data.name} has no user with an item to train on and one to predict"
+            raise DataError(what, fix="import events of users with at least three items")
+
+    def model(self, seed: int, device: torch.device) -> NextItemHSTU:
+        """A new model; the features of items are no weights of it, and come from the data."""
+        values = self.data.values() if self.config.model.feature_rows else None
+        rows = values.rows if values else 0
+        if rows != self.config.model.feature_rows:
+            what = f"the items of {self.data.name} have {rows:,} values of features"
+            raise DataError(what, where={"field": "model.feature_rows"}, fix="leave --model.feature-rows out")
+        return NextItemHSTU(self.config.model, seed=seed, device=device, values=values)
+
+    def facts(self) -> dict[str, Any]:
+        """What a result records about the data."""
+        store, events = self.data.store, len(self.data.items_E)
+        note = "" if store is None or store.time_order == "time" else store.split_note
+        return {
+            "name": self.data.name,
+            "digest": digest_of(self.data) if store is None else store.digest,
+            "rows": events,
+            "train_rows": int((self.train.ends_S - self.train.begins_S).sum()),
+            "valid_rows": len(self.test),
+            "split": f"{self.config.data.split}{note}",
+            "synthetic": store is None or store.synthetic,
+        }
+
+    @cached_property
+    def validation(self) -> Targets:
+        """Those that choose the epoch: of some users, the same ones in every run."""
+        targets, most = self.data.validation(), self.config.data.validation_users
+        if not 0 < most < len(targets):
+            return targets
+        places = np.sort(np.random.default_rng(len(targets)).permutation(len(targets))[:most])
+        return Targets(targets.users_N[places], targets.positions_N[places])
+
+    def oracle(self) -> dict[str, Any]:
+        """The true probabilities of embedded sequences as a rule that ranks; none for other data."""
+        if self.config.data.path is not None:
+            return {}
+        truth = planted(self.config.data)
+
+        def score(targets: Targets) -> Tensor:
+            return torch.from_numpy(truth.scores(self.data, targets))
+
+        return {"planted": score}
+
+
+DEVIATIONS = 3
+"""Standard deviations of a batch's positions above their mean that a graph has room for: about one batch in 700 is
+larger, and is trained on without the graph."""
+MULTIPLE = 128
+"""The positions of a padded batch are a multiple of this."""
+
+
+@dataclass(frozen=True)
+class WindowOrder:
+    """The batches of an order, without gathering them."""
+
+    order: SequenceOrder
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[WindowBatch]:
+        return self.order.windows(epoch, start)
+
+
+class WindowFeed:
+    """Batches that the graph gathers from the events on the device. After the sequences of a batch come copies of the
+    longest one up to a fixed number of positions; their weight in the loss is 0."""
+
+    counters: tuple[Tensor, ...] = ()
+
+    def __init__(self, order: SequenceOrder) -> None:
+        self.events, lengths_S = order.events, order.lengths_S.double()
+        self.samples, self.longest = min(order.batch_size, len(lengths_S)), int(lengths_S.max())
+        deviation = math.sqrt(self.samples) * float(lengths_S.std(correction=0))
+        positions = self.samples * float(lengths_S.mean()) + DEVIATIONS * deviation
+        self.positions = MULTIPLE * math.ceil(min(positions, self.samples * self.longest) / MULTIPLE)
+        self._filler = order.begins_S[lengths_S.argmax()]
+        self._filled_F = torch.arange(1, math.ceil(self.positions / self.longest) + 1) * self.longest
+        """Positions up to the end of each sequence that fills the batch."""
+        self.numbers_T = torch.arange(self.positions, device=self.events.device)
+        # The warm-up before a capture trains on the first position of some sequences.
+        begins_B = order.begins_S[: self.samples]
+        self.packed = self._packed(begins_B, torch.ones_like(begins_B)).to(self.events.device)
+        self.batch = self._gathered()
+
+    def load(self, batches: Iterator[WindowBatch]) -> SequenceBatch | None:
+        batch = next(batches)
+        if len(batch) != self.samples or int(batch.lengths_B.sum()) > self.positions:
+            return batch.gathered()
+        self.packed.copy_(self._packed(batch.begins_B, batch.lengths_B), non_blocking=True)
+        return None
+
+    def draw(self) -> None:
+        self.batch = self._gathered()
+
+    def _packed(self, begins_B: Tensor, lengths_B: Tensor) -> Tensor:
+        """The offsets and shifts of all rows. The memory is new each time, as an earlier copy may be under way."""
+        rows = len(begins_B) + len(self._filled_F)
+        packed = torch.zeros(2 * rows + 1, dtype=torch.int64, pin_memory=self.events.device.type == "cuda")
+        offsets_R1, shifts_R = packed[: rows + 1], packed[rows + 1 :]
+        torch.cumsum(lengths_B, 0, out=offsets_R1[1 : self.samples + 1])
+        offsets_R1[self.samples + 1 :] = (self._filled_F + offsets_R1[self.samples]).clamp_(max=self.positions)
+        shifts_R[: self.samples] = begins_B
+        shifts_R[self.samples :] = self._filler
+        shifts_R -= offsets_R1[:-1]
+        return packed
+
+    def _gathered(self) -> SequenceBatch:
+        batch = self.events.gathered(self.packed, self.numbers_T, self.longest)
+        counted = batch.offsets_B1[self.samples]
+        return replace(batch, samples=self.samples, weights_T=(self.numbers_T < counted) / counted)
+
 
 BETAS = (0.9, 0.98)
 SCORING_BATCH = 512
@@ -124,7 +273,7 @@ class PreparedSequences(Prepared):
         return row, row * (self.config.model.items + 1)
 
 
-class SequenceTrial:
+class SequenceTrial(Trial):
     """One model, its optimizer and the order of its sequences."""
 
     def __init__(self, prepared: PreparedSequences, seed: int) -> None:
@@ -192,17 +341,11 @@ class SequenceTrial:
         scored = self.prepared.ranking().metrics(predictions.ranks_N)
         return {**scored, RANKED: validation.metrics()["ndcg_10"]}
 
-    def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
-        raise NotImplementedError("hstu ranks all items at once")
-
     def rows_of(self, batch: SequenceBatch | WindowBatch) -> Tensor:
         return (batch.gathered() if isinstance(batch, WindowBatch) else batch).items_T
 
     def tables(self) -> list[tuple[str, int]]:
         return [("items", self.prepared.config.model.items + 1)]
-
-    def tiers(self) -> None:
-        """All items lie on the device."""
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

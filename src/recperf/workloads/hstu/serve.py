@@ -26,9 +26,8 @@ from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ...models.next_item.model import NextItemHSTU, PaddedHSTU
 from ...stop import poll
 from ...train.next_item import histories, item_counts, seen_by_default
-from .build import SCORING_BATCH, settings_of
+from .build import SCORING_BATCH, Sequences, settings_of
 from .config import HSTUConfig
-from .data import Sequences
 
 MEANINGS = {
     "rows_BL": "rows of the table `items` for the items of the history, the oldest first; the rest of a row is ignored",
@@ -47,6 +46,10 @@ class Histories:
     """Numbers from 1 on; at least one of each."""
     times: list[Longs] | None
     nexts_B: Longs | None
+
+    def __getitem__(self, rows: slice) -> Histories:
+        nexts_B = None if self.nexts_B is None else self.nexts_B[rows]
+        return Histories(self.items[rows], self.times and self.times[rows], nexts_B)
 
 
 class ServedSequences(Served):
@@ -137,22 +140,20 @@ class ServedSequences(Served):
         events = EventsOnDevice(replace(self.data, items_E=items_E, times_E=times_E), self.settings.device)
         return events.batch(begins_B, lengths_B)
 
-    def _vectors(self, found: Histories) -> Tensor:
+    def _vectors(self, requested: Histories) -> Tensor:
         """User vectors."""
         vectors = [self.vectors_ID.new_zeros((0, self.config.model.dim))]
-        for first in range(0, len(found.items), self.batch_size):
+        for first in range(0, len(requested.items), self.batch_size):
             poll()
-            here = slice(first, first + self.batch_size)
-            times, nexts_B = found.times and found.times[here], None if found.nexts_B is None else found.nexts_B[here]
-            vectors.append(self.model.last(self._batch(Histories(found.items[here], times, nexts_B))))
+            vectors.append(self.model.last(self._batch(requested[first : first + self.batch_size])))
         return torch.cat(vectors)
 
-    def _ranked(self, found: Histories, rows: Longs, count: int) -> Tensor:
+    def _ranked(self, requested: Histories, rows: Longs, count: int) -> Tensor:
         """Logits of all items for histories in these rows of `count`; without a history frequent items come first."""
         counts_I = torch.from_numpy(self.item_events().astype(np.float32))
         logits_BI = ((counts_I + 1 / len(counts_I)) / (counts_I.sum() + 1)).log().repeat(count, 1)
         logits_BI[torch.from_numpy(rows)] = (
-            (self._vectors(found) @ self.vectors_ID.t()).float().cpu().div_(self.config.model.temperature)
+            (self._vectors(requested) @ self.vectors_ID.t()).float().cpu().div_(self.config.model.temperature)
         )
         return logits_BI
 
@@ -172,10 +173,6 @@ class ServedSequences(Served):
             "item": self.items.values.take(pyarrow().array(targets_N)),
         }
         yield pyarrow().table(columns), self._stored(test)
-
-    def first(self, inputs: Histories, rows: int) -> Histories:
-        times, nexts_B = inputs.times and inputs.times[:rows], None if inputs.nexts_B is None else inputs.nexts_B[:rows]
-        return Histories(inputs.items[:rows], times, nexts_B)
 
     def export(self, example: Table, inputs: Histories) -> Export:
         arrow, items, rows_I = pyarrow(), self.items.values, np.arange(len(self.items))

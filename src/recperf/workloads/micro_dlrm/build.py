@@ -30,8 +30,7 @@ from ..clicks import (
     one_cycle_recipe,
     require_tables,
 )
-from .config import MicroDLRMConfig, bounds, require_room
-from .data import check_sizes, imported, read
+from .config import MicroDLRMConfig, bounds, check_sizes, imported, read, require_room
 
 
 class PreparedClicks(PreparedRows):

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ...data.config import MovieLensConfig
 from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
+from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig, dlrm_memory, dlrm_step
 from ...train.config import BIASES, CLICK_RULES, VALIDATION_SHARE, GraphTrainConfig, settings_for_rows
 
 if TYPE_CHECKING:
+    from ...data.click_store.imported import ImportedClicks
+    from ...data.clicks import Clicks
     from ...data.datasets import Dataset
+    from ...data.movielens import MovieLens
     from ...plan.work import PlannedWorkload
     from ...runs.contract import Claim
 
@@ -82,10 +86,7 @@ def resolve(config: MicroDLRMConfig) -> MicroDLRMConfig:
     """With imported clicks: the tables and the number of dense features that the data has."""
     if not config.data.has_clicks:
         return config
-    from ...data.click_store.imported import open_clicks
-
-    assert config.data.path is not None
-    clicks = open_clicks(config.data.path, config.data.rows_split())
+    clicks = imported(config.data)
     bottom = (len(clicks.dense_names), *config.model.bottom[1:])
     return replace(config, model=replace(config.model, features=clicks.keys, rows=clicks.table_rows, bottom=bottom))
 
@@ -104,6 +105,61 @@ def require_room(config: MicroDLRMConfig) -> None:
     """Refuse tables that memory cannot hold. Each of several ranks has all tables and all-reduces their gradient."""
     needed = estimate(config)
     require_memory(needed, more=current().reduction_bytes(sum(needed.parameters.values())))
+
+
+def check(config: MicroDLRMConfig) -> str:
+    """Check memory, data and table sizes without training; the line names the data."""
+    require_room(config)
+    if config.data.has_clicks:
+        facts = imported(config.data).describe()
+        return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
+    ratings, rows = read(config.data)
+    check_sizes(config.model, rows)
+    return describe(ratings)
+
+
+def imported(config: MovieLensConfig) -> ImportedClicks:
+    """Imported clicks whose columns have one category in a row."""
+    from ...data.click_store.imported import open_clicks
+
+    assert config.path is not None
+    clicks = open_clicks(config.path, config.rows_split())
+    several = [key for key, slots in zip(clicks.keys, clicks.slots) if slots > 1]
+    if several:
+        what = f"column {several[0]!r} has several categories in a row, which micro-dlrm does not read"
+        raise ConfigError(what, fix=f"recperf run dlrm --data {clicks.manifest.name}")
+    return clicks
+
+
+def read(config: MovieLensConfig) -> tuple[MovieLens, Clicks]:
+    from ...data.catalogue import load
+    from ...data.clicks import build
+
+    ratings = load(config)
+    return ratings, build(ratings, config)
+
+
+def describe(ratings: MovieLens) -> str:
+    synthetic = " (synthetic)" if ratings.synthetic else ""
+    return f"{ratings.name}, {len(ratings.rating):,} ratings{synthetic}"
+
+
+def check_sizes(model: DLRMConfig, clicks: Clicks) -> None:
+    """Refuse tables that are too small for the data's ids: a lookup in stacked tables would read another table."""
+    if model.features != clicks.feature_names:
+        raise ConfigError(f"model.features is {model.features}; the data has {clicks.feature_names}")
+    for name, rows, needed in zip(model.features, model.rows, clicks.rows):
+        if rows < needed:
+            raise ConfigError(
+                f"table {name!r} has {rows} rows, the data needs {needed}",
+                where={"field": "model.rows"},
+                fix=f"--model.rows {' '.join(map(str, clicks.rows))}",
+            )
+    if model.dense != len(clicks.dense_names):
+        raise ConfigError(
+            f"model.bottom starts with {model.dense} dense features, the data has {len(clicks.dense_names)}",
+            where={"field": "model.bottom"},
+        )
 
 
 def planned(config: MicroDLRMConfig) -> PlannedWorkload:
@@ -145,11 +201,11 @@ MICRO_DLRM = Workload(
     presets={"default": default, "dot": dot},
     estimate=estimate,
     claims=claims,
-    checks="recperf.workloads.micro_dlrm.data:check",
+    checks="recperf.workloads.micro_dlrm.config:check",
     build="recperf.workloads.micro_dlrm.build:PreparedClicks",
     ranks="recperf.workloads.click_ranks:PreparedClicksOnRanks",
     plan="recperf.workloads.micro_dlrm.config:planned",
     datasets={"movielens": on_movielens, "events": on_events, "clicks": on_clicks},
     resolve=resolve,
-    serve="recperf.workloads.micro_dlrm.serve:serve",
+    serve="recperf.workloads.click_serve:serve_micro_dlrm",
 )
