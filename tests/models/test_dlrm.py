@@ -1,8 +1,9 @@
-"""The DLRM: its configs, its written-out step against autograd, and its counted FLOPs against torch's own counter."""
+"""The DLRM: its configs, its written-out step against autograd, frozen parameters, and its counted FLOPs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,20 +13,19 @@ from recperf.data.batch import ClickBatch, JaggedFeatures
 from recperf.errors import ConfigError, DataError
 from recperf.models.config import DLRMConfig, dlrm_step
 from recperf.models.dlrm import DLRM, LowRankCross
-from recperf.models.mlp import make_loss
+from recperf.models.mlp import Arithmetic, FastArithmetic, make_loss
 from recperf.models.published import PUBLISHED, MicroDLRM, load_public_parameters, public_parameters
+from recperf.ops.relu import reference
+from recperf.train.optim import SGD, Adagrad, AdamW
 from recperf.workloads.micro_dlrm.config import default
 
 SMALL = DLRMConfig(features=("a", "b"), rows=(5, 7), dim=4, bottom=(3, 4), top=(6, 1), cross_layers=3, cross_rank=2)
 
 
-def test_published_adapter_has_the_published_signature() -> None:
-    model = MicroDLRM()
-    offsets = torch.arange(5)
+def test_the_published_adapter_refuses_what_does_not_fit() -> None:
+    model, offsets = MicroDLRM(), torch.arange(5)
     ids = [torch.randint(0, rows, (5,)) for rows in PUBLISHED.rows]
-    probabilities = model(torch.randn(5, 16), ids, [offsets] * 3)
-    assert probabilities.shape == (5, 1)
-    assert bool(((probabilities > 0) & (probabilities < 1)).all())
+    assert model(torch.randn(5, 16), ids, [offsets] * 3).shape == (5, 1)
     with pytest.raises(DataError, match="its table has 21 rows"):
         model(torch.randn(5, 16), [ids[0], ids[1], torch.full((5,), 21)], [offsets] * 3)
     with pytest.raises(ValueError, match="3 features need as many"):
@@ -132,3 +132,40 @@ def test_matrix_products_are_counted_as_torch_counts_them(interaction: str) -> N
     parts = ("bottom", "top", "interaction", "bottom_backward", "top_backward", "interaction_backward")
     counted = sum(cost[name].flops for name in (*parts, "embedding_backward"))
     assert counted == products + needed + scattered
+
+
+KEYS = ("a", "b")
+BATCH = ClickBatch(
+    torch.randn(4, 5, generator=torch.Generator().manual_seed(0)),
+    JaggedFeatures.from_bags(KEYS, [[[1, 2], [], [4], [3, 3]], [[6], [5], [], [0, 1]]]),
+    torch.tensor([1.0, 0, 1, 0]),
+)
+
+
+def dlrm(arithmetic: Arithmetic, interaction: Any) -> DLRM:
+    config = DLRMConfig(
+        features=KEYS, rows=(5, 7), dim=3, bottom=(5, 6, 3), top=(9, 1), interaction=interaction,
+        cross_layers=2, cross_rank=2, table_init_std=0.5,
+    )  # fmt: skip
+    return DLRM(config, seed=1, arithmetic=arithmetic)
+
+
+FAST = {"plain": Arithmetic(), **{f"copies {on}": FastArithmetic(relu=reference, copies=on) for on in (False, True)}}
+OPTIMIZERS = [("dot", SGD), ("concat", Adagrad), ("dcn", lambda parameters: AdamW([(parameters, 0.1)]))]
+
+
+@pytest.mark.parametrize("arithmetic", FAST.values(), ids=FAST)
+@pytest.mark.parametrize(("interaction", "dense"), OPTIMIZERS)
+def test_frozen_parameters_get_no_gradient_and_are_not_updated(interaction: str, arithmetic: Any, dense: Any) -> None:
+    model = dlrm(arithmetic, interaction)
+    names = [name for name, _ in model.named_parameters()]
+    frozen = {"bottom.layers.0.weight", "top.layers.1.bias", "embeddings.weight_RD"}
+    frozen |= {name for name in names if name.startswith("interaction.up_NK")}
+    for name in frozen:
+        model.get_parameter(name).requires_grad = False
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.loss(BATCH).backward()
+    assert {name for name, parameter in model.named_parameters() if parameter.grad is None} == frozen
+    dense(list(model.parameters())).step(0.1)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == set(names) - frozen

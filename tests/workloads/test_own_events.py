@@ -1,15 +1,17 @@
-"""dlrm-v4 on a user's own events: defaults follow the data, and rates and baselines know only the past."""
+"""dlrm-v4 on own events: defaults follow the data, rates and baselines know only the past, and it learns what a small log
+teaches, and nothing where there is nothing."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-from planted_events import planted
+from numpy.typing import NDArray
 
 from recperf.cli import main
 from recperf.data.blocks import Column
@@ -23,11 +25,65 @@ from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.train.metrics import auc
-from recperf.workloads.click_candidates import _items_before, imported_logits, imported_rows
+from recperf.workloads.click_candidates import imported_logits, imported_rows
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.micro_dlrm import config as micro_dlrm
 from recperf.workloads.micro_dlrm.config import imported
+
+Effect = Literal["last item", "none"]
+DAYS = 90
+STRENGTH = 2.0
+"""Standard deviation of the log odds of the groups."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlantedLog:
+    """Events of users in the order of time, and the true probability of each positive label."""
+
+    users_N: NDArray[np.int64]
+    items_N: NDArray[np.int64]
+    times_N: NDArray[np.int64]
+    labels_N: NDArray[np.bool_]
+    probabilities_N: NDArray[np.float64]
+
+    def possible_auc(self, held_out: float = 0.2) -> float:
+        """The expected AUC of the true probabilities on the latest events."""
+        latest = self.times_N >= np.quantile(self.times_N, 1 - held_out)
+        values, place = np.unique(self.probabilities_N[latest], return_inverse=True)
+        count = np.bincount(place)
+        positive, negative = values * count, (1 - values) * count
+        below = np.cumsum(negative) - negative
+        return float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum()))
+
+    def imported(self, folder: Path) -> Path:
+        """The folder of an event store of the log."""
+        rows = zip(self.users_N, self.items_N, self.times_N, self.labels_N.astype(int))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "log.csv").write_text(
+            "\n".join(["user,item,time,label", *(f"{u},{i},{t},{y}" for u, i, t, y in rows)])
+        )
+        return import_events(ImportOptions(events=folder / "log.csv", label="label", name="planted"), folder / "store")
+
+
+def planted(effect: Effect, *, events: int, users: int, items: int, groups: int, seed: int = 1) -> PlantedLog:
+    """A log whose labels depend on the hidden groups of the item and of the one before it; without an effect, on the
+    item and the user alone."""
+    draw = np.random.default_rng(seed)
+    users_N, items_N = np.sort(draw.integers(0, users, events)), draw.integers(0, items, events)
+    times_N = draw.integers(0, DAYS * 86_400, events)
+    times_N = times_N[np.lexsort((times_N, users_N))]
+    group_N = draw.integers(0, groups, items)[items_N]
+    before_N = np.full(events, groups)
+    same_N = users_N[1:] == users_N[:-1]
+    before_N[1:][same_N] = group_N[:-1][same_N]
+    if effect == "last item":
+        logits_N = draw.normal(0, STRENGTH, (groups, groups + 1))[group_N, before_N]
+    else:
+        logits_N = draw.normal(0, 0.8, items)[items_N] + draw.normal(0, 0.8, users)[users_N]
+    probabilities_N = 1 / (1 + np.exp(-logits_N))
+    return PlantedLog(users_N, items_N, times_N, draw.random(events) < probabilities_N, probabilities_N)
+
 
 USERS, ITEMS, EVENTS = 30, 20, 900
 
@@ -163,15 +219,6 @@ def test_gradient_boosting_of_clicks_reads_the_item_before(tmp_path: Path, monke
     clicks = imported(micro_dlrm.on_events(micro_dlrm.default(), events).data)
     logits, labels_N = imported_logits(clicks), imported_rows(clicks).labels_N
     assert auc(logits["gradient_boosting"], labels_N) > auc(logits["logistic"], labels_N) + 0.1
-    # Pairs that no fitted row has share the number after the last.
-    whole, (fitted_N, scored_N) = _items_before(clicks, 1)["items in turn"], _items_before(clicks, 50)["items in turn"]
-    assert len(fitted_N) == -(-len(whole[0]) // 50)
-    pairs = dict(zip(whole[0][::50].tolist(), fitted_N.tolist()))
-    other = len(fitted_N.unique())
-    assert sorted(pairs.values()) == list(range(other))
-    known_N = whole[1] <= int(whole[0].max())
-    assert [pairs.get(pair, other) for pair in whole[1][known_N].tolist()] == scored_N[known_N].tolist()
-    assert (scored_N[~known_N] == other).all()
 
 
 def test_a_run_on_own_events(
@@ -202,3 +249,28 @@ def test_a_run_on_own_events(
 
 def metric_lines(folder: Path) -> list[str]:
     return [line for line in (folder / "events.jsonl").read_text().splitlines() if '"metric"' in line]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("effect", "epochs"), [("last item", 4), ("none", 2)])
+def test_a_small_log(
+    effect: Effect,
+    epochs: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
+    log = planted(effect, events=8_000, users=160, items=30, groups=3)
+    command = ["run", "dlrm-v4", "--data", str(log.imported(tmp_path)), "--json", "--no-peaks", "--no-report"]
+    shorter = ["--data.history.length", "12", "--model.hstu.max-length", "21", "--ranking.users", "0"]
+    options = [*shorter, "--train.epochs", str(epochs), "--train.no-checkpoint-epochs"]
+    assert main([*command, *options, "--run-dir", str(tmp_path / "run")]) in (0, 5)
+    quality = json.loads(capsys.readouterr().out)["quality"]
+    rules = {name: metrics["auc"] for name, metrics in quality["baselines"].items()}
+    if effect == "none":
+        assert quality["differences"][0]["standing"] != "below"
+    else:
+        assert quality["metrics"]["auc"] > log.possible_auc() - 0.04
+        # Those that do not know the last item cannot know the label.
+        assert max(auc for name, auc in rules.items() if name != "gradient_boosting") < log.possible_auc() - 0.1

@@ -17,7 +17,7 @@ from recperf.data.click_store.options import ClickOptions
 from recperf.data.config import SplitConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.train.metrics import binary_metrics
-from recperf.workloads.clicks import imported_strongest
+from recperf.workloads.click_candidates import imported_strongest
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment
 from recperf.workloads.dlrm_v4.build import PreparedHistories

@@ -181,17 +181,8 @@ def test_it_is_better_after_few_steps_and_resumes_without_the_other_run(folder: 
 
 
 def test_rows_of_dlrm_v4_go_on_with_the_state_of_their_optimizer(folder: Path) -> None:
-    small = [
-        "--train.max-steps",
-        "2",
-        "--train.epochs",
-        "1",
-        "--ranking.users",
-        "0",
-        "--data.baselines",
-        "bias",
-        *TRAIN,
-    ]
+    small = ["--train.max-steps", "2", "--train.epochs", "1", "--ranking.users", "0", "--data.baselines", "bias"]
+    small += TRAIN
     assert main(["run", "dlrm-v4", "--data", str(folder / "old"), "--run-dir", str(folder / "v4"), *small]) == 0
     still = ("--train.table-learning-rate", "1e-30", "--train.learning-rate", "1e-30")
     start = ["run", "--start-from", str(folder / "v4"), "--data", str(folder / "new"), *small, *still]
