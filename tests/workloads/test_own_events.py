@@ -1,4 +1,4 @@
-"""dlrm-v4 on own events: defaults follow the data, rates and baselines know only the past, and it learns what a small log
+"""dlrm-v4 on own events: defaults follow the data, rates and baselines know only the past, and it learns what a log
 teaches, and nothing where there is nothing."""
 
 from __future__ import annotations
