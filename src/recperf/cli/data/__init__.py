@@ -14,8 +14,7 @@ from ... import workloads
 from ...data import datasets
 from ...errors import DataError, UsageError, closest
 from ...units import size
-from ..help import SWITCHES
-from ..parse import OutputOptions, choose_action, parse
+from ..parse import SWITCHES, OutputOptions, choose_action, parse
 from ..terminal import Terminal, conclude, print_json, print_text
 from .output import count_of, progress_bars
 
