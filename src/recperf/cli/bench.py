@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -115,14 +115,14 @@ def trained(workload: str, options: Options, folder: Path) -> BenchModel:
             _, status, usage = os.wait4(process.pid, 0)
         process.returncode = code = os.waitstatus_to_exitcode(status)
         FLAG.poll()
-        error = None if (folder / "result.json").exists() else reason(output, code)
+        error = None
+        if not (folder / "result.json").exists():
+            # Its own error line, or how its process ended.
+            error = (
+                f"the process was ended by {name_of(-code)}" if code < 0 else f"its process ended with exit code {code}"
+            )
+            output.seek(0)
+            with suppress(ValueError, KeyError, TypeError):
+                error = str(jsonfile.decode(output.read())["error"]["what"])
     unit = 1 if sys.platform == "darwin" else 1024
     return BenchModel(workload=workload, run=str(folder), peak_bytes=usage.ru_maxrss * unit, error=error)
-
-
-def reason(output: IO[bytes], code: int) -> str:
-    """Why a run has no result: its own error line, or how its process ended."""
-    output.seek(0)
-    with suppress(ValueError, KeyError, TypeError):
-        return str(jsonfile.decode(output.read())["error"]["what"])
-    return f"the process was ended by {name_of(-code)}" if code < 0 else f"the process ended with exit code {code}"

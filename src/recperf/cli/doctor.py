@@ -34,7 +34,14 @@ class Finding:
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf doctor", description=DESCRIPTION)
-    findings = examine()
+    findings = []
+    for name, check in CHECKS.items():
+        # A check that fails does not stop the others.
+        try:
+            findings.append(check())
+        except Exception as error:
+            text = str(error) if isinstance(error, RecperfError) else f"{type(error).__name__}: {error}"
+            findings.append(Finding(name, MISSING, text, getattr(error, "fix", None)))
     broken = [finding.name for finding in findings if finding.state == MISSING]
     if options.json:
         print_json({"healthy": not broken, "findings": [vars(finding) for finding in findings]})
@@ -45,19 +52,6 @@ def command(arguments: list[str]) -> int:
             print_text(f"{'':<25} fix: {finding.fix}")
     print_text(f"\n{'needs attention: ' + ', '.join(broken) if broken else 'recperf works here'}")
     return MachineError.exit_code if broken else 0
-
-
-def examine() -> list[Finding]:
-    """Run every check; one that fails does not stop the others."""
-    findings = []
-    for name, check in CHECKS.items():
-        try:
-            findings.append(check())
-        except Exception as error:
-            own = isinstance(error, RecperfError)
-            text = str(error) if own else f"{type(error).__name__}: {error}"
-            findings.append(Finding(name, MISSING, text, getattr(error, "fix", None)))
-    return findings
 
 
 def torch() -> Finding:

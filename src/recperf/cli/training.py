@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -272,20 +272,14 @@ def begun(choice: Choice, options: Options[Any], config: Any, remembered: Path |
     Each host remembers its folder; where all hosts are new, --run-dir names a run of the same torchrun job.
     """
     folder = remembered
-    if folder is None and options.run_dir is not None and of_this_job(options.run_dir):
-        folder = options.run_dir
+    if folder is None and options.run_dir is not None:
+        # The job may have finished the run when a host failed.
+        with suppress(OSError, ValueError):
+            folder = options.run_dir if same_job(read_regular(options.run_dir / JOB).decode()) else None
     if folder is None or not (folder / "config.json").exists():
         return None
     same = read_config(folder) == (choice.workload.name, to_json(config))
     return folder if same else None
-
-
-def of_this_job(folder: Path) -> bool:
-    """Whether a folder holds a run that this torchrun job has begun; it may have finished it when a host failed."""
-    try:
-        return same_job(read_regular(folder / JOB).decode())
-    except (OSError, ValueError):
-        return False
 
 
 @contextmanager
