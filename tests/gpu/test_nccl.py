@@ -70,7 +70,7 @@ def cases(device: str) -> dict[str, Any]:
         "copies": micro(),
     }
     if device == "cuda":
-        configs["host"] = dlrm("adam", everywhere("row"), learning_rate=0.01, tables=HOST)
+        configs["host"] = dlrm("rowwise-adagrad", everywhere("row"), tables=HOST)
     return {name: on(config, device) for name, config in configs.items()}
 
 
@@ -149,18 +149,22 @@ def test_rows_in_host_memory_or_files_train_as_rows_on_the_device(device: str, s
     """Behind a cache that holds less than half of them, to the bit."""
     places = ["device", "file", *(["host"] if device == "cuda" else [])]
     tables = {place: replace(HOST, placement=place) for place in places}  # type: ignore[arg-type]
+    tiered = tiered_configs()
+    if device == "cuda":
+        train = replace(tiered["table"].train, optimizer="adam", learning_rate=0.01)
+        tiered["adam"] = replace(tiered["table"], train=train)
     configs = {
         f"{name} {place}": on(replace(config, tables=tables[place]), device)
-        for name, config in tiered_configs().items()
+        for name, config in tiered.items()
         for place in places
     }
     ranks = start("two", job="trainings", device=device, arguments={"configs": configs, "steps": 12}).results(300)
-    for name in tiered_configs():
+    for name in tiered:
         expected = ranks[0][f"{name} device"]
         for place in places[1:]:
-            tiered = ranks[0][f"{name} {place}"]
-            assert tiered["losses"] == expected["losses"], (name, place)
-            same(tiered["state"], expected["state"])
+            result = ranks[0][f"{name} {place}"]
+            assert result["losses"] == expected["losses"], (name, place)
+            same(result["state"], expected["state"])
             moved = [told[f"{name} {place}"]["moved"] for told in ranks]
             assert any(min(one) > 0 for one in moved if one), (name, place, moved)
 
