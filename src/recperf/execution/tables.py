@@ -52,7 +52,7 @@ def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device,
             f"{parts} need {size(in_host)} of host memory, {size(host_free)} are free",
             fix="--tables.placement file" if tiers.index_bytes <= host_free else SMALLER,
         )
-    why = tiers.why + (f"; so much of each of {world.size} ranks" if world.size > 1 else "")
+    why = tiers.why + (f"; the share of one of {world.size} ranks" if world.size > 1 else "")
     if tiers.placement == "file":
         why += f"; up to {size(whole)} in files, {size(tables.free_disk())} of disk are free"
     return replace(tiers, why=why)

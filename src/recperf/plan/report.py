@@ -107,10 +107,12 @@ def _alternative(plan: Plan, tiers: Tiers) -> dict[str, str]:
     memory = f"{'its' if ranks == 1 else 'their'} tables in {size(tiers.table_bytes)} of host memory" + " each" * (
         ranks > 1
     )
-    batch, started = f"--train.batch-size {ranks * tiers.rank_batch}", f" --ranks {ranks}" * (ranks > 1)
+    options = [f"--train.batch-size {ranks * tiers.rank_batch}", *([f"--ranks {ranks}"] if ranks > 1 else [])]
+    if "--tables.placement" not in plan.command:
+        options.append("--tables.placement host")
     return {
         "or": f"{ranks:,} {plan.device} with {memory}: {_time(host.step.value)} a step{target}",
-        "run it": f"recperf {plan.command} {batch} --tables.placement host{started}",
+        "run it": f"recperf {plan.command} {' '.join(options)}",
     }
 
 

@@ -28,7 +28,6 @@ from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by, plan_text, shards_of
 from ..distributed.rank_tables import ON_DEVICE, agreed
 from ..distributed.ranks import current
-from ..distributed.sharding import require_possible
 from ..distributed.shares import SharedBatch, announced
 from ..distributed.step import shared_step
 from ..errors import ConfigError
@@ -138,7 +137,6 @@ class RankTrialState(DLRMTrialState):
         self.demand = rank_demand(type(self).planned(config), self.world.size, options, on_cpu=on_cpu)
         self.placed = placed_by(options, self.demand, self.world.size)
         self.tables_in = agreed(self.world, getattr(prepared, "tiers", ON_DEVICE))
-        require_possible(self.placed, self.world, field="model.dim", tiers=self.tables_in)
         super().__init__(prepared, seed)  # type: ignore[call-arg]  # that of a single process
         tables, parameters = self.rank_tables, self.model.dense_parameters()
         if tables is None:
@@ -167,7 +165,7 @@ class RankTrialState(DLRMTrialState):
 
     def plan(self) -> str:
         """Which rank holds what, as a table to read."""
-        return plan_text(shards_of(self.placed, self.tables_in.placement))
+        return plan_text(self.rank_tables.parts if self.rank_tables else shards_of(self.placed))
 
     @property
     def part(self) -> RankPart:
