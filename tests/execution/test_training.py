@@ -299,6 +299,15 @@ def test_baselines_that_were_changed_are_refused_unless_the_data_was(run: Run) -
     with pytest.raises(DataError, match=r"baselines\.json has changed since the checkpoint was saved"):
         seed_training(run, Weights(), contract={"data.events": 1}).restore()
     assert seed_training(run, Weights(), contract={"data.events": 2}, allow=("data.events",)).restore().step == 1
+    (run.folder / "baselines.json").unlink()
+    assert seed_training(run, Weights(), contract={"data.events": 1}).restore().step == 1
+
+
+def test_baselines_that_are_younger_than_the_checkpoint_are_computed_again(run: Run) -> None:
+    seed_training(run, Weights()).save(Position(0, 1, 1), best=False)
+    run.write("baselines.json", {"majority": {"auc": 0.1}})
+    assert seed_training(run, Weights()).restore().step == 1
+    assert run.digest("baselines.json") is None
 
 
 STREAMS = ("copy", "read", "fresh", "cached", "gather")

@@ -82,14 +82,15 @@ def execute(
     poll()
     with applied(prepared.settings):
         assessment = assessment_of(run, world, prepared, report.notice)
-        baselines = assessment.baselines()
-        poll()
+        # No step needs the baselines, unless it ends the training: they are computed after the first one's training.
+        baselines = assessment.baselines() if config.train.stop_at_target else {}
         job = Job(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
             reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,
             trained=assessment.trained, curves=curves, start=start,
         )  # fmt: skip
         trial = _train_seeds(job, started)
+        assessment.baselines()
         measure_run(job, trial, ceilings)
     return _conclude(job, started)
 

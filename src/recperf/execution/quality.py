@@ -57,7 +57,7 @@ class Assessment:
     def __init__(self, run: Run, world: Ranks, prepared: Prepared, notice: Callable[[str], None]) -> None:
         self.run, self.world, self.prepared, self.notice = run, world, prepared, notice
         self._earlier = self._read()
-        """Scores of an earlier process of the run."""
+        """Scores that the run has so far."""
         if text := few_rows(prepared.data["valid_rows"]):
             notice(text)
 
@@ -71,10 +71,11 @@ class Assessment:
         return scores
 
     def baselines(self) -> dict[str, Any]:
-        """Metrics of the baselines, from baselines.json where an earlier process wrote it."""
+        """Metrics of the baselines, from baselines.json where it exists. All ranks ask together."""
         metrics = self.run.read("baselines.json", Baselines)
         if metrics is None or self.world.on_leader(self._outdated):
             computed, scores = self.world.on_leader(lambda: self._baselines(metrics))
+            self._earlier = scores
             self.run.write(FILE, sealed(scores))
             if metrics is None:
                 metrics = computed
@@ -145,8 +146,9 @@ class Assessment:
         return RankedRows.choose(ranking, trained, rows, catalogue)
 
     def trained(self, seed: int, trial: Trial, predictions: Predictions) -> None:
-        """Record the predictions of a trained model."""
-        scores = self._read()
+        """Record the predictions of a trained model, beside those of the baselines."""
+        self.baselines()
+        self._earlier = scores = self._read()
         assert scores is not None
         recorded = self.world.on_leader(lambda: self._trained(trial, predictions))
         if recorded is None:

@@ -307,8 +307,12 @@ class SeedTraining:
             self.run.event("change", seed=self.seed, step=step, **as_json(change))
 
     def _require_baselines(self, digest: str | None) -> None:
-        """Refuse baselines that were edited: they go into the result as they are."""
-        if self.run.digest("baselines.json") != digest:
+        """Refuse baselines that were edited: they go into the result as they are. Those that are younger than the
+        checkpoint are computed again."""
+        now = self.run.digest("baselines.json")
+        if digest is None:
+            current().on_leader(lambda: (self.run.folder / "baselines.json").unlink(missing_ok=True))
+        elif now not in (None, digest):
             # Every rank compares the digest that rank 0 read.
             current().shared_error = error = DataError(
                 "baselines.json has changed since the checkpoint was saved",
