@@ -169,7 +169,6 @@ class HistoryTrial:
             return None
         settings, tables, recent = self.prepared.settings, self.model.tables, self.stepped.recent
         states = [tables.state(name) for name in tables.names]
-        self.optimizer.begin()
         return GraphStep(
             self.stepped,
             self.optimizer,

@@ -4,7 +4,6 @@ its learning rate, its loss with the metrics of what it predicts, and its update
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -27,7 +26,7 @@ from ...models.tiers.cache import TieredRows
 from ...points import reached
 from ...train.feeds import prefetched
 from ...train.metrics import Tally
-from ...train.optim import norm_of
+from ...train.optim import AdamW, norm_of
 from .config import HistoryTrainConfig
 
 
@@ -213,61 +212,35 @@ class AdamAndRows:
 
     def __init__(self, model: DLRMv4, config: HistoryTrainConfig) -> None:
         self.model, self.config = model, config
-        kind, decay = (torch.optim.AdamW, config.weight_decay) if config.weight_decay else (torch.optim.Adam, 0.0)
-        self.adam = kind(
-            model.dense_parameters(), lr=0.0, betas=(0.95, 0.999), eps=1e-8, weight_decay=decay, fused=True
-        )
+        # Not torch's class: creating the first one imports torch's compiler, which delays every start by a second.
+        self.adam = AdamW([(model.dense_parameters(), config.weight_decay)], betas=(0.95, 0.999))
 
     def step(self, learning_rate: float | Tensor) -> None:
         """A rate on a GPU is read there, as a CUDA graph needs it."""
-        rate = learning_rate.reshape(()) if torch.is_tensor(learning_rate) and learning_rate.is_cuda else None
+        on_gpu = isinstance(learning_rate, Tensor) and learning_rate.is_cuda
+        rate = learning_rate.reshape(()) if isinstance(learning_rate, Tensor) and on_gpu else float(learning_rate)
         with span("dense_update"):
             if self.config.clip:
                 nn.utils.clip_grad_norm_(self.model.dense_parameters(), self.config.clip)
-            with self._rate(float(learning_rate) if rate is None else rate):
-                self.adam.step()
-            self.adam.zero_grad()
+            self.adam.step(rate)
         with span("sparse_update"):
-            ratio = self.config.table_learning_rate / self.config.learning_rate
-            self.model.tables.update(float(learning_rate) * ratio if rate is None else rate * ratio)
+            self.model.tables.update(rate * (self.config.table_learning_rate / self.config.learning_rate))
 
     def gradient_norm(self) -> Tensor:
         gradients = [parameter.grad for parameter in self.model.dense_parameters()]
         return norm_of([gradient for gradient in gradients if gradient is not None])
 
-    @contextmanager
-    def _rate(self, rate: float | Tensor) -> Iterator[None]:
-        """Adam's learning rate; one on a GPU is not left in its groups, which a checkpoint saves."""
-        groups, captured = self.adam.param_groups, torch.is_tensor(rate)
-        before = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"], group["capturable"] = rate, captured
-        try:
-            yield
-        finally:
-            for group, number in zip(groups, before if captured else ()):
-                group["lr"], group["capturable"] = number, False
-
-    def begin(self) -> None:
-        """Create Adam's state, which it would otherwise do in its first step: a graph must find it in its place."""
-        for parameter in self.model.dense_parameters():
-            if not self.adam.state[parameter]:
-                self.adam.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-                }
-
     def state_dict(self) -> dict[str, Any]:
-        return self.adam.state_dict()
+        """As torch's Adam names it, by the number of the parameter."""
+        (moments,) = self.adam.groups
+        names = ("step", "exp_avg", "exp_avg_sq")
+        states = zip([self.adam.steps] * len(moments.means), moments.means, moments.squares)
+        return {"state": {number: dict(zip(names, state)) for number, state in enumerate(states)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies into the state that is there: a graph holds its addresses."""
-        before = {parameter: dict(moments) for parameter, moments in self.adam.state.items()}
-        self.adam.load_state_dict(state)
-        for parameter, moments in before.items():
-            loaded = self.adam.state[parameter]
-            for name, tensor in moments.items():
-                # A state that was saved before the first step has no moments yet.
-                tensor.copy_(loaded[name]) if name in loaded else tensor.zero_()
-                loaded[name] = tensor
+        for number, tensors in self.state_dict()["state"].items():
+            for name, tensor in tensors.items():
+                # A state that an earlier version saved before the first step has no moments.
+                saved = state["state"].get(number, {}).get(name)
+                tensor.zero_() if saved is None else tensor.copy_(saved)
