@@ -21,6 +21,7 @@ from _clock import wait
 from _rows import record, row
 from recperf.execution.workload import Prepared
 from recperf.measure.profile import endless
+from recperf.plan.calibrate import call_seconds
 from recperf.train.device import applied
 from recperf.train.graph import GraphStep
 from recperf.train.loop import take_step
@@ -72,6 +73,8 @@ def rates(ready: Prepared, seconds: float, samples: int) -> tuple[list[float], d
         "graph": isinstance(recipe.whole_step, GraphStep) and not recipe.whole_step.failed,
         "why": ready.settings.reasons["graph"],
     }
+    if device.type == "cuda":
+        conditions["call_s"] = call_seconds()
     return [trained / elapsed for trained, elapsed in readings], conditions
 
 

@@ -6,7 +6,8 @@ What shaped the model; rows say whether they did so wholly or partly:
 * attention: rates of the kernels alone on one H200, ours and the MLPerf reference's, by length of rows; on an MI350X
   the published time of one of the reference's layers in full;
 * products of the reference on B200 and MI350X: the `GEMM` of its published traces, and the B200's idle time;
-* seconds of an operator call and of a kernel in a graph: three small steps on one H200 (`call_s`, `kernel_s`);
+* seconds of an operator call and of a kernel in a graph: three small steps on one H200 (`call_s`, `kernel_s`), where
+  rows of default_speed say no `call_s` of their own host;
 * seconds in which a sample is prepared (`PREPARE_S`), from one ARM core and a Xeon;
 * stalls between windows: the mean of the two published pairs with and without them;
 * seconds of an evaluation besides its forward passes (`EVALUATION_S`): the published evaluations;
@@ -132,8 +133,11 @@ def called_points() -> list[Point]:
             if f"{workload.name}, cuda {way}" not in latest:
                 continue
             one = plain if way == "default" else replace(plain, count=partial(_eager, plain))
-            plan = predict(one, 1, KNOWN["h200"])
-            known = 1e3 * plan.global_batch / latest[f"{workload.name}, cuda {way}"]["p50"]
+            entry, device = latest[f"{workload.name}, cuda {way}"], KNOWN["h200"]
+            # Hosts differ: how fast this one calls operators was measured beside the steps, as --calibrate does.
+            call_s = entry["conditions"].get("call_s", device.call_s)
+            plan = predict(one, 1, replace(device, call_s=call_s))
+            known = 1e3 * plan.global_batch / entry["p50"]
             label, source = f"H200, {workload.name}, {name}", "measured, default_speed"
             ms, factors = 1e3 * plan.step.value, plan.step.factors
             points.append(Point("own steps, calls", label, ms, known, source, "wholly", factors))

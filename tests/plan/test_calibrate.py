@@ -21,6 +21,7 @@ RATES = calibrate.Calibration(
     copy=4e12,
     memory_bytes=1 << 37,
     attention=Attention(lengths=(2716,), forward=(300e12,), backward=(200e12,)),
+    call_s=10e-6,
     measured="2030-01-01",
 )
 
@@ -29,6 +30,7 @@ def test_measured_rates_replace_assumed_ones() -> None:
     device = RATES.applied(KNOWN["h200"], WORK.precision)
     assert device.product_rate("bfloat16") == 600e12
     assert device.attention_rate("bfloat16", 2716, backward=True) == 200e12
+    assert predict(planned(mlperf()), 8, device).step.parts["calls"] == pytest.approx((1470 + 106) * 10e-6)
     assert device.pass_rate() == pytest.approx(KNOWN["h200"].efficiency.bytes * 4e12)
     slower, before = (predict(planned(mlperf()), 8, one) for one in (device, KNOWN["h200"]))
     assert slower.step.value > 1.3 * before.step.value
@@ -69,6 +71,8 @@ def test_rates_are_measured_at_the_shapes_of_the_model(monkeypatch: pytest.Monke
     ):
         rates = calibrate._rates(work, 8, ns_of, name="cpu", memory=1 << 30)
         assert min(rates.product, rates.copy) > 0
+        assert rates.call_s is not None
+        assert 1e-6 < rates.call_s < 1e-3
         assert len(rates.attention.lengths if rates.attention else ()) == lengths
         if rates.attention:
             shortest, own, longest = rates.attention.lengths

@@ -42,7 +42,8 @@ class PlanOptions(SourceOptions, Question, VerboseOption):
     """Device: h200, h100, h20, a100, l40s, b200, b300, gb200, gb300, mi300x, mi325x, mi350x, mi355x, or a JSON file;
     several, as in h200,b200, side by side."""
     calibrate: bool = False
-    """Time products, attention and copies at the model's shapes on the GPU of this machine, and plan for it.
+    """Time products, attention and copies at the model's shapes on the GPU of this machine, and how fast its host
+    calls operators, and plan for it.
     Later plans of the same model use the figures."""
     network: str | None = None
     """Network between nodes: ib200, ib400, ib800, eth25, or a JSON file. Default: ib400."""

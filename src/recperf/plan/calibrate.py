@@ -1,4 +1,4 @@
-"""Rates of this machine's GPU for plans: products and attention at the model's shapes, and copies.
+"""Rates of this machine for plans: products and attention at the model's shapes, copies, and the host's calls.
 
 Stored by host, so that later plans of the same model and device use them without torch; measuring needs torch.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..files import make_folder, write_json
 from ..jsonfile import Struct, read_sealed, sealed
 from ..machine import fingerprint, host_facts
 from .devices import KNOWN, Attention, Device, Rates
-from .work import Work
+from .work import CALLS, CALLS_PER_LAYER, Work
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,8 @@ SAME_MEMORY = 0.05
 """A GPU whose memory differs from that of the known one by a larger share is another one."""
 COPIED = 2 << 30
 """Bytes of the buffer that is copied."""
+CALL_SAMPLES, CALL_STEPS, CALL_READINGS = 64, 50, 5
+"""Samples of a step whose calls are timed, steps of a reading, and readings after a first one that warms up."""
 DEVICE = "cuda"
 Say = Callable[[str], None]
 Timer = Callable[[Callable[[], object]], float]
@@ -54,6 +57,8 @@ class Calibration:
     """Bytes per second of a copy, reads plus writes."""
     memory_bytes: int
     attention: Attention | None = None
+    call_s: float | None = None
+    """Seconds in which the host calls an operator of a step; None in calibrations of earlier versions."""
     measured: str = ""
 
     def applied(self, device: Device, precision: str) -> Device:
@@ -67,10 +72,11 @@ class Calibration:
             ),
             copy_bytes_per_s=self.copy,
             attention=self.attention or device.attention,
+            call_s=self.call_s or device.call_s,
             efficiency=replace(
                 share,
                 products=1.0,
-                origin=f"products, attention and copies measured here at {self.measured}; passes: {share.origin}",
+                origin=f"products, attention, copies, calls measured here at {self.measured}; passes: {share.origin}",
             ),
             calibrated=True,
             origin=f"{device.origin}; calibrated here",
@@ -99,7 +105,7 @@ def measure(work: Work, batch: int, say: Say) -> Calibration:
 
     if not torch.cuda.is_available():
         raise MachineError("--calibrate measures a GPU, and this machine has none", fix="leave --calibrate out")
-    say(f"calibrating {torch.cuda.get_device_name()}: product, attention and copy at the shapes of this model")
+    say(f"calibrating {torch.cuda.get_device_name()}: product, attention, copy and operator calls")
     rates = _of_gpu(work, batch)
     _store(rates, work, say)
     return rates
@@ -218,8 +224,37 @@ def _rates(work: Work, batch: int, ns_of: Timer, *, name: str, memory: int) -> C
         copy=2e9 * 4 * half / ns_of(lambda: buffer[:half].copy_(buffer[half : 2 * half])),
         memory_bytes=memory,
         attention=attention,
+        call_s=call_seconds(),
         measured=datetime.now(UTC).isoformat(timespec="minutes"),
     )
+
+
+def call_seconds() -> float:
+    """Seconds in which this host calls an operator: an eager step of a DLRM whose kernels take less time than their
+    calls, over the operators that plans count in it."""
+    import torch
+
+    from ..data.batch import ClickBatch, JaggedFeatures
+    from ..models.config import DLRMConfig
+    from ..models.dlrm import DLRM
+    from ..train.optim import AdamW
+
+    config = DLRMConfig(features=("user", "item"), rows=(1000, 2000), dim=8, bottom=(2, 16, 8), top=(64, 32, 1))
+    model = DLRM(config, seed=0).to(DEVICE)
+    optimizer = AdamW([(list(model.parameters()), 0.0)])
+    ids_FB = torch.arange(2 * CALL_SAMPLES, device=DEVICE).view(2, CALL_SAMPLES)
+    dense_BD, labels_B = torch.ones(CALL_SAMPLES, 2, device=DEVICE), torch.ones(CALL_SAMPLES, device=DEVICE)
+    batch = ClickBatch(dense_BD, JaggedFeatures.from_ids(config.features, ids_FB), labels_B)
+    readings = []
+    for _ in range(1 + CALL_READINGS):
+        began = perf_counter()
+        for _ in range(CALL_STEPS):
+            model.loss(batch).backward()
+            optimizer.step(1e-3)
+        float(labels_B[0])  # Waits for the GPU.
+        readings.append((perf_counter() - began) / CALL_STEPS)
+    layers = len(config.bottom) + len(config.top_widths) - 2
+    return median(readings[1:]) / (CALLS + CALLS_PER_LAYER * layers)
 
 
 def _attention_rates(work: Work, scale: float, batch: int, dtype: torch.dtype, ns_of: Timer) -> tuple[float, float]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Lengths = tuple[float, ...]
+CALLS, CALLS_PER_LAYER = 10, 11
+"""Operators called in an eager step of a click model: counted in steps of micro-dlrm and dlrm, and more for each layer
+of the MLPs."""
 
 
 @dataclass(frozen=True, kw_only=True)

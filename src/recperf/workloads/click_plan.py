@@ -10,14 +10,13 @@ from ..measure.cost import Cost
 from ..models import config as cost
 from ..models.config import DLRMConfig
 from ..ops.table_rules import RULES
-from ..plan.work import PlannedWorkload, Shapes, Table, Work
+from ..plan.work import CALLS, CALLS_PER_LAYER, PlannedWorkload, Shapes, Table, Work
 
 TABLE_PARTS = ("data", "embedding", "embedding_backward", "sparse_update")
 """Parts of a step that the planner counts itself, from the tables."""
 
-CALLS, CALLS_PER_LAYER, CALLS_DRAWING = 10, 11, 60
-"""Operators called in an eager step: counted in steps of micro-dlrm and dlrm, per layer of the MLPs, and more where the
-batch is drawn in the step."""
+CALLS_DRAWING = 60
+"""Further operators called in an eager step where the batch is drawn in it."""
 
 
 def planned_clicks(

@@ -217,8 +217,9 @@ class AdamAndRows:
 
     def step(self, learning_rate: float | Tensor) -> None:
         """A rate on a GPU is read there, as a CUDA graph needs it."""
-        on_gpu = isinstance(learning_rate, Tensor) and learning_rate.is_cuda
-        rate = learning_rate.reshape(()) if isinstance(learning_rate, Tensor) and on_gpu else float(learning_rate)
+        rate = learning_rate
+        if not isinstance(rate, Tensor) or not rate.is_cuda:
+            rate = float(rate)
         with span("dense_update"):
             if self.config.clip:
                 nn.utils.clip_grad_norm_(self.model.dense_parameters(), self.config.clip)
