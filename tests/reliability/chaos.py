@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
-import select
 import shutil
 import signal
 import subprocess
@@ -24,12 +22,17 @@ import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
+from itertools import count, islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chaos_runs import Lab
 
+LAB: Lab
+"""What all tries share; forks inherit it."""
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
 OUTCOMES = ("completed", "refused", "resumed")
@@ -107,86 +110,60 @@ def schedule() -> list[str]:
 
 
 def trouble(lab: Lab, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Let workers try until the time is over; each is a fork that takes every so many-th try."""
-    end = time.monotonic() + 60 * options.minutes
-    pipes, workers, results = {}, [], []
+    """Let workers, which are forks of this process, try until the time is over."""
+    end, results = time.monotonic() + 60 * options.minutes, list[dict[str, Any]]()
+    kinds, running = schedule(), set[Future[dict[str, Any]]]()
+    global LAB
+    LAB = lab
     # A signal ends the workers with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    for worker in range(options.jobs):
-        reading, writing = os.pipe()
-        workers.append(os.fork())
-        if workers[-1] == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.close(reading)
-            code = 1
-            try:
-                with os.fdopen(writing, "w", buffering=1) as pipe:
-                    work(lab, options, worker, end, pipe)
-                code = 0
-            except KeyboardInterrupt:
-                pass
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        os.close(writing)
-        pipes[reading] = os.fdopen(reading)
-    try:
-        while pipes:
-            for handle in select.select(list(pipes), [], [])[0]:
-                line = pipes[handle].readline()
-                if not line:
-                    pipes.pop(handle).close()
-                    continue
-                results.append(json.loads(line))
-                show(results[-1])
-    except BaseException:
-        for pid in workers:
-            os.kill(pid, signal.SIGTERM)
-        raise
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in workers]
-    assert not any(codes), "a worker failed"
+    own = {"initializer": signal.signal, "initargs": (signal.SIGTERM, signal.SIG_DFL)}
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork"), **own) as pool:
+        for seed in islice(count(options.seed), options.tries or None):
+            if time.monotonic() > end:
+                break
+            running.add(pool.submit(attempt, kinds[seed % len(kinds)], seed))
+            while len(running) >= options.jobs:
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                results += [show(one.result()) for one in ended]
+        results += [show(one.result()) for one in as_completed(running)]
     return results
 
 
-def show(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> dict[str, Any]:
     done = "; ".join(result["done"])
     print(f"{result['seed']} {result['kind']}: {result.get('sort') or result['outcome']} ({done})", flush=True)
     if "sort" in result:
         print(f"FAILED, repeat with: {repeat(result)}\n{result['text']}", flush=True)
+    return result
 
 
 def repeat(result: dict[str, Any]) -> str:
     return f'python tests/reliability/chaos.py --only "{result["kind"]}" --seed {result["seed"]} --tries 1'
 
 
-def work(lab: Lab, options: argparse.Namespace, worker: int, end: float, pipe: Any) -> None:
+def attempt(kind: str, seed: int) -> dict[str, Any]:
+    """Make one try of a kind, in a worker."""
     from chaos_kinds import KINDS
     from chaos_process import TAIL, Failure
     from chaos_runs import Try
 
-    kinds, number = schedule(), worker
-    while time.monotonic() < end and not 0 < options.tries <= number:
-        seed = options.seed + number
-        kind = kinds[seed % len(kinds)]
-        folder = lab.root / f"try-{seed}"
-        folder.mkdir()
-        os.chdir(folder)
-        one, began = Try(lab, kind, seed, folder), time.monotonic()
-        result: dict[str, Any] = {"kind": kind, "seed": seed, "done": one.done}
-        try:
-            result["outcome"] = KINDS[kind][0](one)
-            one.require_clean()
-        except Failure as failure:
-            result |= {"sort": failure.sort, "text": f"{failure.text}\n{one.printed[-TAIL:]}"}
-        except Exception:
-            # The comparison itself could not be made, as when a state that should be there is not.
-            result |= {"sort": "mismatch", "text": traceback.format_exc()}
-        result["seconds"] = time.monotonic() - began
-        os.chdir(lab.root)
-        shutil.rmtree(folder, ignore_errors=True)
-        pipe.write(json.dumps(result) + "\n")
-        number += options.jobs
+    folder = LAB.root / f"try-{seed}"
+    folder.mkdir()
+    os.chdir(folder)
+    one, began = Try(LAB, kind, seed, folder), time.monotonic()
+    result: dict[str, Any] = {"kind": kind, "seed": seed, "done": one.done}
+    try:
+        result["outcome"] = KINDS[kind][0](one)
+        one.require_clean()
+    except Failure as failure:
+        result |= {"sort": failure.sort, "text": f"{failure.text}\n{one.printed[-TAIL:]}"}
+    except Exception:
+        # The comparison itself could not be made, as when a state that should be there is not.
+        result |= {"sort": "mismatch", "text": traceback.format_exc()}
+    os.chdir(LAB.root)
+    shutil.rmtree(folder, ignore_errors=True)
+    return {**result, "seconds": time.monotonic() - began}
 
 
 def report(results: list[dict[str, Any]], options: argparse.Namespace) -> str:
