@@ -65,7 +65,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name == "export" else []) for name in COMMANDS]
+)
 def test_files_of_the_user_survive(name: str, call: Call, trained: Path, tmp_path: Path) -> None:
     arguments, codes = COMMANDS[name]
     (tmp_path / "rows.csv").write_text(ROWS)
