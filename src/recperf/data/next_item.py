@@ -22,8 +22,6 @@ HELD_OUT = 0.2
 """With a split by time: share of the latest events that are held out; the first half of them is for validation."""
 LEAST_EVENTS = 3
 """Leave-one-out holds out the last two events of users with at least this many."""
-BY_LABEL = ("label", "ratio")
-"""Options of an import whose column says of each row whether the user took the item."""
 TAKEN = LISTEN_PLUS | LIKE
 MOST_EVENTS = 1 << 30
 FOLLOWS = 0.9
@@ -86,7 +84,7 @@ class NextItemData:
             what = f"{store.events:,} events are too many for next-item models, which hold all of them in memory"
             raise DataError(what, where={"store": store.folder}, fix=f"import at most {MOST_EVENTS:,} events")
         imported = store.imported
-        labelled = imported is None or any(getattr(imported.options, role) for role in BY_LABEL)
+        labelled = imported is None or imported.options.label is not None
         chosen_E = (store.kinds(slice(None)) & (TAKEN if labelled else POOLS)) > 0
         if not chosen_E.any():
             what = f"no event of {store.name} says that a user took an item"
