@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recperf.plan import network as collectives
+from recperf.plan import devices as collectives
 from recperf.plan import skew, target
 from recperf.plan.charts import _chart
 from recperf.plan.devices import (
     KNOWN,
+    NETWORKS,
     Attention,
     Device,
     Efficiency,
+    Network,
     Rates,
 )
-from recperf.plan.network import NETWORKS, Network
 from recperf.plan.predict import EXCHANGE_CALLS, Band, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.summary import Question, Setting, plan
@@ -151,20 +152,6 @@ def test_the_published_hours_follow_from_published_steps() -> None:
         assert own.seconds.value == pytest.approx(1.1 * (training.seconds.value - 825) + 25)
         assert own.seconds.high > own.seconds.value + 800, "a longer start is in the range"
         assert own.seconds.low < training.seconds.value - 825
-
-
-@pytest.mark.parametrize(("mtbf_s", "checkpoint_s", "restart_s"), [(4 * 3600, 60, 300), (3600, 540, 600)])
-def test_the_goodput_is_that_of_a_cluster_that_fails(mtbf_s: float, checkpoint_s: float, restart_s: float) -> None:
-    """Failure by failure: each piece is repeated until it ends before the next failure."""
-    failures = target.failures(mtbf_s, checkpoint_s, restart_s)
-    draw, piece, pieces = np.random.default_rng(3), failures.interval_s + checkpoint_s, 20_000
-    elapsed = 0.0
-    for _ in range(pieces):
-        starting = 0.0
-        while (failure := draw.exponential(mtbf_s)) < starting + piece:
-            elapsed, starting = elapsed + failure, restart_s
-        elapsed += starting + piece
-    assert failures.goodput == pytest.approx(pieces * failures.interval_s / elapsed, rel=0.02)
 
 
 @pytest.mark.parametrize(("device", "exponent"), [("h200", 0.478), ("b200", 1.05), ("mi355x", None)])

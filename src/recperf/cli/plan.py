@@ -17,8 +17,7 @@ from ..distributed.config import DistributedConfig
 from ..errors import UsageError
 from ..plan import calibrate
 from ..plan import skew as skews
-from ..plan.devices import Device, device_of
-from ..plan.network import Network, network_of
+from ..plan.devices import Device, Network, device_of, network_of
 from ..plan.report import report_of, side_by_side, summary
 from ..plan.sharding import LARGEST_BATCH, parallelism_of
 from ..plan.summary import Plan, Question, Setting, plan

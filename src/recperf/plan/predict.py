@@ -18,10 +18,8 @@ from ..config import require, within
 from ..measure.attribution import LIMITS
 from ..measure.cost import FLOAT, INDEX, Cost
 from ..measure.spans import phase_of
-from . import network as collectives
-from .devices import NEAREST, TERA, Device
+from .devices import NEAREST, NETWORKS, TERA, Device, Network, all_reduce, all_to_all, node_count
 from .memory import Memory, memory_of, moved_R
-from .network import NETWORKS, Network
 from .sharding import Parallelism, PlacedTable, copied_numbers, largest_share, place
 from .skew import Skew, even
 from .work import PlannedWorkload, Work
@@ -132,7 +130,7 @@ def predict(
     left = exposed(parts, parallelism)
     seconds, samples = sum(left.values()), workload.batch_size if parallelism.rank_batch is None else ranks * batch
     by_host = left["input"] + (parts["calls"] if left["calls"] else 0.0)
-    nodes = collectives.node_count(ranks, network)
+    nodes = node_count(ranks, network)
     low, high = error_band(device, ranks, min(1.0, by_host / seconds), nodes=nodes)
     shares = limit_shares(work, device, batch, left, uneven)
     return Prediction(
@@ -239,7 +237,7 @@ def _seconds(
     number = parallelism.number_bytes
     rate = device.pass_rate()
     zero_R = np.zeros(len(placed[0].width_R))
-    before_ids = (ID_MESSAGES - 1) * collectives.all_to_all(zero_R, zero_R, device, network)
+    before_ids = (ID_MESSAGES - 1) * all_to_all(zero_R, zero_R, device, network)
     each: list[dict[str, float]] = []
     for index in range(skew.batches):
         sent_R, received_R, ids_R = moved_R(placed, skew, index, batch, parallelism.dedup)
@@ -247,11 +245,10 @@ def _seconds(
         read_R, updated_R = _table_bytes_R(placed, skew, index, parallelism.dedup)
         each.append(
             {
-                "ids all-to-all": before_ids
-                + collectives.all_to_all(INDEX * requested_R, INDEX * ids_R, device, network),
+                "ids all-to-all": before_ids + all_to_all(INDEX * requested_R, INDEX * ids_R, device, network),
                 "lookup": float((read_R + FLOAT * sent_R).max()) / rate,
-                "rows all-to-all": collectives.all_to_all(number * sent_R, number * received_R, device, network),
-                "gradients all-to-all": collectives.all_to_all(number * received_R, number * sent_R, device, network),
+                "rows all-to-all": all_to_all(number * sent_R, number * received_R, device, network),
+                "gradients all-to-all": all_to_all(number * received_R, number * sent_R, device, network),
                 "table update": float((updated_R + FLOAT * sent_R).max()) / rate,
             }
         )
@@ -265,9 +262,7 @@ def _seconds(
         "dense backward": uneven * backward,
         "dense update": update,
         "calls": kernels * device.kernel_s if kernels else _calls(work, ranks) * device.call_s,
-        "all-reduce": collectives.all_reduce(
-            FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network
-        ),
+        "all-reduce": all_reduce(FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network),
     }
     return {name: seconds[name] for name in PARTS}
 
