@@ -145,7 +145,6 @@ def test_json_lines(tmp_path: Path) -> None:
     [
         ("s", ("12", "7.9"), [12, 7]),
         ("ms", ("1700000000123", "999"), [1_700_000_000, 0]),
-        ("us", ("1700000000123456", "1e3"), [1_700_000_000, 0]),
         ("iso", ("1970-01-02", "1970-01-01 00:01:00.999999999"), [86_400, 60]),
         ("iso", ("1970-01-01T02:00:00+02:00", "1970-01-01T00:00:09Z"), [0, 9]),
         ("iso", ("1970-01-01T00:30-0130", "1970-01-01 02:00+01"), [7200, 3600]),
@@ -163,8 +162,6 @@ def test_times(tmp_path: Path, unit: Any, times: tuple[str, str], seconds: list[
         ("u\ti\tt\tr\n1\t2\t3\t4\n", {}),
         ("u|i|t|r\r\n1|2|3|4\r\n\r\n", {}),
         ("u,i,t,r\r1,2,3,4\r", {}),
-        ("u,i,t,r\n1,2,3,4\r\n", {}),
-        ("\ufeffu,i,t,r\n1,2,3,4", {}),
         ('\ufeff"u","i","t","r"\n"1","2","3","4"\n', {}),
         ('u,i,t,"r\nq"\n1,2,3,"4"\n', {"rating": "r\nq"}),
         ("1::2::3::4\n", NUMBERED),
@@ -240,9 +237,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "it is a folder" in import_error(tmp_path / "folder").what
     assert "is empty" in import_error(write(tmp_path, "")).what
     assert import_error(write(tmp_path, HEADER)).what == "the file has a header and no events"
-    assert import_error(write(tmp_path, '"u",i,t,r')).what == "the file has a header and no events"
     assert import_error(write(tmp_path, gzip.compress(b""))).what == "the first line is empty"
-    assert "first line is empty" in import_error(write(tmp_path, "\nu,i,t,r\n1,1,1,1\n")).what
     assert "not a text file" in import_error(write(tmp_path, b"PK\0\0")).what
     assert "not a Parquet file" in import_error(write(tmp_path, HEADER, "x.parquet")).what
     assert "first line is not UTF-8" in import_error(write(tmp_path, b"\xff\xff,1,1,1\n")).what
@@ -278,15 +273,8 @@ def test_options_are_checked(tmp_path: Path) -> None:
         options(label="x")
     with pytest.raises(UsageError, match="column 'item' is given as user and as item"):
         options(user="item", item="item")
-    for wrong in (
-        {"user": ""},
-        {"delimiter": "ab"},
-        {"delimiter": '"'},
-        {"memory_mib": 63},
-        {"positive_from": float("nan")},
-        {"name": "../x"},
-        {"name": "yambda-5b"},
-    ):
+    nan = float("nan")
+    for wrong in ({"user": ""}, {"delimiter": "ab"}, {"memory_mib": 63}, {"positive_from": nan}, {"name": "../x"}):
         with pytest.raises(ConfigError):
             options(**wrong)
 
@@ -297,41 +285,30 @@ def test_importing_again_returns_the_existing_store(tmp_path: Path) -> None:
     when = (first.folder / "items.u4").stat().st_mtime_ns
     # As after a kill between the rename and the removal of the journal.
     (first.folder / "journal.json").write_text("{}")
-    moved = write(tmp_path, path.read_bytes(), "log2.csv").rename(tmp_path / "sub.csv")
     assert import_file(path, memory_mib=64).digest == first.digest
     assert (first.folder / "items.u4").stat().st_mtime_ns == when
     assert not (first.folder / "journal.json").exists()
     with pytest.raises(DataError, match=r"with other options: positive_from 4\.0, now 3\.0$"):
         import_file(path, positive_from=3.0)
     with pytest.raises(DataError, match="of another source"):
-        import_file(moved, name="log")
-    with pytest.raises(DataError, match="of another source"):
         import_file(write(tmp_path, HEADER + "1,1,1,4\n"))
     assert open_store(first.folder).digest == first.digest
 
 
-@pytest.mark.parametrize("kind", ["csv", "gzip", "parquet"])
+@pytest.mark.parametrize("zipped", [False, True])
 def test_a_file_that_grows_is_not_stored_under_the_digest_of_its_beginning(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def grown(lines: int) -> bytes:
-        if kind == "parquet":
-            write_table(tmp_path, u=[1] * lines, i=[1] * lines, t=[*range(lines)], r=[5] * lines)
-            return (tmp_path / "log.parquet").read_bytes()
-        content = (HEADER + "".join(f"1,1,{line},5\n" for line in range(lines))).encode()
-        return content if kind == "csv" else gzip.compress(content)
-
-    short, long = grown(1_000), grown(2_000)
-    path = write(tmp_path, short, {"csv": "log.csv", "gzip": "log.csv.gz", "parquet": "log.parquet"}[kind])
+    short, long = ((HEADER + "".join(f"1,1,{line},5\n" for line in range(lines))).encode() for lines in (1000, 2000))
+    if zipped:
+        short, long = gzip.compress(short), gzip.compress(long)
+    path = write(tmp_path, short, "log.csv.gz" if zipped else "log.csv")
 
     def then_grow(*_: Any) -> str:
-        digest = hashlib.sha256(short).hexdigest()
         path.write_bytes(long)
-        return digest
+        return hashlib.sha256(short).hexdigest()
 
     with monkeypatch.context() as patch:
         patch.setattr(imports, "sha256", then_grow)
-        error = import_error(path)
-    assert error.exit_code == 3
-    assert "changed while it was imported" in error.what or "damaged or cut short" in error.what
+        assert "changed while it was imported" in import_error(path).what
     assert import_file(path).events == 2_000

@@ -64,21 +64,18 @@ def random_field(draw: random.Random) -> str:
 def random_csv(draw: random.Random) -> bytes:
     """A legal file: any line ending, quotes where needed or everywhere, blank lines, spare columns, maybe a BOM."""
     endings = draw.choice([["\n"], ["\r\n"], ["\r"], ["\n", "\r\n", "\r"]])
-    always = draw.random() < 0.3
-    plain = draw.random() < 0.3
+    always, plain = draw.random() < 0.3, draw.random() < 0.3
     names = ["u", "i", "t", "r", *(f"spare{index}" for index in range(draw.randrange(3)))]
     draw.shuffle(names)
+
+    def quoted(field: str) -> str:
+        field = re.sub(r'[,"\r\n]', "-", field) if plain else field
+        needs = always or any(mark in field for mark in ',"\r\n') or (not plain and draw.random() < 0.1)
+        return '"' + field.replace('"', '""') + '"' if needs else field
+
     lines = [",".join(f'"{name}"' if always else name for name in names)]
     for _ in range(draw.randrange(1, 30)):
-        fields = []
-        for _ in names:
-            field = random_field(draw)
-            if plain:
-                field = re.sub(r'[,"\r\n]', "-", field)
-            if always or any(mark in field for mark in ',"\r\n') or draw.random() < (0.0 if plain else 0.1):
-                field = '"' + field.replace('"', '""') + '"'
-            fields.append(field)
-        lines.append(",".join(fields))
+        lines.append(",".join(quoted(random_field(draw)) for _ in names))
         lines += [""] * (draw.random() < 0.1)
     text = "".join(line + draw.choice(endings) for line in lines) + draw.choice(["", endings[0]])
     return (b"\xef\xbb\xbf" if draw.random() < 0.3 else b"") + text.encode()

@@ -1,4 +1,4 @@
-"""Imports of logs as users have them: without labels, without times, with genres, with columns under usual names."""
+"""Imports of logs as users have them: without labels or times, with genres or a file of items; queries by own ids."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from recperf.data.rows import BadRow
 from recperf.data.yambda.catalogue import check_store
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.import_options import ImportOptions
 from recperf.data.yambda.imports import import_dataset, import_events
+from recperf.data.yambda.item_features import FILE, read_items
 from recperf.data.yambda.manifest import DrawnNegatives
+from recperf.data.yambda.moments import Moments
 from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
 from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.data.yambda.windows import WindowIndex
-from recperf.errors import DataError
+from recperf.errors import DataError, UsageError
 
 
 def imported(path: Path, content: str, *, folder: str = "store", **options: Any) -> EventStore:
@@ -156,3 +159,139 @@ def test_check_covers_the_lists_of_own_ids(implicit: EventStore) -> None:
     path.write_text(path.read_text().replace("7", "8", 1))
     with pytest.raises(DataError, match=r"users\.jsonl is not the file that was written"):
         check_store(implicit, lambda *_: None)
+
+
+EVENTS = "user,item,time,label\n1,10,5,1\n1,7,6,0\n2,7,7,1\n2,9,8,1\n"
+
+
+def with_items(folder: Path, items: str | bytes, name: str = "items.csv", **options: Any) -> EventStore:
+    (folder / "log.csv").write_text(EVENTS)
+    (folder / name).write_bytes(items if isinstance(items, bytes) else items.encode())
+    requested = ImportOptions(events=folder / "log.csv", items=folder / name, **options)
+    return open_store(import_events(requested, folder / "store"))
+
+
+def features(store: EventStore) -> dict[str, list[list[str]]]:
+    """The values of every feature, by item."""
+    items = read_items(store)
+    return {
+        name: [
+            [one.names[value - 1] for value in one.values_V[one.offsets_I1[item] : one.offsets_I1[item + 1]]]
+            for item in range(1, store.items)
+        ]
+        for name, one in items.features.items()
+    }
+
+
+def test_titles_and_features_by_the_numbers_of_the_store_with_the_first_feature_as_artist_and_album(
+    tmp_path: Path,
+) -> None:
+    rows = "brand,Item_ID,title,tags,url\nB,10,Ten,x|y,u1\nA,7,,y,u2\nA,8,Eight,z,u3\n,9, Nine ,,u4\n"
+    store = with_items(tmp_path, rows)
+    items = read_items(store)
+    # Items 7, 9 and 10 have the numbers 1, 2 and 3; 8 has no events.
+    assert items.titles == [None, None, "Nine", "Ten"]
+    assert features(store) == {"brand": [["A"], [], ["B"]], "tags": [["y"], [], ["x", "y"]]}
+    assert store.imported.item_file.left_out == {"url": "3 different values"}
+    assert originals(store.folder, "artists") == ["A", "B"]
+    assert store.catalogue_I2[:, 0].tolist() == [0, 1, 0, 2]
+    checked = check_store(store, lambda *_: None)
+    assert FILE in checked["verified_by_digest"]
+    (store.folder / FILE).write_bytes(b"other")
+    with pytest.raises(DataError, match="the event store is damaged"):
+        read_items(store)
+
+
+def test_a_file_without_a_header_in_latin_1_as_movielens_has(tmp_path: Path) -> None:
+    rows = "7::Misérables, Les (1995)::Drama|Musical\n10::Heat::Drama\n"
+    store = with_items(tmp_path, rows.encode("latin-1"), "movies.dat")
+    items = read_items(store)
+    assert items.titles == [None, "Misérables, Les (1995)", None, "Heat"]
+    assert features(store) == {"3": [["Drama", "Musical"], [], ["Drama"]]}
+    assert store.imported.item_file.without == 1
+
+
+def test_bad_files_of_items_are_refused_by_row_and_cause(tmp_path: Path) -> None:
+    for rows, message in (
+        ("id,title\n7,a\n9,b\n7,c\n", "row 3: item '7' is in an earlier row, 1, too"),
+        ("id,title\n7,a\n,b\n", "row 2: no item id"),
+        ("id,title\n7,a\n9\n", "row 2 has 1 columns; the first line has 2"),
+        ("id,title\n77,a\n78,b\n", "no item of the events is in the file of items, whose ids are like '77'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            with_items(tmp_path, rows)
+        assert not (tmp_path / "store").exists()
+    with pytest.raises(DataError, match="the file of items cannot be read"):
+        import_events(ImportOptions(events=tmp_path / "log.csv", items=tmp_path / "none.csv"), tmp_path / "store")
+    with pytest.raises(UsageError, match="columns of a file of items"):
+        ImportOptions(events=tmp_path / "log.csv", items_id="1")
+    store = with_items(tmp_path, "id,title\n7,a\n9,b\n7,c\n", skip_bad=1)
+    assert read_items(store).titles[1] == "a"  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def log() -> list[tuple[str, int, int, int]]:
+    """Users of few events, many of them in the same second."""
+    draw = np.random.default_rng(5)
+    return [
+        (f"u{user}", int(item), int(rating), int(time))
+        for user, item, rating, time in zip(
+            draw.integers(0, 12, 400), draw.integers(0, 30, 400), draw.integers(1, 6, 400), draw.integers(0, 9, 400)
+        )
+    ]
+
+
+@pytest.fixture(scope="module")
+def moments(log: list[tuple[str, int, int, int]], tmp_path_factory: pytest.TempPathFactory) -> Moments:
+    folder = tmp_path_factory.mktemp("store")
+    file = folder / "log.csv"
+    lines = ["who,what,stars,at", *(f"{user},{item},{rating},{time * 1000 + 7}" for user, item, rating, time in log)]
+    file.write_text("\n".join(lines))
+    options = ImportOptions(events=file, user="who", item="what", rating="stars", time="at", time_unit="ms")
+    return Moments(open_store(import_events(options, folder / "store")))
+
+
+def test_a_history_ends_before_its_row(moments: Moments, log: list[tuple[str, int, int, int]]) -> None:
+    store, draw = moments.store, np.random.default_rng(6)
+    users = [f"u{user}" for user in draw.integers(0, 14, 300)]
+    items, times = draw.integers(0, 33, 300), draw.integers(-1, 11, 300)
+    asked = [None if time < 0 else int(time) * 1000 for time in times]
+    queries, unknown = moments.queries({"user": pa.array(users), "item": pa.array(items), "time": pa.array(asked)})
+    own_users, own_items = moments.users.values.to_pylist(), moments.items.values.to_pylist()
+    assert {role: one.rows for role, one in unknown.items()} == {
+        "user": sum(user not in own_users for user in users),
+        "item": sum(int(item) not in own_items for item in items),
+    }
+    matched = 0
+    for at, (user, item, time) in enumerate(zip(users, items.tolist(), times.tolist())):
+        if user not in own_users:
+            assert queries.users_B[at] == -1
+            assert queries.ends_B[at] == 0
+            continue
+        place = own_users.index(user)
+        assert queries.users_B[at] == place
+        first, stop = store.user_first_U1[place : place + 2].tolist()
+        number = moments.items.numbers_V[own_items.index(item)] if item in own_items else 0
+        events = [(int(store.times_E[position]), int(store.items_E[position])) for position in range(first, stop)]
+        if time < 0:
+            assert queries.ends_B[at] == stop
+            assert queries.times_B[at] == max(row[3] for row in log)
+            continue
+        assert queries.times_B[at] == time
+        matched += (time, number) in events
+        before = events.index((time, number)) if (time, number) in events else sum(one[0] < time for one in events)
+        assert queries.ends_B[at] == first + before
+    assert matched > 5
+
+
+def test_times_are_read_in_the_unit_of_the_import(moments: Moments) -> None:
+    assert moments.seconds(pa.array(["5000", "", "39999"])).tolist() == [5, -1, 39]
+    assert moments.seconds(pa.array([5000.0, float("nan")])).tolist() == [5, -1]
+    assert moments.seconds(pa.array([5], pa.timestamp("s"))).tolist() == [5]
+    with pytest.raises(BadRow, match="row 2: time 'soon' is not a time in milliseconds"):
+        moments.seconds(pa.array(["5", "soon"]))
+
+
+def test_columns_have_the_names_of_the_import(moments: Moments) -> None:
+    assert moments.spellings("user") == ("who", "user", "user_id")
+    assert moments.own_times(np.array([5])).to_pylist() == [5000]

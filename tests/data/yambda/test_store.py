@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raw_events import make_events
 
 from recperf.data.yambda import writer as writer_module
 from recperf.data.yambda.catalogue import describe
@@ -46,11 +47,13 @@ def small_blocks() -> Any:
         yield
 
 
-@pytest.fixture
-def events(make_events: Make) -> Events:
+def stored_events() -> Events:
     made = make_events(events=EVENTS)
     kinds = kinds_of(made["types"], made["ratios"].clip(0).astype(np.uint16), made["organic"])
     return {**{name: made[name] for name in ("uids", "items", "times")}, "kinds": kinds}
+
+
+events = pytest.fixture(stored_events)
 
 
 def write(folder: Path, events: Events) -> Path:
@@ -110,28 +113,22 @@ def test_every_kind_of_index_verifies_what_it_reads(folder: Path, rows: Any) -> 
         column[rows]
 
 
-@pytest.mark.parametrize(("name", "how"), [("items", "shorter"), ("user_first", "longer"), ("catalogue", "missing")])
-def test_a_column_of_another_length_is_never_opened(name: str, how: str, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["items", "catalogue"])
+def test_a_column_of_another_length_is_never_opened(name: str, folder: Path) -> None:
     path = file_of(folder, name)
     content = path.read_bytes()
-    if how == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(content[:-1] if how == "shorter" else content + b"\0")
-    with pytest.raises(DataError, match=f"damaged: {path.name} ") as caught:
-        open_store(folder)
-    assert caught.value.exit_code == 3
+    for other in (content[:-1], content + b"\0", None):
+        path.unlink() if other is None else path.write_bytes(other)
+        with pytest.raises(DataError, match=f"damaged: {path.name} "):
+            open_store(folder)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda m: m | {"events": 499}, "was changed"),
-        (lambda m: m | {"synthetic": False}, "was changed"),
         (lambda m: m | {"version": 1}, "format 'recperf-events' 1; this recperf reads 'recperf-events' 2"),
-        (lambda m: m | {"format": "other"}, "format 'other' 2"),
         (lambda m: [m], "is damaged: it is not an object"),
-        (lambda m: {key: value for key, value in m.items() if key != "seal"}, "was changed"),
     ],
 )
 def test_a_changed_manifest_is_refused(change: Make, says: str, folder: Path) -> None:
@@ -152,16 +149,14 @@ def test_a_store_too_small_for_anchors_is_described_without(folder: Path) -> Non
     assert statistics["anchors"] == anchors
 
 
-@pytest.mark.parametrize("organic", [0, 1])
-def test_kinds_follow_the_definition_of_the_pools(organic: int) -> None:
+def test_kinds_follow_the_definition_of_the_pools() -> None:
     cases = {
         (0, 0): SKIP, (0, 49): SKIP, (0, 50): LISTEN_PLUS, (0, 300): LISTEN_PLUS,
         (1, 0): LIKE, (1, 99): LIKE, (2, 99): 0, (3, 0): 0, (4, 50): 0,
     }  # fmt: skip
     types, played = (np.array(part) for part in zip(*cases))
-    kinds = kinds_of(types.astype(np.uint8), played.astype(np.uint16), np.full(len(cases), organic, np.uint8))
-    expected = [pool | organic * ORGANIC | code << TYPE_SHIFT for (code, _), pool in cases.items()]
-    assert kinds.tolist() == expected
+    kinds = kinds_of(types.astype(np.uint8), played.astype(np.uint16), np.ones(len(cases), np.uint8))
+    assert kinds.tolist() == [pool | ORGANIC | code << TYPE_SHIFT for (code, _), pool in cases.items()]
 
 
 def part(events: Events, start: int, stop: int) -> Events:
@@ -177,15 +172,7 @@ def contents(folder: Path) -> dict[str, str]:
 def test_any_history_of_appends_commits_and_stops_gives_the_same_bytes(
     steps: list[tuple[int, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    draw = np.random.default_rng(5)
-    kinds = draw.integers(0, 80, EVENTS).astype(np.uint8)
-    events = {
-        "uids": np.sort(draw.integers(1, 30, EVENTS)).astype(np.uint32),
-        "items": draw.integers(1, 51, EVENTS).astype(np.uint32),
-        "times": np.arange(EVENTS, dtype=np.uint32),
-        "kinds": kinds,
-    }
-    place = tmp_path_factory.mktemp("stores")
+    events, place = stored_events(), tmp_path_factory.mktemp("stores")
     straight = contents(write(place / "straight", events))
     for count, then in [*steps, (EVENTS, "finish")]:
         with StoreWriter(place / "s", identity={"source": 1}) as writer:
@@ -208,7 +195,7 @@ def test_a_journal_that_cannot_be_read_means_starting_over(content: str, tmp_pat
     path = tmp_path / "s.building" / JOURNAL
     path.write_text(content or path.read_text().replace('"bookmark": 200', '"bookmark": 100'))
     with StoreWriter(tmp_path / "s", identity={"source": 1}) as writer:
-        assert (writer.discarded, writer.events) == (True, 0)
+        assert writer.events == 0
     folder = write(tmp_path / "s", events)
     assert contents(folder) == contents(write(tmp_path / "straight", events))
 
@@ -218,23 +205,20 @@ def test_what_is_there_already_is_never_written_over(tmp_path: Path, events: Eve
     before = contents(folder)
     with pytest.raises(DataError, match="there is a store already"):
         write(folder, events)
-    other = tmp_path / "photos"
-    other.mkdir()
-    (other / "one.jpg").write_text("dear")
-    with pytest.raises(DataError, match="is not empty"):
-        write(other, events)
-    (tmp_path / "file").write_text("dear")
-    with pytest.raises(DataError, match="is not empty"):
-        write(tmp_path / "file", events)
     assert contents(folder) == before
-    assert (other / "one.jpg").read_text() == "dear"
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert contents(write(empty, events)) == before
+    (tmp_path / "photos").mkdir()
+    for file in (tmp_path / "photos" / "one.jpg", tmp_path / "file"):
+        file.write_text("dear")
+        with pytest.raises(DataError, match="is not empty"):
+            write(tmp_path / file.relative_to(tmp_path).parts[0], events)
+        assert file.read_text() == "dear"
+    (tmp_path / "empty").mkdir()
+    assert contents(write(tmp_path / "empty", events)) == before
 
 
-@pytest.mark.parametrize("name", ["one.jpg", "items.u4/one.jpg", "sub/journal.json"])
-@pytest.mark.parametrize("journal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "journal"), [("one.jpg", True), ("items.u4/one.jpg", False), ("sub/journal.json", True)]
+)
 def test_a_folder_that_only_has_the_name_of_a_draft_is_not_changed(
     name: str, journal: bool, tmp_path: Path, events: Events
 ) -> None:

@@ -1,4 +1,4 @@
-"""Synthetic events: statistics of Yambda, drifting preferences, the same bytes every time, atomic files."""
+"""Synthetic events: the same bytes every time, whatever the blocks and after any stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from recperf.data.yambda import synthesize
-from recperf.data.yambda.schema import EVENT_TYPES
 from recperf.data.yambda.store import open_store
 from recperf.data.yambda.synthesize import Generator, write_store
 from recperf.data.yambda.writer import EventRows
@@ -20,7 +19,6 @@ from recperf.errors import DataError
 DEFAULT_DIGEST = "35550b60e1b56d40932ef66bb959372a5dc7e404758a32a6b26c12f52b9b08a8"
 """Of the default store. A change of the stream must be meant: set it anew and count `synthesize.STREAM` up."""
 SMALL = YambdaLike(users=40, events_per_user=60, items=300)
-LISTEN, LIKE, DISLIKE, UNLIKE, UNDISLIKE = range(len(EVENT_TYPES))
 
 
 def made(config: YambdaLike, **how: Any) -> EventRows:
@@ -44,7 +42,7 @@ def test_events_do_not_depend_on_the_blocks_they_are_made_in(listens: int) -> No
     assert all(np.array_equal(getattr(whole, part.name), getattr(cut, part.name)) for part in fields(EventRows))
 
 
-@pytest.mark.parametrize("stop_at", [1, 3, 5])
+@pytest.mark.parametrize("stop_at", [1, 5])
 def test_a_stopped_store_resumes_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
@@ -62,14 +60,10 @@ def test_a_stopped_store_resumes_with_the_same_bytes(
         write_store(SMALL, tmp_path / "store", progress=stops, block_listens=400)
     with pytest.raises(DataError, match="not complete"):
         open_store(tmp_path / "store")
-    begun: list[int] = []
-    usual = Generator.blocks
-
-    def watched(self: Generator, first_user: int = 0, listens: int = 0) -> Any:
-        begun.append(first_user)
-        return usual(self, first_user, listens)
-
-    monkeypatch.setattr(Generator, "blocks", watched)
+    begun, usual = list[int](), Generator.blocks
+    monkeypatch.setattr(
+        Generator, "blocks", lambda self, first, listens: begun.append(first) or usual(self, first, listens)
+    )
     write_store(SMALL, tmp_path / "store", block_listens=300)
     assert open_store(tmp_path / "store").digest == expected
     assert (begun[0] > 0) == (stop_at > 2), "after a commit the users before it are not made again"
