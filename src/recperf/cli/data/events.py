@@ -93,13 +93,7 @@ def perform(action: str, options: Any, terminal: Terminal) -> EventImport | dict
         if action == "get":
             return _get(options, terminal)
         if action == "prepare":
-            return catalogue.prepare(
-                options.name,
-                path=options.path,
-                store=options.store,
-                progress=bar,
-                say=terminal.notice,
-            )
+            return catalogue.prepare(options.name, path=options.path, store=options.store, progress=bar)
         if action == "check":
             return catalogue.check(options.name, path=options.path, progress=bar, say=terminal.say)
         if action == "info":

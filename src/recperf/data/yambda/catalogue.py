@@ -24,6 +24,7 @@ from .reference import FLAT_BYTES, open_events
 from .schema import DAY_S, DRAWN, EVENT_TYPES, EVENTS_FILE, LICENCE, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .store import COLUMNS, EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, verify
 from .windows import NoAnchors, WindowIndex
+from .yambda_like import NAME as SYNTHETIC
 from .yambda_like import YambdaLike
 
 Facts = dict[str, object]
@@ -33,7 +34,6 @@ Progress = Callable[..., None]
 """Called with the amount done, the total, and for bytes the number of rows in them."""
 Bars = Callable[..., Progress]
 """Makes the progress of a labelled piece of work, with the unit it is counted in: events, bytes, share."""
-SYNTHETIC = "yambda-like"
 _STRIDE = 1 << 22
 
 
@@ -41,7 +41,7 @@ def store_folder(name: str) -> Path:
     return places.dataset_folder(name) / "store"
 
 
-def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars, say: Say) -> Facts:
+def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars) -> Facts:
     """Convert raw files to a store."""
     if name == SYNTHETIC and path is None:
         raise UsageError(f"{SYNTHETIC} is generated as a store", fix=f"recperf data make {SYNTHETIC} --path FOLDER")
@@ -52,7 +52,7 @@ def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars,
     existed = (folder / MANIFEST).is_file()
     # Synthetic raw files may have any size.
     located = raw.locate(files, None if name == SYNTHETIC else name.removeprefix("yambda-"))
-    raw.prepare(located, folder, name=name, progress=progress("preparing"), say=say)
+    raw.prepare(located, folder, name=name, progress=progress("preparing"))
     made = open_store(folder).manifest
     return {
         **_made(name, folder, began),

@@ -6,7 +6,6 @@ row, its value and what is allowed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import writing
+from ...files import sha256, writing
 from ...stop import poll
 from ..user_files.database import RESTART, column_types, fetch_row
 from ..user_files.load import LIST_MARK
@@ -73,7 +72,12 @@ def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRow
     """
     for macro in _MACROS:
         connection.execute(f"CREATE MACRO {macro}")
-    columns = _columns(connection, source, options)
+    if "genres" in column_types(connection, "raw"):
+        _group_genres(connection, " " if source.types.get(source.columns.get("genres", -1)) == "token_seq" else None)
+    types = column_types(connection, "raw")
+    # In the order in which the faults of one row are reported.
+    roles = [role for role in ("user", "item", "time", options.signal, *OPTIONAL_ROLES) if role in types]
+    columns = {role: Column(role, types[role]) for role in roles if role is not None}
     if "time" in columns and options.time_unit == "auto":
         options = replace(options, time_unit=_unit(connection, columns["time"]))
     if "rating" in columns and options.positive_from is None:
@@ -107,18 +111,12 @@ def _leave_out(
         column, value = next((column, value) for column, is_fault, value in faults if is_fault)
         what, fix = _explain(column, value, options)
         if column.role == "label" and value is not None and not bad.room:
-            what, fix = _explain_label(connection, column, what)
+            query = f"SELECT DISTINCT {column.name}::VARCHAR AS value FROM raw WHERE value IS NOT NULL ORDER BY value"
+            values = [value for (value,) in connection.execute(f"{query} LIMIT {_VALUES_SHOWN + 1}").fetchall()]
+            what += f"; it has the values {', '.join(values[:_VALUES_SHOWN])}{', ...' * (len(values) > _VALUES_SHOWN)}"
+            fix = "--positives VALUE names those that count as positive, --rating takes numbers"
         bad.add_loaded(place, f": {what}", fix)
     connection.execute("DELETE FROM events WHERE bad")
-
-
-def _columns(connection: Any, source: Source, options: ImportOptions) -> dict[str, Column]:
-    """The columns by role, in the order in which the faults of one row are reported."""
-    if "genres" in column_types(connection, "raw"):
-        _group_genres(connection, " " if source.types.get(source.columns.get("genres", -1)) == "token_seq" else None)
-    types = column_types(connection, "raw")
-    order = ("user", "item", "time", options.signal, *OPTIONAL_ROLES)
-    return {role: Column(role, types[role]) for role in order if role in types}
 
 
 def _group_genres(connection: Any, mark: str | None) -> None:
@@ -190,7 +188,11 @@ def _value(connection: Any, column: Column, options: ImportOptions) -> str:
     if column.role in ID_ROLES:
         return _id(connection, column)
     if column.role == "time":
-        return f"bounded({_seconds(column, options)}, 0, {LAST_SECOND})::UINTEGER"
+        per_second = TIME_UNITS.get(options.time_unit, ("", 0))[1]
+        whole = f"whole_seconds({microseconds(column.name, column.type, per_second)}, 1000000)"
+        if is_integer(column.type) and per_second:
+            whole = f"whole_seconds(TRY_CAST({column.name} AS BIGINT), {per_second})"
+        return f"bounded({whole}, 0, {LAST_SECOND})::UINTEGER"
     if column.role == "rating":
         return f"({_number(column)} >= {options.positive_from!r})"
     positive, text = f"({label(column.name, column.type, options.positives)})::BOOLEAN", f"{column.name}::VARCHAR"
@@ -227,25 +229,6 @@ def _number(column: Column) -> str:
     return number(column.name, column.type, trimmed=True)
 
 
-def _seconds(column: Column, options: ImportOptions) -> str:
-    """SQL for a time in whole seconds, NULL where it cannot be read or is negative."""
-    per_second = TIME_UNITS.get(options.time_unit, ("", 0))[1]
-    if is_integer(column.type) and per_second:
-        return f"whole_seconds(TRY_CAST({column.name} AS BIGINT), {per_second})"
-    return f"whole_seconds({microseconds(column.name, column.type, per_second)}, 1000000)"
-
-
-def _explain_label(connection: Any, column: Column, what: str) -> tuple[str, str]:
-    """Say which values a label has that is not binary, and how to name its positive ones."""
-    query = f"SELECT DISTINCT {column.name}::VARCHAR AS value FROM raw WHERE value IS NOT NULL ORDER BY value"
-    values = [value for (value,) in connection.execute(f"{query} LIMIT {_VALUES_SHOWN + 1}").fetchall()]
-    shown = ", ".join(values[:_VALUES_SHOWN]) + (", ..." if len(values) > _VALUES_SHOWN else "")
-    return (
-        f"{what}; it has the values {shown}",
-        "--positives VALUE names those that count as positive, --rating takes numbers",
-    )
-
-
 def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple[str, str]:
     """Say what is wrong with a value, and what to do."""
     role, fix = column.role, "repair or remove that row, or check which column is which"
@@ -255,12 +238,14 @@ def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple
         return f"no {role}: {value!r} stands for a missing value", "remove such rows, or give that id another name"
     if role in ID_ROLES:
         allowed, fix = "text or an integer below 2**63", "store the column as text or integers"
-    elif role == "time" and options.time_unit == "iso":
-        allowed = "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00"
-        fix = "check --time-unit: s, ms, us, ns or iso"
     elif role == "time":
-        unit, per_second = TIME_UNITS[options.time_unit]
-        allowed, fix = f"a time of 0 to {LAST_SECOND * per_second:,} {unit}", "check --time-unit: s, ms, us, ns or iso"
+        allowed, fix = (
+            "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00",
+            "check --time-unit: s, ms, us, ns or iso",
+        )
+        if options.time_unit != "iso":
+            unit, per_second = TIME_UNITS[options.time_unit]
+            allowed = f"a time of 0 to {LAST_SECOND * per_second:,} {unit}"
     else:
         allowed = "0 or 1, false or true" if role == "label" else "a number"
     usual = is_text(column.type) or is_integer(column.type) or column.type in ("FLOAT", "DOUBLE")
@@ -283,20 +268,17 @@ def number_ids(connection: Any, role: str, path: Path) -> Originals:
     )
     connection.execute("DROP TABLE events")
     connection.execute("ALTER TABLE numbered RENAME TO events")
-    digest, lines = hashlib.sha256(), 0
-    encode = json.JSONEncoder(ensure_ascii=False).encode
+    lines, encode = 0, json.JSONEncoder(ensure_ascii=False).encode
     kind = "text" if column_types(connection, f"{role}_ids")["value"] == "VARCHAR" else "number"
     result = connection.execute(f"SELECT value FROM {role}_ids ORDER BY id")
     with writing(path, fix=RESTART), path.open("wb") as file:
         while values := result.fetchmany(_AT_ONCE):
             poll()
-            block = "".join(f"{encode(value)}\n" for (value,) in values).encode()
             lines += len(values)
-            digest.update(block)
-            file.write(block)
+            file.write("".join(f"{encode(value)}\n" for (value,) in values).encode())
         file.flush()
         os.fsync(file.fileno())
-    return Originals(file=path.name, lines=lines, kind=kind, sha256=digest.hexdigest())
+    return Originals(file=path.name, lines=lines, kind=kind, sha256=sha256(path))
 
 
 def catalogue(connection: Any) -> NDArray[np.uint32]:

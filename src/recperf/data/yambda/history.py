@@ -109,6 +109,10 @@ class Histories:
         except DataError as error:
             raise _damaged(self.store, error.what) from None
 
+        # The time of the last event of each history, or of the target if the history is empty or the config asks.
+        query_times_B, some_B = queries.times_B.copy(), np.diff(picked.offsets_B1) > 0
+        if self.config.query_time == "last-event":
+            query_times_B[some_B] = room.times_T[picked.offsets_B1[1:][some_B] - 1]
         target_KB = self._target(queries)
         uid, item, artist, album = target_KB[:4]
         context_XB = context.reshape(len(CONTEXT), batch)
@@ -120,7 +124,7 @@ class Histories:
             self._tensor(picked.offsets_B1),
             self._tensor(picked.actions_T),
             times_T,
-            self._tensor(self._query_times(picked.offsets_B1, room.times_T, queries.times_B)),
+            self._tensor(query_times_B),
             self._tensor((np.zeros(batch) if labels_B is None else labels_B).astype(np.float32)),
             None if self.rates is None else self._tensor(self.rates.of(queries)),
         )
@@ -168,13 +172,6 @@ class Histories:
         uid_B = np.where(users_B >= 0, self.store.user_ids_U[users_B], 0)
         hour_B = queries.times_B // HOUR_S % DAY_HOURS
         return np.array([uid_B, item_B, artist_B, album_B, hour_B, queries.organic_B], np.int64)
-
-    def _query_times(self, offsets_B1: Words, times_T: Words, target_times_B: Words) -> Words:
-        """The time of the last event of each history, or of the target if the history is empty or the config asks."""
-        times_B, some_B = target_times_B.copy(), offsets_B1[1:] > offsets_B1[:-1]
-        if self.config.query_time == "last-event":
-            times_B[some_B] = times_T[offsets_B1[1:][some_B] - 1]
-        return times_B
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype, pin_memory=self.pin)

@@ -7,6 +7,7 @@ for an item: a list, or text separated by |. Items without events are left out.
 from __future__ import annotations
 
 import codecs
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,17 +148,17 @@ def _as_utf8(path: Path, folder: Path) -> Path:
     """The file, or where it is text in Latin-1, as MovieLens is, a copy in UTF-8."""
     try:
         with path.open("rb") as file:
-            if file.read(4)[:2] in (b"\x1f\x8b", b"PA"):
-                return path
-        with path.open(encoding="utf-8") as text:
-            while text.read(1 << 20):
-                pass
+            decoder = None if file.read(4)[:2] in (b"\x1f\x8b", b"PA") else codecs.getincrementaldecoder("utf-8")()
+            file.seek(0)
+            while decoder and (block := file.read(1 << 20)):
+                decoder.decode(block)
+            if decoder:
+                decoder.decode(b"", final=True)
     except OSError:
-        return path
+        pass
     except UnicodeDecodeError:
         copy = folder / path.name
-        with codecs.open(str(path), encoding="latin-1") as text, copy.open("w", encoding="utf-8", newline="") as out:
-            while block := text.read(1 << 20):
-                out.write(block)
+        with path.open(encoding="latin-1", newline="") as text, copy.open("w", encoding="utf-8", newline="") as out:
+            shutil.copyfileobj(text, out)
         return copy
     return path

@@ -65,24 +65,20 @@ class Moments:
         users_N = self.users.places(rows["user"])
         items_N, known_N = self.items.numbers(rows["item"])
         unknown = {"user": Unknown.of(users_N < 0, rows["user"]), "item": Unknown.of(~known_N, rows["item"])}
-        if "time" not in rows:
-            return self.at(users_N, items_N, None), unknown
-        return self.at(users_N, items_N, self.seconds(rows["time"])), unknown
+        times_N = self.seconds(rows["time"]) if "time" in rows else None
+        return self.at(users_N, items_N, times_N), unknown
 
     def at(self, users_N: Longs, items_N: Longs, times_N: Longs | None) -> Queries:
         """Queries of users by their places, -1 for an unknown one, at a time; None or -1 means now."""
         first_N, stop_N = (
             np.where(users_N >= 0, self.store.user_first_U1[users_N + shift], 0).astype(np.int64) for shift in (0, 1)
         )
-        if times_N is None:
-            return self._queries(users_N, first_N, stop_N, items_N, np.full(len(users_N), self.now))
+        times_N = np.full(len(users_N), -1) if times_N is None else times_N
         now_N = times_N < 0
         times_N = np.where(now_N, self.now, times_N)
         ends_N = np.where(now_N, stop_N, self._first_at(first_N, stop_N, times_N))
-        return self._queries(users_N, first_N, self._own_event(ends_N, stop_N, items_N, times_N), items_N, times_N)
-
-    def _queries(self, users_N: Longs, first_N: Longs, ends_N: Longs, items_N: Longs, times_N: Longs) -> Queries:
-        """An event says itself whether it is organic; other rows are as the user's event before them."""
+        ends_N = self._own_event(ends_N, stop_N, items_N, times_N)
+        # An event says itself whether it is organic; other rows are as the user's event before them.
         organic_N = np.ones(len(ends_N), np.int64)
         # The event at the end of a history is the row itself where item and time agree.
         last = max(0, self.store.events - 1)

@@ -287,12 +287,8 @@ def prepare(
     *,
     name: str,
     progress: Callable[[int, int], None] = lambda *_: None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write the store of these files, or resume it.
-
-    `progress` receives the rows done and the total; `say` receives a message if an unfinished store is discarded.
-    """
+    """Write the store of these files, or resume it. `progress` receives the rows done and the total."""
     identity = source_identity(files)
     if finished(folder, identity):
         return folder.expanduser()
@@ -308,8 +304,6 @@ def prepare(
             fix="recperf data import reads short streams without this split",
         )
     with StoreWriter(folder, identity=identity) as writer:
-        if writer.discarded:
-            say("the unfinished store here has another source or version: it is discarded, and preparing starts over")
         state = _append_all(writer, raw, split, progress)
         if source_identity(files) != identity:
             what = "the raw files changed while they were read"

@@ -55,18 +55,13 @@ def open_events(path: Path) -> EventStore:
     caches = sorted(folder for folder in path.glob("hstu_cache_L*") if folder.is_dir())
     if len(caches) == 1:
         return open_reference(caches[0])
-    if caches:
-        raise DataError(
-            f"there are {len(caches)} caches here: {', '.join(folder.name for folder in caches)}",
-            where={"folder": path},
-            fix="name one of them",
-        )
-    raise DataError(
+    what = (
         f"there are no events here: no {MANIFEST} of an event store, and no {READY} of a reference cache, here or in a "
-        "folder hstu_cache_L*" + ("" if path.is_dir() else "; the folder does not exist"),
-        where={"folder": path},
-        fix="recperf data prepare --help",
     )
+    what += "folder hstu_cache_L*" + ("" if path.is_dir() else "; the folder does not exist")
+    if caches:
+        what = f"there are {len(caches)} caches here: {', '.join(folder.name for folder in caches)}"
+    raise DataError(what, where={"folder": path}, fix="name one of them" if caches else "recperf data prepare --help")
 
 
 def open_reference(cache_folder: Path) -> EventStore:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
-from ...files import open_linked, read_linked
+from ...files import digest_of, open_linked, read_linked
 from ...jsonfile import decode, read_sealed, require
 from ..blocks import Blocks, Column, StoredColumn, verified
 from ..datasets import KINDS
@@ -271,9 +271,10 @@ def file_of(folder: Path, name: str) -> Path:
 def stored_column(folder: Path, name: str) -> StoredColumn:
     """Describe the file of a column, with the digests of its blocks."""
     path = file_of(folder, name)
+    size = path.stat().st_size
     with path.open("rb") as file:
-        blocks = [hashlib.sha256(block).hexdigest() for block in iter(lambda: file.read(DIGEST_BLOCK), b"")]
-    return StoredColumn(bytes=path.stat().st_size, dtype=COLUMNS[name], blocks=blocks)
+        blocks = [digest_of(file, DIGEST_BLOCK) for _ in range(0, size, DIGEST_BLOCK)]
+    return StoredColumn(bytes=size, dtype=COLUMNS[name], blocks=blocks)
 
 
 def verify(store: EventStore, progress: Callable[[int, int], None] | None = None) -> None:
@@ -319,15 +320,11 @@ def _readable(path: Path) -> Iterator[None]:
     """Turn the operating system's refusal to read into an error that names the file."""
     try:
         yield
-    except FileNotFoundError:
-        raise _damaged(path, "is missing") from None
-    except (IsADirectoryError, NotADirectoryError):
-        raise _damaged(path, "is a folder, or its parent is a file") from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise _damaged(path, "is missing, or is a folder") from None
     except OSError as error:
-        reason = "permission denied" if isinstance(error, PermissionError) else error.strerror or str(error)
-        raise MachineError(
-            f"{path.name} cannot be read: {reason}", where={"file": path}, fix="check its permissions and the disk"
-        ) from error
+        what = f"{path.name} cannot be read: {error.strerror or error}"
+        raise MachineError(what, where={"file": path}, fix="check its permissions and the disk") from error
 
 
 def _damaged(path: Path, how: str) -> DataError:

@@ -30,6 +30,7 @@ from .schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, SYNTHETIC_LICENCE, TICK_S
 from .store import VERSION
 from .writer import EventRows, StoreWriter, finished
 from .yambda_like import (
+    NAME,
     ODD,
     Catalogue,
     Ints,
@@ -46,7 +47,6 @@ from .yambda_like import (
     unit,
 )
 
-NAME = "yambda-like"
 STREAM = 1
 """Version of the generator: another number means that the same config gives other events."""
 COMMIT_EVENTS = 1 << 23

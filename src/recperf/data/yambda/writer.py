@@ -108,7 +108,6 @@ class StoreWriter:
     """A store being written. `identity` names the source: a journal of another source is not resumed.
 
     `bookmark` is the value of the last commit, None at the start: the position from which to read the source.
-    `discarded` says that an unfinished store of another source or version was deleted.
     """
 
     def __init__(self, folder: Path, *, identity: Any, again: str = "run the same command again; it resumes") -> None:
@@ -116,7 +115,6 @@ class StoreWriter:
         self.draft = self.folder.with_name(self.folder.name + ".building")
         self.identity = plain(identity)
         self.again = again
-        self.discarded = False
         self._open = ExitStack()
         self._handles: dict[str, int] = {}
         self.state = Journal(identity=self.identity, by_kind=[0] * 256)
@@ -218,7 +216,6 @@ class StoreWriter:
                 return
         except DataError:
             pass
-        self.discarded = (self.draft / JOURNAL).exists()
         for path in self.draft.iterdir():
             if path.name != MARK:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

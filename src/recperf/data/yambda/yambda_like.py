@@ -23,6 +23,7 @@ Words = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+NAME = "yambda-like"
 MOST_GENRES = 64
 _REAL_EVENTS_PER_USER = 4763
 _REAL_ITEMS = 9_390_623
