@@ -101,7 +101,7 @@ def trainer_of(
         return Trainer(config, device, tables=peer), None
     tables = TablesConfig(placement=placement, depth=depth, folder=folder)
     tiers = open_tiers(
-        config.table_rows, Tiers(placement, cache, ""), tables, dim=config.table_dim, state=1, device=device
+        config.table_rows, Tiers(placement, cache, "", options=tables), dim=config.table_dim, state=1, device=device
     )
     return Trainer(config, device, tables=TieredDLRMv4Tables(config, tiers, seed=SEED)), tiers
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..models.embeddings import Embeddings, pool, pool_backward, require_ids
 from ..models.init import InitialRows
-from ..models.tiers.config import TablesConfig, Tiers
+from ..models.tiers.config import Tiers
 from ..ops.bag.reference import stacked_rows
 from ..ops.table_rules import RuleName
 from .config import Demand, DistributedConfig
@@ -61,12 +61,10 @@ class BagTables(RankTables, Embeddings):
         eps: float,
         device: torch.device | str = "cpu",
         tiers: Tiers = ON_DEVICE,
-        config: TablesConfig | None = None,
     ) -> None:
         super().__init__(
-            demand, options, world, optimizer=optimizer, eps=eps, device=device, field="model.dim", tiers=tiers,
-            config=config,
-        )  # fmt: skip
+            demand, options, world, optimizer=optimizer, eps=eps, device=device, field="model.dim", tiers=tiers
+        )
         starts = [self.copies.starts[name] for name in self.copies.names]
         self._copy_starts = torch.tensor(starts, dtype=torch.int64, device=self.device)
         self._copy_gradient: tuple[Tensor, Tensor] | None = None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.tiers.cache import TieredRows
-from ..models.tiers.config import TablesConfig, Tiers
+from ..models.tiers.config import Tiers
 from ..models.tiers.opening import open_tiers
 from ..ops.lookup import unique
 from ..ops.table_rules import TableRule
@@ -34,7 +34,6 @@ class LocalRows:
         eps: float,
         device: torch.device,
         tiers: Tiers,
-        config: TablesConfig,
     ) -> None:
         self.shards = {shard.table: shard for shard in shards}
         self.rule, self.eps, self.device, self.width = rule, eps, device, shards[0].columns
@@ -47,9 +46,7 @@ class LocalRows:
             self._allocate(sum(rows.values()))
         else:
             state = rule.state_width(self.width)
-            self.tiers = open_tiers(
-                rows, tiers, config, dim=self.width, state=state, device=device, memory=self._allocate
-            )
+            self.tiers = open_tiers(rows, tiers, dim=self.width, state=state, device=device, memory=self._allocate)
 
     def _allocate(self, count: int) -> list[Tensor]:
         """The memory of so many rows: weights, and the states of the optimizer."""

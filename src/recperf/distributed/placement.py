@@ -229,13 +229,7 @@ def shards_of(placed: Sequence[Placed], memory: Literal["device", "host", "file"
 
 
 def plan_text(parts: list[TableShard]) -> str:
-    rows = plan_rows(parts)
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def plan_rows(parts: list[TableShard]) -> list[list[str]]:
-    """The plan as rows of text; the first is the header."""
+    """Which rank holds what, as a table to read."""
     rows = [["rank", "table", "kind", "memory", "rows", "columns", "bytes", "why"]]
     for part in sorted(parts, key=lambda part: (part.rank, part.table, part.first_row, part.first_column)):
         rows.append([
@@ -243,4 +237,5 @@ def plan_rows(parts: list[TableShard]) -> list[list[str]]:
             f"{part.first_row:,} to {part.first_row + part.rows - 1:,}",
             f"{part.first_column} to {part.first_column + part.columns - 1}", f"{part.nbytes:,}", part.why,
         ])  # fmt: skip
-    return rows
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

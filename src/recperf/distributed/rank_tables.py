@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..models.init import InitialRows, UniformRows
 from ..models.tiers.cache import TieredRows
 from ..models.tiers.columns import TableColumns
-from ..models.tiers.config import Placement, TablesConfig, Tiers
+from ..models.tiers.config import Placement, Tiers
 from ..ops.table_rules import RULES, RuleName, TableRule
 from ..train.checkpoint_folder import Rectangle
 from ..train.checkpoint_tensors import Shard, Sharded
@@ -110,7 +110,6 @@ class RankTables(nn.Module):
         device: torch.device | str,
         field: str,
         tiers: Tiers,
-        config: TablesConfig | None,
     ) -> None:
         """`field` is the config field with the width of the tables; `tiers` is where the rows of shards lie."""
         super().__init__()
@@ -125,7 +124,6 @@ class RankTables(nn.Module):
         self.sharded = ShardedTables(
             [one for one in placed if one.kind != "data-parallel"], demand, options, world,
             rule=self.rule, eps=eps, device=self.device, keyed=self._keyed, tiers=tiers,
-            config=config or TablesConfig(),
         )  # fmt: skip
         self.initial: Mapping[str, InitialRows | UniformRows] = {}
         """How the rows of each table begin."""

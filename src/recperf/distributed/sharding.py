@@ -18,7 +18,7 @@ from ..machine import available_bytes
 from ..models.init import InitialRows, UniformRows
 from ..models.tiers.cache import TieredRows
 from ..models.tiers.columns import RowBlock
-from ..models.tiers.config import TablesConfig, Tiers
+from ..models.tiers.config import Tiers
 from ..ops.table_rules import RULES, RuleName, TableRule
 from ..train.device import free_gpu_bytes
 from ..units import size
@@ -102,7 +102,6 @@ class ShardedTables:
         device: torch.device,
         keyed: Callable[[Any], Any],
         tiers: Tiers,
-        config: TablesConfig,
     ) -> None:
         """`keyed` makes a KeyedJaggedTensor of a batch; `tiers` is where the rows of each rank lie."""
         self.names, self.parts = tuple(one.table.name for one in placed), shards_of(placed, tiers.placement)
@@ -116,7 +115,7 @@ class ShardedTables:
         self._own = own = [part for part in self.parts if part.rank == world.rank]
         for width in sorted({part.columns for part in own}):
             shards = [part for part in own if part.columns == width]
-            self._rows[width] = LocalRows(shards, rule=rule, eps=eps, device=device, tiers=tiers, config=config)
+            self._rows[width] = LocalRows(shards, rule=rule, eps=eps, device=device, tiers=tiers)
         pooled, widths = placed[0].table.pooled, {part.table: part.columns for part in own}
 
         def lookup(names: Sequence[str]) -> Lookup:

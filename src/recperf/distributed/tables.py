@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..models.dlrm_v4.inputs import Inputs
 from ..models.dlrm_v4.tables import initial_table
-from ..models.tiers.config import TablesConfig, Tiers
+from ..models.tiers.config import Tiers
 from ..ops import lookup as ops
 from .config import Demand, DistributedConfig
 from .rank_tables import ON_DEVICE, RankTables
@@ -39,11 +39,10 @@ class TorchRecTables(RankTables):
         seed: int = 0,
         device: torch.device | str = "cpu",
         tiers: Tiers = ON_DEVICE,
-        config: TablesConfig | None = None,
     ) -> None:
         super().__init__(
             demand, options, world, optimizer="rowwise-adagrad", eps=EPS, device=device, field="model.table_dim",
-            tiers=tiers, config=config,
+            tiers=tiers,
         )  # fmt: skip
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}

@@ -33,7 +33,10 @@ def place_tables(
     others = (sum(counted.memory.values()) - needed) // current().size
     host_free = max(0, available_bytes() // current().local_size - (0 if device == "cuda" else others))
     needed, rows = round(share * needed), round(share * counted.table_rows)
-    return decide(tables, needed, device=device, device_free=device_free, host_free=host_free, rows=rows, others=others)
+    tiers = decide(
+        tables, needed, device=device, device_free=device_free, host_free=host_free, rows=rows, others=others
+    )
+    return replace(tiers, options=tables)
 
 
 def placed_tables(tables: TablesConfig, counted: Estimate, device: torch.device, *, share: float = 1.0) -> Tiers:

@@ -215,7 +215,7 @@ class RankDLRMTrial(RankTrialState, DLRMTrial):
         if train.optimizer != "adamw":
             tables = BagTables(
                 self.demand, config.distributed, self.world, optimizer=train.optimizer, eps=train.eps, device=device,
-                tiers=self.tables_in, config=config.tables,
+                tiers=self.tables_in,
             )  # fmt: skip
             kinds = ["fbgemm"] * bool(tables.sharded) + ["torch for data-parallel tables"] * bool(tables.copies.names)
             reasons["embedding"] = reasons["bag"] = f"{', '.join(kinds)}: several ranks"

@@ -77,6 +77,8 @@ class Tiers:
     why: str
     index_bytes: int = 0
     """Host memory that tells where each row lies."""
+    options: TablesConfig = TablesConfig()
+    """What was requested."""
 
 
 def decide(

@@ -14,14 +14,13 @@ from ...files import writing
 from ...folders import temporary_folder
 from ...places import home
 from .cache import Memory, TieredRows
-from .config import TablesConfig, Tiers
+from .config import Tiers
 from .store import FileRows, HostRows, RowStore
 
 
 def open_tiers(
     tables: Mapping[str, int],
     tiers: Tiers,
-    config: TablesConfig,
     *,
     dim: int,
     state: int,
@@ -35,14 +34,14 @@ def open_tiers(
         if tiers.placement == "host":
             store = HostRows(sum(tables.values()), width)
         else:
-            parent = config.folder or home() / "tables"
+            parent = tiers.options.folder or home() / "tables"
             with writing(parent):
                 parent.mkdir(parents=True, exist_ok=True)
                 folder = stack.enter_context(temporary_folder("process-", beside=parent))
             store = FileRows(folder, dict(tables), width)
         stack.enter_context(closing(store))
         slots = max(1, tiers.cache_bytes // (4 * width))
-        rows = TieredRows(tables, store, dim=dim, slots=slots, config=config, device=device, memory=memory)
+        rows = TieredRows(tables, store, dim=dim, slots=slots, config=tiers.options, device=device, memory=memory)
         weakref.finalize(rows, stack.pop_all().close)
     _open.add(rows)
     return rows

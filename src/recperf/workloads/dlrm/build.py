@@ -144,7 +144,7 @@ class ConfiguredDLRM:
         bag: Any = "auto" if self.switches.embedding else "reference"
         if self.tiers.placement != "device":
             rows, state = dict(zip(model.features, model.rows)), table_state(config)
-            tiers = open_tiers(rows, self.tiers, config.tables, dim=model.dim, state=state, device=device)
+            tiers = open_tiers(rows, self.tiers, dim=model.dim, state=state, device=device)
         tables = SparseTables(model.features, model.rows, model.dim, bag=bag, device=device, tiers=tiers)
         tables.streams = streams
         reasons["bag"] = tables.why

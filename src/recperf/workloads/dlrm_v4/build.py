@@ -69,7 +69,7 @@ def make_model(config: DLRMv4WorkloadConfig, tiers: Tiers, device: torch.device,
     """A model whose tables lie where it was decided."""
     model, tables = config.model, None
     if tiers.placement != "device":
-        rows = open_tiers(model.table_rows, tiers, config.tables, dim=model.table_dim, state=1, device=device)
+        rows = open_tiers(model.table_rows, tiers, dim=model.table_dim, state=1, device=device)
         tables = TieredDLRMv4Tables(model, rows, seed=seed)
     return DLRMv4(model, seed=seed, device=device, tables=tables)
 

@@ -162,7 +162,7 @@ class RankTrial(HistoryTrial):
         config, device = self.prepared.config, self.prepared.settings.device
         demand = rank_demand(planned(config), self.world.size, config.distributed, on_cpu=self.world.device == "cpu")
         tables = TorchRecTables(
-            demand, config.distributed, self.world, seed=seed, device=device, config=config.tables,
+            demand, config.distributed, self.world, seed=seed, device=device,
             tiers=agreed(self.world, self.prepared.tiers),
         )  # fmt: skip
         return DLRMv4(config.model, seed=seed, device=device, tables=cast(DLRMv4Tables, tables))

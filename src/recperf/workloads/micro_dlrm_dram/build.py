@@ -130,7 +130,7 @@ class DramTrial(DLRMTrialState):
         tiers = None
         if prepared.tiers.placement != "device":
             tables, state = {SHARED: prepared.rows}, table_state(config)
-            tiers = open_tiers(tables, prepared.tiers, config.tables, dim=model.dim, state=state, device=device)
+            tiers = open_tiers(tables, prepared.tiers, dim=model.dim, state=state, device=device)
         self.table = HashedTable(
             model.features,
             prepared.rows,
