@@ -115,18 +115,6 @@ def test_a_config_goes_round(call, tmp_path: Path) -> None:
     assert call("run", "--config", "shown.json", "--seed", "6", "--dry-run")[0] == 0
 
 
-def test_several_seeds_give_mean_and_spread(call) -> None:
-    code, out, err = call(*QUICK, "--run-dir", "r", "--seeds", "2", "--json")
-    assert code == 0
-    quality = json.loads(out)["quality"]
-    values = [entry["metrics"]["auc"] for entry in quality["seeds"]]
-    assert [entry["seed"] for entry in quality["seeds"]] == [42, 43]
-    assert values[0] != values[1]
-    assert quality["metrics"]["auc"] == pytest.approx(sum(values) / 2)
-    assert quality["spread"]["auc"] > 0
-    assert "2 seeds" in err
-
-
 def test_a_missed_target_is_a_failed_gate(call) -> None:
     code, out, err = call(*QUICK, "--run-dir", "r", "--target.auc", "0.99")
     assert code == 5

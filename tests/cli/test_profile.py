@@ -24,7 +24,6 @@ OPTIONS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"], "micro-dlrm-dr
 FILES = {".recperf", "config.json", "events.jsonl", "machine.json", "peaks.json", "profile.html", "profile.json"}
 FILES |= {".lock", ".profile"}
 TABLES = ("kernels", "idle", "transfers")
-QUICKLY = ["--steps", "5", "--no-report", "--quiet"]
 Call = Callable[..., tuple[int, str, str]]
 
 

@@ -128,20 +128,6 @@ def test_a_gate_is_a_percentage(text: str) -> None:
         parse_gate(text)
 
 
-def test_a_file_a_folder_and_a_run_are_read(tmp_path: Path) -> None:
-    (tmp_path / "profile.json").write_text(json.dumps(profiles.base(profiles.CPU, "cpu")))
-    (tmp_path / "machine.json").write_text('{"fingerprint": "f00"}')
-    config = {"schema": 1, "workload": "micro-dlrm", "config": {"seed": 3}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for path in (tmp_path, tmp_path / "profile.json"):
-        side = load(path)
-        assert side.identity["workloads"] == "micro-dlrm"
-        assert (side.circumstances["config "], side.circumstances[""]["machine"]) == ({"seed": 3}, "f00")
-    (tmp_path / "config.json").write_text("{")
-    (tmp_path / "machine.json").write_text("[]")
-    assert (load(tmp_path).circumstances["config "], load(tmp_path).circumstances[""]["machine"]) == ({}, None)
-
-
 def _with(path: str, value: Any) -> str:
     return json.dumps(examples.changed(profiles.graph(), path, value))
 

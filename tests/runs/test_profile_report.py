@@ -162,18 +162,6 @@ def test_control_characters_and_markup_stay_text(eager: str) -> None:
     assert spoiled_page.count("<script") <= 1, "only that of the timeline, whose lanes are spoiled"
 
 
-def test_figures_are_described_in_words_and_need_ceilings(eager: str) -> None:
-    assert eager.count('class="figure wide"') == eager.count('class="figure narrow"') == 4
-    labels = " ".join(re.findall(r'aria-label="([^"]*)"', eager))
-    assert "Share of each part in a step of 4.90 ms: data 18.4%" in labels
-    assert "The device in a step: busy 1.02 ms, input wait 820 µs, host wait 2.40 ms" in labels
-    assert "top 21.0 TFLOP/s at 210 FLOP/B" in labels
-    no_ceilings = profiles.eager()
-    for row in no_ceilings["roofline"]:
-        row |= {"ceiling_flops_per_s": 0.0, "ceiling_bytes_per_s": 0.0, "share_of_roof": None}
-    assert html(no_ceilings, None, None).count('class="figure wide"') == 3
-
-
 def test_empty_tables_and_zero_times_do_not_stop_the_report() -> None:
     bare = profiles.eager()
     bare["kernels"]["rows"], bare["roofline"] = [], []

@@ -143,16 +143,6 @@ def test_several_runs_are_compared_on_top(tmp_path: Path) -> None:
     assert len(re.findall(r' id="([^"]+)"', page)) == len(set(re.findall(r' id="([^"]+)"', page)))
 
 
-def test_a_run_too_short_to_time(tmp_path: Path) -> None:
-    run = examples.make_run(tmp_path / "run", measured=())
-    for field in ("step_ms", "budget", "steady", "overall"):
-        examples.change(run, "result.json", f"performance.{field}", None)
-    (run / "events.jsonl").unlink()
-    said = Reader(written(run)).text
-    assert "too few steps" in said
-    assert "neither losses nor metrics" in said
-
-
 def test_a_profile_that_disagrees_with_training_gives_a_warning(tmp_path: Path, full: str) -> None:
     assert "the shares may be wrong" not in full
     run = examples.make_run(tmp_path / "run")
