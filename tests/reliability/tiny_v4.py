@@ -16,7 +16,7 @@ from recperf.cli import main
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.yambda_like import YambdaLike
 from recperf.folders import alone
-from recperf.runs.mlperf.lines import scan
+from recperf.runs.mlperf.check import scan
 from recperf.train.checkpoint import CheckpointStore
 
 DAY = 86_400

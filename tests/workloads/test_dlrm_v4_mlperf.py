@@ -17,8 +17,7 @@ from recperf.data.yambda.yambda_like import YambdaLike
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.ranks import Ranks
 from recperf.folders import alone
-from recperf.runs.mlperf.check import verdict
-from recperf.runs.mlperf.lines import Line, read
+from recperf.runs.mlperf.check import Line, read, verdict
 from recperf.runs.mlperf.log import MLPerfLog
 from recperf.workloads.dlrm_v4.build import PreparedHistories, submission
 from recperf.workloads.dlrm_v4.config import EventsConfig, laptop

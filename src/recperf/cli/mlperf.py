@@ -9,8 +9,7 @@ from typing import Annotated
 import tyro
 
 from ..errors import GateFailed, UsageError
-from ..runs.mlperf.check import LogVerdict, verdict
-from ..runs.mlperf.lines import RULESET, logs_in
+from ..runs.mlperf.check import RULESET, LogVerdict, logs_in, verdict
 from .parse import JsonOption, choose_action, parse
 from .terminal import conclude, print_text
 

@@ -28,7 +28,7 @@ from ...config import require, within
 from ...errors import DataError
 from ...files import append, open_regular, reading, writing
 from ...machine import cpu_model, gpus
-from .lines import BENCHMARK, official, scan
+from .check import BENCHMARK, official, scan
 
 SOURCE = Path(__file__).resolve().parents[3]
 """Names of source files in the log are relative to this, so that a log does not show where recperf is installed."""
