@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..config import ConfigValues, flatten
 from ..errors import MachineError
@@ -22,22 +22,6 @@ from ..measure.profile_records import Profile
 from .record import Run
 from .result import Result
 from .schemas import Event, Scores, Step, Timing, event_of
-
-
-class Logger(Protocol):
-    """One tool. It shows each training of a run, one per seed, as a curve of its own."""
-
-    def begin(self, seed: int, done: int) -> int:
-        """A training begins, or resumes after `done` steps; returns the last of these that the tool has."""
-        ...
-
-    def scalars(self, step: int, values: dict[str, float]) -> None: ...
-
-    def config(self, fields: ConfigValues) -> None:
-        """The fields of the run's config by their dotted names."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def scalars_of(event: Event) -> dict[str, float]:
@@ -137,6 +121,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, seed: int, done: int) -> int:
+        """A training begins, or resumes after `done` steps; returns the last of these that the tool has."""
         self.close()
         folder = self.folder / f"seed-{seed}"
         resumed = folder.exists()
@@ -195,7 +180,8 @@ class WeightsAndBiases:
             run.finish()
 
 
-LOGGERS: dict[str, Callable[[Path], Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+Logger = TensorBoard | WeightsAndBiases
+LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def require(module: str, package: str) -> Any:
