@@ -16,29 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta as Meta
+from msgspec import Struct as Struct
 
 from .errors import DataError
 from .files import json_bytes, open_regular, plain_json, reading
-
-__all__ = [
-    "Count",
-    "Meta",
-    "Number",
-    "Problem",
-    "Struct",
-    "as_json",
-    "check",
-    "content_of",
-    "decode",
-    "fit",
-    "load",
-    "read",
-    "read_sealed",
-    "require",
-    "sealed",
-    "shorten",
-]
 
 T = TypeVar("T")
 
@@ -198,11 +180,6 @@ def require(value: Any, kind: type[T], path: Path, *, what: str, at: str = "", f
         fitted = replace(fitted, path=(at, *fitted.path)) if at else fitted
         raise DataError(f"{path.name} {what}: {fitted}", where={"file": path}, fix=fix)
     return fitted
-
-
-def check(value: Any, kind: type, path: Path, *, what: str, fix: str | None = None) -> None:
-    """Require that a value fits `kind`."""
-    require(value, kind, path, what=what, fix=fix)
 
 
 def _decode_path(kind: type, value: Any) -> Any:

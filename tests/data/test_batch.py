@@ -36,23 +36,10 @@ def test_slice_takes_the_same_samples_of_every_feature(bags: list[list[list[int]
     assert as_lists(features.slice(start, stop)) == [feature[start : max(start, stop)] for feature in bags]
 
 
-def test_slice_of_single_ids_keeps_the_promise() -> None:
-    features = JaggedFeatures.from_ids(("a", "b"), torch.arange(10).view(2, 5))
-    part = features.slice(1, 4)
-    assert part.one_id_a_bag
-    assert as_lists(part) == [[[1], [2], [3]], [[6], [7], [8]]]
-
-
-def test_layout_is_feature_major() -> None:
-    features = JaggedFeatures.from_bags(("a", "b"), [[[1], [2, 3]], [[], [4]]])
-    assert features.values_V.tolist() == [1, 2, 3, 4]
-    assert features.offsets_FB1.tolist() == [0, 1, 3, 3, 4]
-
-
 def test_a_batch_counts_its_bytes_and_moves() -> None:
     batch = ClickBatch(torch.zeros(4, 2), JaggedFeatures.from_ids(("a",), torch.zeros(1, 4).long()), torch.zeros(4))
     assert batch.nbytes == 4 * 2 * 4 + (4 + 5) * 8 + 4 * 4
-    assert len(batch.slice(1, 3)) == 2
+    assert (len(batch.slice(1, 3)), batch.slice(1, 3).features.one_id_a_bag) == (2, True)
     assert batch.to("meta").features.values_V.device.type == "meta"
     histories = batch_of([2, 0, 3])
     ids, bags = 3 + 5 + 3, 9

@@ -164,25 +164,3 @@ def test_a_split_that_leaves_a_side_empty_is_refused(split: Split, ratings: int)
     with pytest.raises(DataError, match="leaves no row to") as caught:
         build(small_dataset(rows), MovieLensConfig(split=split))
     assert caught.value.fix
-
-
-def test_the_shape_and_meaning_of_the_arrays() -> None:
-    data = generate(7)
-    config = MovieLensConfig()
-    built = build(data, config)
-    assert built.train.dense.shape == (80_000, 16)
-    assert built.valid.ids.shape == (3, 20_000)
-    kinds = [array.dtype.name for array in (built.train.dense, built.train.ids, built.train.labels)]
-    assert kinds == ["float32", "int64", "float32"]
-    assert built.rows == (944, 1683, 22)
-    assert built.feature_names == ("user", "item", "occupation")
-    assert built.dense_names[:4] == ("age", "gender", "user mean", "user count")
-    assert len(built.dense_names) == 16
-    assert built.train.ids.flags.c_contiguous
-    assert np.abs(built.train.dense).max() < 5
-    training = ~split_rows(data, config)
-    assert np.array_equal(built.train.labels == 1, data.rating[training] >= 4)
-    assert np.array_equal(built.train.dense[:, 1], data.gender[data.user[training]])
-    for position, genre in enumerate(built.dense_names[4:]):
-        column = data.genres[data.item[training], GENRES.index(genre)]
-        assert np.array_equal(built.train.dense[:, 4 + position], column)

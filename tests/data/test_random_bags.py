@@ -121,15 +121,6 @@ def test_distinct_drops_repeats_and_nothing_else(ids: str) -> None:
     assert dropped > 0
 
 
-def test_uniform_ids_are_uniform_in_every_table_and_place() -> None:
-    features = bags(rows=(20, 20, 20), fixed=True, batch_size=4000).batch(0, 0).features
-    for table in features.values_V.view(3, 4000, 6).unbind():
-        for place in table.unbind(1):
-            counts = torch.bincount(place, minlength=20).double()
-            chi_square = float(((counts - 200) ** 2 / 200).sum())
-            assert chi_square < 50
-
-
 @pytest.mark.parametrize("space", [1, 2, 3, 1000, 1 << 40, (1 << 40) - 1])
 @pytest.mark.parametrize("ids", ["uniform", "zipf"])
 def test_small_and_large_shared_id_spaces(space: int, ids: str) -> None:
@@ -158,16 +149,6 @@ def test_zipf_ids_follow_the_power_law(exponent: float, source: dict[str, Any]) 
     assert math.isclose(float(popular[:100].sum()), float(expected[:100].sum()), rel_tol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("ids_per_bag", 0), ("exponent", math.nan), ("deviation", -1.0), ("mean", math.inf),
-     ("batches", 0), ("held_out_batches", 0), ("ids_per_feature", (1, 0))],
-)  # fmt: skip
-def test_a_config_that_makes_no_sense_is_refused(field: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"data.{field}"):
-        RandomBagsConfig(**{field: value})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("source", [{}, SHARED], ids=["tables", "shared id space"])
 def test_dense_features_have_mean_0_and_variance_1(source: dict[str, Any]) -> None:
     dense = bags(dense=64, batch_size=2000, **source).batch(0, 0).dense_BD
@@ -188,14 +169,3 @@ def test_labels_are_drawn_from_the_planted_odds(source: dict[str, Any]) -> None:
         assert abs(float(batch.labels_B[chosen].mean() - chances[chosen].mean())) < 0.045
     assert 0.7 < auc(logits, batch.labels_B) < 0.87
     assert float(logits.var()) > 1.0
-
-
-@pytest.mark.parametrize("source", [{}, SHARED], ids=["tables", "shared id space"])
-def test_buffers_are_filled_with_the_batches(source: dict[str, Any]) -> None:
-    random = bags(**source)
-    buffers, index = random.buffers(), torch.zeros(1, dtype=torch.int64)
-    address = buffers.features.values_V.data_ptr()
-    for number, expected in ((0, random.batch(0, 0)), (6, random.batch(1, 2)), (-1, next(random.held_out(1)))):
-        random.draw(index.fill_(number), buffers)
-        assert same(replace(buffers, features=buffers.features.trimmed()), expected)
-    assert buffers.features.values_V.data_ptr() == address

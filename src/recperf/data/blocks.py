@@ -22,8 +22,6 @@ from ..jsonfile import Count, Struct
 from ..machine import usable_cores
 
 MOST_THREADS = 16
-ENABLED = True
-"""Only benchmarks switch it off, to measure what verification costs."""
 
 Rows = slice | int | NDArray[Any] | Sequence[int]
 
@@ -62,7 +60,7 @@ class Blocks:
 
         A range begins at an entry of `first` and ends before the same entry of `stop`.
         """
-        if self.complete or not ENABLED:
+        if self.complete:
             return
         first, stop = np.atleast_1d(first), np.atleast_1d(stop)
         begin = first // self.block

@@ -104,14 +104,15 @@ def mark_validation(
         raise DataError(what, fix="import it with --user COLUMN, or --data.split random")
     times = np.zeros(rows) if times is None else times
     valid = np.zeros(rows, dtype=np.bool_)
+    generator = np.random.Generator(np.random.PCG64(config.split_seed))
     if config.split == "random":
-        valid[_permuted(rows, config)[: _share(rows, config)]] = True
+        valid[generator.permutation(rows)[: round(config.holdout * rows)]] = True
     elif config.split == "time":
-        valid[np.argsort(times, kind="stable")[rows - _share(rows, config) :]] = True
+        valid[np.argsort(times, kind="stable")[rows - round(config.holdout * rows) :]] = True
     elif config.split == "cold":
         assert users is not None
         known = np.unique(users)
-        valid = np.isin(users, known[_permuted(len(known), config)[: _share(len(known), config)]])
+        valid = np.isin(users, known[generator.permutation(len(known))[: round(config.holdout * len(known))]])
     else:
         assert users is not None
         valid = _last_of_each_user(users, times, config)
@@ -124,14 +125,6 @@ def mark_validation(
             fix="use more rows, another data.split or another data.holdout",
         )
     return valid
-
-
-def _share(size: int, config: SplitConfig) -> int:
-    return round(config.holdout * size)
-
-
-def _permuted(size: int, config: SplitConfig) -> Ints:
-    return np.random.Generator(np.random.PCG64(config.split_seed)).permutation(size)
 
 
 def _last_of_each_user(users: Ints, times: NDArray[Any], config: SplitConfig) -> Rows:

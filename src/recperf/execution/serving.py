@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..data.rows import Ids, Table, Unknown, find_column, pyarrow
 from ..errors import DataError, UsageError, did_you_mean
 from ..files import digest_of, open_regular, reading
-from ..jsonfile import Struct, check, read
+from ..jsonfile import Struct, read, require
 from ..runs.checkpoints import trainings
 from ..runs.result import Data
 from ..stop import poll
@@ -210,7 +210,7 @@ class TrainedModel:
         """Refuse data that is not the run's: its ids would be looked up in the rows of others."""
         path = self.run / "data.json"
         trained = read(path)
-        check(trained, Data, path, what="is damaged", fix="restore it from a copy, or train again")
+        require(trained, Data, path, what="is damaged", fix="restore it from a copy, or train again")
         if digest not in (None, trained["digest"]):
             raise DataError(
                 "the data changed since the model was trained",

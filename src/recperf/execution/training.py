@@ -11,7 +11,7 @@ import torch
 
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, RecperfError
-from ..jsonfile import as_json, check
+from ..jsonfile import as_json, require
 from ..machine import out_of_memory
 from ..ops import choice
 from ..runs.loggers import Curves
@@ -276,7 +276,7 @@ class SeedTraining:
     def _require_own(self, step: int, saved: dict[str, Any]) -> None:
         """Refuse what is not a state of this training at that step."""
         try:
-            check(saved, SavedState, self.store.folder / folders.MANIFEST, what="is not a training state")
+            require(saved, SavedState, self.store.folder / folders.MANIFEST, what="is not a training state")
         except DataError as error:
             raise folders.Damaged(error.what) from None
         position = saved["position"]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from recperf.data.user_files import load, text_rows
-from recperf.data.user_files.database import open_database
 from recperf.data.user_files.source import inspect
+from recperf.data.user_files.values import open_database
 from recperf.data.yambda.store import open_store
 
 COLUMNS = {"user": "u", "item": "i", "time": "t", "rating": "r"}

@@ -12,7 +12,7 @@ import tyro
 
 from ... import workloads
 from ...data import datasets
-from ...errors import DataError, UsageError, closest
+from ...errors import DataError, UsageError, did_you_mean
 from ...units import size
 from ..parse import SWITCHES, OutputOptions, choose_action, parse
 from ..terminal import Terminal, conclude, print_json, print_text
@@ -175,16 +175,15 @@ def _with_file(arguments: list[str]) -> list[str]:
     flag = "--clicks" if is_clicks else "--events"
     if any(argument.startswith(f"{flag}=") for argument in arguments):
         return arguments
-    at = arguments.index(flag) if flag in arguments else None
-    has_value = at is not None and at + 1 < len(arguments) and not arguments[at + 1].startswith("-")
+    following = arguments[arguments.index(flag) + 1 :][:1] if flag in arguments else []
+    value = next((argument for argument in following if not argument.startswith("-")), None)
     # Only the first argument: further on it could be one of several values of an option.
     if arguments and not arguments[0].startswith("-"):
-        if has_value:
-            assert at is not None
-            raise UsageError(f"two files: {arguments[0]} and {arguments[at + 1]}", fix="import them one by one")
+        if value is not None:
+            raise UsageError(f"two files: {arguments[0]} and {value}", fix="import them one by one")
         return [flag, arguments[0], *(argument for argument in arguments[1:] if argument != flag)]
-    if has_value or SWITCHES & set(arguments):
-        return arguments if has_value else [argument for argument in arguments if argument != "--clicks"]
+    if value is not None or SWITCHES & set(arguments):
+        return arguments if value is not None else [argument for argument in arguments if argument != "--clicks"]
     fix = f"recperf data import FILE{' --clicks' * is_clicks} --name NAME"
     raise UsageError("data import needs a file, right after import", fix=fix)
 
@@ -200,11 +199,7 @@ def _kind(action: str, arguments: list[str]) -> str:
     kind = FAMILY.get(name) or imported.get(name)
     if kind is None:
         known = [*FAMILY, *imported]
-        guess = closest(name, known)
-        raise UsageError(
-            f"unknown dataset {name!r}; " + (f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"),
-            fix=f"one of: {', '.join(known)}",
-        )
+        raise UsageError(f"unknown dataset {name!r}{did_you_mean(name, known)}", fix=f"one of: {', '.join(known)}")
     if action == "prepare" and kind != "events":
         what = f"{name} is not raw listening events; only those are prepared"
         raise UsageError(what, fix="recperf data prepare yambda-50m --path FOLDER")

@@ -72,7 +72,6 @@ def _say_import(done: ClickImport, terminal: Terminal) -> None:
     columns |= {done.time: "time"} if done.time else {}
     columns |= {name: roles.get(name, "") + text for name, text in done.columns.items()}
     columns |= {name: f"left out: {why}" for name, why in done.left_out.items()}
-    held_out = "by default a random fifth"
     print_import(
         done,
         terminal,
@@ -81,6 +80,6 @@ def _say_import(done: ClickImport, terminal: Terminal) -> None:
         columns=columns,
         lines={
             "tables": f"categories of fewer than {done.min_count} training rows share a table row",
-            "held out": held_out + ("; the last fifth with --data.split time" if days else ""),
+            "held out": "by default a random fifth" + ("; the last fifth with --data.split time" if days else ""),
         },
     )

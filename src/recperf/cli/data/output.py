@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...data.click_store.imports import ClickImport
     from ...data.yambda.imports import EventImport
 
-Unit = Literal["events", "rows", "users", "steps", "bytes", "share"]
+Unit = Literal["events", "rows", "bytes", "share"]
 _SHOWN = 5
 """Bad rows that the end of an import shows."""
 
@@ -48,11 +48,10 @@ def print_import(
     width = max(map(len, columns))
     for name, text in columns.items():
         terminal.say(f"    {name:<{width}}  {text}")
-    skipped = done.skipped_rows
-    if skipped:
+    if skipped := done.skipped_rows:
         more = f"; and {skipped.count - _SHOWN:,} more" * (skipped.count > _SHOWN)
-        shown = "; ".join(skipped.first[:_SHOWN]) + more
-        lines = {**lines, "skipped": f"{count_of(skipped.count, 'bad row')}: {shown}"}
+        shown = "; ".join(skipped.first[:_SHOWN])
+        lines = {**lines, "skipped": f"{count_of(skipped.count, 'bad row')}: {shown}{more}"}
     written = f", written in {done.seconds:.1f} s" if done.imported else ""
     for name, text in {**lines, "store": f"{done.folder}, {size(done.store_bytes)}{written}"}.items():
         terminal.say(f"  {name:<9}  {text}")
@@ -85,7 +84,7 @@ class Bar:
         self.latest = 0
         self.bar: Progress | None = None
 
-    def __call__(self, done: int, total: int, rows: int = 0) -> None:
+    def __call__(self, done: int, total: int) -> None:
         now = monotonic()
         if self.first is None or done < self.latest:
             # Work of several parts counts each from its start, where no rate is known yet.
@@ -97,7 +96,12 @@ class Bar:
         self.last = now
         rate = max(1, done - self.first) / max(1e-9, now - self.began)
         left = f"  {(total - done) / rate:,.0f} s left" if total else ""
-        line = f"{self.label}  {self._amount(done, total, rows, rate)}{left}"
+        if self.unit in ("bytes", "share"):
+            amount = f"{done / max(1, total):.0%}" if self.unit == "share" else f"{size(done)} of {size(total)}"
+        else:
+            of = f" of {number(total)}" if total else ""
+            amount = f"{number(done)}{of} {self.unit}  {number(rate)} {self.unit}/s"
+        line = f"{self.label}  {amount}{left}"
         if not self.terminal.live:
             self.terminal.say(line)
             return
@@ -106,14 +110,6 @@ class Bar:
             self.bar.add_task(self.label, total=total or None)
             self.bar.start()
         self.bar.update(self.bar.task_ids[0], completed=done, total=total or None, description=line, refresh=True)
-
-    def _amount(self, done: int, total: int, rows: int, rate: float) -> str:
-        if self.unit in ("events", "rows", "users", "steps"):
-            of = f" of {number(total)}" if total else ""
-            return f"{number(done)}{of} {self.unit}  {number(rate)} {self.unit}/s"
-        if self.unit == "share":
-            return f"{100 * done / max(1, total):.0f} %"
-        return f"{size(done)} of {size(total)}" + (f"  {number(rows)} rows" if rows else "")
 
     def close(self) -> None:
         if self.bar is not None:

@@ -21,8 +21,8 @@ from ...jsonfile import Count, Struct, read_sealed
 from ..datasets import KINDS
 from ..rows import optional_package, pyarrow
 from ..user_files import values as sql
-from ..user_files.database import NOT_USED, column_types, fetch_row
 from ..user_files.text_rows import SkippedRows
+from ..user_files.values import NOT_USED, column_types, fetch_row
 from .columns import (
     Layout,
     StoredPart,

@@ -22,7 +22,6 @@ from .imports import import_clicks
 from .options import ClickOptions
 
 _CHUNK = 1 << 18
-_GROUPS = ("artist", "album")
 
 
 def clicks_of(dataset: Dataset) -> Dataset:
@@ -47,13 +46,28 @@ def _open(dataset: Dataset) -> EventStore:
 
 
 def _convert(store: EventStore, folder: Path) -> None:
-    columns = _Columns(store)
+    arrow, by_item, timed = pyarrow(), _groups(store), store.time_order == "time"
+    own = {role: arrow.array(own_ids(store, role)) for role in ("user", "item")}
+
+    def listens(part: slice) -> Any:
+        """The listens among some events, with the user's own ids: user, item, groups of the item, label and time."""
+        kinds = store.kinds(part)
+        positions = np.flatnonzero(kinds & ANCHORS) + part.start
+        items = arrow.array(store.items_at(positions))
+        columns = {
+            "user": own["user"].take(arrow.array(store.users_of(positions))),
+            "item": own["item"].take(items),
+            **{name: values.take(items) for name, values in by_item.items()},
+            "label": ((kinds[positions - part.start] & LISTEN_PLUS) > 0).astype(np.int8),
+        }
+        return arrow.table(columns | ({"time": store.times_E[positions].astype(np.int64)} if timed else {}))
+
     make_folder(folder.parent)
     with writing(folder), temporary_folder(".rows-", beside=folder.parent) as draft:
         path = draft / "rows.parquet"
         parquet: Any = None
         for start in range(0, store.events, _CHUNK):
-            table = columns.table(slice(start, min(store.events, start + _CHUNK)))
+            table = listens(slice(start, min(store.events, start + _CHUNK)))
             parquet = parquet or pyarrow(".parquet").ParquetWriter(path, table.schema)
             parquet.write_table(table)
         parquet.close()
@@ -62,46 +76,24 @@ def _convert(store: EventStore, folder: Path) -> None:
             label="label",
             user="user",
             item="item",
-            time="time" if columns.timed else None,
-            categorical=",".join(columns.single),
-            multi=",".join(columns.multi) or None,
+            time="time" if timed else None,
+            categorical=",".join(["user", "item", *(name for name in by_item if name != LIST_ROLE)]),
+            multi=LIST_ROLE if LIST_ROLE in by_item else None,
             separator=LIST_MARK,
             name=legal_name(store.name),
         )
         import_clicks(options, folder, split_note=store.split_note)
 
 
-class _Columns:
-    """The columns of the rows, with the user's own ids: user, item, groups of the item, label and time."""
-
-    def __init__(self, store: EventStore) -> None:
-        self.store, self.arrow = store, pyarrow()
-        self.own = {role: self.arrow.array(own_ids(store, role)) for role in ("user", "item")}
-        self.by_item: dict[str, Any] = {}
-        options = store.imported.options if store.imported else None
-        sets = options is not None and getattr(options, LIST_ROLE) is not None and options.album is None
-        for position, role in enumerate(_GROUPS):
-            ids_I = store.catalogue_I2[:, position].astype(np.int64)
-            if not ids_I.any() or (sets and role == "artist"):
-                continue
+def _groups(store: EventStore) -> dict[str, Any]:
+    """What each item belongs to, by the name of the column: artist and album or, where an import had genres, these."""
+    options = store.imported.options if store.imported else None
+    sets = options is not None and getattr(options, LIST_ROLE) is not None and options.album is None
+    arrow, by_item = pyarrow(), {}
+    for position, role in enumerate(("artist", "album")):
+        ids_I = store.catalogue_I2[:, position].astype(np.int64)
+        if ids_I.any() and not (sets and role == "artist"):
             listed = originals(store.folder, f"{role}s") if f"{role}s" in store.originals else None
-            known = self.arrow.array([None, *(listed or range(1, int(ids_I.max()) + 1))])
-            self.by_item[LIST_ROLE if sets else role] = known.take(self.arrow.array(ids_I))
-        self.multi = [LIST_ROLE] if LIST_ROLE in self.by_item else []
-        self.single = ["user", "item", *(name for name in self.by_item if name not in self.multi)]
-        self.timed = store.time_order == "time"
-
-    def table(self, part: slice) -> Any:
-        """The listens among some events."""
-        kinds = self.store.kinds(part)
-        positions = np.flatnonzero(kinds & ANCHORS) + part.start
-        items = self.arrow.array(self.store.items_at(positions))
-        columns = {
-            "user": self.own["user"].take(self.arrow.array(self.store.users_of(positions))),
-            "item": self.own["item"].take(items),
-            **{name: values.take(items) for name, values in self.by_item.items()},
-            "label": ((kinds[positions - part.start] & LISTEN_PLUS) > 0).astype(np.int8),
-        }
-        if self.timed:
-            columns["time"] = self.store.times_E[positions].astype(np.int64)
-        return self.arrow.table(columns)
+            known = arrow.array([None, *(listed or range(1, int(ids_I.max()) + 1))])
+            by_item[LIST_ROLE if sets else role] = known.take(arrow.array(ids_I))
+    return by_item

@@ -9,7 +9,6 @@ Shapes: N rows, D dense features, S slots of ids, F sparse features.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -299,11 +298,6 @@ class ImportedClicks:
             return np.zeros((len(index), 0), np.float32)
         return self.arrays[name][index]
 
-    def _training_pieces(self) -> Iterator[NDArray[np.int64]]:
-        index = self._index["train"]
-        for first in range(0, len(index), _AT_ONCE):
-            yield index[first : first + _AT_ONCE]
-
     def _fit_tables(self) -> list[NDArray[np.int32]]:
         """For each sparse feature the table row of every code; the last two entries are those of the codes UNSEEN and
         EMPTY, which are -2 and -1."""
@@ -312,8 +306,9 @@ class ImportedClicks:
         edges = np.cumsum((0, *self.slots))
         listed = [vocabulary.values is not None for _, vocabulary in self.columns.sparse]
         if any(listed):
-            for index in self._training_pieces():
-                ids_NS = self._raw("ids", index)
+            train = self._index["train"]
+            for first in range(0, len(train), _AT_ONCE):
+                ids_NS = self._raw("ids", train[first : first + _AT_ONCE])
                 for at, count in enumerate(counts):
                     codes = ids_NS[:, edges[at] : edges[at + 1]]
                     count += np.bincount(codes[codes != EMPTY], minlength=len(count))

@@ -27,10 +27,10 @@ from ...folders import fresh_folder
 from ...jsonfile import as_json, sealed
 from ..rows import in_blocks, pyarrow
 from ..user_files import values as sql
-from ..user_files.database import RESTART, column_types, fetch_row, open_database
 from ..user_files.load import load_file
 from ..user_files.source import Source
 from ..user_files.text_rows import BadRows
+from ..user_files.values import RESTART, column_types, fetch_row, open_database
 from .columns import StoredPart, write_columns, write_vocabulary
 from .encode import (
     FORMAT,

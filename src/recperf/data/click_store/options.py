@@ -15,8 +15,8 @@ from ...config import require, within
 from ...errors import DataError, UsageError
 from ..datasets import legal_name, require_name
 from ..user_files import values as sql
-from ..user_files.database import column_types, fetch_row, literal
 from ..user_files.source import Source, inspect, position_of, require_distinct, shown_names
+from ..user_files.values import column_types, fetch_row, literal
 
 MOST_FEATURES: Final = 500
 """Most columns that become features: a table of each, and several passes over it at the import."""

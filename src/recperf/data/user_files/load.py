@@ -14,16 +14,15 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ...files import sha256
 from ..rows import Table, in_blocks, optional_package, pyarrow
-from .database import column_types, fetch_row, literal, open_database
 from .source import BOM, LONGEST_LINE, HashedFile, Source, bad_file, inspect, require_distinct, unreadable
 from .text_rows import NOT_UTF8, BadRows, Block, read_blocks
-from .values import MISSING, stripped
+from .values import MISSING, column_types, fetch_row, literal, open_database, stripped
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
@@ -34,14 +33,9 @@ _SCORED_MEMORY = 512 << 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class FilePart(NamedTuple):
-    """Rows of a file as a table of DuckDB with the columns f0, f1 and so on, one for each role."""
-
-    sql: str
-    bytes_read: int
-    """Bytes of the file read so far."""
-    trimmed: bool = False
-    """Whether text has no whitespace around it, and none is empty."""
+Part = tuple[str, int, bool]
+"""Rows of a file: a table of DuckDB with the columns f0, f1 and so on, one for each role; the bytes of the file read so
+far; and whether text has no whitespace around it, and none is empty."""
 
 
 def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows, table: str = "raw") -> str:
@@ -52,36 +46,22 @@ def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows,
         connection.execute(f"CREATE TABLE {table} ({texts})")
         into = f"INSERT INTO {table}"
     with HashedFile(source.path) as file:
-        for part in _parts(connection, source, file, bad):
+        for rows, bytes_read, trimmed in _parts(connection, source, file, bad):
             try:
-                kinds = column_types(connection, part.sql) if source.format == "parquet" else {}
-                columns = ", ".join(
-                    f'{_value(f"f{at}", kinds.get(f"f{at}", "VARCHAR"), part)} AS "{role}"'
-                    for at, role in enumerate(source.columns)
-                )
-                connection.execute(f"{into} SELECT {columns} FROM {part.sql}")
+                kinds = column_types(connection, rows) if source.format == "parquet" else {}
+                columns = {role: f"f{at}" for at, role in enumerate(source.columns)}
+                for role, column in columns.items():
+                    if not trimmed and kinds.get(column, "VARCHAR") == "VARCHAR":
+                        columns[role] = f"nullif({stripped(column)}, '')"
+                selected = ", ".join(f'{value} AS "{role}"' for role, value in columns.items())
+                connection.execute(f"{into} SELECT {selected} FROM {rows}")
             except (duckdb.NotImplementedException, duckdb.InvalidInputException) as error:
                 raise unreadable(source.path, error) from None
             into = f"INSERT INTO {table}"
-            progress(min(part.bytes_read, source.size), source.size)
+            progress(min(bytes_read, source.size), source.size)
         digest = sha256(source.path) if source.format == "parquet" else file.sha256.hexdigest()
     progress(source.size, source.size)
     return digest
-
-
-def tables_of(source: Source) -> Iterator[Any]:
-    """The rows of a file as pyarrow tables, whose columns are named by `source.columns`."""
-    if source.format == "parquet":
-        yield from (table for table, _ in _parquet_batches(source))
-        return
-    with (
-        tempfile.TemporaryDirectory(prefix="recperf-rows-") as folder,
-        open_database(Path(folder) / "rows", memory=_SCORED_MEMORY) as connection,
-        HashedFile(source.path) as file,
-    ):
-        for part in _parts(connection, source, file, BadRows(source.path)):
-            # A user's names never become SQL.
-            yield connection.sql(f"FROM {part.sql}").to_arrow_table().rename_columns(list(source.columns))
 
 
 class RowFile:
@@ -108,27 +88,34 @@ class RowFile:
     def blocks(self, names: Sequence[str], size: int) -> Iterator[Table]:
         """Tables of `size` rows with these columns, the last one shorter."""
         source = replace(self.source, columns={name: self.source.columns[name] for name in names})
-        return in_blocks(tables_of(source), size)
+        parquet = source.format == "parquet"
+        tables = (table for table, _ in _parquet_batches(source)) if parquet else self._text_tables(source)
+        return in_blocks(tables, size)
+
+    def _text_tables(self, source: Source) -> Iterator[Table]:
+        with (
+            tempfile.TemporaryDirectory(prefix="recperf-rows-") as folder,
+            open_database(Path(folder) / "rows", memory=_SCORED_MEMORY) as connection,
+            HashedFile(source.path) as file,
+        ):
+            for rows, *_ in _parts(connection, source, file, BadRows(source.path)):
+                # A user's names never become SQL.
+                yield connection.sql(f"FROM {rows}").to_arrow_table().rename_columns(list(source.columns))
 
 
-def _value(column: str, kind: str, part: FilePart) -> str:
-    """SQL for a column of `raw`: text without the whitespace around it, NULL where nothing is left."""
-    return column if part.trimmed or kind != "VARCHAR" else f"nullif({stripped(column)}, '')"
-
-
-def _parts(connection: Any, source: Source, file: HashedFile, bad: BadRows) -> Iterator[FilePart]:
+def _parts(connection: Any, source: Source, file: HashedFile, bad: BadRows) -> Iterator[Part]:
     """Parts of the file as tables of DuckDB; a part is gone when the next one is asked for."""
     if source.format == "parquet":
         for table, bytes_read in _parquet_batches(source):
             connection.register("batch", table.rename_columns([f"f{at}" for at in range(len(source.columns))]))
-            yield FilePart("batch", bytes_read)
+            yield "batch", bytes_read, False
             connection.unregister("batch")
         return
     read = {"csv": _csv_part, "json": _json_part, "sequences": _sequence_part}[source.format]
     with closing(read_blocks(source, file, bad)) as blocks:
         for number, block in enumerate(blocks):
-            sql = read(connection, source, block, bad, number)
-            yield FilePart(sql, block.bytes_read, trimmed=source.format == "csv" and block.trimmed)
+            rows = read(connection, source, block, bad, number)
+            yield rows, block.bytes_read, source.format == "csv" and block.trimmed
     connection.unregister("batch")
 
 
@@ -205,28 +192,19 @@ def _parquet_batches(source: Source) -> Iterator[tuple[Any, int]]:
             empty = arrow.RecordBatch.from_pylist([], schema=file.schema_arrow)
             batches = file.iter_batches(_PARQUET_ROWS, columns=list(names.values()), use_threads=False)
             for batch in chain([empty], batches):
-                columns = {
-                    role: _plain(_text(batch.column(name), role), source, first_row) for role, name in names.items()
-                }
+                columns = {role: _plain(batch.column(name), role, source, first_row) for role, name in names.items()}
                 first_row += len(batch)
                 yield arrow.table(columns), source.size * (first_row - 1) // max(1, file.metadata.num_rows)
     except (arrow.ArrowException, OSError) as error:
         raise unreadable(source.path, error) from None
 
 
-def _text(column: Any, role: str) -> Any:
-    """A column of lists as text, for the role that may have several values."""
-    arrow = pyarrow()
-    is_list = arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)
-    if role != LIST_ROLE or not is_list:
-        return column
-    return pyarrow(".compute").binary_join(column.cast(arrow.list_(arrow.string())), LIST_MARK)
-
-
-def _plain(column: Any, source: Source, first_row: int) -> Any:
-    """Convert the types that DuckDB does not read as they are meant; other columns stay as they are."""
+def _plain(column: Any, role: str, source: Source, first_row: int) -> Any:
+    """Convert the types that DuckDB does not read as they are meant, and lists of the role that may have several."""
     arrow = pyarrow()
     types = arrow.types
+    if role == LIST_ROLE and (types.is_list(column.type) or types.is_large_list(column.type)):
+        return pyarrow(".compute").binary_join(column.cast(arrow.list_(arrow.string())), LIST_MARK)
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if types.is_float16(column.type):

@@ -198,9 +198,7 @@ def _json_names(path: Path, first_line: str) -> list[str]:
 def _guess_delimiter(path: Path, line: str) -> str:
     if ".tsv" in path.suffixes and "\t" in line:
         return "\t"
-    if "::" in line:
-        return "::"
-    return max(_DELIMITERS, key=lambda mark: (line.count(mark), mark == ","))
+    return "::" if "::" in line else max(_DELIMITERS, key=lambda mark: (line.count(mark), mark == ","))
 
 
 def _first_record(path: Path, sample: bytes, delimiter: str) -> list[str]:

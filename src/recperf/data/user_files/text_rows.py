@@ -127,7 +127,7 @@ class _Rows:
     """The whole rows at the beginning of a text; `number` is that of the first, 0 for a header."""
 
     def __init__(self, content: bytes, source: Source, number: int) -> None:
-        self.source, self.number, self.rest = source, number, len(content)
+        self.source = source
         codes = np.frombuffer(content, np.uint8)
         self.quotes = np.zeros(0, np.int64)
         if source.format == "csv" and b'"' in content:
@@ -148,6 +148,10 @@ class _Rows:
         self.quotes = self.quotes[self.quotes < self.end]
         if b"\r" in content and self.end:
             self._only_feeds(returns[returns < self.end], pairs)
+        self.filled_N = np.diff(self.ends_N, prepend=0) > 1
+        self.numbers_N = number - 1 + np.cumsum(self.filled_N)
+        """The number of each row; that of a blank one is that of the row before it."""
+        self.next = int(self.numbers_N[-1]) + 1 if len(self.ends_N) else number
 
     def _outside(self, places: Places) -> Places:
         """Those places that are not within quotes."""
@@ -164,10 +168,9 @@ class _Rows:
 
     def require_legal(self, *, is_last: bool) -> None:
         """Refuse a row that is too long, and quotes that DuckDB and Python could read in different ways."""
-        starts_N = np.append(0, self.ends_N[:-1]) if len(self.ends_N) else self.ends_N
-        long_N = np.flatnonzero(self.ends_N - starts_N > LONGEST_LINE + 1)
+        long_N = np.flatnonzero(np.diff(self.ends_N, prepend=0) > LONGEST_LINE + 1)
         if len(long_N) or self.unended > LONGEST_LINE:
-            row = int(self._numbers()[long_N[0]]) if len(long_N) else self._next()
+            row = int(self.numbers_N[long_N[0]]) if len(long_N) else self.next
             what = f"row {row:,} does not end within {LONGEST_LINE:,} characters"
             raise bad_file(self.source.path, what, "end every line, and look for a quote without its pair")
         opening, closing = self.quotes[::2], self.quotes[1::2]
@@ -179,28 +182,15 @@ class _Rows:
             ]
         )
         if len(wrong) or (is_last and self.unended):
-            row = self._number_at(int(wrong.min())) if len(wrong) else self._next()
+            at = np.searchsorted(self.ends_N, wrong.min(), side="right") if len(wrong) else 0
+            row = int(self.numbers_N[at]) if len(wrong) else self.next
             why = "text beside the quotes of a field" if len(wrong) else "a quote without its pair"
             raise bad_file(self.source.path, f"row {row:,} is not valid CSV: {why}", 'write a " within quotes as ""')
 
-    def _numbers(self) -> Places:
-        """The number of each row; that of a blank one is that of the row before it."""
-        return self.number - 1 + np.cumsum(self._filled())
-
-    def _filled(self) -> NDArray[np.bool_]:
-        filled: NDArray[np.bool_] = np.diff(self.ends_N, prepend=0) > 1
-        return filled
-
-    def _next(self) -> int:
-        return int(self._numbers()[-1]) + 1 if len(self.ends_N) else self.number
-
-    def _number_at(self, place: int) -> int:
-        return int(self._numbers()[np.searchsorted(self.ends_N, place, side="right")])
-
     def checked(self, bad: BadRows, bytes_read: int) -> tuple[Block, int]:
         """The rows without blank and bad ones, and the number of the row after them."""
-        content, numbers_N = self.codes.tobytes(), self._numbers()
-        kept_N = self._filled() & (numbers_N > 0)
+        content, numbers_N = self.codes.tobytes(), self.numbers_N
+        kept_N = self.filled_N & (numbers_N > 0)
         for at, (what, fix) in sorted(self._faults(content, kept_N, bad.room + 1).items()):
             bad.add(int(numbers_N[at]), what, fix)
             kept_N[at] = False
@@ -215,7 +205,7 @@ class _Rows:
             trimmed=not len(self.quotes) and content.isascii() and not self._has_spaces(),
             bytes_read=bytes_read,
         )
-        return block, self._next()
+        return block, self.next
 
     def _faults(self, content: bytes, kept_N: NDArray[np.bool_], most: int) -> dict[int, tuple[str, str]]:
         """What is wrong with rows, by their place in the block: all, or the first so many of a kind."""

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...files import sha256, writing
 from ...stop import poll
-from ..user_files.database import RESTART, column_types, fetch_row
 from ..user_files.load import LIST_MARK
 from ..user_files.source import Source
 from ..user_files.text_rows import BadRows
 from ..user_files.values import (
     MISSING,
+    RESTART,
     TIME_UNITS,
+    column_types,
+    fetch_row,
     is_integer,
     is_text,
     is_time,

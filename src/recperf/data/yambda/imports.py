@@ -25,10 +25,10 @@ from ...errors import DataError
 from ...files import sha256
 from ...folders import remove_folder
 from ...ops.words import xxh64
-from ..user_files.database import RESTART, column_types, fetch_row, open_database
 from ..user_files.load import load_file
 from ..user_files.source import Source, inspect, require_role
 from ..user_files.text_rows import BadRows
+from ..user_files.values import RESTART, column_types, fetch_row, open_database
 from .convert import ID_ROLES, catalogue, convert, number_ids
 from .import_options import ImportOptions
 from .item_file import ItemFile

@@ -14,11 +14,10 @@ from typing import Any
 
 from ...errors import DataError, UsageError
 from ...files import sha256, writing
-from ..user_files.database import RESTART, column_types, fetch_row, literal
 from ..user_files.load import LIST_MARK, Progress, load_file
 from ..user_files.source import Source, inspect, position_of
 from ..user_files.text_rows import BadRows
-from ..user_files.values import COLUMNS, categories, category, is_text, plain
+from ..user_files.values import COLUMNS, RESTART, categories, category, column_types, fetch_row, is_text, literal, plain
 from .import_options import ImportOptions
 from .item_features import FILE
 from .manifest import ItemFileFacts
