@@ -35,12 +35,13 @@ def perform(action: str, options: Options, terminal: Terminal) -> dict[str, obje
     if action == "get" and options.path is not None:
         what = "data get stores datasets in the cache folder and has no --path"
         raise UsageError(what, fix="set RECPERF_HOME to choose the folder")
-    if action == "make" and options.path is None:
-        what = "data make needs --path, the folder to write"
-        raise UsageError(what, fix=f"recperf data make {options.name} --path DIR")
     if action == "get":
         return catalogue.get(options.name, say=terminal.say)
     if action == "check":
         return catalogue.check(options.name, path=options.path)
-    call = catalogue.info if action == "info" else catalogue.make
-    return call(options.name, path=options.path, seed=options.seed)  # type: ignore[operator]
+    if action == "info":
+        return catalogue.info(options.name, path=options.path, seed=options.seed)
+    if options.path is None:
+        what = "data make needs --path, the folder to write"
+        raise UsageError(what, fix=f"recperf data make {options.name} --path DIR")
+    return catalogue.make(options.name, path=options.path, seed=options.seed)

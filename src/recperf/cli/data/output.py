@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...data.click_store.imports import ClickImport
     from ...data.yambda.imports import EventImport
 
-Unit = Literal["events", "rows", "bytes", "share"]
+Unit = Literal["events", "rows", "users", "bytes", "share"]
 _SHOWN = 5
 """Bad rows that the end of an import shows."""
 
