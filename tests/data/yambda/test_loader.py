@@ -21,7 +21,7 @@ from recperf.data.batch import HistoryBatch, JaggedFeatures
 from recperf.data.yambda import loader as loader_module
 from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.history import Histories
-from recperf.data.yambda.loader import Loader, StreamOrder
+from recperf.data.yambda.loader import StreamOrder, load
 from recperf.data.yambda.store import open_store
 from recperf.data.yambda.synthesize import write_store
 from recperf.data.yambda.windows import WindowIndex
@@ -94,11 +94,11 @@ def late_ones_first(positions_B: Positions) -> None:
 def test_the_order_is_exact_for_any_number_of_threads_from_any_batch(workers: int, prefetch: int, start: int) -> None:
     order = order_of([9, 0, 4, 30, 1])
     expected = [order.batch(number).tolist() for number in range(len(order))]
-    loader = Loader(order, FakeHistories(late_ones_first), workers=workers, prefetch=prefetch, start=start)
+    loader = load(order, FakeHistories(late_ones_first), workers=workers, prefetch=prefetch, start=start)
     assert [positions_of(batch) for batch in loader] == expected[start:]
     assert not threads()
     with pytest.raises(ConfigError, match="start is 12"):
-        Loader(order, FakeHistories(), start=len(order) + 1)
+        next(load(order, FakeHistories(), start=len(order) + 1))
 
 
 def fails_at(first: int, error: BaseException) -> Callable[[Positions], None]:
@@ -111,7 +111,7 @@ def fails_at(first: int, error: BaseException) -> Callable[[Positions], None]:
 
 @pytest.mark.parametrize("error", [ValueError("the moon"), SystemExit(3)])
 def test_a_failed_batch_is_reported_at_its_place(error: BaseException) -> None:
-    stream = Loader(order_of([40]), FakeHistories(fails_at(12, error)), workers=3, prefetch=6)
+    stream = load(order_of([40]), FakeHistories(fails_at(12, error)), workers=3, prefetch=6)
     assert [positions_of(next(stream))[0] for _ in range(3)] == [0, 4, 8]
     with pytest.raises(MachineError, match=f"batch 3 could not be made: {type(error).__name__}") as failure:
         next(stream)
@@ -136,7 +136,7 @@ def test_ctrl_c_while_waiting_ends_everything(monkeypatch: pytest.MonkeyPatch) -
             time.sleep(0.05)
 
     monkeypatch.setattr(loader_module, "_result", result)
-    stream = Loader(order_of([400]), FakeHistories(interrupting), workers=1, prefetch=1)
+    stream = load(order_of([400]), FakeHistories(interrupting), workers=1, prefetch=1)
     # Whatever ran in this process before may have left a handler of its own.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -155,7 +155,7 @@ def test_real_histories_by_threads_equal_sequential_ones(tmp_path: Path) -> None
     order = StreamOrder(index, windows=range(index.windows), batch_size=16, leftover="carry")
     histories = Histories(store, HistoryConfig(length=30, scan=100), impl="reference")
     seen = 0
-    for number, batch in enumerate(Loader(order, histories.batch, workers=3, prefetch=4, start=5), start=5):
+    for number, batch in enumerate(load(order, histories.batch, workers=3, prefetch=4, start=5), start=5):
         alone = histories.batch(order.batch(number))
         assert torch.equal(batch.features.values_V, alone.features.values_V)
         for name in ("history_offsets_B1", "actions_T", "times_T", "query_times_B", "labels_B"):

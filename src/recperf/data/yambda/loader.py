@@ -9,9 +9,9 @@ Shapes: B anchors a batch, N anchors of a window, S windows of the stream.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from itertools import islice
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -125,74 +125,44 @@ class StreamOrder:
         return int(np.searchsorted(self._before_S1, anchor, side="right")) - 1
 
 
-class Loader(Iterator[Batch]):
+def load(
+    order: StreamOrder,
+    make: Callable[[NDArray[np.int64]], Batch],
+    *,
+    workers: int = 2,
+    prefetch: int = 4,
+    start: int = 0,
+    device: torch.device | str | None = None,
+) -> Generator[Batch, None, None]:
     """One pass over the batches of a stream, from batch `start` on.
 
     `workers` threads make batches of anchors with `make`, at most `prefetch` ahead of the current one. For a CUDA
-    device the threads pin the batches, which are then copied asynchronously. Leaving the context manager stops all
-    threads; they refer to no loader, so that one that is garbage-collected ends them too.
+    device the threads pin the batches, which are then copied asynchronously. Closing the generator stops all threads.
     """
+    within(1, workers, 256, "workers")
+    within(1, prefetch, 4096, "prefetch")
+    within(0, start, len(order), "start")
+    device = None if device is None else torch.device(device)
+    pinned = device is not None and device.type == "cuda"
 
-    def __init__(
-        self,
-        order: StreamOrder,
-        make: Callable[[NDArray[np.int64]], Batch],
-        *,
-        workers: int = 2,
-        prefetch: int = 4,
-        start: int = 0,
-        device: torch.device | str | None = None,
-    ) -> None:
-        within(1, workers, 256, "workers")
-        within(1, prefetch, 4096, "prefetch")
-        within(0, start, len(order), "start")
-        self.order, self.prefetch = order, prefetch
-        self.device = None if device is None else torch.device(device)
-        pinned = self.device is not None and self.device.type == "cuda"
-        self._make = partial(_made, order, make, pinned=pinned)
-        self._numbers = iter(range(start, len(order)))
-        self._batches: deque[tuple[int, Future[Batch]]] = deque()
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="recperf-loader")
-        self._submit()
+    def made(number: int) -> Any:
+        batch: Any = make(order.batch(number))
+        return batch.pin_memory() if pinned and not batch.labels_B.is_pinned() else batch
 
-    def __next__(self) -> Batch:
-        try:
-            if not self._batches:
-                raise StopIteration
-            batch: Any = _result(*self._batches.popleft())
-            self._submit()
-            made: Batch = batch if self.device is None else batch.to(self.device, non_blocking=True)
-            return made
-        except BaseException:
-            # Also at the end of the stream and after Ctrl-C: no thread outlives the stream.
-            self.close()
-            raise
-
-    def __enter__(self) -> Loader[Batch]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Cancel the batches that no thread has begun, and wait for those that one has."""
-        self._numbers = iter(())
-        self._batches.clear()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _submit(self) -> None:
-        while len(self._batches) < self.prefetch and (number := next(self._numbers, None)) is not None:
-            self._batches.append((number, self._pool.submit(self._make, number)))
+    numbers = iter(range(start, len(order)))
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="recperf-loader")
+    try:
+        batches = deque((number, pool.submit(made, number)) for number in islice(numbers, prefetch))
+        while batches:
+            batch = _result(*batches.popleft())
+            batches.extend((number, pool.submit(made, number)) for number in islice(numbers, 1))
+            yield batch if device is None else batch.to(device, non_blocking=True)
+    finally:
+        # Also after an error and Ctrl-C: no thread outlives the stream.
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _made(order: StreamOrder, make: Callable[[NDArray[np.int64]], Batch], number: int, *, pinned: bool) -> Batch:
-    """Make one batch; runs in a thread."""
-    batch: Any = make(order.batch(number))
-    made: Batch = batch.pin_memory() if pinned and not batch.labels_B.is_pinned() else batch
-    return made
-
-
-def _result(number: int, future: Future[Batch]) -> Batch:
+def _result(number: int, future: Future[Any]) -> Any:
     """The batch, or the thread's error with the number of the batch."""
     error = future.exception()
     if error is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -132,7 +133,7 @@ class SharedOrder(InputOrder):
         return batch.parts
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[SharedBatch[Numbered]]:  # type: ignore[override]
-        with self.loader(start) as loader:
+        with closing(self.loader(start)) as loader:
             numbers = itertools.count(epoch * len(self) + start)
             gathered = prefetched(loader, lambda batch: self.shared(batch, next(numbers)), self.device)
             for batch in announced(gathered, ahead=self.ahead, last=self.last):

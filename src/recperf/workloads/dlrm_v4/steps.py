@@ -3,7 +3,8 @@ its learning rate, its loss with the metrics of what it predicts, and its update
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from ...data.batch import HistoryBatch
 from ...data.yambda.history import Histories
-from ...data.yambda.loader import Loader, StreamOrder
+from ...data.yambda.loader import StreamOrder, load
 from ...distributed.ranks import current
 from ...measure.spans import span
 from ...models.dlrm_v4.config import DLRMv4Config
@@ -61,8 +62,8 @@ class InputOrder:
     def __len__(self) -> int:
         return len(self.order)
 
-    def loader(self, start: int = 0) -> Loader[HistoryBatch]:
-        return Loader(self.order, self.histories.batch, workers=self.workers, start=start, device=self.device)
+    def loader(self, start: int = 0) -> Generator[HistoryBatch, None, None]:
+        return load(self.order, self.histories.batch, workers=self.workers, start=start, device=self.device)
 
     def inputs(self, batch: HistoryBatch) -> Inputs:
         return prepare(batch.to(self.device), self.model)
@@ -72,7 +73,7 @@ class InputOrder:
         return [np.arange(len(batch))]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
-        with self.loader(start) as loader:
+        with closing(self.loader(start)) as loader:
             for number, inputs in enumerate(self._prepared(loader), start):
                 if number in self.firsts:
                     reached("window: entered")
@@ -135,7 +136,7 @@ class PackedOrder(InputOrder):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[PackedBatch | Numbered]:  # type: ignore[override]
         packed = PackedHistories(self.histories, self.padding, pinned=self.device.type == "cuda")
-        with Loader(self.order, packed.batch, workers=self.workers, start=start) as loader:
+        with closing(load(self.order, packed.batch, workers=self.workers, start=start)) as loader:
             for number, batch in enumerate(loader, start):
                 if number in self.firsts:
                     reached("window: entered")
