@@ -56,7 +56,7 @@ def test_a_run_leaves_a_result_with_its_switches(call: Call) -> None:
     assert set(printed["quality"]["baselines"]) == {"majority", "planted"}
     settings = printed["performance"]["settings"]
     assert settings["graph"] == "off: no GPU"
-    assert re.search("(native|reference): bag, dot, draw, relu", settings["operators"])
+    assert re.search("(native|reference): bag, dot, draw, mlp", settings["operators"])
     assert settings["precision"] == "float32: a CPU"
     assert sum(printed["performance"]["budget"].values()) == pytest.approx(1)
     assert steps() == [1, 2, 3, 4, 5, 6]

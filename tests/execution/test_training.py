@@ -21,8 +21,8 @@ from recperf.execution.saving import in_background
 from recperf.execution.training import SeedTraining
 from recperf.measure.peaks.records import Figure, Peaks, Rates
 from recperf.measure.profile_records import Profile
-from recperf.ops import choice, relu
-from recperf.ops.relu import native as relu_native
+from recperf.ops import choice, mlp
+from recperf.ops.mlp import native as mlp_native
 from recperf.runs.derive import mfu
 from recperf.runs.record import Run
 from recperf.runs.result import Throughput
@@ -124,18 +124,18 @@ def test_other_operators_than_the_run_was_trained_with_are_refused_or_noted(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "_used", {})
-    relu.choose("auto", torch.device("cpu"))
+    mlp.choose("auto", torch.device("cpu"))
     seed_training(run, Weights()).save(Position(1, 1, 4), best=False)
     assert seed_training(run, Weights()).restore().step == 4
-    monkeypatch.setattr(relu_native, "library", lambda: "no C compiler on this machine")
-    with pytest.raises(ConfigError, match="operators is 'reference: relu'; this run has 'native: relu'") as refused:
+    monkeypatch.setattr(mlp_native, "library", lambda: "no C compiler on this machine")
+    with pytest.raises(ConfigError, match="operators is 'reference: mlp'; this run has 'native: mlp'") as refused:
         seed_training(run, Weights()).restore()
     assert refused.value.where["reason"] == "no C compiler on this machine"
     assert refused.value.fix == "--allow-change operators, or a new run"
     resumed, notices = seed_training(run, Weights(), allow=("operators",)), []
     resumed.report = cast(Any, SimpleNamespace(notice=notices.append))
     assert resumed.restore().step == 4
-    assert notices == ["operators change from native: relu to reference: relu"]
+    assert notices == ["operators change from native: mlp to reference: mlp"]
     (change,) = parse_events((run.folder / "events.jsonl").read_bytes().splitlines())
     assert isinstance(change, ChangeEvent)
     assert (change.field, change.step) == ("operators", 4)

@@ -123,7 +123,7 @@ def _arithmetic(relu: str, streams: SideStreams) -> Arithmetic:
     if relu == "plain":
         return Arithmetic()
     copies = relu == "copies"
-    return FastArithmetic(relu=body("relu", "triton" if copies else relu), copies=copies, streams=streams)
+    return FastArithmetic(relu=body("mlp", "triton" if copies else relu), copies=copies, streams=streams)
 
 
 def clear(model: DLRM) -> None:

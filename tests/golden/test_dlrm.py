@@ -11,7 +11,7 @@ from golden_cases import cases, close, interpret, needs_native, needs_triton
 from recperf.models.published import MicroDLRM
 from recperf.train.loop import slices
 
-interpret("bag", "dot", "relu")
+interpret("bag", "dot", "mlp")
 pytestmark = pytest.mark.usefixtures("interpreter")
 CASES = cases("dlrm")
 BODIES = [

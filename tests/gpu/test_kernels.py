@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recperf.errors import ArgumentError
-from recperf.ops import bag, dot, last_layer, lookup, relu
+from recperf.ops import bag, dot, lookup, mlp
 from recperf.ops.arguments import raise_if_any
 from recperf.ops.bag import sort
 from recperf.ops.table_rules import RULES
@@ -83,7 +83,7 @@ def test_the_last_layer_agrees_with_torch(loss: str, samples: int, inputs: int, 
     bias, labels = weight[0, :1].clone(), (torch.rand(samples, device="cuda", generator=draw) < 0.5).float()
     actual = []
     for name in ("reference", "triton"):
-        body, _ = last_layer.choose(name, layer_input.device)  # type: ignore[arg-type]
+        body, _ = mlp.choose(name, layer_input.device)  # type: ignore[arg-type]
         end = body.forward_backward(layer_input, weight, bias, labels, loss, (0.5, 2.0))
         sums = (end.to_input_bias_SN.sum(0), end.to_weight_SN.sum(0), end.to_bias_S.sum(), end.loss_S.sum())
         actual.append((end.logits_B, end.to_input_BN.float(), *sums))
@@ -119,14 +119,14 @@ def test_the_relu_kernel_agrees_with_torch(shape: tuple[int, int], kind: torch.d
     gradient, activation = (torch.randn(shape, device="cuda", generator=draw).to(kind) for _ in range(2))
     activation = activation.clamp(min=0)
     actual = [
-        relu.choose(name, gradient.device)[0].backward(gradient, activation)  # type: ignore[arg-type]
+        mlp.choose(name, gradient.device)[0].backward(gradient, activation)  # type: ignore[arg-type]
         for name in ("reference", "triton")
     ]
     assert torch.equal(actual[1][0], actual[0][0])
     assert actual[1][1].dtype == torch.float32
     torch.testing.assert_close(actual[1][1].sum(0), actual[0][1].sum(0), rtol=1e-5, atol=1e-3)
     outer = [
-        relu.choose(name, gradient.device)[0].outer_backward(gradient[:, :1], gradient[:1], activation)  # type: ignore[arg-type]
+        mlp.choose(name, gradient.device)[0].outer_backward(gradient[:, :1], gradient[:1], activation)  # type: ignore[arg-type]
         for name in ("reference", "triton")
     ]
     assert torch.equal(outer[1][0], outer[0][0])
@@ -142,7 +142,7 @@ def test_a_product_with_its_relu_agrees_with_torch(shape: tuple[int, int, int], 
         torch.randn(*size, device="cuda", generator=draw).to(kind)
         for size in ((samples, above), (above, outputs), (samples, outputs))
     )
-    right, kernels = (relu.choose(name, gradient.device)[0] for name in ("reference", "triton"))
+    right, kernels = (mlp.choose(name, gradient.device)[0] for name in ("reference", "triton"))
     exact = right.product_backward(gradient.double(), weight.double(), activation.double())[0]
     tolerance = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}[kind]
     results = [kernels.product_backward(gradient, weight, activation) for _ in range(2)]

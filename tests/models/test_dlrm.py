@@ -15,7 +15,7 @@ from recperf.models.config import DLRMConfig, dlrm_step
 from recperf.models.dlrm import DLRM, LowRankCross
 from recperf.models.mlp import Arithmetic, FastArithmetic, make_loss
 from recperf.models.published import PUBLISHED, MicroDLRM, load_public_parameters, public_parameters
-from recperf.ops.relu import reference
+from recperf.ops.mlp import reference
 from recperf.train.optim import SGD, Adagrad, AdamW
 from recperf.workloads.micro_dlrm.config import default
 

@@ -44,7 +44,7 @@ def triton() -> None:
 
 @pytest.fixture
 def native_code() -> None:
-    library = importlib.import_module("recperf.ops.relu.native").library()
+    library = importlib.import_module("recperf.ops.mlp.native").library()
     if isinstance(library, str):
         pytest.skip(library)
 

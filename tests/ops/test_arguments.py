@@ -14,7 +14,7 @@ from recperf.ops.bag import native as bag
 from recperf.ops.bag import reference as bag_reference
 from recperf.ops.hstu_attention import Mask
 from recperf.ops.hstu_attention import native as attention
-from recperf.ops.relu import native as relu
+from recperf.ops.mlp import native as relu
 
 pytestmark = pytest.mark.skipif(isinstance(relu.library(), str), reason=str(relu.library()))
 

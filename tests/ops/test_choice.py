@@ -14,7 +14,7 @@ from recperf.errors import MachineError
 from recperf.measure import bag_speeds as measured
 from recperf.measure.peaks.records import BagRatios, Figure, Peaks
 from recperf.models.tables import HashedTable
-from recperf.ops import bag, choice, dot, history, layer_norm, relu
+from recperf.ops import bag, choice, dot, history, layer_norm, mlp
 from recperf.ops.dot import native
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -32,7 +32,7 @@ def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("native_code")
 def test_a_cpu_takes_c() -> None:
     assert short(dot.choose("auto", CPU)) == ("native", "native: the tensors are on cpu")
-    assert short(relu.choose("native", CPU)) == ("native", "native: requested")
+    assert short(mlp.choose("native", CPU)) == ("native", "native: requested")
     assert short(history.choose("auto")) == ("native", "native: the tensors are on cpu")
 
 
@@ -53,8 +53,8 @@ def test_a_request_that_cannot_be_met_is_an_error_with_the_option_that_avoids_it
     with pytest.raises(MachineError, match="the triton implementation of dot cannot be used: ") as caught:
         dot.choose("triton", CPU)
     assert caught.value.fix == "--fast.interaction plain"
-    with pytest.raises(MachineError, match="implementation of relu cannot be used: the tensors are on cuda") as caught:
-        relu.choose("native", CUDA)
+    with pytest.raises(MachineError, match="implementation of mlp cannot be used: the tensors are on cuda") as caught:
+        mlp.choose("native", CUDA)
     assert caught.value.fix == "--fast.mlp plain"
     with pytest.raises(MachineError, match="the native implementation of layer_norm cannot be used: there is none"):
         layer_norm.choose("native", CPU)

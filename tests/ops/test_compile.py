@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from recperf.ops import compile
-from recperf.ops.relu import native as relu
+from recperf.ops.mlp import native as relu
 
 pytestmark = pytest.mark.skipif(isinstance(relu.library(), str), reason=str(relu.library()))
 SOURCE = "int answer(void) { return 42; }"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recperf.models.mlp import make_loss
-from recperf.ops.many import reference as many
+from recperf.ops.mlp import reference as many
 
 LOSSES = {"bce": (1.0, 1.0), "wbce": (0.5, 2.0), "mse": (1.0, 1.0)}
 
@@ -27,7 +27,7 @@ def test_loss_and_gradients_are_autograds(implementation: str, name: str, sample
     logits = (before.relu() @ weight.t() + bias).squeeze(1)
     value = criterion.value(logits, labels)
     value.backward()  # type: ignore[no-untyped-call]
-    body = importlib.import_module(f"recperf.ops.last_layer.{implementation}")
+    body = importlib.import_module(f"recperf.ops.mlp.{implementation}")
     with torch.no_grad():
         end = body.forward_backward(before.relu(), weight, bias, labels, criterion.kind, criterion.weights)
         half = end.scaled(0.5)
@@ -49,7 +49,7 @@ def test_loss_and_gradients_are_autograds(implementation: str, name: str, sample
 
 @pytest.mark.usefixtures("triton", "poisoned")
 def test_many_tensors_are_copied_and_updated_in_one_launch() -> None:
-    fused = importlib.import_module("recperf.ops.many.triton")
+    fused = importlib.import_module("recperf.ops.mlp.triton")
     draw = torch.Generator().manual_seed(1)
     shapes = [(5, 7), (3000,), (1,), (0, 4), (70, 70), *[(3,)] * fused.AT_ONCE]
     sources = [torch.randn(shape, generator=draw) for shape in shapes]

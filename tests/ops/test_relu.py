@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from recperf.ops.relu import native
+from recperf.ops.mlp import native
 
 ALL = ["reference", "native", "triton"]
 
 
 def body(name: str) -> ModuleType:
-    return importlib.import_module(f"recperf.ops.relu.{name}")
+    return importlib.import_module(f"recperf.ops.mlp.{name}")
 
 
 def layer(samples: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

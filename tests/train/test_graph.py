@@ -21,7 +21,7 @@ from recperf.models.dlrm import DLRM
 from recperf.models.mlp import FastArithmetic
 from recperf.models.streams import SideStreams
 from recperf.models.tables import SparseTables
-from recperf.ops.relu import reference as relu
+from recperf.ops.mlp import reference as relu
 from recperf.train.feeds import CopiedFeed
 from recperf.train.graph import GraphStep, tensors_in
 from recperf.train.loop import Recipe, take_step

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ..data.batch import ClickBatch, JaggedFeatures
 from ..measure.spans import span
 from ..ops.dot import reference
-from ..ops.last_layer.reference import End
+from ..ops.mlp.reference import End
 from .config import DLRMConfig
 from .embeddings import Embeddings, StackedTables
 from .init import normal_

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ArgumentError
-from ..ops import many
-from ..ops.last_layer.reference import WIDEST, End
+from ..ops.mlp import body
+from ..ops.mlp.reference import WIDEST, End
 from ..ops.products import weight_gradient
 from .init import normal_
 from .streams import SideStreams
@@ -179,8 +179,8 @@ Copies = tuple[Tensor | None, Tensor | None]
 
 
 class FastArithmetic(Arithmetic):
-    """Fewer kernels; `low` is the type of the products, `relu` one of the implementations in `ops.relu`, and `last`, if
-    any, one of those in `ops.last_layer`.
+    """Fewer kernels; `low` is the type of the products, `relu` one of the implementations in `ops.mlp`, and `last`, if
+    any, that of the last layer.
 
     With `copies` the products read copies of the weights in a suitable layout, made at every step: the first layer
     padded with zeros to a width that is a multiple of 8, and in tf32, whose fast kernels read both factors along the
@@ -233,7 +233,7 @@ class FastArithmetic(Arithmetic):
             pairs.append((low_BI, x_BI))
             x_BI = low_BI
         if pairs:
-            many.body(parameters[0].device).copy([target for target, _ in pairs], [source for _, source in pairs])
+            body(parameters[0].device).copy([target for target, _ in pairs], [source for _, source in pairs])
         self._read[mlp] = [p if copied is None else copied for p, (copied, _) in zip(parameters, copies)]
         self._transposed[mlp] = [turned for _, turned in copies]
         return x_BI

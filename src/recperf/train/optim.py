@@ -18,7 +18,7 @@ from ..measure.spans import span
 from ..models.streams import SideStreams
 from ..models.tables import HashedTable, SparseTables
 from ..models.tiers.columns import TableColumns, require_read
-from ..ops import many
+from ..ops import mlp
 from ..ops.table_rules import RULES, RuleName
 from .loop import State
 
@@ -74,7 +74,7 @@ class SGD(DenseOptimizer):
     """Stochastic gradient descent without momentum; equal to `torch.optim.SGD(fused=True)`."""
 
     def _fused(self, rate: Rate) -> None:
-        many.body(self.parameters[0].device).descend(*_trained(self.parameters), rate)
+        mlp.body(self.parameters[0].device).descend(*_trained(self.parameters), rate)
 
     def _plain(self, rate: Rate) -> None:
         for parameter, gradient in zip(*_trained(self.parameters)):

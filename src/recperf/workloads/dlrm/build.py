@@ -27,7 +27,7 @@ from ...models.streams import SideStreams
 from ...models.tables import SparseTables
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
-from ...ops import dot, last_layer, relu
+from ...ops import dot, mlp
 from ...train.config import make_schedule
 from ...train.device import (
     BETWEEN_RANKS,
@@ -158,12 +158,11 @@ class ConfiguredDLRM:
         return Dot(model.vectors, diagonal=model.diagonal, body=body)
 
     def _arithmetic(self, device: torch.device, streams: SideStreams) -> Arithmetic:
-        switches, reasons, last = self.switches, self.settings.reasons, None
+        switches, reasons = self.switches, self.settings.reasons
         if not switches.mlp and switches.precision != "bfloat16":
             return Arithmetic()
-        body, reasons["relu"] = relu.choose("auto" if switches.mlp else "reference", device)
-        if switches.mlp and device.type == "cuda":
-            last, reasons["last_layer"] = last_layer.choose("auto", device)
+        body, reasons["relu"] = mlp.choose("auto" if switches.mlp else "reference", device)
+        last = body if switches.mlp and device.type == "cuda" else None
         copies = switches.mlp and switches.precision in ("tf32", "bfloat16")
         # The instructions that oneDNN uses for bfloat16 have no wider result in torch.
         rounded = device.type == "cpu" and self.settings.onednn

@@ -13,6 +13,9 @@ from ..arguments import ANY, address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from ..operators import operator
 from . import reference
+from .reference import copy as copy
+from .reference import descend as descend
+from .reference import forward_backward as forward_backward
 
 STRIPE = 64
 """Samples per partial sum of the bias gradient: independent of the number of threads, for equal bits."""
