@@ -98,16 +98,12 @@ def test_what_is_not_understood_counts_nothing() -> None:
         library.impl("pick", lambda table, ids: table[ids].clone(), "CPU")
         table, ids = torch.zeros(ROWS, WIDTH), torch.arange(10)
         (work,) = counted(lambda: torch.ops.recperf_test.pick(table, ids))
-    assert not work.known
-    assert not work.bytes
-    assert not work.rows
+    assert (work.known, work.bytes, work.rows) == (False, 0, 0)
     # An operator of torch that is in no table: what its ids select of the larger tensor is not known.
     (work,) = counted(lambda: table.index_fill_(0, ids, 1.0))
-    assert not work.known
-    assert not work.bytes
+    assert (work.known, work.bytes) == (False, 0)
     (work,) = counted(lambda: torch.logaddexp(table, table))
-    assert work.known
-    assert work.bytes == 3 * ROWS * ROW
+    assert (work.known, work.bytes) == (True, 3 * ROWS * ROW)
 
 
 class Tbe:

@@ -67,9 +67,7 @@ def fault(content: dict[str, Any]) -> str:
 
 
 def test_every_figure_is_positive_ordered_and_has_a_unit(content: dict[str, Any]) -> None:
-    result = figures(content)
-    assert len(result) > 30
-    for one in result:
+    for one in figures(content):
         assert 0 < one["p20"] <= one["p50"] <= one["p80"]
         assert one["n"] >= 3
         assert one["unit"].startswith(("ns", "B/s", "FLOP/s", "/s"))
@@ -156,15 +154,12 @@ def test_ceilings_are_those_of_the_number_of_threads(measured: Peaks, stored: Pe
     peaks_ = changed(stored, threads=4, other_threads={"1": rates})
     whole, single = ceilings_of(peaks_, threads=4), ceilings_of(peaks_, threads=1)
     assert whole == ceilings_of(peaks_)
-    assert whole is not None
-    assert single is not None
     assert single.flops["float64"] == 7.0 != whole.flops["float64"] == measured.gemm["float64"].p50
     assert (single.threads, single.knee, single.calls) == (1, whole.knee, whole.calls)
     assert ceilings_of(peaks_, threads=3) is None
     assert ceilings_of(peaks_, device="a GPU elsewhere") is None
     assert ceilings_of(None) is None
     half = ceilings_of(peaks_, threads=2, ranks=2)
-    assert half is not None
     assert (half.copy, half.knee) == (whole.copy / 2, whole.knee // 2)
     assert half.row_ns(96) == pytest.approx(2 * whole.row_ns(96))
     assert whole.row_ns(64, cached=True) == dict(whole.rows_cache)[64]
@@ -249,25 +244,7 @@ def test_quick_ceilings_replace_full_ones_only_if_those_were_disturbed(
     # Two quick ones: beside 5 to 15 % other work the quieter one stays; less than that counts as none.
     for share, expected in ((0.1, 0.1), (0.14, 0.1), (0.03, 0.03), (0.1, 0.03), (0.04, 0.04)):
         peaks.save(changed(quick, other_work=share))
-        kept = peaks.load()
-        assert kept is not None
-        assert kept.other_work == expected
-
-
-def test_beside_much_other_work_everything_is_measured_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = iter((0.5, 0.3, 0.1))
-    monkeypatch.setattr("recperf.measure.peaks.other_work.OtherWork.share", lambda *_: next(shares))
-    ns = iter((30.0, 10.0, 20.0))
-    notes: list[str] = []
-
-    def once(*_: object) -> Any:
-        return {"copy": figure([next(ns)] * 3, "ns")}
-
-    figures_, others = peaks._undisturbed(once, 1e9, lambda _: None, notes.append)
-    assert (figures_["copy"].p50, others, len(notes)) == (10.0, 0.1, 1)
-    shares, ns = iter((0.5, 0.4)), iter((1.0, 2.0))
-    assert peaks._undisturbed(once, 0.0, lambda _: None, notes.append)[1] == 0.4
-    assert "40% of the cores" in notes[-1]
+        assert peaks.load() == changed(quick, other_work=expected)
 
 
 @pytest.mark.parametrize(

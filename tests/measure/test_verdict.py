@@ -68,17 +68,11 @@ def confidence(
     shares: dict[str, float],
     *,
     spread: float = 0.0,
-    others: float = 0.0,
-    preempted: float | None = 0.0,
-    crowded: float = 0.0,
-    scale: float = 1.0,
     ceilings: float = 0.0,
-    threads: int = 2,
-    device: str = "cpu",
     experiments: list[Experiment] | None = None,
+    **figures: Any,
 ) -> Verdict:
-    figures = {"other_work": others, "preempted": preempted, "crowded": crowded, "scale": scale, "threads": threads}
-    observed = step_of(device=device, **figures)
+    observed = step_of(**{"preempted": 0.0, "scale": 1.0, **figures})
     observed.step_ms = Percentiles(1 - spread, 1.0, 1 + spread)
     every = dict.fromkeys(attribution.LIMITS, 0.0) | shares
     return decide(Attribution(every, 0.0, []), observed, replace(CEILINGS, other_work=ceilings), experiments)
@@ -122,9 +116,9 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     "leads": lambda c: confidence({"compute": 0.6, "cache": 0.35}).confidence == "high",
     "leads by too little": lambda c: confidence({"compute": 0.6, "cache": 0.45}).confidence == "medium",
     "steps vary": lambda c: confidence({"compute": 0.6, "cache": 0.35}, spread=0.2).confidence == "medium",
-    "quiet": lambda c: confidence({"compute": 0.9}, others=0.1).confidence == "high",
-    "busy": lambda c: confidence({"compute": 0.9}, others=0.2).limit == "not judged",
-    "busy, one thread": lambda c: confidence({"compute": 0.9}, others=0.2, threads=1).confidence == "medium",
+    "quiet": lambda c: confidence({"compute": 0.9}, other_work=0.1).confidence == "high",
+    "busy": lambda c: confidence({"compute": 0.9}, other_work=0.2).limit == "not judged",
+    "busy, one thread": lambda c: confidence({"compute": 0.9}, other_work=0.2, threads=1).confidence == "medium",
     "preempted": lambda c: confidence({"compute": 0.9}, preempted=0.2).confidence == "medium",
     "crowded": lambda c: confidence({"compute": 0.9}, crowded=0.2).confidence == "medium",
     "quiet ceilings": lambda c: confidence({"compute": 0.9}, ceilings=0.1).confidence == "high",
@@ -234,7 +228,7 @@ def test_only_an_experiment_that_agrees_supports_a_high_confidence(outcomes: lis
     ],
 )
 def test_beside_other_work_only_what_it_does_not_change_is_judged(limit: str, where: Any, expected: str) -> None:
-    verdict = confidence({limit: 0.8, "input": 0.197, "python": 0.003}, others=0.4, **where)
+    verdict = confidence({limit: 0.8, "input": 0.197, "python": 0.003}, other_work=0.4, **where)
     assert verdict.limit == expected
     assert verdict.confidence != "high"
     assert "other work used 40% of the cores" in verdict.doubts

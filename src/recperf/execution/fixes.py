@@ -14,7 +14,6 @@ import torch
 from msgspec.structs import replace
 
 from ..config import from_json, to_json
-from ..machine import usable_cores
 from ..measure import fixes as predictions
 from ..measure.fixes import Fix
 from ..measure.peaks.other_work import OtherWork
@@ -86,9 +85,7 @@ def try_fixes(
         tolerance=sum(fix.tolerance for fix in combined),
     )
     names = [name for fix in combined for name in (fix.name, *fix.implies)]
-    row = predictions.row_of(
-        whole, predictions.prediction(unclocked, names, parts, peaks, usable_cores()), doubt, profile
-    )
+    row = predictions.row_of(whole, predictions.prediction(unclocked, names, parts, peaks), doubt, profile)
     try_fix(measure, config, whole, row, unchanged)
     return [*rows, row]
 

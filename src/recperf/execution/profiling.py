@@ -18,7 +18,7 @@ from ..config import to_json
 from ..distributed.ranks import current
 from ..distributed.shares import own_part
 from ..machine import machine_facts
-from ..measure import fixes, sections
+from ..measure import fixes, limits
 from ..measure.experiments import SECONDS
 from ..measure.measuring import STEPS
 from ..measure.observing import Observer
@@ -34,7 +34,7 @@ from ..measure.profile_records import (
     SavedTrace,
     Trust,
 )
-from ..measure.sections import swept_ms
+from ..measure.limits import swept_ms
 from ..measure.trace.records import StepTables
 from ..runs.record import packages
 from ..train.device import applied
@@ -91,8 +91,8 @@ def profile(
         kernels=traced.kernels if traced else Kernels(missing=NOT_TRACED),
         idle=traced.idle if traced else Idle(missing=NOT_TRACED),
         transfers=traced.transfers if traced else Missing(NOT_TRACED),
-        roofline=sections.roofline(result, peaks),
-        embeddings=sections.embeddings(result, peaks, tables, touched),
+        roofline=limits.roofline(result, peaks),
+        embeddings=limits.embeddings(result, peaks, tables, touched),
         communication=result.communication or Communication(missing="one rank"),
         trace=trace,
     )

@@ -16,7 +16,8 @@ from ..units import number
 from .advice import NOTICEABLE, Evidence, best, names
 from .advice import RULES as RULES_OF_THE_HOST
 from .program_facts import optimizer_of
-from .records import Advice, DividedOperator, OptimizerFacts
+from .records import Advice, OptimizerFacts
+from .trace.read import grouped, summed
 
 USED = 0.1
 """A table of which a step uses fewer rows than this gains from updating only those."""
@@ -149,10 +150,8 @@ def cleared_gradients(evidence: Evidence) -> Advice | None:
 def precision(evidence: Evidence) -> Advice | None:
     """Products in a precision beside which a faster one was measured."""
     ceilings = evidence.ceilings
-    by_precision: defaultdict[str, float] = defaultdict(float)
-    for row in evidence.operators:
-        if row.flops:
-            by_precision[row.precision or "float32"] += row.limits.get("compute", 0.0)
+    products = (row for row in evidence.operators if row.flops)
+    by_precision = summed((row.precision or "float32", row.limits.get("compute", 0.0)) for row in products)
     if ceilings is None or not by_precision:
         return None
     now = max(by_precision, key=lambda name: by_precision[name])
@@ -217,13 +216,10 @@ def repeated_passes(evidence: Evidence) -> Advice | None:
     """Element-wise operators that each pass over memory; the optimizer's have their own rule."""
     if evidence.facts.compiled:
         return None
-    regions: defaultdict[str | None, list[DividedOperator]] = defaultdict(list)
-    for row in evidence.operators:
-        plain = row.beyond and not row.flops and not row.rows and not row.fused
-        # A compiler fuses operators of torch, not those of other libraries.
-        own = row.name.startswith("aten::") and row.kind == "elementwise"
-        if plain and own and not optimizer_of(row.part):
-            regions[row.part].append(row)
+    plain = (row for row in evidence.operators if row.beyond and not (row.flops or row.rows or row.fused))
+    # A compiler fuses operators of torch, not those of other libraries.
+    own = (row for row in plain if row.name.startswith("aten::") and row.kind == "elementwise")
+    regions = grouped((row for row in own if not optimizer_of(row.part)), lambda row: row.part)
     rows = max(regions.values(), key=lambda rows: sum(row.ms for row in rows), default=[])
     goes, calls = sum(row.ms for row in rows), sum(row.calls for row in rows)
     if calls < 2:

@@ -128,7 +128,7 @@ class SpanRanges:
         name, scope, since = self._open.pop()
         if since is not None:
             self._waiting, self._observer.waiting = False, ""
-            (self._observer.waited_for_input if name == "data" else self._observer.waited_for_ranks)(since)
+            self._observer.waited(since, for_ranks=name != "data")
         if scope is not None:
             scope.__exit__(None, None, None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import resource
 import sys
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from time import process_time_ns
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from .clocks import ThreadClock
 from .operators import ROW_ACCESS, CallWork, is_special, overwrites, traffic_kind
 from .places import Position, Stacks
 from .random_rows import MOST_IDS, RandomRows, address_of, memory_of, random_rows, rows_of_table
+from .trace.read import grouped
 
 PAGE = resource.getpagesize()
 _FUSED_PRODUCT = "aten::_addmm_activation"
@@ -256,10 +257,8 @@ def _resolve_rows(steps: list[list[CallWork]], knee: int, step_bytes: int) -> No
     was touched in between fits. How many steps were looked at does not matter: where they fit the cache,
     it holds rows of earlier steps too.
     """
-    calls: defaultdict[int, list[CallWork]] = defaultdict(list)
-    for work in (work for step in steps for work in step):
-        if work.ids is not None:
-            calls[work.ids[0]].append(work)
+    looked_up = (work for step in steps for work in step if work.ids is not None)
+    calls = grouped(looked_up, lambda work: work.ids[0] if work.ids else 0)
     latest = {id(work) for work in steps[-1]}
     rows = sum(_distinct([work for work in group if id(work) in latest]) for group in calls.values())
     step_bytes += rows

@@ -20,7 +20,7 @@ from .timeline import COUNTED, NODE, CountedInOrder, StepTimes, nearest_call, st
 from .trace.analyse import steps_of
 from .trace.idle import collectives, device_times, lateness, transfers, waits_for_device
 from .trace.nesting import NONE, Nesting, TracedSteps, spread
-from .trace.read import PART, STEP, STEP_OF_TORCH
+from .trace.read import PART, STEP, STEP_OF_TORCH, summed
 from .trace.record import Recording
 
 _CALIBRATION = 400
@@ -286,9 +286,7 @@ def region_name(name: str) -> str:
 
 def part_rows(operators: list[Operator]) -> list[PartTime]:
     """Time of each part, largest first."""
-    parts: defaultdict[str, float] = defaultdict(float)
-    for row in operators:
-        parts[row.part or "(no part)"] += row.ms
+    parts = summed((row.part or "(no part)", row.ms) for row in operators)
     whole = sum(parts.values()) or 1.0
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return [PartTime(name, ms, ms / whole) for name, ms in ordered]

@@ -104,12 +104,6 @@ class Facts:
     case: int = 0
 
     @property
-    def launch_ms(self) -> float:
-        """Host time per kernel."""
-        kernels = sum(part.kernels for part in self.parts.values())
-        return sum(part.host_ms for part in self.parts.values()) / max(1.0, kernels)
-
-    @property
     def kernel_ms(self) -> float:
         """Time of a small kernel inside a graph, including the gap after it."""
         return self.latency_ms("kernel")
@@ -186,10 +180,11 @@ def facts(
     affected = {part for name in names for part in _affected(name, {**budget, **traced})}
     input_ms = scaled(profile, affected, case).get("data", 0.0)
     rest = plain_ms(profile, case) - input_ms
-    host = {
-        name: part.host_ms * _relative(budget.get(name), case if name in affected else -case)
-        for name, part in traced.items()
-    }
+    host = {name: part.host_ms for name, part in traced.items()}
+    for name in host.keys() & budget.keys():
+        # Relative to its median.
+        ms = budget[name].ms
+        host[name] *= _at(ms, case if name in affected else -case) / ms.p50 if ms.p50 else 1.0
     # Tracing slows the host down, not the kernels. What neither explains is spread over all parts.
     untraced = min(1.0, rest / max(sum(host.values()), 1e-9))
     longest = max(sum(host.values()) * untraced, sum(part.device_ms or 0.0 for part in traced.values()))
@@ -206,11 +201,6 @@ def facts(
         batch_bytes=(budget["data"].bytes or 0) if "data" in budget else 0.0,
         case=case,
     )
-
-
-def _relative(part: Component | None, case: int) -> float:
-    """A part in this case relative to its median."""
-    return _at(part.ms, case) / part.ms.p50 if part and part.ms.p50 else 1.0
 
 
 def predict(step: Facts, names: Sequence[str]) -> float:
@@ -257,7 +247,9 @@ def _changed(step: Facts, fix: str, name: str, part: PartTimes, precision: str) 
         return PartTimes(part.host_ms * 0.7, max(part.device_ms * 0.5, part.device_ms - saved), kernels)
     kernels = min(part.kernels, FUSED_KERNELS.get((kind_of(name), phase_of(name)), 2))
     device = min(part.device_ms, max(step.memory_ms(moved), kernels * step.kernel_ms))
-    return PartTimes(min(part.host_ms, kernels * step.launch_ms), device, kernels)
+    all_parts = step.parts.values()
+    launch_ms = sum(one.host_ms for one in all_parts) / max(1.0, sum(one.kernels for one in all_parts))
+    return PartTimes(min(part.host_ms, kernels * launch_ms), device, kernels)
 
 
 def on_a_cpu(profile: StepBudget, names: Collection[str], peaks: Peaks, cores: int, case: int = 0) -> float:
@@ -304,13 +296,12 @@ def prediction(
     names: Sequence[str],
     parts: list[TracedPart] | None,
     peaks: Peaks,
-    cores: int,
 ) -> Prediction | None:
     """The step with these fixes; None on a GPU without a trace (`parts`) or without ceilings of the device."""
     times = []
     for case in (0, 1, -1):
         if profile.device == "cpu":
-            times.append(on_a_cpu(profile, names, peaks, cores, case))
+            times.append(on_a_cpu(profile, names, peaks, usable_cores(), case))
             continue
         step = facts(profile, parts, peaks, names, case) if parts is not None else None
         if step is None:
@@ -320,28 +311,6 @@ def prediction(
     return Prediction(times[0], gains[0], min(gains), max(gains))
 
 
-def ranked(
-    fixes: Sequence[Fix],
-    profile: StepBudget,
-    parts: list[TracedPart] | None,
-    peaks: Peaks | None,
-    cores: int,
-) -> list[tuple[Fix, Prediction]]:
-    """Each fix with its prediction, the largest gain first; empty without ceilings."""
-    if peaks is None:
-        return []
-    rows: list[tuple[Fix, Prediction, Prediction]] = []
-    for fix in fixes:
-        names = [fix.name, *fix.implies]
-        alone = prediction(profile, names, parts, peaks, cores)
-        # Where launch overhead hides the gain of a fix, the prediction with a graph breaks the tie.
-        beside_graph = prediction(profile, [*names, "graph"], parts, peaks, cores)
-        if alone is not None and beside_graph is not None:
-            rows.append((fix, alone, beside_graph))
-    rows.sort(key=lambda row: (round(row[1].ms, 3), row[2].ms))
-    return [(fix, alone) for fix, alone, _ in rows]
-
-
 def suggest(
     fixes: Sequence[Fix],
     profile: StepBudget,
@@ -349,9 +318,19 @@ def suggest(
     peaks: Peaks | None,
     doubt: str | None,
 ) -> tuple[list[Fix], list[Advice]]:
-    """Rank fixes by their predicted gain, with an advice about each; `doubt`: why no gain is predicted."""
-    rows = ranked(fixes, profile, parts, peaks, usable_cores())
-    return [fix for fix, _ in rows], [row_of(fix, prediction, doubt, profile) for fix, prediction in rows]
+    """Rank fixes by their predicted gain, with an advice about each; none without ceilings. `doubt`: why no gain is
+    predicted."""
+    rows: list[tuple[Fix, Prediction, float]] = []
+    for fix in fixes:
+        if peaks is None:
+            break
+        names = [fix.name, *fix.implies]
+        # Where launch overhead hides the gain of a fix, the prediction with a graph breaks the tie.
+        alone, beside_graph = (prediction(profile, [*names, *more], parts, peaks) for more in ((), ("graph",)))
+        if alone is not None and beside_graph is not None:
+            rows.append((fix, alone, beside_graph.ms))
+    rows.sort(key=lambda row: (round(row[1].ms, 3), row[2]))
+    return [fix for fix, *_ in rows], [row_of(fix, prediction, doubt, profile) for fix, prediction, _ in rows]
 
 
 def row_of(fix: Fix, prediction: Prediction | None, doubt: str | None, profile: StepBudget) -> Advice:

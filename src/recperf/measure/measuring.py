@@ -16,7 +16,7 @@ from .ceilings import ceilings_of_profile, cold_over_hot, knees_of, ranks_sharin
 from .clocks import Counts
 from .evidence import kernel_works, observed
 from .experiments import confirm, hot_ids
-from .limits import verdict_of
+from .limits import part_ms, verdict_of
 from .observing import Observer
 from .operators import CallWork
 from .peaks.other_work import DISTURBED, OtherWork, not_judged
@@ -34,7 +34,6 @@ from .profile_records import (
 )
 from .records import Experiment, Observed, ObservedSteps
 from .rows import compact
-from .sections import part_ms
 
 STEPS = 48
 SECONDS = 12.0

@@ -134,13 +134,15 @@ class Observer:
                 yield
         finally:
             self.waiting = ""
-        self.waited_for_input(before)
+        self.waited(before)
 
-    def waited_for_input(self, since: Moment) -> None:
-        self._input = self._input.plus(self.clock.now().since(since))
-
-    def waited_for_ranks(self, since: Moment) -> None:
-        self._ranks = self._ranks.plus(self.clock.now().since(since))
+    def waited(self, since: Moment, *, for_ranks: bool = False) -> None:
+        """Add a wait for input, or for other ranks, to the current step."""
+        spent = self.clock.now().since(since)
+        if for_ranks:
+            self._ranks = self._ranks.plus(spent)
+        else:
+            self._input = self._input.plus(spent)
 
     def end_step(self, *, ordinary: bool = True) -> None:
         """Note the end of a step and get ready for the next one.
@@ -148,7 +150,14 @@ class Observer:
         A step in which the loop also did something else, such as an evaluation, is not `ordinary` and left out.
         """
         if get_ident() != self._thread:
-            self._follow_thread()
+            # From now on observe the thread that ends steps, unless another one is being traced or counted.
+            if self.state in ("warm", "plain"):
+                self.clock.close()
+                self.clock, self._thread = ThreadClock(), get_ident()
+                self._input = self._ranks = _ZERO
+                self._began = self.clock.now()
+                if self.state == "plain":
+                    self.sampler.start()
             return
         if self._unwatched:
             self.seen += 1
@@ -277,7 +286,10 @@ class Observer:
             if self.light:
                 self._enter("watching")
             elif self.hurries:
-                self._plain_again()
+                # Few steps were timed before the trace.
+                self._before_trace = (self.plain, self.blocks)
+                self.plain, self.blocks, self._plain_ns = [], [], 0
+                self._start_plain()
             else:
                 self._enter("done")
         else:
@@ -323,22 +335,6 @@ class Observer:
         else:
             return False
         return True
-
-    def _plain_again(self) -> None:
-        """Time more steps, because few were timed before the trace."""
-        self._before_trace = (self.plain, self.blocks)
-        self.plain, self.blocks, self._plain_ns = [], [], 0
-        self._start_plain()
-
-    def _follow_thread(self) -> None:
-        """From now on observe the thread that ends steps, unless another one is being traced or counted."""
-        if self.state in ("warm", "plain"):
-            self.clock.close()
-            self.clock, self._thread = ThreadClock(), get_ident()
-            self._input = self._ranks = _ZERO
-            self._began = self.clock.now()
-            if self.state == "plain":
-                self.sampler.start()
 
     # Plain steps on a GPU
 

@@ -40,13 +40,25 @@ class ProgramWatch:
         """Everything that is known now; `modules` are those of the model or of the program, by name."""
         import sys
 
+        from torch import nn
+
         dynamo = sys.modules.get("torch._dynamo.utils")
         return ProgramFacts(
             threads=threads,
             cores=usable_cores(),
             optimizers=list(self.optimizers.values()),
             loader=self.loader,
-            embeddings=embedding_facts(modules),
+            embeddings=[
+                EmbeddingFacts(
+                    name,
+                    type(module).__name__,
+                    int(module.num_embeddings),
+                    int(module.embedding_dim),
+                    bool(module.sparse),
+                )
+                for name, module in modules
+                if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+            ],
             has_model=has_model,
             compiled=bool(dynamo and dynamo.counters["frames"]),
             huge_pages=huge_pages(),
@@ -95,18 +107,6 @@ def tensors_in(batch: Any, depth: int = 3) -> int:
         return int(isinstance(batch, Tensor))
     inside = batch if isinstance(batch, (list, tuple, dict)) else getattr(batch, "__dict__", {})
     return sum(tensors_in(one, depth - 1) for one in (inside.values() if isinstance(inside, dict) else inside))
-
-
-def embedding_facts(modules: Iterable[tuple[str, Any]]) -> list[EmbeddingFacts]:
-    from torch import nn
-
-    return [
-        EmbeddingFacts(
-            name, type(module).__name__, int(module.num_embeddings), int(module.embedding_dim), bool(module.sparse)
-        )
-        for name, module in modules
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-    ]
 
 
 def optimizer_of(part: str | None) -> str | None:

@@ -154,9 +154,13 @@ def _table_batched(name: str, arguments: dict[str, Any]) -> RandomRows | None:
     lengths = offsets[bags].diff()
     row_bytes = widths * weights[0].element_size()
     if "weights_tys" in tensors:
-        row_bytes = _quantized_bytes(widths, tensors["weights_tys"], int(arguments.get("row_alignment") or 1))
+        types = [int(kind) for kind in tensors["weights_tys"].cpu()]
+        bits = torch.tensor([_BITS.get(kind, 8) for kind in types], device=widths.device)
+        scales = torch.tensor([_SCALE_BYTES * (kind in (2, 3, 4)) for kind in types], device=widths.device)
+        alignment = int(arguments.get("row_alignment") or 1)
+        row_bytes = ((widths * bits + 7) // 8 + scales + alignment - 1) // alignment * alignment
     mean_bytes = int((lengths * row_bytes).sum()) // max(1, int(lengths.sum()))
-    table_rows = sum(map(_bytes, weights)) // max(1, mean_bytes)
+    table_rows = sum(table.nbytes for table in weights) // max(1, mean_bytes)
     starts = starts // row_bytes.max()
     if "hash_size_cumsum" in tensors:
         starts, table_rows = tensors["hash_size_cumsum"][:features], int(tensors["hash_size_cumsum"][-1])
@@ -169,7 +173,7 @@ def _table_batched(name: str, arguments: dict[str, Any]) -> RandomRows | None:
     # Gradients of equal rows are summed first. The state of a row lies elsewhere: another random row.
     states = [state for key, state in tensors.items() if key.endswith(_STATES) and state.numel() >= table_rows]
     pieces = 1 + len(states)
-    all_bytes = mean_bytes + sum(_bytes(state) // max(1, table_rows) for state in states)
+    all_bytes = mean_bytes + sum(state.nbytes // max(1, table_rows) for state in states)
     ids = torch.cat([torch.unique(ids) + piece * table_rows for piece in range(pieces)])
     tables |= frozenset(map(address_of, states))
     return RandomRows(address_of(weights[0]), ids, all_bytes // pieces, pieces * table_rows, 2, tables, linked)
@@ -183,14 +187,3 @@ def _filled(arguments: dict[str, Any]) -> RandomRows | None:
     row_bytes = cache.shape[1] * cache.element_size()
     tables = frozenset((address_of(host), address_of(cache)))
     return RandomRows(address_of(host), torch.unique(ids), row_bytes, cache.shape[0], 1, tables, linked=True)
-
-
-def _quantized_bytes(widths: Tensor, types: Tensor, alignment: int) -> Tensor:
-    bits = torch.tensor([_BITS.get(int(kind), 8) for kind in types.cpu()], device=widths.device)
-    scales = torch.tensor([_SCALE_BYTES * (int(kind) in (2, 3, 4)) for kind in types.cpu()], device=widths.device)
-    size = (widths * bits + 7) // 8 + scales
-    return (size + alignment - 1) // alignment * alignment
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -25,11 +25,10 @@ from .records import (
     PlaceShare,
     PlaceTime,
     Sampling,
-    TracedStep,
 )
 from .timeline import COUNTED, GRAPH, NODE, WAITING, Call, StepTimes
 from .trace.nesting import NONE, Nesting, TracedSteps, between
-from .trace.read import Host, Trace
+from .trace.read import Host, Trace, grouped, summed
 from .trace.regions import TraceStacks
 
 SMALLEST = 0.005
@@ -81,10 +80,8 @@ def operator_rows(times: StepTimes, works: list[CallWork]) -> list[Operator]:
 
 def unknown_work(operators: list[Operator]) -> list[str]:
     """A note on the operators whose work is not known, where they take a noticeable part of the operators' time."""
-    unknown: defaultdict[str, float] = defaultdict(float)
-    for row in operators:
-        if not row.counted and not row.communication and row.kind not in ("function", "node", "view"):
-            unknown[row.name] += row.ms
+    rows = (row for row in operators if not row.counted and not row.communication)
+    unknown = summed((row.name, row.ms) for row in rows if row.kind not in ("function", "node", "view"))
     names = sorted(unknown, key=lambda name: -unknown[name])
     names = [name for name in names if unknown[name] >= NOTICEABLE * sum(row.ms for row in operators)]
     if not names:
@@ -96,10 +93,7 @@ def unknown_work(operators: list[Operator]) -> list[str]:
 
 def _place(calls: Iterable[Call]) -> Place | None:
     """The place with most of the calls' time."""
-    times: defaultdict[Place, float] = defaultdict(float)
-    for call in calls:
-        if call.place is not None:
-            times[call.place] += call.us
+    times = summed((call.place, call.us) for call in calls if call.place is not None)
     return max(times, key=lambda place: times[place], default=None)
 
 
@@ -147,26 +141,23 @@ def _fused(times: StepTimes, works: list[CallWork]) -> dict[int, CallWork]:
 
 def compact(figures: Observed) -> Observed:
     """The figures with at most `MOST_ROWS` operators; the smaller ones are joined by their kind."""
-    rest: defaultdict[tuple[Any, ...], list[Operator]] = defaultdict(list)
-    for row in figures.operators[MOST_ROWS:]:
-        kind = row.kind, bool(row.kernels), row.by_name, row.communication
-        rest[*kind, row.precision, row.row_bytes].append(row)
+    rest = grouped(
+        figures.operators[MOST_ROWS:],
+        lambda row: (row.kind, bool(row.kernels), row.by_name, row.communication, row.precision, row.row_bytes),
+    )
     joined = [_joined(group) if len(group) > 1 else group[0] for group in rest.values()]
     rows = [*figures.operators[:MOST_ROWS], *joined]
     place = {id(row): MOST_ROWS + number for number, group in enumerate(rest.values()) for row in group}
-    return replace(figures, operators=rows, timeline=_renumbered(figures, place))
-
-
-def _renumbered(figures: Observed, place: dict[int, int]) -> TracedStep | None:
-    """The timeline with the numbers of joined rows; its calls have their own names."""
     if figures.timeline is None:
-        return None
+        return replace(figures, operators=rows)
     calls = []
     for call in figures.timeline.calls:
         row = None if call.operator is None else figures.operators[call.operator]
-        joined = row is not None and id(row) in place
-        calls.append(replace(call, operator=place[id(row)], name=call.name or row.name) if row and joined else call)
-    return replace(figures.timeline, calls=calls)
+        if row is not None and id(row) in place:
+            # A call of a joined row has its own name.
+            call = replace(call, operator=place[id(row)], name=call.name or row.name)
+        calls.append(call)
+    return replace(figures, operators=rows, timeline=replace(figures.timeline, calls=calls))
 
 
 def _joined(group: list[Operator]) -> Operator:

@@ -22,7 +22,7 @@ from .records import Operator, Place, TracedCall, TracedStep
 from .spans import EXCHANGE
 from .trace.idle import DeviceTimes, collectives, limit_of_work, waits_for_device
 from .trace.nesting import NONE, Cover, Nesting, TracedSteps, between, merged
-from .trace.read import OWN_RANGES, Trace
+from .trace.read import OWN_RANGES, Trace, grouped
 from .trace.work import work_of
 
 GRAPH = "CUDA graph"
@@ -243,9 +243,7 @@ class CountedInOrder:
 
     def __init__(self, nesting: Nesting, works: Sequence[CallWork]) -> None:
         self._nesting = nesting
-        self._works: defaultdict[str, list[CallWork]] = defaultdict(list)
-        for work in works:
-            self._works[work.name].append(work)
+        self._works = grouped(works, lambda work: work.name)
         # A lookup that a library does not divide into operators has a backward pass that updates the same rows.
         lookups = [work for work in works if TABLE_BATCHED.match(work.name) and "lookup" in work.name and work.rows]
         self._backward = [
@@ -320,9 +318,7 @@ def _calls(nesting: Nesting, window: TracedSteps, times: StepTimes, rows: dict[i
 def _bounded(calls: list[TracedCall], whole: float) -> list[TracedCall]:
     """The longest calls, and the others merged; each lane in the order in which it is drawn."""
     ordered = sorted(calls, key=lambda call: -call.us)
-    groups: defaultdict[tuple[str, int], list[TracedCall]] = defaultdict(list)
-    for call in ordered[MOST:]:
-        groups[call.lane, int(SLICES * call.start_us / whole)].append(call)
+    groups = grouped(ordered[MOST:], lambda call: (call.lane, int(SLICES * call.start_us / whole)))
     joined = map(_joined_calls, groups.values())
     return sorted([*ordered[:MOST], *joined], key=lambda call: (call.lane, call.start_us, -call.us))
 

@@ -107,10 +107,13 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
     all_steps = window.step_ms()
     notes: list[str] = []
     if not window.work and window.count >= FEW_STEPS:
-        typical = _typical(all_steps)
+        # The half of the steps that are nearest to the median: new memory or other work makes single steps slow.
+        middle = median(all_steps)
+        ordered = sorted(range(window.count), key=lambda number: abs(all_steps[number] - middle))
+        typical = ordered[: (window.count + 1) // 2]
         notes.append(
             f"shares are those of the {len(typical)} of {window.count} steps nearest to the median of "
-            f"{median(all_steps):.3g} ms; the slowest step took {max(all_steps):.3g} ms"
+            f"{middle:.3g} ms; the slowest step took {max(all_steps):.3g} ms"
         )
         window = TracedSteps(trace, nesting, only=typical)
     works = _Works(nesting, window, ceilings)
@@ -145,13 +148,6 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         pageable_bytes=sum(row.bytes for row in transfers(window) if row.pinned is False),
         timeline=traced_step(nesting, window, times, operators),
     )
-
-
-def _typical(times: list[float]) -> list[int]:
-    """The half of the steps that are nearest to the median: new memory or other work makes single steps slow."""
-    middle = median(times)
-    ordered = sorted(range(len(times)), key=lambda number: abs(times[number] - middle))
-    return ordered[: (len(times) + 1) // 2]
 
 
 class _Works:

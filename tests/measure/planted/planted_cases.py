@@ -167,14 +167,8 @@ def loader_case(machine: Machine, seconds: float, part: float, rows: int = 256) 
     return (lambda batch: [work(batch) for _ in range(count)]), loader
 
 
-@planted("loader sleeps, 60 %", "input", on_gpu=())
-def loader_60(machine: Machine) -> Built:
-    return loader_case(machine, 0.02, 0.4)
-
-
-@planted("loader sleeps, 30 %, products 70 %", "compute", on_gpu=())
-def loader_30(machine: Machine) -> Built:
-    return loader_case(machine, 0.04, 0.7)
+planted("loader sleeps, 60 %", "input", on_gpu=())(lambda machine: loader_case(machine, 0.02, 0.4))
+planted("loader sleeps, 30 %, products 70 %", "compute", on_gpu=())(lambda machine: loader_case(machine, 0.04, 0.7))
 
 
 def python_loop(seconds: float) -> None:
@@ -264,9 +258,7 @@ def pure_python(machine: Machine) -> Built:
     return step, None
 
 
-@planted("3,000 operators on 16 floats", "dispatch", on_gpu=("launch",))
-def small_operators(machine: Machine) -> Built:
-    return trivial(machine), None
+planted("3,000 operators on 16 floats", "dispatch", on_gpu=("launch",))(lambda machine: (trivial(machine), None))
 
 
 def mixture(part: float) -> Callable[[Machine], Built]:
@@ -538,10 +530,9 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-@planted("a CUDA graph of small kernels", "dispatch", on_cpu=False)
-def graph_small(machine: Machine) -> Built:
-    x = machine.rand(1024)
-    return captured(repeated(500, lambda: x.mul_(1.0001))), None
+planted("a CUDA graph of small kernels", "dispatch", on_cpu=False)(
+    lambda machine: (captured(on(lambda m: (m.rand(1024),), lambda x: x.mul_(1.0001), 500)(machine)[0]), None)
+)
 
 
 @planted("a CUDA graph of large products", "compute", on_cpu=False)

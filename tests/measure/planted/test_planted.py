@@ -46,7 +46,6 @@ def verdict_of(case: Planted, folder: Path) -> tuple[bool, recperf.Report]:
     threads = case.threads or machine_threads()
     torch.set_num_threads(threads)
     ceilings = ceilings_of(peaks.require(threads, lambda text: None), threads=threads)
-    assert ceilings is not None
     machine = Machine(ceilings.knee, folder=str(folder))
     try:
         step, batches = case.built(machine)

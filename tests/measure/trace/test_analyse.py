@@ -137,13 +137,6 @@ def test_steps_and_loader_of_torch_are_recognised() -> None:
     assert analysis.idle.causes["input wait"] == pytest.approx(0.09)
 
 
-def test_kernels_without_launch_calls_are_found_through_their_operator() -> None:
-    tagged = made.kernel("k", 150, 10, 0)
-    tagged["args"] = {"device": 0, "stream": 7, "External id": 5}
-    rows = operators([made.around("recperf.step#0", 0, 100), made.op("aten::mm", 10, 30, external=5), tagged])
-    assert rows["aten::mm"].ms == pytest.approx(0.01)
-
-
 def test_whole_microseconds_of_older_profilers_still_nest() -> None:
     """The inner operator seems to end 1 us after the outer one, because both were cut to whole microseconds."""
     rows = operators([made.op("aten::linear", 0, 10), made.op("aten::mm", 2, 9), made.op("aten::relu", 11, 1)])

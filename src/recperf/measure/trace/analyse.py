@@ -22,7 +22,7 @@ from ..profile_records import Idle, Kernel, Kernels, Missing, SmallKernels
 from .file import looks_like_trace
 from .idle import collectives, communication, idle, transfers
 from .nesting import SMALL_US, Nesting, TracedSteps, merged, per_step
-from .read import MERGED, Device, Trace, facts_in, rank_in, read
+from .read import MERGED, Trace, facts_in, grouped, rank_in, read
 from .records import ComparedRanks, RankFacts, StepTables, TracedCollective, TracedRank, TraceFacts
 from .regions import OTHER, modules, parts, timings
 
@@ -139,9 +139,7 @@ def _plain(value: Any) -> str | int | None:
 
 def _kernels(nesting: Nesting, window: TracedSteps) -> Kernels:
     kernels = [work for work in window.work if work.kind == "kernel"]
-    groups: defaultdict[tuple[str, str | None], list[Device]] = defaultdict(list)
-    for kernel in kernels:
-        groups[kernel.name, nesting.part_of(nesting.origin(kernel))].append(kernel)
+    groups = grouped(kernels, lambda kernel: (kernel.name, nesting.part_of(nesting.origin(kernel))))
     total = sum(kernel.end - kernel.start for kernel in kernels)
     rows: list[Kernel] = []
     for (name, part), members in groups.items():

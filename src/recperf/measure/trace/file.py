@@ -209,7 +209,8 @@ def write_trace(target: Path, events: Iterable[Event], header: Event, *, fix: st
     with writing(target, fix=fix):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with _create(temporary, packed=target.suffix == ".gz") as file:
+            opened = gzip.open(temporary, "wt", encoding="ascii", compresslevel=6) if target.suffix == ".gz" else None
+            with opened or temporary.open("w", encoding="ascii") as file:
                 file.write('{"traceEvents":[')
                 separator = "\n"
                 for event in events:
@@ -221,10 +222,6 @@ def write_trace(target: Path, events: Iterable[Event], header: Event, *, fix: st
         finally:
             temporary.unlink(missing_ok=True)
     return written
-
-
-def _create(path: Path, *, packed: bool) -> IO[str]:
-    return gzip.open(path, "wt", encoding="ascii", compresslevel=6) if packed else path.open("w", encoding="ascii")
 
 
 def _text(event: Event) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...units import size, time
 from ..profile_records import Idle, Sync, Transfer
 from .nesting import COLLECTIVE, NONE, Cover, Innermost, Nesting, TracedSteps, merged, per_step
-from .read import ELEMENT_BYTES, Device, Host, Trace
+from .read import ELEMENT_BYTES, Device, Host, Trace, grouped
 from .records import TracedCollective, TracedCommunication
 from .regions import frame_of
 
@@ -135,16 +135,9 @@ def _callers(trace: Trace, nesting: Nesting, window: TracedSteps, waits: list[in
 
 def transfers(window: TracedSteps) -> list[Transfer]:
     """Copies and fills by kind and by whether host memory was pinned."""
-    kernels: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
-    for work in window.work:
-        if work.kind == "kernel":
-            kernels[work.device].append((work.start, work.end))
-    cover = {device: Cover(merged(stretches)) for device, stretches in kernels.items()}
-    groups: defaultdict[tuple[str, bool | None], list[Device]] = defaultdict(list)
-    for work in window.work:
-        if work.kind != "kernel":
-            pinned = True if "Pinned" in work.name else False if "Pageable" in work.name else None
-            groups[_kind(work), pinned].append(work)
+    kernels = grouped((work for work in window.work if work.kind == "kernel"), lambda work: work.device)
+    cover = {device: Cover(merged((work.start, work.end) for work in own)) for device, own in kernels.items()}
+    groups = grouped((work for work in window.work if work.kind != "kernel"), _kind)
     rows: list[Transfer] = []
     for (kind, pinned), members in groups.items():
         time = sum(work.end - work.start for work in members)
@@ -164,10 +157,11 @@ def transfers(window: TracedSteps) -> list[Transfer]:
     return sorted(rows, key=lambda row: row.ms, reverse=True)
 
 
-def _kind(work: Device) -> str:
-    if work.kind == "set":
-        return "memset"
-    return next((kind for mark, kind in _KINDS.items() if mark in work.name), "device to device")
+def _kind(work: Device) -> tuple[str, bool | None]:
+    """The kind of a copy or a fill, and whether host memory was pinned."""
+    kind = next((kind for mark, kind in _KINDS.items() if mark in work.name), "device to device")
+    pinned = True if "Pinned" in work.name else False if "Pageable" in work.name else None
+    return "memset" if work.kind == "set" else kind, pinned
 
 
 @dataclass(slots=True)
@@ -288,12 +282,11 @@ def lateness(items: list[Collective]) -> list[str]:
 
     A rank that is late in every call cannot be told from slow bytes here.
     """
-    groups: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for item in items:
-        groups[item.name, item.bytes].append((item.end - item.start) / 1e3)
+    groups = grouped(items, lambda item: (item.name, item.bytes))
     if not groups:
         return []
-    (name, moved), calls = max(groups.items(), key=lambda group: sum(group[1]))
+    times = {key: [(item.end - item.start) / 1e3 for item in group] for key, group in groups.items()}
+    (name, moved), calls = max(times.items(), key=lambda group: sum(group[1]))
     mean, fastest = sum(calls) / len(calls), min(calls)
     late = f"{1 - fastest / mean if mean else 0.0:.0%}"
     return [
@@ -310,9 +303,7 @@ def communication(trace: Trace, nesting: Nesting, window: TracedSteps) -> Traced
         return TracedCommunication(missing="no collective in this trace")
     on_device = any(_KERNEL.search(work.name) for work in window.work)
     busy = Cover(other_work(nesting, window, on_device=on_device))
-    groups: defaultdict[str, list[Collective]] = defaultdict(list)
-    for item in items:
-        groups[item.name].append(item)
+    groups = grouped(items, lambda item: item.name)
     scale = 1e3 * window.count
     rows: list[TracedCollective] = []
     for name, members in groups.items():

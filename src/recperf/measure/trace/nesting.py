@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable
 from statistics import quantiles
 
 from ..records import Percentiles
-from .read import PART, STEP, STEP_OF_TORCH, Device, Host, Trace, find_steps, optimizer_steps
+from .read import PART, STEP, STEP_OF_TORCH, Device, Host, Trace, find_steps, optimizer_steps, summed
 from .records import Window
 
 ROUNDING = 0.002
@@ -44,9 +44,7 @@ class Nesting:
         self.steps = find_steps(trace.host)
         self.steps_from = "names" if self.steps else "optimizer"
         self.steps = self.steps or optimizer_steps(trace.host)
-        time: defaultdict[str, float] = defaultdict(float)
-        for event in self.events:
-            time[event.thread] += event.end - event.start
+        time = summed((event.thread, event.end - event.start) for event in self.events)
         self.thread = self.steps[0].thread if self.steps else max(time, key=lambda name: time[name], default="")
         self._starts = [step.start for step in self.steps]
         self.region: list[int] = []

@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import DataError
 from .file import Scan
 
+K = TypeVar("K")
+T = TypeVar("T")
 KINDS = {
     "cpu_op": "op",
     "operator": "op",
@@ -62,8 +64,6 @@ ELEMENT_BYTES = {
     for name in names
 }
 """Bytes of an element by the profiler's name of its type."""
-_OPTIMIZER = re.compile(r"Optimizer\.step#")
-"""The range that torch records around the step of an optimizer."""
 _STEP = re.compile(rf"(?:{re.escape(STEP)}|{STEP_OF_TORCH}|Optimizer\.step)#")
 _DEPENDS = re.compile(r"aten::(?:_?embedding|.*conv|.*pool|sort|topk|cumsum|repeat|expand|index)|fbgemm::.*embedding")
 SPARSE = "sparse"
@@ -250,29 +250,40 @@ def collect(events: Iterable[dict[str, Any]], path: Path, reading: _Reading | No
     return trace
 
 
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by a key, in their order."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def summed(amounts: Iterable[tuple[K, float]]) -> defaultdict[K, float]:
+    """The sum of the amounts of each key."""
+    sums: defaultdict[K, float] = defaultdict(float)
+    for key, amount in amounts:
+        sums[key] += amount
+    return sums
+
+
+def _ranges(host: Iterable[Host], pattern: str) -> list[Host]:
+    """The ranges whose names begin so, in order of time, of the thread that has most of them."""
+    threads = grouped((e for e in host if e.kind == "range" and re.match(pattern, e.name)), lambda event: event.thread)
+    most = max(threads.values(), key=len) if threads else []
+    return sorted(most, key=lambda event: event.start)
+
+
 def find_steps(host: Iterable[Host]) -> list[Host]:
-    """The steps in order of time, of the thread that has most of them; ours are preferred to torch's own."""
-    for name in (STEP, STEP_OF_TORCH):
-        threads: defaultdict[str, list[Host]] = defaultdict(list)
-        pattern = re.compile(re.escape(name) + r"#\d+$")
-        for event in host:
-            if event.kind == "range" and pattern.match(event.name):
-                threads[event.thread].append(event)
-        if threads:
-            most = max(threads, key=lambda thread: len(threads[thread]))
-            return sorted(threads[most], key=lambda event: event.start)
-    return []
+    """The steps in order of time; ours are preferred to torch's own."""
+    return _ranges(host, rf"{re.escape(STEP)}#\d+$") or _ranges(host, rf"{STEP_OF_TORCH}#\d+$")
 
 
 def optimizer_steps(host: list[Host]) -> list[Host]:
     """Steps of a program that names none: each ends where the step of its last optimizer ends."""
-    threads: defaultdict[str, list[Host]] = defaultdict(list)
-    for event in host:
-        if event.kind == "range" and _OPTIMIZER.match(event.name):
-            threads[event.thread].append(event)
-    if not threads:
+    # Torch records a range around the step of an optimizer.
+    ranges = _ranges(host, r"Optimizer\.step#")
+    if not ranges:
         return []
-    ranges = sorted(threads[max(threads, key=lambda thread: len(threads[thread]))], key=lambda event: event.start)
     ends = [event for event in ranges if event.name == ranges[-1].name]
     begin = min(event.start for event in host if event.thread == ends[0].thread)
     starts = [begin, *(event.end for event in ends)]

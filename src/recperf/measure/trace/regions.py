@@ -15,7 +15,7 @@ from ..places import LIBRARY, USER, Frame, Stack, place_in, surrounding
 from ..profile_records import Missing, TracedPart
 from ..records import Place
 from .nesting import NONE, Cover, Innermost, Nesting, TracedSteps, per_step
-from .read import Host, Trace
+from .read import Host, Trace, grouped, summed
 from .records import ModuleTime
 
 OTHER = "other"
@@ -100,10 +100,8 @@ class Modules:
 
     def __init__(self, trace: Trace, nesting: Nesting) -> None:
         self.nesting = nesting
-        frames: defaultdict[str, list[Host]] = defaultdict(list)
-        for frame in trace.python:
-            if frame.name.startswith(_MODULE):
-                frames[frame.thread].append(frame)
+        named = (frame for frame in trace.python if frame.name.startswith(_MODULE))
+        frames = grouped(named, lambda frame: frame.thread)
         self.frames = {thread: Innermost(own, nesting.rounding) for thread, own in frames.items()}
         self.paths: defaultdict[str, list[str]] = defaultdict(list)
         for thread, own in self.frames.items():
@@ -203,17 +201,12 @@ class TraceStacks:
     """The stacks of a trace at any time of any thread."""
 
     def __init__(self, trace: Trace, nesting: Nesting, window: TracedSteps) -> None:
-        threads: defaultdict[str, list[Host]] = defaultdict(list)
-        for event in trace.python:
-            threads[event.thread].append(event)
+        threads = grouped(trace.python, lambda event: event.thread)
         self._thread = nesting.thread
         self._threads = {thread: Innermost(events, nesting.rounding) for thread, events in threads.items()}
         self._frames: dict[str, Frame | None] = {}
         self._stacks = {thread: self._all(events) for thread, events in self._threads.items()}
-        times: defaultdict[Stack, float] = defaultdict(float)
-        for _, stack, us in self.times(window.steps):
-            times[stack] += us
-        self._around = surrounding(times)
+        self._around = surrounding(summed((stack, us) for _, stack, us in self.times(window.steps)))
 
     def _all(self, events: Innermost) -> list[tuple[Stack, bool]]:
         """The stack of every event, and whether only a backward pass is inside of it."""

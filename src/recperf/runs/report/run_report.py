@@ -12,7 +12,7 @@ from msgspec import structs
 
 from ...config import flatten
 from ...measure.profile_records import Profile
-from ...measure.sections import roofline
+from ...measure.limits import roofline
 from ..result import Result
 from ..resume import change_text, is_free
 from . import charts, page, quality_sections, timeline
