@@ -20,6 +20,7 @@ from ..distributed.shares import own_part
 from ..machine import machine_facts
 from ..measure import fixes, limits
 from ..measure.experiments import SECONDS
+from ..measure.limits import swept_ms
 from ..measure.measuring import STEPS
 from ..measure.observing import Observer
 from ..measure.peaks.records import Peaks
@@ -34,7 +35,6 @@ from ..measure.profile_records import (
     SavedTrace,
     Trust,
 )
-from ..measure.limits import swept_ms
 from ..measure.trace.records import StepTables
 from ..runs.record import packages
 from ..train.device import applied

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from ...config import flatten
-from ...measure.profile_records import Profile
 from ...measure.limits import roofline
+from ...measure.profile_records import Profile
 from ..result import Result
 from ..resume import change_text, is_free
 from . import charts, page, quality_sections, timeline
