@@ -141,8 +141,7 @@ def check_list(arguments: list[str]) -> int:
 
 
 def list_datasets(arguments: list[str]) -> int:
-    description = "List the datasets on this machine, with the command that trains on each."
-    options = parse(OutputOptions, arguments, prog="recperf data list", description=description)
+    options = parse(OutputOptions, arguments, prog="recperf data list", description=ACTIONS["list"] + ".")
     rows = [_describe(dataset) for dataset in datasets.present()]
     if options.json:
         print_json({"datasets": rows})
@@ -184,8 +183,8 @@ def _with_file(arguments: list[str]) -> list[str]:
         return [flag, arguments[0], *(argument for argument in arguments[1:] if argument != flag)]
     if value is not None or SWITCHES & set(arguments):
         return arguments if value is not None else [argument for argument in arguments if argument != "--clicks"]
-    fix = f"recperf data import FILE{' --clicks' * is_clicks} --name NAME"
-    raise UsageError("data import needs a file, right after import", fix=fix)
+    what = "data import needs a file, right after import"
+    raise UsageError(what, fix=f"recperf data import FILE{' --clicks' * is_clicks} --name NAME")
 
 
 def _kind(action: str, arguments: list[str]) -> str:

@@ -60,9 +60,7 @@ def say(done: ClickImport | ClickInfo | dict[str, object], terminal: Terminal) -
     facts = as_json(done)
     columns = facts.pop("columns", {})
     print_facts(facts, terminal)
-    width = max([20, *map(len, columns)])
-    for name, text in columns.items():
-        terminal.say(f"{name:<{width}} {text}")
+    print_facts(columns, terminal)
 
 
 def _say_import(done: ClickImport, terminal: Terminal) -> None:

@@ -114,7 +114,7 @@ class Bar:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
-            self.bar = None
+        self.bar = None
 
 
 @contextmanager
