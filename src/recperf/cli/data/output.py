@@ -27,7 +27,8 @@ def print_facts(facts: dict[str, Any], terminal: Terminal) -> None:
     width = max([20, *map(len, facts)])
     for name, value in facts.items():
         if value is not None and value not in ([], {}):
-            text = f"{size(value)} ({value:,} bytes)" if name.endswith("bytes") else as_text(value)
+            counted = name.endswith("bytes") and isinstance(value, int)
+            text = f"{size(value)} ({value:,} bytes)" if counted else as_text(value)
             terminal.say(f"{name:<{width}} {text}")
 
 
