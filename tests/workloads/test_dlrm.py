@@ -96,20 +96,6 @@ def test_expected_ids_are_those_of_drawn_batches(data: dict[str, Any]) -> None:
     assert unique == pytest.approx(expected_unique(config, expected_ids(config)), rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "interaction"),
-    [("sgd", "dot"), ("adagrad", "concat"), ("rowwise-adagrad", "dcn"), ("adamw", "dot")],
-)
-def test_every_model_learns_with_every_optimizer(optimizer: str, interaction: str) -> None:
-    rate = {"sgd": 0.5, "adamw": 0.02}.get(optimizer, 0.1)
-    model = {"interaction": interaction, "cross_layers": 1, "cross_rank": 3}
-    config = made(data={"batches": 60}, model=model, optimizer=optimizer, learning_rate=rate, batch_size=128)
-    trial, losses = trained(config, 60)
-    assert sum(losses[-10:]) < sum(losses[:10]) * 0.97
-    assert trial.metrics(trial.predictions())["auc"] > 0.6
-    assert trial.model.training
-
-
 @pytest.mark.parametrize("optimizer", [*RULES, "adamw"])
 def test_slices_take_the_same_steps_as_whole_batches(optimizer: str) -> None:
     """Gradients of a row that several slices use are summed before an optimizer sees them."""

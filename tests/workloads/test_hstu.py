@@ -180,19 +180,6 @@ def test_a_history_gets_what_its_user_gets_without_the_items_met(run: Any, capfd
         opened.score({"user": ["a7"], "item": [100]})
 
 
-def test_lists_of_all_users_are_described(run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    opened, sequences, _ = run
-    output = tmp_path / "all.parquet"
-    capfd.readouterr()
-    assert main(["recommend", str(opened.folder), "--all-users", "--output", str(output), "--k", "5", "--json"]) == 0
-    lists = json.loads(capfd.readouterr().out)["lists"]
-    rows = pq.read_table(output)
-    assert len(rows) == 5 * len(sequences)
-    assert lists["coverage"] == pytest.approx(len(rows["item"].unique()) / ITEMS)
-    assert 0 < lists["overlap"] < 1
-    assert 0 < lists["popularity"] < 1
-
-
 def test_an_export_has_the_encoder_and_an_index_of_items(run: Any, tmp_path: Path) -> None:
     opened, _, timed = run
     manifest = opened.export(tmp_path / "exported")

@@ -126,13 +126,3 @@ def test_it_is_not_claimed_of_a_table_in_memory(name: str) -> None:
     lookup = replace(operators(peaks, 1.0)[2], rows=200_000, missed=200_000, ms=20.0, **table)
     rows = [*operators(peaks, 1.0), lookup]
     assert finding(peaks, rows).holds is False
-
-
-def test_shares_that_differ_by_less_than_steps_vary_are_not_judged() -> None:
-    peaks = MACHINES["large L2, no L3"]
-    rows = operators(peaks, 1.0)
-    # About as much time as all others and Python take, for a stream through memory.
-    stream_ms = 1.4 * sum(row.ms for row in rows)
-    rows.append(replace(rows[-1], calls=1, bytes=2e7 * stream_ms, beyond=2e7 * stream_ms, ms=stream_ms))
-    assert finding(peaks, rows, vary=0.5).holds is None
-    assert finding(peaks, rows, vary=0.001).holds is not None

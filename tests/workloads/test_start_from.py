@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,10 @@ from recperf.data.yambda.earlier_ids import matched, with_earlier_ids
 from recperf.data.yambda.item_features import item_values
 from recperf.data.yambda.reference import open_events
 from recperf.data.yambda.store import originals
-from recperf.errors import UsageError
 from recperf.execution.exporting import compared
 from recperf.execution.serving import TableExport
-from recperf.execution.starting import start_of
 from recperf.models.init import normal_
 from recperf.models.next_item.model import STD
-from recperf.workloads.hstu.config import HSTU
 
 DAY = 86_400
 SMALL = ["--model.dim", "16", "--model.blocks", "1", "--model.head-dim", "8", "--model.max-length", "8"]
@@ -210,20 +206,6 @@ def test_rows_of_dlrm_v4_go_on_with_the_state_of_their_optimizer(folder: Path) -
     assert (users.counts["new"], users.counts["dropped"]) == (60, 0)
 
 
-def test_features_that_only_one_of_the_datasets_has_start_anew(folder: Path) -> None:
-    assert main(["data", "import", str(folder / "new.csv"), "--store", str(folder / "plain"), "--quiet"]) == 0
-    before, run = item_rows(folder / "run"), str(folder / "run")
-    for name in ("plain", "new"):
-        target = folder / f"from-{name}"
-        assert main(["run", "--start-from", run, "--data", str(folder / name), "--run-dir", str(target), *STILL]) == 0
-        after, run = item_rows(target), str(target)
-        assert all(torch.equal(after[item], before[item]) for item in before)
-    values = torch.stack(list(feature_rows(target).values()))
-    initial = torch.empty(len(values) + 1, 16)
-    normal_(initial, STD, 42, "features")
-    assert torch.equal(values, initial[1:])
-
-
 def test_entries_without_an_id_and_tables_without_ids_are_compared_row_by_row() -> None:
     weight_RW = torch.arange(8.0).view(4, 2)
     ids = pa.array([None, None, "a", "b"])
@@ -267,12 +249,3 @@ def test_what_cannot_be_started_from_is_refused_in_a_line(
         assert main(["run", *arguments, "--run-dir", str(target), "--no-peaks", "--quiet"]) in (2, 3, 4), arguments
         assert message in capfd.readouterr().err.splitlines()[0]
         assert not target.exists()
-
-
-def test_several_ranks_do_not_copy_what_a_run_starts_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = recperf.open(start(folder, "copied", *STILL)).config
-    monkeypatch.setattr("recperf.execution.starting.current", lambda: SimpleNamespace(size=2))
-    run: Any = SimpleNamespace(folder=folder / "killed", read=lambda *_: None)
-    with pytest.raises(UsageError, match="once it has a checkpoint"):
-        start_of(HSTU, config, run)
-    assert not run.folder.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from ..measure.cost import Cost
 from ..models import config as cost
@@ -31,15 +30,6 @@ def planned_clicks(
 ) -> PlannedWorkload:
     """A click model with `ids` per sample in each table; `state` overrides the optimizer's numbers per table row.
     `drawn`: each step draws its batch."""
-    work = click_work(model, ids, optimizer=optimizer, precision=precision, state=state)
-    if drawn:
-        work = replace(work, calls=work.calls + CALLS_DRAWING)
-    return PlannedWorkload(batch_size=batch_size, count=lambda history, distinct: work)
-
-
-def click_work(
-    model: DLRMConfig, ids: tuple[float, ...], *, optimizer: str, precision: str = "float32", state: int | None = None
-) -> Work:
     states, flops = cost.dense_optimizer(optimizer)
     row_state = RULES.get(optimizer, RULES["adam"]).state_width(model.dim) if state is None else state
     copied = "AdamW changes every row in every step" if optimizer == "adamw" and state is None else ""
@@ -66,13 +56,13 @@ def click_work(
     )
     ids_per_sample = sum(ids)
     calls = CALLS + CALLS_PER_LAYER * (len(model.bottom) + len(model.top_widths) - 2)
-    return Work(
+    work = Work(
         tables=tables,
         dense_parameters=model.mlp_parameters,
         dense_states=states,
         precision=precision,
         parts=parts,
-        calls=calls,
+        calls=calls + drawn * CALLS_DRAWING,
         kernels=lambda samples, threads: calls,
         shapes=_largest(model),
         activations=lambda samples: cost._activations(model, samples),
@@ -83,6 +73,7 @@ def click_work(
             "optimizer": f"{optimizer}: {states} numbers per dense parameter, {row_state} per table row, {flops} FLOPs",
         },
     )
+    return PlannedWorkload(batch_size=batch_size, count=lambda history, distinct: work)
 
 
 def _largest(model: DLRMConfig) -> Shapes:

@@ -88,18 +88,9 @@ class DLRMModelConfig:
         scaled = self.rows
         if self.row_scale != 1:
             scaled = tuple(max(min(rows, SMALL_TABLE), round(rows * self.row_scale)) for rows in self.rows)
-        return DLRMConfig(
-            features=self.features or tuple(f"t{index}" for index in range(1, len(scaled) + 1)),
-            rows=scaled,
-            dim=self.dim,
-            bottom=self.bottom,
-            top=self.top,
-            interaction=self.interaction,
-            diagonal=self.diagonal,
-            cross_layers=self.cross_layers,
-            cross_rank=self.cross_rank,
-            table_init_std=self.table_init_std,
-        )
+        fields = {name: getattr(self, name) for name in DLRMConfig.__dataclass_fields__}
+        features = self.features or tuple(f"t{index}" for index in range(1, len(scaled) + 1))
+        return DLRMConfig(**{**fields, "features": features, "rows": scaled})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +159,6 @@ def intended() -> DLRMWorkloadConfig:
 def experiment_plain() -> DLRMWorkloadConfig:
     """The experiment with every optimization switched off."""
     return replace(experiment(), fast=PLAIN)
-
-
-def intended_plain() -> DLRMWorkloadConfig:
-    """The intended experiment with every optimization switched off."""
-    return replace(intended(), fast=PLAIN)
 
 
 def criteo_kaggle() -> DLRMWorkloadConfig:
@@ -258,18 +244,18 @@ def max_ids(config: DLRMWorkloadConfig) -> tuple[int, ...]:
     return (config.data.source == "clicks" and config.data.ids_per_feature) or (1,) * len(rows)
 
 
+def mean_ids(config: DLRMWorkloadConfig) -> tuple[float, ...]:
+    """Mean ids in a bag of each feature: of drawn bags that of round(max(1, u * most)) with u uniform in [0, 1)."""
+    exact = config.data.source != "random" or config.data.fixed
+    return tuple(
+        float(most) if exact or most == 1 else (1.5 + sum(range(2, most)) + 0.5 * most) / most
+        for most in max_ids(config)
+    )
+
+
 def expected_ids(config: DLRMWorkloadConfig) -> int:
     """Ids of an average batch, counting repeats within a bag."""
-    exact = config.data.source != "random" or config.data.fixed
-    a_sample = sum(float(most) if exact else _mean_length(most) for most in max_ids(config))
-    return round(config.train.batch_size * a_sample)
-
-
-def _mean_length(most: int) -> float:
-    """Mean of round(max(1, u * most)) with u uniform in [0, 1)."""
-    if most == 1:
-        return 1.0
-    return (1.5 + sum(range(2, most)) + 0.5 * most) / most
+    return round(config.train.batch_size * sum(mean_ids(config)))
 
 
 def expected_unique(config: DLRMWorkloadConfig, ids: int) -> int:
@@ -325,13 +311,11 @@ def require_room(config: DLRMWorkloadConfig) -> None:
 def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
     from ..click_plan import planned_clicks
 
-    exact = config.data.source != "random" or config.data.fixed
-    ids = tuple(float(most) if exact else _mean_length(most) for most in max_ids(config))
     precision = "bfloat16" if config.fast.precision == "auto" else config.fast.precision
     return planned_clicks(
         config.dlrm,
         config.train.batch_size,
-        ids,
+        mean_ids(config),
         optimizer=config.train.optimizer,
         precision=precision,
         drawn=config.data.source == "random",
@@ -361,7 +345,6 @@ DLRM = Workload(
         "criteo-kaggle": criteo_kaggle,
         "dcnv2": dcnv2,
         "experiment-plain": experiment_plain,
-        "intended-plain": intended_plain,
     },
     estimate=estimate,
     claims=claims,

@@ -147,9 +147,6 @@ class HistoryTrial:
             patience=train.patience,
             whole_step=self._whole_step(inputs),
         )
-        self._left: dict[int, list[int]] = {}
-        for place, seam in enumerate(self.order.seams_S.tolist()):
-            self._left.setdefault(seam, []).append(place)
 
     def _model(self, seed: int) -> DLRMv4:
         return make_model(self.prepared.config, self.prepared.tiers, self.prepared.settings.device, seed=seed)
@@ -198,14 +195,14 @@ class HistoryTrial:
 
     def _windows_left(self, at: Position) -> list[dict[str, Any]]:
         """Events for the log, one for each window that ends at this position."""
-        order, events = self.order, []
-        for place in self._left.get(at.batch, ()):
-            left, leftover = int(order.leftovers_S[place]), order.leftover
-            events.append({
+        order = self.order
+        return [
+            {
                 "kind": "window", "window": order.windows[place], "anchors": int(order.counts_S[place]),
-                "in_no_full_batch": left, "leftover": leftover,
-            })  # fmt: skip
-        return events
+                "in_no_full_batch": int(order.leftovers_S[place]), "leftover": order.leftover,
+            }
+            for place in np.flatnonzero(order.seams_S == at.batch).tolist()
+        ]  # fmt: skip
 
     def _evaluation_facts(self, at: Position) -> dict[str, Any]:
         windows = self.prepared.windows_at(at)

@@ -172,34 +172,20 @@ class DLRMv4WorkloadConfig(TrialsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.distributed.require_tables(self.model.tables)
-        longest, room = self.data.history.longest, self.model.max_history
-        require(
-            longest <= room,
-            "data.history.length",
-            self.data.history.length,
-            f"histories of at most {room:,} events: model.hstu.max_length less {self.model.context_tokens} context "
-            "tokens and the candidate",
-        )
-        steps = self.train.evaluate_steps == 0 or not (self.evaluate.every_windows or self.evaluate.every_share)
-        require(
-            steps,
-            "train.evaluate_steps",
-            self.train.evaluate_steps,
-            "0 if evaluate.every_windows or every_share is set",
-        )
-        require(
-            not self.mlperf.log or self.seeds == 1,
-            "seeds",
-            self.seeds,
-            "1 with mlperf.log: a log describes one training",
-        )
+        longest, room, history = self.data.history.longest, self.model.max_history, self.data.history.length
+        evaluated = self.evaluate.every_windows or self.evaluate.every_share
         again = self.evaluate.on == "next-window" and self.train.epochs > 1
-        require(
-            not again,
-            "train.epochs",
-            self.train.epochs,
-            "1 with evaluate.on next-window: a second epoch has already trained on it",
-        )
+        fits = f"histories of at most {room:,} events: model.hstu.max_length less {self.model.context_tokens} context "
+        for holds, name, value, allowed in (
+            (longest <= room, "data.history.length", history, f"{fits}tokens and the candidate"),
+            (not (self.train.evaluate_steps and evaluated), "train.evaluate_steps", self.train.evaluate_steps,
+             "0 if evaluate.every_windows or every_share is set"),
+            (not self.mlperf.log or self.seeds == 1, "seeds", self.seeds,
+             "1 with mlperf.log: a log describes one training"),
+            (not again, "train.epochs", self.train.epochs,
+             "1 with evaluate.on next-window: a second epoch has already trained on it"),
+        ):  # fmt: skip
+            require(holds, name, value, allowed)
 
 
 def laptop() -> DLRMv4WorkloadConfig:
