@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..data.yambda.store import EventStore
 
 ROWS = "rows.npz"
-HELD_OUT = ("split", "holdout_first", "holdout_windows", "holdout_share")
+HELD_OUT = ("split", "holdout_first", "holdout_windows")
 """Fields of `data` that say which events are held out."""
 
 

@@ -43,6 +43,8 @@ ACTIONS = 8
 CANDIDATE_CODE = ACTIONS
 """The action code of a candidate, whose action is to be predicted."""
 
+EPS = 1e-6
+"""Added to the variance in layer norms of STU layers; elsewhere it is torch's default."""
 Precision = Literal["float32", "bfloat16"]
 AttentionScale = Literal["fixed", "batch-max"]
 
@@ -70,8 +72,6 @@ class HSTUConfig:
     """Compute the last layer's output for the candidate only; the others are not used."""
     recompute: bool = False
     """Save only a layer's input for the backward pass and recompute the rest: less memory, more work."""
-    eps: float = 1e-6
-    """Added to the variance in layer norms."""
 
     def __post_init__(self) -> None:
         within(1, self.layers, 1024, "hstu.layers")
@@ -81,7 +81,6 @@ class HSTUConfig:
         within(1, self.v_dim, 1 << 12, "hstu.v_dim")
         within(1, self.max_length, 1 << 20, "hstu.max_length")
         require(0 <= self.dropout < 1, "hstu.dropout", self.dropout, "0 to below 1")
-        require(0 < self.eps < 1, "hstu.eps", self.eps, "above 0 and below 1")
 
     @property
     def attention_width(self) -> int:
@@ -146,8 +145,6 @@ class DLRMv4Config:
     """Data type of the encoders and HSTU layers; the candidate's encoder, head and loss are float32."""
     loss_scale: float = 0.2
     """Factor of the loss, the mean binary cross entropy."""
-    eps: float = 1e-5
-    """Added to the variance in layer norms outside the STU layers."""
 
     tables: ClassVar[tuple[str, ...]] = tuple(PUBLISHED_ROWS)
     context: ClassVar[tuple[str, ...]] = CONTEXT
@@ -167,7 +164,6 @@ class DLRMv4Config:
         within(0.0, self.position_std, 1e6, "model.position_std")
         within(0, self.recent, max(0, self.max_history), "model.recent")
         require(0 <= self.input_dropout < 1, "model.input_dropout", self.input_dropout, "0 to below 1")
-        require(0 < self.eps < 1, "model.eps", self.eps, "above 0 and below 1")
         within(1e-6, self.loss_scale, 1e6, "model.loss_scale")
         least = self.context_tokens + 1
         require(

@@ -21,7 +21,7 @@ from ...ops import hstu_attention, stu_input, stu_output
 from ...ops.dropout import Dropout, dropout_seed
 from ...ops.hstu_attention import Mask
 from ..init import xavier_uniform_
-from .config import HSTUConfig
+from .config import EPS, HSTUConfig
 
 STU = "stu"
 """The purpose of the layers' dropout; each purpose draws other random numbers in a step."""
@@ -141,7 +141,7 @@ class _Layer(torch.autograd.Function):
         with span("stu_output"):
             out_TD, output_stats = stu_output.forward(
                 attention_TE, call.split(uvqk_TF)[0], x_TD, *weights.output_norm, weights.output_3ED,
-                call.config.eps, call.dropout,
+                EPS, call.dropout,
             )  # fmt: skip
         activations = () if call.config.recompute else (uvqk_TF, attention_TE)
         ctx.save_for_backward(x_TD, *parameters, input_stats, output_stats, *activations)
@@ -164,7 +164,7 @@ class _Layer(torch.autograd.Function):
         with span("stu_output_backward"):
             dattention_TE, _, *d_output = stu_output.backward(
                 grad_TD, attention_TE, u_TE, *weights.output_norm, weights.output_3ED, output_stats,
-                call.config.eps, call.dropout, into_u=du_TE, **of_gates,
+                EPS, call.dropout, into_u=du_TE, **of_gates,
             )  # fmt: skip
         with span("attention_backward"):
             attention_body(x_TD).backward(
@@ -173,7 +173,7 @@ class _Layer(torch.autograd.Function):
             )  # fmt: skip
         with span("stu_input_backward"):
             dx_TD, *d_input = stu_input.backward(
-                gradient_TF, x_TD, *weights.norm, weights.uvqk_DF, input_stats, call.config.eps, residual_TD=grad_TD,
+                gradient_TF, x_TD, *weights.norm, weights.uvqk_DF, input_stats, EPS, residual_TD=grad_TD,
                 **of_all,
             )  # fmt: skip
         return dx_TD, None, *d_input, *d_output
@@ -192,7 +192,7 @@ def _bias_gradient(call: Call, uvqk_TF: Tensor) -> tuple[dict[str, Any], dict[st
 def _front(x_TD: Tensor, weights: Weights, call: Call, *, again: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a layer up to its attention: the buffer, the norm's statistics, the attention's output."""
     with span(RECOMPUTE if again else "stu_input"):
-        uvqk_TF, stats = stu_input.forward(x_TD, *weights.norm, weights.uvqk_DF, weights.uvqk_bias_F, call.config.eps)
+        uvqk_TF, stats = stu_input.forward(x_TD, *weights.norm, weights.uvqk_DF, weights.uvqk_bias_F, EPS)
     _, v_THV, q_THA, k_THA = call.split(uvqk_TF)
     with span(RECOMPUTE if again else "attention"):
         attention_THV = attention_body(x_TD).forward(q_THA, k_THA, v_THV, call.rows.offsets_B1, call.mask)
@@ -210,7 +210,7 @@ class _LastToken(torch.autograd.Function):
         with span("stu_output"):
             out_BD, output_stats = stu_output.forward(
                 attention_BE, call.halves(uq_BM)[0], x_BD, *weights.output_norm, weights.output_3ED,
-                call.config.eps, call.last_dropout,
+                EPS, call.last_dropout,
             )  # fmt: skip
         activations = () if call.config.recompute else (vk_TM, uq_BM, attention_BE)
         ctx.save_for_backward(x_TD, *parameters, *stats, output_stats, *activations)
@@ -221,7 +221,7 @@ class _LastToken(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         call, (x_TD, *saved) = ctx.call, ctx.saved_tensors
         weights, (vk_stats, uq_stats, output_stats, *activations) = Weights(*saved[:7]), saved[7:]
-        grad_BD, last_B, eps = grads[0].contiguous(), call.rows.last_B, call.config.eps
+        grad_BD, last_B = grads[0].contiguous(), call.rows.last_B
         x_BD = x_TD.index_select(0, last_B)
         if not activations:
             activations = _last_front(x_TD, x_BD, weights, call, again=True)[:3]
@@ -231,7 +231,7 @@ class _LastToken(torch.autograd.Function):
         (dv_TE, dk_TK), (du_BE, dq_BK) = call.halves(d_vk_TM), call.halves(d_uq_BM)
         with span("stu_output_backward"):
             dattention_BE, _, *d_output = stu_output.backward(
-                grad_BD, attention_BE, u_BE, *weights.output_norm, weights.output_3ED, output_stats, eps,
+                grad_BD, attention_BE, u_BE, *weights.output_norm, weights.output_3ED, output_stats, EPS,
                 call.last_dropout, into_u=du_BE,
             )  # fmt: skip
         with span("attention_backward"):
@@ -241,8 +241,8 @@ class _LastToken(torch.autograd.Function):
             )  # fmt: skip
         with span("stu_input_backward"):
             vk_DM, uq_DM = call.paired(weights.uvqk_DF)
-            dx_TD, *d_all = stu_input.backward(d_vk_TM, x_TD, *weights.norm, vk_DM, vk_stats, eps)
-            dx_BD, *d_last = stu_input.backward(d_uq_BM, x_BD, *weights.norm, uq_DM, uq_stats, eps, residual_TD=grad_BD)
+            dx_TD, *d_all = stu_input.backward(d_vk_TM, x_TD, *weights.norm, vk_DM, vk_stats, EPS)
+            dx_BD, *d_last = stu_input.backward(d_uq_BM, x_BD, *weights.norm, uq_DM, uq_stats, EPS, residual_TD=grad_BD)
             dx_TD[last_B] += dx_BD
             d_norm = (d_all[0] + d_last[0], d_all[1] + d_last[1])
             d_uvqk = (call.unpaired(d_all[2], d_last[2]), call.unpaired(d_all[3], d_last[3]))
@@ -253,8 +253,8 @@ def _last_front(x_TD: Tensor, x_BD: Tensor, weights: Weights, call: Call, *, aga
     """Compute values and keys of all tokens, gates and queries of the last ones, attention, and norm statistics."""
     with span(RECOMPUTE if again else "stu_input"):
         (vk_DM, uq_DM), (vk_M, uq_M) = call.paired(weights.uvqk_DF), call.paired(weights.uvqk_bias_F)
-        vk_TM, vk_stats = stu_input.forward(x_TD, *weights.norm, vk_DM, vk_M, call.config.eps)
-        uq_BM, uq_stats = stu_input.forward(x_BD, *weights.norm, uq_DM, uq_M, call.config.eps)
+        vk_TM, vk_stats = stu_input.forward(x_TD, *weights.norm, vk_DM, vk_M, EPS)
+        uq_BM, uq_stats = stu_input.forward(x_BD, *weights.norm, uq_DM, uq_M, EPS)
     (v_TE, k_TK), (_, q_BK) = call.halves(vk_TM), call.halves(uq_BM)
     with span(RECOMPUTE if again else "attention"):
         attention_BHV = attention_body(x_TD).forward_last(

@@ -121,11 +121,11 @@ Init = Callable[[Tensor, int, str], None]
 class Encoder(nn.Module):
     """Linear layer, x * sigmoid(norm), linear layer and, if `normed`, a norm."""
 
-    def __init__(self, before: int, hidden: int, after: int, eps: float, *, normed: bool = True) -> None:
+    def __init__(self, before: int, hidden: int, after: int, *, normed: bool = True) -> None:
         super().__init__()
-        self.first, self.first_norm = nn.Linear(before, hidden), nn.LayerNorm(hidden, eps)
+        self.first, self.first_norm = nn.Linear(before, hidden), nn.LayerNorm(hidden)
         self.second = nn.Linear(hidden, after)
-        self.second_norm = nn.LayerNorm(after, eps) if normed else None
+        self.second_norm = nn.LayerNorm(after) if normed else None
 
     def reset(self, seed: int, name: str, init: Init) -> None:
         for part, linear in (("first", self.first), ("second", self.second)):
@@ -155,7 +155,7 @@ class RatesTower(nn.Module):
 
     def __init__(self, config: DLRMv4Config) -> None:
         super().__init__()
-        self.encoder = Encoder(len(RATES), config.rates_hidden, 1, config.eps, normed=False)
+        self.encoder = Encoder(len(RATES), config.rates_hidden, 1, normed=False)
         self.linear = nn.Linear(len(RATES), 1)
         self.added: Tensor
         self.register_buffer("added", torch.zeros(2 + len(RATES)))
@@ -195,23 +195,23 @@ class DLRMv4(nn.Module):
         """`tables` replaces the default ones, as for tables that several processes share."""
         super().__init__()
         self.config, self.moment = config, Moment(seed)
-        dim, table, eps = config.dim, config.table_dim, config.eps
+        dim, table = config.dim, config.table_dim
         self.tables = DLRMv4Tables(config, seed=seed, device=device) if tables is None else tables
         self.context_weight = nn.Parameter(torch.zeros(config.context_tokens, table, dim))
         self.context_bias = nn.Parameter(torch.zeros(config.context_tokens, dim))
-        self.content = Encoder(table, config.encoder_hidden, dim, eps)
-        self.extra = Encoder(2 * table, config.encoder_hidden, dim, eps)
+        self.content = Encoder(table, config.encoder_hidden, dim)
+        self.extra = Encoder(2 * table, config.encoder_hidden, dim)
         self.action_bits = nn.Parameter(torch.zeros(3, config.action_dim))
         self.candidate_action = nn.Parameter(torch.zeros(1, config.action_width))
-        self.action = Encoder(config.action_width, config.encoder_hidden, dim, eps)
+        self.action = Encoder(config.action_width, config.encoder_hidden, dim)
         self.position_weight = nn.Parameter(torch.zeros(config.positions, dim))
         self.time_weight = nn.Parameter(torch.zeros(config.time_buckets + 1, dim))
         self.hstu = HSTU(config.hstu)
         self.combine = nn.Linear(dim + 2 * len(PERIODS), dim)
-        self.combine_norm = nn.LayerNorm(dim, eps)
-        self.recent = Encoder(config.recent_features, config.head_hidden, dim, eps) if config.recent else None
-        self.item_tower = Encoder(3 * table, config.item_hidden, dim, eps)
-        self.head = Encoder(config.head_features, config.head_hidden, 1, eps, normed=False)
+        self.combine_norm = nn.LayerNorm(dim)
+        self.recent = Encoder(config.recent_features, config.head_hidden, dim) if config.recent else None
+        self.item_tower = Encoder(3 * table, config.item_hidden, dim)
+        self.head = Encoder(config.head_features, config.head_hidden, 1, normed=False)
         self.rates = RatesTower(config) if config.rates_hidden else None
         self.reset(seed, tables=False)
         self.to(device)

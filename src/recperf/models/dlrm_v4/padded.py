@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ...data.batch import HistoryBatch
 from ...data.yambda.schema import CANDIDATE, CROSSES, HISTORY
 from ...ops.assemble import SHORTEST, UNIT
-from .config import ACTIONS, FEATURE_TABLES, DLRMv4Config
+from .config import ACTIONS, EPS, FEATURE_TABLES, DLRMv4Config
 from .hstu import HSTU, STULayer
 from .model import DLRMv4, Encoder, RatesTower, time_features
 from .tables import DLRMv4Tables
@@ -140,7 +140,7 @@ def stu(layer: STULayer, x_BTD: Tensor, seen_BTT: Tensor, divisor: int | Tensor)
 def projected(layer: STULayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gates, and by head values, queries and keys, of tokens [..., tokens, width]."""
     config = layer.config
-    normed = F.layer_norm(x, (config.dim,), layer.norm_weight, layer.norm_bias, config.eps)
+    normed = F.layer_norm(x, (config.dim,), layer.norm_weight, layer.norm_bias, EPS)
     wide, narrow = config.attention_width, config.key_width
     u, *heads = torch.split(normed @ layer.uvqk_weight + layer.uvqk_bias, [wide, wide, narrow, narrow], -1)
     v, q, k = (part.reshape(*part.shape[:-1], config.heads, -1).transpose(-2, -3) for part in heads)
@@ -151,7 +151,7 @@ def gated(layer: STULayer, x: Tensor, u: Tensor, attention: Tensor) -> Tensor:
     """The output of a layer from its input, its gates and its attention."""
     config = layer.config
     width = (config.attention_width,)
-    norm = F.layer_norm(attention, width, layer.output_norm_weight, layer.output_norm_bias, config.eps)
+    norm = F.layer_norm(attention, width, layer.output_norm_weight, layer.output_norm_bias, EPS)
     gate = F.silu(u)
     return x + torch.cat([gate, attention, gate * norm], -1) @ layer.output_weight
 

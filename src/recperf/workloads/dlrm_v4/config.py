@@ -45,17 +45,13 @@ class EventsConfig:
     """Folder of an event store or of a cache of the MLPerf reference; default: the embedded synthetic events."""
     events: int = 300_000
     """Approximate number of embedded synthetic events."""
-    embedded_seed: int = 7
-    """Seed of the embedded synthetic events."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
     windows: WindowConfig = field(default_factory=WindowConfig)
     holdout_first: int | None = None
     """First hold-out window, before which all are trained on; default: the hold-out is at the end."""
     holdout_windows: int = 1
-    """Number of hold-out windows, which are scored and never trained on; 0: as many of the last as hold about
-    `holdout_share` of the anchors."""
-    holdout_share: float = 0.2
-    """Share of the anchors, the latest, to hold out if holdout_windows is 0."""
+    """Number of hold-out windows, which are scored and never trained on; 0: as many of the last as hold about a fifth
+    of the anchors."""
     validation_share: float = 0.0
     """Share of the training anchors, the latest, that are not trained on but choose the epoch by their log loss; 0:
     none, and the last epoch counts."""
@@ -71,11 +67,9 @@ class EventsConfig:
 
     def __post_init__(self) -> None:
         within(1_000, self.events, 1 << 40, "data.events")
-        within(0, self.embedded_seed, 1 << 53, "data.embedded_seed")
         if self.holdout_first is not None:
             within(1, self.holdout_first, 1 << 40, "data.holdout_first")
         within(0, self.holdout_windows, 1 << 20, "data.holdout_windows")
-        require(0 < self.holdout_share < 1, "data.holdout_share", self.holdout_share, "above 0 and below 1")
         require(0 <= self.validation_share < 1, "data.validation_share", self.validation_share, "0 to below 1")
         within(1, self.workers, 256, "data.workers")
 

@@ -37,6 +37,8 @@ from .ranking import PART, EventCatalogue, Features, LastItems, Rule, gradient_b
 
 Positions = NDArray[np.int64]
 
+HELD_OUT = 0.2
+"""Share of the anchors, the latest, that the hold-out windows have unless a number of windows is requested."""
 MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most so many."""
 MOST_ROWS_BESIDE = 200_000
@@ -58,7 +60,7 @@ def opened(data: EventsConfig) -> EventStore:
     """The store of a config; the embedded events are generated if they do not exist."""
     if data.path is not None:
         return open_events(data.path)
-    return catalogue.embedded(say=lambda _: None, config=of_size(data.events, seed=data.embedded_seed))
+    return catalogue.embedded(say=lambda _: None, config=of_size(data.events))
 
 
 class EventWindows:
@@ -69,7 +71,7 @@ class EventWindows:
         self.store = opened(data)
         self.index = WindowIndex.open(self.store, data.windows)
         try:
-            held_out = data.holdout_windows or _last_windows(data.holdout_share, self.index.counts())
+            held_out = data.holdout_windows or _last_windows(HELD_OUT, self.index.counts())
             before, self.holdout = divided(held_out, data.holdout_first, self.index.windows)
         except DataError as error:
             raise DataError(error.what, where={"store": self.store.folder, **error.where}, fix=error.fix) from None

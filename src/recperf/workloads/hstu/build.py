@@ -39,9 +39,11 @@ from ...train.ranking import list_quality
 from ...units import size
 from .config import HSTUConfig, SequencesConfig, bounds, estimate, require_room
 
+EMBEDDED_SEED = 7
+
 
 def planted(config: SequencesConfig) -> PlantedSequences:
-    return PlantedSequences(config.users, config.groups, config.group_items, config.embedded_seed)
+    return PlantedSequences(config.users, config.groups, config.group_items, EMBEDDED_SEED)
 
 
 def read(config: SequencesConfig) -> NextItemData:

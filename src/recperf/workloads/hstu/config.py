@@ -51,15 +51,12 @@ class SequencesConfig:
     """Groups of items in the embedded sequences."""
     group_items: int = 40
     """Items of each group in the embedded sequences."""
-    embedded_seed: int = 7
-    """Seed of the embedded sequences."""
 
     def __post_init__(self) -> None:
         within(0, self.validation_users, 1 << 40, "data.validation_users")
         within(10, self.users, 1 << 32, "data.users")
         within(2, self.groups, 1 << 12, "data.groups")
         within(1, self.group_items, 1 << 20, "data.group_items")
-        within(0, self.embedded_seed, 1 << 53, "data.embedded_seed")
 
 
 @dataclass(frozen=True, kw_only=True)
