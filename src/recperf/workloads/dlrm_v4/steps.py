@@ -114,29 +114,25 @@ class PackedBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class PackedHistories:
-    """Makes packed batches; one of another size than the graph's stays as it is."""
-
-    histories: Histories
-    padding: Padding
-    pinned: bool
-
-    def batch(self, positions_B: NDArray[np.int64]) -> PackedBatch | HistoryBatch:
-        batch = self.histories.batch(positions_B)
-        if len(batch) != self.padding.samples:
-            return batch
-        return PackedBatch(batch, self.padding.packed(batch, pinned=self.pinned))
-
-
-@dataclass(frozen=True, eq=False)
 class PackedOrder(InputOrder):
     """The same batches for a graph, packed by the threads that gather them."""
 
     padding: Padding
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[PackedBatch | Numbered]:  # type: ignore[override]
+<<<<<<< HEAD
         packed = PackedHistories(self.histories, self.padding, pinned=self.device.type == "cuda")
         with closing(load(self.order, packed.batch, workers=self.workers, start=start)) as loader:
+=======
+        def packed(positions_B: NDArray[np.int64]) -> PackedBatch | HistoryBatch:
+            """One of another size than the graph's stays as it is."""
+            batch = self.histories.batch(positions_B)
+            if len(batch) != self.padding.samples:
+                return batch
+            return PackedBatch(batch, self.padding.packed(batch, pinned=self.device.type == "cuda"))
+
+        with Loader(self.order, packed, workers=self.workers, start=start) as loader:
+>>>>>>> 8184a5ae (Packed batches are made by a function; the architecture page names the files of a workload)
             for number, batch in enumerate(loader, start):
                 if number in self.firsts:
                     reached("window: entered")
