@@ -120,10 +120,6 @@ class PackedOrder(InputOrder):
     padding: Padding
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[PackedBatch | Numbered]:  # type: ignore[override]
-<<<<<<< HEAD
-        packed = PackedHistories(self.histories, self.padding, pinned=self.device.type == "cuda")
-        with closing(load(self.order, packed.batch, workers=self.workers, start=start)) as loader:
-=======
         def packed(positions_B: NDArray[np.int64]) -> PackedBatch | HistoryBatch:
             """One of another size than the graph's stays as it is."""
             batch = self.histories.batch(positions_B)
@@ -131,8 +127,7 @@ class PackedOrder(InputOrder):
                 return batch
             return PackedBatch(batch, self.padding.packed(batch, pinned=self.device.type == "cuda"))
 
-        with Loader(self.order, packed, workers=self.workers, start=start) as loader:
->>>>>>> 8184a5ae (Packed batches are made by a function; the architecture page names the files of a workload)
+        with closing(load(self.order, packed, workers=self.workers, start=start)) as loader:
             for number, batch in enumerate(loader, start):
                 if number in self.firsts:
                     reached("window: entered")
