@@ -15,6 +15,7 @@ from torch import Tensor
 from recperf.train import checkpoint_tensors
 from recperf.train.checkpoint import shape_mismatch
 from recperf.train.checkpoint_folder import Rectangle
+from recperf.train.checkpoint_state import Content, StateReader
 from recperf.train.checkpoint_tensors import Shard, Sharded
 
 
@@ -108,3 +109,23 @@ def test_a_table_of_another_shape_or_beginning_is_refused(tmp_path: Path) -> Non
     with pytest.raises(Exception, match="none of the 1 checkpoints is intact"):
         checkpoints.load(into={"trial": Table({**UNIFORM, "seed": 8}).state})
     assert "its rows begin as {'kind': 'uniform', 'bound': 0.25, 'seed': 7}, those of this model as" in notices[0]
+
+
+def test_rows_of_two_ranks_are_read_by_ranks_and_by_one_process(tmp_path: Path) -> None:
+    """One of them has trained no row."""
+    halves = [Table(first=first, rows=R // 2) for first in (0, R // 2)]
+    halves[0].train(torch.tensor([3, 7, 20]), draws())
+    contents = [Content.of({"trial": half.state}) for half in halves]
+    written = [content.write(tmp_path, rank=rank) for rank, content in enumerate(contents)]
+    manifest = contents[0].manifest(written, step=1, best=False, when="now")
+
+    def read(table: Table) -> dict[str, Tensor]:
+        table.train(torch.tensor([1]), draws(9))
+        StateReader(tmp_path, manifest).read({"trial": table.state})
+        return table.plain()
+
+    whole = read(Table())
+    for half, first in zip(halves, (0, R // 2)):
+        part = {name: tensor[first : first + R // 2] for name, tensor in whole.items()}
+        assert same(part, half.plain())
+        assert same(part, read(Table(first=first, rows=R // 2)))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recperf.models.init import initial_rows
 from recperf.models.tiers.cache import TieredRows
-from recperf.models.tiers.columns import whole_columns
+from recperf.models.tiers.columns import RowBlock, TableColumns
 from recperf.models.tiers.config import TablesConfig
 from recperf.models.tiers.store import HostRows
 
@@ -26,15 +26,17 @@ def initial_table(initial: dict[str, Any] = UNIFORM) -> Tensor:
 
 
 class Table:
-    """Weights and a number of state for each row, in a cache of some rows before host memory."""
+    """Weights and a number of state for each row, in a cache of some rows before host memory. A rank has only some."""
 
-    def __init__(self, initial: dict[str, Any] = UNIFORM) -> None:
-        config = TablesConfig()
-        self.tiers = TieredRows({"t": R}, HostRows(R, D + 1), dim=D, slots=9, config=config, device=torch.device("cpu"))
-        first_RD = initial_table(initial)
-        self.tiers.initial = lambda name, rows_N: first_RD[rows_N]
-        weights = whole_columns(self.tiers, slice(0, D), initial)
-        state = whole_columns(self.tiers, slice(D, D + 1), {"kind": "zero"}, flat=True)
+    def __init__(self, initial: dict[str, Any] = UNIFORM, *, first: int = 0, rows: int = R) -> None:
+        self.rows, store = rows, HostRows(rows, D + 1)
+        self.tiers = TieredRows(
+            {"t": rows}, store, dim=D, slots=9, config=TablesConfig(), device=torch.device("cpu")
+        )  # fmt: skip
+        first_RD, blocks = initial_table(initial), [RowBlock(first, rows, 0)]
+        self.tiers.initial = lambda name, rows_N: first_RD[rows_N + first]
+        weights = TableColumns(self.tiers, (R, D), blocks, slice(0, D), initial)
+        state = TableColumns(self.tiers, (R,), blocks, slice(D, D + 1), {"kind": "zero"})
         self.state = {"tables.t": weights, "tables.t_state": state}
 
     def train(self, rows: Tensor, draw: torch.Generator) -> None:
@@ -47,7 +49,7 @@ class Table:
 
     def plain(self) -> dict[str, Tensor]:
         """The same state all in memory."""
-        records = self.tiers.records({"t": torch.arange(R)})
+        records = self.tiers.records({"t": torch.arange(self.rows)})
         return {"tables.t": records[:, :D].clone(), "tables.t_state": records[:, D].clone()}
 
 

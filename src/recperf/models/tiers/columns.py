@@ -83,6 +83,8 @@ class TableColumns:
         """Write those of these rows that are here; the other columns of their records keep their values, or get their
         initial ones."""
         places_N, here_N = self._places(rows_N)
+        if not len(places_N):
+            return
         for piece, part in zip(*(torch.split(one, self._records()) for one in (places_N, values[here_N]))):
             self.tiers.load(piece.numpy(), self.columns, part)
 
