@@ -9,7 +9,7 @@ from recperf.execution.workload import Estimate, TrialsConfig, Workload
 from recperf.measure.cost import FLOAT, Cost, adamw_update, bag_backward_dense, bag_forward, mlp_backward, mlp_forward
 from recperf.runs.contract import Claim, quality_target
 from recperf.train.config import TrainConfig
-from recperf.workloads.micro_dlrm.data import describe, read
+from recperf.workloads.micro_dlrm.config import describe, read
 
 
 @dataclass(frozen=True, kw_only=True)
