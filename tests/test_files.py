@@ -68,11 +68,16 @@ def test_a_folder_with_files_of_others_is_refused_unchanged(tmp_path: Path, name
         with alone(folder, what="writing", ours=ours), pytest.raises(MachineError, match="another process is writing"):
             alone(folder, what="writing", ours=ours).__enter__()
         return
-    before = sorted((path, path.lstat()) for path in (folder, *folder.iterdir()))
+
+    def state() -> list[tuple[Path, int, int]]:
+        paths = sorted([folder, *folder.iterdir()])
+        return [(path, path.lstat().st_mtime_ns, path.lstat().st_size) for path in paths]
+
+    before = state()
     with pytest.raises(DataError, match=f"recperf did not write .*: {re.escape(name.split('/')[0])}") as caught:
         alone(folder, what="writing", ours=ours).__enter__()
     assert caught.value.exit_code == 3
-    assert sorted((path, path.lstat()) for path in (folder, *folder.iterdir())) == before
+    assert state() == before
 
 
 def test_the_folder_of_a_running_process_is_not_removed(tmp_path: Path) -> None:
