@@ -88,7 +88,7 @@ def test_a_script_and_a_trace_are_short(call: Call, tmp_path: Path) -> None:
     assert any(line.startswith("  not seen ") for line in printed)
 
 
-@pytest.mark.parametrize("options", ["dlrm", "micro-dlrm", "dlrm-v4 --price 4USD"])
+@pytest.mark.parametrize("options", ["dlrm", "micro-dlrm", "dlrm-v4 --price 4USD --mtbf-hours 50000"])
 def test_a_plan_is_short(call: Call, options: str) -> None:
     assert len(lines(call, f"plan {options}")) <= 12
     assert len(lines(call, f"plan {options} --verbose")) > 30

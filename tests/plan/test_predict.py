@@ -154,6 +154,20 @@ def test_the_published_hours_follow_from_published_steps() -> None:
         assert own.seconds.low < training.seconds.value - 825
 
 
+@pytest.mark.parametrize(("mtbf_s", "checkpoint_s", "restart_s"), [(4 * 3600, 60, 300), (3600, 540, 600)])
+def test_the_goodput_is_that_of_a_cluster_that_fails(mtbf_s: float, checkpoint_s: float, restart_s: float) -> None:
+    """Failure by failure: each piece is repeated until it ends before the next failure."""
+    failures = target.failures(mtbf_s, checkpoint_s, restart_s)
+    draw, piece, pieces = np.random.default_rng(3), failures.interval_s + checkpoint_s, 20_000
+    elapsed = 0.0
+    for _ in range(pieces):
+        starting = 0.0
+        while (failure := draw.exponential(mtbf_s)) < starting + piece:
+            elapsed, starting = elapsed + failure, restart_s
+        elapsed += starting + piece
+    assert failures.goodput == pytest.approx(pieces * failures.interval_s / elapsed, rel=0.02)
+
+
 @pytest.mark.parametrize(("device", "exponent"), [("h200", 0.478), ("b200", 1.05), ("mi355x", None)])
 def test_a_plan_agrees_with_itself(device: str, exponent: float | None) -> None:
     """More devices are never too few where fewer are enough, more nodes that are full are faster, a faster

@@ -153,6 +153,12 @@ def _facts(plan: Plan, advised: Point) -> dict[str, str]:
     if reached:
         facts["target"] = f"{_reached(reached, plan.currency)} for {_range(reached.samples, number)} samples"
         facts["target"] += "" if reached.cost else "; --price 4USD adds the cost"
+    if failing := advised.failures:
+        reached_s = reached.seconds.value / failing.goodput if reached and failing.goodput else None
+        facts["failures"] = (
+            f"one every {_time(failing.mtbf_s)}: with a checkpoint every {_time(failing.interval_s)} the "
+            f"goodput is {failing.goodput:.1%}" + (f", {_time(reached_s)} to the target" if reached_s else "")
+        )
     limit, exposed = step.limit, step.exposed
     longest = max(exposed, key=lambda name: exposed[name])
     sentence = TEXTS[limit]["sentence"].format(share=f"{step.shares[limit]:.0%}", detail="")

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec import Struct
 
+from ..config import within
 from . import advice, target, tiers
 from .devices import Device, Network, fullest_and_emptiest, node_count
 from .memory import Memory
 from .predict import Band, Prediction, Step, predict, rank_batch_of
 from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
-from .target import Training
+from .target import Failures, Training
 from .work import PlannedWorkload, Spread
 
 MOST_RANKS = 1024
@@ -33,6 +34,12 @@ class Question:
     """Samples to the quality target. Default: the published number, where one applies."""
     startup_seconds: float | None = None
     """Seconds before the first step. Default: 25, the most that published runs took to initialise."""
+    mtbf_hours: float | None = None
+    """Mean hours between two failures of one device: adds the goodput and how often to write a checkpoint."""
+    checkpoint_seconds: float = 60.0
+    """Seconds for which a checkpoint blocks the training."""
+    restart_seconds: float = 300.0
+    """Seconds from a failure to the next step."""
     served: float | None = None
     """Tables in tiers: share of the rows of a step that the cache serves. Default: estimated from --skew."""
 
@@ -122,6 +129,7 @@ class Point(Struct, kw_only=True):
     step: Step | None = None
     scaling: float | None = None
     target: Training | None = None
+    failures: Failures | None = None
 
 
 class Faster(Struct, kw_only=True):
@@ -146,7 +154,7 @@ class Advice(Struct, kw_only=True):
 
 
 class Plan(Struct, kw_only=True):
-    schema: int = 4
+    schema: int = 3
     workload: str
     preset: str | None
     command: str
@@ -250,7 +258,7 @@ def _tiers(setting: Setting, smallest: Candidate | None, ranks: int) -> tiers.Ti
 
 
 def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -> Point:
-    plan, ranks = candidate.plan, candidate.plan.ranks
+    plan, ranks, question = candidate.plan, candidate.plan.ranks, setting.question
     point = Point(
         ranks=ranks,
         nodes=node_count(ranks, setting.network),
@@ -269,6 +277,11 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
     step = point.step = plan.step
     point.scaling = step.samples_per_s / ranks / (smallest.plan.step.samples_per_s / smallest.plan.ranks)
     point.target = _target(setting, plan, step, target.forward_seconds(step))
+    if question.mtbf_hours is not None:
+        within(1e-6, question.mtbf_hours, 1e9, "mtbf hours")
+        # Devices fail independently, and one failure stops all.
+        mtbf_s = 3600 * question.mtbf_hours / ranks
+        point.failures = target.failures(mtbf_s, question.checkpoint_seconds, question.restart_seconds)
     return point
 
 

@@ -13,6 +13,8 @@ from .work import NO_STALLS, Evaluations, Spread
 
 EVALUATED = ("input", "transfer", "ids all-to-all", "lookup", "rows all-to-all", "dense forward")
 """Parts of a step that an evaluation has too."""
+OVERFLOW = 700.0
+"""Largest argument of `exp`: beyond it a cluster that fails makes no progress."""
 
 
 class Samples(Band, kw_only=True):
@@ -38,6 +40,17 @@ class Training(Struct, frozen=True, kw_only=True):
     """Seconds before the first step."""
     cost: Band | None = None
     """Price of it, where that of a device is known."""
+
+
+class Failures(Struct, kw_only=True):
+    """A cluster whose devices fail: its goodput, and how often it should write a checkpoint."""
+
+    mtbf_s: float
+    """Mean seconds between two failures of the whole cluster."""
+    interval_s: float
+    """Seconds of training between two checkpoints with the best goodput, nearly: sqrt(2 C M), by Young and Daly."""
+    goodput: float
+    """Share of the elapsed time that is training and is not lost."""
 
 
 def samples_to_target(
@@ -137,3 +150,18 @@ def training(
 def _combined(value: float, *others: float) -> float:
     """The factor by which independent deviations change a value together."""
     return math.exp(math.hypot(*(math.log(other / value) for other in others)))
+
+
+def failures(mtbf_s: float, checkpoint_s: float, restart_s: float) -> Failures:
+    """The expected goodput by Daly's complete model: training runs for `interval_s`, then a checkpoint blocks it for
+    `checkpoint_s`. Failures are a Poisson process; each loses everything since the last complete checkpoint, and
+    training resumes `restart_s` later, unless another failure comes first."""
+    within(1e-3, mtbf_s, 1e12, "mtbf")
+    within(0.0, checkpoint_s, 1e9, "checkpoint seconds")
+    within(0.0, restart_s, 1e9, "restart seconds")
+    interval_s = max(1e-3, math.sqrt(2 * checkpoint_s * mtbf_s))
+    restart, segment = restart_s / mtbf_s, (interval_s + checkpoint_s) / mtbf_s
+    goodput = 0.0
+    if restart + segment <= OVERFLOW:
+        goodput = interval_s / (math.exp(restart) * mtbf_s * math.expm1(segment))
+    return Failures(mtbf_s=mtbf_s, interval_s=interval_s, goodput=goodput)
