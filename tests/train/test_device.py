@@ -53,6 +53,7 @@ def test_a_small_step_without_a_graph_trains_on_the_cpu_and_says_so(
     """micro-dlrm has 2.6 MFLOP and 65 operators a step: 1.3 ms on an H200 and 0.7 on its host."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    monkeypatch.setattr("recperf.errors.quiet", False)
     device.notice_once.cache_clear()
     eager = EagerStep(calls=65, flops=flops, bytes=0.68e6) if graph == "off" else None
     settings = choose(TrainConfig(), largest_product_flops=1000, eager=eager)

@@ -19,7 +19,7 @@ def sections(run: Reading, key: str) -> list[Section]:
     reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(run.result)]))
     asked = target_text(run.result)
     blocks: list[Block] = [Text(f"Target: {asked}; {reached}." if asked else "No target set.", "lead")]
-    blocks += [Text(sentence) for sentence in auc_certainty(run.result)]
+    blocks += [Text(text) for text in auc_certainty(run.result)]
     blocks += [Text(sentence(text), "warning") for text in part.warnings]
     own = {"auc": part.interval} if part.interval else {}
     bars = [charts.Bar(run.workload, part.metrics, own=True, interval=own)]
