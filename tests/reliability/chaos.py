@@ -55,11 +55,13 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(prefix="recperf-chaos-"))
     # Before torch is imported: it starts threads, which a fork would lose.
     os.environ.update(OMP_NUM_THREADS="1", RECPERF_HOME=str(root / "home"))
-    sys.path[:0] = [str(HERE), str(HERE.parent / "distributed"), str(SOURCES)]
+    others = [HERE.parent / "distributed", HERE.parent / "browser", HERE.parent / "measure" / "trace", SOURCES]
+    sys.path[:0] = [str(HERE), *map(str, others)]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
     seen = gpus()
     # A process that has used CUDA cannot be forked.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import chaos_files
     import chaos_ranks
     import killable_warm  # noqa: F401
     from chaos_kinds import KINDS
@@ -76,6 +78,7 @@ def main() -> int:
         lab = Lab(root, seen)
         print("preparing: an uninterrupted run of every workload", flush=True)
         lab.prepare(names if any(not name.startswith("ranks") for name in KINDS) else ())
+        chaos_files.prepare(lab)
         chaos_ranks.prepare(lab)
         subjects = {**lab.subjects, **lab.ranks}
         lab.plant()

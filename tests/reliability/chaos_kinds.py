@@ -178,9 +178,12 @@ def resumed_after_damage(one: Try, subject: Subject, files: list[Path], data: Pa
     return "completed"
 
 
-def damaged(one: Try, files: list[Path]) -> None:
-    """Damage one of the files; a link may lead to a file of the user, which nothing may change."""
-    one.done.append(damage(sorted(files), one.draw, one.folder / "my.jsonl"))
+def damaged(one: Try, files: list[Path], *, named: bool = False) -> None:
+    """Damage one of the files; a link may lead to a file of the user, which nothing may change.
+
+    A file that the user names may be a pipe or a device: they asked for it.
+    """
+    one.done.append(damage(sorted(files), one.draw, one.folder / "my.jsonl", devices=not named))
 
 
 @kind("damage: data", 6)

@@ -105,11 +105,11 @@ def files_in(folder: Path) -> list[Path]:
     )
 
 
-def damage(files: list[Path], draw: random.Random, foreign: Path) -> str:
+def damage(files: list[Path], draw: random.Random, foreign: Path, *, devices: bool = True) -> str:
     """Damage one of the files, or exchange two; a link may lead to a foreign file. Returns a description."""
     path = draw.choice(files)
     name = f"{path.parent.name}/{path.name}"
-    ways = [*RAW, "delete", "swap", "link", "folder", "fifo"]
+    ways = [*RAW, "delete", "swap", "link", "folder", *["fifo"] * devices]
     ways += ["edit"] * 4 + ["nest"] if path.suffix in (".json", ".jsonl") else []
     way = draw.choice(ways)
     content = path.read_bytes()
@@ -128,6 +128,6 @@ def damage(files: list[Path], draw: random.Random, foreign: Path) -> str:
     elif way == "folder":
         path.mkdir()
     elif way == "link":
-        path.symlink_to(draw.choice([foreign, path, path.with_name("nothing"), Path("/dev/zero")]))
+        path.symlink_to(draw.choice([foreign, path, path.with_name("nothing"), *[Path("/dev/zero")] * devices]))
         return f"{name} is a link to {path.readlink().name}"
     return f"{name} {'deleted' if way in ('delete', 'swap', *WAYS) else f'is a {way}'}"
