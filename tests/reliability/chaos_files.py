@@ -48,7 +48,10 @@ def import_clicks(lab: Lab) -> list[str]:
 
 def import_events(one: Try, store: Path, rows: int) -> list[str]:
     """The command that imports a log of so many rows, which is written here."""
-    log, lines = one.folder / "log.csv", (f"{row % 97},i{row % 331},{row * 977 % 10**6},{row % 6}" for row in range(rows))
+    log, lines = (
+        one.folder / "log.csv",
+        (f"{row % 97},i{row % 331},{row * 977 % 10**6},{row % 6}" for row in range(rows)),
+    )
     log.write_text("\n".join(["u,i,t,r", *lines]) + "\n")
     columns = ["--user", "u", "--item", "i", "--time", "t", "--rating", "r"]
     return ["data", "import", "--events", str(log), *columns, "--name", "mine", "--store", str(store)]
@@ -185,7 +188,7 @@ def stopped_scoring(one: Try) -> str:
 
 @kind("signals: export", 2)
 def stopped_export(one: Try) -> str:
-    """Signals while a model is exported: the folder is complete or not there, and a repeated command leaves no draft."""
+    """Signals while a model is exported: the folder is complete or not there; repeated, it leaves no draft."""
     folder, expected = one.folder / "exported", one.lab.root / "untroubled" / "exported"
     arguments, done = export(one.lab, one.folder), False
     for _ in range(one.draw.choice([1, 2])):
