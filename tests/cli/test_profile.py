@@ -109,7 +109,7 @@ def test_whatever_ends_a_profile_leaves_no_half_folder(
 def test_fixes_are_tried_and_shown_beside_their_predictions(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixes_module, "WORTH", 0.0)
     arguments = ["--preset", "experiment-plain", *TINY, "--train.threads", "2", "--train.onednn", "on"]
-    code, out, err = call("profile", "dlrm", *arguments, "--run-dir", "r", "--steps", "5", "--try-fixes")
+    code, out, err = call("profile", "dlrm", *arguments, "--run-dir", "r", "--steps", "5", "--try-fixes", "--verbose")
     assert code == 0, err
     fixes = read()["advice"]
     assert {"embedding", "interaction", "optimizer"} <= {fix["name"] for fix in fixes}

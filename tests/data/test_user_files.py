@@ -239,7 +239,7 @@ def test_a_hundred_features_fit_into_the_memory_limit(tmp_path: Path) -> None:
     names = [f"f{index}" for index in range(100)]
     rows = "".join(f"{row % 2},{','.join('ab'[(row + at) % 2] for at in range(100))}\n" for row in range(50))
     content = f"clicked,{','.join(names)}\n{rows}"
-    assert len(clicks(tmp_path / "rows.csv", content, memory_mib=256)["columns"]) == 100
+    assert len(clicks(tmp_path / "rows.csv", content, memory_mib=256).columns) == 100
 
 
 STOPPED = """
