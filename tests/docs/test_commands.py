@@ -59,7 +59,8 @@ NOT_RUN = {
     r"^bench ": "trains every model; tests/cli/test_bench.py runs it",
     r"^ui( |$)": "serves until it is stopped; tests/browser/test_ui.py drives it",
     r"run dlrm-v4 --preset mlperf": "needs 600 GB of tables",
-    r"^torchrun --nnodes": "needs several hosts; tests/distributed runs it",
+    r"^torchrun": "needs several hosts, or starts processes of its own; tests/distributed runs it",
+    r"october": "needs a run on earlier events; tests/workloads/test_start_from.py has one",
     r"examples/(hosts|slurm|kubernetes)/": "needs several hosts; tests/distributed runs it",
     r"^hpc": "needs HPCToolkit",
     r"tests/reliability/chaos.py": "takes minutes; tests/reliability runs it",
@@ -341,8 +342,9 @@ def read(command: Command) -> None:
     elif arguments[:2] == ["docker", "build"]:
         assert (ROOT / (arguments[arguments.index("--file") + 1] if "--file" in arguments else "Dockerfile")).is_file()
     elif arguments[0] != "pip" and ("recperf" in arguments or "recperf:cuda" in arguments):
-        if "--data" in arguments:  # A dataset that is not here could not be looked up.
-            del arguments[arguments.index("--data") : arguments.index("--data") + 2]
+        for looked_up in ("--data", "--start-from"):  # A dataset or run that is not here could not be looked up.
+            if looked_up in arguments:
+                del arguments[arguments.index(looked_up) : arguments.index(looked_up) + 2]
         if arguments[0] == "torchrun":
             from torch.distributed.run import get_args_parser
 
