@@ -15,7 +15,7 @@ from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.train import device
 from recperf.train.config import TrainConfig
-from recperf.train.device import EagerStep, applied, choose, repeatable
+from recperf.train.device import applied, choose, repeatable
 from recperf.train.loop import Recipe, take_step
 from recperf.train.optim import AdamW
 
@@ -42,24 +42,6 @@ def test_settings_are_restored() -> None:
         raise RuntimeError("inside")
     assert inside == [1, False]
     assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == before
-
-
-@pytest.mark.parametrize(
-    ("flops", "graph", "device_type"), [(2.6e6, "off", "cpu"), (2.6e6, "auto", "cuda"), (3e8, "off", "cuda")]
-)
-def test_a_small_step_without_a_graph_trains_on_the_cpu_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flops: float, graph: str, device_type: str
-) -> None:
-    """micro-dlrm has 2.6 MFLOP and 65 operators a step: 1.3 ms on an H200 and 0.7 on its host."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
-    monkeypatch.setattr("recperf.errors.quiet", False)
-    device.notice_once.cache_clear()
-    eager = EagerStep(calls=65, flops=flops, bytes=0.68e6) if graph == "off" else None
-    settings = choose(TrainConfig(), largest_product_flops=1000, eager=eager)
-    assert settings.device.type == device_type
-    said = "training on the CPU: 65 operators called one by one take about 1.6 ms a step on a GPU, 0.8 on a CPU"
-    assert (said in capsys.readouterr().err) == (device_type == "cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

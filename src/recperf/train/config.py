@@ -51,7 +51,7 @@ class TrainConfig:
     checkpoint_epochs: bool = True
     """Save a checkpoint after every evaluation. A signal that asks to stop always saves one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto: a GPU if there is one and the step is not so small that a CPU is faster."""
+    """Where to train; auto: a GPU if there is one."""
     threads: int = 0
     """Threads inside an operator on a CPU; 0 means torch's default, or 1 for a model with small operators."""
     onednn: Literal["auto", "on", "off"] = "auto"

@@ -26,12 +26,6 @@ SMALL_PRODUCT_FLOPS = 4_000_000
 LARGE_PRODUCT_FLOPS = 500_000_000
 """From here on torch's BLAS with several threads is at least as fast there."""
 
-GPU_CALL_S, CPU_CALL_S = 25e-6, 8e-6
-"""Seconds in which a host calls an operator on a GPU, as in plans, and on a CPU."""
-CPU_FLOPS, CPU_BYTES_PER_S = 10e9, 10e9
-"""What one core reaches in small operators. These are conventions: with measured figures a repeat on the same machine
-could choose another device, and give other bits."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -53,28 +47,10 @@ class Settings:
         return torch.cuda.synchronize if self.device.type == "cuda" else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EagerStep:
-    """Counted work of a step whose operators the host calls one by one."""
-
-    calls: int
-    flops: float
-    bytes: float
-
-    @property
-    def gpu_s(self) -> float:
-        """Seconds of the calls alone, which a GPU that computes meanwhile cannot shorten."""
-        return self.calls * GPU_CALL_S
-
-    @property
-    def cpu_s(self) -> float:
-        return self.calls * CPU_CALL_S + self.flops / CPU_FLOPS + self.bytes / CPU_BYTES_PER_S
-
-
-def choose(config: TrainConfig, *, largest_product_flops: int, eager: EagerStep | None = None) -> Settings:
-    """Settings for a model whose largest matrix product has this many FLOPs; `eager` where no step is a CUDA graph."""
+def choose(config: TrainConfig, *, largest_product_flops: int) -> Settings:
+    """Settings for a model whose largest matrix product has this many FLOPs."""
     small = largest_product_flops < SMALL_PRODUCT_FLOPS
-    device, why_device = _device(config.device, eager)
+    device, why_device = _device(config.device)
     if config.threads:
         threads, why_threads = config.threads, "requested"
     elif small:
@@ -133,15 +109,11 @@ def cpu_fixes(config: Any, settings: Settings) -> tuple[Fix, ...]:
     return tuple(fixes)
 
 
-def _device(requested: str, eager: EagerStep | None) -> tuple[torch.device, str]:
+def _device(requested: str) -> tuple[torch.device, str]:
     if requested == "cuda" and not torch.cuda.is_available():
         raise MachineError("torch sees no GPU here", fix="--train.device cpu, or recperf doctor")
     if requested != "auto":
         return torch.device(requested), "requested"
-    if torch.cuda.is_available() and eager and eager.cpu_s < eager.gpu_s:
-        why = f"{eager.calls} operators called one by one take about {1e3 * eager.gpu_s:.1f} ms a step on a GPU"
-        notice_once(f"training on the CPU: {why}, {1e3 * eager.cpu_s:.1f} on a CPU (--train.device cuda)")
-        return torch.device("cpu"), why
     if torch.cuda.is_available():
         return torch.device("cuda"), "torch sees a GPU"
     return torch.device("cpu"), "torch sees no GPU"

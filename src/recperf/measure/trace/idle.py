@@ -263,24 +263,24 @@ class Collective(NamedTuple):
 
 def collectives(nesting: Nesting, window: TracedSteps) -> list[Collective]:
     """The collectives of the steps in order of time, those of the device if it has any."""
-    found = [
+    listed = [
         Collective(match["name"], work.start, work.end, work.bytes)
         for work in window.work
         if work.kind == "kernel" and (match := _KERNEL.search(work.name))
     ]
-    if not found:
-        found = [
+    if not listed:
+        listed = [
             Collective(event.name.partition(":")[2], event.start, event.end, _bytes(event))
             for event in nesting.events
             if event.kind == "range" and COLLECTIVE.match(event.name) and window.holds(event.start)
         ]
-    return sorted(found, key=lambda item: item.start)
+    return sorted(listed, key=lambda item: item.start)
 
 
 def lateness(items: list[Collective]) -> list[str]:
     """How much of the collective that takes most time waits for late ranks, as far as its calls of the same size tell.
 
-    A rank that is late in every call cannot be told from slow bytes here.
+    A rank that is late in every call looks like slow bytes here.
     """
     groups = grouped(items, lambda item: (item.name, item.bytes))
     if not groups:

@@ -17,7 +17,7 @@ from ...measure.cost import FLOAT, Cost
 from ...models.config import DLRMConfig, dlrm_step
 from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
-from ...train.device import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, EagerStep, choose, choose_graph
+from ...train.device import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, choose, choose_graph
 from ...train.feeds import IndexedBatch, IndexedFeed, IndexedOrder
 from ...train.graph import GraphStep
 from ...train.optim import AdamW
@@ -30,7 +30,7 @@ from ..clicks import (
     one_cycle_recipe,
     require_tables,
 )
-from .config import MicroDLRMConfig, bounds, check_sizes, imported, planned, read, require_room
+from .config import MicroDLRMConfig, bounds, check_sizes, imported, read, require_room
 
 
 class PreparedClicks(PreparedRows):
@@ -40,13 +40,7 @@ class PreparedClicks(PreparedRows):
         require_room(config)
         self.config = config
         product = largest_product(config.model, config.train.batch_size)
-        eager = None
-        if config.train.graph == "off":
-            work = planned(config).work()
-            costs = work.parts(config.train.batch_size).values()
-            flops, moved = sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs)
-            eager = EagerStep(calls=work.calls, flops=flops, bytes=moved)
-        self.settings = choose(config.train, largest_product_flops=product, eager=eager)
+        self.settings = choose(config.train, largest_product_flops=product)
         if config.data.has_clicks:
             clicks = imported(config.data)
             require_tables(config.model, clicks)
