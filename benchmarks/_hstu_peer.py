@@ -79,8 +79,17 @@ SHAPES = (
     Shape(128, 512, 512, others={REFERENCE: (72, 104, 92), CUTLASS: (212, 203, 205)}, goals=(330, 230, 250)),
     Shape(64, 4096, 512, others={REFERENCE: (240, 150, 168), CUTLASS: (445, 399, 411)}, goals=(550, 440, 460)),
 )
-WIDTHS = tuple(replace(SHAPES[1], qk=width, v=width, others={}, goals=None) for width in (64, 256))
-"""Other widths of a head, to be compared with 128 at the same lengths."""
+H100 = "NVIDIA, published for an H100"
+PUBLISHED = {2048: (537.0, 321.0, 369.0), 4096: (622.0, 360.0, 403.0), 16384: (637.0, 385.0, 432.0)}
+"""Heads of 256, by the length of rows."""
+WIDTHS = (
+    replace(SHAPES[1], qk=64, v=64, others={}, goals=None),
+    *(
+        Shape(min(32, 131072 // length), length, length, qk=256, v=256, others={H100: rates}, goals=rates)
+        for length, rates in PUBLISHED.items()
+    ),
+)
+"""Other widths of a head: 64 to be compared with 128 at the same lengths, 256 with NVIDIA's kernels."""
 
 BIASED = tuple(
     Shape(128, longest, longest, heads=heads, qk=width, v=width)

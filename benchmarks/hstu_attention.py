@@ -229,7 +229,7 @@ def set_relative_goals(entries: list[dict[str, Any]]) -> None:
         at = entry["conditions"]
         who, shape, what, timing = _key(entry)
         same = rates.get((OURS, shape.partition(" width ")[0], what, timing))
-        if who == OURS and " width " in shape and same is not None:
+        if who == OURS and " width " in shape and same is not None and at["goal"] is None:
             at |= {"share_of_width_128": entry["p50"] / same, "goal": SHARE_WIDTH * same}
 
 
@@ -280,10 +280,10 @@ def table() -> str:
     """The newest stored rows of the other kernels' GPU, as docs/performance.md has them: forward / backward / both."""
     stored = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
     stored = [entry for entry in stored if GPU in entry["conditions"].get("device", "")]
-    newest = {_key(entry): entry for entry in stored if "timing" in entry["conditions"]}
+    newest = {_key(entry): entry for entry in stored if {"shape", "timing"} <= entry["conditions"].keys()}
     alone, graph = CALLS
     ways = [(OURS, graph), (OURS, alone), *((f"softmax, {name}", graph) for name in Softmax.BACKENDS)]
-    others = dict.fromkeys(name for shape in SHAPES for name in shape.others)
+    others = dict.fromkeys(name for shape in (*SHAPES, *WIDTHS) for name in shape.others)
     titles = ["shape", *(who if timing == graph else f"{who}, {timing}" for who, timing in ways), *others]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for shape in (*SHAPES, *WIDTHS):

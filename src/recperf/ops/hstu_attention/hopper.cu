@@ -191,13 +191,41 @@ __device__ __forceinline__ void write_rows(const float (&sum)[D / 2], float scal
   }
 }
 
+// 64 rows of four warps straight from registers to memory: the four threads of a row exchange pairs, so that each writes
+// eight columns side by side, and shared memory stays free for the next queries.
+__device__ __forceinline__ void write_registers(const float (&sum)[D / 2], float scale, half_t* to, i64 stride, int rows_left) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+  const bool odd = lane & 1, upper = lane & 2;
+#pragma unroll
+  for (int below = 0; below < 16; below += 8) {
+#pragma unroll
+    for (int chunk = 0; chunk < D / 8; chunk += 4) {
+      u32 pair[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float* s = sum + 4 * (chunk + i) + below / 4;
+        pair[i] = pack(s[0] * scale, s[1] * scale);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const u32 other = __shfl_xor_sync(~0u, odd ? pair[i] : pair[i + 1], 1);
+        (odd ? pair[i] : pair[i + 1]) = other;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const u32 other = __shfl_xor_sync(~0u, upper ? pair[i] : pair[i + 2], 2);
+        (upper ? pair[i] : pair[i + 2]) = other;
+      }
+      if (row + below < rows_left) *(uint4*)(to + (row + below) * stride + (chunk + (lane & 3)) * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    }
+  }
+}
+
 // -- forward ------------------------------------------------------------------------------------------------------
 
 namespace forward {
 constexpr int GROUPS = D > 128 ? 2 : 3, QUERIES = 64 * GROUPS, KEYS = D > 64 ? 64 : 128, SLICE = 64 * D * 2, BLOCK = KEYS * D * 2, STAGES = D > 128 ? 2 : 4;
-// Wide results take the place of their queries: there is no room beside them.
-constexpr bool OVER_QUERIES = D > 128;
-constexpr int Q = 0, OUT = OVER_QUERIES ? Q : Q + GROUPS * SLICE, K = OUT + GROUPS * SLICE, V = K + STAGES * BLOCK, BARRIERS = V + STAGES * BLOCK;
+constexpr int Q = 0, K = Q + GROUPS * SLICE, V = K + STAGES * BLOCK, BARRIERS = V + STAGES * BLOCK;
 constexpr int K_FULL = BARRIERS, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES, Q_FULL = V_EMPTY + 8 * STAGES, Q_EMPTY = Q_FULL + 8,
               TILE_FULL = Q_EMPTY + 8, TILE_EMPTY = TILE_FULL + 16, TILE = TILE_EMPTY + 16;
 }  // namespace forward
@@ -298,6 +326,7 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
       if (leader) {
         arrive(base + K_EMPTY + 8 * slot);
         if (i > 0) arrive(base + V_EMPTY + 8 * ((before + i - 1) % STAGES));
+        if (i == seen - 1) arrive(base + Q_EMPTY);
       }
       if ((i + 1) * KEYS > query) {
         const int m = query + 16 * warp + lane / 4, n = i * KEYS + (lane & 3) * 2;
@@ -320,8 +349,7 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
     products_wait<0>();
     keep_order(sum);
     if (leader) {
-      if (!OVER_QUERIES) arrive(base + Q_EMPTY);
-      if (seen) arrive(base + V_EMPTY + 8 * ((before + seen - 1) % STAGES));
+      arrive(seen ? base + V_EMPTY + 8 * ((before + seen - 1) % STAGES) : base + Q_EMPTY);
       for (int i = seen; i < blocks; i++) {
         const int slot = (before + i) % STAGES, parity = (before + i) / STAGES & 1;
         wait(base + K_FULL + 8 * slot, parity);
@@ -331,12 +359,7 @@ extern "C" __global__ void __launch_bounds__(128 * (forward::GROUPS + 1), 1) att
       }
     }
     before += blocks;
-    if (seen) write_rows(sum, over, base + OUT + own * SLICE, out + (start + query) * out_token + pair % heads * out_head, out_token, tokens - query, 1 + own);
-    if (OVER_QUERIES) {
-      fence_bulk();
-      group_barrier(1 + own, 128);
-      if (leader) arrive(base + Q_EMPTY);
-    }
+    if (seen) write_registers(sum, over, out + (start + query) * out_token + pair % heads * out_head, out_token, tokens - query);
   }
 }
 
