@@ -38,7 +38,6 @@ COMMANDS = {
     "clicks": (("data", "import", "--clicks", "rows.csv", *CLICKS, "--store", "theirs/clicks"), (0,)),
     "clicks over": (("data", "import", "--clicks", "rows.csv", *CLICKS, "--store", "theirs"), (3,)),
     "events": (("data", "import", "--events", "rows.csv", "--name", "e", "--store", "theirs/events"), (3,)),
-    "movielens": (("data", "make", "movielens-like", "--path", "theirs"), (3,)),
     "yambda": (("data", "make", "yambda-like", "--events", "2000", "--path", "theirs"), (3,)),
     "report": (("report", "RUN", "--out", "theirs/t.html"), (0,)),
 }

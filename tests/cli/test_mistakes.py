@@ -32,7 +32,7 @@ MISTAKES = [
     ("run --data.path nowhere", 3, "nowhere"),
     ("run --data.path nowhere --json", 3, "nowhere"),
     ("data gte x", 2, "did you mean 'get'?"),
-    ("data make movielens-like", 2, "needs --path"),
+    ("data make yambda-like", 2, "needs --path"),
     ("data get yambda-like", 2, "generated locally"),
     ("data make yambda-50m --path x", 2, "real data"),
     ("data make yambda-like --path x --events 3", 3, "events is 3"),

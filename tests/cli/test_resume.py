@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from movielens_files import write_files
 
 from recperf.cli import main
-from recperf.data.movielens_like import generate, write
 from recperf.runs.contract import check_run
 from recperf.runs.evidence import seal
 from recperf.runs.resume import FREE
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments += ["--target.beat", "none", "--train.device", "cpu", "--train.checkpoint-steps", "20", "--quiet"]
     arguments += ["--run-dir", "r", "--train.no-checkpoint-epochs", "--train.keep-last", "2", *QUIETLY]
     with contextlib.chdir(folder):
-        write(generate(3, users=120, items=200, ratings=5000), Path("data"))
+        write_files(Path("data"))
         assert main(arguments) == 0
         unfinish()
         forget_the_last_checkpoint()

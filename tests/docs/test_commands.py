@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from movielens_files import write_files
 
 import recperf.cli
 from recperf.cli import main
 from recperf.cli import parse as parsing
+from recperf.data.movielens_like import generate
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))}
@@ -239,7 +241,7 @@ def clicks(path: Path, run: Path) -> None:
 
 
 def films(path: Path, run: Path) -> None:
-    assert main(["data", "make", "movielens-like", "--path", str(path), "--quiet"]) == 0
+    write_files(path, generate(7))
 
 
 def events(path: Path, run: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import tiny_v4
 from chaos_foreign import Planted, require_none_alive
 from chaos_process import Failure, Process, judge
+from movielens_files import write_files
 
-from recperf.data.movielens_like import generate, write
 from recperf.data.yambda import synthesize
 from recperf.train.checkpoint import CheckpointStore
 
@@ -111,7 +111,7 @@ class Lab:
         self.planted: list[Planted] = []
 
     def prepare(self, names: Iterable[str] = WORKLOADS) -> None:
-        write(generate(3, users=120, items=200, ratings=5000), self.root / "ratings")
+        write_files(self.root / "ratings")
         synthesize.write_store(tiny_v4.EVENTS, self.root / "events")
         write_clicks(self.root / "clicks.csv")
         self.call(["data", "import", str(self.root / "clicks.csv"), "--clicks", "--name", "mine", "--time", "ts"])

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from movielens_files import write_files
 
 from recperf.cli import main
-from recperf.data.movielens_like import generate, write
 from recperf.train.checkpoint import CheckpointStore
 
 QUIETLY = ["--no-peaks", "--no-report", "--quiet"]
@@ -18,7 +18,7 @@ QUIETLY = ["--no-peaks", "--no-report", "--quiet"]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "tiny"
-    write(generate(3, users=120, items=200, ratings=5000), folder)
+    write_files(folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""`recperf data get | check | make | info` for MovieLens. Each command returns a dictionary of plain values."""
+"""`recperf data get | check | info` for MovieLens. Each command returns a dictionary of plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from .. import places
 from ..errors import DataError, MachineError, UsageError
 from ..files import sha256
-from ..folders import fresh_folder, refuse_occupied
+from ..folders import fresh_folder
 from ..stop import poll
 from . import movielens, movielens_like
 from .config import MovieLensConfig
@@ -48,8 +48,7 @@ def load(config: MovieLensConfig) -> MovieLens:
 def get(name: str, *, say: Say, url: str = URL) -> dict[str, object]:
     """Download a dataset into the user's cache and verify it; an intact copy is left as it is."""
     if name == SYNTHETIC:
-        what = f"{SYNTHETIC} is built in: there is nothing to fetch"
-        raise UsageError(what, fix=f"recperf data make {SYNTHETIC} --path FOLDER, to see it as files")
+        raise UsageError(f"{SYNTHETIC} is built in: there is nothing to fetch", fix=f"recperf data info {SYNTHETIC}")
     folder = places.dataset_folder(name)
     answer = {"name": name, "folder": str(folder), "licence": LICENCE[name], "digests": movielens.PUBLISHED_SHA256}
     if not _differing(folder):
@@ -68,8 +67,7 @@ def get(name: str, *, say: Say, url: str = URL) -> dict[str, object]:
 def check(name: str, *, path: Path | None = None) -> dict[str, object]:
     """Read a whole dataset and compare it with its published checksums; a difference is an error."""
     if name == SYNTHETIC and path is not None:
-        sums = path / movielens_like.SUMS
-        raise UsageError(f"{SYNTHETIC} is built in and has no --path", fix=f"recperf data check {path} --sums {sums}")
+        raise UsageError(f"{SYNTHETIC} is built in and has no --path", fix=f"recperf data check {REAL} --path {path}")
     if name == SYNTHETIC:
         folder, data = None, movielens_like.generate(MovieLensConfig.embedded_seed)
         differing = ["this machine's arithmetic"] if data.digest != movielens_like.DEFAULT_DIGEST else []
@@ -83,17 +81,6 @@ def check(name: str, *, path: Path | None = None) -> dict[str, object]:
             fix=f"recperf data get {REAL}",
         )
     return {"folder": None if folder is None else str(folder), "intact": True, **_facts(data)}
-
-
-def make(name: str, *, path: Path, seed: int) -> dict[str, object]:
-    """Write the embedded dataset as files."""
-    if name != SYNTHETIC:
-        raise UsageError(f"{name} is real data and cannot be made", fix=f"recperf data get {name}")
-    folder = path.expanduser()
-    refuse_occupied(folder)
-    data = movielens_like.generate(seed)
-    movielens_like.write(data, folder)
-    return {"folder": str(folder), "seed": seed, **_facts(data)}
 
 
 def info(name: str, *, path: Path | None = None, seed: int) -> dict[str, object]:

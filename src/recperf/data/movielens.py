@@ -30,8 +30,6 @@ GENRES = (
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
     "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
 )  # fmt: skip
-SYNTHETIC_MARK = "recperf:made-up"
-"""In the address column of u.item of movielens-like, so that its files never pass for real ones."""
 
 LARGEST_ID = 10_000_000
 LARGEST_FILE = 1 << 28
@@ -144,11 +142,9 @@ def read(folder: Path) -> MovieLens:
     by_user[:, known["user"]] = np.array([(age, sex, 1 + occupations.index(name)) for _, age, sex, name, _ in people]).T
     genres = np.zeros((int(known["item"].max()) + 1, len(GENRES)), dtype=np.uint8)
     genres[known["item"]] = [row[-len(GENRES) :] for row in items]
-    synthetic = f"|{SYNTHETIC_MARK}|".encode() in contents["u.item"]
-    own_name = "movielens-like" if synthetic else "movielens (local files)"
     return MovieLens(
-        name=NAME if digests == PUBLISHED_SHA256 else own_name,
-        synthetic=synthetic,
+        name=NAME if digests == PUBLISHED_SHA256 else "movielens (local files)",
+        synthetic=False,
         digest=hashlib.sha256(b"".join(contents[file] for file in FILES)).hexdigest(),
         user=ratings[0],
         item=ratings[1],

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import require
-from ..folders import fresh_folder
-from .movielens import GENRES, SYNTHETIC_MARK, MovieLens
+from .movielens import GENRES, MovieLens
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
 
-SUMS = "SHA256SUMS"
 DEFAULT_DIGEST = "e0c1d3fd965ea0f557af6b52d15c1d412e0e9084fd1fbc31df9ac7ffe455cf33"
 """The digest of `generate(7)`; another one means that the arithmetic of this machine gives other ratings."""
 
@@ -242,23 +239,3 @@ def _draw_times(rng: np.random.Generator, user: Ints, users: int) -> Ints:
     within = (rng.random(len(user)) * 2_700).astype(np.int64)
     moment = np.floor(begins[user, session] * _SECONDS).astype(np.int64) + within
     return np.asarray(_FIRST_SECOND + np.minimum(moment, _SECONDS), dtype=np.int64)
-
-
-def write(data: MovieLens, folder: Path) -> None:
-    """Write a dataset as u.data, u.item and u.user with their checksums; reading them gives the same arrays."""
-    mark = SYNTHETIC_MARK if data.synthetic else ""
-    ratings = (column.tolist() for column in (data.user, data.item, data.rating, data.timestamp))
-    films = enumerate(data.genres.tolist()[1:], start=1)
-    people = (
-        (user, data.age[user], "MF"[data.gender[user]], data.occupations[data.occupation[user] - 1])
-        for user in np.flatnonzero(data.occupation).tolist()
-    )
-    contents = {
-        "u.data": "".join("\t".join(map(str, row)) + "\n" for row in zip(*ratings)),
-        "u.item": "".join(f"{at}|Film {at}|01-Jan-1997||{mark}|{'|'.join(map(str, of))}\n" for at, of in films),
-        "u.user": "".join(f"{user}|{age}|{gender}|{occupation}|00000\n" for user, age, gender, occupation in people),
-    }
-    sums = "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {file}\n" for file, text in contents.items())
-    with fresh_folder(folder) as draft:
-        for file, text in {**contents, SUMS: sums}.items():
-            (draft / file).write_bytes(text.encode())

@@ -44,7 +44,7 @@ FAMILY = {name: kind for name, (kind, _) in datasets.BUILT_IN.items()}
 NAMED_BY = {
     "get": ("movielens-100k", "yambda-50m", "yambda-500m", "yambda-5b"),
     "check": tuple(FAMILY),
-    "make": ("movielens-like", "yambda-like"),
+    "make": ("yambda-like",),
     "info": tuple(FAMILY),
 }
 """Actions of several families, each with its own options: the datasets that have them."""
@@ -90,7 +90,7 @@ def command(arguments: list[str]) -> int:
     family = import_module(f".{kind}", __name__)
     if action not in family.OPTIONS:
         name = _named(arguments[1:])
-        raise UsageError(f"{name} was imported: there is nothing to {action}", fix=f"recperf data info {name}")
+        raise UsageError(f"there is nothing to {action} for {name}", fix=f"recperf data info {name}")
     options: Any = parse(
         family.OPTIONS[action],
         arguments[1:],

@@ -1,4 +1,4 @@
-"""MovieLens: get, check, make, info."""
+"""MovieLens: get, check, info."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Options(OutputOptions):
     """Seed of the synthetic dataset."""
 
 
-OPTIONS: dict[str, Any] = dict.fromkeys(("get", "check", "make", "info"), Options)
+OPTIONS: dict[str, Any] = dict.fromkeys(("get", "check", "info"), Options)
 
 
 def perform(action: str, options: Options, terminal: Terminal) -> dict[str, object]:
@@ -39,9 +39,4 @@ def perform(action: str, options: Options, terminal: Terminal) -> dict[str, obje
         return catalogue.get(options.name, say=terminal.say)
     if action == "check":
         return catalogue.check(options.name, path=options.path)
-    if action == "info":
-        return catalogue.info(options.name, path=options.path, seed=options.seed)
-    if options.path is None:
-        what = "data make needs --path, the folder to write"
-        raise UsageError(what, fix=f"recperf data make {options.name} --path DIR")
-    return catalogue.make(options.name, path=options.path, seed=options.seed)
+    return catalogue.info(options.name, path=options.path, seed=options.seed)
