@@ -13,7 +13,7 @@ from msgspec import convert
 
 from recperf.errors import MachineError
 from recperf.measure.profile_records import Profile
-from recperf.runs.loggers import open_curves, scalars_of
+from recperf.runs.loggers import Curves, scalars_of
 from recperf.runs.record import Run
 from recperf.runs.schemas import Event, event_of
 
@@ -43,7 +43,7 @@ class Log:
 def trained(name: str, folder: Path, steps: list[dict[str, Any]], *, done: int = 0, end: bool = True) -> None:
     """A training that resumes after `done` steps."""
     notices: list[str] = []
-    curves = open_curves([name], folder, notices.append)
+    curves = Curves([name], folder, notices.append)
     run = cast(Run, Log(*(event for event in [*STEPS, METRIC] if event["step"] <= max(done, steps[-1]["step"]))))
     curves.begin(run, 3, done)
     for event in steps:
@@ -71,7 +71,7 @@ def test_points_of_events() -> None:
 
 def test_a_logger_that_fails_is_dropped_with_one_notice(tmp_path: Path) -> None:
     notices: list[str] = []
-    curves = open_curves(["tensorboard"], tmp_path, notices.append)
+    curves = Curves(["tensorboard"], tmp_path, notices.append)
     curves.begin(cast(Run, Log()), 3, 0)
     curves.loggers["tensorboard"].close()
     for _ in range(3):
@@ -89,7 +89,7 @@ def test_a_package_that_is_missing_is_named(
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MachineError, match=f"--log {name} needs {name}") as caught:
-        open_curves([name], tmp_path, print)
+        Curves([name], tmp_path, print)
     assert caught.value.fix == f"pip install {fix}"
 
 

@@ -193,9 +193,9 @@ def report_finished(record: Run, result: Result, config: Any, options: Options[A
     """Say that a run needs no training, send its curves where --log asks for it, and name damaged checkpoints."""
     terminal.notice("this run is already finished")
     if options.log:
-        from ..runs.loggers import open_curves
+        from ..runs.loggers import Curves
 
-        curves = open_curves(options.log, record.folder, terminal.notice)
+        curves = Curves(options.log, record.folder, terminal.notice)
         curves.finish(record, result, profile_of(record), to_json(config), replay=True)
     from ..runs.checkpoints import listed
 
@@ -309,18 +309,22 @@ def train(choice: Choice, config: Any, options: Options[Any], record: Run, termi
     FLAG.poll()
     from ..execution.execute import execute
     from ..measure.peaks import require as require_peaks
-    from ..runs.loggers import open_curves
 
     peaks = (lambda: require_peaks(None, terminal.notice)) if options.peaks else None
     # A field that config.json already has with its new value was edited there by hand.
     allow = (*changed_before(record.folder), *allowed_fields(options.allow_change, config)) if choice.resume else ()
     progress: Progress | None = record.read("progress.json", Progress)
     names = options.log or (progress.log if progress else ())
-    curves = open_curves(names, record.folder, terminal.notice)
+    curves = None
+    if names:
+        from ..runs.loggers import Curves
+
+        curves = Curves(names, record.folder, terminal.notice)
     world = current()
     world.broadcast(allow)
     try:
         shared = share_run(record, world)
         return execute(choice.workload, config, shared, FLAG, terminal, peaks, allow=allow, curves=curves)
     finally:
-        curves.close()
+        if curves:
+            curves.close()

@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,6 @@ from ..measure.peaks.records import Peaks
 from ..ops import choice
 from ..runs.derive import Stated, meets, result_of
 from ..runs.evidence import Evidence, seal
-from ..runs.loggers import Curves
 from ..runs.record import Run, checkout, now, packages, profile_of, read_saved_config
 from ..runs.result import Data, Result, Target, Verified, checked
 from ..runs.result import Trial as TrialFile
@@ -29,11 +28,14 @@ from ..runs.schemas import Change, Machine, Progress
 from ..stop import StopFlag, poll
 from ..train.device import applied
 from .measuring import MEASURED, measure_run
-from .ranked_quality import assessment_of
+from .quality import Assessment
 from .saving import open_log, require_same_ranks
-from .starting import start_of
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
+
+if TYPE_CHECKING:
+    from ..runs.loggers import Curves
+    from .starting import Start
 
 Ceilings = Callable[[], Peaks | None]
 """Returns the ceilings of this machine. Called after the data was checked, since measuring takes seconds, and before a
@@ -59,8 +61,7 @@ def execute(
     stop = share_stop(stop, world)
     poll()
     choice.forget_used()
-    curves = curves or Curves()
-    started = _start(run, curves.names)
+    started = _start(run, curves.names if curves else ())
     log = open_log(config, run.folder) if world.is_leader else None
     require_same_ranks(config, log, run.folder)
     if log:
@@ -72,27 +73,34 @@ def execute(
         report.detail(f"tables: {tables}")
     _can_stop(config, prepared.target)
     _same_data(run, prepared)
-    start = start_of(workload, config, run)
-    if start:
-        report.notice(f"starts from {start.facts.text}")
     changed = _changes(run, config, started, allow)
     facts = machine_facts()
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
     poll()
     with applied(prepared.settings):
-        assessment = assessment_of(run, world, prepared, report.notice)
+        assessment = assessment_of(run, prepared, report.notice)
         # No step needs the baselines, unless it ends the training: they are computed after the first one's training.
         baselines = assessment.baselines() if config.train.stop_at_target else {}
         job = Job(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
             reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,
-            trained=assessment.trained, curves=curves, start=start,
+            trained=assessment.trained, curves=curves,
         )  # fmt: skip
         trial = _train_seeds(job, started)
         assessment.baselines()
         measure_run(job, trial, ceilings)
     return _conclude(job, started)
+
+
+def assessment_of(run: Run, prepared: Prepared, notice: Callable[[str], None]) -> Assessment:
+    """How the quality of a workload is assessed: by labels, or by the ranks of held-out items."""
+    targets = prepared.ranking()
+    if targets is None:
+        return Assessment(run, current(), prepared, notice)
+    from .ranked_quality import RankedAssessment
+
+    return RankedAssessment(run, current(), prepared, notice, targets)
 
 
 def _conclude(job: Job, started: Progress) -> Result:
@@ -102,7 +110,7 @@ def _conclude(job: Job, started: Progress) -> Result:
     result = world.on_leader(lambda: result_of(Evidence(run.folder), stated))
     run.write("result.json", checked(result))
     profile = profile_of(run)
-    if curves.loggers:
+    if curves is not None:
         curves.finish(run, result, profile, to_json(job.config))
     if world.is_leader:
         seal(run.folder)
@@ -132,6 +140,13 @@ def _stated(job: Job, started: Progress) -> Stated:
 def _train_seeds(job: Job, started: Progress) -> Trial | None:
     """Train every seed that is not finished; the last trial of this process."""
     trial: Trial | None = None
+    start: Start | None = None
+    if job.config.start.run is not None:
+        from .starting import start_of
+
+        start = start_of(job.workload, job.config, job.run)
+    if start:
+        job.report.notice(f"starts from {start.facts.text}")
     for seed in range(job.config.seed, job.config.seed + job.config.seeds):
         if job.run.read(f"trial-{seed}.json", TrialFile) is None:
             # A table may fill half of the memory: never two at once. A trial's parts refer to each other, so that only
@@ -144,7 +159,7 @@ def _train_seeds(job: Job, started: Progress) -> Trial | None:
             trial = job.prepared.trial(seed)
             poll()
             current().report_plan(trial, job.report.detail)
-            finished = job.finish(seed, trial)
+            finished = job.finish(seed, trial, start)
             started.operators = started.operators or choice.used()
             job.run.note_progress(operators=started.operators, ranks=current().size)
             # After a power cut there must be no trial whose last steps the log lacks.

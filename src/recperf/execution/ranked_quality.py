@@ -20,14 +20,6 @@ from .quality import Assessment, recorded_gains, rows_digest
 from .workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
 
 
-def assessment_of(run: Run, world: Ranks, prepared: Prepared, notice: Callable[[str], None]) -> Assessment:
-    """How the quality of a workload is assessed: by labels, or by the ranks of held-out items."""
-    targets = prepared.ranking()
-    if targets is None:
-        return Assessment(run, world, prepared, notice)
-    return RankedAssessment(run, world, prepared, notice, targets)
-
-
 class RankedAssessment(Assessment):
     """Ranks in place of labels; a replicate draws users with replacement, the same ones for every model."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -14,7 +14,6 @@ from ..errors import ConfigError, DataError, RecperfError
 from ..jsonfile import as_json, require
 from ..machine import out_of_memory
 from ..ops import choice
-from ..runs.loggers import Curves
 from ..runs.record import Run
 from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import Change, SavedState
@@ -25,12 +24,13 @@ from ..train.config import VALIDATION, leading, merit
 from ..train.loop import Position, train
 from ..train.watch import Evaluator, LossLog, Minutes, StepTimer, TargetMet, Watchers, either, every
 from .saving import checkpoint_folder, open_store, require_room
-from .starting import Start
 from .workload import Predictions, Prepared, Trial, Workload, load
 
 if TYPE_CHECKING:
+    from ..runs.loggers import Curves
     from ..runs.mlperf.log import MLPerfLog
     from .saving import Submission
+    from .starting import Start
 
 
 SHOWN = ("accuracy", "auc", "log_loss", "hit_rate_10", "ndcg_10")
@@ -63,10 +63,8 @@ class Job:
     report: Reporter
     reached: Callable[[dict[str, float]], bool]
     """Whether metrics are good enough to end a training."""
-    start: Start | None = None
-    """The run whose weights a seed without a checkpoint begins with."""
     log: MLPerfLog | None = None
-    curves: Curves = field(default_factory=Curves)
+    curves: Curves | None = None
     allow: tuple[str, ...] = ()
     """Config fields that may differ from those the run was started with."""
     changed: tuple[Change, ...] = ()
@@ -74,21 +72,22 @@ class Job:
     trained: Callable[[int, Trial, Predictions], None] = lambda seed, trial, predictions: None
     """Receives the last predictions of a trained seed."""
 
-    def finish(self, seed: int, trial: Trial) -> dict[str, Any]:
-        """Train a seed to its end: the contents of trial-<seed>.json."""
+    def finish(self, seed: int, trial: Trial, start: Start | None = None) -> dict[str, Any]:
+        """Train a seed to its end: the contents of trial-<seed>.json. Without a checkpoint it begins with the weights
+        of another run where there is a `start`."""
         folder = checkpoint_folder(self.run.folder, seed, trial.recipe.steps)
         require_room(self.run.folder, trial, self.config.train, self.report.notice)
         # Said only when a second Ctrl-C ends the process at once.
         self.stop.explain("; what was trained since the last checkpoint is lost")
         with self.stop.deferred(), open_store(folder, trial, self.config.train, self.report.notice) as store:
-            return SeedTraining(self, seed, trial, store).finish()
+            return SeedTraining(self, seed, trial, store, start).finish()
 
 
 class SeedTraining:
     """One training: logged, evaluated, saved, stopped and resumed."""
 
-    def __init__(self, job: Job, seed: int, trial: Trial, store: CheckpointStore) -> None:
-        self.job, self.seed, self.trial, self.store = job, seed, trial, store
+    def __init__(self, job: Job, seed: int, trial: Trial, store: CheckpointStore, start: Start | None = None) -> None:
+        self.job, self.seed, self.trial, self.store, self.start = job, seed, trial, store, start
         self.run, self.report = job.run, job.report
         self.contract = {**recorded_fields(job.config), RANKS: current().size}
         """The config fields that a checkpoint is bound to, and free ones whose changes are logged."""
@@ -116,7 +115,8 @@ class SeedTraining:
         if start.step:
             self.report.notice(f"seed {seed} resumes at step {start.step} of {recipe.steps}")
         self.report.trial(seed, recipe.steps, start.step)
-        self.job.curves.begin(self.run, seed, start.step)
+        if self.job.curves:
+            self.job.curves.begin(self.run, seed, start.step)
         reasons = self.job.prepared.settings.reasons
         graph = reasons.get("graph")
         if not self.evaluator.met:
@@ -166,7 +166,8 @@ class SeedTraining:
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.run.event(kind, **fields)
-        self.job.curves.event(kind, fields)
+        if self.job.curves:
+            self.job.curves.event(kind, fields)
         if kind == "metric":
             shown = {name: fields[name] for name in SHOWN if name in fields}
             self.report.metric(fields["step"], fields["epoch"], shown)
@@ -216,8 +217,8 @@ class SeedTraining:
             if self.job.log:
                 self.job.log.rewind(None)
             self._log_changes(self.job.changed, 0)
-            if self.job.start:
-                self.job.start.load(self._into["model"])
+            if self.start:
+                self.start.load(self._into["model"])
             return Position()
         step, operators = saved["position"]["step"], saved["contract"].get(OPERATORS)
         changed, bound = self._changes(saved["contract"])

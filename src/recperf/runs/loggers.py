@@ -45,11 +45,8 @@ def _is_number(value: Any) -> bool:
 class Curves:
     """Feeds every logger with the events of a run. One that fails is dropped with a notice: training goes on."""
 
-    def __init__(
-        self, loggers: dict[str, Logger] | None = None, notice: Callable[[str], None] = lambda text: None
-    ) -> None:
-        self.loggers, self.notice = dict(loggers or {}), notice
-        self.names = tuple(self.loggers)
+    def __init__(self, names: Sequence[str], folder: Path, notice: Callable[[str], None]) -> None:
+        self.loggers, self.names, self.notice = {name: LOGGERS[name](folder) for name in names}, tuple(names), notice
         self._seed: int | None = None
 
     def begin(self, run: Run, seed: int, done: int) -> None:
@@ -191,8 +188,3 @@ def require(module: str, package: str) -> Any:
     except ImportError:
         extra = "'recperf[tensorboard]'" if package == "tensorboard" else package
         raise MachineError(f"--log {package} needs {package}", fix=f"pip install {extra}") from None
-
-
-def open_curves(names: Sequence[str], folder: Path, notice: Callable[[str], None]) -> Curves:
-    """The loggers with these names, once each."""
-    return Curves({name: LOGGERS[name](folder) for name in names}, notice)
