@@ -1,7 +1,8 @@
 """Steady throughput of the default commands: micro-dlrm, dlrm-v4 (its laptop preset) and dlrm.
 
 Each trains on a CPU with at most two threads and, where torch sees a GPU, there too: kernels launched one by one, the
-step as a CUDA graph, and as it is by default. A reading is the samples of consecutive training steps, preparing their
+step as a CUDA graph, as it is by default, and dlrm with every switch off. Beside steps on a GPU stand the seconds in
+which its host calls an operator and how many a step calls, by which plan_validate.py predicts them. A reading is the samples of consecutive training steps, preparing their
 batches included, over the wall time between two synchronised moments. Last come the GPU's rates over the CPU's. Exits
 with 5 where a goal is missed.
 """
@@ -16,38 +17,57 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from _clock import wait
 from _rows import record, row
-from recperf.execution.workload import Prepared
+from recperf.execution.workload import Prepared, Workload
 from recperf.measure.profile import endless
 from recperf.plan.calibrate import call_seconds
+from recperf.train.config import PLAIN
 from recperf.train.device import applied
 from recperf.train.graph import GraphStep
 from recperf.train.loop import take_step
 from recperf.workloads import find
 
 NAMES = ("micro-dlrm", "dlrm-v4", "dlrm")
+WAYS = {
+    "cpu": ("cpu", "off"),
+    "cuda eager": ("cuda", "off"),
+    "cuda graph": ("cuda", "on"),
+    "cuda default": ("cuda", "auto"),
+    "cuda plain": ("cuda", "off"),
+}
+"""Device and graph of each way."""
 WARM_UP = 30
 GOAL = 3.0
 """Of the default command on a GPU over the same on a CPU."""
 GOALS = tuple(f"{name}, cuda default over cpu" for name in ("micro-dlrm", "dlrm-v4"))
 
 
-def prepared(name: str, device: str, graph: str) -> Prepared:
-    workload = find(name)
+def config_of(workload: Workload, way: str) -> Any:
+    """The first preset of a workload in a way; None: it has no switches."""
+    device, graph = WAYS[way]
     config: Any = next(iter(workload.presets.values()))()
     train = replace(config.train, device=device)
     if hasattr(config, "fast"):
-        config = replace(config, train=train, fast=replace(config.fast, graph=graph))
-    else:
-        config = replace(config, train=replace(train, graph=graph))
-    return workload.prepare(config)
+        return replace(config, train=train, fast=PLAIN if way == "cuda plain" else replace(config.fast, graph=graph))
+    return None if way == "cuda plain" else replace(config, train=replace(train, graph=graph))
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that are called."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return operator(*args, **(kwargs or {}))
 
 
 def rates(ready: Prepared, seconds: float, samples: int) -> tuple[list[float], dict[str, Any]]:
     """Samples a second of so many windows of steps, and what is known about them."""
-    device = ready.settings.device
+    device, host = ready.settings.device, dict[str, Any]()
     with applied(ready.settings):
         trial = ready.trial(42)
         recipe = trial.recipe
@@ -65,6 +85,15 @@ def rates(ready: Prepared, seconds: float, samples: int) -> tuple[list[float], d
         steps(WARM_UP)
         count = max(5, round(seconds * WARM_UP / steps(WARM_UP)[1]))
         readings = [steps(count) for _ in range(samples)]
+        if device.type == "cuda":
+            host["call_s"] = call_seconds()
+            with Operators() as operators:
+                steps(1)
+            host["operators"] = operators.count
+            began = perf_counter()
+            for _ in range(WARM_UP):
+                next(batches)
+            host["input_ms"] = 1e3 * (perf_counter() - began) / WARM_UP
     conditions = {
         "device": ready.settings.device_name,
         "threads": ready.settings.threads,
@@ -72,9 +101,8 @@ def rates(ready: Prepared, seconds: float, samples: int) -> tuple[list[float], d
         "steps": count,
         "graph": isinstance(recipe.whole_step, GraphStep) and not recipe.whole_step.failed,
         "why": ready.settings.reasons["graph"],
+        **host,
     }
-    if device.type == "cuda":
-        conditions["call_s"] = call_seconds()
     return [trained / elapsed for trained, elapsed in readings], conditions
 
 
@@ -86,33 +114,32 @@ def goals_missed(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--workloads", nargs="+", choices=NAMES, default=NAMES)
+    arguments.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="those with cuda on a GPU")
     arguments.add_argument("--threads", type=int, default=2, help="that torch may use, at most")
     arguments.add_argument("--seconds", type=float, default=2.0, help="of a reading")
     arguments.add_argument("--samples", type=int, default=7)
     arguments.add_argument("--dry", action="store_true", help="print, keep no rows")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
-    variants = [("cpu", "off", "cpu")]
-    if torch.cuda.is_available():
-        variants += [("cuda eager", "off", "cuda"), ("cuda graph", "on", "cuda"), ("cuda default", "auto", "cuda")]
-    rows, kept = list[dict[str, Any]](), 0
+    ways = [way for way in options.ways if way == "cpu" or torch.cuda.is_available()]
+    rows, recorded = list[dict[str, Any]](), 0
     for name in options.workloads:
         measured: dict[str, list[float]] = {}
-        for variant, graph, device in variants:
-            ready = prepared(name, device, graph)
-            measured[variant], conditions = rates(ready, options.seconds, options.samples)
-            title = f"{name}, {variant}"
-            rows.append(row("default_speed", title, "samples_per_s", "samples/s", measured[variant], conditions))
+        for way in ways:
+            if (config := config_of(find(name), way)) is None:
+                continue
+            measured[way], conditions = rates(find(name).prepare(config), options.seconds, options.samples)
+            rows.append(row("default_speed", f"{name}, {way}", "samples_per_s", "samples/s", measured[way], conditions))
             print(json.dumps(rows[-1]), flush=True)
-        cpu = sorted(measured["cpu"])[len(measured["cpu"]) // 2]
-        for variant in list(measured)[1:]:
-            ratios = [value / cpu for value in measured[variant]]
-            rows.append(row("default_speed", f"{name}, {variant} over cpu", "speed_ratio", "x", ratios, {}))
+        cpu = sorted(measured.pop("cpu", ()))
+        for way, readings in measured.items() if cpu else ():
+            ratios = [value / cpu[len(cpu) // 2] for value in readings]
+            rows.append(row("default_speed", f"{name}, {way} over cpu", "speed_ratio", "x", ratios, {}))
             print(json.dumps(rows[-1]), flush=True)
         # A workload at a time: a limit on the whole script's time costs only the last one.
         if not options.dry:
-            print(f"rows appended to {record(rows[kept:])}", file=sys.stderr)
-        kept = len(rows)
+            print(f"rows appended to {record(rows[recorded:])}", file=sys.stderr)
+        recorded = len(rows)
     missed = goals_missed(rows)
     for line in missed:
         print(f"goal missed: {line}", file=sys.stderr)

@@ -29,7 +29,6 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 from _plan_reference import H200, MI350X, Point, reference_plan, reference_points, target_points
@@ -39,11 +38,10 @@ from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
 from recperf.plan.devices import KNOWN, Device
 from recperf.plan.predict import error_band, part_seconds, predict
-from recperf.plan.work import PlannedWorkload, Work
-from recperf.workloads.dlrm.config import DLRM
-from recperf.workloads.dlrm_v4.config import DLRM_V4, gpu
+from recperf.plan.work import Work
+from recperf.workloads import find
+from recperf.workloads.dlrm_v4.config import gpu
 from recperf.workloads.dlrm_v4.plan import planned
-from recperf.workloads.micro_dlrm.config import MICRO_DLRM
 
 NAME = "plan_validate"
 METRICS = {"ms": "step", "x": "ratio", "h": "hours"}
@@ -61,6 +59,12 @@ CLAIMED = {
     "reference, kinds of work": None,
 }
 """Largest relative errors docs/planning.md admits; none: nothing, or only the range, is claimed."""
+CALLED = {
+    "eager": "operators called one by one",
+    "plain": "every switch off",
+    "default": "CUDA graph",
+}
+"""Ways of default_speed."""
 FITTED = ("shared encoders, candidate only", "neither")
 """Steps of dlrm-v4 that the share of passes is fitted to."""
 
@@ -124,28 +128,40 @@ def own_points() -> list[Point]:
 
 
 def called_points() -> list[Point]:
-    """Small steps on one H200: operators called one by one, and as CUDA graphs, which is the default."""
+    """Small steps on one H200: operators called one by one, with every switch off, and as CUDA graphs, which is the
+    default."""
+    from default_speed import NAMES, config_of
+
     latest = {entry["variant"]: entry for entry in on_h200("default_speed", "samples_per_s") if current(entry)}
     points = []
-    for workload in (MICRO_DLRM, DLRM, DLRM_V4):
-        plain = workload.planned(next(iter(workload.presets.values()))())
-        for way, name in (("eager", "operators called one by one"), ("default", "CUDA graph")):
-            if f"{workload.name}, cuda {way}" not in latest:
+    for workload in map(find, NAMES):
+        for way, name in CALLED.items():
+            entry = latest.get(f"{workload.name}, cuda {way}")
+            if entry is None:
                 continue
-            one = plain if way == "default" else replace(plain, count=partial(_eager, plain))
-            entry, device = latest[f"{workload.name}, cuda {way}"], KNOWN["h200"]
             # Hosts differ: how fast this one calls operators was measured beside the steps, as --calibrate does.
-            call_s = entry["conditions"].get("call_s", device.call_s)
-            plan = predict(one, 1, replace(device, call_s=call_s))
-            known = 1e3 * plan.global_batch / entry["p50"]
-            label, source = f"H200, {workload.name}, {name}", "measured, default_speed"
-            ms, factors = 1e3 * plan.step.value, plan.step.factors
-            points.append(Point("own steps, calls", label, ms, known, source, "wholly", factors))
+            facts, device = entry["conditions"], KNOWN["h200"]
+            plan = predict(
+                workload.planned(config_of(workload, f"cuda {way}")),
+                1,
+                replace(device, call_s=facts.get("call_s", device.call_s)),
+            )
+            points.append(
+                Point(
+                    "own steps, calls",
+                    f"H200, {workload.name}, {name}",
+                    1e3 * plan.step.value,
+                    1e3 * plan.global_batch / entry["p50"],
+                    "measured, default_speed",
+                    "" if "call_s" in facts else "wholly",
+                    plan.step.factors,
+                    conditions={
+                        "planned_calls": plan.work.calls,
+                        **{key: facts[key] for key in ("operators", "call_s", "input_ms") if key in facts},
+                    },
+                )
+            )
     return points
-
-
-def _eager(plan: PlannedWorkload, history: float | None, distinct: Mapping[str, float]) -> Work:
-    return replace(plan.count(history, distinct), kernels=lambda samples, threads: 0)
 
 
 def layer_points() -> list[Point]:

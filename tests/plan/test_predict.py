@@ -23,7 +23,7 @@ from recperf.plan.predict import EXCHANGE_CALLS, Band, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.summary import Question, Setting, plan
 from recperf.plan.work import Spread
-from recperf.workloads.dlrm.config import DLRM
+from recperf.workloads.dlrm.config import DLRM, experiment_plain
 from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import MICRO_DLRM
@@ -102,6 +102,45 @@ def test_a_step_is_never_shorter_than_its_calls() -> None:
     assert "one by one" in large.origins["calls"], "a graph is for the planned batch"
     assert "one by one" in predict(planned(laptop()), 1, replace(PLAIN, threads=1000)).origins["calls"]
     assert gpu.step.shares["dispatch"] > 0.5
+
+
+@pytest.mark.parametrize("name", ["micro-dlrm", "dlrm"])
+def test_planned_calls_are_those_of_an_eager_step(name: str) -> None:
+    """Every operator of a step is counted; with every switch off the host also draws the batch before it."""
+    pytest.importorskip("torch")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from recperf.measure.profile import endless
+    from recperf.train.loop import take_step
+
+    class Operators(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            self.count += 1
+            return operator(*args, **(kwargs or {}))
+
+    if name == "dlrm":
+        config = experiment_plain()
+        layers = replace(config.model, bottom=(512, 64, 64), top=(64, 1), rows=(500,) * 8)
+        data = replace(config.data, ids_per_bag=40, distinct=False)
+        config = replace(config, model=layers, data=data, train=replace(config.train, device="cpu"))
+        workload = DLRM
+    else:
+        workload, config = MICRO_DLRM, MICRO_DLRM.presets["default"]()
+        config = replace(config, train=replace(config.train, device="cpu", graph="off"))
+    recipe = workload.prepare(config).trial(1).recipe
+    batches = endless(recipe.order, 0)
+    take_step(recipe, batches, 1)
+    with Operators() as operators:
+        take_step(recipe, batches, 1)
+    plan = predict(workload.planned(config), 1, PLAIN)
+    # A CPU also checks the ids, which takes 28 operators where bags are plain.
+    checks = 28 if name == "dlrm" else 0
+    assert operators.count - checks == pytest.approx(plan.work.calls, rel=0.05)
+    if name == "dlrm":
+        slow = predict(workload.planned(config), 1, replace(PLAIN, call_s=1e-3)).step
+        assert slow.value == pytest.approx(plan.work.calls * 1e-3 + slow.exposed["input"] + slow.exposed["transfer"])
 
 
 def test_samples_to_the_target() -> None:

@@ -127,7 +127,7 @@ def predict(
     placed = place(work.tables, ranks, batch, parallelism)
     uneven = largest_share(work, batch, ranks, balanced=parallelism.balanced).work
     parts = _seconds(work, placed, skew, batch, device, network, parallelism, uneven)
-    left = exposed(parts, parallelism)
+    left = exposed(parts, parallelism, ahead=work.prepared_ahead)
     seconds, samples = sum(left.values()), workload.batch_size if parallelism.rank_batch is None else ranks * batch
     by_host = left["input"] + (parts["calls"] if left["calls"] else 0.0)
     nodes = node_count(ranks, network)
@@ -164,18 +164,18 @@ def error_band(device: Device, ranks: int, by_host: float = 0.0, *, nodes: int =
     return (1 - by_host) * low / more + by_host * host_low, (1 - by_host) * high * more + by_host * host_high
 
 
-def exposed(parts: Mapping[str, float], parallelism: Parallelism) -> dict[str, float]:
+def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, ahead: bool = True) -> dict[str, float]:
     """Seconds that overlap with nothing. An overlapped all-reduce runs during the backward pass; with a pipeline, input
-    and ids of the next batch move during everything else. Ranks always wait for rows and their gradients. A GPU
-    computes while the host calls the next operators."""
+    and ids of the next batch move during everything else, where the input is prepared `ahead`. Ranks always wait for
+    rows and their gradients. A GPU computes while the host calls the next operators."""
     left = dict(parts)
     if parallelism.overlapped:
         left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
     computed = sum(parts[name] for name in PARTS if name.startswith(("dense", "lookup", "table")))
     left["calls"] = max(0.0, parts["calls"] - computed)
-    if parallelism.pipelined:
-        ahead = parts["input"] + parts["transfer"] + parts["ids all-to-all"]
-        waited = max(0.0, ahead - (sum(left.values()) - ahead))
+    if parallelism.pipelined and ahead:
+        early = parts["input"] + parts["transfer"] + parts["ids all-to-all"]
+        waited = max(0.0, early - (sum(left.values()) - early))
         # What moves last is hidden first: the host prepares a batch before anything else happens to it.
         left["input"] = min(parts["input"], waited)
         left["transfer"] = min(parts["transfer"], waited - left["input"])

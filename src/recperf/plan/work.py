@@ -59,6 +59,8 @@ class Work:
     threads at once; 0: it calls operators too."""
     prepare_s: float = 0.0
     """Seconds in which one thread of the host prepares a sample."""
+    prepared_ahead: bool = True
+    """Other threads prepare the next batch during a step; otherwise the one that calls operators does."""
     lengths: Lengths = ()
     """Tokens of rows, as equally likely values in ascending order; empty without attention."""
     sample_work: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None

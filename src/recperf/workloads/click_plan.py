@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 from ..measure.cost import Cost
 from ..models import config as cost
@@ -15,7 +16,11 @@ TABLE_PARTS = ("data", "embedding", "embedding_backward", "sparse_update")
 """Parts of a step that the planner counts itself, from the tables."""
 
 CALLS_DRAWING = 60
-"""Further operators called in an eager step where the batch is drawn in it."""
+"""Further operators called in an eager step where the GPU draws the batch in it."""
+CALLS_PLAIN, CALLS_PLAIN_LAYER, CALLS_CHUNK, CHUNK = 80, 12, 4, 16_384
+"""Operators called in a step of plain torch, more for each layer, and for each so many ids of a batch."""
+DRAW_S, DRAW_ID_S = 3e-9, 10e-9
+"""Seconds in which one thread of the host draws a dense number and an id."""
 
 
 def planned_clicks(
@@ -26,10 +31,13 @@ def planned_clicks(
     optimizer: str,
     precision: str = "float32",
     state: int | None = None,
-    drawn: bool = False,
+    graph: bool = True,
+    drawn: Literal["", "device", "host"] = "",
+    plain: bool = False,
 ) -> PlannedWorkload:
     """A click model with `ids` per sample in each table; `state` overrides the optimizer's numbers per table row.
-    `drawn`: each step draws its batch."""
+    `graph`: one process replays its step as a CUDA graph; `drawn`: what draws the batch in each step; `plain`: by
+    torch's operators only."""
     states, flops = cost.dense_optimizer(optimizer)
     row_state = RULES.get(optimizer, RULES["adam"]).state_width(model.dim) if state is None else state
     copied = "AdamW changes every row in every step" if optimizer == "adamw" and state is None else ""
@@ -55,15 +63,21 @@ def planned_clicks(
         for name, rows, each in zip(names, model.rows, ids)
     )
     ids_per_sample = sum(ids)
-    calls = CALLS + CALLS_PER_LAYER * (len(model.bottom) + len(model.top_widths) - 2)
+    layers = len(model.bottom) + len(model.top_widths) - 2
+    calls = CALLS + CALLS_PER_LAYER * layers
+    if plain:
+        calls = CALLS_PLAIN + CALLS_PLAIN_LAYER * layers + CALLS_CHUNK * int(batch_size * ids_per_sample / CHUNK)
+    by_host = drawn == "host"
     work = Work(
         tables=tables,
         dense_parameters=model.mlp_parameters,
         dense_states=states,
         precision=precision,
         parts=parts,
-        calls=calls + drawn * CALLS_DRAWING,
-        kernels=lambda samples, threads: calls,
+        calls=calls + (drawn == "device") * CALLS_DRAWING,
+        kernels=lambda samples, threads: graph * calls,
+        prepare_s=DRAW_S * model.bottom[0] + DRAW_ID_S * ids_per_sample if by_host else 0.0,
+        prepared_ahead=not by_host,
         shapes=_largest(model),
         activations=lambda samples: cost._activations(model, samples),
         input_bytes=lambda samples: cost.batch_bytes(model, samples, round(samples * ids_per_sample)),

@@ -311,14 +311,16 @@ def require_room(config: DLRMWorkloadConfig) -> None:
 def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
     from ..click_plan import planned_clicks
 
-    precision = "bfloat16" if config.fast.precision == "auto" else config.fast.precision
+    fast, drawn = config.fast, config.data.source == "random"
     return planned_clicks(
         config.dlrm,
         config.train.batch_size,
         mean_ids(config),
         optimizer=config.train.optimizer,
-        precision=precision,
-        drawn=config.data.source == "random",
+        precision="bfloat16" if fast.precision == "auto" else fast.precision,
+        graph=fast.graph != "off",
+        drawn="" if not drawn else "device" if fast.input in ("auto", "device") else "host",
+        plain=fast.mlp == "plain",
     )
 
 

@@ -165,7 +165,8 @@ def check_sizes(model: DLRMConfig, clicks: Clicks) -> None:
 def planned(config: MicroDLRMConfig) -> PlannedWorkload:
     from ..click_plan import planned_clicks
 
-    return planned_clicks(config.model, config.train.batch_size, (1.0,) * len(config.model.rows), optimizer="adamw")
+    ids, graph = (1.0,) * len(config.model.rows), config.train.graph != "off"
+    return planned_clicks(config.model, config.train.batch_size, ids, optimizer="adamw", graph=graph)
 
 
 def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
