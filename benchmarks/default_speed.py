@@ -2,9 +2,9 @@
 
 Each trains on a CPU with at most two threads and, where torch sees a GPU, there too: kernels launched one by one, the
 step as a CUDA graph, as it is by default, and dlrm with every switch off. Beside steps on a GPU stand the seconds in
-which its host calls an operator and how many a step calls, by which plan_validate.py predicts them. A reading is the samples of consecutive training steps, preparing their
-batches included, over the wall time between two synchronised moments. Last come the GPU's rates over the CPU's. Exits
-with 5 where a goal is missed.
+which its host calls an operator and how many a step calls, by which plan_validate.py predicts them. A reading is the
+samples of consecutive training steps, preparing their batches included, over the wall time between two synchronised
+moments. Last come the GPU's rates over the CPU's. Exits with 5 where a goal is missed.
 """
 
 from __future__ import annotations
