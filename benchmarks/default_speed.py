@@ -55,7 +55,7 @@ def config_of(workload: Workload, way: str) -> Any:
     return None if way == "cuda plain" else replace(config, train=replace(train, graph=graph))
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators that are called."""
 
     count = 0
@@ -87,7 +87,7 @@ def rates(ready: Prepared, seconds: float, samples: int) -> tuple[list[float], d
         readings = [steps(count) for _ in range(samples)]
         if device.type == "cuda":
             host["call_s"] = call_seconds()
-            with Operators() as operators:
+            with Operators() as operators:  # type: ignore[no-untyped-call]
                 steps(1)
             host["operators"] = operators.count
             began = perf_counter()
