@@ -55,13 +55,26 @@ RUNNING = f"""
 import sys
 import recperf.cli.run, recperf.cli.training, recperf.execution.execute
 import recperf.workloads.micro_dlrm.build, recperf.runs.report.run_report
+assert "triton" not in sys.modules
+import recperf.execution.measuring
 {COUNT}
+import torch
+from recperf.measure.counting import Counter
+from recperf.measure.trace.record import Recording
+from recperf.models.dlrm_v4.stages import Stages
+with Counter(1, 1):
+    torch.ones(2) + 1
+Recording(cuda=False).stop()
+stages = Stages()
+stages.run("part", lambda x: 2 * x.sum(), torch.ones(2, requires_grad=True))
+stages.backward(1.0)
+assert not {{"torch._dynamo", "sympy"}} & set(sys.modules)
 """
 
 
 @pytest.mark.parametrize(("program", "most"), [(WITHOUT_TORCH, 40), (RUNNING, 144)], ids=["help", "run micro-dlrm"])
 def test_a_command_loads_only_what_it_needs(program: str, most: int) -> None:
-    """Counts the loaded modules of recperf; help and show need no torch."""
+    """Counts the loaded modules of recperf; help and show need no torch, a run not its compiler, and no step triton."""
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert max(int(line) for line in done.stdout.splitlines() if line.isdigit()) <= most
 

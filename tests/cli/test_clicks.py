@@ -33,7 +33,7 @@ def write(path: Path, rows: int = 1500) -> Path:
 @pytest.fixture
 def data(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
+    monkeypatch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
     more = ["--categorical", "user,ad", "--numeric", "price", "--item", "ad", "--time", "ts", "--name", "mine"]
     code, out, err = call("data", "import", "--clicks", write(tmp_path / "a.csv"), "--label", "clicked", *more)
     assert code == 0, err
@@ -47,7 +47,7 @@ def test_few_clicks_are_learnt_and_the_best_baseline_decides(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A product of two numbers, which trees approximate and a regression cannot see; two thousand rows."""
-    monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
+    monkeypatch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
     draw = np.random.default_rng(2)
     x, y, page = draw.normal(size=2000), draw.normal(size=2000), draw.integers(0, 12, 2000)
     clicks = (draw.random(2000) < 1 / (1 + np.exp(-2.5 * x * y))).astype(int)

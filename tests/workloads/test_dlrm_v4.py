@@ -80,7 +80,7 @@ def test_the_benchmark_s_first_evaluation(batch_size: int, first_block: int) -> 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the steps that are measured at the end of a run."""
-    monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
+    monkeypatch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
 
 
 def arguments(folder: str, *more: str) -> list[str]:

@@ -224,7 +224,7 @@ def test_gradient_boosting_of_clicks_reads_the_item_before(tmp_path: Path, monke
 def test_a_run_on_own_events(
     store: EventStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
+    monkeypatch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
     command = ["run", "dlrm-v4", "--data", str(store.folder), "--json", "--no-peaks", "--no-report"]
     assert main(
         [*command, "--run-dir", str(tmp_path / "run"), "--data.holdout-windows", "30", "--train.epochs", "2"]
@@ -260,7 +260,7 @@ def test_a_small_log(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
+    monkeypatch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
     log = planted(effect, events=8_000, users=160, items=30, groups=3)
     command = ["run", "dlrm-v4", "--data", str(log.imported(tmp_path)), "--json", "--no-peaks", "--no-report"]
     shorter = ["--data.history.length", "12", "--model.hstu.max-length", "21", "--ranking.users", "0"]

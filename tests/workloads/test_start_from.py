@@ -38,7 +38,7 @@ STILL = ["--train.max-steps", "1", "--train.learning-rate", "1e-30", *TRAIN]
 @pytest.fixture(scope="module", autouse=True)
 def unmeasured() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recperf.execution.execute.measure_run", lambda *_: None)
+        patch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
         yield
 
 

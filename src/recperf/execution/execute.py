@@ -20,14 +20,13 @@ from ..measure.peaks.records import Peaks
 from ..ops import choice
 from ..runs.derive import Stated, meets, result_of
 from ..runs.evidence import Evidence, seal
-from ..runs.record import Run, checkout, now, packages, profile_of, read_saved_config
+from ..runs.record import MEASURED, Run, checkout, now, packages, profile_of, read_saved_config
 from ..runs.result import Data, Result, Target, Verified, checked
 from ..runs.result import Trial as TrialFile
 from ..runs.resume import RANKS, operator_changes, operators_text, recorded_fields, since_start
 from ..runs.schemas import Change, Machine, Progress
 from ..stop import StopFlag, poll
 from ..train.device import applied
-from .measuring import MEASURED, measure_run
 from .quality import Assessment
 from .saving import open_log, require_same_ranks
 from .training import Job, Reporter
@@ -68,7 +67,10 @@ def execute(
         log.begin()
     prepared = workload.prepare(config)
     poll()
-    tables = prepared.settings.reasons.get("tables", "device")
+    settings = prepared.settings
+    if config.train.device == "auto" and settings.device.type == "cuda":
+        report.notice(f"device: cuda ({settings.device_name}), chosen by auto")
+    tables = settings.reasons.get("tables", "device")
     if not tables.startswith("device"):
         report.detail(f"tables: {tables}")
     _can_stop(config, prepared.target)
@@ -78,7 +80,7 @@ def execute(
     _same_machine(run, facts, report)
     ceilings = peaks() if peaks else None
     poll()
-    with applied(prepared.settings):
+    with applied(settings):
         assessment = assessment_of(run, prepared, report.notice)
         # No step needs the baselines, unless it ends the training: they are computed after the first one's training.
         baselines = assessment.baselines() if config.train.stop_at_target else {}
@@ -89,6 +91,9 @@ def execute(
         )  # fmt: skip
         trial = _train_seeds(job, started)
         assessment.baselines()
+        # Importing it takes a second that no step waits for.
+        from .measuring import measure_run
+
         measure_run(job, trial, ceilings)
     return _conclude(job, started)
 

@@ -24,14 +24,11 @@ from ..measure.profile_records import Pair, Profile
 from ..measure.records import Advice
 from ..measure.trace.analyse import analyse
 from ..measure.trace.records import StepTables
-from ..runs.record import profile_of
+from ..runs.record import MEASURED, profile_of
 from ..train.graph import GraphStep
 from ..train.loop import Recipe, take_step
 from .training import Job
 from .workload import Prepared, Trial
-
-MEASURED = ("profile.json", "pair.json", "peaks.json")
-"""The files of a run that describe its machine's speed."""
 
 
 def measure_run(job: Job, trial: Trial | None, peaks: Peaks | None) -> None:

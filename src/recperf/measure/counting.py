@@ -41,7 +41,22 @@ _WITHOUT_ACCESS |= {"aten::_sparse_coo_tensor_with_dims_and_tensors"}
 """Operators that touch no data although their results are not views of a single input."""
 
 
-class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that hides itself from torch's compiler only where the program uses it: torch's own modes import
+    it, which takes seconds."""
+
+    def __init_subclass__(cls) -> None:
+        plain = cls.__torch_dispatch__
+        super().__init_subclass__()
+        hidden = cls.__torch_dispatch__
+
+        def dispatch(self: Any, *arguments: Any) -> Any:
+            return (hidden if "torch._dynamo" in sys.modules else plain)(self, *arguments)
+
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+class Counter(DispatchMode):
     """Lists the work of the operators that the current thread calls while it is active, one list per step."""
 
     def __init__(self, knee: int, stream_knee: int, stacks: Stacks | None = None) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .attribution import SMALL, divided_ms
 from .ceilings import ceilings_of
 from .clocks import ThreadClock, cuda_used
+from .counting import DispatchMode
 from .limits import NOTICEABLE
 from .operators import ids_argument
 from .peaks.records import Peaks
@@ -284,7 +284,7 @@ def _could_be_offsets(tensor: Tensor) -> bool:
     return int(tensor[0]) == 0 and int(tensor[-1]) <= len(tensor) and bool((tensor.diff() >= 0).all())
 
 
-class _HotIds(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _HotIds(DispatchMode):
     """Replaces the ids of every lookup by those of a few rows, which stay in a cache."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ SURROUNDS = 0.95
 ROOT = str(Path(__file__).parents[1])
 BACKWARD = (0, 0)
 """Begins the stack of what autograd runs in its backward pass, where no Python function of the program is inside."""
-_WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py")
+_WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "recperf/measure/counting.py")
 
 Position = tuple[int, int]
 """The identity of a code object and the offset of an instruction in it."""

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .clocks import ThreadClock, step_clock
 from .cost import Cost
+from .counting import DispatchMode
 from .profile_records import SCHEMA, Component, Ids, Overhead, StepBudget
 from .records import Percentiles
 from .spans import OTHER, phase_of
@@ -33,7 +33,7 @@ class Order(Protocol):
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counter(DispatchMode):
     """Counts the operators that torch dispatches."""
 
     calls = 0

@@ -49,6 +49,8 @@ JOB = ".torchrun"
 """File that names the torchrun job working on a run."""
 START_FOLDER = "start"
 """Folder of what a run started from: another run's checkpoint, and which of its rows go where."""
+MEASURED = ("profile.json", "pair.json", "peaks.json")
+"""The files of a run that describe its machine's speed."""
 OWN_FILES = (
     "config.json",
     "progress.json",

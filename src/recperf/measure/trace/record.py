@@ -22,6 +22,19 @@ from ...folders import temporary_folder
 from .read import ABOUT, Trace, find_steps, read
 
 
+class _Profiler(profile):
+    """Torch's profiler, which imports torch's compiler to ask for its CUDA graphs: seconds, where nothing uses it."""
+
+    def prepare_trace(self) -> None:
+        if "torch._inductor" in sys.modules:
+            super().prepare_trace()
+            return
+        self.profiler = torch.autograd.profiler.profile(
+            use_device=self.use_device, record_shapes=True, use_kineto=True, experimental_config=self.experimental_config
+        )
+        self.profiler._prepare_trace()
+
+
 class Recording:
     """Steps recorded by torch.profiler: the operators of every thread, with their sizes. `about` goes into the header
     of the trace."""
@@ -33,7 +46,7 @@ class Recording:
         except TypeError:  # This version of torch records only the thread that starts it.
             every_thread = None
         # With acc_events it would not warn, but build an object for every event when it stops.
-        self._profiler: Any = profile(activities=activities, record_shapes=True, experimental_config=every_thread)
+        self._profiler: Any = _Profiler(activities=activities, record_shapes=True, experimental_config=every_thread)
         self._content = b""
         self.on_device = False
         """Whether kernels ran on a GPU."""

@@ -1,9 +1,5 @@
 """DLRMv4: HSTU layers read a user's history, which is combined with one candidate; one logit per sample.
 
-The forward pass is cut into named parts, so that each part of the backward pass has a name and a span too: autograd
-runs a whole graph at once, its branches in an unspecified order. Here each part has its own graph, and the graphs run
-one after the other, the last first.
-
 Shapes: B samples, T tokens of all rows, S positions (history and candidate) of all rows, C context tokens a row, W and
 D width of a table row and of a token, N encoded entities: one each distinct (item, artist, album), or one a position.
 """
@@ -12,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -28,85 +23,8 @@ from ..mlp import Loss
 from .config import ACTIONS, CANDIDATE_CODE, DLRMv4Config
 from .hstu import HSTU, Moment, Rows
 from .inputs import Inputs
+from .stages import Run, StagedLoss, Stages, spanned
 from .tables import DLRMv4Tables
-
-Run = Callable[..., Any]
-"""Calls a part: its name, a function of tensors, and the tensors. A part without a name sets its own spans."""
-
-
-def spanned(name: str, part: Callable[..., Any], *inputs: Any) -> Any:
-    """Run a part in a span; autograd sees one graph for all parts."""
-    if not name:
-        return part(*inputs)
-    with span(name):
-        return part(*inputs)
-
-
-@dataclass(frozen=True, eq=False)
-class _Stage:
-    name: str
-    inputs: tuple[Tensor, ...]
-    cut: tuple[Tensor, ...]
-    """The inputs as leaves of this part's graph."""
-    outputs: tuple[Tensor, ...]
-
-
-class Stages:
-    def __init__(self) -> None:
-        self._stages: list[_Stage] = []
-
-    def run(self, name: str, part: Callable[..., Any], *inputs: Tensor) -> Any:
-        cut = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs)
-        output = spanned(name, part, *cut)
-        outputs = (output,) if isinstance(output, Tensor) else tuple(output)
-        self._stages.append(_Stage(name, inputs, cut, outputs))
-        return output
-
-    def backward(self, scale: float) -> None:
-        """Add the gradients of the last part's output, times the scale, to all leaves, and drop the parts."""
-        last = self._stages[-1].outputs[0]
-        waiting: dict[int, Tensor] = {id(last): torch.full_like(last, scale)}
-        while self._stages:
-            stage = self._stages.pop()
-            pairs = [(out, waiting.pop(id(out))) for out in stage.outputs if id(out) in waiting]
-            if not pairs:
-                continue
-            spanned(f"{stage.name}_backward" if stage.name else "", self._run_backward, stage, pairs, waiting)
-
-    @staticmethod
-    def _run_backward(stage: _Stage, pairs: list[tuple[Tensor, Tensor]], waiting: dict[int, Tensor]) -> None:
-        torch.autograd.backward([out for out, _ in pairs], [gradient for _, gradient in pairs])
-        for tensor, cut in zip(stage.inputs, stage.cut):
-            if cut.grad is None:
-                continue
-            if tensor.is_leaf:
-                tensor.grad = cut.grad if tensor.grad is None else tensor.grad.add_(cut.grad)
-            else:
-                waiting[id(tensor)] = waiting[id(tensor)] + cut.grad if id(tensor) in waiting else cut.grad
-            cut.grad = None
-
-
-class StagedLoss:
-    """A loss with such a backward pass; a training loop uses it like a tensor."""
-
-    def __init__(self, stages: Stages, value: Tensor, logits_B: Tensor, scale: float = 1.0) -> None:
-        self._stages, self._value, self.logits_B, self.scale = stages, value.detach(), logits_B, scale
-
-    def __mul__(self, scale: float) -> StagedLoss:
-        """Scale the loss and its gradients, as for a part of a batch."""
-        return StagedLoss(self._stages, self._value * scale, self.logits_B, self.scale * scale)
-
-    def detach(self) -> Tensor:
-        return self._value
-
-    def item(self) -> float:
-        """Read the value; waits for the device."""
-        return float(self._value)
-
-    def backward(self) -> None:
-        """Add the gradient of every leaf to its `grad`. Can be called once."""
-        self._stages.backward(self.scale)
-
 
 PERIODS = ((3600, 24), (86400, 7))
 """Length of a unit in seconds, and units per period: hours of a day, days of a week."""
