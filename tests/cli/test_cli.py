@@ -240,7 +240,7 @@ def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("where", "became"),
-    [("execute.assessment_of", "nothing was trained yet"), ("execute.measure_run", "what was trained is saved")],
+    [("execute.assessment_of", "nothing was trained yet"), ("measuring.measure_run", "what was trained is saved")],
 )
 def test_a_signal_outside_of_the_training_says_what_became_of_it(
     call: Call, monkeypatch: pytest.MonkeyPatch, where: str, became: str

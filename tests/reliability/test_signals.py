@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recperf.cli import main
-from recperf.execution import execute
+from recperf.execution import measuring
 from recperf.stop import StopFlag
 
 
@@ -89,7 +89,7 @@ def test_a_signal_that_ends_at_once_leaves_no_child_and_where_it_can_be_caught_n
 def test_a_signal_after_the_training_stops_cleanly_and_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real = tmp_path / "run", execute.measure_run
+    run, real = tmp_path / "run", measuring.measure_run
     command = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]
 
     def measure(*arguments: Any) -> None:
@@ -100,11 +100,11 @@ def test_a_signal_after_the_training_stops_cleanly_and_is_resumed(
         signal.raise_signal(signal.SIGUSR1)
         return run / "report.html"
 
-    monkeypatch.setattr(execute, "measure_run", measure)
+    monkeypatch.setattr(measuring, "measure_run", measure)
     assert main([*command, "--run-dir", str(run), "--no-peaks"]) == 75
     assert (run / "trial-42.json").exists()
     assert not (run / "result.json").exists()
-    monkeypatch.setattr(execute, "measure_run", real)
+    monkeypatch.setattr(measuring, "measure_run", real)
     monkeypatch.setattr("recperf.runs.report.run_report.write", page)
     assert main(["run", "--resume", str(run), "--no-peaks"]) == 0, "only the last line was left to print"
     assert (run / "seal.json").exists()

@@ -30,7 +30,10 @@ class _Profiler(profile):
             super().prepare_trace()
             return
         self.profiler = torch.autograd.profiler.profile(
-            use_device=self.use_device, record_shapes=True, use_kineto=True, experimental_config=self.experimental_config
+            use_device=self.use_device,
+            record_shapes=True,
+            use_kineto=True,
+            experimental_config=self.experimental_config,
         )
         self.profiler._prepare_trace()
 

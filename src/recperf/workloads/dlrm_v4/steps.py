@@ -22,8 +22,8 @@ from ...measure.spans import span
 from ...models.dlrm_v4.config import DLRMv4Config
 from ...models.dlrm_v4.inputs import Inputs, prepare
 from ...models.dlrm_v4.model import DLRMv4
-from ...models.dlrm_v4.stages import StagedLoss
 from ...models.dlrm_v4.padding import Padding
+from ...models.dlrm_v4.stages import StagedLoss
 from ...models.tiers.cache import TieredRows
 from ...points import reached
 from ...train.feeds import prefetched
