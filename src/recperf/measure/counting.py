@@ -46,9 +46,9 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     it, which takes seconds."""
 
     def __init_subclass__(cls) -> None:
-        plain = cls.__torch_dispatch__
-        super().__init_subclass__()
-        hidden = cls.__torch_dispatch__
+        plain: Any = cls.__torch_dispatch__
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
+        hidden: Any = cls.__torch_dispatch__
 
         def dispatch(self: Any, *arguments: Any) -> Any:
             return (hidden if "torch._dynamo" in sys.modules else plain)(self, *arguments)

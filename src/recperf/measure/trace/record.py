@@ -35,7 +35,7 @@ class _Profiler(profile):
             use_kineto=True,
             experimental_config=self.experimental_config,
         )
-        self.profiler._prepare_trace()
+        self.profiler._prepare_trace()  # type: ignore[no-untyped-call]
 
 
 class Recording:
