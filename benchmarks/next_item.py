@@ -77,16 +77,16 @@ def ours(data: NextItemData, config: HSTUConfig, seed: int) -> tuple[PreparedSeq
     return prepared, Side(epoch, score, prepared.settings.sync or (lambda: None))
 
 
-def measured(data: NextItemData, side: Side, epochs: int, every: int, patience: int, label: str) -> dict[str, float]:
+def measured(data: NextItemData, side: Side, options: argparse.Namespace, label: str) -> dict[str, float]:
     """The best epoch by validation, its test metrics, and how long training took to the goal and to that epoch."""
     seconds, reached, best, waited = 0.0, float("nan"), {RANKED: -1.0}, 0
-    for number in range(epochs):
+    for number in range(options.epochs):
         side.sync()
         start = time.perf_counter()
         side.epoch(number)
         side.sync()
         seconds += time.perf_counter() - start
-        if (number + 1) % every:
+        if (number + 1) % options.every and seconds < options.seconds:
             continue
         test, validation = (rank(data, part, side.score, seen="left-out").metrics() for part in splits(data))
         if test["ndcg_10"] >= GOAL and not reached <= seconds:
@@ -99,7 +99,7 @@ def measured(data: NextItemData, side: Side, epochs: int, every: int, patience: 
             f"test NDCG@10 {test['ndcg_10']:.4f}  HR@10 {test['hit_rate_10']:.4f}",
             flush=True,
         )
-        if waited >= patience:
+        if waited >= options.patience or seconds >= options.seconds:
             break
     return {**best, "seconds_to_goal": reached, "seconds_an_epoch": seconds / (number + 1)}
 
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--every", type=int, default=1, help="evaluate after every so many epochs")
     parser.add_argument("--patience", type=int, default=20, help="evaluations without a better one after which to stop")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of training after which a side stops")
     parser.add_argument("--set", nargs="*", default=[], help="settings of hstu, such as model.dropout=0.3")
     parser.add_argument("--dry", action="store_true", help="print rows and do not store them")
     options = parser.parse_args()
@@ -146,7 +147,7 @@ def main() -> None:
                     training = PlainTraining(data, options.device, seed, **sizes)
                     side = Side(training.epoch, training.score, side.sync)
                 label = f"{kind} {' '.join(options.set) if kind == 'hstu' else ''} seed {seed}"
-                results.append(measured(data, side, options.epochs, options.every, options.patience, label))
+                results.append(measured(data, side, options, label))
         conditions = {
             "file": options.file.name, "users": data.users, "items": data.items, "device": options.device,
             "seeds": options.seeds, "set": options.set if kind == "hstu" else [],
